@@ -1,0 +1,43 @@
+PYTHON := .venv/bin/python
+BENCHES := $(wildcard scripts/bench_*.py)
+SHELL_FILES := $(wildcard scripts/*.sh scripts/lib/*.sh) .ci/run
+
+.DEFAULT_GOAL := check
+.PHONY: setup format lint types arch test e2e bench docs check
+
+setup: ## make .venv with the pinned CPU environment
+	bash scripts/install.sh
+
+format: ## rewrite the code in the project's format
+	.venv/bin/ruff check --fix --exit-zero .
+	.venv/bin/ruff format .
+
+lint: ## style, spelling, shell
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/codespell
+	.venv/bin/shellcheck -x -P SCRIPTDIR $(SHELL_FILES)
+
+types: ## mypy --strict
+	.venv/bin/mypy
+
+arch: ## import layers, then the house rules
+	.venv/bin/lint-imports --no-logo
+	$(PYTHON) -m pytest -q tests/unit/test_house_rules.py
+
+test: ## unit tests
+	$(PYTHON) -m pytest tests/unit -m "not gpu and not npu"
+
+e2e: ## several processes, and Ray + Megatron-core + vLLM, on CPU
+	$(PYTHON) -m pytest tests/distributed tests/e2e -m "not gpu and not npu"
+
+bench: ## every benchmark
+	@test -n "$(BENCHES)" || { echo "no scripts/bench_*.py" >&2; exit 1; }
+	@set -e; for bench in $(BENCHES); do echo "== $$bench"; $(PYTHON) "$$bench"; done
+
+docs: ## spelling and links of the documentation
+	.venv/bin/codespell docs *.md
+	$(PYTHON) -m pytest -q tests/unit/test_house_rules.py -k markdown
+
+check: ## everything CI runs
+	bash scripts/test.sh

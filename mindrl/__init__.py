@@ -1,0 +1,1 @@
+"""Reinforcement-learning post-training for large language models, Ascend NPU first."""

@@ -1,0 +1,1 @@
+"""Pure tensor maths of reinforcement learning."""

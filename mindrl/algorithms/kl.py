@@ -1,0 +1,44 @@
+"""Per-token estimates of KL(policy || reference) from log-probs of sampled tokens.
+
+Shapes: B sequences, T positions.
+"""
+
+from typing import Literal, assert_never
+
+import torch
+from torch import Tensor
+
+KlKind = Literal["k1", "kl", "k2", "mse", "k3", "low_var_kl", "abs"]
+"""Schulman's names, and the names MindSpeed-RL and verl users know for the same estimates."""
+
+MAX_LOG_RATIO = 20.0
+
+
+def kl_estimate(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, kind: KlKind) -> Tensor:
+    """Estimate KL(policy || reference), in nats, at each token drawn from the policy.
+
+    With d = logprob - ref_logprob:
+
+    - `k1` or `kl`: d. Unbiased, high variance, may be negative.
+    - `k2` or `mse`: d**2 / 2. Biased, low variance.
+    - `k3` or `low_var_kl`: exp(-d) + d - 1. Unbiased, low variance, never negative.
+    - `abs`: |d|.
+
+    J. Schulman, "Approximating KL divergence", http://joschu.net/blog/kl-approx.html.
+    For k3, d is clamped to +-20 as in MindSpeed-RL and verl, since exp would overflow
+    float32; a token beyond that bound has no gradient. Unlike theirs, the estimate
+    itself is not clamped to 10 afterwards.
+    """
+    match kind:
+        case "k1" | "kl":
+            return logprobs_BT - ref_logprobs_BT
+        case "k2" | "mse":
+            return 0.5 * (logprobs_BT - ref_logprobs_BT).square()
+        case "k3" | "low_var_kl":
+            ratio_log_BT = (ref_logprobs_BT - logprobs_BT).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+            # expm1 keeps the digits that exp(x) - 1 loses where the two policies almost agree.
+            return torch.expm1(ratio_log_BT) - ratio_log_BT
+        case "abs":
+            return (logprobs_BT - ref_logprobs_BT).abs()
+        case _:
+            assert_never(kind)

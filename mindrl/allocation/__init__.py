@@ -1,0 +1,1 @@
+"""Layouts and rank grids. Pure Python."""

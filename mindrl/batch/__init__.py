@@ -1,0 +1,1 @@
+"""The typed batches that travel between the stages of a step."""

@@ -1,0 +1,49 @@
+"""Prompts, as token ids, on their way to the rollout engine."""
+
+from dataclasses import dataclass
+from hashlib import sha256
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompt:
+    """One question with its reference answer.
+
+    Token ids are made once, by the model's own chat template, and are the only
+    currency from here on: no text is tokenised again on the way to a loss.
+    """
+
+    uid: int
+    """Row of the data file, counted from 0; stable over a run."""
+    token_ids: tuple[int, ...]
+    """The rendered chat, generation prompt included."""
+    text: str
+    """The rendered chat as text, for people to read."""
+    reference: str
+    """The reference answer that the reward compares with."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampling:
+    """How responses are drawn."""
+
+    temperature: float
+    """0 is greedy."""
+    max_tokens: int
+    """Longest response, in tokens."""
+    stop_token_ids: tuple[int, ...]
+    """A response ends behind the first of these; it is part of the response."""
+    samples_per_prompt: int = 1
+    top_p: float = 1.0
+    top_k: int = -1
+    """-1 keeps the whole vocabulary."""
+    min_p: float = 0.0
+
+
+def sequence_seed(run_seed: int, *, step: int, uid: int, sample: int) -> int:
+    """Derive the seed of one sequence: the same however the run is laid out.
+
+    Returns:
+        A non-negative integer below 2 ** 63, unrelated for different arguments.
+    """
+    text = f"{run_seed}/{step}/{uid}/{sample}".encode()
+    return int.from_bytes(sha256(text).digest()[:8]) >> 1

@@ -1,0 +1,131 @@
+"""The trainer's view of the workers: whole batches in, whole batches out.
+
+Shapes: B sequences, T positions.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from mindrl.allocation.layout import Layout, even_bounds
+from mindrl.batch.experience import Minibatch, Scored, Sequences
+from mindrl.batch.prompts import Prompt, Sampling, sequence_seed
+from mindrl.batch.rollouts import Response, Rollouts
+from mindrl.cluster.worker_group import WorkerGroup
+
+
+class ColocatedActor:
+    """Deals batches to the replicas of either side and joins what they return."""
+
+    def __init__(self, group: WorkerGroup, *, train: Layout, rollout: Layout, seed: int) -> None:
+        self.group = group
+        self.train = train
+        self.rollout = rollout
+        self.seed = seed
+
+    @contextmanager
+    def rollout_phase(self) -> Iterator[None]:
+        """Give the devices to the rollout engine for a while."""
+        with self._phase("rollout"):
+            yield
+
+    @contextmanager
+    def train_phase(self) -> Iterator[None]:
+        """Bring gradients and optimizer state to the devices for a while."""
+        with self._phase("train"):
+            yield
+
+    def generate_sequences(
+        self, prompts: Sequence[Prompt], sampling: Sampling, *, step: int
+    ) -> Rollouts:
+        """Sample `sampling.samples_per_prompt` responses to each prompt, prompt by prompt."""
+        repeated = [
+            (index, prompt, sample)
+            for index, prompt in enumerate(prompts)
+            for sample in range(sampling.samples_per_prompt)
+        ]
+        token_ids = [prompt.token_ids for _, prompt, _ in repeated]
+        seeds = [
+            sequence_seed(self.seed, step=step, uid=prompt.uid, sample=sample)
+            for _, prompt, sample in repeated
+        ]
+        shares = [
+            (token_ids[start:end], sampling, seeds[start:end])
+            for start, end in even_bounds(len(repeated), self.rollout.replicas)
+        ]
+        replies: list[list[Response]] = self._per_replica(
+            "generate_sequences", self.rollout, shares
+        )
+        responses = [response for reply in replies for response in reply]
+        return Rollouts.from_responses(token_ids, responses, [index for index, _, _ in repeated])
+
+    def compute_log_prob(self, sequences: Sequences) -> Scored:
+        """Score sequences with the actor's current weights."""
+        return self._score("compute_log_prob", sequences)
+
+    def compute_ref_log_prob(self, sequences: Sequences) -> Scored:
+        """Score sequences with the reference."""
+        return self._score("compute_ref_log_prob", sequences)
+
+    def update(self, minibatch: Minibatch) -> dict[str, float]:
+        """Take one optimizer step; returns metrics of the whole minibatch."""
+        shares = [(part,) for part in self._shards(minibatch)]
+        replies: list[dict[str, float]] = self._per_replica("update", self.train, shares)
+        return replies[0]
+
+    def export(self, folder: Path) -> None:
+        """Write the actor's weights as a Hugging Face folder."""
+        self.group.call_all("export", str(folder))
+
+    def flush_metrics(self) -> dict[str, float]:
+        """Return what the switches cost since the last call, and each worker's memory.
+
+        Seconds are those of the slowest worker, bytes are summed over the workers.
+        """
+        replies: list[dict[str, float]] = self.group.call_all("flush_metrics")
+        metrics: dict[str, float] = {}
+        for name in replies[0]:
+            values = [reply[name] for reply in replies]
+            if name.startswith("memory/"):
+                for rank, value in enumerate(values):
+                    metrics[name.replace("memory/", f"memory/worker_{rank}/")] = value
+            else:
+                metrics[name] = max(values) if name.startswith("seconds/") else sum(values)
+        return metrics
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        self.group.call_all("enter", name)
+        yield
+        # Not in a finally: after an error the workers may be gone, and the run ends anyway.
+        self.group.call_all("enter", "forward")
+
+    def _score(self, method: str, sequences: Sequences) -> Scored:
+        shares = [(part,) for part in self._shards(sequences)]
+        replies: list[Scored] = self._per_replica(method, self.train, shares)
+        T = sequences.tokens_BT.size(1)
+        return Scored(
+            logprobs_BT=_join([reply.logprobs_BT for reply in replies], T),
+            entropy_BT=_join([reply.entropy_BT for reply in replies], T),
+        )
+
+    def _shards(self, sequences: Sequences) -> list[Sequences]:
+        count = self.train.replicas
+        return [sequences.shard(index, count) for index in range(count)]
+
+    def _per_replica(
+        self, method: str, layout: Layout, shares: Sequence[tuple[Any, ...]]
+    ) -> list[Any]:
+        """Give all ranks of a replica its share; return what the replicas' first ranks say."""
+        arguments = [shares[layout.replica_of(rank)] for rank in range(layout.world_size)]
+        replies = self.group.call(method, arguments)
+        return [replies[rank] for rank in layout.leaders]
+
+
+def _join(parts: Sequence[Tensor], T: int) -> Tensor:
+    return torch.cat([functional.pad(part, (0, T - part.size(1))) for part in parts])

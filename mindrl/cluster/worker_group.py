@@ -1,0 +1,173 @@
+"""The worker processes of a run, called together, watched while they work."""
+
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from mindrl.cluster.ray_cluster import RayCluster
+from mindrl.cluster.worker_process import Identity, WorkerProcess
+from mindrl.config.run import RunConfig
+from mindrl.errors import MindrlError, WorkerDiedError
+from mindrl.observability.logs import tail
+
+_GRACE_SECONDS = 3.0
+"""A worker that dies makes its peers fail too: wait so long to see which one was first."""
+
+
+class WorkerGroup:
+    """One worker per device of the cluster, in the order of their ranks."""
+
+    def __init__(self, cluster: RayCluster, config: RunConfig, logs: Path, factory: str) -> None:
+        """Start the processes and build the workers in them.
+
+        Args:
+            cluster: Holds one device per worker.
+            config: The run.
+            logs: Folder for one log file per worker.
+            factory: `module:function` that builds a worker inside its process.
+
+        Raises:
+            WorkerDiedError: A process ended while it started.
+            MindrlError: Whatever building a worker raises.
+        """
+        self.cluster = cluster
+        self.stage = "start-up"
+        self.logs = [logs / f"worker_{rank}.log" for rank in range(config.world_size)]
+        self.identities: list[Identity] = []
+        self.handles = [self._start(rank) for rank in range(config.world_size)]
+        try:
+            self.identities = self._wait([handle.identify.remote() for handle in self.handles])
+            address = self.identities[0].address
+            self._wait([handle.build.remote(address, config, factory) for handle in self.handles])
+        except BaseException:
+            self.stop()
+            raise
+
+    def __enter__(self) -> Self:
+        """Return the group."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End the processes."""
+        self.stop()
+
+    def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Call a method on every worker at once and wait for all of them.
+
+        Args:
+            method: Of the worker.
+            arguments: One tuple for each rank.
+
+        Returns:
+            What each rank returned.
+
+        Raises:
+            WorkerDiedError: A worker died or raised; names it, the stage and its last log lines.
+            MindrlError: Raised by a worker on purpose; passed on as it is.
+        """
+        self.stage = method
+        return self._wait(
+            [
+                handle.call.remote(method, given)
+                for handle, given in zip(self.handles, arguments, strict=True)
+            ]
+        )
+
+    def call_all(self, method: str, *arguments: Any) -> list[Any]:
+        """Call a method on every worker with the same arguments."""
+        return self.call(method, [arguments] * len(self.handles))
+
+    def stop(self) -> None:
+        """End the worker processes and wait until those on this machine are gone."""
+        for handle in self.handles:
+            ray.kill(handle)
+        here = ray.util.get_node_ip_address()
+        local = [identity.pid for identity in self.identities if identity.node == here]
+        psutil.wait_procs([_process(pid) for pid in local if psutil.pid_exists(pid)], timeout=10)
+
+    def _start(self, rank: int) -> Any:
+        platform = self.cluster.platform
+        environment = platform.worker_environment(
+            workers=self.cluster.devices, one_machine=self.cluster.started_here
+        )
+        resources = {platform.ray_resource: 1} if platform.ray_resource == "NPU" else {}
+        remote = ray.remote(WorkerProcess).options(
+            name=f"worker-{rank}",
+            num_cpus=1,
+            num_gpus=1 if platform.ray_resource == "GPU" else 0,
+            resources=resources,
+            max_restarts=0,
+            runtime_env={"env_vars": environment},
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                placement_group=self.cluster.placement, placement_group_bundle_index=rank
+            ),
+        )
+        return remote.remote(platform.kind, rank, self.logs[rank])
+
+    def _wait(self, references: list[Any]) -> list[Any]:
+        results: list[Any] = [None] * len(references)
+        pending = {reference: rank for rank, reference in enumerate(references)}
+        while pending:
+            done, _ = ray.wait(list(pending), num_returns=1)
+            rank = pending.pop(done[0])
+            try:
+                results[rank] = ray.get(done[0])
+            except (RayActorError, RayTaskError) as error:
+                raise self._explain(rank, error, pending) from error
+        return results
+
+    def _explain(
+        self, rank: int, error: RayActorError | RayTaskError, pending: dict[Any, int]
+    ) -> MindrlError:
+        """Find the first cause among workers that fail together."""
+        if isinstance(error, RayTaskError):
+            deadline = time.monotonic() + _GRACE_SECONDS
+            while pending and time.monotonic() < deadline:
+                done, _ = ray.wait(list(pending), num_returns=1, timeout=0.2)
+                for reference in done:
+                    other = pending.pop(reference)
+                    found = _failure(reference)
+                    if isinstance(found, RayActorError):
+                        rank, error, pending = other, found, {}
+        if isinstance(error, RayTaskError) and isinstance(error.cause, MindrlError):
+            return error.cause
+        return self._died(rank, error)
+
+    def _died(self, rank: int, error: RayActorError | RayTaskError) -> WorkerDiedError:
+        if isinstance(error, RayTaskError):
+            what = f"failed: {type(error.cause).__name__}: {error.cause}"
+        else:
+            what = "died: its process is gone"
+        where = ""
+        if self.identities:
+            where = f", process {self.identities[rank].pid} on {self.identities[rank].node}"
+        return WorkerDiedError(
+            f"worker-{rank} (rank {rank}{where}) {what}\n"
+            f"during: {self.stage}\n"
+            f"last lines of {self.logs[rank]}:\n{tail(self.logs[rank], lines=20)}"
+        )
+
+
+def _failure(reference: Any) -> Exception | None:
+    try:
+        ray.get(reference)
+    except (RayActorError, RayTaskError) as error:
+        return error
+    return None
+
+
+def _process(pid: int) -> psutil.Process:
+    return psutil.Process(pid)

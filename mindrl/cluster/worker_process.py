@@ -1,0 +1,85 @@
+"""What runs inside a Ray actor process: it becomes a worker and then obeys calls."""
+
+import logging
+import os
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from mindrl.config.run import RunConfig
+from mindrl.observability.logs import configure_logging, redirect_output
+from mindrl.platform.device import DeviceKind, PLATFORMS, prepare_process
+from mindrl.platform.rendezvous import Seat, join_process_group, listen
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """Where a worker process lives."""
+
+    pid: int
+    node: str
+    address: tuple[str, int] | None
+    """Where the other ranks find rank 0; None for them."""
+
+
+class WorkerProcess:
+    """A process on one device. Nothing heavy is imported before `build`."""
+
+    def __init__(self, device: DeviceKind, rank: int, log: Path) -> None:
+        """Send all output of this process to its own log file."""
+        redirect_output(log)
+        configure_logging(log, level=logging.INFO)
+        self.platform = PLATFORMS[device]
+        self.rank = rank
+        self.listener: socket.socket | None = None
+        self.worker: Any = None
+
+    def identify(self) -> Identity:
+        """Say where this process is; rank 0 opens the rendezvous port."""
+        node = ray.util.get_node_ip_address()
+        address = None
+        if self.rank == 0:
+            self.listener = listen(node)
+            address = (node, self.listener.getsockname()[1])
+        return Identity(pid=os.getpid(), node=node, address=address)
+
+    def build(self, address: tuple[str, int], config: RunConfig, factory: str) -> None:
+        """Join the other ranks and become a worker. A collective over all ranks.
+
+        Args:
+            address: Host and port of rank 0.
+            config: The run.
+            factory: `module:function` that builds the worker. A name, because its module
+                imports Megatron-core and vLLM, which only a prepared process may do.
+        """
+        seat = Seat(
+            rank=self.rank,
+            world_size=config.world_size,
+            local_device=self._local_device(),
+        )
+        prepare_process(self.platform)
+        timeout = timedelta(minutes=config.megatron_training.distributed_timeout_minutes)
+        join_process_group(
+            self.platform, seat, address, timeout=timeout, listener=self.listener
+        )
+        module, function = factory.split(":")
+        self.worker = getattr(import_module(module), function)(config, self.platform)
+        logger.info("worker %d is ready", self.rank)
+
+    def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        """Call a method of the worker."""
+        logger.info("%s begins", method)
+        result = getattr(self.worker, method)(*arguments)
+        logger.info("%s ends", method)
+        return result
+
+    def _local_device(self) -> int:
+        ids = ray.get_runtime_context().get_accelerator_ids().get(self.platform.ray_resource)
+        return int(ids[0]) if ids else self.rank

@@ -1,0 +1,1 @@
+"""Frozen configuration sections, their loading and their validation. Imports no torch."""

@@ -1,0 +1,43 @@
+"""Section `actor_config`: the policy that is trained, its layout and its optimizer."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from mindrl.config.megatron_training import Fraction, PositiveInt
+from mindrl.config.section import SECTION
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION)
+class ActorConfig:
+    """The actor: model folder, training layout, optimizer."""
+
+    load: str
+    """Folder of the initial model in Hugging Face format (config.json, safetensors)."""
+    save: str | None = None
+    """Folder for the exported model. None writes to `model` in the run folder."""
+    tensor_model_parallel_size: PositiveInt = 1
+    """Training tensor-parallel size."""
+    pipeline_model_parallel_size: Literal[1] = 1
+    """Training pipeline-parallel size. This version trains with 1 stage."""
+    micro_batch_size: PositiveInt = 1
+    """Sequences per forward and backward pass of one data-parallel rank."""
+    lr: Annotated[float, Field(gt=0.0)] = 1e-6
+    """Peak learning rate."""
+    min_lr: Annotated[float, Field(ge=0.0)] = 0.0
+    """Learning rate that the decay ends at."""
+    lr_decay_style: Literal["constant", "linear", "cosine"] = "constant"
+    """Schedule of the learning rate after the warm-up."""
+    lr_warmup_fraction: Fraction = 0.0
+    """Share of all optimizer steps in which the learning rate rises linearly from 0."""
+    weight_decay: Annotated[float, Field(ge=0.0)] = 0.01
+    """Decoupled weight decay (AdamW)."""
+    clip_grad: Annotated[float, Field(ge=0.0)] = 1.0
+    """Largest global gradient norm; longer gradients are scaled down. 0 clips nothing."""
+    adam_beta1: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
+    """Decay of Adam's first moment."""
+    adam_beta2: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.95
+    """Decay of Adam's second moment."""
+    adam_eps: Annotated[float, Field(gt=0.0)] = 1e-8
+    """Added to the denominator of Adam's step."""

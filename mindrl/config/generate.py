@@ -1,0 +1,61 @@
+"""Section `generate_config`: the rollout engine, its layout and its sampling."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from mindrl.config.megatron_training import PositiveInt
+from mindrl.config.section import SECTION
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION)
+class SamplingConfig:
+    """How responses are drawn during training. Evaluation is always greedy."""
+
+    temperature: Annotated[float, Field(gt=0.0)] = 1.0
+    """Divides the logits, in the rollout and in the trainer alike."""
+    max_tokens: PositiveInt = 128
+    """Longest response in tokens."""
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """Nucleus of the distribution that is sampled from. Below 1 the log-prob gap grows."""
+    top_k: Annotated[int, Field(ge=-1)] = -1
+    """Most likely tokens that are sampled from. -1 or 0 keeps all."""
+    min_p: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    """Least probability of a token, relative to the most likely one."""
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION)
+class GenerateConfig:
+    """The vLLM engine of each rollout replica."""
+
+    infer_tensor_parallel_size: PositiveInt = 1
+    """Rollout tensor-parallel size; may differ from the training one."""
+    infer_pipeline_parallel_size: Literal[1] = 1
+    """Rollout pipeline-parallel size. This version rolls out with 1 stage."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Type of the rollout weights and of the KV cache."""
+    max_num_seqs: PositiveInt = 64
+    """Sequences that one replica decodes at a time."""
+    max_model_len: PositiveInt = 2048
+    """Longest sequence in tokens, prompt and response together, that the engine accepts."""
+    max_num_batched_tokens: PositiveInt = 2048
+    """Tokens that one replica processes in one engine step."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
+    """Share of device memory for rollout weights and KV cache. Unused where `kv_cache_mib` is set."""
+    kv_cache_mib: PositiveInt | None = None
+    """Size of each worker's KV cache in MiB. None derives it from `gpu_memory_utilization`."""
+    enforce_eager: bool = True
+    """Run the engine without graph capture."""
+    enable_prefix_caching: bool = False
+    """Share the KV cache of equal prompt prefixes."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model folder."""
+    offload_train_optimizer: bool = True
+    """Move optimizer state to the host while the trainer does not update."""
+    offload_train_grad: bool = True
+    """Release gradient buffers while the trainer does not update."""
+    offload_train_param: bool = True
+    """Move the training weights to the host during rollout."""
+    sampling_config: SamplingConfig = SamplingConfig()
+    """How responses are drawn during training."""

@@ -1,0 +1,45 @@
+"""Gives Hydra every key with its default, so that each can be overridden on the command line."""
+
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any, get_type_hints
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+
+from mindrl.config.run import RunConfig
+
+NAME = "mindrl_defaults"
+"""First entry of the `defaults` list of a configuration file."""
+
+
+def register_defaults() -> None:
+    """Make `mindrl_defaults` known to Hydra."""
+    ConfigStore.instance().store(name=NAME, node=_defaults(RunConfig))
+
+
+def plain_values(composed: DictConfig) -> dict[str, Any]:
+    """Turn what Hydra composed into plain values, without the keys that nobody set."""
+    values: dict[str, Any] = OmegaConf.to_container(composed, resolve=True)  # type: ignore[assignment]
+    return _without_missing(values)
+
+
+def _defaults(section: Any) -> dict[str, Any]:
+    hints = get_type_hints(section)
+    values: dict[str, Any] = {}
+    for field in fields(section):
+        if is_dataclass(hints[field.name]):
+            values[field.name] = _defaults(hints[field.name])
+        elif field.default is MISSING:
+            values[field.name] = "???"
+        else:
+            default = field.default
+            values[field.name] = list(default) if isinstance(default, tuple) else default
+    return values
+
+
+def _without_missing(values: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_missing(value) if isinstance(value, dict) else value
+        for key, value in values.items()
+        if value != "???"
+    }

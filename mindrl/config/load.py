@@ -1,0 +1,78 @@
+"""From a plain mapping, as Hydra composes it, to frozen dataclasses."""
+
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, get_args, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from mindrl.config.run import RunConfig
+from mindrl.errors import ConfigError
+
+_LIKE_ENOUGH = 0.6
+
+
+def load_run_config(values: Mapping[str, Any]) -> RunConfig:
+    """Build the configuration of a run.
+
+    Args:
+        values: The four sections as nested mappings of plain values.
+
+    Raises:
+        ConfigError: Unknown keys, missing keys, wrong types and values out of range, all at once.
+    """
+    try:
+        # JSON lets a list stand for a tuple while every other type stays strict.
+        return TypeAdapter(RunConfig).validate_json(json.dumps(values))
+    except ValidationError as error:
+        findings = [_describe(finding) for finding in error.errors(include_url=False)]
+    raise ConfigError("\n".join(findings))
+
+
+def field_names(path: Sequence[str]) -> list[str]:
+    """List the keys of the section that `path` leads to; empty where it leads to none."""
+    section: Any = RunConfig
+    for key in path:
+        hints = get_type_hints(section)
+        section = next((kind for kind in _kinds(hints.get(key)) if is_dataclass(kind)), None)
+        if section is None:
+            return []
+    return [field.name for field in fields(section)]
+
+
+def suggest(path: Sequence[str], key: str) -> str:
+    """Say which key was probably meant by an unknown one."""
+    known = field_names(path)
+    near = max(known, key=lambda name: _likeness(key, name), default=None)
+    if near is not None and _likeness(key, near) > _LIKE_ENOUGH:
+        return f"did you mean {'.'.join([*path, near])}?"
+    elsewhere = [section for section in field_names(()) if key in field_names((section,))]
+    if elsewhere:
+        return f"did you mean {elsewhere[0]}.{key}?"
+    return f"known keys: {', '.join(known)}"
+
+
+def _likeness(typed: str, name: str) -> float:
+    """Compare with the whole name and with its beginning: long names are typed short."""
+    return max(
+        difflib.SequenceMatcher(None, typed, candidate).ratio()
+        for candidate in (name, name[: len(typed)])
+    )
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    return (hint, *get_args(hint))
+
+
+def _describe(finding: Any) -> str:
+    path = [str(part) for part in finding["loc"]]
+    name = ".".join(path)
+    match finding["type"]:
+        case "unexpected_keyword_argument" | "extra_forbidden":
+            return f"{name} is not a configuration key; {suggest(path[:-1], path[-1])}"
+        case "missing" | "missing_argument" | "missing_keyword_only_argument":
+            return f"{name} is missing and has no default"
+    need = finding["msg"].replace("Input should be", "must be")
+    return f"{name}={json.dumps(finding['input'])} {need[0].lower()}{need[1:]}"

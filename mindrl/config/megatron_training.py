@@ -1,0 +1,51 @@
+"""Section `megatron_training`: the run as a whole, its data and its numerics."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from mindrl.config.section import SECTION
+
+PositiveInt = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION)
+class MegatronTrainingConfig:
+    """The run as a whole: steps, batch, data, precision."""
+
+    train_iters: PositiveInt
+    """Steps of the run. One step is one rollout of `global_batch_size` prompts and its updates."""
+    global_batch_size: PositiveInt
+    """Prompts per step. A step trains on this many times `rl_config.n_samples_per_prompt` sequences."""
+    seq_length: PositiveInt
+    """Longest sequence in tokens, prompt and response together, that the trainer accepts."""
+    data_path: str
+    """Training prompts: a `.jsonl` or `.parquet` file."""
+    test_data_path: str | None = None
+    """Held-out prompts for evaluation, same format. None evaluates nothing."""
+    prompt_column: str = "messages"
+    """Column of the prompt: a list of chat messages, or a string that becomes one user message."""
+    answer_column: str = "answer"
+    """Column of the reference answer. The tail behind `####` counts where there is one (GSM8K)."""
+    system_prompt: str | None = None
+    """Put before every prompt as a system message. None adds nothing."""
+    tokenizer_name_or_path: str | None = None
+    """Folder with the tokenizer and its chat template. None takes `actor_config.load`."""
+    no_shuffle: bool = False
+    """True reads the prompts in file order; False draws a fresh permutation per epoch."""
+    seed: Annotated[int, Field(ge=0)] = 1234
+    """Seed of data order, sampling and initialisation. Equal seeds give equal runs."""
+    bf16: bool = True
+    """True trains in bfloat16 with float32 main weights; False trains in float32."""
+    use_distributed_optimizer: bool = True
+    """Shard optimizer state over the data-parallel ranks (ZeRO-1)."""
+    sequence_parallel: bool = False
+    """Split activations along the sequence between the tensor-parallel regions."""
+    distributed_backend: Literal["auto", "hccl", "nccl", "gloo"] = "auto"
+    """Backend of the process groups. `auto` takes the platform's own."""
+    distributed_timeout_minutes: PositiveInt = 10
+    """A collective that lasts longer ends the run with an error, never with a hang."""
+    save_interval: Annotated[int, Field(ge=0)] = 0
+    """Export the model every so many steps. 0 exports only at the end."""

@@ -1,0 +1,93 @@
+"""Section `rl_config`: the algorithm, its rewards, the devices and what is watched."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from mindrl.config.megatron_training import PositiveInt
+from mindrl.config.section import SECTION
+
+NonNegative = Annotated[float, Field(ge=0.0)]
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION)
+class ActorResource:
+    """Devices of the run."""
+
+    num_npus: PositiveInt = 1
+    """Devices, one worker process on each. NPUs, GPUs or CPU slots by `rl_config.device`."""
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION)
+class IntegratedModeConfig:
+    """Settings of the roles that share the actor's process."""
+
+    ref_model_load_path: str | None = None
+    """Folder of the reference model. None takes `actor_config.load`."""
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION)
+class RLConfig:
+    """The algorithm (GRPO), its rewards, the devices and what is watched."""
+
+    use_integrated_worker: Literal[True] = True
+    """Full colocation: actor, rollout and reference share each device. The only mode here."""
+    blocking: Literal[True] = True
+    """Each stage of a step waits for the one before it, as colocation needs."""
+    device: Literal["auto", "npu", "gpu", "cpu"] = "auto"
+    """Kind of device. `auto` takes NPU, else GPU, else CPU, whichever is there first."""
+    actor_resource: ActorResource = ActorResource()
+    """Devices of the run."""
+    integrated_mode_config: IntegratedModeConfig = IntegratedModeConfig()
+    """Settings of the roles that share the actor's process."""
+
+    n_samples_per_prompt: PositiveInt = 8
+    """Responses drawn per prompt: the group that advantages are normalised over."""
+    mini_batch_size: PositiveInt
+    """Prompts per optimizer step. Divides `megatron_training.global_batch_size`."""
+    epochs: PositiveInt = 1
+    """Passes over the sequences of one rollout."""
+    shuffle_mini_batch: bool = False
+    """Deal the prompts of a step to its mini-batches at random, anew in each epoch."""
+    actor_forward_micro_batch_size: PositiveInt | None = None
+    """Sequences per forward pass of the log-probs. None takes `actor_config.micro_batch_size`."""
+    ref_forward_micro_batch_size: PositiveInt | None = None
+    """The same for the reference. None takes `actor_config.micro_batch_size`."""
+    max_prompt_length: PositiveInt = 512
+    """Longest prompt in tokens."""
+    overlong_prompt_policy: Literal["error", "drop"] = "error"
+    """A longer prompt ends the run before it starts, or is dropped, counted and logged."""
+
+    adv_estimator: Literal["group_norm"] = "group_norm"
+    """Advantage estimator: `group_norm` is GRPO's."""
+    clip_ratio: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
+    """The policy ratio counts only within 1 - clip_ratio and 1 + clip_ratio."""
+    token_level_loss: bool = True
+    """True weighs every response token of an update equally; False every sequence."""
+    kl_penalty: Literal["k1", "k2", "k3", "kl", "mse", "low_var_kl", "abs"] = "low_var_kl"
+    """Estimator of the KL to the reference: k1 = kl, k2 = mse, k3 = low_var_kl, or abs."""
+    init_kl_coef: NonNegative = 0.0
+    """Weight of the KL term. At 0 no reference model is loaded."""
+    entropy_coeff: NonNegative = 0.0
+    """Weight of the entropy bonus."""
+
+    verifier_function: tuple[str, ...] = ("math_verify", "boxed_format")
+    """Rewards, by name or as `package.module:function`. The first one also measures accuracy."""
+    verifier_weight: tuple[float, ...] = (1.0, 0.1)
+    """Weight of each reward, in the same order."""
+    verifier_timeout: Annotated[float, Field(gt=0.0)] = 5.0
+    """Seconds for one answer; a later one scores 0 and is counted."""
+    verifier_parallel: PositiveInt = 1
+    """Reward processes."""
+
+    test_freq: Annotated[int, Field(ge=0)] = 0
+    """Evaluate greedily on the held-out file every so many steps. 0: only before and after."""
+    max_logprob_gap: Annotated[float, Field(gt=0.0)] = 0.1
+    """Largest mean |rollout - training log-prob| in nats; beyond it the run fails: wrong weights."""
+    log_samples: Annotated[int, Field(ge=0)] = 4
+    """Sampled responses stored per step."""
+    use_tensorboard: bool = True
+    """Write TensorBoard files into the run folder."""
+    worker_start_timeout_seconds: PositiveInt = 600
+    """Longest wait for the devices and for the workers to come up."""

@@ -1,0 +1,105 @@
+"""Rules between fields: all that can be said of a configuration by itself."""
+
+from collections.abc import Iterator
+
+from mindrl.config.run import RunConfig
+
+
+def findings(config: RunConfig) -> list[str]:
+    """Return everything that is wrong with a configuration; empty where nothing is."""
+    return [*_layout(config), *_batches(config), *_lengths(config), *_choices(config)]
+
+
+def nearest_divisors(number: int, value: int) -> str:
+    """Name the divisors of `number` that lie next to `value`."""
+    divisors = [size for size in range(1, number + 1) if number % size == 0]
+    below = [size for size in divisors if size < value][-1:]
+    above = [size for size in divisors if size > value][:1]
+    return ", ".join(map(str, below + above))
+
+
+def must_divide(field: str, value: int, what: str, number: int) -> Iterator[str]:
+    """Say so where `value` does not divide `number`."""
+    if number % value:
+        near = nearest_divisors(number, value)
+        yield f"{field}={value} must divide {what}={number}; nearest: {near}"
+
+
+def _layout(config: RunConfig) -> Iterator[str]:
+    devices = "rl_config.actor_resource.num_npus"
+    for field, size in (
+        ("actor_config.tensor_model_parallel_size", config.actor_config.tensor_model_parallel_size),
+        (
+            "generate_config.infer_tensor_parallel_size",
+            config.generate_config.infer_tensor_parallel_size,
+        ),
+    ):
+        yield from must_divide(field, size, devices, config.world_size)
+    training = config.megatron_training
+    if training.sequence_parallel and config.actor_config.tensor_model_parallel_size == 1:
+        yield (
+            "megatron_training.sequence_parallel=true needs "
+            "actor_config.tensor_model_parallel_size of 2 or more, found 1"
+        )
+
+
+def _batches(config: RunConfig) -> Iterator[str]:
+    batch = config.megatron_training.global_batch_size
+    rl = config.rl_config
+    yield from must_divide(
+        "rl_config.mini_batch_size",
+        rl.mini_batch_size,
+        "megatron_training.global_batch_size",
+        batch,
+    )
+    if config.world_size % config.actor_config.tensor_model_parallel_size == 0:
+        replicas = config.train_data_parallel_size
+        if config.sequences_per_update % replicas:
+            yield (
+                f"rl_config.mini_batch_size={rl.mini_batch_size} times "
+                f"rl_config.n_samples_per_prompt={rl.n_samples_per_prompt} gives "
+                f"{config.sequences_per_update} sequences per update, which "
+                f"{replicas} data-parallel replicas must divide"
+            )
+    if rl.n_samples_per_prompt < 2:
+        yield (
+            f"rl_config.n_samples_per_prompt={rl.n_samples_per_prompt}: advantages are normalised "
+            "over the responses to one prompt and need 2 or more"
+        )
+
+
+def _lengths(config: RunConfig) -> Iterator[str]:
+    generate = config.generate_config
+    prompt, response = config.rl_config.max_prompt_length, generate.sampling_config.max_tokens
+    for field, limit in (
+        ("megatron_training.seq_length", config.megatron_training.seq_length),
+        ("generate_config.max_model_len", generate.max_model_len),
+    ):
+        if prompt + response > limit:
+            yield (
+                f"{field}={limit} is below rl_config.max_prompt_length={prompt} plus "
+                f"generate_config.sampling_config.max_tokens={response}; needs "
+                f"{prompt + response} or more"
+            )
+    if generate.max_num_batched_tokens < generate.max_num_seqs:
+        yield (
+            f"generate_config.max_num_batched_tokens={generate.max_num_batched_tokens} must be "
+            f"at least generate_config.max_num_seqs={generate.max_num_seqs}"
+        )
+
+
+def _choices(config: RunConfig) -> Iterator[str]:
+    rl, actor = config.rl_config, config.actor_config
+    if len(rl.verifier_function) != len(rl.verifier_weight) or not rl.verifier_function:
+        yield (
+            f"rl_config.verifier_weight has {len(rl.verifier_weight)} entries and "
+            f"rl_config.verifier_function has {len(rl.verifier_function)}; "
+            "each function needs one weight"
+        )
+    if actor.min_lr > actor.lr:
+        yield f"actor_config.min_lr={actor.min_lr:g} must not be above actor_config.lr={actor.lr:g}"
+    if rl.test_freq and config.megatron_training.test_data_path is None:
+        yield (
+            f"rl_config.test_freq={rl.test_freq} needs megatron_training.test_data_path, "
+            "found none"
+        )

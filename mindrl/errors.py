@@ -1,0 +1,53 @@
+"""Every error that mindrl raises on purpose.
+
+A message names the field or the place, the value found and what was needed,
+so that the person who reads it can act without reading the code.
+"""
+
+
+class MindrlError(Exception):
+    """Root of the tree; the command line prints its message without a traceback."""
+
+
+class ConfigError(MindrlError):
+    """A configuration that cannot run. Raised before any process is started."""
+
+
+class DataError(MindrlError):
+    """A data file that cannot be read, or a row that breaks the stated format."""
+
+
+class ModelError(MindrlError):
+    """A model folder that is missing, unreadable or of an unsupported family."""
+
+
+class RewardError(MindrlError):
+    """A reward function that cannot be found or breaks its contract."""
+
+
+class PhaseError(MindrlError):
+    """A call, or a change of phase, that the memory schedule does not allow."""
+
+
+class ReshardError(MindrlError):
+    """Weights that could not be moved from the training to the rollout layout."""
+
+
+class LogprobGapError(MindrlError):
+    """Rollout and training log-probs disagree beyond the configured limit."""
+
+
+class OutputError(MindrlError):
+    """An output folder that cannot be written, or has no space left."""
+
+
+class ClusterError(MindrlError):
+    """The cluster has too few devices, or could not be reached."""
+
+
+class WorkerDiedError(ClusterError):
+    """A worker process ended, or hung, while the run still needed it."""
+
+
+class InterruptedRunError(MindrlError):
+    """The run was asked to stop, by Ctrl-C or SIGTERM."""

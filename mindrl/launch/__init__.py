@@ -1,0 +1,1 @@
+"""The composition root: a validated configuration becomes a running trainer."""

@@ -1,0 +1,112 @@
+"""Everything that can be known before Ray starts: configuration, model, data, rewards."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from mindrl.config.run import RunConfig
+from mindrl.config.validate import findings, must_divide
+from mindrl.errors import ConfigError, MindrlError
+from mindrl.models.description import ModelDescription, read_description
+from mindrl.platform.device import Platform
+from mindrl.rewards.resolve import resolve_reward
+
+
+def check(config: RunConfig, platform: Platform) -> None:
+    """Refuse a run that cannot work.
+
+    Raises:
+        ConfigError: All findings, one a line.
+    """
+    found = [*findings(config), *_backend(config, platform), *_rewards(config)]
+    found += [*_files(config), *_models(config)]
+    if found:
+        raise ConfigError("\n".join(found))
+
+
+def check_without_files(config: RunConfig, platform: Platform) -> list[str]:
+    """Check what needs no file; returns what could not be checked because a file is missing.
+
+    Raises:
+        ConfigError: All findings, one a line.
+    """
+    missing = [*_files(config), *_missing_models(config)]
+    found = [*findings(config), *_backend(config, platform), *_rewards(config)]
+    if not list(_missing_models(config)):
+        found += _models(config)
+    if found:
+        raise ConfigError("\n".join(found))
+    return missing
+
+
+def _backend(config: RunConfig, platform: Platform) -> Iterator[str]:
+    asked = config.megatron_training.distributed_backend
+    if asked not in ("auto", platform.collective_backend):
+        yield (
+            f"megatron_training.distributed_backend={asked}: {platform.kind} devices use "
+            f"{platform.collective_backend}"
+        )
+
+
+def _rewards(config: RunConfig) -> Iterator[str]:
+    for name in config.rl_config.verifier_function:
+        try:
+            resolve_reward(name)
+        except MindrlError as error:
+            yield str(error)
+
+
+def _files(config: RunConfig) -> Iterator[str]:
+    training = config.megatron_training
+    for field, path in (
+        ("megatron_training.data_path", training.data_path),
+        ("megatron_training.test_data_path", training.test_data_path),
+    ):
+        if path is not None and not Path(path).is_file():
+            yield f"{field}={path}: no such file"
+
+
+def _missing_models(config: RunConfig) -> Iterator[str]:
+    for field, path in (
+        ("actor_config.load", config.actor_config.load),
+        ("megatron_training.tokenizer_name_or_path", config.tokenizer_path),
+        ("rl_config.integrated_mode_config.ref_model_load_path", config.reference_path),
+    ):
+        if not Path(path).is_dir():
+            yield f"{field}={path}: no such folder"
+
+
+def _models(config: RunConfig) -> Iterator[str]:
+    try:
+        model = read_description(config.actor_config.load)
+        reference = read_description(config.reference_path) if config.uses_reference else model
+    except MindrlError as error:
+        yield f"actor_config.load={config.actor_config.load}: {error}"
+        return
+    yield from _sizes(config, model)
+    ours, theirs = model.vocab_size, reference.vocab_size
+    if ours != theirs:
+        yield (
+            f"rl_config.integrated_mode_config.ref_model_load_path={config.reference_path}: "
+            f"vocabulary of {theirs} tokens, the actor has {ours}"
+        )
+
+
+def _sizes(config: RunConfig, model: ModelDescription) -> Iterator[str]:
+    for field, size in (
+        ("actor_config.tensor_model_parallel_size", config.actor_config.tensor_model_parallel_size),
+        (
+            "generate_config.infer_tensor_parallel_size",
+            config.generate_config.infer_tensor_parallel_size,
+        ),
+    ):
+        for name in ("num_attention_heads", "intermediate_size", "num_key_value_heads"):
+            # The rollout engine copies key-value heads when it has more ranks than heads.
+            copies = field.startswith("generate") and name == "num_key_value_heads"
+            if not (copies and size % getattr(model, name) == 0):
+                yield from must_divide(field, size, name, getattr(model, name))
+    length = config.megatron_training.seq_length
+    if length > model.max_position_embeddings:
+        yield (
+            f"megatron_training.seq_length={length} is beyond the model's "
+            f"max_position_embeddings={model.max_position_embeddings}"
+        )

@@ -1,0 +1,128 @@
+"""What the programs in cli/ share: overrides checked, errors shown in words, exit codes."""
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
+from rich.markup import escape
+
+from mindrl.config.hydra_defaults import plain_values, register_defaults
+from mindrl.config.load import field_names, load_run_config, suggest
+from mindrl.config.run import RunConfig
+from mindrl.errors import ConfigError, InterruptedRunError, MindrlError, OutputError
+from mindrl.launch.checks import check_without_files
+from mindrl.launch.explain import derived_numbers, render_numbers
+from mindrl.platform.device import PLATFORMS, choose_platform
+from mindrl.platform.environment import let_hydra_raise
+
+Train = Callable[[RunConfig, Path], object]
+
+_EXIT_FAILED = 1
+_EXIT_BAD_CONFIG = 2
+_EXIT_INTERRUPTED = 130
+
+_DRY_RUN = "--dry-run"
+
+
+def run_program(train: Train, *, configs: Path, default_config: str) -> int:
+    """Run a training program with the command line's arguments; returns the exit code.
+
+    Args:
+        train: Called with the configuration and the run folder.
+        configs: Folder of the configuration files.
+        default_config: Used where the command line has no `--config-name`.
+    """
+    dry_run = _DRY_RUN in sys.argv
+    sys.argv = [argument for argument in sys.argv if argument != _DRY_RUN]
+    let_hydra_raise()
+    register_defaults()
+
+    def task(composed: DictConfig) -> None:
+        config = load_run_config(plain_values(composed))
+        if dry_run:
+            explain(config)
+        else:
+            train(config, Path(HydraConfig.get().runtime.output_dir))
+
+    program = hydra.main(
+        version_base="1.3", config_path=str(configs.resolve()), config_name=default_config
+    )(task)
+    return _exit_code(lambda: _checked(program, configs))
+
+
+def explain(config: RunConfig) -> None:
+    """Validate a configuration without a cluster and print what follows from it.
+
+    Raises:
+        ConfigError: The configuration cannot run.
+    """
+    kind = config.rl_config.device
+    platform = choose_platform("auto") if kind == "auto" else PLATFORMS[kind]
+    console = Console()
+    missing = check_without_files(config, platform)
+    console.print(render_numbers(derived_numbers(config, platform)))
+    for finding in missing:
+        console.print(f"not here, so not checked: {escape(finding)}", soft_wrap=True)
+    console.print("the configuration is valid")
+
+
+def check_overrides(arguments: Sequence[str]) -> None:
+    """Refuse overrides of keys that do not exist, and say which was probably meant.
+
+    Raises:
+        ConfigError: All such keys, one a line.
+    """
+    texts = [argument for argument in arguments if "=" in argument and argument[0] != "-"]
+    findings = []
+    for override in OverridesParser.create().parse_overrides(texts):
+        path = override.key_or_group.split(".")
+        if path[0] == "hydra" or "/" in override.key_or_group:
+            continue
+        for depth, key in enumerate(path):
+            known = field_names(path[:depth])
+            if known and key not in known:
+                hint = suggest(path[:depth], key)
+                findings.append(f"{override.key_or_group} is not a configuration key; {hint}")
+                break
+    if findings:
+        raise ConfigError("\n".join(findings))
+
+
+def _checked(program: Callable[[], object], configs: Path) -> None:
+    check_overrides(sys.argv[1:])
+    try:
+        program()
+    except MissingConfigException as error:
+        there = ", ".join(sorted(path.stem for path in configs.glob("*.yaml")))
+        raise ConfigError(
+            f"{configs} has no configuration {error.missing_cfg_file}; there are: {there}"
+        ) from error
+    except OSError as error:
+        raise OutputError(f"the run folder cannot be made: {error}") from error
+
+
+def _exit_code(action: Callable[[], None]) -> int:
+    """Run, and turn an error that was raised on purpose into words and an exit code."""
+    try:
+        action()
+    except InterruptedRunError as error:
+        return _report(error, _EXIT_INTERRUPTED)
+    except (ConfigError, HydraException, OmegaConfBaseException) as error:
+        return _report(error, _EXIT_BAD_CONFIG)
+    except MindrlError as error:
+        return _report(error, _EXIT_FAILED)
+    return 0
+
+
+def _report(error: Exception, code: int) -> int:
+    console = Console(stderr=True)
+    for line in str(error).splitlines():
+        console.print(f"[bold red]error:[/] {escape(line)}", soft_wrap=True, highlight=False)
+    return code

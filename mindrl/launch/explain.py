@@ -1,0 +1,46 @@
+"""The numbers that follow from a configuration, for a person to read before a run."""
+
+from rich.table import Table
+
+from mindrl.config.run import RunConfig
+from mindrl.platform.device import Platform
+
+
+def derived_numbers(config: RunConfig, platform: Platform) -> dict[str, str]:
+    """Return what a configuration comes to, in the order that a person asks."""
+    actor, generate, rl = config.actor_config, config.generate_config, config.rl_config
+    training = config.megatron_training
+    return {
+        "devices (ranks)": f"{config.world_size} x {platform.ray_resource}",
+        "training": f"TP {actor.tensor_model_parallel_size}, DP {config.train_data_parallel_size}",
+        "rollout": (
+            f"TP {generate.infer_tensor_parallel_size}, DP {config.rollout_data_parallel_size}"
+        ),
+        "prompts per step": str(training.global_batch_size),
+        "sequences per step": f"{config.sequences_per_step} ({rl.n_samples_per_prompt} a prompt)",
+        "sequences per update": str(config.sequences_per_update),
+        "sequences per update and replica": str(
+            config.sequences_per_update // config.train_data_parallel_size
+        ),
+        "updates per step": f"{config.updates_per_step} ({rl.epochs} epoch(s))",
+        "steps": str(training.train_iters),
+        "updates in all": str(config.total_updates),
+        "longest sequence": (
+            f"{rl.max_prompt_length} prompt + {generate.sampling_config.max_tokens} response "
+            f"of {training.seq_length} tokens"
+        ),
+        "precision": f"training {'bf16' if training.bf16 else 'fp32'}, rollout {generate.dtype}",
+        "reference": config.reference_path if config.uses_reference else "none (init_kl_coef is 0)",
+        "rewards": ", ".join(
+            f"{weight:g} x {name}"
+            for name, weight in zip(rl.verifier_function, rl.verifier_weight, strict=True)
+        ),
+    }
+
+
+def render_numbers(numbers: dict[str, str]) -> Table:
+    """Lay the numbers out for a terminal."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in numbers.items():
+        table.add_row(name, value)
+    return table

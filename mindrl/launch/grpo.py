@@ -1,0 +1,210 @@
+"""The composition root of a GRPO run."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from transformers import PreTrainedTokenizerBase
+
+from mindrl.algorithms.token_weights import sequence_mean_weights, token_mean_weights
+from mindrl.allocation.layout import Layout
+from mindrl.batch.experience import MinibatchPlan
+from mindrl.batch.prompts import Prompt, Sampling
+from mindrl.cluster.colocated_actor import ColocatedActor
+from mindrl.cluster.ray_cluster import RayCluster
+from mindrl.cluster.worker_group import WorkerGroup
+from mindrl.config.run import RunConfig
+from mindrl.data.order import PromptOrder
+from mindrl.data.prompts import PromptSource, load_prompts
+from mindrl.data.tokenizer import load_tokenizer
+from mindrl.errors import InterruptedRunError
+from mindrl.launch.checks import check
+from mindrl.launch.explain import derived_numbers, render_numbers
+from mindrl.launch.interrupts import signals_as_errors
+from mindrl.observability.console import StepConsole
+from mindrl.observability.logs import configure_logging
+from mindrl.observability.run_folder import check_writable
+from mindrl.observability.summary import render_summary
+from mindrl.observability.trackers import JsonlTracker, TensorboardTracker, Tracker, Trackers
+from mindrl.platform.device import Platform, choose_platform
+from mindrl.rewards.scorer import RewardScorer
+from mindrl.trainer.grpo_trainer import GrpoData, GrpoRoles, GrpoSettings, GrpoTrainer
+from mindrl.trainer.journal import Journal, Outcome, RunFolder
+
+logger = logging.getLogger(__name__)
+
+_WORKER_FACTORY = "mindrl.launch.worker:build_worker"
+_NEEDED_BYTES = 64 << 20
+"""Free space that logs and samples want, besides the exported model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """What is fixed before anything is started."""
+
+    config: RunConfig
+    platform: Platform
+    folder: RunFolder
+    model_folder: Path
+    tokenizer: PreTrainedTokenizerBase
+    data: GrpoData
+
+
+def train_grpo(config: RunConfig, run_dir: Path) -> dict[str, object]:
+    """Train, from the checks to the exported model; returns the summary.
+
+    Raises:
+        MindrlError: The configuration cannot run, or the run failed. Once training has begun,
+            the summary is written and shown however the run ends.
+    """
+    run = _prepare(config, run_dir)
+    Console().print(render_numbers(derived_numbers(config, run.platform)))
+    outcome = Outcome(model=run.model_folder)
+    with signals_as_errors(), StepConsole(config.megatron_training.train_iters) as console:
+        journal = Journal(run.folder, outcome, console, _trackers(run))
+        try:
+            with _roles(run, console) as roles:
+                settings = _settings(config, run.tokenizer)
+                GrpoTrainer(settings, run.data, roles, journal).run(run.model_folder)
+            outcome.status = "completed"
+        except InterruptedRunError:
+            outcome.status = "interrupted"
+            raise
+        finally:
+            summary = journal.close()
+            console.show(render_summary(summary))
+    return summary
+
+
+def _prepare(config: RunConfig, run_dir: Path) -> _Run:
+    """Check and read everything that needs no cluster."""
+    platform = choose_platform(config.rl_config.device)
+    check(config, platform)
+    folder = RunFolder(root=run_dir.resolve())
+    model_folder = Path(config.actor_config.save or folder.root / "model").resolve()
+    for each in (folder.root, model_folder.parent):
+        check_writable(each, needed_bytes=_NEEDED_BYTES)
+    configure_logging(folder.logs / "driver.log", level=logging.INFO)
+    tokenizer = load_tokenizer(
+        config.tokenizer_path, trust_remote_code=config.generate_config.trust_remote_code
+    )
+    return _Run(
+        config=config,
+        platform=platform,
+        folder=folder,
+        model_folder=model_folder,
+        tokenizer=tokenizer,
+        data=_load_data(config, tokenizer),
+    )
+
+
+def _load_data(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> GrpoData:
+    training = config.megatron_training
+    train = _load_prompts(config, training.data_path, tokenizer)
+    test = ()
+    if training.test_data_path is not None:
+        test = _load_prompts(config, training.test_data_path, tokenizer)
+    return GrpoData(
+        train=train,
+        test=test,
+        order=PromptOrder(len(train), training.seed, shuffle=not training.no_shuffle),
+        decode=partial(tokenizer.decode, skip_special_tokens=True),
+    )
+
+
+def _load_prompts(
+    config: RunConfig, path: str, tokenizer: PreTrainedTokenizerBase
+) -> tuple[Prompt, ...]:
+    source = PromptSource(
+        path=path,
+        prompt_column=config.megatron_training.prompt_column,
+        answer_column=config.megatron_training.answer_column,
+        max_prompt_length=config.rl_config.max_prompt_length,
+        overlong_prompt_policy=config.rl_config.overlong_prompt_policy,
+        system_prompt=config.megatron_training.system_prompt,
+    )
+    return load_prompts(source, tokenizer).prompts
+
+
+def _trackers(run: _Run) -> Trackers:
+    trackers: list[Tracker] = [JsonlTracker(run.folder.metrics)]
+    if run.config.rl_config.use_tensorboard:
+        trackers.append(TensorboardTracker(run.folder.tensorboard))
+    return Trackers(trackers)
+
+
+@contextmanager
+def _roles(run: _Run, console: StepConsole) -> Iterator[GrpoRoles]:
+    """Start the reward processes, the cluster and the workers; end them in reverse order."""
+    config, rl = run.config, run.config.rl_config
+    with ExitStack() as stack:
+        scorer = stack.enter_context(
+            RewardScorer(
+                rl.verifier_function, rl.verifier_weight, rl.verifier_timeout, rl.verifier_parallel
+            )
+        )
+        scorer.warm_up()
+        console.note(f"starting {config.world_size} worker(s), logs in {run.folder.logs}")
+        cluster = RayCluster(
+            run.platform,
+            devices=config.world_size,
+            timeout_seconds=rl.worker_start_timeout_seconds,
+        )
+        stack.enter_context(cluster)
+        group = WorkerGroup(cluster, config, run.folder.logs, _WORKER_FACTORY)
+        stack.enter_context(group)
+        actor = ColocatedActor(
+            group,
+            train=Layout(
+                world_size=config.world_size,
+                tensor_parallel_size=config.actor_config.tensor_model_parallel_size,
+            ),
+            rollout=Layout(
+                world_size=config.world_size,
+                tensor_parallel_size=config.generate_config.infer_tensor_parallel_size,
+            ),
+            seed=config.megatron_training.seed,
+        )
+        yield GrpoRoles(
+            policy=actor,
+            reference=actor if config.uses_reference else None,
+            workers=actor,
+            scorer=scorer,
+        )
+
+
+def _settings(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> GrpoSettings:
+    training, rl = config.megatron_training, config.rl_config
+    sampling = config.generate_config.sampling_config
+    generator = None
+    if rl.shuffle_mini_batch:
+        generator = torch.Generator().manual_seed(training.seed)
+    return GrpoSettings(
+        steps=training.train_iters,
+        prompts_per_step=training.global_batch_size,
+        sampling=Sampling(
+            temperature=sampling.temperature,
+            max_tokens=sampling.max_tokens,
+            stop_token_ids=(tokenizer.eos_token_id,),
+            samples_per_prompt=rl.n_samples_per_prompt,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+        ),
+        minibatches=MinibatchPlan(
+            prompts_per_update=rl.mini_batch_size,
+            epochs=rl.epochs,
+            token_weights=token_mean_weights if rl.token_level_loss else sequence_mean_weights,
+            generator=generator,
+        ),
+        accuracy_reward=rl.verifier_function[0],
+        test_freq=rl.test_freq,
+        save_interval=training.save_interval,
+        max_logprob_gap=rl.max_logprob_gap,
+        log_samples=rl.log_samples,
+    )

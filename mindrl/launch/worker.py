@@ -1,0 +1,112 @@
+"""From a configuration to a worker. Imported inside a prepared worker process only."""
+
+from mindrl.algorithms.grpo import GrpoLoss
+from mindrl.allocation.regions import TrainRegion
+from mindrl.config.run import RunConfig
+from mindrl.platform.device import Platform
+from mindrl.rollout.engine import EngineSettings
+from mindrl.training.model import ModelSettings
+from mindrl.training.optimizer import OptimizerSettings
+from mindrl.training.parallel import initialise_model_parallel
+from mindrl.workers.actor_hybrid_worker import ActorSettings
+from mindrl.workers.integrated_worker import IntegratedWorker, ReferenceSettings
+
+
+def build_worker(config: RunConfig, platform: Platform) -> IntegratedWorker:
+    """Build all roles of this rank. A collective over the default process group.
+
+    Raises:
+        ModelError: A model folder does not hold a supported model.
+    """
+    initialise_model_parallel(
+        tensor_parallel_size=config.actor_config.tensor_model_parallel_size,
+        seed=config.megatron_training.seed,
+    )
+    model = ModelSettings(
+        seq_length=config.megatron_training.seq_length,
+        bf16=config.megatron_training.bf16,
+        sequence_parallel=config.megatron_training.sequence_parallel,
+        device_type=platform.device_type,
+    )
+    return IntegratedWorker(
+        _actor_settings(config, platform, model),
+        _reference_settings(config, model) if config.uses_reference else None,
+    )
+
+
+def _actor_settings(config: RunConfig, platform: Platform, model: ModelSettings) -> ActorSettings:
+    actor, rl = config.actor_config, config.rl_config
+    return ActorSettings(
+        load=actor.load,
+        model=model,
+        optimizer=_optimizer_settings(config),
+        engine=_engine_settings(config, platform),
+        loss=GrpoLoss(
+            clip_low=rl.clip_ratio,
+            clip_high=rl.clip_ratio,
+            kl_kind=rl.kl_penalty,
+            kl_coef=rl.init_kl_coef,
+            entropy_coef=rl.entropy_coeff,
+        ),
+        temperature=config.generate_config.sampling_config.temperature,
+        micro_batch_size=actor.micro_batch_size,
+        forward_micro_batch_size=rl.actor_forward_micro_batch_size or actor.micro_batch_size,
+        offloaded=_offloaded(config),
+    )
+
+
+def _optimizer_settings(config: RunConfig) -> OptimizerSettings:
+    actor = config.actor_config
+    return OptimizerSettings(
+        lr=actor.lr,
+        min_lr=actor.min_lr,
+        lr_decay_style=actor.lr_decay_style,
+        warmup_updates=int(actor.lr_warmup_fraction * config.total_updates),
+        total_updates=config.total_updates,
+        weight_decay=actor.weight_decay,
+        clip_grad=actor.clip_grad,
+        adam_beta1=actor.adam_beta1,
+        adam_beta2=actor.adam_beta2,
+        adam_eps=actor.adam_eps,
+        bf16=config.megatron_training.bf16,
+        use_distributed_optimizer=config.megatron_training.use_distributed_optimizer,
+    )
+
+
+def _engine_settings(config: RunConfig, platform: Platform) -> EngineSettings:
+    generate = config.generate_config
+    return EngineSettings(
+        model_path=config.actor_config.load,
+        tensor_parallel_size=generate.infer_tensor_parallel_size,
+        dtype=generate.dtype,
+        max_num_seqs=generate.max_num_seqs,
+        max_model_len=generate.max_model_len,
+        max_num_batched_tokens=generate.max_num_batched_tokens,
+        gpu_memory_utilization=generate.gpu_memory_utilization,
+        kv_cache_bytes=generate.kv_cache_mib << 20 if generate.kv_cache_mib else None,
+        enforce_eager=generate.enforce_eager,
+        enable_prefix_caching=generate.enable_prefix_caching,
+        trust_remote_code=generate.trust_remote_code,
+        seed=config.megatron_training.seed,
+        platform_options=platform.engine_options,
+    )
+
+
+def _reference_settings(config: RunConfig, model: ModelSettings) -> ReferenceSettings:
+    rl = config.rl_config
+    return ReferenceSettings(
+        load=config.reference_path,
+        model=model,
+        temperature=config.generate_config.sampling_config.temperature,
+        micro_batch_size=rl.ref_forward_micro_batch_size or config.actor_config.micro_batch_size,
+    )
+
+
+def _offloaded(config: RunConfig) -> frozenset[TrainRegion]:
+    generate = config.generate_config
+    switches = {
+        TrainRegion.PARAMETERS: generate.offload_train_param,
+        TrainRegion.GRADIENTS: generate.offload_train_grad,
+        TrainRegion.OPTIMIZER: generate.offload_train_optimizer,
+    }
+    return frozenset(region for region, on in switches.items() if on)

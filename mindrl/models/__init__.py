@@ -1,0 +1,1 @@
+"""Names, shapes and shardings of each model family."""

@@ -1,0 +1,1 @@
+"""Logging, timing, metrics, trackers and what the user sees."""

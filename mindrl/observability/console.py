@@ -1,0 +1,145 @@
+"""What the user sees while a run goes on: a live bar on a terminal, plain lines elsewhere."""
+
+import sys
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from types import TracebackType
+from typing import NamedTuple, Self, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from mindrl.observability.metrics import Metrics
+from mindrl.observability.printable import printable
+
+NARROWEST_CELL = 7
+ROWS_PER_HEADER = 20
+
+
+class Column(NamedTuple):
+    """One metric of the step lines."""
+
+    label: str
+    key: str
+    format: str
+    """As for the built-in `format`."""
+
+
+DEFAULT_COLUMNS = (
+    Column("reward", "reward/mean", ".3f"),
+    Column("loss", "update/policy_loss", ".4f"),
+    Column("gap", "logprob_gap/mean", ".1e"),
+    Column("tok/s", "throughput/response_tokens_per_second", ".0f"),
+    Column("rollout s", "seconds/rollout", ".1f"),
+    Column("update s", "seconds/update", ".1f"),
+    Column("step s", "seconds/step", ".1f"),
+)
+
+
+class StepConsole:
+    """Show the progress of a run; use it as a context manager.
+
+    On a terminal: one row per step under a header, above a live bar with the time left.
+    Elsewhere, such as in a log file: one self-contained line per step, flushed at once.
+    Steps count from 1 to `total_steps`. A metric that is missing shows as "-".
+    """
+
+    def __init__(
+        self,
+        total_steps: int,
+        stream: TextIO | None = None,
+        *,
+        columns: Sequence[tuple[str, str, str]] = DEFAULT_COLUMNS,
+    ) -> None:
+        self._total_steps = total_steps
+        self._columns = tuple(Column(*column) for column in columns)
+        self._rows = 0
+        self._first_step: tuple[int, float] | None = None
+        self._stream = sys.stdout if stream is None else stream
+        console = Console(file=self._stream, highlight=False)
+        is_live = self._stream.isatty() and not console.is_dumb_terminal
+        self._progress = _live_bar(console) if is_live else None
+
+    def __enter__(self) -> Self:
+        if self._progress is not None:
+            self._progress.add_task("training", total=self._total_steps)
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def step(self, step: int, metrics: Metrics) -> None:
+        """Show that a step is done."""
+        cells = [_cell(metrics, column) for column in self._columns]
+        if self._progress is None:
+            pairs = zip(self._columns, cells, strict=True)
+            text = "  ".join(f"{column.label} {cell}" for column, cell in pairs)
+            self._line(f"step {self._position(step)}  {text}  left {self._time_left(step)}")
+            return
+        if self._rows % ROWS_PER_HEADER == 0:
+            self._line(self._row("step", [column.label for column in self._columns]), "bold")
+        self._rows += 1
+        self._line(self._row(self._position(step), cells))
+        self._progress.update(self._progress.task_ids[0], completed=step)
+
+    def evaluation(self, step: int, accuracy: float) -> None:
+        """Show the accuracy on the evaluation data after a step; step 0 is before training."""
+        self._line(f"eval {self._position(step)}  accuracy {accuracy:.3f}", "cyan")
+
+    def note(self, text: str) -> None:
+        """Show a line of text; control characters and rich markup in it do nothing."""
+        self._line(printable(text))
+
+    def _line(self, text: str, style: str = "") -> None:
+        if self._progress is None:
+            self._stream.write(f"{text}\n")
+            self._stream.flush()
+        else:
+            self._progress.console.print(Text(text, style=style))
+
+    def _position(self, step: int) -> str:
+        total = str(self._total_steps)
+        return f"{step:>{len(total)}}/{total}"
+
+    def _row(self, first: str, cells: Sequence[str]) -> str:
+        widths = [max(len(column.label), NARROWEST_CELL) for column in self._columns]
+        padded = (cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+        return "  ".join((first.rjust(max(len("step"), len(self._position(0)))), *padded))
+
+    def _time_left(self, step: int) -> str:
+        """Estimate from the steps after the first, which also pays for warming up."""
+        now = time.perf_counter()
+        if self._first_step is None or step <= self._first_step[0]:
+            self._first_step = (step, now)
+            return "-"
+        first, start = self._first_step
+        seconds = (now - start) / (step - first) * (self._total_steps - step)
+        return str(timedelta(seconds=round(seconds)))
+
+
+def _cell(metrics: Metrics, column: Column) -> str:
+    value = metrics.get(column.key)
+    return "-" if value is None else format(value, column.format)
+
+
+def _live_bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+        console=console,
+        # rich forgets steps older than 30 s by default, and one step may take minutes.
+        speed_estimate_period=float("inf"),
+        refresh_per_second=2,
+    )

@@ -1,0 +1,82 @@
+"""Log files: of the driver, and of worker processes with all that libraries print."""
+
+import io
+import logging
+import os
+import re
+import sys
+from pathlib import Path
+
+from mindrl.observability.output_errors import output_errors
+from mindrl.observability.printable import printable
+
+TAIL_BYTES = 256 * 1024
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def configure_logging(
+    path: Path, *, level: int | str = logging.INFO, rank: int | None = None
+) -> None:
+    """Send every log record of this process to the end of one file, and nowhere else.
+
+    A line reads `time level [rank] logger: message`. A second call moves on to its own file.
+
+    Raises:
+        OutputError: if the file cannot be opened.
+    """
+    prefix = "" if rank is None else f"[rank {rank}] "
+    with output_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # A lone surrogate in a message must not cost the record, hence backslashreplace.
+        handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
+    logging.basicConfig(
+        format=f"%(asctime)s %(levelname)s {prefix}%(name)s: %(message)s",
+        level=level,
+        handlers=[handler],
+        force=True,
+    )
+
+
+def redirect_output(path: Path) -> None:
+    """Append all that this process and its children print to one file, line by line.
+
+    Works on file descriptors 1 and 2, so that libraries written in C are caught as well.
+    For worker processes; there is no way back.
+
+    Raises:
+        OutputError: if the file cannot be opened.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    with output_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(target, 1)
+    os.dup2(target, 2)
+    os.close(target)
+    sys.stdout = _line_buffered(1)
+    sys.stderr = _line_buffered(2)
+
+
+def tail(path: Path, lines: int = 20) -> str:
+    """Return the last lines that are not blank, safe to show on a terminal.
+
+    Reads at most the last 256 KiB. Colours are dropped, carriage returns of progress bars end
+    a line, bytes that are not UTF-8 are replaced. A file that cannot be read is said to be so.
+    """
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, io.SEEK_END)
+            file.seek(max(0, size - TAIL_BYTES))
+            content = file.read()
+    except OSError as error:
+        return f"({path}: {error.strerror})"
+    text = COLOUR.sub("", content.decode("utf-8", errors="replace"))
+    written = [line for line in re.split(r"[\r\n]+", text) if line.strip()]
+    return printable("\n".join(written[-lines:] if lines else []))
+
+
+def _line_buffered(descriptor: int) -> io.TextIOWrapper:
+    return open(
+        descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False
+    )

@@ -1,0 +1,33 @@
+"""Metrics: numbers under slash-separated names such as `update/policy_loss`."""
+
+import math
+from collections.abc import Sequence
+
+Metrics = dict[str, float]
+
+
+def mean_metrics(parts: Sequence[Metrics]) -> Metrics:
+    """Average each name over the parts, all of which must hold the same names.
+
+    A NaN or inf in a part stays visible in the mean.
+    """
+    assert parts, "the mean of no metrics"
+    names = parts[0].keys()
+    for part in parts:
+        assert part.keys() == names, f"names differ: {sorted(part.keys() ^ names)}"
+    return {name: sum(part[name] for part in parts) / len(parts) for name in names}
+
+
+def merge(*parts: Metrics) -> Metrics:
+    """Join metrics into one, in order; a name may come from one part only."""
+    merged: Metrics = {}
+    for part in parts:
+        duplicates = merged.keys() & part.keys()
+        assert not duplicates, f"names given twice: {sorted(duplicates)}"
+        merged |= part
+    return merged
+
+
+def nonfinite_keys(metrics: Metrics) -> tuple[str, ...]:
+    """Return the names, sorted, whose value is NaN or infinite."""
+    return tuple(sorted(name for name, value in metrics.items() if not math.isfinite(value)))

@@ -1,0 +1,93 @@
+"""The end of a run: one JSON file for programs, one table for people."""
+
+import os
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+
+from rich.console import RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from mindrl.observability.json_lines import json_text
+from mindrl.observability.output_errors import output_errors
+from mindrl.observability.printable import printable
+
+STATUS_STYLES = {"completed": "green", "interrupted": "yellow", "failed": "red"}
+NUMBERS = (
+    ("steps", "steps", "d"),
+    ("response tokens/s", "response_tokens_per_second", ",.0f"),
+    ("largest mean log-prob gap", "logprob_gap_max_mean", ".1e"),
+)
+PLACES = (
+    ("run folder", "run_dir"),
+    ("metrics", "metrics"),
+    ("TensorBoard", "tensorboard"),
+    ("samples", "samples"),
+    ("logs", "logs"),
+    ("exported model", "model"),
+)
+
+
+def write_json_atomically(path: Path, mapping: Mapping[str, object]) -> None:
+    """Write the mapping so that a reader, or a crash, finds the old file or the new one whole.
+
+    NaN and inf become null.
+
+    Raises:
+        OutputError: if the file cannot be written; what was there before is kept.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    text = json_text(mapping, indent=2) + "\n"
+    with output_errors(path):
+        try:
+            with temporary.open("w", encoding="ascii") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def render_summary(summary: Mapping[str, object]) -> RenderableType:
+    """Lay out the end of a run for a person; what is absent or None shows as "-".
+
+    Keys: status ("completed", "interrupted" or "failed"), accuracy_before and accuracy_after
+    (0 to 1), steps, seconds, response_tokens_per_second, logprob_gap_max_mean (nats), and the
+    paths run_dir, metrics, tensorboard, samples, logs, model.
+    """
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("accuracy", _accuracy(summary))
+    table.add_row("duration", _duration(summary.get("seconds")))
+    for label, key, spec in NUMBERS:
+        table.add_row(label, _number(summary.get(key), spec))
+    for label, key in PLACES:
+        # Text, since a path may hold brackets that rich would take for markup.
+        table.add_row(label, Text(_place(summary.get(key))))
+    status = str(summary["status"])
+    title = Text(f"run {status}", style=STATUS_STYLES[status])
+    return Panel(table, title=title, title_align="left", expand=False)
+
+
+def _accuracy(summary: Mapping[str, object]) -> str:
+    before, after = summary.get("accuracy_before"), summary.get("accuracy_after")
+    text = f"{_number(before, '.3f')} -> {_number(after, '.3f')}"
+    if isinstance(before, int | float) and isinstance(after, int | float):
+        text += f" ({after - before:+.3f})"
+    return text
+
+
+def _duration(seconds: object) -> str:
+    return str(timedelta(seconds=round(seconds))) if isinstance(seconds, int | float) else "-"
+
+
+def _number(value: object, spec: str) -> str:
+    return format(value, spec) if isinstance(value, int | float) else "-"
+
+
+def _place(path: object) -> str:
+    return "-" if path is None else printable(str(path))

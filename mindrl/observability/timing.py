@@ -1,0 +1,37 @@
+"""Wall-clock seconds of the stages of a step."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from mindrl.observability.metrics import Metrics
+
+
+class StageTimer:
+    """Add up the seconds spent under each name: `with timer("rollout"): ...`.
+
+    Stages may nest; an outer stage includes its inner ones. A name used twice adds up,
+    but cannot be inside itself. A stage counts at its end, an exception included.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+        self._open: set[str] = set()
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Time the body of a `with` statement."""
+        assert name not in self._open, f"stage {name!r} is already being timed"
+        self._open.add(name)
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
+            self._open.remove(name)
+
+    def flush(self) -> Metrics:
+        """Return `{"seconds/<name>": seconds}` of the stages ended since the last flush."""
+        metrics = {f"seconds/{name}": seconds for name, seconds in self._seconds.items()}
+        self._seconds.clear()
+        return metrics

@@ -1,0 +1,1 @@
+"""The one place that names a vendor: NPU, CUDA and plain CPU."""

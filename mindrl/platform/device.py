@@ -1,0 +1,141 @@
+"""The kinds of device that mindrl runs on, and what differs between them.
+
+A `Platform` is data: which Ray resource counts its devices, which backend moves its
+bytes, which environment its worker processes need. Code that only one vendor's
+software can run is reached through `prepare_process`.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Literal
+
+from mindrl.errors import ClusterError
+
+DeviceKind = Literal["npu", "gpu", "cpu"]
+
+_ENGINE_ENVIRONMENT = {
+    # The engine runs inside the worker's process: no engine process, no socket, no telemetry.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Platform:
+    """One kind of device."""
+
+    kind: DeviceKind
+    device_type: str
+    """Name of the device in torch."""
+    ray_resource: str
+    """Ray resource that counts the devices."""
+    collective_backend: str
+    """torch.distributed backend of tensors on the device."""
+    environment: Mapping[str, str]
+    """Set in a worker process before anything heavy is imported."""
+    patches: tuple[str, ...]
+    """Modules of `mindrl.platform.patches`, installed in this order by `prepare_process`."""
+    engine_options: Mapping[str, object]
+    """Arguments of the vLLM engine that depend on the device."""
+
+    def local_devices(self) -> int:
+        """Count the devices of this machine, without touching them."""
+        match self.kind:
+            case "npu":
+                return len([path for path in Path("/dev").glob("davinci[0-9]*")])
+            case "gpu":
+                return len([path for path in Path("/dev").glob("nvidia[0-9]*")])
+            case "cpu":
+                return len(os.sched_getaffinity(0))
+
+    def worker_environment(self, *, workers: int, one_machine: bool) -> dict[str, str]:
+        """Return the environment of each of `workers` processes."""
+        threads = max(1, len(os.sched_getaffinity(0)) // workers)
+        loopback = {"GLOO_SOCKET_IFNAME": "lo"} if one_machine else {}
+        return {
+            **_ENGINE_ENVIRONMENT,
+            **self.environment,
+            **loopback,
+            "OMP_NUM_THREADS": str(threads),
+        }
+
+
+def prepare_process(platform: Platform) -> None:
+    """Make this process ready for Megatron-core and vLLM; call it before importing either."""
+    for name in platform.patches:
+        import_module(f"mindrl.platform.patches.{name}").install()
+
+
+def choose_platform(kind: Literal["auto", "npu", "gpu", "cpu"]) -> Platform:
+    """Return the platform of a configured device kind; `auto` takes the best one present.
+
+    Raises:
+        ClusterError: The machine has no device of the kind asked for.
+    """
+    if kind == "auto":
+        return next(found for found in PLATFORMS.values() if found.local_devices())
+    chosen = PLATFORMS[kind]
+    if not chosen.local_devices():
+        raise ClusterError(
+            f"rl_config.device={kind}: this machine has no such device; rl_config.device=auto "
+            f"would take {choose_platform('auto').kind}"
+        )
+    return chosen
+
+
+PLATFORMS: Mapping[DeviceKind, Platform] = {
+    "npu": Platform(
+        kind="npu",
+        device_type="npu",
+        ray_resource="NPU",
+        collective_backend="hccl",
+        environment={
+            "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES": "1",
+            "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+            "HCCL_CONNECT_TIMEOUT": "1800",
+            # Weights are written in plain layout at every swap; the NZ layout forbids it.
+            "VLLM_ASCEND_ENABLE_NZ": "0",
+            "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        },
+        patches=("npu_megatron",),
+        engine_options={"enable_sleep_mode": True},
+    ),
+    "gpu": Platform(
+        kind="gpu",
+        device_type="cuda",
+        ray_resource="GPU",
+        collective_backend="nccl",
+        environment={
+            "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
+            "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+        },
+        patches=("vllm_keeps_process_groups",),
+        engine_options={"enable_sleep_mode": True},
+    ),
+    "cpu": Platform(
+        kind="cpu",
+        device_type="cpu",
+        ray_resource="CPU",
+        collective_backend="gloo",
+        environment={
+            # Compiling the sampler costs 15 s per start and saves nothing at this size.
+            "TORCH_COMPILE_DISABLE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        },
+        patches=(
+            "megatron_on_cpu",
+            "vllm_keeps_process_groups",
+            "vllm_cpu_shared_memory",
+        ),
+        engine_options={
+            "worker_cls": "mindrl.platform.patches.vllm_cpu_sleep.SleepingCPUWorker",
+        },
+    ),
+}
+"""Best first."""

@@ -1,0 +1,1 @@
+"""Patches to third-party code: one file each, with its reason and version range."""

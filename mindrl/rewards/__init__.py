@@ -1,0 +1,1 @@
+"""Scores of responses, computed outside the trainer's process."""

@@ -1,0 +1,115 @@
+r"""The built-in rewards: is the boxed answer right, and is there exactly one at the end."""
+
+import logging
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from math_verify import LatexExtractionConfig, parse, verify
+
+RewardFunction = Callable[[str, str], float]
+"""Response text, reference answer -> score."""
+
+MAX_BOXED_CHARACTERS = 4096
+"""A longer boxed answer scores 0.0 unread: parsing it may take minutes."""
+
+# math-verify logs whole answers, and warns that it runs without its own time limit.
+logging.getLogger("math_verify").setLevel(logging.ERROR)
+
+_BOXED = re.compile(r"\\boxed\s*\{")
+_CLOSING = re.compile(r"[\s.$!*)\]\\]*")
+# LaTeX only: for plain expressions math-verify calls sympy.parse_expr, which evaluates Python.
+_LATEX = (LatexExtractionConfig(boxed_match_priority=0),)
+
+
+def math_verify(response: str, reference: str) -> float:
+    r"""Score 1.0 if the last \boxed{...} of the response equals the reference, else 0.0.
+
+    Equality is math-verify's: exact, symbolic, or to 6 decimals. The reference
+    may be a number, LaTeX, or a GSM8K solution ending in `#### 72`. Nothing here
+    limits the time an answer may take; `RewardScorer` does.
+    """
+    boxed = last_boxed(response)
+    if boxed is None:
+        return 0.0
+    return float(_equal(boxed.strip().rstrip(".,;: "), reference_answer(reference)))
+
+
+def boxed_format(response: str, reference: str) -> float:  # noqa: ARG001 - every reward takes both
+    r"""Score 1.0 if the response shows work, then ends with its only \boxed{...}, else 0.0."""
+    openings = list(_BOXED.finditer(response))
+    if len(openings) != 1:
+        return 0.0
+    start, inside = openings[0].span()
+    end = _closing_brace(response, inside)
+    if end is None or not response[inside:end].strip():
+        return 0.0
+    shows_work = any(character.isalnum() for character in response[:start])
+    return float(shows_work and _CLOSING.fullmatch(response, end + 1) is not None)
+
+
+def last_boxed(text: str) -> str | None:
+    r"""Return what the last \boxed{...} holds; None if none, unclosed or too long."""
+    opening = None
+    for opening in _BOXED.finditer(text):  # noqa: B007 - only the last match is wanted
+        pass
+    if opening is None:
+        return None
+    end = _closing_brace(text, opening.end())
+    if end is None or end - opening.end() > MAX_BOXED_CHARACTERS:
+        return None
+    return text[opening.end() : end]
+
+
+def reference_answer(reference: str) -> str:
+    r"""Return the answer of a reference: after GSM8K's last `####`, and out of \boxed{...}."""
+    answer = reference.rpartition("####")[2].strip()
+    boxed = last_boxed(answer)
+    return answer if boxed is None else boxed.strip()
+
+
+def _closing_brace(text: str, start: int) -> int | None:
+    """Return the position of the brace that closes the one just before `start`."""
+    depth = 1
+    position = start
+    while position < len(text):
+        match text[position]:
+            case "\\":  # an escaped brace is a character of the answer
+                position += 1
+            case "{":
+                depth += 1
+            case "}":
+                depth -= 1
+        if depth == 0:
+            return position
+        position += 1
+    return None
+
+
+@lru_cache(maxsize=4096)
+def _equal(boxed: str, reference: str) -> bool:
+    """Compare two answers; samples of one prompt mostly repeat each other."""
+    if not boxed or not reference:
+        return False
+    if boxed == reference:
+        return True
+    return bool(verify(_parsed(reference), _parsed(boxed), timeout_seconds=None))
+
+
+@lru_cache(maxsize=4096)
+def _parsed(answer: str) -> list[Any]:
+    """Parse LaTeX into sympy objects, and the normalised text as the last resort."""
+    latex = rf"\boxed{{{answer}}}"
+    if answer.endswith("%"):  # math-verify sees a percent sign only after the closing delimiter
+        number = answer.removesuffix("%").removesuffix("\\").rstrip()
+        latex = rf"${number}$\%"
+    # Its own limit is SIGALRM, which works in a main thread only and counts nothing.
+    expressions: list[Any] = parse(latex, extraction_config=_LATEX, parsing_timeout=None)
+    return expressions
+
+
+BUILTIN_REWARDS: dict[str, RewardFunction] = {
+    "boxed_format": boxed_format,
+    "math_verify": math_verify,
+}

@@ -1,0 +1,93 @@
+"""The caller's end of the host process: start it, ask it, end it."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from multiprocessing.connection import Pipe
+from pathlib import Path
+
+from mindrl.errors import MindrlError, RewardError
+from mindrl.rewards.messages import Outcomes, PoolPlan, ScoreRequest
+
+START_SECONDS = 300.0
+"""For the imports of every reward function, on a slow disk."""
+STOP_SECONDS = 5.0
+
+_PROGRAM = """\
+import sys
+sys.path[:] = sys.argv[3:]
+from mindrl.rewards.host import serve
+serve(int(sys.argv[1]), int(sys.argv[2]))
+"""
+
+
+class HostProcess:
+    """One running host. Its constructor returns at once; the imports go on over there."""
+
+    def __init__(self, plan: PoolPlan) -> None:
+        self._connection, theirs = Pipe()
+        paths = [str(Path.cwd()) if path == "" else path for path in sys.path]
+        descriptor = theirs.fileno()
+        command = [sys.executable, "-c", _PROGRAM, str(descriptor), str(os.getpid()), *paths]
+        with theirs:
+            # A session of its own: Ctrl-C does not reach it, and one signal ends all its processes.
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[descriptor],
+                start_new_session=True,
+            )
+        self._connection.send(plan)
+        self._ready = False
+
+    def score(self, request: ScoreRequest) -> Outcomes:
+        """Score every answer with every function.
+
+        Raises:
+            ConfigError: a reward function cannot be resolved.
+            RewardError: the host did not start, or ended.
+        """
+        try:
+            self._wait_until_ready()
+            self._connection.send(request)
+            outcomes: Outcomes = self._connection.recv()
+        except (EOFError, OSError) as error:
+            self.kill()
+            raise RewardError(
+                f"the reward host ended with exit code {self._process.returncode}; "
+                "its stderr may say why"
+            ) from error
+        return outcomes
+
+    def stop(self) -> None:
+        """Let the host reap its workers, then make sure that nothing is left."""
+        with contextlib.suppress(EOFError, OSError):  # the end of the connection: it has left
+            self._connection.send(None)
+            while self._connection.poll(STOP_SECONDS):
+                self._connection.recv()
+        self.kill()
+
+    def kill(self) -> None:
+        """Kill the host with all its descendants and reap it; nothing happens the second time."""
+        if (
+            self._process.returncode is not None
+        ):  # reaped: the number may be another process's by now
+            return
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._connection.close()
+
+    def _wait_until_ready(self) -> None:
+        if self._ready:
+            return
+        if not self._connection.poll(START_SECONDS):
+            raise RewardError(
+                f"rl_config.verifier_function: the imports took more than {START_SECONDS:.0f} s"
+            )
+        reply = self._connection.recv()
+        if isinstance(reply, MindrlError):
+            raise reply
+        self._ready = True

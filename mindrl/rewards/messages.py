@@ -1,0 +1,51 @@
+"""What the caller, the host and its workers send each other, and how foreign text is shown."""
+
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+SHOWN_CHARACTERS = 200
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolPlan:
+    """The scoring processes to start."""
+
+    functions: tuple[str, ...]
+    timeout_seconds: float
+    """For one answer and one function."""
+    processes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoreRequest:
+    """Responses with their references, in order."""
+
+    responses: tuple[str, ...]
+    references: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """Why an answer has no score."""
+
+    kind: Literal["timeout", "crash", "error"]
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The host has imported every function and its workers run."""
+
+
+Outcome = float | Failure
+Outcomes = Mapping[str, tuple[Outcome, ...]]
+"""By function, in the order of the responses."""
+
+
+def quoted(value: object) -> str:
+    """Show a foreign value in at most 200 characters on one line: its head and its tail."""
+    shortener = reprlib.Repr()
+    shortener.maxstring = shortener.maxother = SHOWN_CHARACTERS
+    return shortener.repr(value)[:SHOWN_CHARACTERS]

@@ -1,0 +1,171 @@
+"""A pool of scoring processes that survives whatever an answer does to one of them."""
+
+import os
+import signal
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
+from multiprocessing.context import ForkContext, ForkProcess
+
+from pebble import ProcessExpired, ProcessPool
+
+from mindrl.errors import RewardError
+from mindrl.rewards.messages import Failure, Outcome, PoolPlan, ScoreRequest
+from mindrl.rewards.worker import (
+    SETTLING_SECONDS,
+    isolate_worker,
+    load_reward,
+    score_answers,
+    score_suspect,
+)
+
+WORKER_START_SECONDS = 60.0
+STALL_SECONDS = 30.0
+"""Beyond the time limit, without any result: then the pool itself is stuck."""
+EXIT_ZERO = 256
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chunk:
+    """Answers that one worker scores with one function."""
+
+    function: str
+    indices: Sequence[int]
+    """Places in the request."""
+    times_lost: int = 0
+
+
+ChunkResult = Sequence[Outcome] | Failure | None
+"""Outcomes of a first part of the chunk; why its worker was lost; None: lost without its fault."""
+
+
+class WorkerProcess(ForkProcess):
+    """A worker as pebble must see it."""
+
+    @property
+    def exitcode(self) -> int | None:
+        """Exit code, 0 shown as 256: pebble takes 0 for a worker that retired without a task."""
+        code = super().exitcode
+        return EXIT_ZERO if code == 0 else code
+
+    def terminate(self) -> None:
+        """End the worker at once: Python code for SIGTERM never runs inside a long C call."""
+        self.kill()
+
+
+class WorkerContext(ForkContext):
+    """Forks workers off the host, which has imported every function."""
+
+    Process = WorkerProcess
+
+
+class WorkerPool:
+    """The processes that score; lives in the host process."""
+
+    def __init__(self, plan: PoolPlan, connection_descriptor: int) -> None:
+        """Import every function and start the workers.
+
+        Raises:
+            ConfigError: a function cannot be resolved.
+            RewardError: no worker started in time.
+        """
+        for function in plan.functions:
+            load_reward(function)
+        self._plan = plan
+        self._connection_descriptor = connection_descriptor
+        self._pool = self._start()
+
+    def run(
+        self, chunks: Iterable[Chunk], request: ScoreRequest
+    ) -> list[tuple[Chunk, ChunkResult]]:
+        """Give every chunk to a worker and wait for all; the order is that of the chunks."""
+        if not self._pool.active:
+            self._replace()
+        futures = [(chunk, self._schedule(chunk, request)) for chunk in chunks]
+        self._wait([future for _, future in futures])
+        return [(chunk, self._result(future)) for chunk, future in futures]
+
+    def close(self) -> None:
+        """Kill and reap the workers."""
+        self._pool.stop()
+        self._pool.join()
+
+    def _start(self) -> ProcessPool:
+        pool = ProcessPool(
+            max_workers=self._plan.processes,
+            initializer=isolate_worker,
+            initargs=(os.getpid(), self._connection_descriptor),
+            context=WorkerContext(),
+        )
+        try:
+            pool.schedule(os.getpid).result(timeout=WORKER_START_SECONDS)
+        except (TimeoutError, ProcessExpired, RuntimeError) as error:
+            pool.stop()
+            pool.join()
+            raise RewardError(
+                f"no scoring process started within {WORKER_START_SECONDS:.0f} s: {error!r}"
+            ) from error
+        return pool
+
+    def _replace(self) -> None:
+        self.close()
+        self._pool = self._start()
+
+    def _schedule(self, chunk: Chunk, request: ScoreRequest) -> Future[list[Outcome]]:
+        answers = [(request.responses[i], request.references[i]) for i in chunk.indices]
+        timeout = self._plan.timeout_seconds
+        future: Future[list[Outcome]] = Future()
+        try:
+            if len(answers) == 1:
+                future = self._pool.schedule(
+                    score_suspect,
+                    args=(chunk.function, answers[0]),
+                    timeout=timeout + SETTLING_SECONDS,
+                )
+            else:
+                future = self._pool.schedule(
+                    score_answers, args=(chunk.function, answers, timeout / 2), timeout=timeout
+                )
+        except RuntimeError as error:  # the pool broke since it was last looked at
+            future.set_exception(error)
+        return future
+
+    def _wait(self, futures: Sequence[Future[list[Outcome]]]) -> None:
+        """Wait for all, or until the pool breaks or stands still; then a new pool is made.
+
+        A worker that dies while it holds pebble's locks (out of memory, say) would
+        stop every other worker for ever.
+        """
+        stall_seconds = self._plan.timeout_seconds + STALL_SECONDS
+        pending = set(futures)
+        deadline = time.monotonic() + stall_seconds
+        while pending:
+            done, pending = wait(pending, timeout=1.0, return_when=FIRST_COMPLETED)
+            if done:
+                deadline = time.monotonic() + stall_seconds
+            elif not self._pool.active or time.monotonic() > deadline:
+                self._replace()
+                return
+
+    def _result(self, future: Future[list[Outcome]]) -> ChunkResult:
+        if not future.done():
+            return None
+        match future.exception():
+            case None:
+                return future.result()
+            case TimeoutError():
+                limit = self._plan.timeout_seconds
+                return Failure(kind="timeout", detail=f"no score within {limit:g} s")
+            case ProcessExpired() as error:
+                return Failure(
+                    kind="crash", detail=f"process ended: {_exit_reason(error.exitcode)}"
+                )
+            case _:
+                return None
+
+
+def _exit_reason(exitcode: int) -> str:
+    if exitcode < 0:
+        return signal.strsignal(-exitcode) or f"signal {-exitcode}"
+    return f"exit code {exitcode % EXIT_ZERO}"

@@ -1,0 +1,97 @@
+"""From the name of a reward in a configuration to the function."""
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import cast
+
+from mindrl.errors import ConfigError
+from mindrl.rewards.functions import BUILTIN_REWARDS, RewardFunction
+from mindrl.rewards.messages import quoted
+
+FIELD = "rl_config.verifier_function"
+
+
+def resolve_reward(name: str) -> RewardFunction:
+    """Return a builtin reward, `package.module:function` or `path/to/file.py:function`.
+
+    Raises:
+        ConfigError: unknown name, failed import, missing attribute, or not a
+            callable of two arguments.
+    """
+    if name in BUILTIN_REWARDS:
+        return BUILTIN_REWARDS[name]
+    place, separator, attribute = name.rpartition(":")
+    if not separator:
+        raise ConfigError(_unknown_builtin(name))
+    module = _load_file(name, Path(place)) if place.endswith(".py") else _load_module(name, place)
+    return _checked(name, module, attribute)
+
+
+def _unknown_builtin(name: str) -> str:
+    close = difflib.get_close_matches(name, BUILTIN_REWARDS, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return (
+        f"{FIELD}={name!r} is no builtin reward; {hint}builtins: {', '.join(BUILTIN_REWARDS)}; "
+        "your own: 'package.module:function' or 'path/to/file.py:function'"
+    )
+
+
+def _load_module(name: str, module_name: str) -> ModuleType:
+    try:
+        return importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:
+        raise _import_failed(name, f"module {module_name!r}", error) from error
+
+
+def _load_file(name: str, path: Path) -> ModuleType:
+    """Import a file under a name of its own, so that two `rewards.py` do not collide."""
+    path = path.expanduser().resolve()
+    if not path.is_file():
+        raise ConfigError(f"{FIELD}={name!r}: no file at {path}")
+    digest = hashlib.sha256(bytes(path)).hexdigest()[:12]
+    module_name = f"mindrl_reward_{path.stem}_{digest}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # dataclasses and pickle look the module up there
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[module_name]
+        raise _import_failed(name, f"file {path}", error) from error
+    return module
+
+
+def _import_failed(name: str, place: str, error: BaseException) -> ConfigError:
+    return ConfigError(
+        f"{FIELD}={name!r}: {place} does not import: {type(error).__name__}: {error}"
+    )
+
+
+def _checked(name: str, module: ModuleType, attribute: str) -> RewardFunction:
+    if attribute not in vars(module):
+        close = difflib.get_close_matches(attribute, dir(module), n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ConfigError(f"{FIELD}={name!r}: {module.__file__} has no {attribute!r}{hint}")
+    found: object = vars(module)[attribute]
+    if not callable(found):
+        raise ConfigError(
+            f"{FIELD}={name!r} is {quoted(found)} of type {type(found).__name__}; need a function"
+        )
+    try:
+        inspect.signature(found).bind("response", "reference")
+    except TypeError as error:
+        raise ConfigError(
+            f"{FIELD}={name!r} has the signature {inspect.signature(found)}; "
+            f"need (response: str, reference: str) -> float: {error}"
+        ) from error
+    except ValueError:
+        pass  # a function written in C may have no signature; its calls are checked all the same
+    return cast(RewardFunction, found)

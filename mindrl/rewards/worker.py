@@ -1,0 +1,82 @@
+"""What runs inside a scoring process: isolation first, then foreign code on foreign text."""
+
+import ctypes
+import math
+import numbers
+import os
+import resource
+import signal
+import time
+import traceback
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from mindrl.rewards.functions import RewardFunction
+from mindrl.rewards.messages import Failure, Outcome, quoted
+from mindrl.rewards.resolve import resolve_reward
+
+EXTRA_ADDRESS_SPACE_BYTES = 4 * 2**30
+"""What scoring may map beyond what the imports have mapped."""
+
+SETTLING_SECONDS = 0.02
+
+PR_SET_PDEATHSIG = 1
+
+load_reward = cache(resolve_reward)
+"""Filled by the host before it forks, so that a replaced worker imports nothing."""
+
+
+def isolate_worker(host_pid: int, connection_descriptor: int) -> None:
+    """Cut a new worker off from what it could harm; runs once in each, before any answer."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != host_pid:  # the host died before the line above
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.close(connection_descriptor)
+    silence = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silence, 1)
+    os.dup2(silence, 2)
+    os.close(silence)
+    mapped_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    limit_bytes = mapped_pages * resource.getpagesize() + EXTRA_ADDRESS_SPACE_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def score_answers(
+    function: str, answers: Sequence[tuple[str, str]], budget_seconds: float
+) -> list[Outcome]:
+    """Score (response, reference) pairs until the budget is spent; at least one is scored.
+
+    The caller sends the rest again, so that slow functions are not mistaken for hanging ones.
+    """
+    reward = load_reward(function)
+    started = time.monotonic()
+    outcomes: list[Outcome] = []
+    for response, reference in answers:
+        outcomes.append(_score_one(reward, response, reference))
+        if time.monotonic() - started > budget_seconds:
+            break
+    return outcomes
+
+
+def score_suspect(function: str, answer: tuple[str, str]) -> list[Outcome]:
+    """Score one answer, mostly of a chunk that was lost; this process may not survive it.
+
+    The pause lets the pool note which worker took the task. Without it the death of
+    a worker can be seen before its task is known, and be blamed on the whole pool.
+    """
+    time.sleep(SETTLING_SECONDS)
+    return score_answers(function, [answer], budget_seconds=0.0)
+
+
+def _score_one(reward: RewardFunction, response: str, reference: str) -> Outcome:
+    try:
+        value: object = reward(response, reference)
+        if isinstance(value, numbers.Real) and math.isfinite(value):
+            return float(value)
+        return Failure(kind="error", detail=f"returned {quoted(value)}; need a finite number")
+    except BaseException as error:  # noqa: BLE001 - SystemExit of a reward must not end the worker
+        return Failure(
+            kind="error", detail=quoted(traceback.format_exception_only(error)[-1].strip())
+        )

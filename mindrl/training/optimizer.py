@@ -1,0 +1,64 @@
+"""Megatron's optimizer and learning-rate schedule."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSettings:
+    """AdamW with a warm-up and a decay."""
+
+    lr: float
+    min_lr: float
+    lr_decay_style: str
+    warmup_updates: int
+    total_updates: int
+    weight_decay: float
+    clip_grad: float
+    adam_beta1: float
+    adam_beta2: float
+    adam_eps: float
+    bf16: bool
+    use_distributed_optimizer: bool
+
+
+def build_optimizer(
+    chunks: Sequence[DistributedDataParallel], settings: OptimizerSettings
+) -> tuple[MegatronOptimizer, OptimizerParamScheduler]:
+    """Build the optimizer of this rank's parameters and its schedule."""
+    optimizer = get_megatron_optimizer(
+        OptimizerConfig(
+            optimizer="adam",
+            lr=settings.lr,
+            min_lr=settings.min_lr,
+            weight_decay=settings.weight_decay,
+            adam_beta1=settings.adam_beta1,
+            adam_beta2=settings.adam_beta2,
+            adam_eps=settings.adam_eps,
+            clip_grad=settings.clip_grad,
+            bf16=settings.bf16,
+            params_dtype=torch.bfloat16 if settings.bf16 else torch.float32,
+            use_distributed_optimizer=settings.use_distributed_optimizer,
+        ),
+        list(chunks),
+    )
+    schedule = OptimizerParamScheduler(
+        optimizer,
+        init_lr=0.0,
+        max_lr=settings.lr,
+        min_lr=settings.min_lr,
+        lr_warmup_steps=settings.warmup_updates,
+        # The schedule wants a decay that outlasts the warm-up.
+        lr_decay_steps=max(settings.total_updates, settings.warmup_updates + 1),
+        lr_decay_style=settings.lr_decay_style,
+        start_wd=settings.weight_decay,
+        end_wd=settings.weight_decay,
+        wd_incr_steps=0,
+        wd_incr_style="constant",
+    )
+    return optimizer, schedule

@@ -1,0 +1,120 @@
+"""Weights in from a Hugging Face folder and out to one, by the sharding tables."""
+
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from mindrl.errors import ModelError, OutputError
+from mindrl.models.placement import ShardingTable, slices
+
+_CARRIED_FILES = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+)
+
+
+def local_tensors(network: nn.Module) -> dict[str, Tensor]:
+    """Return this rank's parameters by the local names of the sharding table."""
+    return {name: parameter.data for name, parameter in network.named_parameters()}
+
+
+def check_table(local: Mapping[str, Tensor], table: ShardingTable) -> None:
+    """Assert that a table describes exactly the parameters that Megatron made."""
+    made = {name: tuple(tensor.shape) for name, tensor in local.items()}
+    described = {name: entry.shape for name, entry in table.items()}
+    assert made == described, set(made.items()) ^ set(described.items())
+
+
+@torch.no_grad()
+def import_weights(folder: str, local: Mapping[str, Tensor], table: ShardingTable) -> None:
+    """Fill local tensors from safetensors, reading only the slices that this rank needs.
+
+    Raises:
+        ModelError: A file or tensor is missing, unreadable or of another shape.
+    """
+    with ExitStack() as stack:
+        files = _open_files(Path(folder), stack)
+        for name, entry in table.items():
+            local[name].zero_()
+            for placement in entry.placements:
+                if placement.tensor not in files:
+                    raise ModelError(f"{folder}: no tensor {placement.tensor}")
+                source = files[placement.tensor].get_slice(placement.tensor)
+                _check_covers(folder, placement.tensor, source.get_shape(), placement.source)
+                local[name][slices(placement.local)].copy_(source[slices(placement.source)])
+
+
+def export_weights(source: str, target: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Write a Hugging Face folder: safetensors, config, tokenizer, chat template.
+
+    Args:
+        source: The folder that the model came from; its config and tokenizer are carried over.
+        target: The new folder. It appears whole or not at all; an older one is replaced.
+        tensors: Logical tensors, whole.
+
+    Raises:
+        OutputError: The folder cannot be written.
+    """
+    building = target.with_name(f".{target.name}.incomplete")
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors}
+    try:
+        shutil.rmtree(building, ignore_errors=True)
+        building.mkdir(parents=True)
+        save_file(weights, building / "model.safetensors", metadata={"format": "pt"})
+        for name in _CARRIED_FILES:
+            if (Path(source) / name).is_file():
+                shutil.copyfile(Path(source) / name, building / name)
+        _write_config(Path(source), building, weights)
+        shutil.rmtree(target, ignore_errors=True)
+        building.rename(target)
+    except (OSError, SafetensorError) as error:
+        raise OutputError(f"the model could not be exported to {target}: {error}") from error
+
+
+def _write_config(source: Path, building: Path, weights: Mapping[str, Tensor]) -> None:
+    values = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
+    # transformers 5 writes `dtype`, earlier versions `torch_dtype`.
+    values["torch_dtype" if "torch_dtype" in values else "dtype"] = dtype
+    (building / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+
+
+def _open_files(folder: Path, stack: ExitStack) -> dict[str, Any]:
+    paths = sorted(folder.glob("*.safetensors"))
+    if not paths:
+        raise ModelError(f"model folder {folder} has no .safetensors file")
+    return dict(_tensor_files(paths, stack))
+
+
+def _tensor_files(paths: Iterable[Path], stack: ExitStack) -> Iterator[tuple[str, Any]]:
+    for path in paths:
+        try:
+            file = stack.enter_context(safe_open(path, framework="pt"))
+        except (OSError, SafetensorError) as error:
+            raise ModelError(f"{path} cannot be read: {error}") from error
+        for name in file.keys():  # noqa: SIM118 - the file is no mapping
+            yield name, file
+
+
+def _check_covers(
+    folder: str, name: str, shape: list[int], box: tuple[tuple[int, int], ...]
+) -> None:
+    fits = len(shape) == len(box) and all(
+        stop <= size for size, (_, stop) in zip(shape, box, strict=True)
+    )
+    if not fits:
+        raise ModelError(f"{folder}: tensor {name} has shape {shape}, config.json asks for more")

@@ -1,0 +1,244 @@
+# shellcheck shell=bash
+# What every Ascend entry script does: check the node, bring up Ray, train, and stop what was started.
+# An entry script sources this file and calls: ascend_main PROGRAM CONFIG_NAME "$@"
+#
+# The preflight is here; Ray and process handling are in ray_nodes.sh.
+
+ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
+# shellcheck source=ray_nodes.sh
+source "$ROOT/scripts/lib/ray_nodes.sh"
+
+EXIT_USAGE=2
+EXIT_PREFLIGHT=3
+EXIT_TIMEOUT=4
+
+ascend_usage() {
+    local script="$1" program="$2" config="$3"
+    cat <<EOF
+Usage: bash $script [--check | --dry-run | --help] [OVERRIDE ...]
+
+Runs cli/$program with configs/$config.yaml on Ascend NPUs. Every OVERRIDE is a Hydra
+override and goes to the program as it is, for example: rl_config.n_samples_per_prompt=16
+
+  --check     only look at this node: what is missing, and how to get it; exit code 3 if anything is
+  --dry-run   only validate the configuration and print the plan; needs no NPU and starts no Ray
+  --help      this text
+
+One node needs no settings. For several, run the same command on each node with:
+
+  NNODES           number of nodes (default 1)
+  NODE_RANK        number of this node, 0 to NNODES-1; the program runs on node 0, the head (default 0)
+  MASTER_ADDR      IPv4 address or name of node 0, as the other nodes reach it
+  RAY_AUTH_TOKEN_PATH  file with the same secret on every node (or RAY_AUTH_TOKEN, or ~/.ray/auth_token):
+                   run 'ray get-auth-token --generate' once and copy the file; one node makes its own
+
+Optional:
+
+  RAY_PORT         port of the head (default 6379 with several nodes, a free port with one)
+  NPUS_PER_NODE    NPUs to use on each node, the same on all (default: those that are visible here;
+                   ASCEND_RT_VISIBLE_DEVICES counts)
+  SOCKET_IFNAME    network interface for HCCL and gloo (default: the one that reaches MASTER_ADDR)
+  NODE_IP          address of this node (default: the one it reaches MASTER_ADDR with)
+  WAIT_SECONDS     how long to wait for the head and for all NPUs (default 600)
+  STOP_SECONDS     how long the program may take to stop, with its checkpoint (default 120)
+  PYTHON           interpreter with the NPU packages (default: python)
+  ASCEND_INSTALL_DIR  where CANN is installed (default /usr/local/Ascend)
+  DEVICE_DIR       where the device files davinci<N> are (default /dev)
+
+Exit codes: the program's own; 2 wrong settings; 3 preflight; 4 head or NPUs not there in WAIT_SECONDS.
+Ctrl-C or SIGTERM asks the program to stop, then ends the Ray node that this script started, and no other.
+EOF
+}
+
+say() { printf '[mindrl] %s\n' "$*" >&2; }
+
+fail() {
+    local code="$1"
+    shift
+    say "error: $*"
+    exit "$code"
+}
+
+# ---- settings -------------------------------------------------------------------------------------------
+
+require_number() {
+    local name="$1" minimum="$2"
+    if [[ ! "${!name}" =~ ^[0-9]{1,9}$ ]] || ((10#${!name} < minimum)); then
+        fail "$EXIT_USAGE" "$name=${!name} must be a whole number of at least $minimum"
+    fi
+}
+
+read_settings() {
+    NNODES="${NNODES:-1}"
+    NODE_RANK="${NODE_RANK:-0}"
+    WAIT_SECONDS="${WAIT_SECONDS:-600}"
+    STOP_SECONDS="${STOP_SECONDS:-120}"
+    PYTHON="${PYTHON:-$(default_python)}"
+    ASCEND_INSTALL_DIR="${ASCEND_INSTALL_DIR:-/usr/local/Ascend}"
+    DEVICE_DIR="${DEVICE_DIR:-/dev}"
+    require_number NNODES 1
+    require_number NODE_RANK 0
+    require_number WAIT_SECONDS 1
+    require_number STOP_SECONDS 1
+    ((NODE_RANK < NNODES)) || fail "$EXIT_USAGE" "NODE_RANK=$NODE_RANK must be below NNODES=$NNODES"
+    NPUS_PER_NODE="${NPUS_PER_NODE:-$(count_devices)}"
+    require_number NPUS_PER_NODE 0
+    if [[ -n "${RAY_PORT:-}" ]]; then
+        require_number RAY_PORT 1024
+    fi
+}
+
+default_python() { command -v python || command -v python3 || printf 'python\n'; }
+
+# The devices that this process may use: those listed, or every davinci<N> file.
+count_devices() {
+    local file count=0 listed
+    if [[ -n "${ASCEND_RT_VISIBLE_DEVICES:-}" ]]; then
+        IFS=, read -ra listed <<<"$ASCEND_RT_VISIBLE_DEVICES"
+        printf '%d\n' "${#listed[@]}"
+        return
+    fi
+    for file in "$DEVICE_DIR"/davinci[0-9]*; do
+        [[ ! -e "$file" ]] || count=$((count + 1))
+    done
+    printf '%d\n' "$count"
+}
+
+# ---- preflight: every finding at once -------------------------------------------------------------------
+
+findings=()
+
+find_fault() { findings+=("$1"$'\n'"      -> $2"); }
+
+check_devices() {
+    local file found=0
+    for file in "$DEVICE_DIR"/davinci[0-9]*; do
+        [[ ! -e "$file" ]] || found=1
+    done
+    if ((!found)); then
+        find_fault "NPU devices: no $DEVICE_DIR/davinci<N>" \
+            "install the Ascend driver and firmware; in a container, pass each device: --device /dev/davinci0 ..."
+    elif ((NPUS_PER_NODE == 0)); then
+        find_fault "NPU devices: NPUS_PER_NODE=0" "leave NPUS_PER_NODE unset, or set it to 1 or more"
+    fi
+    if ! command -v npu-smi >/dev/null; then
+        find_fault "npu-smi: not on PATH" \
+            "it comes with the Ascend driver; in a container, mount /usr/local/bin/npu-smi and /usr/local/dcmi"
+    elif ! timeout 60 npu-smi info >/dev/null 2>&1; then
+        find_fault "npu-smi: 'npu-smi info' failed" \
+            "run it by hand: the driver is not loaded, or this user may not open the devices"
+    fi
+}
+
+# CANN's own scripts read unset variables and fail in parts that do not matter here.
+source_loosely() {
+    local script="$1"
+    set --
+    set +eu
+    # shellcheck source=/dev/null
+    source "$script" >/dev/null 2>&1
+    set -eu
+}
+
+check_cann() {
+    local script home
+    if [[ ! -d "${ASCEND_HOME_PATH:-}" ]]; then
+        for home in "$ASCEND_INSTALL_DIR/ascend-toolkit" "$ASCEND_INSTALL_DIR/cann"; do
+            [[ -f "$home/set_env.sh" ]] || continue
+            source_loosely "$home/set_env.sh"
+            break
+        done
+    fi
+    if [[ ! -d "${ASCEND_HOME_PATH:-}" ]]; then
+        find_fault "CANN: ASCEND_HOME_PATH=${ASCEND_HOME_PATH:-} is no folder, and no set_env.sh under $ASCEND_INSTALL_DIR" \
+            "install the CANN 9 toolkit, kernels and NNAL, or source its set_env.sh first"
+        return
+    fi
+    script="$ASCEND_INSTALL_DIR/nnal/atb/set_env.sh"
+    if [[ -z "${ATB_HOME_PATH:-}" && -f "$script" ]]; then
+        source_loosely "$script"
+    fi
+}
+
+# find_spec looks for a package without running it: importing one of these without its driver would fail.
+missing_packages() {
+    "$PYTHON" -c '
+import importlib.util, sys
+for name in sys.argv[1:]:
+    try:
+        found = importlib.util.find_spec(name)
+    except ImportError:
+        found = None
+    if found is None:
+        print(name)
+' torch_npu vllm_ascend megatron.core ray
+}
+
+check_packages() {
+    local name names
+    if ! names="$(missing_packages 2>/dev/null)"; then
+        find_fault "Python: '$PYTHON' does not run" "activate the environment with the NPU packages, or set PYTHON"
+        return
+    fi
+    for name in $names; do
+        case "$name" in
+            torch_npu) find_fault "Python package: torch_npu" "$PYTHON -m pip install torch-npu==2.10.0.post4" ;;
+            vllm_ascend)
+                find_fault "Python package: vllm_ascend" \
+                    "$PYTHON -m pip install vllm-ascend==0.23.0.post1, and vLLM 0.23.0 built with VLLM_TARGET_DEVICE=empty"
+                ;;
+            megatron.core)
+                find_fault "Python package: megatron.core" "$PYTHON -m pip install megatron-core==0.16.1"
+                ;;
+            ray) find_fault "Python package: ray" "$PYTHON -m pip install ray==2.60.0" ;;
+        esac
+    done
+    if [[ " $names " != *ray* ]] && ! command -v ray >/dev/null; then
+        find_fault "ray: installed for $PYTHON, but the command is not on PATH" "activate that environment"
+    fi
+}
+
+preflight() {
+    local finding
+    check_devices
+    check_cann
+    check_packages
+    check_network
+    if ((${#findings[@]})); then
+        say "this node is not ready; ${#findings[@]} finding(s):"
+        for finding in "${findings[@]}"; do
+            printf '    - %s\n' "$finding" >&2
+        done
+        exit "$EXIT_PREFLIGHT"
+    fi
+    say "preflight: ready, $NPUS_PER_NODE NPU(s) on node $NODE_RANK of $NNODES"
+}
+
+# ---- main -----------------------------------------------------------------------------------------------
+
+ascend_main() {
+    local program="$1" config="$2" mode=run argument overrides=()
+    shift 2
+    for argument in "$@"; do
+        case "$argument" in
+            -h | --help)
+                ascend_usage "scripts/$(basename "$0")" "$program" "$config"
+                return
+                ;;
+            --check | --dry-run) mode="${argument#--}" ;;
+            -*) fail "$EXIT_USAGE" "unknown option $argument; --help lists the options" ;;
+            *) overrides+=("$argument") ;;
+        esac
+    done
+    # The workers of every node must find mindrl, installed or not.
+    export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
+    cd "$ROOT"
+    local command=(cli/"$program" --config-name "$config")
+    if [[ "$mode" == dry-run ]]; then
+        exec "${PYTHON:-$(default_python)}" "${command[@]}" --dry-run ${overrides[@]+"${overrides[@]}"}
+    fi
+    read_settings
+    preflight
+    [[ "$mode" != check ]] || return 0
+    run_on_this_node "${command[@]}" ${overrides[@]+"${overrides[@]}"}
+}

@@ -1,0 +1,174 @@
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from mindrl.algorithms.grpo import GrpoLoss, LossTerms
+from mindrl.algorithms.kl import KlKind
+from mindrl.algorithms.token_weights import sequence_mean_weights, token_mean_weights
+
+SEQUENCES, POSITIONS = 6, 8
+LOSS = GrpoLoss(clip_low=0.2, clip_high=0.3, kl_kind="k3", kl_coef=0.05, entropy_coef=0.01)
+NAMES = ("logprobs_BT", "entropy_BT", "old_logprobs_BT", "advantages_BT", "ref_logprobs_BT")
+
+
+def make_batch(seed: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(scale: float) -> Tensor:
+        return scale * torch.randn(SEQUENCES, POSITIONS, dtype=torch.float64, generator=generator)
+
+    logprobs_BT = normal(1.0) - 2
+    mask_BT = torch.rand(SEQUENCES, POSITIONS, generator=generator) < 0.7
+    return {
+        "logprobs_BT": logprobs_BT,
+        "entropy_BT": normal(1.0).abs(),
+        "old_logprobs_BT": logprobs_BT + normal(0.3),
+        "advantages_BT": normal(1.0),
+        "ref_logprobs_BT": logprobs_BT + normal(0.5),
+        "token_weights_BT": sequence_mean_weights(mask_BT).double(),
+    }
+
+
+def reference_terms(batch: dict[str, list[list[float]]], loss: GrpoLoss) -> dict[str, float]:
+    sums = dict.fromkeys(
+        ("policy_loss", "kl", "entropy", "clip_fraction", "ratio", "kl_old", "loss"), 0.0
+    )
+    for b in range(SEQUENCES):
+        for t in range(POSITIONS):
+            new, entropy, old, gain, ref = (batch[name][b][t] for name in NAMES)
+            weight = batch["token_weights_BT"][b][t]
+            ratio = math.exp(new - old)
+            limited = min(max(ratio, 1 - loss.clip_low), 1 + loss.clip_high)
+            policy = -min(ratio * gain, limited * gain)
+            difference = ref - new
+            kl = math.exp(difference) - difference - 1
+            sums["policy_loss"] += weight * policy
+            sums["kl"] += weight * kl
+            sums["entropy"] += weight * entropy
+            sums["clip_fraction"] += weight * (limited * gain < ratio * gain)
+            sums["ratio"] += weight * ratio
+            sums["kl_old"] += weight * (ratio - math.log(ratio) - 1)
+            sums["loss"] += weight * (policy + loss.kl_coef * kl - loss.entropy_coef * entropy)
+    return sums
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_loss_and_all_six_metrics_match_a_plain_python_reference(seed: int) -> None:
+    batch = make_batch(seed)
+    terms = LOSS(**batch)
+    expected = reference_terms({name: value.tolist() for name, value in batch.items()}, LOSS)
+    assert terms.loss.item() == pytest.approx(expected.pop("loss"), rel=1e-12)
+    found = {name: value.item() for name, value in terms.metrics.items()}
+    assert found == pytest.approx(expected, rel=1e-10)
+    assert 0 < found["clip_fraction"] < 1
+
+
+@pytest.mark.parametrize("name", ["logprobs_BT", "entropy_BT"])
+def test_gradient_of_the_loss_matches_finite_differences_of_the_reference(name: str) -> None:
+    batch = make_batch(11)
+    batch[name].requires_grad_()
+    (grad_BT,) = torch.autograd.grad(LOSS(**batch).loss, batch[name])
+    plain = {key: value.tolist() for key, value in batch.items()}
+    step = 1e-6
+    for b in range(SEQUENCES):
+        for t in range(POSITIONS):
+            value = plain[name][b][t]
+            plain[name][b][t] = value + step
+            above = reference_terms(plain, LOSS)["loss"]
+            plain[name][b][t] = value - step
+            below = reference_terms(plain, LOSS)["loss"]
+            plain[name][b][t] = value
+            # Rounding of a loss near 1 in float64, divided by 2e-6, is about 1e-10.
+            assert grad_BT[b, t].item() == pytest.approx((above - below) / (2 * step), abs=1e-8)
+
+
+@pytest.mark.parametrize("sizes", [[1, 1, 1, 1, 1, 1], [2, 4], [3, 1, 2], [6]])
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3", "abs"])
+def test_micro_batches_of_any_size_add_to_the_loss_gradient_and_metrics_of_the_whole(
+    sizes: list[int], kind: KlKind
+) -> None:
+    loss = GrpoLoss(clip_low=0.2, clip_high=0.2, kl_kind=kind, kl_coef=0.1, entropy_coef=0.02)
+    batch = make_batch(3)
+    batch["logprobs_BT"].requires_grad_()
+    whole = loss(**batch)
+    (whole_grad_BT,) = torch.autograd.grad(whole.loss, batch["logprobs_BT"])
+    split = {name: torch.split(value, sizes) for name, value in batch.items()}
+    parts: list[LossTerms] = [
+        loss(**{name: pieces[i] for name, pieces in split.items()}) for i in range(len(sizes))
+    ]
+    total = torch.stack([part.loss for part in parts]).sum()
+    (grad_BT,) = torch.autograd.grad(total, batch["logprobs_BT"])
+    torch.testing.assert_close(total, whole.loss, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(grad_BT, whole_grad_BT, rtol=0, atol=0)
+    for name, value in whole.metrics.items():
+        added = torch.stack([part.metrics[name] for part in parts]).sum()
+        torch.testing.assert_close(added, value, rtol=1e-12, atol=1e-12)
+
+
+def test_nan_and_inf_outside_the_mask_change_neither_loss_nor_gradient() -> None:
+    batch = make_batch(4)
+    unused_BT = batch["token_weights_BT"] == 0
+    clean_BT = batch["logprobs_BT"].clone().requires_grad_()
+    (clean_grad_BT,) = torch.autograd.grad(
+        LOSS(**(batch | {"logprobs_BT": clean_BT})).loss, clean_BT
+    )
+    dirty = {name: batch[name].masked_fill(unused_BT, math.nan) for name in NAMES}
+    dirty["old_logprobs_BT"] = batch["old_logprobs_BT"].masked_fill(unused_BT, -math.inf)
+    dirty["logprobs_BT"].requires_grad_()
+    terms = LOSS(**dirty, token_weights_BT=batch["token_weights_BT"])
+    (grad_BT,) = torch.autograd.grad(terms.loss, dirty["logprobs_BT"])
+    assert unused_BT.any()
+    assert terms.loss.item() == LOSS(**batch).loss.item()
+    assert torch.equal(grad_BT, clean_grad_BT)
+
+
+def test_an_untouched_policy_has_ratio_1_no_clipping_and_a_loss_of_minus_the_mean_advantage() -> (
+    None
+):
+    batch = make_batch(5)
+    batch["old_logprobs_BT"] = batch["ref_logprobs_BT"] = batch["logprobs_BT"]
+    batch["token_weights_BT"] = token_mean_weights(torch.ones(SEQUENCES, POSITIONS) > 0).double()
+    metrics = LOSS(**batch).metrics
+    # Weights are float32 rounded, 1/48 is off by 3e-8 of itself.
+    assert metrics["ratio"].item() == pytest.approx(1.0, rel=1e-7)
+    assert metrics["policy_loss"].item() == pytest.approx(
+        -batch["advantages_BT"].mean().item(), rel=1e-6
+    )
+    assert metrics["clip_fraction"].item() == metrics["kl"].item() == 0.0
+    assert metrics["kl_old"].item() == 0.0
+
+
+def test_metrics_are_detached_0_dim_tensors_while_the_loss_carries_the_gradient() -> None:
+    batch = make_batch(6)
+    batch["logprobs_BT"].requires_grad_()
+    terms = LOSS(**batch)
+    assert terms.loss.requires_grad
+    assert terms.loss.ndim == 0
+    assert all(not value.requires_grad and value.ndim == 0 for value in terms.metrics.values())
+
+
+def test_a_kl_coefficient_above_zero_without_a_reference_is_refused() -> None:
+    batch: dict[str, Tensor | None] = dict(make_batch(7))
+    batch["ref_logprobs_BT"] = None
+    with pytest.raises(ValueError, match=r"ref_logprobs_BT is None; kl_coef=0.05"):
+        LOSS(**batch)  # type: ignore[arg-type]
+
+
+def test_without_kl_a_reference_is_optional_and_only_adds_the_metric() -> None:
+    loss = GrpoLoss(clip_low=0.2, clip_high=0.3, kl_kind="k1", kl_coef=0.0, entropy_coef=0.01)
+    batch = make_batch(8)
+    measured = loss(**batch)
+    without = loss(**{**batch, "ref_logprobs_BT": None})  # type: ignore[arg-type]
+    assert "kl" not in without.metrics
+    assert measured.metrics["kl"].item() != 0
+    assert measured.loss.item() == without.loss.item()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_tensor_of_another_shape_is_refused_by_name_rather_than_broadcast(name: str) -> None:
+    batch = make_batch(9)
+    batch[name] = batch[name][:, :1]
+    with pytest.raises(ValueError, match=rf"^{name} has shape \[6, 1\]; .* \[6, 8\]"):
+        LOSS(**batch)

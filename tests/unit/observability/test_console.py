@@ -1,0 +1,163 @@
+import fcntl
+import io
+import os
+import pty
+import re
+import struct
+import termios
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mindrl.observability.console import StepConsole
+
+METRICS = {
+    "reward/mean": 0.7126,
+    "update/policy_loss": -0.00123,
+    "logprob_gap/mean": 2.1e-7,
+    "throughput/response_tokens_per_second": 2314.4,
+    "seconds/rollout": 1.234,
+    "seconds/update": 0.8,
+}
+
+
+def on_a_terminal(show: Callable[[StepConsole], None], total_steps: int, width: int = 100) -> str:
+    """Return all bytes that a terminal of this width receives."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+    received = bytearray()
+
+    def read() -> None:
+        while True:
+            try:
+                received.extend(os.read(master, 65536))
+            except OSError:  # the other end is closed
+                return
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with os.fdopen(slave, "w") as stream, StepConsole(total_steps, stream) as console:
+        show(console)
+    reader.join()
+    os.close(master)
+    return received.decode()
+
+
+def without_escapes(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+
+
+@pytest.fixture
+def _terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_log_file_gets_one_plain_line_per_step_with_a_dash_for_the_missing_metric() -> None:
+    stream = io.StringIO()
+    with StepConsole(60, stream) as console:
+        console.step(12, METRICS)
+        console.evaluation(12, 0.5)
+        console.note("saved")
+    assert stream.getvalue() == (
+        "step 12/60  reward 0.713  loss -0.0012  gap 2.1e-07  tok/s 2314"
+        "  rollout s 1.2  update s 0.8  step s -  left -\n"
+        "eval 12/60  accuracy 0.500\n"
+        "saved\n"
+    )
+
+
+def test_the_callers_columns_replace_the_default_ones() -> None:
+    stream = io.StringIO()
+    with StepConsole(9, stream, columns=(("kl", "update/kl", ".2e"),)) as console:
+        console.step(1, {"update/kl": float("nan"), "reward/mean": 1.0})
+    assert stream.getvalue() == "step 1/9  kl nan  left -\n"
+
+
+def test_a_plain_line_is_in_the_file_as_soon_as_its_step_is_shown(tmp_path: Path) -> None:
+    path = tmp_path / "out.txt"
+    with path.open("w") as stream, StepConsole(2, stream) as console:
+        console.step(1, METRICS)
+        assert path.read_text().startswith("step 1/2  reward 0.713")
+
+
+def test_from_the_second_step_on_the_time_left_is_shown_even_if_a_step_comes_again() -> None:
+    stream = io.StringIO()
+    with StepConsole(3, stream, columns=()) as console:
+        for step in (1, 2, 1, 2, 3):
+            console.step(step, {})
+    left = [line.rsplit("left ")[1] for line in stream.getvalue().splitlines()]
+    assert left == ["-", "0:00:00", "-", "0:00:00", "0:00:00"]
+
+
+@pytest.mark.usefixtures("_terminal")
+def test_a_terminal_shows_header_rows_and_a_bar_and_gets_its_cursor_back() -> None:
+    def show(console: StepConsole) -> None:
+        for step in range(1, 4):
+            console.step(step, METRICS)
+        console.evaluation(3, 0.25)
+
+    raw = on_a_terminal(show, total_steps=3)
+    assert raw.index("\x1b[?25l") < raw.rindex("\x1b[?25h")
+    lines = [line.rstrip() for line in without_escapes(raw).replace("\r", "\n").split("\n")]
+    header = "step   reward     loss      gap    tok/s  rollout s  update s   step s"
+    assert lines.count(header) == 1
+    for step in range(1, 4):
+        row = f" {step}/3    0.713  -0.0012  2.1e-07     2314        1.2       0.8        -"
+        assert lines.count(row) == 1
+    assert lines.count("eval 3/3  accuracy 0.250") == 1
+    assert any(line.startswith("training ") and "3/3" in line for line in lines)
+
+
+@pytest.mark.usefixtures("_terminal")
+def test_the_default_row_of_a_1000_step_run_fits_a_terminal_of_80_columns() -> None:
+    def show(console: StepConsole) -> None:
+        console.step(1000, METRICS)
+
+    lines = without_escapes(on_a_terminal(show, 1000, width=80)).replace("\r", "\n").split("\n")
+    (row,) = [line for line in lines if "2.1e-07" in line]
+    assert row.split() == ["1000/1000", "0.713", "-0.0012", "2.1e-07", "2314", "1.2", "0.8", "-"]
+
+
+@pytest.mark.usefixtures("_terminal")
+def test_the_header_comes_again_after_20_rows() -> None:
+    def show(console: StepConsole) -> None:
+        for step in range(1, 42):
+            console.step(step, METRICS)
+
+    assert without_escapes(on_a_terminal(show, 41)).count("reward     loss") == 3
+
+
+@pytest.mark.usefixtures("_terminal")
+def test_a_failing_step_stops_the_bar_and_shows_the_cursor_again() -> None:
+    def show(console: StepConsole) -> None:
+        console.step(1, METRICS)
+        raise RuntimeError("worker died")
+
+    def guarded(console: StepConsole) -> None:
+        with pytest.raises(RuntimeError, match="worker died"), console:
+            show(console)
+
+    raw = on_a_terminal(guarded, 5)
+    assert raw.rindex("\x1b[?25h") > raw.rindex("\x1b[?25l")
+
+
+@pytest.mark.usefixtures("_terminal")
+def test_a_note_with_escapes_and_markup_reaches_the_terminal_as_harmless_text() -> None:
+    hostile = "\x1b[2J\x1b]0;title\x07 [bold]x[/bold] [link=http://a]\x00"
+    raw = on_a_terminal(lambda console: console.note(hostile), 5)
+    assert r"\x1b[2J\x1b]0;title\x07 [bold]x[/bold] [link=http://a]\x00" in raw
+    assert "\x1b[2J" not in raw
+    assert "\x07" not in raw
+
+
+def test_a_terminal_that_calls_itself_dumb_gets_plain_lines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    raw = on_a_terminal(lambda console: console.step(1, METRICS), 5)
+    assert raw.startswith("step 1/5  reward 0.713")
+    assert "\x1b" not in raw

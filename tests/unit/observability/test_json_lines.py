@@ -1,0 +1,75 @@
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mindrl.errors import OutputError
+from mindrl.observability.json_lines import JsonLinesFile, json_text
+
+
+def test_nan_and_both_infinities_become_null_at_any_depth() -> None:
+    value = {"a": math.nan, "b": [math.inf, 1.5], "c": {"d": (-math.inf, 2, "x", None, True)}}
+    assert json_text(value) == (
+        '{"a": null, "b": [null, 1.5], "c": {"d": [null, 2, "x", null, true]}}'
+    )
+
+
+def test_text_of_any_kind_comes_back_equal_and_the_file_is_plain_ascii(tmp_path: Path) -> None:
+    text = "\x1b[31m \x00 \x9b \u2028 数学 \ud83d \n"
+    log = JsonLinesFile(tmp_path / "new" / "log.jsonl")
+    log.append({"text": text}, {"path": Path("/a/b")})
+    log.close()
+    content = (tmp_path / "new" / "log.jsonl").read_bytes()
+    assert all(byte == 10 or 32 <= byte < 127 for byte in content)
+    records = [json.loads(line) for line in content.decode("ascii").split("\n")[:-1]]
+    assert records == [{"text": text}, {"path": "/a/b"}]
+
+
+def test_something_json_cannot_hold_is_refused() -> None:
+    with pytest.raises(TypeError):
+        json_text({"a": object()})
+
+
+def test_a_process_killed_in_the_middle_of_writing_leaves_only_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    program = (
+        "import itertools, sys; from pathlib import Path\n"
+        "from mindrl.observability.json_lines import JsonLinesFile\n"
+        "log = JsonLinesFile(Path(sys.argv[1]))\n"
+        "for i in itertools.count():\n"
+        "    log.append({'i': i, 'text': 'x' * (i % 20000)})\n"
+        "    i == 200 and print('go', flush=True)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        os.kill(process.pid, signal.SIGKILL)
+    content = path.read_text()
+    assert content.endswith("\n")
+    numbers = [json.loads(line)["i"] for line in content.splitlines()]
+    assert numbers == list(range(len(numbers)))
+    assert len(numbers) > 200
+
+
+def test_a_file_that_exists_is_continued(tmp_path: Path) -> None:
+    for number in (1, 2):
+        log = JsonLinesFile(tmp_path / "log.jsonl")
+        log.append({"n": number})
+        log.close()
+        log.close()
+    assert (tmp_path / "log.jsonl").read_text() == '{"n": 1}\n{"n": 2}\n'
+
+
+def test_a_full_disk_and_a_folder_in_the_way_are_reported_with_the_path(tmp_path: Path) -> None:
+    log = JsonLinesFile(Path("/dev/full"))
+    with pytest.raises(OutputError, match="/dev/full cannot be written: No space left"):
+        log.append({"n": 1})
+    with pytest.raises(OutputError, match=f"{tmp_path} cannot be written: Is a directory"):
+        JsonLinesFile(tmp_path)

@@ -1,0 +1,40 @@
+import math
+
+import pytest
+
+from mindrl.observability.metrics import mean_metrics, merge, nonfinite_keys
+
+
+def test_the_mean_of_1_and_3_is_2_for_each_name() -> None:
+    parts = [{"loss": 1.0, "kl": 0.0}, {"kl": 0.5, "loss": 3.0}]
+    assert mean_metrics(parts) == {"loss": 2.0, "kl": 0.25}
+
+
+def test_a_nan_or_inf_in_one_part_stays_visible_in_the_mean() -> None:
+    mean = mean_metrics([{"a": math.nan, "b": math.inf, "c": 1.0}, {"a": 1.0, "b": 1.0, "c": 2.0}])
+    assert math.isnan(mean["a"])
+    assert mean["b"] == math.inf
+    assert nonfinite_keys(mean) == ("a", "b")
+
+
+def test_opposite_infinities_give_nan_rather_than_an_exception() -> None:
+    assert nonfinite_keys(mean_metrics([{"a": math.inf}, {"a": -math.inf}])) == ("a",)
+
+
+def test_parts_with_different_names_are_refused_with_the_names() -> None:
+    with pytest.raises(AssertionError, match=r"\['grad_norm', 'kl'\]"):
+        mean_metrics([{"loss": 1.0, "kl": 0.0}, {"loss": 1.0, "grad_norm": 0.0}])
+    with pytest.raises(AssertionError, match="no metrics"):
+        mean_metrics([])
+
+
+def test_merge_keeps_order_and_values_and_leaves_its_parts_alone() -> None:
+    first = {"b": 1.0}
+    merged = merge(first, {"a": math.inf}, {})
+    assert list(merged.items()) == [("b", 1.0), ("a", math.inf)]
+    assert first == {"b": 1.0}
+
+
+def test_merge_refuses_a_name_given_twice_even_with_equal_values() -> None:
+    with pytest.raises(AssertionError, match=r"\['loss'\]"):
+        merge({"loss": 1.0}, {"kl": 0.0}, {"loss": 1.0})

@@ -1,0 +1,62 @@
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mindrl.errors import OutputError
+from mindrl.observability.run_folder import check_writable
+
+
+def test_a_nested_folder_is_created_and_left_empty(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    check_writable(folder, needed_bytes=1)
+    check_writable(folder, needed_bytes=1)
+    assert list(folder.iterdir()) == []
+
+
+def test_one_byte_more_than_is_free_is_refused_with_both_sizes(tmp_path: Path) -> None:
+    free_bytes = shutil.disk_usage(tmp_path).free
+    # Twice what is free, since other processes write to the same disk meanwhile.
+    with pytest.raises(
+        OutputError, match=rf"{tmp_path} has [\d,.]+ MiB free; .* with [\d,.]+ MiB free"
+    ):
+        check_writable(tmp_path, needed_bytes=2 * free_bytes)
+
+
+def test_a_file_in_place_of_the_folder_or_of_its_parent_is_refused_by_name(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("kept")
+    with pytest.raises(OutputError, match=rf"{file} cannot be written: File exists; .* 1\.0 MiB"):
+        check_writable(file, needed_bytes=2**20)
+    with pytest.raises(OutputError, match=f"{file}/run cannot be written: Not a directory"):
+        check_writable(file / "run", needed_bytes=1)
+    assert file.read_text() == "kept"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_a_folder_that_takes_no_files_is_refused_even_for_root() -> None:
+    with pytest.raises(OutputError, match=r"^/proc/self/fd cannot be written: .*takes files"):
+        check_writable(Path("/proc/self/fd"), needed_bytes=1)
+
+
+def test_a_disk_that_opens_files_but_takes_no_byte_is_refused_and_no_probe_is_left(
+    tmp_path: Path,
+) -> None:
+    program = (
+        "import resource, sys; from pathlib import Path\n"
+        "from mindrl.errors import OutputError\n"
+        "from mindrl.observability.run_folder import check_writable\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+        "try: check_writable(Path(sys.argv[1]), needed_bytes=1)\n"
+        "except OutputError as error: raise SystemExit(f'refused: {error}')\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert result.stderr.startswith(f"refused: {tmp_path} cannot be written: File too large; ")
+    assert list(tmp_path.iterdir()) == []

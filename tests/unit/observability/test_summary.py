@@ -1,0 +1,126 @@
+import io
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from mindrl.errors import OutputError
+from mindrl.observability.summary import render_summary, write_json_atomically
+
+SUMMARY: dict[str, object] = {
+    "status": "completed",
+    "accuracy_before": 0.25,
+    "accuracy_after": 0.4375,
+    "logprob_gap_max_mean": 2.13e-7,
+    "steps": 60,
+    "seconds": 3725.4,
+    "response_tokens_per_second": 2314.2,
+    "run_dir": Path("/runs/[bold]a"),
+    "logs": "/runs/a/logs",
+    "tensorboard": "/runs/a/tb",
+    "samples": "/runs/a/samples.jsonl",
+    "metrics": "/runs/a/metrics.jsonl",
+    "model": None,
+}
+
+
+def shown(summary: dict[str, object], width: int = 80) -> list[str]:
+    stream = io.StringIO()
+    Console(file=stream, width=width).print(render_summary(summary))
+    return [line.strip("│╭╮╰╯─ \n") for line in stream.getvalue().splitlines()]
+
+
+def test_the_table_gives_accuracy_duration_speed_gap_and_every_place() -> None:
+    assert shown(SUMMARY) == [
+        "run completed",
+        "accuracy                   0.250 -> 0.438 (+0.188)",
+        "duration                   1:02:05",
+        "steps                      60",
+        "response tokens/s          2,314",
+        "largest mean log-prob gap  2.1e-07",
+        "run folder                 /runs/[bold]a",
+        "metrics                    /runs/a/metrics.jsonl",
+        "TensorBoard                /runs/a/tb",
+        "samples                    /runs/a/samples.jsonl",
+        "logs                       /runs/a/logs",
+        "exported model             -",
+        "",
+    ]
+
+
+def test_a_run_that_failed_before_its_first_step_still_has_a_table() -> None:
+    lines = shown({"status": "failed", "accuracy_before": None, "logs": "/runs/\x1b[31mb"})
+    assert lines[0] == "run failed"
+    assert lines[1].split() == ["accuracy", "-", "->", "-"]
+    assert lines[2].split() == ["duration", "-"]
+    assert lines[10].split() == ["logs", r"/runs/\x1b[31mb"]
+
+
+def test_a_path_longer_than_the_terminal_is_folded_and_loses_no_letter() -> None:
+    path = "/" + "".join(f"{number:04}" for number in range(40))
+    lines = shown({**SUMMARY, "model": path}, width=60)
+    start = next(i for i, line in enumerate(lines) if line.startswith("exported model"))
+    assert "".join(line.split()[-1] for line in lines[start:-1]) == path
+
+
+def test_json_comes_back_equal_with_null_for_nan_and_no_other_file_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "summary.json"
+    path.write_text("old")
+    write_json_atomically(path, {**SUMMARY, "logprob_gap_max_mean": math.nan})
+    found = json.loads(path.read_text())
+    assert found["run_dir"] == "/runs/[bold]a"
+    assert found["logprob_gap_max_mean"] is None
+    assert found["accuracy_after"] == 0.4375
+    assert list(found) == list(SUMMARY)
+    assert list(tmp_path.iterdir()) == [tmp_path / "summary.json"]
+
+
+def test_a_writer_killed_while_replacing_the_file_over_and_over_leaves_a_whole_one(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "summary.json"
+    program = (
+        "import itertools, sys; from pathlib import Path\n"
+        "from mindrl.observability.summary import write_json_atomically\n"
+        "for i in itertools.count():\n"
+        "    write_json_atomically(Path(sys.argv[1]), {'i': i, 'list': [i] * 20000})\n"
+        "    i == 3 and print('go', flush=True)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        for _ in range(50):
+            found = json.loads(path.read_text())
+            assert found["list"] == [found["i"]] * 20000
+        os.kill(process.pid, signal.SIGKILL)
+    found = json.loads(path.read_text())
+    assert found["list"] == [found["i"]] * 20000
+
+
+def test_what_cannot_be_written_is_reported_with_its_path_and_the_old_file_is_kept(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(OutputError, match=f"{tmp_path}/gone/s.json cannot be written: No such"):
+        write_json_atomically(tmp_path / "gone" / "s.json", {"a": 1})
+    folder = tmp_path / "s.json"
+    folder.mkdir()
+    with pytest.raises(OutputError, match=r"s\.json cannot be written: Is a directory"):
+        write_json_atomically(folder, {"a": 1})
+    assert list(tmp_path.iterdir()) == [tmp_path / "s.json"]
+
+
+def test_a_value_json_cannot_hold_leaves_the_old_file_and_no_temporary_one(tmp_path: Path) -> None:
+    path = tmp_path / "s.json"
+    path.write_text("{}")
+    with pytest.raises(TypeError):
+        write_json_atomically(path, {"a": object()})
+    assert path.read_text() == "{}"
+    assert list(tmp_path.iterdir()) == [tmp_path / "s.json"]

@@ -1,0 +1,137 @@
+"""The built-in rewards, called directly."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from mindrl.rewards.functions import boxed_format, last_boxed, math_verify
+
+
+@pytest.mark.parametrize(
+    ("boxed", "reference"),
+    [
+        ("72", "72"),
+        ("72.0", "72"),
+        ("72.", "72"),
+        (r"\$72", "72"),
+        (r"72\text{ dollars}", "72"),
+        ("1,234", "1234"),
+        ("1234", "1,234"),
+        ("7+5", "12"),
+        ("x = 5", "5"),
+        (r"\frac{1}{2}", "0.5"),
+        ("1/2", r"\frac{1}{2}"),
+        (r"\dfrac34", "0.75"),
+        (r"50\%", "50"),
+        ("50%", "0.5"),
+        (r"\sqrt{8}", r"2\sqrt{2}"),
+        ("(x+1)^2", "x^2+2x+1"),
+        (r"\{1, 2\}", r"\{2, 1\}"),
+        (r"\text{Monday}", r"\text{Monday}"),
+        ("72", "48 + 24 = <<48+24=72>>72 clips.\n#### 72"),
+        ("1234", "#### 1,234"),
+        ("72", r"$\boxed{72}$"),
+    ],
+)
+def test_an_equal_answer_scores_1(boxed: str, reference: str) -> None:
+    assert math_verify(rf"So it is $\boxed{{{boxed}}}$.", reference) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("boxed", "reference"),
+    [
+        ("71", "72"),
+        ("-72", "72"),
+        ("71, 72", "72"),
+        ("72 or 73", "72"),
+        ("72 = 73", "72"),
+        ("7", "48 + 24 = 7\n#### 72"),
+        (r"\frac{1}{3}", "0.5"),
+        ("x^2", "x^3"),
+        ("[0, 1)", "[0, 1]"),
+        (r"\text{Monday}", r"\text{Tuesday}"),
+        ("", "72"),
+        ("", ""),
+        (" ", "#### "),
+    ],
+)
+def test_an_unequal_or_empty_answer_scores_0(boxed: str, reference: str) -> None:
+    assert math_verify(rf"So it is $\boxed{{{boxed}}}$.", reference) == 0.0
+
+
+def test_only_the_last_of_two_boxes_counts() -> None:
+    assert math_verify(r"\boxed{71} no, \boxed{72}", "72") == 1.0
+    assert math_verify(r"\boxed{72} no, \boxed{71}", "72") == 0.0
+
+
+@pytest.mark.parametrize(
+    "response",
+    ["72", "#### 72", r"\boxed 72", r"\boxed{72", r"\boxed{72} or \boxed{7{2}", "boxed{72}", ""],
+)
+def test_an_answer_without_a_closed_box_at_the_end_scores_0(response: str) -> None:
+    assert math_verify(response, "72") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "boxed"),
+    [
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed {5}", "5"),
+        (r"\boxed{\boxed{5}}", "5"),
+        (r"\boxed{\left\{ 1 \right.}", r"\left\{ 1 \right."),
+        (r"\boxed{a}} }", "a"),
+        (r"\boxed{" + "1" * 4096 + "}", "1" * 4096),
+        (r"\boxed{" + "1" * 4097 + "}", None),
+        (r"\boxed{a{b}", None),
+    ],
+)
+def test_the_box_ends_at_its_own_brace_within_4096_characters(text: str, boxed: str | None) -> None:
+    assert last_boxed(text) == boxed
+
+
+@pytest.mark.parametrize(
+    "nested", ["(" * 20_000 + "1" + ")" * 20_000, "{" * 20_000, "9" * 1_000_000]
+)
+def test_a_huge_box_scores_0_within_a_second(nested: str) -> None:
+    started = time.monotonic()
+    assert math_verify(rf"so \boxed{{{nested}}}", "1") == 0.0
+    assert time.monotonic() - started < 1.0  # reading a million characters takes about 0.1 s
+
+
+@pytest.mark.parametrize("wrap", ["{}", r"\text{{{}}}", "${}$", "{}%"])
+def test_python_in_a_box_is_not_run(wrap: str, tmp_path: Path) -> None:
+    victim = tmp_path / "touched"
+    attack = wrap.format(f"__import__('os').system('touch {victim}')")
+    assert math_verify(rf"so \boxed{{{attack}}}", "72") == 0.0
+    assert not victim.exists()
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        r"7+5=12, so \boxed{12}",
+        r"7+5=12, so $\boxed{12}$.",
+        "7+5=12, so\n\\[\n\\boxed{\\frac{24}{2}}\n\\]\n",
+        r"7+5=12, so **\boxed{12}**.",
+    ],
+)
+def test_work_and_then_one_box_scores_1_for_format(response: str) -> None:
+    assert boxed_format(response, "12") == 1.0
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        r"\boxed{12}",
+        r" $\boxed{12}$",
+        r"7+5=12, so \boxed{12} as promised",
+        r"7+5=\boxed{12}, so \boxed{12}",
+        r"7+5=12, so \boxed{}",
+        r"7+5=12, so \boxed{12",
+        "7+5=12",
+        "",
+    ],
+)
+def test_no_work_or_no_single_box_at_the_end_scores_0_for_format(response: str) -> None:
+    assert boxed_format(response, "12") == 0.0

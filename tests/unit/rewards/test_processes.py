@@ -1,0 +1,159 @@
+"""What is left of the scoring processes: nothing, whatever ended them."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from mindrl.rewards.host import remaining, settled
+from mindrl.rewards.messages import Failure
+from mindrl.rewards.pool import Chunk
+from mindrl.rewards.scorer import RewardScorer
+from mindrl.rewards.worker import score_answers
+
+OBEY = f"{Path(__file__).with_name('hostile_reward.py')}:obey"
+
+CALLER = """
+import sys
+from pathlib import Path
+from mindrl.rewards.scorer import RewardScorer
+with open(sys.argv[2], "a") as imports:
+    imports.write("imported\\n")
+if __name__ == "__main__":
+    scorer = RewardScorer([sys.argv[1]], [1.0], 600.0, 2)
+    scorer.score(["fine"], ["72"])
+    print("scoring", flush=True)
+    scorer.score(["hang with a child"] * 8, ["72"] * 8)
+"""
+
+
+def marked_processes(mark: str) -> list[int]:
+    """Return the live processes that were started with the mark in their environment."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        try:
+            if folder.name.isdigit() and mark.encode() in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+        except OSError:  # it ended, or is another user's
+            continue
+    return found
+
+
+def wait_for_count(mark: str, low: int, high: int, seconds: float) -> int:
+    deadline = time.monotonic() + seconds
+    while not low <= (count := len(marked_processes(mark))) <= high:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
+    return count
+
+
+@pytest.fixture
+def mark(monkeypatch: pytest.MonkeyPatch) -> str:
+    value = uuid.uuid4().hex
+    monkeypatch.setenv("MINDRL_TEST_MARK", value)
+    return value
+
+
+def test_close_leaves_no_process_and_may_be_called_twice(mark: str) -> None:
+    with RewardScorer([OBEY], [1.0], 1.0, 2) as scorer:
+        scorer.score(["fine"] * 4 + ["hang with a child"], ["72"] * 5)
+        assert len(marked_processes(mark)) >= 3  # the host and 2 workers
+    assert marked_processes(mark) == []
+    scorer.close()
+
+
+def test_close_right_after_warm_up_leaves_no_process(mark: str) -> None:
+    with RewardScorer(["math_verify"], [1.0], 1.0, 2) as scorer:
+        scorer.warm_up()
+        assert len(marked_processes(mark)) >= 1
+    assert wait_for_count(mark, 0, 0, seconds=5.0) == 0
+
+
+def test_warm_up_returns_before_an_import_of_2_seconds_ends(tmp_path: Path) -> None:
+    file = tmp_path / "heavy.py"
+    file.write_text("import time\ntime.sleep(2)\ndef one(r, a):\n    return 1.0\n")
+    with RewardScorer([f"{file}:one"], [1.0], 1.0, 1) as scorer:
+        started = time.monotonic()
+        scorer.warm_up()
+        assert time.monotonic() - started < 2.0
+        assert scorer.score(["a"], ["72"]).rewards == (1.0,)
+
+
+def test_a_killed_caller_leaves_no_process_and_its_main_module_ran_once(
+    mark: str, tmp_path: Path
+) -> None:
+    script, imports = tmp_path / "caller.py", tmp_path / "imports"
+    script.write_text(CALLER, encoding="utf-8")
+    command = [sys.executable, str(script), OBEY, str(imports)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as caller:
+        assert caller.stdout is not None
+        assert caller.stdout.readline() == b"scoring\n"
+        # The caller, the host, 2 hanging workers and the child of each.
+        assert wait_for_count(mark, 6, 99, seconds=20.0) >= 6
+        caller.kill()
+    assert wait_for_count(mark, 0, 0, seconds=10.0) == 0
+    assert imports.read_text(encoding="utf-8") == "imported\n"
+
+
+def test_a_killed_host_takes_its_hanging_workers_along(mark: str) -> None:
+    """The workers die by the kernel's hand: neither the host nor the caller is there to do it."""
+    scorer = RewardScorer([OBEY], [1.0], 600.0, 2)
+    scorer.score(["fine"], ["72"])
+    sessions = {os.getsid(process) for process in marked_processes(mark)}
+    assert len(sessions) == 1
+    os.kill(sessions.pop(), signal.SIGKILL)
+    assert wait_for_count(mark, 0, 0, seconds=5.0) == 0
+    scorer.close()
+
+
+def test_the_scorer_works_on_after_an_interrupted_call(mark: str) -> None:
+    before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
+    try:
+        with RewardScorer([OBEY], [1.0], 600.0, 2) as scorer:
+            scorer.score(["fine"], ["72"])
+            main = threading.main_thread().ident
+            assert main is not None
+            threading.Timer(0.5, signal.pthread_kill, (main, signal.SIGUSR1)).start()
+            with pytest.raises(KeyboardInterrupt):
+                scorer.score(["hang with a child"] * 4, ["72"] * 4)
+            assert wait_for_count(mark, 0, 0, seconds=5.0) == 0
+            assert scorer.score(["fine", "fine"], ["72", "72"]).rewards == (1.0, 1.0)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_chunk_lost_without_fault_runs_again_3_times_then_one_by_one() -> None:
+    chunk = Chunk(function="f", indices=(4, 5))
+    for times_lost in (1, 2, 3):
+        assert settled(chunk, None) == {}
+        (chunk,) = remaining(chunk, None)
+        assert (chunk.indices, chunk.times_lost) == ((4, 5), times_lost)
+    assert [single.indices for single in remaining(chunk, None)] == [(4,), (5,)]
+
+
+def test_a_single_answer_lost_4_times_is_a_crash() -> None:
+    single = Chunk(function="f", indices=(4,), times_lost=3)
+    assert remaining(single, None) == []
+    assert settled(single, None) == {
+        4: Failure(kind="crash", detail="the scoring processes broke 4 times")
+    }
+
+
+def test_a_chunk_that_ran_out_of_budget_after_2_of_3_answers_sends_the_third_again() -> None:
+    chunk = Chunk(function="f", indices=(7, 8, 9))
+    assert settled(chunk, [1.0, 0.5]) == {7: 1.0, 8: 0.5}
+    assert [rest.indices for rest in remaining(chunk, [1.0, 0.5])] == [(9,)]
+
+
+def test_a_worker_stops_after_the_answer_that_spends_its_budget() -> None:
+    answers = [("fine", "1"), ("fine", "2"), ("fine", "3")]
+    assert score_answers(OBEY, answers, budget_seconds=60.0) == [1.0, 2.0, 3.0]
+    assert score_answers(OBEY, answers, budget_seconds=0.0) == [1.0]

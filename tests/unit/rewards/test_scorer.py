@@ -1,0 +1,185 @@
+"""Scores of batches in which some answers attack the process that scores them."""
+
+import logging
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mindrl.errors import ConfigError, RewardError
+from mindrl.rewards.functions import math_verify
+from mindrl.rewards.scorer import RewardScorer, Scores
+
+TIMEOUT_SECONDS = 1.5
+TOWER = "Easy: \\boxed{9^{9^{9^{9}}}}"
+
+
+OBEY = f"{Path(__file__).with_name('hostile_reward.py')}:obey"
+
+
+@pytest.fixture(scope="module")
+def scorer() -> Iterator[RewardScorer]:
+    with RewardScorer([OBEY, "math_verify"], [1.0, 0.5], TIMEOUT_SECONDS, processes=2) as scorer:
+        yield scorer
+
+
+def obeyed(scorer: RewardScorer, answers: int, harms: dict[int, str]) -> Scores:
+    """Score answers 0, 1, 2, ... as 0.0, 1.0, 2.0, ... but for those that do harm."""
+    responses = [harms.get(index, "fine") for index in range(answers)]
+    return scorer.score(responses, [str(index) for index in range(answers)])
+
+
+def unharmed(answers: int, harms: dict[int, str]) -> tuple[float, ...]:
+    return tuple(0.0 if index in harms else float(index) for index in range(answers))
+
+
+def test_100_scores_come_in_order_and_as_the_functions_give_them(scorer: RewardScorer) -> None:
+    responses = [f"so \\boxed{{{n}}}" for n in range(100)]
+    references = [str(n - n % 2) for n in range(100)]
+    scores = scorer.score(responses, references)
+    expected = tuple(map(math_verify, responses, references))
+    assert sum(expected) == 50.0
+    assert scores.parts == {OBEY: tuple(map(float, references)), "math_verify": expected}
+    assert scores.rewards == tuple(
+        float(reference) + 0.5 * part for reference, part in zip(references, expected, strict=True)
+    )
+    assert (scores.timeouts, scores.crashes, scores.errors) == (0, 0, 0)
+
+
+def test_metrics_of_rewards_1_and_2_are_mean_1_5_and_std_0_5(scorer: RewardScorer) -> None:
+    scores = scorer.score(["fine", "fine"], ["1", "2"])
+    assert scores.metrics() == {
+        "reward/mean": 1.5,
+        "reward/std": 0.5,
+        f"reward/{OBEY}": 1.5,
+        "reward/math_verify": 0.0,
+        "reward/timeouts": 0.0,
+        "reward/crashes": 0.0,
+        "reward/errors": 0.0,
+    }
+
+
+def test_three_hanging_answers_of_96_cost_only_themselves_and_bounded_time(
+    scorer: RewardScorer,
+) -> None:
+    harms = {7: "hang", 40: "hang in C", 90: "hang deaf"}
+    started = time.monotonic()
+    scores = obeyed(scorer, 96, harms)
+    elapsed = time.monotonic() - started
+    assert scores.parts[OBEY] == unharmed(96, harms)
+    assert (scores.timeouts, scores.crashes, scores.errors) == (3, 0, 0)
+    # Each hangs once in its chunk and once alone; 5 s for new workers on a busy machine.
+    assert elapsed < 6 * TIMEOUT_SECONDS + 5.0
+
+
+def test_answers_that_kill_their_process_cost_only_themselves(scorer: RewardScorer) -> None:
+    harms = {3: "exit 3", 20: "exit 0", 21: "segfault", 63: "killed"}
+    scores = obeyed(scorer, 64, harms)
+    assert scores.parts[OBEY] == unharmed(64, harms)
+    assert (scores.timeouts, scores.crashes, scores.errors) == (0, 4, 0)
+
+
+def test_eight_bad_results_are_eight_errors_of_score_0(scorer: RewardScorer) -> None:
+    kinds = ["raise", "None", "nan", "inf", "text", "decimal", "sys.exit", "allocate 8 GiB"]
+    harms = dict(enumerate(kinds, start=1))
+    scores = obeyed(scorer, 10, harms)
+    assert scores.parts[OBEY] == unharmed(10, harms)
+    assert (scores.timeouts, scores.crashes, scores.errors) == (0, 0, 8)
+
+
+def test_printing_100_mb_neither_shows_nor_costs(
+    scorer: RewardScorer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    scores = obeyed(scorer, 2, {0: "print 100 MB"})
+    assert scores.parts[OBEY] == (1.0, 1.0)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_failure_is_logged_with_its_reason_in_one_short_line(
+    scorer: RewardScorer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="mindrl.rewards.scorer"):
+        obeyed(scorer, 3, {1: "raise", 2: "exit 3"})
+        scorer.score(["\n\x1b[31m" + "x" * 10_000] * 20, ["no number"] * 20)
+    lines = [record.getMessage() for record in caplog.records]
+    assert "answer 1 as 0.0: error: 'ValueError: long long" in lines[0]
+    assert lines[1].endswith(
+        "answer 2 as 0.0: crash: process ended: exit code 3; response 'exit 3'"
+    )
+    assert lines[-1] == "4 more answers scored as 0.0"
+    assert len(lines) == 2 + 16 + 1
+    assert all(len(line) < 700 and line.isprintable() for line in lines)
+
+
+def test_hostile_text_gives_the_same_scores_twice(scorer: RewardScorer) -> None:
+    responses = [
+        TOWER,
+        "\\boxed{9**9**9**9}",
+        "so \\boxed{" + "(" * 20_000 + "72" + ")" * 20_000 + "}",
+        "so \\boxed{72",
+        "so \\boxed{{{72}",
+        "\ud800 lone surrogate \\boxed{72}",
+        "\x00 \\boxed{72}",
+        "so \\boxed{72}",
+    ]
+    first, second = (scorer.score(responses, ["72"] * len(responses)) for _ in range(2))
+    assert first == second
+    assert first.parts["math_verify"] == (0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0)
+    assert (first.timeouts, first.crashes, first.errors) == (1, 0, 0)
+
+
+def test_one_reference_too_few_or_no_responses_are_refused(scorer: RewardScorer) -> None:
+    with pytest.raises(RewardError, match="2 responses and 1 references"):
+        scorer.score(["a", "b"], ["72"])
+    with pytest.raises(RewardError, match="0 responses and 0 references"):
+        scorer.score([], [])
+
+
+def test_slow_answers_within_the_limit_all_score(tmp_path: Path) -> None:
+    file = tmp_path / "slow.py"
+    file.write_text("import time\ndef slow(r, a):\n    time.sleep(0.3)\n    return 1.0\n")
+    with RewardScorer([f"{file}:slow"], [1.0], timeout_seconds=1.0, processes=1) as scorer:
+        scores = scorer.score(["a"] * 16, ["72"] * 16)  # chunks of 4 would take 1.2 s
+    assert (scores.rewards, scores.timeouts) == ((1.0,) * 16, 0)
+
+
+def test_an_unknown_function_is_refused_at_the_first_score() -> None:
+    with (
+        RewardScorer(["math_verfy"], [1.0], 1.0, 1) as scorer,
+        pytest.raises(ConfigError, match="did you mean 'math_verify'"),
+    ):
+        scorer.score(["a"], ["72"])
+
+
+def test_a_function_whose_import_ends_the_host_is_an_error_and_no_hang(tmp_path: Path) -> None:
+    file = tmp_path / "fatal.py"
+    file.write_text("import os\nos._exit(5)\n")
+    with (
+        RewardScorer([f"{file}:score"], [1.0], 1.0, 1) as scorer,
+        pytest.raises(RewardError, match="exit code 5"),
+    ):
+        scorer.score(["a"], ["72"])
+
+
+@pytest.mark.parametrize(
+    ("functions", "weights", "timeout_seconds", "processes", "needed"),
+    [
+        ([], [], 1.0, 1, r"verifier_function=\[\]"),
+        (["math_verify"] * 2, [1.0, 1.0], 1.0, 1, "each named once"),
+        (["math_verify"], [1.0, 2.0], 1.0, 1, r"verifier_weight=\[1.0, 2.0\]: need 1"),
+        (["math_verify"], [math.nan], 1.0, 1, r"verifier_weight=\[nan\]"),
+        (["math_verify"], [1.0], 0.0, 1, "verifier_timeout=0.0"),
+        (["math_verify"], [1.0], 1.0, 0, "verifier_parallel=0"),
+    ],
+)
+def test_a_plan_that_cannot_run_is_refused_with_its_field(
+    functions: list[str],
+    weights: list[float],
+    timeout_seconds: float,
+    processes: int,
+    needed: str,
+) -> None:
+    with pytest.raises(ConfigError, match=needed):
+        RewardScorer(functions, weights, timeout_seconds, processes)

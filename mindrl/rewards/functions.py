@@ -56,10 +56,9 @@ def last_boxed(text: str) -> str | None:
         pass
     if opening is None:
         return None
-    end = _closing_brace(text, opening.end())
-    if end is None or end - opening.end() > MAX_BOXED_CHARACTERS:
-        return None
-    return text[opening.end() : end]
+    inside = text[opening.end() : opening.end() + MAX_BOXED_CHARACTERS + 1]
+    end = _closing_brace(inside, 0)
+    return None if end is None else inside[:end]
 
 
 def reference_answer(reference: str) -> str:

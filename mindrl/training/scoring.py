@@ -6,6 +6,7 @@ Shapes: B sequences, T positions, N response tokens, V this rank's part of the v
 from collections.abc import Iterator
 
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor, nn
 from torch.nn import functional
@@ -17,7 +18,12 @@ from mindrl.models.qwen2 import training_table
 from mindrl.training.logprobs import vocab_parallel_logprobs
 from mindrl.training.model import ModelSettings, build_model, transformer_config, unwrap
 from mindrl.training.offload import StorageOffloader
-from mindrl.training.weights import check_table, import_weights, local_tensors
+from mindrl.training.weights import (
+    check_table,
+    import_weights,
+    local_tensors,
+    mark_tensor_parallel,
+)
 
 _PADDING_LOGIT = -1e30
 
@@ -36,17 +42,21 @@ class ScoringModel:
         self.description = read_description(folder)
         self.config = transformer_config(self.description, settings)
         self.network: nn.Module = build_model(self.description, self.config, settings)
-        check_table(self.local_tensors(), self.table)
-        import_weights(folder, self.local_tensors(), self.table)
+        table = self.tables[parallel_state.get_tensor_model_parallel_rank()]
+        check_table(self.local_tensors(), table)
+        mark_tensor_parallel(unwrap(self.network), self.tables)
+        import_weights(folder, self.local_tensors(), table)
 
     @property
-    def table(self) -> ShardingTable:
-        """The sharding table of this rank."""
-        return training_table(
-            self.description,
-            tp=parallel_state.get_tensor_model_parallel_world_size(),
-            tp_rank=parallel_state.get_tensor_model_parallel_rank(),
-        )
+    def tables(self) -> list[ShardingTable]:
+        """The sharding tables of all tensor-parallel ranks."""
+        tp = parallel_state.get_tensor_model_parallel_world_size()
+        return [training_table(self.description, tp=tp, tp_rank=rank) for rank in range(tp)]
+
+    @property
+    def tensor_parallel_group(self) -> dist.ProcessGroup:
+        """The ranks that hold this replica together, in the order of `tables`."""
+        return parallel_state.get_tensor_model_parallel_group()
 
     def local_tensors(self) -> dict[str, Tensor]:
         """Return this rank's weights by their local names."""
@@ -90,7 +100,7 @@ class ScoringModel:
             logits_NV,
             sequences.tokens_BT.to(logits_NV.device)[mask_BT],
             first_token=first_token,
-            group=parallel_state.get_tensor_model_parallel_group(),
+            group=self.tensor_parallel_group,
         )
         empty_BT = torch.zeros(mask_BT.shape, device=logits_NV.device)
         return (

@@ -2,12 +2,13 @@
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
+from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -37,6 +38,25 @@ def check_table(local: Mapping[str, Tensor], table: ShardingTable) -> None:
     made = {name: tuple(tensor.shape) for name, tensor in local.items()}
     described = {name: entry.shape for name, entry in table.items()}
     assert made == described, set(made.items()) ^ set(described.items())
+
+
+def mark_tensor_parallel(network: nn.Module, tables: Sequence[ShardingTable]) -> None:
+    """Mark the parameters that are cut between the tensor-parallel ranks.
+
+    Megatron does this where it initialises weights itself; without the marks the global
+    gradient norm would count the parts of the first rank only.
+
+    Args:
+        network: The GPT model.
+        tables: The sharding tables of all tensor-parallel ranks.
+    """
+    first, last = tables[0], tables[-1]
+    for name, parameter in network.named_parameters():
+        pairs = zip(first[name].placements[0].source, last[name].placements[0].source, strict=True)
+        cut = [dim for dim, (here, there) in enumerate(pairs) if here != there]
+        # Megatron always marks the biases itself.
+        if cut and parameter.dim() > 1:
+            set_tensor_model_parallel_attributes(parameter, True, cut[0], 1)
 
 
 @torch.no_grad()

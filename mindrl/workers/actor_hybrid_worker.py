@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch.distributed as dist
-from megatron.core import parallel_state
 from torch import Tensor
 
 from mindrl.algorithms.grpo import GrpoLoss
@@ -13,7 +12,7 @@ from mindrl.allocation.regions import TrainRegion
 from mindrl.batch.experience import Minibatch, Scored, Sequences
 from mindrl.batch.prompts import Sampling
 from mindrl.batch.rollouts import Response
-from mindrl.models.qwen2 import logical_shapes, training_table
+from mindrl.models.qwen2 import logical_shapes
 from mindrl.resharding.gather import GatherReshard
 from mindrl.rollout.engine import EngineSettings, RolloutEngine
 from mindrl.training.actor import TrainedModel
@@ -44,12 +43,9 @@ class WeightsInTransit:
 
     def __init__(self, model: ScoringModel) -> None:
         """Plan the way once: the layouts do not change."""
-        ranks = parallel_state.get_tensor_model_parallel_world_size()
         self.model = model
         self.gather = GatherReshard(
-            [training_table(model.description, tp=ranks, tp_rank=rank) for rank in range(ranks)],
-            logical_shapes(model.description),
-            parallel_state.get_tensor_model_parallel_group(),
+            model.tables, logical_shapes(model.description), model.tensor_parallel_group
         )
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:

@@ -92,14 +92,21 @@ session_pids() {
         { read -r line <"$file"; } 2>/dev/null || continue
         # After the name, which may hold spaces: state, parent, group, session.
         read -r state _ _ session _ <<<"${line##*) }"
-        [[ "$session" != "$1" || "$state" == Z ]] || printf '%s\n' "$(basename "$(dirname "$file")")"
+        [[ "$session" != "$1" || "$state" == Z ]] || printf '%s\n' "${file//[^0-9]/}"
     done
 }
 
-signal_session() {
-    local pids
-    mapfile -t pids < <(session_pids "$2")
-    ((${#pids[@]} == 0)) || kill "-$1" "${pids[@]}" 2>/dev/null || true
+# Kill what session $1 still holds, and return when it is gone: a signal only starts a process's end.
+end_session() {
+    local pids deadline=$((SECONDS + 10))
+    while mapfile -t pids < <(session_pids "$1") && ((${#pids[@]})); do
+        if ((SECONDS >= deadline)); then
+            say "could not end process(es) ${pids[*]}"
+            return
+        fi
+        kill -KILL "${pids[@]}" 2>/dev/null || true
+        sleep 0.1
+    done
 }
 
 # Say whether process $1 is a living child of this script: a number alone may belong to someone else by now.
@@ -123,7 +130,7 @@ stop_session() {
     if is_child "$1"; then
         say "process $1 still runs; ending it"
     fi
-    signal_session KILL "$1"
+    end_session "$1"
 }
 
 # Signals go to the child that the script waits for. FORWARDED counts those that have been passed on.
@@ -249,7 +256,7 @@ join_head() {
         sleep 1
     done
     start_ray --address "$RAY_ADDRESS"
-    say "joined as node $NODE_RANK; this ends when the head does"
+    say "joined as node $NODE_RANK; this ends at most a minute after the head"
     wait_for "$RAY_PID" || code=$?
     ((SIGNALLED == 0)) || exit 143
     if is_open "$HEAD_IP" "$RAY_PORT"; then

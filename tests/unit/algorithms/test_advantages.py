@@ -1,3 +1,5 @@
+"""Advantages against a plain Python reference."""
+
 import math
 
 import pytest

@@ -1,3 +1,5 @@
+"""The GRPO loss against a plain Python reference, whole and in micro-batches."""
+
 import math
 
 import pytest

@@ -1,3 +1,5 @@
+"""KL estimates against a plain Python reference and an exact KL."""
+
 import math
 
 import pytest

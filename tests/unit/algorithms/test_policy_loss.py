@@ -1,3 +1,5 @@
+"""The clipped loss against a plain Python reference and cases worked by hand."""
+
 import math
 
 import pytest

@@ -1,3 +1,5 @@
+"""Token weights against a plain Python reference."""
+
 from collections.abc import Callable
 
 import pytest

@@ -1,3 +1,5 @@
+"""What a pseudo-terminal and a log file receive."""
+
 import fcntl
 import io
 import os

@@ -1,4 +1,7 @@
+"""Log files and redirected output of real processes."""
+
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -55,8 +58,13 @@ def test_a_log_file_that_is_a_folder_is_reported_with_its_path(tmp_path: Path) -
 
 
 def run_python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     return subprocess.run(
-        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=buffered,
     )
 
 

@@ -1,3 +1,5 @@
+"""Memory measured in fresh processes."""
+
 import json
 import platform
 import subprocess

@@ -1,3 +1,5 @@
+"""Means and joins of metrics."""
+
 import math
 
 import pytest

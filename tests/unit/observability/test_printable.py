@@ -1,3 +1,5 @@
+"""Hostile text shown as text."""
+
 import sys
 import unicodedata
 
@@ -14,6 +16,7 @@ from mindrl.observability.printable import printable
         ("\x9b2J", r"\x9b2J"),
         ("\u202eevil", r"\u202eevil"),
         ("\ud83d", r"\ud83d"),
+        ("one\u2028two\u2029", r"one\u2028two\u2029"),
         ("two\nlines\tand a tab", "two\nlines\tand a tab"),
         ("数学 = 3\u00d74, é, 😀", "数学 = 3\u00d74, é, 😀"),
     ],

@@ -1,3 +1,5 @@
+"""Output folders that cannot be used."""
+
 import shutil
 import subprocess
 import sys

@@ -1,3 +1,5 @@
+"""Samples in the file and on the screen."""
+
 import io
 import json
 import math
@@ -60,7 +62,7 @@ def test_samples_of_two_steps_come_back_from_the_file_field_by_field(tmp_path: P
 
 @pytest.mark.parametrize("terminal", [True, False])
 @pytest.mark.parametrize("field", ["prompt", "response", "reference"])
-def test_escapes_markup_and_nul_in_a_sample_are_shown_as_text(field: str, terminal: bool) -> None:  # noqa: FBT001
+def test_escapes_markup_and_nul_in_a_sample_are_shown_as_text(field: str, terminal: bool) -> None:
     output = shown(sample(**{field: HOSTILE}), terminal=terminal)
     assert r"a\x1b[31mred [bold]loud[/bold] [/] \x00 :smile:" in output
     assert "\x1b[31m" not in output

@@ -1,3 +1,5 @@
+"""Stage times, with real sleeps."""
+
 import time
 
 import pytest

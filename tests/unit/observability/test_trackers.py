@@ -1,3 +1,5 @@
+"""Metrics read back from JSON lines and TensorBoard event files."""
+
 import json
 import math
 from pathlib import Path
@@ -48,16 +50,18 @@ def test_trackers_hand_the_same_step_to_both_and_close_both(tmp_path: Path) -> N
         jsonl.log(4, {"loss": 0.0})
 
 
-def test_a_tracker_that_cannot_close_does_not_keep_the_others_open(tmp_path: Path) -> None:
-    full = JsonlTracker(Path("/dev/full"))
-    other = JsonlTracker(tmp_path / "metrics.jsonl")
-    trackers = Trackers([other, full])
+def test_a_tracker_that_cannot_close_does_not_keep_those_before_and_after_it_open(
+    tmp_path: Path,
+) -> None:
+    before, after = JsonlTracker(tmp_path / "1.jsonl"), JsonlTracker(tmp_path / "2.jsonl")
+    trackers = Trackers([before, JsonlTracker(Path("/dev/full")), after])
     with pytest.raises(OutputError, match="/dev/full"):
         trackers.log(1, {"loss": 0.5})
     with pytest.raises(OutputError, match="/dev/full"):
         trackers.close()
-    with pytest.raises(ValueError, match="closed file"):
-        other.log(2, {"loss": 0.5})
+    for tracker in (before, after):
+        with pytest.raises(ValueError, match="closed file"):
+            tracker.log(2, {"loss": 0.5})
 
 
 def test_a_metric_named_step_is_refused_rather_than_written_over(tmp_path: Path) -> None:

@@ -139,10 +139,10 @@ def test_one_reference_too_few_or_no_responses_are_refused(scorer: RewardScorer)
 
 def test_slow_answers_within_the_limit_all_score(tmp_path: Path) -> None:
     file = tmp_path / "slow.py"
-    file.write_text("import time\ndef slow(r, a):\n    time.sleep(0.3)\n    return 1.0\n")
+    file.write_text("import time\ndef slow(r, a):\n    time.sleep(0.6)\n    return 1.0\n")
     with RewardScorer([f"{file}:slow"], [1.0], timeout_seconds=1.0, processes=1) as scorer:
-        scores = scorer.score(["a"] * 16, ["72"] * 16)  # chunks of 4 would take 1.2 s
-    assert (scores.rewards, scores.timeouts) == ((1.0,) * 16, 0)
+        scores = scorer.score(["a"] * 5, ["72"] * 5)  # a chunk of 2 would take 1.2 s
+    assert (scores.rewards, scores.timeouts) == ((1.0,) * 5, 0)
 
 
 def test_an_unknown_function_is_refused_at_the_first_score() -> None:

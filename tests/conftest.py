@@ -1,0 +1,96 @@
+"""What many tests share: a random model folder and a configuration for it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mindrl.config.load import load_run_config
+from mindrl.config.run import RunConfig
+
+Overrides = dict[str, Any]
+
+
+@pytest.fixture(scope="session")
+def configs() -> Path:
+    """The folder of the shipped configurations."""
+    return Path(__file__).parents[1] / "configs"
+
+
+@pytest.fixture(scope="session")
+def random_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Path]:
+    """Make a Qwen2 folder with random weights: 2 layers, 4 heads, 2 key-value heads, 96 tokens."""
+    import torch
+    from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+
+    made: dict[bool, Path] = {}
+
+    def make(tied: bool) -> Path:
+        if tied not in made:
+            torch.manual_seed(7)
+            config = Qwen2Config(
+                vocab_size=96,
+                hidden_size=128,
+                intermediate_size=160,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                max_position_embeddings=128,
+                tie_word_embeddings=tied,
+                # Wide, so that the most likely token leads by far more than rounding errors.
+                initializer_range=0.15,
+                bos_token_id=None,
+                eos_token_id=1,
+            )
+            model = Qwen2ForCausalLM(config)
+            for name, parameter in model.named_parameters():
+                if name.endswith("bias"):
+                    torch.nn.init.normal_(parameter, std=0.1)
+            folder = tmp_path_factory.mktemp("tied" if tied else "untied")
+            model.save_pretrained(folder)
+            GenerationConfig(eos_token_id=1).save_pretrained(folder)
+            made[tied] = folder
+        return made[tied]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def run_config() -> Callable[..., RunConfig]:
+    """Build the configuration of a small CPU run; overrides are dotted keys."""
+    return make_run_config
+
+
+def make_run_config(model: Path, overrides: Overrides | None = None) -> RunConfig:
+    values: dict[str, dict[str, Any]] = {
+        "megatron_training": {
+            "train_iters": 3,
+            "global_batch_size": 4,
+            "seq_length": 64,
+            "data_path": "unused.jsonl",
+            "bf16": False,
+        },
+        "actor_config": {"load": str(model), "micro_batch_size": 4, "lr": 1e-3},
+        "rl_config": {
+            "device": "cpu",
+            "actor_resource": {"num_npus": 1},
+            "n_samples_per_prompt": 4,
+            "mini_batch_size": 4,
+            "max_prompt_length": 32,
+        },
+        "generate_config": {
+            "dtype": "float32",
+            "max_model_len": 64,
+            "max_num_seqs": 64,
+            "kv_cache_mib": 16,
+            "sampling_config": {"max_tokens": 16},
+        },
+    }
+    for key, value in (overrides or {}).items():
+        *path, last = key.split(".")
+        section = values
+        for part in path:
+            section = section.setdefault(part, {})
+        section[last] = value
+    return load_run_config(values)

@@ -1,0 +1,104 @@
+"""Real workers in forked processes, behind the interface of `cluster.WorkerGroup`.
+
+Ray is left out, everything else is the product: the same workers, the same dispatch. Imports
+happen once per test session, so a group of two ranks is up in a few seconds.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from multiprocessing.connection import Connection, Listener, Pipe
+from pathlib import Path
+from typing import Any
+
+from zygote import receive, send
+
+from mindrl.allocation.layout import Layout
+from mindrl.cluster.colocated_actor import ColocatedActor
+from mindrl.config.run import RunConfig
+from mindrl.platform.device import PLATFORMS
+from mindrl.platform.rendezvous import listen
+
+
+class ForkedWorkers:
+    """A zygote process and the groups that are forked from it, one at a time."""
+
+    def __init__(self, log: Path) -> None:
+        self.orders, theirs = Pipe()
+        environment = PLATFORMS["cpu"].worker_environment(workers=2, one_machine=True)
+        with theirs, log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, str(Path(__file__).with_name("zygote.py")), str(theirs.fileno())],
+                env=os.environ | environment,
+                pass_fds=[theirs.fileno()],
+                stdout=output,
+                stderr=output,
+            )
+        self.log = log
+
+    def start(self, config: RunConfig) -> "ForkedGroup":
+        """Fork one rank per device of the configuration and wait until all are built."""
+        if self.orders is not None and not hasattr(self, "ready"):
+            self.ready = self.orders.recv()
+        with tempfile.TemporaryDirectory() as folder, Listener(f"{folder}/calls") as listener:
+            with listen("127.0.0.1") as free:
+                port = free.getsockname()[1]
+            self.orders.send((listener.address, port, config))
+            ranks = {}
+            for _ in range(config.world_size):
+                connection = listener.accept()
+                ranks[connection.recv()] = connection
+        group = ForkedGroup([ranks[rank] for rank in sorted(ranks)])
+        group.collect()
+        return group
+
+    def stop(self) -> None:
+        """End the zygote."""
+        self.orders.send(None)
+        self.process.wait(timeout=30)
+
+
+class ForkedGroup:
+    """Calls all ranks at once and waits for all of them."""
+
+    def __init__(self, ranks: Sequence[Connection]) -> None:
+        self.ranks = ranks
+
+    def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        for rank, given in zip(self.ranks, arguments, strict=True):
+            send(rank, (method, given))
+        return self.collect()
+
+    def call_all(self, method: str, *arguments: Any) -> list[Any]:
+        return self.call(method, [arguments] * len(self.ranks))
+
+    def collect(self) -> list[Any]:
+        results = []
+        for rank in self.ranks:
+            kind, value = receive(rank)
+            assert kind == "result", value
+            results.append(value)
+        return results
+
+    def stop(self) -> None:
+        for rank in self.ranks:
+            send(rank, None)
+            rank.close()
+
+
+def colocated_actor(group: ForkedGroup, config: RunConfig) -> ColocatedActor:
+    """Wire the trainer's view of the workers as the launch package does."""
+    return ColocatedActor(
+        group,
+        train=Layout(
+            world_size=config.world_size,
+            tensor_parallel_size=config.actor_config.tensor_model_parallel_size,
+        ),
+        rollout=Layout(
+            world_size=config.world_size,
+            tensor_parallel_size=config.generate_config.infer_tensor_parallel_size,
+        ),
+        seed=config.megatron_training.seed,
+    )

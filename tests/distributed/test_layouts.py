@@ -1,0 +1,128 @@
+"""All tensor-parallel layouts of two workers train and answer like one worker."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from forked_workers import ForkedWorkers, colocated_actor
+
+from mindrl.algorithms.token_weights import token_mean_weights
+from mindrl.batch.experience import Experience, MinibatchPlan, Sequences
+from mindrl.batch.prompts import Prompt, Sampling
+from mindrl.config.run import RunConfig
+
+PROMPTS = [
+    Prompt(uid=uid, token_ids=tuple(range(5 + uid, 12 + 2 * uid)), text="", reference="")
+    for uid in range(4)
+]
+SAMPLING = Sampling(temperature=1.0, max_tokens=16, stop_token_ids=(1,), samples_per_prompt=4)
+GREEDY = Sampling(temperature=0.0, max_tokens=16, stop_token_ids=(1,))
+LOSS_TOLERANCE = 2e-6
+"""float32 sums in another order: about ten roundings of 1.2e-7 on losses of size 1."""
+
+
+@dataclass
+class Trace:
+    """What a short run did."""
+
+    losses: list[float]
+    grad_norms: list[float]
+    gaps: list[float]
+    tokens: list[list[int]]
+    greedy: list[list[int]]
+
+
+def train_for_three_steps(workers: ForkedWorkers, config: RunConfig) -> Trace:
+    """Roll out, score and update three times, with advantages that depend on tokens alone."""
+    group = workers.start(config)
+    actor = colocated_actor(group, config)
+    trace = Trace(losses=[], grad_norms=[], gaps=[], tokens=[], greedy=[])
+    for step in range(3):
+        with actor.rollout_phase():
+            rollouts = actor.generate_sequences(PROMPTS, SAMPLING, step=step)
+        sequences = Sequences(
+            tokens_BT=rollouts.tokens_BT,
+            lengths_B=rollouts.lengths_B,
+            response_mask_BT=rollouts.response_mask_BT,
+        )
+        old_logprobs_BT = actor.compute_log_prob(sequences).logprobs_BT
+        gap_N = (old_logprobs_BT - rollouts.rollout_logprobs_BT)[rollouts.response_mask_BT]
+        wanted_B = (rollouts.tokens_BT % 3 == 0).float().mean(1)
+        experience = Experience(
+            tokens_BT=sequences.tokens_BT,
+            lengths_B=sequences.lengths_B,
+            response_mask_BT=sequences.response_mask_BT,
+            group_B=rollouts.group_B,
+            old_logprobs_BT=old_logprobs_BT,
+            advantages_BT=(wanted_B - wanted_B.mean())[:, None] * rollouts.response_mask_BT * 10,
+            ref_logprobs_BT=None,
+        )
+        plan = MinibatchPlan(
+            prompts_per_update=4, epochs=2, token_weights=token_mean_weights, generator=None
+        )
+        with actor.train_phase():
+            updates = [actor.update(minibatch) for minibatch in experience.minibatches(plan)]
+        trace.losses += [update["policy_loss"] for update in updates]
+        trace.grad_norms += [update["grad_norm"] for update in updates]
+        trace.gaps.append(gap_N.abs().mean().item())
+        trace.tokens += [rollouts.response_tokens(row) for row in range(16)]
+    with actor.rollout_phase():
+        answers = actor.generate_sequences(PROMPTS, GREEDY, step=0)
+    trace.greedy = [answers.response_tokens(row) for row in range(4)]
+    group.stop()
+    return trace
+
+
+@pytest.fixture(scope="session", params=[True, False], ids=["tied", "untied"])
+def alone(
+    request: pytest.FixtureRequest,
+    forked_workers: ForkedWorkers,
+    random_model: Callable[[bool], Path],
+    run_config: Callable[..., RunConfig],
+) -> tuple[bool, Trace]:
+    """The run with one worker."""
+    config = run_config(random_model(request.param))
+    return request.param, train_for_three_steps(forked_workers, config)
+
+
+@pytest.mark.parametrize("rollout_tp", [1, 2])
+@pytest.mark.parametrize("train_tp", [1, 2])
+def test_two_workers_in_any_layout_equal_one_worker(
+    train_tp: int,
+    rollout_tp: int,
+    alone: tuple[bool, Trace],
+    forked_workers: ForkedWorkers,
+    random_model: Callable[[bool], Path],
+    run_config: Callable[..., RunConfig],
+) -> None:
+    tied, expected = alone
+    config = run_config(
+        random_model(tied),
+        {
+            "rl_config.actor_resource.num_npus": 2,
+            "actor_config.tensor_model_parallel_size": train_tp,
+            "generate_config.infer_tensor_parallel_size": rollout_tp,
+        },
+    )
+
+    trace = train_for_three_steps(forked_workers, config)
+
+    print(trace.losses, expected.losses, trace.grad_norms, expected.grad_norms, trace.gaps)
+    assert trace.tokens == expected.tokens
+    assert trace.greedy == expected.greedy
+    torch.testing.assert_close(
+        torch.tensor(trace.losses), torch.tensor(expected.losses), atol=LOSS_TOLERANCE, rtol=0
+    )
+    torch.testing.assert_close(
+        torch.tensor(trace.grad_norms), torch.tensor(expected.grad_norms), atol=0, rtol=1e-4
+    )
+    assert max(trace.gaps) < 1e-5
+
+
+def test_the_run_moved_the_weights(alone: tuple[bool, Trace]) -> None:
+    _, trace = alone
+    assert min(trace.grad_norms) > 1e-3
+    # The second epoch starts from updated weights: its ratio, and so its loss, differs.
+    assert all(first != second for first, second in zip(trace.losses[::2], trace.losses[1::2]))

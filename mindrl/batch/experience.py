@@ -5,7 +5,7 @@ Shapes: B sequences, T positions. Log-probs at position t are those of the token
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ class Sequences:
     def rows(self, index: Tensor | slice) -> Self:
         """Take some sequences, in the order of `index`, cut to the longest of them."""
         longest = int(self.lengths_B[index].max())
-        columns: dict[str, Tensor | None] = {}
+        columns: dict[str, Any] = {}
         for field in fields(self):
             column: Tensor | None = getattr(self, field.name)
             if column is not None:

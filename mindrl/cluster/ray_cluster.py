@@ -14,7 +14,8 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 
 from mindrl.errors import ClusterError
 from mindrl.platform.device import Platform
-from mindrl.platform.environment import cache_folder, ray_address, require_ray_tokens
+from mindrl.platform.environment import cache_folder, ray_address
+from mindrl.platform.patches import ray_on_loopback
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,6 @@ class RayCluster:
         self._leave()
 
     def _connect(self) -> None:
-        require_ray_tokens()
         namespace = f"mindrl-{uuid4().hex[:8]}"
         if not self.started_here:
             try:
@@ -75,16 +75,15 @@ class RayCluster:
             except (ConnectionError, RuntimeError, ValueError) as error:
                 raise ClusterError(f"RAY_ADDRESS={self.address}: cannot join: {error}") from error
             return
+        ray_on_loopback.install()
         context = ray.init(
-            num_cpus=max(self.devices, 1),
-            num_gpus=self.devices if self.platform.ray_resource == "GPU" else 0,
-            resources={"NPU": self.devices} if self.platform.ray_resource == "NPU" else None,
+            **self.platform.ray_options(self.devices),
             object_store_memory=1 << 30,
             include_dashboard=False,
             namespace=namespace,
             log_to_driver=False,
             configure_logging=False,
-            _node_ip_address="127.0.0.1",
+            _node_ip_address=ray_on_loopback.LOOPBACK,
             _temp_dir=_session_folder(),
         )
         self.session = Path(context["session_dir"])
@@ -100,7 +99,7 @@ class RayCluster:
 
     def _reserve(self) -> PlacementGroup:
         resource = self.platform.ray_resource
-        bundle = {resource: 1.0} | ({} if resource == "CPU" else {"CPU": 1.0})
+        bundle = {"CPU": 1.0} | {resource: 1.0}
         deadline = time.monotonic() + self.timeout_seconds
         while (present := int(ray.cluster_resources().get(resource, 0))) < self.devices:
             if time.monotonic() > deadline:

@@ -1,6 +1,5 @@
 """The worker processes of a run, called together, watched while they work."""
 
-import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -103,12 +102,9 @@ class WorkerGroup:
         environment = platform.worker_environment(
             workers=self.cluster.devices, one_machine=self.cluster.started_here
         )
-        resources = {platform.ray_resource: 1} if platform.ray_resource == "NPU" else {}
         remote = ray.remote(WorkerProcess).options(
             name=f"worker-{rank}",
-            num_cpus=1,
-            num_gpus=1 if platform.ray_resource == "GPU" else 0,
-            resources=resources,
+            **platform.ray_options(1),
             max_restarts=0,
             runtime_env={"env_vars": environment},
             scheduling_strategy=PlacementGroupSchedulingStrategy(
@@ -133,15 +129,13 @@ class WorkerGroup:
         self, rank: int, error: RayActorError | RayTaskError, pending: dict[Any, int]
     ) -> MindrlError:
         """Find the first cause among workers that fail together."""
-        if isinstance(error, RayTaskError):
-            deadline = time.monotonic() + _GRACE_SECONDS
-            while pending and time.monotonic() < deadline:
-                done, _ = ray.wait(list(pending), num_returns=1, timeout=0.2)
-                for reference in done:
-                    other = pending.pop(reference)
-                    found = _failure(reference)
-                    if isinstance(found, RayActorError):
-                        rank, error, pending = other, found, {}
+        deadline = time.monotonic() + _GRACE_SECONDS
+        while isinstance(error, RayTaskError) and pending and time.monotonic() < deadline:
+            done, _ = ray.wait(list(pending), num_returns=1, timeout=0.2)
+            for reference in done:
+                other = pending.pop(reference)
+                death = _death(reference)
+                rank, error = (rank, error) if death is None else (other, death)
         if isinstance(error, RayTaskError) and isinstance(error.cause, MindrlError):
             return error.cause
         return self._died(rank, error)
@@ -161,11 +155,14 @@ class WorkerGroup:
         )
 
 
-def _failure(reference: Any) -> Exception | None:
+def _death(reference: Any) -> RayActorError | None:
+    """Return how a worker died; None where it lives, even if its call failed."""
     try:
         ray.get(reference)
-    except (RayActorError, RayTaskError) as error:
+    except RayActorError as error:
         return error
+    except RayTaskError:
+        return None
     return None
 
 

@@ -3,6 +3,8 @@
 import logging
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
@@ -13,7 +15,7 @@ import ray
 
 from mindrl.config.run import RunConfig
 from mindrl.observability.logs import configure_logging, redirect_output
-from mindrl.platform.device import DeviceKind, PLATFORMS, prepare_process
+from mindrl.platform.device import PLATFORMS, DeviceKind, prepare_process
 from mindrl.platform.rendezvous import Seat, join_process_group, listen
 
 logger = logging.getLogger(__name__)
@@ -47,7 +49,7 @@ class WorkerProcess:
         address = None
         if self.rank == 0:
             self.listener = listen(node)
-            address = (node, self.listener.getsockname()[1])
+            address = self.listener.getsockname()[:2]
         return Identity(pid=os.getpid(), node=node, address=address)
 
     def build(self, address: tuple[str, int], config: RunConfig, factory: str) -> None:
@@ -64,21 +66,31 @@ class WorkerProcess:
             world_size=config.world_size,
             local_device=self._local_device(),
         )
-        prepare_process(self.platform)
         timeout = timedelta(minutes=config.megatron_training.distributed_timeout_minutes)
-        join_process_group(
-            self.platform, seat, address, timeout=timeout, listener=self.listener
-        )
         module, function = factory.split(":")
-        self.worker = getattr(import_module(module), function)(config, self.platform)
+        with self._failures_logged():
+            prepare_process(self.platform)
+            join_process_group(
+                self.platform, seat, address, timeout=timeout, listener=self.listener
+            )
+            self.worker = getattr(import_module(module), function)(config, self.platform)
         logger.info("worker %d is ready", self.rank)
 
     def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
         """Call a method of the worker."""
         logger.info("%s begins", method)
-        result = getattr(self.worker, method)(*arguments)
+        with self._failures_logged():
+            result = getattr(self.worker, method)(*arguments)
         logger.info("%s ends", method)
         return result
+
+    @contextmanager
+    def _failures_logged(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            logger.exception("failed")
+            raise
 
     def _local_device(self) -> int:
         ids = ray.get_runtime_context().get_accelerator_ids().get(self.platform.ray_resource)

@@ -18,7 +18,7 @@ class MegatronTrainingConfig:
     train_iters: PositiveInt
     """Steps of the run. One step is one rollout of `global_batch_size` prompts and its updates."""
     global_batch_size: PositiveInt
-    """Prompts per step. A step trains on this many times `rl_config.n_samples_per_prompt` sequences."""
+    """Prompts per step, each sampled `rl_config.n_samples_per_prompt` times."""
     seq_length: PositiveInt
     """Longest sequence in tokens, prompt and response together, that the trainer accepts."""
     data_path: str

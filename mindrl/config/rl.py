@@ -84,7 +84,7 @@ class RLConfig:
     test_freq: Annotated[int, Field(ge=0)] = 0
     """Evaluate greedily on the held-out file every so many steps. 0: only before and after."""
     max_logprob_gap: Annotated[float, Field(gt=0.0)] = 0.1
-    """Largest mean |rollout - training log-prob| in nats; beyond it the run fails: wrong weights."""
+    """Largest mean |rollout - training log-prob| in nats; beyond it the run fails."""
     log_samples: Annotated[int, Field(ge=0)] = 4
     """Sampled responses stored per step."""
     use_tensorboard: bool = True

@@ -100,6 +100,5 @@ def _choices(config: RunConfig) -> Iterator[str]:
         yield f"actor_config.min_lr={actor.min_lr:g} must not be above actor_config.lr={actor.lr:g}"
     if rl.test_freq and config.megatron_training.test_data_path is None:
         yield (
-            f"rl_config.test_freq={rl.test_freq} needs megatron_training.test_data_path, "
-            "found none"
+            f"rl_config.test_freq={rl.test_freq} needs megatron_training.test_data_path, found none"
         )

@@ -20,7 +20,7 @@ from mindrl.errors import ConfigError, InterruptedRunError, MindrlError, OutputE
 from mindrl.launch.checks import check_without_files
 from mindrl.launch.explain import derived_numbers, render_numbers
 from mindrl.platform.device import PLATFORMS, choose_platform
-from mindrl.platform.environment import let_hydra_raise
+from mindrl.platform.environment import prepare_driver
 
 Train = Callable[[RunConfig, Path], object]
 
@@ -41,20 +41,32 @@ def run_program(train: Train, *, configs: Path, default_config: str) -> int:
     """
     dry_run = _DRY_RUN in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != _DRY_RUN]
-    let_hydra_raise()
+    prepare_driver()
     register_defaults()
 
+    # Hydra would print an error in its own words before it passes it on.
+    errors: list[MindrlError] = []
+
     def task(composed: DictConfig) -> None:
-        config = load_run_config(plain_values(composed))
-        if dry_run:
-            explain(config)
-        else:
-            train(config, Path(HydraConfig.get().runtime.output_dir))
+        try:
+            config = load_run_config(plain_values(composed))
+            if dry_run:
+                explain(config)
+            else:
+                train(config, Path(HydraConfig.get().runtime.output_dir))
+        except MindrlError as error:
+            errors.append(error)
 
     program = hydra.main(
         version_base="1.3", config_path=str(configs.resolve()), config_name=default_config
     )(task)
-    return _exit_code(lambda: _checked(program, configs))
+
+    def checked() -> None:
+        _checked(program, configs)
+        for error in errors:
+            raise error
+
+    return _exit_code(checked)
 
 
 def explain(config: RunConfig) -> None:

@@ -65,19 +65,19 @@ def train_grpo(config: RunConfig, run_dir: Path) -> dict[str, object]:
     run = _prepare(config, run_dir)
     Console().print(render_numbers(derived_numbers(config, run.platform)))
     outcome = Outcome(model=run.model_folder)
-    with signals_as_errors(), StepConsole(config.megatron_training.train_iters) as console:
-        journal = Journal(run.folder, outcome, console, _trackers(run))
-        try:
-            with _roles(run, console) as roles:
-                settings = _settings(config, run.tokenizer)
-                GrpoTrainer(settings, run.data, roles, journal).run(run.model_folder)
-            outcome.status = "completed"
-        except InterruptedRunError:
-            outcome.status = "interrupted"
-            raise
-        finally:
-            summary = journal.close()
-            console.show(render_summary(summary))
+    console = StepConsole(config.megatron_training.train_iters)
+    journal = Journal(run.folder, outcome, console, _trackers(run))
+    try:
+        with signals_as_errors(), console, _roles(run, console) as roles:
+            settings = _settings(config, run.tokenizer)
+            GrpoTrainer(settings, run.data, roles, journal).run(run.model_folder)
+        outcome.status = "completed"
+    except InterruptedRunError:
+        outcome.status = "interrupted"
+        raise
+    finally:
+        summary = journal.close()
+        Console().print(render_summary(summary))
     return summary
 
 
@@ -106,7 +106,7 @@ def _prepare(config: RunConfig, run_dir: Path) -> _Run:
 def _load_data(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> GrpoData:
     training = config.megatron_training
     train = _load_prompts(config, training.data_path, tokenizer)
-    test = ()
+    test: tuple[Prompt, ...] = ()
     if training.test_data_path is not None:
         test = _load_prompts(config, training.test_data_path, tokenizer)
     return GrpoData(

@@ -65,7 +65,9 @@ def read_description(folder: str) -> ModelDescription:
         raise ModelError(f"{folder}/config.json: use_sliding_window=true is not supported")
     rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
     if rope.get("rope_type", rope.get("type", "default")) != "default":
-        raise ModelError(f"{folder}/config.json: rope scaling {rope} is not supported; only default")
+        raise ModelError(
+            f"{folder}/config.json: rope scaling {rope} is not supported; only default"
+        )
     try:
         return _describe(values, rope)
     except KeyError as missing:

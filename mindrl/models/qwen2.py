@@ -55,17 +55,13 @@ def training_table(model: ModelDescription, *, tp: int, tp_rank: int) -> Shardin
     return table
 
 
-def _layer(
-    model: ModelDescription, index: int, tp: int, tp_rank: int
-) -> dict[str, LocalTensor]:
+def _layer(model: ModelDescription, index: int, tp: int, tp_rank: int) -> dict[str, LocalTensor]:
     ours, theirs = f"decoder.layers.{index}.", f"model.layers.{index}."
     hidden, ffn = model.hidden_size, model.intermediate_size // tp
     query = model.num_attention_heads * model.head_dim // tp
     return {
         f"{ours}input_layernorm.weight": _whole(f"{theirs}input_layernorm.weight", (hidden,)),
-        f"{ours}self_attention.linear_qkv.weight": _qkv(
-            model, (theirs, "weight"), tp, tp_rank
-        ),
+        f"{ours}self_attention.linear_qkv.weight": _qkv(model, (theirs, "weight"), tp, tp_rank),
         f"{ours}self_attention.linear_qkv.bias": _qkv(model, (theirs, "bias"), tp, tp_rank),
         f"{ours}self_attention.linear_proj.weight": _columns(
             f"{theirs}self_attn.o_proj.weight", hidden, query, tp_rank
@@ -108,9 +104,7 @@ def _qkv(model: ModelDescription, name: tuple[str, str], tp: int, tp_rank: int) 
                 )
             )
             row += rows
-    return LocalTensor(
-        shape=(row, *(stop for _, stop in tail)), placements=tuple(placements)
-    )
+    return LocalTensor(shape=(row, *(stop for _, stop in tail)), placements=tuple(placements))
 
 
 def _vocabulary(model: ModelDescription, name: str, tp: int, tp_rank: int) -> LocalTensor:

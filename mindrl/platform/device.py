@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from mindrl.errors import ClusterError
 
@@ -48,11 +48,21 @@ class Platform:
         """Count the devices of this machine, without touching them."""
         match self.kind:
             case "npu":
-                return len([path for path in Path("/dev").glob("davinci[0-9]*")])
+                return len(list(Path("/dev").glob("davinci[0-9]*")))
             case "gpu":
-                return len([path for path in Path("/dev").glob("nvidia[0-9]*")])
+                return len(list(Path("/dev").glob("nvidia[0-9]*")))
             case "cpu":
                 return len(os.sched_getaffinity(0))
+
+    def ray_options(self, devices: int) -> dict[str, Any]:
+        """Return Ray's options for `devices` devices: of a worker (1) or of a whole machine."""
+        match self.kind:
+            case "npu":
+                return {"num_cpus": devices, "resources": {self.ray_resource: devices}}
+            case "gpu":
+                return {"num_cpus": devices, "num_gpus": devices}
+            case "cpu":
+                return {"num_cpus": devices}
 
     def worker_environment(self, *, workers: int, one_machine: bool) -> dict[str, str]:
         """Return the environment of each of `workers` processes."""

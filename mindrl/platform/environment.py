@@ -1,6 +1,7 @@
 """Environment variables that a user may set. Read here and nowhere else."""
 
 import os
+import secrets
 from pathlib import Path
 
 
@@ -15,11 +16,13 @@ def cache_folder() -> Path:
     return Path(base).expanduser() / "mindrl"
 
 
-def require_ray_tokens() -> None:
-    """Make Ray ask for a token, unless the user has chosen otherwise."""
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
+def prepare_driver() -> None:
+    """Set what Ray and Hydra read once, when they are imported; call it before that.
 
-
-def let_hydra_raise() -> None:
-    """Make Hydra pass its errors on instead of printing and exiting by itself."""
+    A Ray cluster that this process starts is protected by a token that only its own processes
+    know. A cluster that it joins has the user's token. Hydra raises its errors.
+    """
     os.environ["HYDRA_FULL_ERROR"] = "1"
+    if ray_address() is None:
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)

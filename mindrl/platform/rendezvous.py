@@ -58,7 +58,7 @@ def join_process_group(
     )
     if platform.kind != "cpu":
         torch.get_device_module(platform.device_type).set_device(seat.local_device)
-    store = dist.TCPStore(
+    store = dist.TCPStore(  # type: ignore[attr-defined]
         host,
         port,
         seat.world_size,

@@ -112,7 +112,7 @@ class GatherReshard:
 
 
 def _unpack(packed: Tensor, pieces: Sequence[_Piece]) -> list[Tensor]:
-    parts = packed.split([volume(piece.placement.source) for piece in pieces])
+    parts = torch.split(packed, [volume(piece.placement.source) for piece in pieces])
     return [
         part.view([stop - start for start, stop in piece.placement.source])
         for part, piece in zip(parts, pieces, strict=True)

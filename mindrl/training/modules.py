@@ -18,9 +18,7 @@ from torch.nn import functional
 class RMSNorm(nn.Module):
     """Root-mean-square norm whose gradient is reduced under sequence parallelism."""
 
-    def __init__(
-        self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6
-    ) -> None:
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6) -> None:
         super().__init__()
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
@@ -36,7 +34,9 @@ class RMSNorm(nn.Module):
 class CausalAttention(MegatronModule):  # type: ignore[misc]
     """Causal attention over right-padded sequences, by torch's fused kernel."""
 
-    def __init__(self, config: TransformerConfig, softmax_scale: float | None = None, **_: object):
+    def __init__(
+        self, config: TransformerConfig, softmax_scale: float | None = None, **_: object
+    ) -> None:
         """Take from Megatron's many arguments the two that matter to causal attention."""
         super().__init__(config=config)
         self.softmax_scale = softmax_scale

@@ -6,6 +6,7 @@ frees its memory while every view of it stays valid, on NPU, CUDA and CPU alike.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from megatron.core.distributed import DistributedDataParallel
@@ -85,17 +86,20 @@ def optimizer_tensors(
     """Yield moments and float32 main weights, without what aliases the training weights."""
     owned = {tensor.untyped_storage()._cdata for tensor in parameter_tensors(chunks)}
     for part in getattr(optimizer, "chained_optimizers", [optimizer]):
-        for group in part.optimizer.param_groups:
-            for tensor in group["params"]:
-                if tensor.untyped_storage()._cdata not in owned:
-                    yield tensor
-        for state in part.optimizer.state.values():
-            for value in state.values():
-                if isinstance(value, Tensor) and value.dim() > 0:
-                    yield value
+        for tensor in _all_tensors(part.optimizer):
+            # Step counts are 0-dimensional and stay where they are.
+            if tensor.dim() > 0 and tensor.untyped_storage()._cdata not in owned:
+                yield tensor
 
 
-def _buffers(chunks: Sequence[DistributedDataParallel]) -> Iterator[object]:
+def _all_tensors(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+    for state in optimizer.state.values():
+        yield from (value for value in state.values() if isinstance(value, Tensor))
+
+
+def _buffers(chunks: Sequence[DistributedDataParallel]) -> Iterator[Any]:
     for chunk in chunks:
         yield from chunk.buffers
         yield from chunk.expert_parallel_buffers

@@ -56,7 +56,8 @@ class ScoringModel:
     @property
     def tensor_parallel_group(self) -> dist.ProcessGroup:
         """The ranks that hold this replica together, in the order of `tables`."""
-        return parallel_state.get_tensor_model_parallel_group()
+        group: dist.ProcessGroup = parallel_state.get_tensor_model_parallel_group()
+        return group
 
     def local_tensors(self) -> dict[str, Tensor]:
         """Return this rank's weights by their local names."""

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from mindrl.errors import ModelError, OutputError
-from mindrl.models.placement import ShardingTable, slices
+from mindrl.models.placement import Placement, ShardingTable, slices
 
 _CARRIED_FILES = (
     "generation_config.json",
@@ -71,11 +71,8 @@ def import_weights(folder: str, local: Mapping[str, Tensor], table: ShardingTabl
         for name, entry in table.items():
             local[name].zero_()
             for placement in entry.placements:
-                if placement.tensor not in files:
-                    raise ModelError(f"{folder}: no tensor {placement.tensor}")
-                source = files[placement.tensor].get_slice(placement.tensor)
-                _check_covers(folder, placement.tensor, source.get_shape(), placement.source)
-                local[name][slices(placement.local)].copy_(source[slices(placement.source)])
+                part = _read(folder, files, placement)
+                local[name][slices(placement.local)].copy_(part)
 
 
 def export_weights(source: str, target: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
@@ -130,11 +127,16 @@ def _tensor_files(paths: Iterable[Path], stack: ExitStack) -> Iterator[tuple[str
             yield name, file
 
 
-def _check_covers(
-    folder: str, name: str, shape: list[int], box: tuple[tuple[int, int], ...]
-) -> None:
+def _read(folder: str, files: Mapping[str, Any], placement: Placement) -> Tensor:
+    name, box = placement.tensor, placement.source
+    if name not in files:
+        raise ModelError(f"{folder}: no tensor {name}")
+    source = files[name].get_slice(name)
+    shape = source.get_shape()
     fits = len(shape) == len(box) and all(
         stop <= size for size, (_, stop) in zip(shape, box, strict=True)
     )
     if not fits:
         raise ModelError(f"{folder}: tensor {name} has shape {shape}, config.json asks for more")
+    part: Tensor = source[slices(box)]
+    return part

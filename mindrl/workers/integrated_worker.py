@@ -45,7 +45,8 @@ class IntegratedWorker(ActorHybridWorker):
     def compute_ref_log_prob(self, sequences: Sequences) -> Scored:
         """Score this replica's sequences with the reference. Needs phase `forward`."""
         self.sharding_manager.require(Phase.FORWARD)
-        assert self.reference is not None and self.reference_settings is not None
+        assert self.reference is not None
+        assert self.reference_settings is not None
         return self.reference.compute_log_prob(
             sequences, micro_batch_size=self.reference_settings.micro_batch_size
         )

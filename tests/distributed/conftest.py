@@ -8,7 +8,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from forked_workers import ForkedWorkers  # noqa: E402
+from forked_workers import ForkedWorkers
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ import os
 import pickle
 import sys
 import traceback
+from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Client, Connection
 from typing import Any
@@ -33,7 +34,9 @@ def serve(orders: Connection) -> None:
             pass
 
 
-def work(build_worker, caller: str, port: int, rank: int, config: RunConfig) -> None:
+def work(
+    build_worker: Callable[..., Any], caller: str, port: int, rank: int, config: RunConfig
+) -> None:
     """Become one rank of a group and obey its caller."""
     import torch.distributed as dist
 
@@ -55,7 +58,7 @@ def work(build_worker, caller: str, port: int, rank: int, config: RunConfig) -> 
                 send(calls, ("result", getattr(worker, method)(*arguments)))
         except EOFError:
             return
-        except BaseException:
+        except Exception:
             send(calls, ("failure", traceback.format_exc()))
 
 

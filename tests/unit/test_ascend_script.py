@@ -57,6 +57,9 @@ class Node:
         self.pids += [pid for call in found for pid in call.get("pids", [])]
         return found
 
+    def option(self, call: dict, name: str) -> str:
+        return call["arguments"][call["arguments"].index(name) + 1]
+
     def wait_for_call(self, program: str, number: int = 1) -> dict:
         deadline = time.monotonic() + 60
         while len(calls := self.calls(program)) < number:
@@ -105,6 +108,10 @@ def node(tmp_path: Path) -> Iterator[Node]:
     }
     made = Node(folder=tmp_path, environment=environment)
     yield made
+    # After a failure the script keeps Ray's logs; a failed test may leave processes too.
+    for call in made.calls("ray"):
+        if "--temp-dir" in call["arguments"]:
+            shutil.rmtree(made.option(call, "--temp-dir"), ignore_errors=True)
     for pid in filter(is_running, made.pids):
         os.kill(pid, signal.SIGKILL)
 
@@ -187,6 +194,14 @@ def test_dry_run_goes_to_the_program_without_preflight_or_ray(node: Node) -> Non
     assert node.calls("ray") == []
 
 
+def test_dry_run_accepts_the_configuration_that_is_shipped(node: Node) -> None:
+    folder = f"hydra.run.dir={node.folder / 'run'}"
+    result = node.run("--dry-run", folder, PYTHON=sys.executable, PYTHONPATH="")
+
+    assert result.returncode == 0, result.stderr
+    assert "the configuration is valid" in result.stdout
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -236,7 +251,7 @@ def test_one_node_starts_a_head_waits_for_4_npus_trains_and_stops_ray(node: Node
     arguments = ray["arguments"]
     assert arguments[:3] == ["start", "--head", "--port"]
     assert {"--block", "--include-dashboard=false"} <= set(arguments)
-    assert json.loads(arguments[arguments.index("--resources") + 1]) == {"NPU": 4}
+    assert json.loads(node.option(ray, "--resources")) == {"NPU": 4}
     assert ray["environment"]["RAY_AUTH_MODE"] == "token"
     assert ray["token_mode"] == "0o600"
     wait, train = node.calls("python")
@@ -249,7 +264,7 @@ def test_one_node_starts_a_head_waits_for_4_npus_trains_and_stops_ray(node: Node
     assert train["address"] == f"127.0.0.1:{arguments[3]}"
     assert len(node.calls("ray stopped")) == 1
     assert [pid for pid in node.pids if is_running(pid)] == []
-    assert not Path(arguments[arguments.index("--temp-dir") + 1]).exists()
+    assert not Path(node.option(ray, "--temp-dir")).exists()
 
 
 def test_the_exit_code_of_the_program_is_the_scripts_own(node: Node) -> None:
@@ -258,7 +273,6 @@ def test_the_exit_code_of_the_program_is_the_scripts_own(node: Node) -> None:
     assert result.returncode == 5
     assert len(node.calls("ray stopped")) == 1
     assert "Ray's logs are in /tmp/mindrl-ray." in result.stderr
-    remove_logs(node)
 
 
 def test_npus_that_do_not_come_end_the_run_with_exit_code_4(node: Node) -> None:
@@ -269,7 +283,6 @@ def test_npus_that_do_not_come_end_the_run_with_exit_code_4(node: Node) -> None:
     assert wait["arguments"][6] == "7"
     node.calls("ray")
     assert [pid for pid in node.pids if is_running(pid)] == []
-    remove_logs(node)
 
 
 @pytest.mark.parametrize("stage", ["wait", "training"])
@@ -288,7 +301,6 @@ def test_sigterm_stops_what_runs_and_leaves_no_process(node: Node, stage: str) -
     assert stopped["name"] == program
     assert len(node.calls("ray stopped")) == 1
     assert [pid for pid in node.pids if is_running(pid)] == []
-    remove_logs(node)
 
 
 def test_a_ray_process_that_the_script_did_not_start_survives_it(node: Node) -> None:
@@ -339,17 +351,10 @@ def test_node_1_joins_the_head_and_ends_with_it(node: Node) -> None:
     assert "the head has ended" in err
     arguments = ray["arguments"]
     assert arguments[:3] == ["start", "--address", f"{address}:{port}"]
-    assert arguments[arguments.index("--node-ip-address") + 1] == address
+    assert node.option(ray, "--node-ip-address") == address
     assert ray["environment"]["HCCL_SOCKET_IFNAME"] == interface
     assert node.calls("python") == []  # the program runs on node 0 only
     assert [pid for pid in node.pids if is_running(pid)] == []
-
-
-def remove_logs(node: Node) -> None:
-    for call in node.calls("ray"):
-        folder = Path(call["arguments"][call["arguments"].index("--temp-dir") + 1])
-        assert folder.name.startswith("mindrl-ray.")
-        shutil.rmtree(folder)
 
 
 TRAINING = """
@@ -373,7 +378,6 @@ def test_with_the_real_ray_the_program_sees_4_npus_and_nothing_is_left(node: Nod
     tools = Path(sys.executable).parent
     node.environment["PATH"] = f"{tools}:{node.environment['PATH']}"
     node.checkout = node.folder / "checkout"
-    before = {process.pid for process in psutil.process_iter()}
 
     result = node.run("rl_config.seed=1")
 
@@ -381,9 +385,6 @@ def test_with_the_real_ray_the_program_sees_4_npus_and_nothing_is_left(node: Nod
     assert "NPU 4.0" in result.stdout
     assert "overrides ['rl_config.seed=1']" in result.stdout
     assert "4 of 4 NPU" in result.stderr
-    folders = [
-        process.info["cmdline"] or []
-        for process in psutil.process_iter(["cmdline"])
-        if process.pid not in before
-    ]
-    assert [line for line in folders if any("mindrl-ray." in word for word in line)] == []
+    here = str(node.checkout)
+    running = psutil.process_iter(["cwd", "status", "name"])
+    assert [process.info for process in running if process.info["cwd"] == here] == []

@@ -16,8 +16,8 @@ MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 VENDOR_WORDS = frozenset({"npu", "npus", "cuda", "ascend", "hccl", "nccl"})
 VENDOR_HOMES = ("mindrl/platform/", "mindrl/config/")
-# The key is MindSpeed-RL's own; whoever reads the configuration has to spell it.
-CONFIG_KEY = re.compile(r"\bnum_npus\b")
+# Names that are not ours to choose: a key that MindSpeed-RL users know, a function of Megatron.
+GIVEN_NAMES = re.compile(r"\b(num_npus|model_parallel_cuda_manual_seed)\b")
 FORBIDDEN_CALLS = {
     "eval": "executes text",
     "exec": "executes text",
@@ -88,7 +88,7 @@ def vendor_words(source: str) -> list[str]:
         for node in ast.walk(tree)
         if node not in skipped
         for text in texts(node)
-        if VENDOR_WORDS & set(words(CONFIG_KEY.sub("", text)))
+        if VENDOR_WORDS & set(words(GIVEN_NAMES.sub("", text)))
     ]
 
 
@@ -296,6 +296,7 @@ def test_a_planted_breach_is_found_exactly_once(rule: Rule, source: str) -> None
         (vendor_words, '"""Runs on an NPU, over HCCL."""  # or on CUDA'),
         (vendor_words, "input_ids = sorted(ids, key=ascending)"),
         (vendor_words, "config.actor_resource.num_npus"),
+        (vendor_words, "from megatron.core import model_parallel_cuda_manual_seed"),
         (long_functions, "def f():\n" + "    x = 1\n" * 59),
         (long_file, "x = 1\n" * 400),
         (dangerous_calls, "model.eval()\nyaml.safe_load(f)\nsafetensors.torch.load_file(f)"),

@@ -19,7 +19,7 @@ import ast
 import contextlib
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from typing import Any
@@ -53,7 +53,7 @@ class _Stream(torch.cpu.Stream):
     def wait_stream(self, _stream: object) -> None:
         """Return at once."""
 
-    def record_event(self, event: object = None) -> object:
+    def record_event(self, event: object = None) -> object:  # type: ignore[override]
         return event or _Event()
 
 
@@ -102,9 +102,7 @@ def _device_namespace() -> types.ModuleType:
         "_lazy_call": lambda callback, **_: callback(),
         "OutOfMemoryError": torch.OutOfMemoryError,
         "CUDAGraph": type("CUDAGraph", (), {}),
-        "nvtx": types.SimpleNamespace(
-            range_push=_nothing, range_pop=_nothing, range=_no_context
-        ),
+        "nvtx": types.SimpleNamespace(range_push=_nothing, range_pop=_nothing, range=_no_context),
         "amp": types.SimpleNamespace(custom_fwd=_decorator, custom_bwd=_decorator),
         "random": module,
     }

@@ -16,6 +16,8 @@ from uuid import uuid4
 import torch.distributed
 from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed
 
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where the kernel keeps it
+
 
 def _unique_part() -> str:
     """Agree on a random name over the default process group."""
@@ -27,7 +29,8 @@ def _unique_part() -> str:
 def _unlink_after(initialise: Callable[[Any], int]) -> Callable[[Any], int]:
     def initialise_and_unlink(self: Any) -> int:
         handle = initialise(self)
-        Path(f"/dev/shm/{self.group_name}_{self.communicator.rank}").unlink(missing_ok=True)
+        name = f"{self.group_name}_{self.communicator.rank}"
+        (_SHARED_MEMORY / name).unlink(missing_ok=True)
         return handle
 
     return initialise_and_unlink

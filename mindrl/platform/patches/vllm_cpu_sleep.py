@@ -6,8 +6,9 @@ needed when `CPUWorker.sleep` releases memory: tests/unit/platform checks for th
 """
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
-from torch import Tensor, UntypedStorage, nn
+from torch import Tensor, UntypedStorage
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from mindrl.platform.heap import release_free_heap
@@ -45,7 +46,7 @@ class SleepingCPUWorker(CPUWorker):  # type: ignore[misc]
             yield from cache if isinstance(cache, (list, tuple)) else (cache,)
 
 
-def _drop_packed_copies(model: nn.Module) -> None:
+def _drop_packed_copies(model: Any) -> None:
     """Free the oneDNN copies; loading the weights packs them anew."""
     for module in model.modules():
         if hasattr(module, "cpu_linear"):

@@ -1,0 +1,45 @@
+"""The programs, as the files of cli/ and the `mindrl` command start them."""
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from mindrl.config.run import RunConfig
+from mindrl.launch.command_line import run_program
+
+_CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+def train_grpo() -> int:
+    """Train with GRPO; returns the exit code."""
+    return run_program(_train_grpo, configs=_configs(), default_config="grpo_tiny_cpu")
+
+
+def main() -> None:
+    """Start a program by its name: `mindrl train-grpo --config-name NAME [key=value ...]`."""
+    programs: Mapping[str, Callable[[], int]] = {"train-grpo": train_grpo}
+    name = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    if name not in programs:
+        asked_for_help = name in ("-h", "--help")
+        stream = sys.stdout if asked_for_help else sys.stderr
+        stream.write(
+            "usage: mindrl PROGRAM [arguments]\n\n"
+            f"programs: {', '.join(programs)}\n"
+            "mindrl PROGRAM --help explains a program\n"
+        )
+        sys.exit(0 if asked_for_help else 2)
+    del sys.argv[1]
+    sys.exit(programs[name]())
+
+
+def _train_grpo(config: RunConfig, run_dir: Path) -> None:
+    # Imported late: --help, --cfg and --dry-run answer in a second, without torch and Ray.
+    from mindrl.launch.grpo import train_grpo as train  # noqa: PLC0415
+
+    train(config, run_dir)
+
+
+def _configs() -> Path:
+    """Return the checkout's configurations, else those of the working folder."""
+    shipped = _CHECKOUT / "configs"
+    return shipped if shipped.is_dir() else Path("configs")

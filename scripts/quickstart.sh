@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# From nothing to a trained model on a plain CPU machine: environment, small model, data, GRPO, summary.
+#
+#   bash scripts/quickstart.sh                              all of it
+#   bash scripts/quickstart.sh megatron_training.seed=2     the arguments go to cli/train_grpo.py
+#
+# Safe to repeat: what is there and up to date is kept. Writes into this checkout and your cache folder only.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+readonly DATA=.cache/tiny/data MODEL=.cache/tiny/model
+
+bash scripts/install.sh
+export PATH="$PWD/.venv/bin:$PATH"
+export HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0 VLLM_NO_USAGE_STATS=1
+
+python scripts/make_tiny_data.py --output "$DATA" --seed 1
+python scripts/make_tiny_model.py --output "$MODEL" --data "$DATA" --seed 1
+
+# One worker per core, two at most: that is what the configuration asks for.
+workers=()
+if (($(nproc) < 2)); then
+    workers=(rl_config.actor_resource.num_npus=1)
+fi
+exec python cli/train_grpo.py --config-name grpo_tiny_cpu "${workers[@]}" "$@"

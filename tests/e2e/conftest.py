@@ -1,0 +1,105 @@
+"""Runs of the real program: Ray, Megatron-core, vLLM, Hydra and the rewards, in one piece."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+CHECKOUT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A started training program."""
+
+    process: subprocess.Popen[str]
+    folder: Path
+    output: Path
+
+    def descendants(self) -> list[psutil.Process]:
+        """Return all processes below the program, also those with sessions of their own."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def workers(self) -> list[psutil.Process]:
+        """Return the worker processes, in the order that they were started."""
+        found = [each for each in self.descendants() if "WorkerProcess" in " ".join(_words(each))]
+        return sorted(found, key=lambda process: process.pid)
+
+    def wait_for_steps(self, count: int, timeout_seconds: float = 180) -> None:
+        """Wait until so many steps are recorded."""
+        deadline = time.monotonic() + timeout_seconds
+        while time.monotonic() < deadline:
+            if len(self.steps()) >= count:
+                return
+            assert self.process.poll() is None, self.text()
+            time.sleep(0.1)
+        raise AssertionError(f"no step {count} in {timeout_seconds} s:\n{self.text()}")
+
+    def steps(self) -> list[dict[str, Any]]:
+        """Return the metrics of the steps so far."""
+        path = self.folder / "metrics.jsonl"
+        if not path.exists():
+            return []
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        return [line for line in lines if "rollout/response_tokens" in line]
+
+    def text(self) -> str:
+        """Return what the program printed."""
+        return self.output.read_text()
+
+    def summary(self) -> dict[str, Any]:
+        """Return the summary that the run left."""
+        summary: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
+        return summary
+
+
+Start = Callable[[Path, Sequence[str]], Program]
+
+
+@pytest.fixture(scope="session")
+def start_program() -> Start:
+    """Start cli/train_grpo.py with overrides; its run folder is the given one."""
+
+    def start(folder: Path, overrides: Sequence[str]) -> Program:
+        output = folder.with_suffix(".txt")
+        command = [sys.executable, "cli/train_grpo.py", *overrides, f"hydra.run.dir={folder}"]
+        with output.open("w") as file:
+            process = subprocess.Popen(
+                command,
+                cwd=CHECKOUT,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env=os.environ | {"COLUMNS": "200"},
+                start_new_session=True,
+            )
+        return Program(process=process, folder=folder, output=output)
+
+    return start
+
+
+def gone(processes: Sequence[psutil.Process], timeout_seconds: float) -> bool:
+    """Say whether all processes end within a time."""
+    _, alive = psutil.wait_procs(processes, timeout=timeout_seconds)
+    return not alive
+
+
+def interrupt(program: Program, number: signal.Signals) -> None:
+    """Send a signal to the program itself."""
+    program.process.send_signal(number)
+
+
+def _words(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []

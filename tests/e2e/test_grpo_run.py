@@ -1,0 +1,200 @@
+"""The quickstart's run as a user starts it, whole, interrupted and hurt."""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from conftest import CHECKOUT, Program, Start, gone
+
+pytestmark = pytest.mark.e2e
+
+DATA = CHECKOUT / ".cache/tiny/data"
+MODEL = CHECKOUT / ".cache/tiny/model"
+TRACED = ("reward/mean", "update/policy_loss", "update/grad_norm", "logprob_gap/mean")
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> None:
+    """Make the quickstart's data and model, or find them up to date."""
+    for command in (
+        ["scripts/make_tiny_data.py", "--output", str(DATA), "--seed", "1"],
+        [
+            *("scripts/make_tiny_model.py", "--output", str(MODEL)),
+            *("--data", str(DATA), "--seed", "1"),
+        ],
+    ):
+        subprocess.run([sys.executable, *command], cwd=CHECKOUT, check=True)
+
+
+@pytest.fixture(scope="session")
+def watched_run(
+    tiny_model: None, start_program: Start, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Program, set[str]]:
+    """A whole run of the quickstart's configuration, and the addresses it listened on."""
+    program = start_program(tmp_path_factory.mktemp("whole") / "run", [])
+    program.wait_for_steps(1)
+    listening = {
+        connection.laddr.ip
+        for process in (psutil.Process(program.process.pid), *program.descendants())
+        for connection in process.net_connections(kind="tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    code = program.process.wait(timeout=600)
+    assert code == 0, program.text()
+    return program, listening
+
+
+@pytest.fixture(scope="session")
+def whole_run(watched_run: tuple[Program, set[str]]) -> Program:
+    """The run alone."""
+    return watched_run[0]
+
+
+def evaluations(program: Program, step: int) -> list[dict[str, Any]]:
+    lines = (program.folder / "evaluations.jsonl").read_text().splitlines()
+    return [row for row in map(json.loads, lines) if row["step"] == step]
+
+
+def test_the_model_learns_from_under_half_to_most_answers_right(whole_run: Program) -> None:
+    summary = whole_run.summary()
+    assert summary["status"] == "completed"
+    assert 0.15 <= summary["accuracy_before"] <= 0.55
+    assert summary["accuracy_after"] >= 0.85
+    assert summary["accuracy_after"] >= summary["accuracy_before"] + 0.35
+
+
+def test_the_weights_arrive_in_every_step(whole_run: Program) -> None:
+    steps = whole_run.steps()
+    assert whole_run.summary()["logprob_gap_max_mean"] < 1e-4
+    assert max(step["logprob_gap/mean"] for step in steps) < 1e-4
+    # Equal to the bit would mean that both numbers came from the same place.
+    assert max(step["logprob_gap/max"] for step in steps) > 0
+
+
+def test_no_service_of_the_run_listens_beyond_loopback(
+    watched_run: tuple[Program, set[str]],
+) -> None:
+    _, listening = watched_run
+    assert listening
+    assert listening <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+
+
+def test_every_step_tells_its_stage_times_bytes_and_memory(whole_run: Program) -> None:
+    swaps = ("reshard", "offload_train_param", "onload_train_optimizer", "release_rollout")
+    for step in whole_run.steps():
+        for stage in ("rollout", "reward", "log_prob", "update", "step"):
+            assert step[f"seconds/{stage}"] > 0
+        for swap in swaps:
+            assert step[f"seconds/swap_{swap}"] > 0
+        assert step["bytes/offload_train_param"] > 0
+        assert step["memory/worker_1/rss_bytes"] > 1 << 20
+
+
+def test_final_answers_are_worked_and_not_a_format_trick(whole_run: Program) -> None:
+    last = evaluations(whole_run, whole_run.summary()["steps"])
+    for row in random.Random(5).sample(last, 40):
+        if row["parts"]["math_verify"] == 1.0:
+            left, right = re.search(r"(\d+)\+(\d+)=\?", row["prompt"]).groups()
+            worked, boxed = row["response"].split("\\boxed{")
+            # The units column is worked out, with the digits of this very question.
+            units = int(left[-1]) + int(right[-1])
+            assert f"{left[-1]}+{right[-1]}={units}" in worked, row
+            assert int(boxed.rstrip("}")) == int(left) + int(right)
+
+
+def test_the_exported_model_answers_alike_in_vllm_and_transformers(whole_run: Program) -> None:
+    expected = [row["response"] for row in evaluations(whole_run, whole_run.summary()["steps"])]
+    environment = os.environ | {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "TORCH_COMPILE_DISABLE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+    }
+    script = Path(__file__).with_name("fresh_engine.py")
+    model = whole_run.summary()["model"]
+    done = subprocess.run(
+        [sys.executable, str(script), model, str(DATA / "test.jsonl"), "32"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    answers = json.loads(done.stdout.splitlines()[-1])
+    assert answers["vllm"] == expected
+    assert answers["transformers"] == expected[:32]
+
+
+def test_the_run_leaves_readable_files(whole_run: Program) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(whole_run.folder / "tensorboard"))
+    events.Reload()
+    rewards = [event.value for event in events.Scalars("reward/mean")]
+    assert rewards == pytest.approx([step["reward/mean"] for step in whole_run.steps()])
+    samples = (whole_run.folder / "samples.jsonl").read_text().splitlines()
+    assert {"prompt", "response", "reference", "reward"} <= json.loads(samples[0]).keys()
+    assert "run completed" in whole_run.text()
+
+
+def test_sigterm_ends_the_run_whole_and_the_same_seed_gives_the_same_bits(
+    whole_run: Program, start_program: Start, tmp_path: Path
+) -> None:
+    program = start_program(tmp_path / "run", [])
+    program.wait_for_steps(3)
+    started = program.descendants()
+    program.process.send_signal(signal.SIGTERM)
+
+    assert program.process.wait(timeout=60) == 130, program.text()
+    assert gone(started, timeout_seconds=10)
+    assert program.summary()["status"] == "interrupted"
+    assert program.summary()["steps"] >= 3
+    assert "stopped by SIGTERM" in program.text()
+    for mine, theirs in zip(program.steps(), whole_run.steps(), strict=False):
+        assert [mine[name] for name in TRACED] == [theirs[name] for name in TRACED]
+
+
+def test_a_killed_worker_ends_the_run_within_30_seconds_by_name(
+    tiny_model: None, start_program: Start, tmp_path: Path
+) -> None:
+    program = start_program(tmp_path / "run", [])
+    program.wait_for_steps(1)
+    started = program.descendants()
+    workers = program.workers()
+    assert len(workers) == 2
+    workers[1].kill()
+    killed = time.monotonic()
+
+    assert program.process.wait(timeout=60) == 1
+    assert time.monotonic() - killed < 30
+    assert gone(started, timeout_seconds=10)
+    text = program.text()
+    rank = re.search(rf"worker-(\d) \(rank \1, process {workers[1].pid} on [^)]*\) died", text)
+    assert rank is not None, text
+    assert "during: " in text
+    assert "mindrl.cluster.worker_process" in text  # its last log lines
+    assert program.summary()["status"] == "failed"
+
+
+def test_ctrl_c_while_workers_start_leaves_nothing_behind(
+    tiny_model: None, start_program: Start, tmp_path: Path
+) -> None:
+    program = start_program(tmp_path / "run", [])
+    deadline = time.monotonic() + 120
+    while len(program.workers()) < 2 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    started = program.descendants()
+    assert started
+    program.process.send_signal(signal.SIGINT)
+
+    assert program.process.wait(timeout=60) == 130, program.text()
+    assert gone(started, timeout_seconds=10)
+    assert program.summary()["status"] == "interrupted"

@@ -15,14 +15,24 @@ on the same machine always give the same weights. An output folder that was
 made by the same recipe is left alone.
 """
 
+import argparse
 import dataclasses
+import hashlib
 import json
+import os
 import random
 import re
+import shutil
+import sys
+import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import tokenizers
 import torch
+import transformers
+from rich.progress import Progress
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import (
@@ -46,6 +56,7 @@ CHAT_TEMPLATE = (
 )
 VOCABULARY_MULTIPLE = 64
 IGNORED_LABEL = -100
+RECIPE_FILE = "recipe.json"
 Question = tuple[int, int]
 QUESTION = re.compile(r"^(\d\d)\+(\d\d)=\?$")
 
@@ -64,10 +75,10 @@ class Recipe:
     decay_steps: int = 250
     """The learning rate falls to a twentieth over this many steps, and stays."""
     max_steps: int = 600
-    steps_per_check: int = 50
+    steps_per_check: int = 25
     held_out: int = 256
     """Questions that are measured and never learned from."""
-    skill_target: float = 0.95
+    skill_target: float = 0.93
     """Share of held-out questions whose careful answer the model can follow to the end."""
     accuracy_band: tuple[float, float] = (0.20, 0.50)
     """Greedy held-out accuracy outside which training goes on, or the model is refused."""
@@ -350,3 +361,120 @@ def warm_start(
         yield check
         if recipe.passes(check):
             return
+
+
+def recipe_record(options: argparse.Namespace, recipe: Recipe) -> dict[str, object]:
+    """State everything the weights depend on, with one hash over all of it.
+
+    Raises:
+        OSError: The training file cannot be read.
+    """
+    record: dict[str, object] = {
+        "seed": options.seed,
+        "train_sha256": hashlib.sha256((options.data / "train.jsonl").read_bytes()).hexdigest(),
+        "script_sha256": hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),
+        "versions": {
+            module.__name__: module.__version__ for module in (torch, transformers, tokenizers)
+        },
+        "recipe": dataclasses.asdict(recipe),
+    }
+    text = json.dumps(record, sort_keys=True)
+    return {"hash": hashlib.sha256(text.encode()).hexdigest(), **record}
+
+
+def is_up_to_date(output: Path, record: dict[str, object]) -> bool:
+    """Tell whether the folder was made by this recipe.
+
+    Raises:
+        ValueError: The folder holds something this script did not make.
+    """
+    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
+        return False
+    try:
+        found = json.loads((output / RECIPE_FILE).read_text())
+    except (OSError, json.JSONDecodeError):
+        raise ValueError(
+            f"--output {output} has no readable {RECIPE_FILE}, so this script did not make it; "
+            "name another folder or remove it"
+        ) from None
+    return bool(found["hash"] == record["hash"])
+
+
+def swap_in(built: Path, output: Path) -> None:
+    """Put the finished folder in place; whoever looks sees the old one or the new one."""
+    retired = built.with_name(built.name + ".old")
+    if output.exists():
+        output.rename(retired)
+    built.rename(output)
+    shutil.rmtree(retired, ignore_errors=True)
+
+
+def train_and_report(options: argparse.Namespace, recipe: Recipe, built: Path) -> Check:
+    """Train, save the Hugging Face folder, and print each check.
+
+    Raises:
+        ValueError: The data are too few, or the model is outside the final bounds.
+    """
+    questions = read_questions(options.data / "train.jsonl")
+    if len(questions) < 2 * recipe.held_out:
+        raise ValueError(f"{len(questions)} questions; needed: at least {2 * recipe.held_out}")
+    tokenizer = build_tokenizer()
+    model = build_model(tokenizer, options.seed)
+    examples = Examples(tokenizer)
+    started = time.monotonic()
+    check = None
+    with Progress(disable=not sys.stdout.isatty(), transient=True) as progress:
+        task = progress.add_task("warm start", total=recipe.max_steps)
+        for check in warm_start(model, examples, questions, recipe, options.seed):
+            progress.update(task, completed=check.step)
+            progress.console.print(
+                f"step {check.step:3d}  {time.monotonic() - started:3.0f} s  "
+                f"loss {check.loss:.3f}  greedy accuracy {check.accuracy:.3f}  "
+                f"careful skill {check.skill:.3f}",
+                highlight=False,
+            )
+    if check is None or not recipe.passes(check):
+        raise ValueError(f"seed {options.seed} ended outside the bounds of the recipe: {check}")
+    model.save_pretrained(built)
+    tokenizer.save_pretrained(built)
+    return check
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--output", type=Path, required=True, help="model folder to write")
+    parser.add_argument("--data", type=Path, required=True, help="folder of make_tiny_data.py")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and examples (default 0)")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Make the model unless it is there, and return the exit status."""
+    options = parse_arguments(arguments)
+    recipe = Recipe()
+    torch.set_num_threads(recipe.threads)
+    torch.use_deterministic_algorithms(mode=True)
+    try:
+        record = recipe_record(options, recipe)
+        if is_up_to_date(options.output, record):
+            print(f"{options.output}: up to date")
+            return 0
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=options.output.parent, prefix=".tiny-") as scratch:
+            built = Path(scratch) / "model"
+            check = train_and_report(options, recipe, built)
+            record["result"] = dataclasses.asdict(check)
+            (built / RECIPE_FILE).write_text(json.dumps(record, indent=2) + "\n")
+            swap_in(built, options.output)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(f"{options.output}: written")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -22,7 +22,7 @@ from mindrl.config.run import RunConfig
 from mindrl.data.order import PromptOrder
 from mindrl.data.prompts import PromptSource, load_prompts
 from mindrl.data.tokenizer import load_tokenizer
-from mindrl.errors import InterruptedRunError
+from mindrl.errors import InterruptedRunError, OutputError
 from mindrl.launch.checks import check
 from mindrl.launch.explain import derived_numbers, render_numbers
 from mindrl.launch.interrupts import signals_as_errors
@@ -87,6 +87,11 @@ def _prepare(config: RunConfig, run_dir: Path) -> _Run:
     check(config, platform)
     folder = RunFolder(root=run_dir.resolve())
     model_folder = Path(config.actor_config.save or folder.root / "model").resolve()
+    if model_folder.is_dir() and any(model_folder.iterdir()):
+        raise OutputError(
+            f"actor_config.save={model_folder} holds files already, and an export would replace "
+            "them; name a new folder"
+        )
     for each in (folder.root, model_folder.parent):
         check_writable(each, needed_bytes=_NEEDED_BYTES)
     configure_logging(folder.logs / "driver.log", level=logging.INFO)

@@ -7,7 +7,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import NamedTuple, Self, TextIO
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
@@ -58,9 +58,9 @@ class StepConsole:
         self._rows = 0
         self._first_step: tuple[int, float] | None = None
         self._stream = sys.stdout if stream is None else stream
-        console = Console(file=self._stream, highlight=False)
-        is_live = self._stream.isatty() and not console.is_dumb_terminal
-        self._progress = _live_bar(console) if is_live else None
+        self._console = Console(file=self._stream, highlight=False)
+        is_live = self._stream.isatty() and not self._console.is_dumb_terminal
+        self._progress = _live_bar(self._console) if is_live else None
 
     def __enter__(self) -> Self:
         if self._progress is not None:
@@ -98,6 +98,11 @@ class StepConsole:
     def note(self, text: str) -> None:
         """Show a line of text; control characters and rich markup in it do nothing."""
         self._line(printable(text))
+
+    def show(self, renderable: RenderableType) -> None:
+        """Show anything that rich can lay out, such as a sample."""
+        self._console.print(renderable)
+        self._stream.flush()
 
     def _line(self, text: str, style: str = "") -> None:
         if self._progress is None:

@@ -1,8 +1,5 @@
 """Host memory of this process."""
 
-import ctypes
-import gc
-import platform
 import resource
 import sys
 from dataclasses import dataclass
@@ -26,17 +23,6 @@ def process_memory() -> ProcessMemory:
     rss_bytes = psutil.Process().memory_info().rss
     # The kernel counts pages per CPU and adds up lazily; the two may be read out of step.
     return ProcessMemory(rss_bytes=rss_bytes, peak_rss_bytes=max(peak_bytes, rss_bytes))
-
-
-def release_free_heap() -> None:
-    """Collect garbage and hand the C heap's free pages back to the operating system.
-
-    glibc keeps freed blocks below a live one; after weights were moved out of the heap that
-    can be gigabytes. On another libc only the garbage is collected.
-    """
-    gc.collect()
-    if platform.libc_ver()[0] == "glibc":
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _peak_rss_bytes() -> int:

@@ -15,11 +15,14 @@ def own_random_state(seed: int) -> Iterator[None]:
     The engine reseeds the global generators when it starts, and draws from them even where
     every request has its own seed.
     """
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
-    torch.manual_seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])  # noqa: NPY002
-        torch.set_rng_state(states[2])
+    python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
+    present = torch.accelerator.is_available()
+    devices = [torch.accelerator.current_device_index()] if present else []
+    device_type = torch.accelerator.current_accelerator().type if present else "cuda"
+    with torch.random.fork_rng(devices, device_type=device_type):
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)  # noqa: NPY002

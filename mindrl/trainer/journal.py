@@ -7,9 +7,12 @@ from pathlib import Path
 
 from mindrl.observability.console import StepConsole
 from mindrl.observability.metrics import Metrics
-from mindrl.observability.samples import Sample, SampleLog
+from mindrl.observability.samples import Sample, SampleLog, render
 from mindrl.observability.summary import write_json_atomically
 from mindrl.observability.trackers import Trackers
+
+_SHOWN_SAMPLES = 1
+"""Responses printed after each evaluation; all of them are in the files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,10 +98,13 @@ class Journal:
         """Record an evaluation; step 0 is the one before training."""
         if step == 0:
             self.outcome.accuracy_before = accuracy
-        self.outcome.accuracy_after = accuracy
+        else:
+            self.outcome.accuracy_after = accuracy
         self.trackers.log(step, {"evaluation/accuracy": accuracy})
         self.evaluations.write(step, samples)
         self.console.evaluation(step, accuracy)
+        for sample in samples[:_SHOWN_SAMPLES]:
+            self.console.show(render(sample))
 
     def close(self) -> dict[str, object]:
         """Close all files and write the summary; returns it."""

@@ -1,13 +1,8 @@
 """One zygote for all tests of this folder."""
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from forked_workers import ForkedWorkers
 
 

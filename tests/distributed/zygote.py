@@ -58,7 +58,7 @@ def work(
                 send(calls, ("result", getattr(worker, method)(*arguments)))
         except EOFError:
             return
-        except Exception:
+        except Exception:  # noqa: BLE001 - whatever it is, the caller is to see it
             send(calls, ("failure", traceback.format_exc()))
 
 

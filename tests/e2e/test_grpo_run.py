@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import CHECKOUT, Program, Start, gone
+from program import CHECKOUT, Program, gone, start_program
 
 pytestmark = pytest.mark.e2e
 
@@ -23,7 +23,7 @@ TRACED = ("reward/mean", "update/policy_loss", "update/grad_norm", "logprob_gap/
 
 
 @pytest.fixture(scope="session")
-def tiny_model() -> None:
+def tiny_model() -> Path:
     """Make the quickstart's data and model, or find them up to date."""
     for command in (
         ["scripts/make_tiny_data.py", "--output", str(DATA), "--seed", "1"],
@@ -33,14 +33,17 @@ def tiny_model() -> None:
         ],
     ):
         subprocess.run([sys.executable, *command], cwd=CHECKOUT, check=True)
+    return MODEL
 
 
 @pytest.fixture(scope="session")
 def watched_run(
-    tiny_model: None, start_program: Start, tmp_path_factory: pytest.TempPathFactory
+    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Program, set[str]]:
     """A whole run of the quickstart's configuration, and the addresses it listened on."""
-    program = start_program(tmp_path_factory.mktemp("whole") / "run", [])
+    program = start_program(
+        tmp_path_factory.mktemp("whole") / "run", [f"actor_config.load={tiny_model}"]
+    )
     program.wait_for_steps(1)
     listening = {
         connection.laddr.ip
@@ -146,9 +149,9 @@ def test_the_run_leaves_readable_files(whole_run: Program) -> None:
 
 
 def test_sigterm_ends_the_run_whole_and_the_same_seed_gives_the_same_bits(
-    whole_run: Program, start_program: Start, tmp_path: Path
+    whole_run: Program, tiny_model: Path, tmp_path: Path
 ) -> None:
-    program = start_program(tmp_path / "run", [])
+    program = start_program(tmp_path / "run", [f"actor_config.load={tiny_model}"])
     program.wait_for_steps(3)
     started = program.descendants()
     program.process.send_signal(signal.SIGTERM)
@@ -163,9 +166,9 @@ def test_sigterm_ends_the_run_whole_and_the_same_seed_gives_the_same_bits(
 
 
 def test_a_killed_worker_ends_the_run_within_30_seconds_by_name(
-    tiny_model: None, start_program: Start, tmp_path: Path
+    tiny_model: Path, tmp_path: Path
 ) -> None:
-    program = start_program(tmp_path / "run", [])
+    program = start_program(tmp_path / "run", [f"actor_config.load={tiny_model}"])
     program.wait_for_steps(1)
     started = program.descendants()
     workers = program.workers()
@@ -184,16 +187,15 @@ def test_a_killed_worker_ends_the_run_within_30_seconds_by_name(
     assert program.summary()["status"] == "failed"
 
 
-def test_ctrl_c_while_workers_start_leaves_nothing_behind(
-    tiny_model: None, start_program: Start, tmp_path: Path
-) -> None:
-    program = start_program(tmp_path / "run", [])
+def test_ctrl_c_while_workers_start_leaves_nothing_behind(tiny_model: Path, tmp_path: Path) -> None:
+    program = start_program(tmp_path / "run", [f"actor_config.load={tiny_model}"])
     deadline = time.monotonic() + 120
     while len(program.workers()) < 2 and time.monotonic() < deadline:
         time.sleep(0.2)
     started = program.descendants()
     assert started
-    program.process.send_signal(signal.SIGINT)
+    # As a terminal does: to every process of the foreground group at once.
+    os.killpg(program.process.pid, signal.SIGINT)
 
     assert program.process.wait(timeout=60) == 130, program.text()
     assert gone(started, timeout_seconds=10)

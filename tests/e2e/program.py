@@ -2,17 +2,15 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
-import pytest
 
 CHECKOUT = Path(__file__).parents[2]
 
@@ -62,40 +60,27 @@ class Program:
         return summary
 
 
-Start = Callable[[Path, Sequence[str]], Program]
-
-
-@pytest.fixture(scope="session")
-def start_program() -> Start:
+def start_program(folder: Path, overrides: Sequence[str]) -> Program:
     """Start cli/train_grpo.py with overrides; its run folder is the given one."""
-
-    def start(folder: Path, overrides: Sequence[str]) -> Program:
-        output = folder.with_suffix(".txt")
-        command = [sys.executable, "cli/train_grpo.py", *overrides, f"hydra.run.dir={folder}"]
-        with output.open("w") as file:
-            process = subprocess.Popen(
-                command,
-                cwd=CHECKOUT,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                text=True,
-                env=os.environ | {"COLUMNS": "200"},
-                start_new_session=True,
-            )
-        return Program(process=process, folder=folder, output=output)
-
-    return start
+    output = folder.with_suffix(".txt")
+    command = [sys.executable, "cli/train_grpo.py", *overrides, f"hydra.run.dir={folder}"]
+    with output.open("w") as file:
+        process = subprocess.Popen(
+            command,
+            cwd=CHECKOUT,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=os.environ | {"COLUMNS": "200"},
+            start_new_session=True,
+        )
+    return Program(process=process, folder=folder, output=output)
 
 
 def gone(processes: Sequence[psutil.Process], timeout_seconds: float) -> bool:
     """Say whether all processes end within a time."""
     _, alive = psutil.wait_procs(processes, timeout=timeout_seconds)
     return not alive
-
-
-def interrupt(program: Program, number: signal.Signals) -> None:
-    """Send a signal to the program itself."""
-    program.process.send_signal(number)
 
 
 def _words(process: psutil.Process) -> list[str]:

@@ -1,0 +1,180 @@
+"""Write docs/reference/config.md from the configuration dataclasses, or check that it is current.
+
+A field's page entry is its name, its type in words, its default and the text under it in the
+source, so a field that is added without a text, or a page that is edited by hand, is noticed.
+"""
+
+import argparse
+import dataclasses
+import json
+import sys
+import types
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic.fields import FieldInfo
+
+from mindrl.config.run import RunConfig
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "config.md"
+
+HEADER = """\
+# Configuration
+
+<!-- Written by scripts/make_config_reference.py from mindrl/config/. Do not edit. -->
+
+Every key of a run, with its type, its default and its meaning. A configuration file in `configs/`
+states only what differs from the defaults; any key can be overridden on the command line as
+`section.key=value`. An unknown key, a wrong type or a value out of range is refused before
+anything starts, with exit code 2. "Required" means that there is no default.
+
+[Before Ray starts](../explanation/architecture.md#before-ray-starts) lists the rules between keys;
+[Change one thing](../tutorials/first-run.md#change-one-thing) shows overrides at work.
+"""
+
+
+_WORDS = {bool: "`true` or `false`", int: "whole number", float: "number", str: "text"}
+
+
+def fields_of(section: type) -> dict[str, FieldInfo]:
+    """Return the fields of a configuration dataclass by name, in order."""
+    fields: dict[str, FieldInfo] = vars(section)["__pydantic_fields__"]
+    return fields
+
+
+def sections(section: type, path: str = "") -> Iterator[tuple[str, type]]:
+    """Yield each dataclass below `section` with its dotted key, outer ones first."""
+    for name, kind in get_type_hints(section).items():
+        if dataclasses.is_dataclass(kind):
+            assert isinstance(kind, type)
+            key = f"{path}{name}"
+            yield key, kind
+            yield from sections(kind, f"{key}.")
+
+
+def type_in_words(annotation: Any, limits: Sequence[Any] = ()) -> str:
+    """Describe a type with its range or its allowed values."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return type_in_words(arguments[0], limits_of(arguments[1:]))
+    if origin is Literal:
+        values = [f"`{plain(value)}`" for value in arguments]
+        return f"only {values[0]}" if len(values) == 1 else "one of " + ", ".join(values)
+    if origin in (Union, types.UnionType):
+        [kind] = [argument for argument in arguments if argument is not type(None)]
+        return f"{type_in_words(kind)}, or `null`"
+    if origin is tuple:
+        return f"list, each entry a {type_in_words(arguments[0])}"
+    return " ".join([_WORDS[annotation], *range_in_words(limits)])
+
+
+def limits_of(metadata: Sequence[Any]) -> list[Any]:
+    """Unpack the bounds from what stands beside a type in `Annotated`."""
+    limits: list[Any] = []
+    for each in metadata:
+        limits += each.metadata if isinstance(each, FieldInfo) else [each]
+    return limits
+
+
+def range_in_words(limits: Sequence[Any]) -> Iterator[str]:
+    """Describe bounds, such as `>= 1` or `> 0 and < 1`."""
+    bounds = []
+    for limit in limits:
+        match limit:
+            case Ge(ge=bound):
+                bounds.append(f">= {bound:g}")
+            case Gt(gt=bound):
+                bounds.append(f"> {bound:g}")
+            case Le(le=bound):
+                bounds.append(f"<= {bound:g}")
+            case Lt(lt=bound):
+                bounds.append(f"< {bound:g}")
+    if bounds:
+        yield " and ".join(bounds)
+
+
+def plain(value: Any) -> str:
+    """Spell a value as a configuration file does."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float):
+        return repr(value).replace("e-0", "e-")
+    return json.dumps(value)
+
+
+def default_in_words(field: FieldInfo) -> str:
+    """Spell the default of a field."""
+    if field.is_required():
+        return "required"
+    return f"`{plain(field.default)}`"
+
+
+def row(name: str, field: FieldInfo) -> str:
+    """Lay out one field as a line of a Markdown table."""
+    if not field.description:
+        raise ValueError(f"{name} has no text under it in mindrl/config/; write its meaning there")
+    meaning = " ".join(field.description.split()).replace("None", "`null`")
+    cells = [
+        f"`{name}`",
+        type_in_words(field.annotation, field.metadata),
+        default_in_words(field),
+        meaning,
+    ]
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def table(key: str, section: type) -> str:
+    """Lay out one dataclass: its text, then its fields; nested sections follow on their own."""
+    nested = [name for name, kind in get_type_hints(section).items() if kind in _children(section)]
+    lines = [f"## {key}", "", (section.__doc__ or "").strip(), ""]
+    lines += ["| Key | Type | Default | Meaning |", "| --- | --- | --- | --- |"]
+    lines += [row(name, field) for name, field in fields_of(section).items() if name not in nested]
+    if nested:
+        links = [f"[{key}.{name}](#{anchor(f'{key}.{name}')})" for name in nested]
+        lines += ["", f"Sections within: {', '.join(links)}."]
+    return "\n".join(lines) + "\n"
+
+
+def _children(section: type) -> list[Any]:
+    return [kind for kind in get_type_hints(section).values() if dataclasses.is_dataclass(kind)]
+
+
+def anchor(heading: str) -> str:
+    """Return the fragment that leads to a heading of dotted names."""
+    return heading.replace(".", "").lower()
+
+
+def page() -> str:
+    """Return the whole page."""
+    return "\n".join([HEADER, *(table(key, section) for key, section in sections(RunConfig))])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the page, or compare it with the file; return the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", maxsplit=1)[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if it differs")
+    parser.add_argument("--output", type=Path, default=PAGE, help="the page (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    written, wanted = "", page()
+    if options.output.is_file():
+        written = options.output.read_text(encoding="utf-8")
+    if written == wanted:
+        print(f"{options.output}: up to date")
+        return 0
+    if options.check:
+        print(
+            f"{options.output} differs from mindrl/config/; "
+            "run python scripts/make_config_reference.py",
+            file=sys.stderr,
+        )
+        return 1
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(wanted, encoding="utf-8")
+    print(f"{options.output}: written")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""Every configuration file that is shipped, and every key that can be written into one."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.errors import ConfigCompositionException
+
+from mindrl.config.hydra_defaults import plain_values, register_defaults
+from mindrl.config.load import load_run_config
+from mindrl.config.run import RunConfig
+from mindrl.config.validate import findings
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+RUNS = sorted(
+    path.stem for path in CONFIGS.glob("*.yaml") if "megatron_training" in path.read_text("utf-8")
+)
+
+
+def composed(name: str, overrides: list[str]) -> dict[str, Any]:
+    register_defaults()
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        return plain_values(compose(name, overrides))
+
+
+def sections(section: Any = RunConfig, path: str = "") -> Iterator[tuple[str, Any]]:
+    yield path, section
+    for name, hint in get_type_hints(section).items():
+        if is_dataclass(hint):
+            yield from sections(hint, f"{path}{name}.")
+
+
+KEYS = [f"{path}{field.name}" for path, section in sections() for field in fields(section)]
+
+
+def test_there_are_two_runs_and_eighty_keys_or_more_to_check() -> None:
+    assert len(RUNS) >= 2
+    assert len(KEYS) >= 80
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_shipped_run_composes_loads_and_has_no_findings(name: str) -> None:
+    assert findings(load_run_config(composed(name, []))) == []
+
+
+def test_a_value_of_the_command_line_wins_over_the_file_and_the_file_over_the_default() -> None:
+    config = load_run_config(composed("grpo_tiny_cpu", ["actor_config.lr=3e-5"]))
+    assert config.actor_config.lr == 3e-5
+    assert config.actor_config.lr_warmup_fraction == 0.05
+    assert config.actor_config.adam_beta1 == 0.9
+
+
+def test_each_key_of_the_dataclasses_is_known_to_hydra_with_its_default() -> None:
+    values = composed("grpo_tiny_cpu", [])
+    for path, section in sections():
+        there = values
+        for part in path.split(".")[:-1]:
+            there = there[part]
+        assert set(there) == {field.name for field in fields(section)}, path
+
+
+def test_hydra_refuses_an_override_of_a_key_that_no_dataclass_has() -> None:
+    with pytest.raises(ConfigCompositionException, match="n_sampels_per_prompt"):
+        composed("grpo_tiny_cpu", ["rl_config.n_sampels_per_prompt=8"])
+
+
+def test_a_required_value_that_nobody_set_is_left_out_rather_than_passed_as_a_mark() -> None:
+    values = composed("mindrl_defaults", [])
+    assert "load" not in values["actor_config"]
+    assert values["actor_config"]["lr"] == 1e-6
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_every_key_is_documented_by_a_sentence(key: str) -> None:
+    *path, name = key.split(".")
+    section = dict(sections())["".join(f"{part}." for part in path)]
+    text = section.__pydantic_fields__[name].description
+    assert text, f"{key} has no text under it"
+    assert text[0].isupper() or text[0] == "`", text
+    assert text.endswith((".", "?")), text
+
+
+@pytest.mark.parametrize("package", ["mindrl.config", "mindrl.allocation"])
+def test_a_light_package_imports_nothing_heavy(package: str) -> None:
+    code = (
+        "import importlib, pkgutil, sys\n"
+        f"package = importlib.import_module({package!r})\n"
+        "names = [found.name for found in pkgutil.iter_modules(package.__path__)]\n"
+        "assert names\n"
+        f"for name in names: importlib.import_module(f'{package}.{{name}}')\n"
+        "heavy = {'torch', 'ray', 'vllm', 'megatron', 'transformers'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr

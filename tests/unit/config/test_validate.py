@@ -1,0 +1,139 @@
+"""Each rule between fields, with its whole message; and what is just inside the rule."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mindrl.config.run import RunConfig
+from mindrl.config.validate import findings, nearest_divisors
+
+MakeConfig = Callable[..., RunConfig]
+DEVICES = "rl_config.actor_resource.num_npus"
+TRAIN_TP = "actor_config.tensor_model_parallel_size"
+ROLLOUT_TP = "generate_config.infer_tensor_parallel_size"
+BATCH = "megatron_training.global_batch_size"
+MINI = "rl_config.mini_batch_size"
+SAMPLES = "rl_config.n_samples_per_prompt"
+RESPONSE = "generate_config.sampling_config.max_tokens"
+
+
+def found(run_config: MakeConfig, overrides: dict[str, Any]) -> list[str]:
+    return findings(run_config(Path("model"), overrides))
+
+
+def test_the_base_configuration_of_these_tests_has_no_findings(run_config: MakeConfig) -> None:
+    assert found(run_config, {}) == []
+
+
+@pytest.mark.parametrize("field", [TRAIN_TP, ROLLOUT_TP])
+def test_a_tensor_parallel_size_must_divide_the_devices(field: str, run_config: MakeConfig) -> None:
+    assert found(run_config, {DEVICES: 8, field: 3}) == [
+        f"{field}=3 must divide {DEVICES}=8; nearest: 2, 4"
+    ]
+    assert found(run_config, {DEVICES: 8, field: 16}) == [
+        f"{field}=16 must divide {DEVICES}=8; nearest: 8"
+    ]
+    assert found(run_config, {DEVICES: 8, field: 4}) == []
+
+
+def test_sequence_parallelism_needs_tensor_parallelism(run_config: MakeConfig) -> None:
+    switch = {"megatron_training.sequence_parallel": True, DEVICES: 2}
+    assert found(run_config, switch) == [
+        "megatron_training.sequence_parallel=true needs "
+        "actor_config.tensor_model_parallel_size of 2 or more, found 1"
+    ]
+    assert found(run_config, switch | {TRAIN_TP: 2}) == []
+
+
+def test_the_mini_batch_must_divide_the_batch(run_config: MakeConfig) -> None:
+    assert found(run_config, {BATCH: 32, MINI: 12}) == [
+        f"{MINI}=12 must divide {BATCH}=32; nearest: 8, 16"
+    ]
+    assert found(run_config, {BATCH: 32, MINI: 64}) == [
+        f"{MINI}=64 must divide {BATCH}=32; nearest: 32"
+    ]
+    assert found(run_config, {BATCH: 32, MINI: 8}) == []
+
+
+def test_the_sequences_of_an_update_must_divide_over_the_replicas(run_config: MakeConfig) -> None:
+    uneven = {DEVICES: 8, MINI: 2, SAMPLES: 6}
+    (finding,) = found(run_config, uneven)
+    assert finding.startswith(
+        f"{MINI}=2 times {SAMPLES}=6 gives 12 sequences per update, "
+        "which 8 data-parallel replicas must divide"
+    )
+    # Four replicas of two ranks each: 12 sequences are 3 for each.
+    assert found(run_config, uneven | {TRAIN_TP: 2}) == []
+
+
+def test_one_response_per_prompt_has_no_group_to_normalise_over(run_config: MakeConfig) -> None:
+    assert found(run_config, {SAMPLES: 1}) == [
+        f"{SAMPLES}=1: advantages are normalised over the responses to one prompt "
+        "and need 2 or more"
+    ]
+    assert found(run_config, {SAMPLES: 2}) == []
+
+
+@pytest.mark.parametrize("field", ["megatron_training.seq_length", "generate_config.max_model_len"])
+def test_a_prompt_of_32_and_a_response_of_33_need_65_tokens(
+    field: str, run_config: MakeConfig
+) -> None:
+    wide = {"megatron_training.seq_length": 65, "generate_config.max_model_len": 65}
+    assert found(run_config, wide | {RESPONSE: 33}) == []
+    assert found(run_config, wide | {RESPONSE: 33, field: 64}) == [
+        f"{field}=64 is below rl_config.max_prompt_length=32 plus {RESPONSE}=33; needs 65 or more"
+    ]
+
+
+def test_an_engine_step_must_hold_a_token_of_every_sequence(run_config: MakeConfig) -> None:
+    tokens = "generate_config.max_num_batched_tokens"
+    assert found(run_config, {tokens: 63}) == [
+        f"{tokens}=63 must be at least generate_config.max_num_seqs=64"
+    ]
+    assert found(run_config, {tokens: 64}) == []
+
+
+@pytest.mark.parametrize(
+    ("functions", "weights"), [(["f", "g"], [1.0]), (["f"], [1.0, 0.5]), ([], [])]
+)
+def test_each_reward_needs_one_weight(
+    functions: list[str], weights: list[float], run_config: MakeConfig
+) -> None:
+    overrides = {"rl_config.verifier_function": functions, "rl_config.verifier_weight": weights}
+    assert found(run_config, overrides) == [
+        f"rl_config.verifier_weight has {len(weights)} entries and rl_config.verifier_function "
+        f"has {len(functions)}; each function needs one weight"
+    ]
+
+
+def test_the_learning_rate_may_not_decay_upwards(run_config: MakeConfig) -> None:
+    assert found(run_config, {"actor_config.lr": 1e-6, "actor_config.min_lr": 2e-6}) == [
+        "actor_config.min_lr=2e-06 must not be above actor_config.lr=1e-06"
+    ]
+    assert found(run_config, {"actor_config.lr": 1e-6, "actor_config.min_lr": 1e-6}) == []
+
+
+def test_evaluation_needs_held_out_prompts(run_config: MakeConfig) -> None:
+    assert found(run_config, {"rl_config.test_freq": 10}) == [
+        "rl_config.test_freq=10 needs megatron_training.test_data_path, found none"
+    ]
+    held_out = {"megatron_training.test_data_path": "test.jsonl"}
+    assert found(run_config, {"rl_config.test_freq": 10} | held_out) == []
+
+
+def test_findings_of_all_rules_come_together(run_config: MakeConfig) -> None:
+    wrong = {DEVICES: 8, TRAIN_TP: 3, SAMPLES: 1, RESPONSE: 33, "rl_config.test_freq": 10}
+    # One of devices, one of the group, two of lengths, one of evaluation.
+    assert len(found(run_config, wrong)) == 5
+
+
+@pytest.mark.parametrize(
+    ("number", "value", "nearest"),
+    [(28, 3, "2, 4"), (28, 5, "4, 7"), (28, 100, "28"), (7, 2, "1, 7"), (12, 5, "4, 6")],
+)
+def test_the_nearest_divisors_are_those_on_either_side(
+    number: int, value: int, nearest: str
+) -> None:
+    assert nearest_divisors(number, value) == nearest

@@ -1,0 +1,104 @@
+"""Each patch is still needed; a test here that fails says that one can go."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mindrl.platform.device import PLATFORMS
+
+PATCHES = Path(__file__).parents[3] / "mindrl" / "platform" / "patches"
+
+
+@pytest.fixture(scope="module")
+def upstream(random_model: Callable[[bool], Path]) -> dict[str, Any]:
+    """What third-party code does without a patch, seen in a process of its own."""
+    environment = PLATFORMS["cpu"].worker_environment(workers=1, one_machine=True)
+    ended = subprocess.run(
+        [
+            sys.executable,
+            "-W",
+            "ignore",
+            Path(__file__).with_name("upstream.py"),
+            random_model(True),
+        ],
+        env=os.environ | environment | {"CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return found
+
+
+def test_megatron_on_cpu_is_needed_for_groups_forward_pass_and_gradients(
+    upstream: dict[str, Any],
+) -> None:
+    errors = upstream["megatron_on_cpu"]
+    assert set(errors) == {"process groups", "forward pass", "gradients"}
+    for stage, error in errors.items():
+        assert error is not None, f"{stage} works without the patch"
+        assert "CUDA" in error
+
+
+def test_vllm_keeps_process_groups_is_needed_while_an_engine_destroys_them_at_its_end(
+    upstream: dict[str, Any],
+) -> None:
+    assert "cleanup_dist_env_and_memory" in upstream["shutdown_names"]
+    assert not upstream["groups_survive_clean_up"]
+    assert upstream["patched_groups_survive_clean_up"]
+
+
+def test_vllm_cpu_shared_memory_is_needed_while_every_job_has_the_same_name(
+    upstream: dict[str, Any],
+) -> None:
+    # Nothing in it tells two jobs of one host apart.
+    assert upstream["shared_memory_name"] == "//-tp:0-[0-1]-cpushm"
+
+
+def test_vllm_cpu_sleep_is_needed_while_a_worker_without_a_model_sleeps_without_an_error(
+    upstream: dict[str, Any],
+) -> None:
+    assert upstream["sleep_of_a_bare_worker"] is None
+    assert upstream["wake_up_of_a_bare_worker"] is None
+
+
+def test_ray_on_loopback_is_needed_while_ray_replaces_the_loopback_address(
+    upstream: dict[str, Any],
+) -> None:
+    assert "resolve_ip_for_localhost" in upstream["init_names"]
+    assert upstream["loopback_becomes"] == "192.0.2.7"
+    assert upstream["patched_loopback_becomes"] == "127.0.0.1"
+
+
+def test_the_npu_patch_imports_torch_npu_and_then_mindspeed_and_nothing_here_installs_either(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from mindrl.platform.patches import npu_megatron
+
+    imported: list[str] = []
+    monkeypatch.setattr(npu_megatron, "import_module", imported.append)
+    npu_megatron.install()
+    assert imported == ["torch_npu", "mindspeed.megatron_adaptor"]
+
+
+def test_every_patch_is_named_by_a_test_of_this_file_and_says_upstream_range_and_reason() -> None:
+    patches = {path.stem: path.read_text("utf-8") for path in PATCHES.glob("[!_]*.py")}
+    tests = [name for name in globals() if name.startswith("test_")]
+    assert len(patches) >= 6
+    for name, text in patches.items():
+        words = name.replace("npu_megatron", "the_npu_patch")
+        assert any(test.startswith(f"test_{words}") for test in tests), f"{name} has no test"
+        assert "Upstream: " in text, name
+        assert "Reason: " in text, name
+
+
+def test_each_platform_names_patches_that_exist() -> None:
+    named = {name for platform in PLATFORMS.values() for name in platform.patches}
+    assert named <= {path.stem for path in PATCHES.glob("[!_]*.py")}

@@ -1,0 +1,127 @@
+"""Looks at third-party code as it is published, without a patch, and prints what it finds.
+
+Started by test_patches.py in a process of its own: here nothing is patched until the end, and
+the heavy imports happen once. Prints one JSON object.
+"""
+
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import vllm.v1.engine.core as engine_core
+from ray._private import services, worker
+from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+from mindrl.algorithms.grpo import GrpoLoss
+from mindrl.platform.patches import ray_on_loopback, vllm_keeps_process_groups
+from mindrl.training.actor import TrainedModel
+from mindrl.training.model import ModelSettings
+from mindrl.training.optimizer import OptimizerSettings
+from mindrl.training.parallel import initialise_model_parallel
+from mindrl.training.scoring import ScoringModel
+
+
+def join_alone() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+
+def error_of(action: Callable[[], Any]) -> str | None:
+    """Return the last line of what an action raises, None where it succeeds."""
+    try:
+        action()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the caller is to see it
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def megatron_on_cpu(folder: str) -> dict[str, str | None]:
+    """Try on CPU, one by one, what a run needs of Megatron-core."""
+    errors = {
+        "process groups": error_of(
+            lambda: initialise_model_parallel(tensor_parallel_size=1, seed=1)
+        )
+    }
+    settings = ModelSettings(seq_length=64, bf16=False, sequence_parallel=False, device_type="cpu")
+    scoring = ScoringModel(folder, settings, temperature=1.0)
+    tokens_BT = torch.arange(8)[None]
+    errors["forward pass"] = error_of(lambda: scoring.network(tokens_BT, tokens_BT, None))
+    optimizer = OptimizerSettings(
+        lr=1e-3,
+        min_lr=0.0,
+        lr_decay_style="constant",
+        warmup_updates=0,
+        total_updates=1,
+        weight_decay=0.0,
+        clip_grad=1.0,
+        adam_beta1=0.9,
+        adam_beta2=0.95,
+        adam_eps=1e-8,
+        bf16=False,
+        use_distributed_optimizer=True,
+    )
+    loss = GrpoLoss(clip_low=0.2, clip_high=0.2, kl_kind="k3", kl_coef=0.0, entropy_coef=0.0)
+    errors["gradients"] = error_of(lambda: TrainedModel(scoring, optimizer, loss))
+    return errors
+
+
+def shared_memory_name(init_method: str) -> str:
+    """Return the name of a two-rank group, with the identity that CPUWorker derives."""
+    os.environ["VLLM_DIST_IDENT"] = init_method.split(":")[-1]
+    group = SimpleNamespace(unique_name="tp:0", ranks=[0, 1])
+    name: str = _CPUSHMDistributed.make_group_name(group)
+    return name
+
+
+def groups_survive_clean_up() -> bool:
+    """Say whether the default process group outlives what an engine does at its end."""
+    engine_core.cleanup_dist_env_and_memory()
+    survived = dist.is_initialized()
+    if not survived:
+        join_alone()
+    return survived
+
+
+def loopback_becomes() -> str:
+    """Say what Ray makes of 127.0.0.1 on a machine whose own address is 192.0.2.7."""
+    own_address = services.get_node_ip_address
+    services.get_node_ip_address = lambda *_: "192.0.2.7"
+    try:
+        address: str = services.resolve_ip_for_localhost("127.0.0.1")
+    finally:
+        services.get_node_ip_address = own_address
+    return address
+
+
+def facts(folder: str) -> dict[str, object]:
+    """Collect everything; the patches come last."""
+    join_alone()
+    bare_worker = object.__new__(CPUWorker)
+    found: dict[str, object] = {
+        "megatron_on_cpu": megatron_on_cpu(folder),
+        "shutdown_names": engine_core.EngineCore.shutdown.__code__.co_names,
+        "groups_survive_clean_up": groups_survive_clean_up(),
+        "shared_memory_name": shared_memory_name("env://"),
+        "sleep_of_a_bare_worker": error_of(lambda: CPUWorker.sleep(bare_worker, 2)),
+        "wake_up_of_a_bare_worker": error_of(lambda: CPUWorker.wake_up(bare_worker)),
+        "init_names": inspect.unwrap(worker.init).__code__.co_names,
+        "loopback_becomes": loopback_becomes(),
+    }
+    vllm_keeps_process_groups.install()
+    ray_on_loopback.install()
+    found["patched_groups_survive_clean_up"] = groups_survive_clean_up()
+    found["patched_loopback_becomes"] = loopback_becomes()
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(facts(sys.argv[1])))
+    sys.stdout.flush()
+    # The engine's libraries stop their threads at exit, which takes seconds.
+    os._exit(0)

@@ -1,0 +1,124 @@
+"""What a run leaves behind: files that a person or a program can read."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mindrl.observability.console import StepConsole
+from mindrl.observability.samples import Sample
+from mindrl.observability.trackers import JsonlTracker, Trackers
+from mindrl.trainer.journal import Journal, Outcome, RunFolder
+
+SAMPLE = Sample(
+    prompt="2+2=?",
+    response="5",
+    reference="4",
+    reward=0.1,
+    parts={"math_verify": 0.0, "boxed_format": 1.0},
+    finished=True,
+    response_tokens=1,
+)
+
+
+def open_journal(root: Path, stream: io.StringIO | None = None) -> Journal:
+    folder = RunFolder(root=root)
+    return Journal(
+        folder,
+        Outcome(model=root / "model"),
+        StepConsole(10, stream or io.StringIO()),
+        Trackers([JsonlTracker(folder.metrics)]),
+    )
+
+
+def metrics(*, tokens: float, seconds: float, gap: float) -> dict[str, float]:
+    return {
+        "rollout/response_tokens": tokens,
+        "seconds/step": seconds,
+        "logprob_gap/mean": gap,
+    }
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def test_all_files_of_a_run_lie_below_its_folder() -> None:
+    folder = RunFolder(root=Path("/runs/1"))
+    assert (folder.metrics, folder.samples, folder.evaluations, folder.summary) == (
+        Path("/runs/1/metrics.jsonl"),
+        Path("/runs/1/samples.jsonl"),
+        Path("/runs/1/evaluations.jsonl"),
+        Path("/runs/1/summary.json"),
+    )
+    assert (folder.logs, folder.tensorboard) == (Path("/runs/1/logs"), Path("/runs/1/tensorboard"))
+
+
+def test_each_step_and_each_evaluation_is_a_line_of_its_file(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    journal.evaluation(0, 0.25, [SAMPLE, SAMPLE])
+    journal.step(1, metrics(tokens=100.0, seconds=2.0, gap=1e-6), [SAMPLE])
+    journal.close()
+
+    assert lines(tmp_path / "metrics.jsonl") == [
+        {"step": 0, "evaluation/accuracy": 0.25},
+        {"step": 1, **metrics(tokens=100.0, seconds=2.0, gap=1e-6)},
+    ]
+    assert [line["step"] for line in lines(tmp_path / "evaluations.jsonl")] == [0, 0]
+    (sample,) = lines(tmp_path / "samples.jsonl")
+    assert (sample["step"], sample["response"], sample["reward"]) == (1, "5", 0.1)
+
+
+def test_a_step_is_on_the_disk_before_the_journal_is_closed(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    journal.step(1, metrics(tokens=1.0, seconds=1.0, gap=0.0), [SAMPLE])
+    assert len(lines(tmp_path / "metrics.jsonl")) == len(lines(tmp_path / "samples.jsonl")) == 1
+    journal.close()
+
+
+def test_the_summary_says_what_became_of_the_run(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    journal.evaluation(0, 0.25, [])
+    journal.step(1, metrics(tokens=100.0, seconds=2.0, gap=3e-6), [])
+    journal.step(2, metrics(tokens=200.0, seconds=4.0, gap=1e-6), [])
+    journal.evaluation(2, 0.75, [])
+    journal.outcome.status = "completed"
+    journal.outcome.model_saved = True
+    summary = journal.close()
+
+    assert summary == json.loads((tmp_path / "summary.json").read_text("utf-8"))
+    assert summary["seconds"] >= 0  # type: ignore[operator]
+    assert {name: value for name, value in summary.items() if name != "seconds"} == {
+        "status": "completed",
+        "accuracy_before": 0.25,
+        "accuracy_after": 0.75,
+        "logprob_gap_max_mean": 3e-6,
+        "steps": 2,
+        "response_tokens_per_second": 50.0,
+        "run_dir": str(tmp_path),
+        "logs": str(tmp_path / "logs"),
+        "tensorboard": str(tmp_path / "tensorboard"),
+        "metrics": str(tmp_path / "metrics.jsonl"),
+        "samples": str(tmp_path / "samples.jsonl"),
+        "model": str(tmp_path / "model"),
+    }
+
+
+def test_a_run_that_ended_before_its_first_step_has_a_summary_without_numbers(
+    tmp_path: Path,
+) -> None:
+    summary = open_journal(tmp_path).close()
+    assert (summary["status"], summary["steps"]) == ("failed", 0)
+    assert summary["accuracy_before"] is summary["accuracy_after"] is summary["model"] is None
+    assert summary["response_tokens_per_second"] == 0.0
+
+
+@pytest.mark.parametrize("step", [0, 3])
+def test_an_evaluation_is_shown_with_its_accuracy(step: int, tmp_path: Path) -> None:
+    stream = io.StringIO()
+    journal = open_journal(tmp_path, stream)
+    journal.evaluation(step, 0.5, [SAMPLE])
+    journal.close()
+    assert f"eval  {step}/10  accuracy 0.500" in stream.getvalue()

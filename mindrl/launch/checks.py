@@ -7,6 +7,7 @@ from mindrl.config.run import RunConfig
 from mindrl.config.validate import findings, must_divide
 from mindrl.errors import ConfigError, MindrlError
 from mindrl.models.description import ModelDescription, read_description
+from mindrl.models.files import check_files
 from mindrl.platform.device import Platform
 from mindrl.rewards.resolve import resolve_reward
 
@@ -17,8 +18,7 @@ def check(config: RunConfig, platform: Platform) -> None:
     Raises:
         ConfigError: All findings, one a line.
     """
-    found = [*findings(config), *_backend(config, platform), *_rewards(config)]
-    found += [*_files(config), *_models(config)]
+    found = [*_without_files(config, platform), *_files(config), *_models(config)]
     if found:
         raise ConfigError("\n".join(found))
 
@@ -30,12 +30,21 @@ def check_without_files(config: RunConfig, platform: Platform) -> list[str]:
         ConfigError: All findings, one a line.
     """
     missing = [*_files(config), *_missing_models(config)]
-    found = [*findings(config), *_backend(config, platform), *_rewards(config)]
+    found = _without_files(config, platform)
     if not list(_missing_models(config)):
         found += _models(config)
     if found:
         raise ConfigError("\n".join(found))
     return missing
+
+
+def _without_files(config: RunConfig, platform: Platform) -> list[str]:
+    return [
+        *findings(config),
+        *_backend(config, platform),
+        *_engine(config, platform),
+        *_rewards(config),
+    ]
 
 
 def _backend(config: RunConfig, platform: Platform) -> Iterator[str]:
@@ -44,6 +53,17 @@ def _backend(config: RunConfig, platform: Platform) -> Iterator[str]:
         yield (
             f"megatron_training.distributed_backend={asked}: {platform.kind} devices use "
             f"{platform.collective_backend}"
+        )
+
+
+def _engine(config: RunConfig, platform: Platform) -> Iterator[str]:
+    generate = config.generate_config
+    whole_prompts = not platform.engine_options.get("enable_chunked_prefill", True)
+    if whole_prompts and generate.max_num_batched_tokens < generate.max_model_len:
+        yield (
+            f"generate_config.max_num_batched_tokens={generate.max_num_batched_tokens} must be at "
+            f"least generate_config.max_model_len={generate.max_model_len} on {platform.kind} "
+            "devices, whose engine takes a prompt in one piece"
         )
 
 
@@ -77,10 +97,10 @@ def _missing_models(config: RunConfig) -> Iterator[str]:
 
 def _models(config: RunConfig) -> Iterator[str]:
     try:
-        model = read_description(config.actor_config.load)
-        reference = read_description(config.reference_path) if config.uses_reference else model
+        model = _checked_model(config.actor_config.load)
+        reference = _checked_model(config.reference_path) if config.uses_reference else model
     except MindrlError as error:
-        yield f"actor_config.load={config.actor_config.load}: {error}"
+        yield str(error)
         return
     yield from _sizes(config, model)
     ours, theirs = model.vocab_size, reference.vocab_size
@@ -89,6 +109,12 @@ def _models(config: RunConfig) -> Iterator[str]:
             f"rl_config.integrated_mode_config.ref_model_load_path={config.reference_path}: "
             f"vocabulary of {theirs} tokens, the actor has {ours}"
         )
+
+
+def _checked_model(folder: str) -> ModelDescription:
+    model = read_description(folder)
+    check_files(folder, model)
+    return model
 
 
 def _sizes(config: RunConfig, model: ModelDescription) -> Iterator[str]:

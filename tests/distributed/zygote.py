@@ -1,61 +1,76 @@
-"""Imports Megatron-core and vLLM once, then forks worker processes on request.
+"""Imports Megatron-core and vLLM once, then forks prepared processes on request.
 
 Started by `forked_workers.ForkedWorkers` as `python zygote.py DESCRIPTOR`. Each forked process
-joins its peers, builds a worker by the product's own code, and obeys calls until told to stop.
+joins its peers and calls a function: one that builds a worker by the product's own code, which
+then obeys calls until told to stop, or one whose result is wanted.
 """
 
 import os
 import pickle
 import sys
 import traceback
-from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
+from importlib import import_module
 from multiprocessing.connection import Client, Connection
 from typing import Any
 
-from mindrl.config.run import RunConfig
 from mindrl.platform.device import PLATFORMS, prepare_process
 
 
-def serve(orders: Connection) -> None:
-    """Fork the ranks of a group for each order: (address of the caller, host port, config)."""
-    prepare_process(PLATFORMS["cpu"])
-    from mindrl.launch.worker import build_worker  # only now: the process is prepared
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """A group of processes to fork."""
 
-    orders.send("ready")
-    while (order := orders.recv()) is not None:
-        caller, port, config = order
-        for rank in range(config.world_size):
+    caller: str
+    """Socket that each of them connects to."""
+    port: int
+    """Where rank 0 gathers the others."""
+    ranks: int
+    function: str
+    """`module:function`, called in each; a module of this folder, or one of the product."""
+    arguments: tuple[Any, ...]
+    stays: bool
+    """The function builds an object that obeys calls; else its result is sent back."""
+
+
+def serve(orders: Connection) -> None:
+    """Fork the ranks of a group for each order."""
+    prepare_process(PLATFORMS["cpu"])
+    import_module("mindrl.launch.worker")  # only now: the process is prepared
+
+    send(orders, "ready")
+    while (order := receive(orders)) is not None:
+        for rank in range(order.ranks):
             if os.fork() == 0:
                 orders.close()
-                work(build_worker, caller, port, rank, config)
+                work(order, rank)
                 os._exit(0)
         while _reap():
             pass
 
 
-def work(
-    build_worker: Callable[..., Any], caller: str, port: int, rank: int, config: RunConfig
-) -> None:
-    """Become one rank of a group and obey its caller."""
+def work(order: Order, rank: int) -> None:
+    """Become one rank of a group: call the function, and obey where that is asked for."""
     import torch.distributed as dist
 
-    with Client(caller, family="AF_UNIX") as calls:
+    with Client(order.caller, family="AF_UNIX") as calls:
         calls.send(rank)
         try:
             os.environ.update(
                 RANK=str(rank),
                 LOCAL_RANK=str(rank),
-                WORLD_SIZE=str(config.world_size),
+                WORLD_SIZE=str(order.ranks),
                 MASTER_ADDR="127.0.0.1",
-                MASTER_PORT=str(port),
+                MASTER_PORT=str(order.port),
             )
             dist.init_process_group("gloo", timeout=timedelta(minutes=2))
-            worker = build_worker(config, PLATFORMS["cpu"])
-            send(calls, ("result", None))
-            while (call := receive(calls)) is not None:
+            module, function = order.function.split(":")
+            made = getattr(import_module(module), function)(*order.arguments)
+            send(calls, ("result", None if order.stays else made))
+            while order.stays and (call := receive(calls)) is not None:
                 method, arguments = call
-                send(calls, ("result", getattr(worker, method)(*arguments)))
+                send(calls, ("result", getattr(made, method)(*arguments)))
         except EOFError:
             return
         except Exception:  # noqa: BLE001 - whatever it is, the caller is to see it

@@ -13,6 +13,8 @@ from typing import Any
 import psutil
 
 CHECKOUT = Path(__file__).parents[2]
+DATA = CHECKOUT / ".cache/tiny/data"
+MODEL = CHECKOUT / ".cache/tiny/model"
 
 
 @dataclass(frozen=True)

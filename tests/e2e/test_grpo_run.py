@@ -13,27 +13,11 @@ from typing import Any
 
 import psutil
 import pytest
-from program import CHECKOUT, Program, gone, start_program
+from program import DATA, Program, gone, start_program
 
 pytestmark = pytest.mark.e2e
 
-DATA = CHECKOUT / ".cache/tiny/data"
-MODEL = CHECKOUT / ".cache/tiny/model"
 TRACED = ("reward/mean", "update/policy_loss", "update/grad_norm", "logprob_gap/mean")
-
-
-@pytest.fixture(scope="session")
-def tiny_model() -> Path:
-    """Make the quickstart's data and model, or find them up to date."""
-    for command in (
-        ["scripts/make_tiny_data.py", "--output", str(DATA), "--seed", "1"],
-        [
-            *("scripts/make_tiny_model.py", "--output", str(MODEL)),
-            *("--data", str(DATA), "--seed", "1"),
-        ],
-    ):
-        subprocess.run([sys.executable, *command], cwd=CHECKOUT, check=True)
-    return MODEL
 
 
 @pytest.fixture(scope="session")

@@ -196,7 +196,7 @@ def test_updates_get_log_probs_of_the_trainer_and_advantages_on_response_tokens_
         assert minibatch.old_logprobs_BT[:, 2:].flatten().tolist() == pytest.approx([-1.05] * 4)
         assert minibatch.ref_logprobs_BT is not None
         assert minibatch.ref_logprobs_BT[:, 2:].flatten().tolist() == [-3.0] * 4
-        # Rewards 0 and 1 lie half a standard deviation of sqrt(1/2) from their mean.
+        # Rewards 0 and 1: each is 0.5 from the mean, the standard deviation is sqrt(1/2).
         low, high = minibatch.advantages_BT
         assert low.tolist() == pytest.approx([0, 0, -(0.5**0.5), -(0.5**0.5)], abs=1e-4)
         assert high.tolist() == pytest.approx([0, 0, 0.5**0.5, 0.5**0.5], abs=1e-4)

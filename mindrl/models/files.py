@@ -1,0 +1,48 @@
+"""What the weight files of a model folder hold, by their headers alone. Imports no torch."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from mindrl.errors import ModelError
+from mindrl.models.description import ModelDescription
+from mindrl.models.qwen2 import logical_shapes
+
+
+def check_files(folder: str, model: ModelDescription) -> None:
+    """Compare the weight files with what config.json asks for.
+
+    Raises:
+        ModelError: A file is unreadable, or a tensor is missing or has another shape.
+    """
+    found = tensor_shapes(folder)
+    for name, shape in logical_shapes(model).items():
+        if name not in found:
+            raise ModelError(f"{folder}: no tensor {name}; config.json asks for {list(shape)}")
+        if found[name] != shape:
+            raise ModelError(
+                f"{folder}: tensor {name} has shape {list(found[name])}; "
+                f"config.json asks for {list(shape)}"
+            )
+
+
+def tensor_shapes(folder: str) -> Mapping[str, tuple[int, ...]]:
+    """Read the names and shapes of all tensors of a folder.
+
+    Raises:
+        ModelError: There is no weight file, or one is unreadable.
+    """
+    paths = sorted(Path(folder).glob("*.safetensors"))
+    if not paths:
+        raise ModelError(f"model folder {folder} has no .safetensors file")
+    return {name: shape for path in paths for name, shape in _shapes(path)}
+
+
+def _shapes(path: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
+    try:
+        with safe_open(path, framework="np") as file:
+            for name in file.keys():  # noqa: SIM118 - the file is no mapping
+                yield name, tuple(file.get_slice(name).get_shape())
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error

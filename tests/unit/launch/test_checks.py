@@ -1,0 +1,213 @@
+"""What is found before a cluster is started: model, files, rewards, backend."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mindrl.config.run import RunConfig
+from mindrl.errors import ConfigError
+from mindrl.launch.checks import check, check_without_files
+from mindrl.platform.device import PLATFORMS
+
+MakeConfig = Callable[..., RunConfig]
+CPU = PLATFORMS["cpu"]
+TRAIN_TP = "actor_config.tensor_model_parallel_size"
+ROLLOUT_TP = "generate_config.infer_tensor_parallel_size"
+DEVICES = "rl_config.actor_resource.num_npus"
+SIZES: dict[str, Any] = {
+    "model_type": "qwen2",
+    "hidden_size": 448,
+    "intermediate_size": 1024,
+    "max_position_embeddings": 128,
+    "num_attention_heads": 28,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "vocab_size": 96,
+}
+
+
+def model_folder(path: Path, **changes: Any) -> Path:
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_text(json.dumps(SIZES | changes), encoding="utf-8")
+    return path
+
+
+def overrides(tmp_path: Path, **changes: Any) -> dict[str, Any]:
+    """Make the data file, and add to its key those of a test, dots written as two underlines."""
+    data = tmp_path / "train.jsonl"
+    data.touch()
+    given = {key.replace("__", "."): value for key, value in changes.items()}
+    return {"megatron_training.data_path": str(data)} | given
+
+
+def refused(config: RunConfig) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        check(config, CPU)
+    return str(caught.value).splitlines()
+
+
+def test_a_run_whose_parts_are_all_there_is_let_through(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    check(run_config(model_folder(tmp_path / "model"), overrides(tmp_path)), CPU)
+
+
+def test_a_tensor_parallel_size_of_8_fits_neither_28_heads_nor_4_key_value_heads(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    sizes = {DEVICES: 8, TRAIN_TP: 8}
+    config = run_config(model_folder(tmp_path / "model"), overrides(tmp_path) | sizes)
+    assert refused(config) == [
+        f"{TRAIN_TP}=8 must divide num_attention_heads=28; nearest: 7, 14",
+        f"{TRAIN_TP}=8 must divide num_key_value_heads=4; nearest: 4",
+    ]
+
+
+def test_the_rollout_may_copy_key_value_heads_and_the_training_may_not(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    folder = model_folder(tmp_path / "model", num_attention_heads=16, num_key_value_heads=2)
+    on_8 = overrides(tmp_path) | {DEVICES: 8}
+    check(run_config(folder, on_8 | {ROLLOUT_TP: 8}), CPU)
+    assert refused(run_config(folder, on_8 | {TRAIN_TP: 8})) == [
+        f"{TRAIN_TP}=8 must divide num_key_value_heads=2; nearest: 2"
+    ]
+
+
+def test_a_tensor_parallel_size_must_divide_the_width_of_the_feed_forward_layer(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    folder = model_folder(tmp_path / "model", intermediate_size=1022)
+    sizes = {DEVICES: 4, TRAIN_TP: 4}
+    assert refused(run_config(folder, overrides(tmp_path) | sizes)) == [
+        f"{TRAIN_TP}=4 must divide intermediate_size=1022; nearest: 2, 7"
+    ]
+
+
+def test_a_sequence_may_not_be_longer_than_the_model_can_count(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    folder = model_folder(tmp_path / "model")
+    longer = overrides(tmp_path, megatron_training__seq_length=129)
+    assert (
+        "megatron_training.seq_length=129 is beyond the model's max_position_embeddings=128"
+        in refused(run_config(folder, longer))
+    )
+    check(run_config(folder, overrides(tmp_path, megatron_training__seq_length=128)), CPU)
+
+
+def test_files_that_are_not_there_are_named_with_their_keys(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    files = {
+        "megatron_training.data_path": "/no/train.jsonl",
+        "megatron_training.test_data_path": "/no/test.jsonl",
+    }
+    assert refused(run_config(model_folder(tmp_path / "model"), files)) == [
+        "megatron_training.data_path=/no/train.jsonl: no such file",
+        "megatron_training.test_data_path=/no/test.jsonl: no such file",
+    ]
+
+
+def test_a_folder_in_place_of_a_data_file_is_refused(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    folder = overrides(tmp_path) | {"megatron_training.data_path": str(tmp_path)}
+    assert refused(run_config(model_folder(tmp_path / "model"), folder)) == [
+        f"megatron_training.data_path={tmp_path}: no such file"
+    ]
+
+
+def test_a_model_folder_that_cannot_be_read_is_refused_with_its_key(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    (empty := tmp_path / "empty").mkdir()
+    for folder, reason in (
+        (tmp_path / "nowhere", f"model folder {tmp_path}/nowhere does not exist"),
+        (empty, f"model folder {empty} has no config.json"),
+    ):
+        assert refused(run_config(folder, overrides(tmp_path))) == [
+            f"actor_config.load={folder}: {reason}"
+        ]
+
+
+def test_a_reference_with_another_vocabulary_is_refused_where_there_is_a_kl_term(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    model = model_folder(tmp_path / "model")
+    other = model_folder(tmp_path / "other", vocab_size=100)
+    field = "rl_config.integrated_mode_config.ref_model_load_path"
+    with_other = overrides(tmp_path) | {field: str(other)}
+    assert refused(run_config(model, with_other | {"rl_config.init_kl_coef": 0.1})) == [
+        f"{field}={other}: vocabulary of 100 tokens, the actor has 96"
+    ]
+    check(run_config(model, with_other), CPU)
+
+
+def test_a_reward_that_does_not_import_is_refused_before_anything_starts(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    rewards = {
+        "rl_config.verifier_function": ["math_verify", "no_such_package.rewards:score"],
+        "rl_config.verifier_weight": [1.0, 1.0],
+    }
+    (finding,) = refused(
+        run_config(model_folder(tmp_path / "model"), overrides(tmp_path) | rewards)
+    )
+    assert finding.startswith("rl_config.verifier_function='no_such_package.rewards:score'")
+    assert "No module named 'no_such_package'" in finding
+
+
+def test_a_backend_of_another_device_is_refused_with_the_one_of_this(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    model = model_folder(tmp_path / "model")
+    nccl = overrides(tmp_path, megatron_training__distributed_backend="nccl")
+    assert refused(run_config(model, nccl)) == [
+        "megatron_training.distributed_backend=nccl: cpu devices use gloo"
+    ]
+    gloo = overrides(tmp_path, megatron_training__distributed_backend="gloo")
+    check(run_config(model, gloo), CPU)
+
+
+def test_findings_of_every_kind_come_together_one_a_line(run_config: MakeConfig) -> None:
+    wrong = {
+        "rl_config.n_samples_per_prompt": 1,
+        "megatron_training.distributed_backend": "hccl",
+        "megatron_training.data_path": "/no/train.jsonl",
+        "rl_config.verifier_function": ["math_verfy"],
+        "rl_config.verifier_weight": [1.0],
+    }
+    starts = [finding.split("=")[0] for finding in refused(run_config(Path("/no/model"), wrong))]
+    assert starts == [
+        "rl_config.n_samples_per_prompt",
+        "megatron_training.distributed_backend",
+        "rl_config.verifier_function",
+        "megatron_training.data_path",
+        "actor_config.load",
+    ]
+
+
+def test_without_files_what_is_missing_is_returned_and_the_rest_is_still_checked(
+    run_config: MakeConfig,
+) -> None:
+    elsewhere = {"megatron_training.data_path": "/no/train.jsonl"}
+    missing = check_without_files(run_config(Path("/no/model"), elsewhere), CPU)
+    assert "megatron_training.data_path=/no/train.jsonl: no such file" in missing
+    assert "actor_config.load=/no/model: no such folder" in missing
+    broken = elsewhere | {"rl_config.n_samples_per_prompt": 1}
+    with pytest.raises(ConfigError, match=r"^rl_config\.n_samples_per_prompt=1: "):
+        check_without_files(run_config(Path("/no/model"), broken), CPU)
+
+
+def test_without_files_a_model_that_is_there_is_checked(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    sizes = {DEVICES: 8, TRAIN_TP: 8}
+    with pytest.raises(ConfigError, match="must divide num_key_value_heads=4; nearest: 4"):
+        check_without_files(run_config(model_folder(tmp_path / "model"), sizes), CPU)

@@ -1,0 +1,71 @@
+"""Ctrl-C and SIGTERM become an error, once, and only inside the block."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from mindrl.errors import InterruptedRunError
+from mindrl.launch.interrupts import signals_as_errors
+
+BOTH = (signal.SIGINT, signal.SIGTERM)
+
+
+@pytest.mark.parametrize("number", BOTH)
+def test_a_signal_raises_an_error_that_names_it(number: signal.Signals) -> None:
+    with (
+        pytest.raises(InterruptedRunError, match=f"^stopped by {number.name}$"),
+        signals_as_errors(),
+    ):
+        os.kill(os.getpid(), number)
+        time.sleep(5)
+
+
+@pytest.mark.parametrize("number", BOTH)
+def test_the_former_handlers_are_back_behind_the_block(number: signal.Signals) -> None:
+    before = [signal.getsignal(each) for each in BOTH]
+    with signals_as_errors():
+        assert [signal.getsignal(each) for each in BOTH] != before
+    assert [signal.getsignal(each) for each in BOTH] == before
+    with pytest.raises(InterruptedRunError), signals_as_errors():
+        os.kill(os.getpid(), number)
+        time.sleep(5)
+    assert [signal.getsignal(each) for each in BOTH] == before
+
+
+def test_a_second_signal_while_the_run_winds_down_is_ignored() -> None:
+    wound_down = False
+    with pytest.raises(InterruptedRunError, match="^stopped by SIGTERM$"), signals_as_errors():
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5)
+        finally:
+            for number in BOTH:
+                os.kill(os.getpid(), number)
+            time.sleep(0.05)
+            wound_down = True
+    assert wound_down
+
+
+def test_a_blocked_program_is_woken_by_a_signal_of_another_process() -> None:
+    code = (
+        "import time\n"
+        "from mindrl.errors import InterruptedRunError\n"
+        "from mindrl.launch.interrupts import signals_as_errors\n"
+        "try:\n"
+        "    with signals_as_errors():\n"
+        "        print('ready', flush=True)\n"
+        "        time.sleep(60)\n"
+        "except InterruptedRunError as error:\n"
+        "    print(error)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=30)
+    assert rest == "stopped by SIGINT\n"
+    assert process.returncode == 0

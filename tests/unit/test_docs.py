@@ -1,0 +1,254 @@
+"""What the documents say of the code is true: links, paths, keys, metrics, files, output."""
+
+import ast
+import io
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from mindrl.algorithms.grpo import GrpoLoss
+from mindrl.allocation.regions import TrainRegion
+from mindrl.batch.rollouts import Response, Rollouts
+from mindrl.config.load import field_names
+from mindrl.observability.console import StepConsole
+from mindrl.observability.samples import Sample, SampleLog
+from mindrl.observability.trackers import Trackers
+from mindrl.rewards.scorer import Scores
+from mindrl.trainer.journal import Journal, Outcome, RunFolder
+from mindrl.workers.sharding_manager import Phase, ShardingManager, Tensors
+
+ROOT = Path(__file__).parents[2]
+SECTIONS = ("megatron_training", "actor_config", "rl_config", "generate_config")
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+KEY = re.compile(rf"(?<![\w/.])((?:{'|'.join(SECTIONS)})(?:\.\w+)+)")
+REPOSITORY_PATH = re.compile(r"(?<![\w/.~-])(?:scripts|cli|configs|tests|mindrl)/[\w/.-]*\w")
+METRIC = re.compile(r"[a-z_]+/[a-z_]+")
+
+
+def pages() -> list[Path]:
+    found = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    assert len(found) >= 20
+    return sorted(found)
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def anchors(page: Path) -> set[str]:
+    """List the fragments that lead to the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def broken_links(page: Path) -> Iterator[str]:
+    for link in LINK.findall(page.read_text(encoding="utf-8")):
+        if "://" in link:
+            continue
+        place, _, fragment = link.partition("#")
+        target = (page.parent / place).resolve() if place else page
+        if not target.exists() or (fragment and fragment not in anchors(target)):
+            yield f"{page.relative_to(ROOT)}: {link}"
+
+
+def is_key(path: str) -> bool:
+    *section, name = path.split(".")
+    return name in field_names(section)
+
+
+def yaml_keys(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from yaml_keys(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def test_every_relative_link_leads_to_a_file_and_to_a_heading() -> None:
+    assert [broken for page in pages() for broken in broken_links(page)] == []
+
+
+def test_every_page_can_be_reached_from_the_index() -> None:
+    index = ROOT / "docs" / "index.md"
+    linked = {(index.parent / link).resolve() for link in LINK.findall(read("docs/index.md"))}
+    assert set(pages()) - linked == {index}
+
+
+def test_every_configuration_key_that_is_named_exists() -> None:
+    named = {
+        (page.name, key)
+        for page in pages()
+        for key in KEY.findall(page.read_text(encoding="utf-8"))
+    }
+    # One is wrong on purpose: the example of an error message.
+    wrong = {key for _, key in named if not is_key(key)}
+    assert len(named) >= 60
+    assert wrong == {"rl_config.n_samples"}
+
+
+def test_every_yaml_example_holds_keys_that_exist() -> None:
+    blocks = [
+        yaml.safe_load(block)
+        for page in pages()
+        for block in re.findall(r"```yaml\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    ]
+    keys = [key for block in blocks for key in yaml_keys(block)]
+    assert len(keys) >= 8
+    assert [key for key in keys if not is_key(key)] == []
+
+
+def test_every_path_of_the_repository_that_is_named_exists() -> None:
+    named = {path for page in pages() for path in REPOSITORY_PATH.findall(page.read_text("utf-8"))}
+    assert {"scripts/quickstart.sh", "scripts/test.sh", "cli/train_grpo.py"} <= named
+    assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
+
+
+class IdleDevice:
+    """A train side, a rollout side and a resharder without weights."""
+
+    def offload(self, region: TrainRegion) -> int:
+        return len(region.value)
+
+    def onload(self, region: TrainRegion) -> int:
+        return len(region.value)
+
+    def sleep(self) -> None:
+        return
+
+    def allocate_weights(self) -> None:
+        return
+
+    def allocate_kv_cache(self) -> None:
+        return
+
+    def load_weights(self, tensors: Tensors) -> None:
+        assert list(tensors) == []
+
+    def tensors(self) -> Tensors:
+        return iter(())
+
+    def bytes_moved(self) -> dict[str, int]:
+        return {"sent": 0, "received": 0, "local": 0}
+
+
+def switch_metrics() -> set[str]:
+    """Go once through all phases, with every region switched."""
+    idle = IdleDevice()
+    manager = ShardingManager(idle, idle, idle, offloaded=frozenset(TrainRegion))
+    for phase in (Phase.FORWARD, Phase.ROLLOUT, Phase.FORWARD, Phase.TRAIN):
+        manager.enter(phase)
+    return set(manager.flush_metrics())
+
+
+def loss_metrics() -> set[str]:
+    loss = GrpoLoss(clip_low=0.2, clip_high=0.2, kl_kind="k3", kl_coef=0.1, entropy_coef=0.0)
+    one_BT = torch.ones(1, 1)
+    terms = loss(
+        logprobs_BT=-one_BT,
+        entropy_BT=one_BT,
+        old_logprobs_BT=-one_BT,
+        advantages_BT=one_BT,
+        token_weights_BT=one_BT,
+        ref_logprobs_BT=-one_BT,
+    )
+    return {f"update/{name}" for name in terms.metrics}
+
+
+def batch_metrics() -> set[str]:
+    response = Response(token_ids=(1,), logprobs=(-1.0,), finished=True)
+    scores = Scores(rewards=(1.0,), parts={}, timeouts=0, crashes=0, errors=0)
+    return set(Rollouts.from_responses([[5]], [response], [0]).metrics()) | set(scores.metrics())
+
+
+def written_out(source: str, pattern: re.Pattern[str]) -> set[str]:
+    """List the string literals of a source file that have a metric's form."""
+    constants = (
+        node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)
+    )
+    return {text for text in constants if isinstance(text, str) and pattern.fullmatch(text)}
+
+
+def literal_metrics() -> set[str]:
+    trainer = read("mindrl/trainer/grpo_trainer.py")
+    stages = {f"seconds/{name}" for name in re.findall(r'timer\("(\w+)"\)', trainer)}
+    worker = written_out(read("mindrl/workers/integrated_worker.py"), METRIC)
+    memory = {name.replace("memory/", "memory/worker_<rank>/") for name in worker}
+    journal = written_out(read("mindrl/trainer/journal.py"), METRIC)
+    update = written_out(read("mindrl/training/actor.py"), re.compile("grad_norm|lr"))
+    named = {f"update/{name}" for name in update}
+    return written_out(trainer, METRIC) | stages | memory | journal | named
+
+
+def test_the_page_of_metrics_names_exactly_the_metrics_of_a_step() -> None:
+    produced = switch_metrics() | loss_metrics() | batch_metrics() | literal_metrics()
+    page = read("docs/reference/metrics.md")
+    documented = set(re.findall(r"^\| `([^`]+)` \|", page, flags=re.MULTILINE))
+    assert len(produced) >= 40
+    assert documented == produced | {"reward/<function>"}
+
+
+def test_the_page_of_outputs_names_every_file_and_every_key(tmp_path: Path) -> None:
+    folder = RunFolder(root=tmp_path)
+    console = StepConsole(1, io.StringIO())
+    journal = Journal(folder, Outcome(model=tmp_path / "model"), console, Trackers([]))
+    sample = Sample(
+        prompt="",
+        response="",
+        reference="",
+        reward=0.0,
+        parts={},
+        finished=True,
+        response_tokens=0,
+    )
+    log = SampleLog(tmp_path / "one.jsonl")
+    log.write(1, [sample])
+    log.close()
+
+    keys = [*journal.close(), *yaml.safe_load((tmp_path / "one.jsonl").read_text())]
+    files = [folder.summary, folder.metrics, folder.samples, folder.evaluations]
+    page = read("docs/reference/outputs.md")
+
+    assert [key for key in keys if f"`{key}`" not in page] == []
+    assert [file.name for file in files if f"`{file.name}`" not in page] == []
+    assert [
+        part.name for part in (folder.logs, folder.tensorboard) if f"`{part.name}/" not in page
+    ] == []
+
+
+def test_the_tutorial_shows_the_plan_that_the_program_prints(tmp_path: Path) -> None:
+    program = [sys.executable, "cli/train_grpo.py", f"hydra.run.dir={tmp_path}"]
+    done = subprocess.run(
+        [*program, "--dry-run"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    refused = subprocess.run(
+        [*program, "rl_config.n_samples=16"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    tutorial = {line.rstrip() for line in read("docs/tutorials/first-run.md").splitlines()}
+    plan = [line.rstrip() for line in done.stdout.splitlines() if "  " in line]
+    assert len(plan) >= 10
+    assert [line for line in plan if line not in tutorial] == []
+    assert refused.returncode == 2
+    assert refused.stderr.strip() in tutorial
+
+
+def test_the_page_of_the_cluster_script_explains_every_variable_of_its_help() -> None:
+    page = read("docs/how-to/ascend.md")
+    assert {"NNODES", "MASTER_ADDR", "RAY_AUTH_TOKEN_PATH"} <= set(script_variables())
+    assert [name for name in script_variables() if f"| `{name}` |" not in page] == []
+
+
+def script_variables() -> list[str]:
+    done = subprocess.run(
+        ["bash", "scripts/train_grpo_qwen25_7b.sh", "--help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return re.findall(r"^  ([A-Z][A-Z_]+)  ", done.stdout, flags=re.MULTILINE)

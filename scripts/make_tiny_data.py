@@ -15,22 +15,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-Question = tuple[int, int]
+from tiny_arithmetic import OPERANDS, Question
 
-OPERANDS = range(10, 100)
 CARRY_SHARE = 2 / 3
-
-
-def prompt_text(question: Question) -> str:
-    """Word a question as the user would."""
-    left, right = question
-    return f"{left}+{right}=?"
-
-
-def needs_carry(question: Question) -> bool:
-    """Tell whether the units column overflows."""
-    left, right = question
-    return left % 10 + right % 10 >= 10
 
 
 def draw_splits(*, train: int, test: int, seed: int) -> tuple[list[Question], list[Question]]:
@@ -43,19 +30,23 @@ def draw_splits(*, train: int, test: int, seed: int) -> tuple[list[Question], li
     train_questions: list[Question] = []
     test_questions: list[Question] = []
     for carry in (True, False):
+        # A pair stands for both orders of its operands: they go to the same file.
         pairs = [
-            (a, b) for a in OPERANDS for b in OPERANDS if a <= b and needs_carry((a, b)) == carry
+            question
+            for left in OPERANDS
+            for right in OPERANDS
+            if left <= right and (question := Question(left, right)).needs_carry == carry
         ]
         rng.shuffle(pairs)
-        test_part = _share(test, carry=carry)
-        train_part = _share(train, carry=carry)
-        test_questions += [rng.choice([(a, b), (b, a)]) for a, b in pairs[:test_part]]
-        rest = sorted({q for a, b in pairs[test_part:] for q in ((a, b), (b, a))})
+        test_part, train_part = _share(test, carry=carry), _share(train, carry=carry)
+        test_questions += [rng.choice([pair, _swapped(pair)]) for pair in pairs[:test_part]]
+        rest = sorted({each for pair in pairs[test_part:] for each in (pair, _swapped(pair))})
         if len(pairs) < test_part or len(rest) < train_part:
             kind = "with" if carry else "without"
             raise ValueError(
-                f"--train {train} and --test {test} need {train_part} + {test_part} questions "
-                f"{kind} a carry; after the test split only {len(rest)} are left"
+                f"--train {train} and --test {test} need {train_part} and {test_part} additions "
+                f"{kind} a carry; there are {len(pairs)} pairs, and {len(rest)} questions left "
+                "after the test file"
             )
         train_questions += rng.sample(rest, train_part)
     rng.shuffle(train_questions)
@@ -68,11 +59,15 @@ def _share(count: int, *, carry: bool) -> int:
     return with_carry if carry else count - with_carry
 
 
+def _swapped(question: Question) -> Question:
+    return Question(question.right, question.left)
+
+
 def rows(questions: list[Question]) -> Iterator[str]:
     """Yield one JSON line per question."""
     for question in questions:
-        messages = [{"role": "user", "content": prompt_text(question)}]
-        yield json.dumps({"messages": messages, "answer": str(sum(question))}) + "\n"
+        messages = [{"role": "user", "content": question.prompt}]
+        yield json.dumps({"messages": messages, "answer": str(question.sum)}) + "\n"
 
 
 def write_if_changed(path: Path, content: bytes) -> bool:

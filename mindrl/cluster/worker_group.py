@@ -1,5 +1,6 @@
 """The worker processes of a run, called together, watched while they work."""
 
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,9 +44,12 @@ class WorkerGroup:
         self.identities: list[Identity] = []
         self.handles = [self._start(rank) for rank in range(config.world_size)]
         try:
-            self.identities = self._wait([handle.identify.remote() for handle in self.handles])
+            deadline = time.monotonic() + config.rl_config.worker_start_timeout_seconds
+            starting = [handle.identify.remote() for handle in self.handles]
+            self.identities = self._wait(starting, deadline)
             address = self.identities[0].address
-            self._wait([handle.build.remote(address, config, factory) for handle in self.handles])
+            building = [handle.build.remote(address, config, factory) for handle in self.handles]
+            self._wait(building, deadline)
         except BaseException:
             self.stop()
             raise
@@ -113,11 +117,14 @@ class WorkerGroup:
         )
         return remote.remote(platform.kind, rank, self.logs[rank])
 
-    def _wait(self, references: list[Any]) -> list[Any]:
+    def _wait(self, references: list[Any], deadline: float = math.inf) -> list[Any]:
         results: list[Any] = [None] * len(references)
         pending = {reference: rank for rank, reference in enumerate(references)}
         while pending:
-            done, _ = ray.wait(list(pending), num_returns=1)
+            left = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
+            done, _ = ray.wait(list(pending), num_returns=1, timeout=left)
+            if not done:
+                raise self._too_slow(list(pending.values()))
             rank = pending.pop(done[0])
             try:
                 results[rank] = ray.get(done[0])
@@ -139,6 +146,14 @@ class WorkerGroup:
         if isinstance(error, RayTaskError) and isinstance(error.cause, MindrlError):
             return error.cause
         return self._died(rank, error)
+
+    def _too_slow(self, ranks: list[int]) -> WorkerDiedError:
+        log = self.logs[ranks[0]]
+        return WorkerDiedError(
+            f"rank(s) {', '.join(map(str, ranks))} did not come up within "
+            "rl_config.worker_start_timeout_seconds\n"
+            f"last lines of {log}:\n{tail(log, lines=20)}"
+        )
 
     def _died(self, rank: int, error: RayActorError | RayTaskError) -> WorkerDiedError:
         if isinstance(error, RayTaskError):

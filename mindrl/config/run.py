@@ -1,5 +1,8 @@
 """The whole configuration of a run, and the numbers that follow from it."""
 
+from dataclasses import replace
+from pathlib import Path
+
 from pydantic.dataclasses import dataclass
 
 from mindrl.config.actor import ActorConfig
@@ -72,3 +75,21 @@ class RunConfig:
     def uses_reference(self) -> bool:
         """Whether a reference model is loaded at all."""
         return self.rl_config.init_kl_coef > 0
+
+
+def with_absolute_paths(config: RunConfig) -> RunConfig:
+    """Return the configuration with model paths that mean the same from every working folder."""
+    actor, rl = config.actor_config, config.rl_config
+    integrated = rl.integrated_mode_config
+    reference = integrated.ref_model_load_path
+    return replace(
+        config,
+        actor_config=replace(actor, load=str(Path(actor.load).absolute())),
+        rl_config=replace(
+            rl,
+            integrated_mode_config=replace(
+                integrated,
+                ref_model_load_path=None if reference is None else str(Path(reference).absolute()),
+            ),
+        ),
+    )

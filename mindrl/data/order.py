@@ -1,38 +1,40 @@
-"""Which prompts a step takes."""
+"""The order in which a run visits its prompts."""
+
+from dataclasses import dataclass
 
 import numpy as np
 
 
+@dataclass(frozen=True)
 class PromptOrder:
-    """Goes through the prompts epoch by epoch; a pure function of the seed and the step.
+    """Visits every prompt once per epoch, each epoch in an order of its own.
 
-    Nothing is remembered between steps, so a resumed run needs no state to go on.
+    A pure function of the seed and the step: a resumed run needs no state to go on
+    where it was. The last prompts of an epoch share a step with the first of the next.
     """
 
-    def __init__(self, count: int, seed: int, *, shuffle: bool) -> None:
-        """Fix the order of `count` prompts.
-
-        Args:
-            count: Prompts of the data set, 1 or more.
-            seed: Of the permutations.
-            shuffle: Draw a fresh permutation in each epoch; else keep the order of the file.
-        """
-        self.count = count
-        self.seed = seed
-        self.shuffle = shuffle
+    count: int
+    """Prompts, at least 1."""
+    seed: int
+    """0 or more."""
+    shuffle: bool
+    """False visits them in the order of the file."""
 
     def indices(self, step: int, per_step: int) -> list[int]:
-        """Return the prompts of a step, counted from 0.
+        """Return the `per_step` prompts of a step; steps count from 0."""
+        position, end = step * per_step, (step + 1) * per_step
+        chosen: list[int] = []
+        while position < end:
+            epoch, start = divmod(position, self.count)
+            part = self._epoch(epoch)[start : start + end - position]
+            chosen += part
+            position += len(part)
+        return chosen
 
-        No prompt comes twice within an epoch; the rest of an epoch that is too short for a
-        step goes together with the beginning of the next one.
-        """
-        positions = range(step * per_step, (step + 1) * per_step)
-        epochs = {position // self.count for position in positions}
-        orders = {epoch: self._epoch(epoch) for epoch in epochs}
-        return [int(orders[at // self.count][at % self.count]) for at in positions]
-
-    def _epoch(self, epoch: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    def _epoch(self, epoch: int) -> list[int]:
         if not self.shuffle:
-            return np.arange(self.count)
-        return np.random.default_rng([self.seed, epoch]).permutation(self.count)
+            return list(range(self.count))
+        permutation: list[int] = (
+            np.random.default_rng([self.seed, epoch]).permutation(self.count).tolist()
+        )
+        return permutation

@@ -1,124 +1,184 @@
-"""From the rows of a data file to prompts in token ids."""
+"""From a data file to prompts as token ids."""
 
+import difflib
+import json
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from mindrl.batch.prompts import Prompt
 from mindrl.data.rows import Row, read_rows
 from mindrl.errors import DataError
 
-logger = logging.getLogger(__name__)
+_LOGGER = logging.getLogger(__name__)
+
+Message = dict[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptSource:
-    """Where prompts come from and which are taken."""
+    """Where prompts are, and what is asked of them."""
 
     path: str
+    """A .jsonl or .parquet file."""
     prompt_column: str
+    """Holds chat messages, [{"role": ..., "content": ...}, ...], or the text of a user."""
     answer_column: str
+    """Holds the reference answer: text, or a number that is taken as text."""
     max_prompt_length: int
-    """In tokens, the chat template included."""
+    """Tokens, the generation prompt included."""
     overlong_prompt_policy: Literal["error", "drop"]
     system_prompt: str | None
-    """Put before every prompt; None adds nothing."""
+    """Put before the messages of every row."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptSet:
-    """The prompts of one file."""
+    """The prompts of one file, in its order."""
 
     prompts: tuple[Prompt, ...]
     dropped: int
-    """Prompts that were too long."""
+    """Prompts left out for their length."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Rendered:
+    """A row after the chat template."""
+
+    place: str
+    text: str
+    reference: str
 
 
 def load_prompts(source: PromptSource, tokenizer: PreTrainedTokenizerBase) -> PromptSet:
-    """Read a file and render each prompt with the tokenizer's chat template.
+    """Read a data file and render its prompts with the tokenizer's chat template.
 
     Raises:
-        DataError: The file or a row breaks the format, a prompt is too long and the policy is
-            `error`, or no prompt is left.
+        DataError: The file or one of its rows breaks the stated format, a prompt is too
+            long where the policy is "error", or no prompt is left.
     """
-    rows = read_rows(
-        source.path, prompt_column=source.prompt_column, answer_column=source.answer_column
+    rendered = [_render(row, source, tokenizer) for row in read_rows(source.path)]
+    if not rendered:
+        raise DataError(f"data file {source.path}: no rows; needed at least one")
+    # The template has placed every special token, so the tokenizer must not add its own.
+    token_ids = tokenizer([row.text for row in rendered], add_special_tokens=False)["input_ids"]
+    prompts = tuple(
+        Prompt(uid=uid, token_ids=tuple(ids), text=row.text, reference=row.reference)
+        for uid, (row, ids) in enumerate(zip(rendered, token_ids, strict=True))
     )
-    rendered = [_render(uid, row, source, tokenizer) for uid, row in enumerate(rows)]
-    kept = tuple(prompt for prompt in rendered if len(prompt.token_ids) <= source.max_prompt_length)
-    dropped = len(rendered) - len(kept)
-    if dropped:
-        _apply_policy(source, rows, rendered, dropped)
+    return _limit_length(prompts, [row.place for row in rendered], source)
+
+
+def _limit_length(
+    prompts: tuple[Prompt, ...], places: Sequence[str], source: PromptSource
+) -> PromptSet:
+    limit = source.max_prompt_length
+    kept = tuple(prompt for prompt in prompts if len(prompt.token_ids) <= limit)
+    dropped = len(prompts) - len(kept)
+    if dropped == 0:
+        return PromptSet(prompts=prompts, dropped=0)
+    longest = max(len(prompt.token_ids) for prompt in prompts)
+    if source.overlong_prompt_policy == "error":
+        first = next(prompt for prompt in prompts if len(prompt.token_ids) > limit)
+        raise DataError(
+            f"{places[first.uid]}: prompt of {len(first.token_ids)} tokens is longer than "
+            f"rl_config.max_prompt_length={limit}; {dropped} of {len(prompts)} prompts are, the "
+            f"longest has {longest}. Raise the limit, or set rl_config.overlong_prompt_policy=drop"
+        )
     if not kept:
         raise DataError(
-            f"{source.path}: all {dropped} prompts are longer than "
-            f"rl_config.max_prompt_length={source.max_prompt_length}"
+            f"data file {source.path}: no prompt is left, all {dropped} are longer than "
+            f"rl_config.max_prompt_length={limit}; the longest has {longest} tokens"
         )
+    _LOGGER.warning(
+        "%s: dropped %d of %d prompts longer than rl_config.max_prompt_length=%d tokens",
+        source.path,
+        dropped,
+        len(prompts),
+        limit,
+    )
     return PromptSet(prompts=kept, dropped=dropped)
 
 
-def _render(uid: int, row: Row, source: PromptSource, tokenizer: PreTrainedTokenizerBase) -> Prompt:
-    messages = _messages(row)
-    if source.system_prompt is not None:
-        messages = [{"role": "system", "content": source.system_prompt}, *messages]
+def _render(row: Row, source: PromptSource, tokenizer: PreTrainedTokenizerBase) -> _Rendered:
+    messages = _messages(row, source)
     try:
         text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    except Exception as error:
-        # A template is a program of its author's and raises what it likes.
+    except TemplateError as error:
         raise DataError(f"{row.place}: the chat template refuses the prompt: {error}") from error
-    # The template has written every special token itself.
-    token_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return Prompt(uid=uid, token_ids=tuple(token_ids), text=text, reference=_reference(row))
+    reference = _reference(row, source)
+    try:
+        f"{text}{reference}".encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{row.place}: half of a surrogate pair is no text ({error})") from error
+    return _Rendered(place=row.place, text=text, reference=reference)
 
 
-def _messages(row: Row) -> list[dict[str, str]]:
-    if isinstance(row.prompt, str) and row.prompt.strip():
-        return [{"role": "user", "content": row.prompt}]
-    if isinstance(row.prompt, list) and row.prompt and all(map(_is_message, row.prompt)):
-        return row.prompt
-    raise DataError(
-        f"{row.place}: the prompt must be text or a list of messages with role and content, "
-        f"found {str(row.prompt)[:100]!r}"
-    )
+def _messages(row: Row, source: PromptSource) -> list[Message]:
+    column = source.prompt_column
+    value = _column(row, column, "megatron_training.prompt_column")
+    where = f"{row.place}: column {column!r}"
+    if isinstance(value, str):
+        value = [{"role": "user", "content": value}]
+    if not isinstance(value, list) or not value:
+        raise DataError(
+            f"{where} holds {_shown(value)}; needed text or a list of messages, not empty"
+        )
+    messages = [
+        _message(f"{where}, message {number}", message)
+        for number, message in enumerate(value, start=1)
+    ]
+    if messages[-1]["role"] == "assistant":
+        raise DataError(f"{where} ends with an answer of the assistant; needed a question")
+    if source.system_prompt is None:
+        return messages
+    if any(message["role"] == "system" for message in messages):
+        raise DataError(
+            f"{where} has a system message of its own; "
+            "needed none, as megatron_training.system_prompt is set"
+        )
+    return [{"role": "system", "content": source.system_prompt}, *messages]
 
 
-def _is_message(value: Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and isinstance(value.get("role"), str)
-        and isinstance(value.get("content"), str)
-    )
+def _message(where: str, value: Any) -> Message:
+    if not isinstance(value, dict):
+        raise DataError(f"{where} is {_shown(value)}; needed an object with role and content")
+    # Parquet fills the keys that only other rows have with null.
+    present = {key: content for key, content in value.items() if content is not None}
+    if set(present) != {"role", "content"}:
+        raise DataError(f"{where} has keys {sorted(present)}; needed ['content', 'role']")
+    for key, content in present.items():
+        if not isinstance(content, str) or not content.strip():
+            raise DataError(f"{where}: {key} is {_shown(content)}; needed text, not empty")
+    return present
 
 
-def _reference(row: Row) -> str:
-    number = isinstance(row.answer, int | float) and not isinstance(row.answer, bool)
-    if not number and not isinstance(row.answer, str):
-        found = type(row.answer).__name__
-        raise DataError(f"{row.place}: the answer must be text or a number, found {found}")
-    reference = str(row.answer)
-    if not reference.strip():
-        raise DataError(f"{row.place}: the answer is empty")
+def _reference(row: Row, source: PromptSource) -> str:
+    value = _column(row, source.answer_column, "megatron_training.answer_column")
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    reference = str(value) if is_number else value
+    if not isinstance(reference, str) or not reference.strip():
+        raise DataError(
+            f"{row.place}: column {source.answer_column!r} holds {_shown(value)}; "
+            "needed an answer: text, not empty, or a number"
+        )
     return reference
 
 
-def _apply_policy(
-    source: PromptSource, rows: list[Row], rendered: list[Prompt], dropped: int
-) -> None:
-    limit = source.max_prompt_length
-    if source.overlong_prompt_policy == "drop":
-        logger.warning(
-            "%s: dropped %d of %d prompts longer than rl_config.max_prompt_length=%d",
-            source.path,
-            dropped,
-            len(rows),
-            limit,
-        )
-        return
-    first = next(prompt for prompt in rendered if len(prompt.token_ids) > limit)
-    raise DataError(
-        f"{rows[first.uid].place}: the prompt has {len(first.token_ids)} tokens, "
-        f"rl_config.max_prompt_length={limit} ({dropped} such prompts); raise the limit or set "
-        "rl_config.overlong_prompt_policy=drop"
-    )
+def _column(row: Row, column: str, field: str) -> Any:
+    if column in row.values:
+        return row.values[column]
+    close = difflib.get_close_matches(column, row.values, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    found = ", ".join(row.values) or "none"
+    raise DataError(f"{row.place}: no column {field}={column!r}; found: {found}{hint}")
+
+
+def _shown(value: Any) -> str:
+    """Quote a value as JSON, cut to 60 characters."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 60 else f"{text[:57]}..."

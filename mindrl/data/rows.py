@@ -1,83 +1,107 @@
-"""Rows of a data file, each with the place it came from."""
+"""Rows of a JSONL or Parquet file, each with the place it came from."""
 
-import difflib
 import json
+import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from datasets import Dataset
-from datasets.exceptions import DatasetGenerationError
+import datasets
 
 from mindrl.errors import DataError
 
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
-    """One example of a data file."""
+
+class Row(NamedTuple):
+    """One row of a data file."""
 
     place: str
-    """`file:line` for JSONL, `file, row N` for parquet; counted from 1."""
-    prompt: Any
-    answer: Any
+    """For messages: file and line, or file and row."""
+    values: dict[str, Any]
+    """Column name to value."""
 
 
-def read_rows(path: str, *, prompt_column: str, answer_column: str) -> list[Row]:
-    """Read two columns of a `.jsonl` or `.parquet` file.
+def read_rows(path: str) -> Iterator[Row]:
+    """Yield the rows of a file, whose suffix says its format: .jsonl or .parquet.
 
     Raises:
-        DataError: The file is missing, empty, of another kind or malformed, or a column is
-            missing.
+        DataError: The file is missing, unreadable, of another format, or malformed.
     """
     file = Path(path)
-    if file.suffix not in (".jsonl", ".parquet"):
-        raise DataError(f"{path}: need a .jsonl or .parquet file, found {file.suffix or 'neither'}")
+    reader = {".jsonl": _read_jsonl, ".parquet": _read_parquet}.get(file.suffix.lower())
+    if reader is None:
+        raise DataError(f"data file {path}: suffix {file.suffix!r}; needed .jsonl or .parquet")
+    if not file.exists():
+        raise DataError(f"data file {path}: no such file")
     if not file.is_file():
-        raise DataError(f"{path}: no such file")
+        raise DataError(f"data file {path}: not a file")
     try:
-        rows = list(_jsonl(file) if file.suffix == ".jsonl" else _parquet(file))
-    except (OSError, UnicodeDecodeError, ValueError, DatasetGenerationError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
-    if not rows:
-        raise DataError(f"{path} has no rows")
-    fields = {"prompt_column": prompt_column, "answer_column": answer_column}
-    for place, values in rows:
-        _check_columns(place, values, fields)
-    return [
-        Row(place=place, prompt=values[prompt_column], answer=values[answer_column])
-        for place, values in rows
-    ]
+        yield from reader(file)
+    except OSError as error:
+        raise DataError(f"data file {path}: cannot be read ({error.strerror or error})") from error
 
 
-def _jsonl(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Parse line by line: a malformed line is named, and rows may have different columns."""
-    with file.open(encoding="utf-8-sig") as lines:
+def _read_jsonl(file: Path) -> Iterator[Row]:
+    """Yield one row per line that is not blank.
+
+    The JSON reader of `datasets` is not used: it loses line numbers, turns text that
+    looks like a date into a timestamp, and rounds whole numbers above 2**63.
+    """
+    with file.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            place = f"{file}:{number}"
-            try:
-                values = json.loads(line)
-            except ValueError as error:
-                raise DataError(f"{place} is not valid JSON: {error}") from None
-            if not isinstance(values, dict):
-                raise DataError(f"{place} must hold a JSON object, found {type(values).__name__}")
-            yield place, values
+            content = line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
+            if content.strip():
+                place = f"{file}:{number}"
+                yield Row(place, _parse_object(place, content))
 
 
-def _parquet(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    for number, values in enumerate(Dataset.from_parquet(str(file), keep_in_memory=True), start=1):
-        yield f"{file}, row {number}", values
-
-
-def _check_columns(place: str, values: dict[str, Any], fields: dict[str, str]) -> None:
-    for field, column in fields.items():
-        if column in values:
-            continue
-        near = difflib.get_close_matches(column, values, n=1, cutoff=0.5)
-        hint = f"; did you mean {near[0]}?" if near else ""
+def _parse_object(place: str, line: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
         raise DataError(
-            f"{place} has no column {column} (megatron_training.{field}); "
-            f"columns: {', '.join(values) or 'none'}{hint}"
-        )
+            f"{place}: byte {error.start + 1} of the line is not UTF-8 ({error.reason})"
+        ) from error
+    except json.JSONDecodeError as error:
+        raise DataError(
+            f"{place}: not JSON: {error.msg} at character {error.pos + 1} of the line"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{place}: not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise DataError(f"{place}: a {type(value).__name__}; needed a JSON object with columns")
+    return value
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _read_parquet(file: Path) -> Iterator[Row]:
+    # The cache of `datasets` goes by name and time stamp; a fresh one cannot be stale.
+    with tempfile.TemporaryDirectory() as cache, _no_progress_bars():
+        try:
+            table = datasets.Dataset.from_parquet(str(file), cache_dir=cache, keep_in_memory=True)
+        except (
+            datasets.exceptions.DatasetGenerationError,
+            ValueError,
+            NotImplementedError,
+        ) as error:
+            cause = error.__cause__ or error
+            raise DataError(f"data file {file}: not a Parquet file ({cause})") from error
+    for index, values in enumerate(table):
+        yield Row(f"{file}, row {index} counted from 0", values)
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    if datasets.are_progress_bars_disabled():
+        yield
+        return
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        datasets.enable_progress_bars()

@@ -18,7 +18,7 @@ from mindrl.batch.prompts import Prompt, Sampling
 from mindrl.cluster.colocated_actor import ColocatedActor
 from mindrl.cluster.ray_cluster import RayCluster
 from mindrl.cluster.worker_group import WorkerGroup
-from mindrl.config.run import RunConfig
+from mindrl.config.run import RunConfig, with_absolute_paths
 from mindrl.data.order import PromptOrder
 from mindrl.data.prompts import PromptSource, load_prompts
 from mindrl.data.tokenizer import load_tokenizer
@@ -133,7 +133,10 @@ def _load_prompts(
         overlong_prompt_policy=config.rl_config.overlong_prompt_policy,
         system_prompt=config.megatron_training.system_prompt,
     )
-    return load_prompts(source, tokenizer).prompts
+    found = load_prompts(source, tokenizer)
+    dropped = f", {found.dropped} longer ones dropped" if found.dropped else ""
+    Console().print(f"{path}: {len(found.prompts)} prompts{dropped}", markup=False, soft_wrap=True)
+    return found.prompts
 
 
 def _trackers(run: _Run) -> Trackers:
@@ -161,7 +164,9 @@ def _roles(run: _Run, console: StepConsole) -> Iterator[GrpoRoles]:
             timeout_seconds=rl.worker_start_timeout_seconds,
         )
         stack.enter_context(cluster)
-        group = WorkerGroup(cluster, config, run.folder.logs, _WORKER_FACTORY)
+        group = WorkerGroup(
+            cluster, with_absolute_paths(config), run.folder.logs, _WORKER_FACTORY
+        )
         stack.enter_context(group)
         actor = ColocatedActor(
             group,

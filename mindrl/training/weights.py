@@ -96,6 +96,8 @@ def export_weights(source: str, target: Path, tensors: Iterable[tuple[str, Tenso
             if (Path(source) / name).is_file():
                 shutil.copyfile(Path(source) / name, building / name)
         _write_config(Path(source), building, weights)
+        # safetensors writes for the owner alone; the other files follow the user's umask.
+        (building / "model.safetensors").chmod((building / "config.json").stat().st_mode)
         shutil.rmtree(target, ignore_errors=True)
         building.rename(target)
     except (OSError, SafetensorError) as error:

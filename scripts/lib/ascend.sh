@@ -40,7 +40,7 @@ Optional:
   SOCKET_IFNAME    network interface for HCCL and gloo (default: the one that reaches MASTER_ADDR)
   NODE_IP          address of this node (default: the one it reaches MASTER_ADDR with)
   WAIT_SECONDS     how long to wait for the head and for all NPUs (default 600)
-  STOP_SECONDS     how long the program may take to stop, with its checkpoint (default 120)
+  STOP_SECONDS     how long the program may take to stop (default 120)
   PYTHON           interpreter with the NPU packages (default: python)
   ASCEND_INSTALL_DIR  where CANN is installed (default /usr/local/Ascend)
   DEVICE_DIR       where the device files davinci<N> are (default /dev)
@@ -171,7 +171,7 @@ for name in sys.argv[1:]:
         found = None
     if found is None:
         print(name)
-' torch_npu vllm_ascend megatron.core ray
+' torch_npu vllm_ascend mindspeed megatron.core ray
 }
 
 check_packages() {
@@ -186,6 +186,10 @@ check_packages() {
             vllm_ascend)
                 find_fault "Python package: vllm_ascend" \
                     "$PYTHON -m pip install vllm-ascend==0.23.0.post1, and vLLM 0.23.0 built with VLLM_TARGET_DEVICE=empty"
+                ;;
+            mindspeed)
+                find_fault "Python package: mindspeed" \
+                    "clone MindSpeed, branch core_r0.16.0, and $PYTHON -m pip install -e MindSpeed"
                 ;;
             megatron.core)
                 find_fault "Python package: megatron.core" "$PYTHON -m pip install megatron-core==0.16.1"

@@ -7,39 +7,39 @@ import copy
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from forked_workers import ForkedWorkers
 from torch import Tensor
-from training_probe import Course, OffloadFacts, Side, Updated
+from training_messages import Course, OffloadFacts, Side, Updated
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from mindrl.algorithms.grpo import GrpoLoss
 from mindrl.algorithms.token_weights import token_mean_weights
 from mindrl.batch.experience import Minibatch, Scored, Sequences
-from mindrl.training.optimizer import OptimizerSettings
 
 pytestmark = pytest.mark.distributed
 
 MakeModel = Callable[[bool], Path]
 LENGTHS = (5, 17, 9, 12)
 LOSS = GrpoLoss(clip_low=0.2, clip_high=0.2, kl_kind="k3", kl_coef=0.1, entropy_coef=0.01)
-OPTIMIZER = OptimizerSettings(
-    lr=1e-2,
-    min_lr=0.0,
-    lr_decay_style="constant",
-    warmup_updates=0,
-    total_updates=2,
-    weight_decay=0.1,
-    clip_grad=0.05,
-    adam_beta1=0.9,
-    adam_beta2=0.95,
+OPTIMIZER: dict[str, Any] = {
+    "lr": 1e-2,
+    "min_lr": 0.0,
+    "lr_decay_style": "constant",
+    "warmup_updates": 0,
+    "total_updates": 2,
+    "weight_decay": 0.1,
+    "clip_grad": 0.05,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.95,
     # Wide, so that the step of a gradient near zero does not hang on its rounding.
-    adam_eps=1e-2,
-    bf16=False,
-    use_distributed_optimizer=True,
-)
+    "adam_eps": 1e-2,
+    "bf16": False,
+    "use_distributed_optimizer": True,
+}
 
 
 @pytest.fixture(scope="session")
@@ -167,12 +167,16 @@ def plain_updates(
     """Do the same with Hugging Face's model and torch's AdamW."""
     matrices = [weight for weight in model.parameters() if weight.dim() > 1]
     vectors = [weight for weight in model.parameters() if weight.dim() == 1]
+    groups: list[dict[str, Any]] = [
+        {"params": matrices},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
     adam = torch.optim.AdamW(
-        [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}],
-        lr=OPTIMIZER.lr,
-        betas=(OPTIMIZER.adam_beta1, OPTIMIZER.adam_beta2),
-        eps=OPTIMIZER.adam_eps,
-        weight_decay=OPTIMIZER.weight_decay,
+        groups,
+        lr=OPTIMIZER["lr"],
+        betas=(OPTIMIZER["adam_beta1"], OPTIMIZER["adam_beta2"]),
+        eps=OPTIMIZER["adam_eps"],
+        weight_decay=OPTIMIZER["weight_decay"],
     )
     metrics = []
     for batch in batches:
@@ -186,11 +190,11 @@ def plain_updates(
             ref_logprobs_BT=batch.ref_logprobs_BT,
         )
         adam.zero_grad()
-        terms.loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), OPTIMIZER.clip_grad)
+        torch.autograd.backward(terms.loss)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), OPTIMIZER["clip_grad"])
         adam.step()
         found = {name: value.item() for name, value in terms.metrics.items()}
-        metrics.append(found | {"grad_norm": norm.item(), "lr": OPTIMIZER.lr})
+        metrics.append(found | {"grad_norm": norm.item(), "lr": OPTIMIZER["lr"]})
     return metrics, {name: tensor.detach() for name, tensor in model.state_dict().items()}
 
 
@@ -222,8 +226,8 @@ def test_two_updates_move_every_weight_as_plain_torch_does(
         for name, tensor in found.weights.items():
             moved = (weights[name] - before[name]).abs().max().item()
             assert moved > 1e-5, name
-            # A hundredth of the step itself; in truth the difference is rounding.
-            torch.testing.assert_close(tensor, weights[name], atol=moved / 100, rtol=0)
+            # Steps of 1e-3 on weights of 0.5: ten roundings of 3e-8 are 3e-4 of a step.
+            torch.testing.assert_close(tensor, weights[name], atol=moved / 1000, rtol=0)
 
 
 def test_leaving_the_device_between_updates_changes_no_bit_and_leaves_nothing_behind(
@@ -252,7 +256,7 @@ def test_an_offloaded_storage_keeps_its_views_and_comes_back_as_it_was(
         again_bytes=0,
         in_bytes=36,
         kept=[[0, 1, 12, 13, 14, 15], [0, 1], [12, 13, 14, 15], [7, 7, 7]],
-        same_objects=True,
+        share_storage=True,
         dropped_bytes=0,
         dropped=[0, 0, 0, 0, 0, 0],
         host_copies=2,

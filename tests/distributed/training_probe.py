@@ -3,16 +3,15 @@
 Shapes: B sequences, T positions, N tokens, V the vocabulary.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from training_messages import Course, OffloadFacts, Side, Updated
 
-from mindrl.algorithms.grpo import GrpoLoss
 from mindrl.allocation.regions import TrainRegion
-from mindrl.batch.experience import Minibatch, Scored, Sequences
+from mindrl.batch.experience import Scored, Sequences
 from mindrl.errors import ModelError
 from mindrl.models.description import read_description
 from mindrl.models.qwen2 import logical_shapes, training_table
@@ -27,55 +26,45 @@ from mindrl.training.scoring import ReferenceModel, ScoringModel
 from mindrl.training.weights import export_weights, import_weights
 
 
-@dataclass(frozen=True, kw_only=True)
-class Side:
-    """A model and how it is laid out."""
+def build(side: Side) -> ScoringModel:
+    """Build the model over all ranks of the group."""
+    join()
+    return ScoringModel(side.folder, settings(side), temperature=side.temperature)
 
-    folder: str
-    sequence_parallel: bool = False
-    temperature: float = 1.0
 
-    def build(self) -> ScoringModel:
-        """Build the model over all ranks of the group."""
-        self.join()
-        return ScoringModel(self.folder, self.settings, temperature=self.temperature)
+def join() -> None:
+    """Make Megatron's groups: all ranks are tensor-parallel."""
+    initialise_model_parallel(tensor_parallel_size=dist.get_world_size(), seed=1)
 
-    def join(self) -> None:
-        """Make Megatron's groups: all ranks are tensor-parallel."""
-        initialise_model_parallel(tensor_parallel_size=dist.get_world_size(), seed=1)
 
-    @property
-    def settings(self) -> ModelSettings:
-        """The numerics: float32 on CPU."""
-        return ModelSettings(
-            seq_length=64,
-            bf16=False,
-            sequence_parallel=self.sequence_parallel,
-            device_type="cpu",
-        )
+def settings(side: Side) -> ModelSettings:
+    """Return the numerics: float32 on CPU."""
+    return ModelSettings(
+        seq_length=64, bf16=False, sequence_parallel=side.sequence_parallel, device_type="cpu"
+    )
 
 
 def logits(side: Side, sequences: Sequences) -> Tensor:
     """Return [B, T, V], this rank's part of the vocabulary."""
     with torch.no_grad():
-        return side.build().logits(sequences)
+        return build(side).logits(sequences)
 
 
 def scores(side: Side, sequences: Sequences, micro_batch_sizes: list[int]) -> list[Scored]:
     """Score with the actor's class once for each size, then twice with the reference's."""
-    model = side.build()
+    model = build(side)
     results = [
         model.compute_log_prob(sequences, micro_batch_size=size) for size in micro_batch_sizes
     ]
-    reference = ReferenceModel(side.folder, side.settings, temperature=side.temperature)
+    reference = ReferenceModel(side.folder, settings(side), temperature=side.temperature)
     results += [reference.compute_log_prob(sequences, micro_batch_size=2) for _ in range(2)]
     return results
 
 
 def reference_bytes(side: Side, sequences: Sequences) -> list[int]:
     """Return the bytes of a reference's weights on the device: new, and after it scored."""
-    side.join()
-    reference = ReferenceModel(side.folder, side.settings, temperature=1.0)
+    join()
+    reference = ReferenceModel(side.folder, settings(side), temperature=1.0)
     found = [_bytes(reference.model)]
     reference.compute_log_prob(sequences, micro_batch_size=2)
     return [*found, _bytes(reference.model)]
@@ -85,33 +74,10 @@ def _bytes(model: ScoringModel) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in model.local_tensors().values())
 
 
-@dataclass(frozen=True, kw_only=True)
-class Updated:
-    """What a few updates did."""
-
-    metrics: list[dict[str, float]]
-    weights: dict[str, Tensor]
-    """Logical tensors, whole."""
-    device_bytes: list[int]
-    """Storage of all regions while they were off the device, for each swap."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Course:
-    """Updates to take."""
-
-    minibatches: list[Minibatch]
-    loss: GrpoLoss
-    optimizer: OptimizerSettings
-    micro_batch_size: int
-    swap: bool = False
-    """Everything leaves the device behind each update, and comes back."""
-
-
 def updates(side: Side, course: Course) -> Updated:
     """Take one update per minibatch."""
-    scoring = side.build()
-    model = TrainedModel(scoring, course.optimizer, course.loss)
+    scoring = build(side)
+    model = TrainedModel(scoring, OptimizerSettings(**course.optimizer), course.loss)
     metrics, device_bytes = [], []
     for minibatch in course.minibatches:
         metrics.append(model.update(minibatch, micro_batch_size=course.micro_batch_size))
@@ -147,9 +113,11 @@ def logprobs_over_ranks(
     """Give each rank its part of the vocabulary; returns values and this rank's gradient."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     part = logits_NV.size(1) // ranks
+    group = dist.group.WORLD
+    assert group is not None
     ours_NV = logits_NV[:, rank * part : (rank + 1) * part].clone().requires_grad_()
     logprobs_N, entropy_N = vocab_parallel_logprobs(
-        ours_NV, targets_N, first_token=rank * part, group=dist.group.WORLD
+        ours_NV, targets_N, first_token=rank * part, group=group
     )
     (grad_NV,) = torch.autograd.grad((logprobs_N, entropy_N), ours_NV, tuple(grads_2N))
     return logprobs_N.detach(), entropy_N.detach(), grad_NV
@@ -194,21 +162,6 @@ def _import_error(folder: str) -> str:
     return "read without an error"
 
 
-@dataclass(frozen=True, kw_only=True)
-class OffloadFacts:
-    """What was seen while three tensors over two storages went and came back."""
-
-    out_bytes: int
-    bytes_while_out: int
-    again_bytes: int
-    in_bytes: int
-    kept: list[list[float]]
-    same_objects: bool
-    dropped_bytes: int
-    dropped: list[float]
-    host_copies: int
-
-
 def offload_facts() -> OffloadFacts:
     """Move a storage with two views, and a single one, out and in, twice; then drop it."""
     flat = torch.arange(6.0)
@@ -233,7 +186,7 @@ def offload_facts() -> OffloadFacts:
         again_bytes=again_bytes,
         in_bytes=in_bytes,
         kept=kept,
-        same_objects=shared,
+        share_storage=shared,
         dropped_bytes=dropped_bytes,
         dropped=flat.tolist(),
         host_copies=host_copies,

@@ -91,7 +91,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
     # Like the real one: chatty, with failing commands and unset variables.
     lines = [f"export ASCEND_HOME_PATH={toolkit}", "echo loading", "false", "echo $NEVER_SET"]
     (toolkit / "set_env.sh").write_text("\n".join(lines))
-    for name in ("torch_npu", "vllm_ascend", "ray", "megatron/core"):
+    for name in ("torch_npu", "vllm_ascend", "mindspeed", "ray", "megatron/core"):
         package = tmp_path / "packages" / name
         package.mkdir(parents=True)
         (package / "__init__.py").write_text("raise RuntimeError('imported on the wrong machine')")
@@ -132,6 +132,7 @@ def test_a_machine_without_npus_gets_every_finding_at_once_and_exit_code_3(node:
         "CANN",
         "torch_npu",
         "vllm_ascend",
+        "mindspeed",
         "megatron.core",
         "ray",
     ]

@@ -1,7 +1,7 @@
 """Who is where: replicas, tensor-parallel ranks, and even cuts."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindrl.allocation.layout import Layout, even_bounds
@@ -15,6 +15,7 @@ def test_eight_ranks_of_tensor_parallel_size_4_are_two_replicas() -> None:
     assert layout.leaders == (0, 4)
 
 
+@settings(deadline=None)
 @given(replicas=st.integers(1, 64), tp=st.integers(1, 64))
 def test_replica_and_tensor_rank_name_a_rank_and_a_leader_has_tensor_rank_0(
     replicas: int, tp: int
@@ -42,6 +43,7 @@ def test_even_bounds_of_known_counts(count: int, parts: int, bounds: list[tuple[
     assert even_bounds(count, parts) == bounds
 
 
+@settings(deadline=None)
 @given(count=st.integers(0, 1000), parts=st.integers(1, 64))
 def test_even_bounds_cover_all_in_order_and_differ_by_one_at_most(count: int, parts: int) -> None:
     bounds = even_bounds(count, parts)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindrl.algorithms.token_weights import sequence_mean_weights, token_mean_weights
@@ -130,6 +130,7 @@ def test_a_generator_deals_anew_in_each_epoch_and_the_same_for_the_same_seed() -
     assert steps[0] != steps[1]
 
 
+@settings(deadline=None)
 @given(
     groups=st.lists(st.integers(0, 5), min_size=1, max_size=16),
     prompts=st.integers(1, 6),

@@ -27,7 +27,6 @@ def test_more_devices_than_the_machine_has_are_refused_before_ray_starts(
 def test_a_named_cluster_is_joined_and_not_counted_on_this_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Nothing listens on the discard port, so joining is what fails.
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
     cluster = RayCluster(PLATFORMS["cpu"], devices=CORES + 1, timeout_seconds=1)
     assert not cluster.started_here

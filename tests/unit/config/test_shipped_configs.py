@@ -49,9 +49,9 @@ def test_a_shipped_run_composes_loads_and_has_no_findings(name: str) -> None:
 
 
 def test_a_value_of_the_command_line_wins_over_the_file_and_the_file_over_the_default() -> None:
-    config = load_run_config(composed("grpo_tiny_cpu", ["actor_config.lr=3e-5"]))
+    config = load_run_config(composed("grpo_qwen25_7b", ["actor_config.lr=3e-5"]))
     assert config.actor_config.lr == 3e-5
-    assert config.actor_config.lr_warmup_fraction == 0.05
+    assert config.actor_config.tensor_model_parallel_size == 4
     assert config.actor_config.adam_beta1 == 0.9
 
 

@@ -41,8 +41,10 @@ def test_a_tensor_parallel_size_must_divide_the_devices(field: str, run_config: 
 def test_sequence_parallelism_needs_tensor_parallelism(run_config: MakeConfig) -> None:
     switch = {"megatron_training.sequence_parallel": True, DEVICES: 2}
     assert found(run_config, switch) == [
-        "megatron_training.sequence_parallel=true needs "
-        "actor_config.tensor_model_parallel_size of 2 or more, found 1"
+        (
+            "megatron_training.sequence_parallel=true needs "
+            "actor_config.tensor_model_parallel_size of 2 or more, found 1"
+        )
     ]
     assert found(run_config, switch | {TRAIN_TP: 2}) == []
 
@@ -70,8 +72,10 @@ def test_the_sequences_of_an_update_must_divide_over_the_replicas(run_config: Ma
 
 def test_one_response_per_prompt_has_no_group_to_normalise_over(run_config: MakeConfig) -> None:
     assert found(run_config, {SAMPLES: 1}) == [
-        f"{SAMPLES}=1: advantages are normalised over the responses to one prompt "
-        "and need 2 or more"
+        (
+            f"{SAMPLES}=1: advantages are normalised over the responses to one prompt "
+            "and need 2 or more"
+        )
     ]
     assert found(run_config, {SAMPLES: 2}) == []
 
@@ -103,8 +107,10 @@ def test_each_reward_needs_one_weight(
 ) -> None:
     overrides = {"rl_config.verifier_function": functions, "rl_config.verifier_weight": weights}
     assert found(run_config, overrides) == [
-        f"rl_config.verifier_weight has {len(weights)} entries and rl_config.verifier_function "
-        f"has {len(functions)}; each function needs one weight"
+        (
+            f"rl_config.verifier_weight has {len(weights)} entries and rl_config.verifier_function "
+            f"has {len(functions)}; each function needs one weight"
+        )
     ]
 
 

@@ -5,11 +5,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError
 from mindrl.launch.checks import check, check_without_files
+from mindrl.models.description import read_description
+from mindrl.models.qwen2 import logical_shapes
 from mindrl.platform.device import PLATFORMS
 
 MakeConfig = Callable[..., RunConfig]
@@ -19,11 +23,11 @@ ROLLOUT_TP = "generate_config.infer_tensor_parallel_size"
 DEVICES = "rl_config.actor_resource.num_npus"
 SIZES: dict[str, Any] = {
     "model_type": "qwen2",
-    "hidden_size": 448,
-    "intermediate_size": 1024,
+    "hidden_size": 28,
+    "intermediate_size": 64,
     "max_position_embeddings": 128,
     "num_attention_heads": 28,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "num_key_value_heads": 4,
     "rms_norm_eps": 1e-6,
     "rope_theta": 1e6,
@@ -32,8 +36,12 @@ SIZES: dict[str, Any] = {
 
 
 def model_folder(path: Path, **changes: Any) -> Path:
+    """Make a model of these sizes, one byte a weight: only names and shapes are looked at."""
     path.mkdir(exist_ok=True)
     (path / "config.json").write_text(json.dumps(SIZES | changes), encoding="utf-8")
+    shapes = logical_shapes(read_description(str(path)))
+    weights = {name: np.zeros(shape, np.uint8) for name, shape in shapes.items()}
+    save_file(weights, path / "model.safetensors")
     return path
 
 
@@ -123,17 +131,27 @@ def test_a_folder_in_place_of_a_data_file_is_refused(
     ]
 
 
-def test_a_model_folder_that_cannot_be_read_is_refused_with_its_key(
+def test_a_model_folder_that_cannot_be_read_is_refused_with_what_is_wrong_with_it(
     tmp_path: Path, run_config: MakeConfig
 ) -> None:
     (empty := tmp_path / "empty").mkdir()
+    (bare := model_folder(tmp_path / "bare") / "model.safetensors").unlink()
+    larger = model_folder(tmp_path / "larger")
+    (larger / "config.json").write_text(json.dumps(SIZES | {"vocab_size": 95}), encoding="utf-8")
     for folder, reason in (
         (tmp_path / "nowhere", f"model folder {tmp_path}/nowhere does not exist"),
         (empty, f"model folder {empty} has no config.json"),
+        (bare.parent, f"model folder {bare.parent} has no .safetensors file"),
+        (
+            larger,
+            (
+                f"{larger}: tensor model.embed_tokens.weight has shape [96, 28]; "
+                "config.json asks for [95, 28]"
+            ),
+        ),
     ):
-        assert refused(run_config(folder, overrides(tmp_path))) == [
-            f"actor_config.load={folder}: {reason}"
-        ]
+        (finding,) = refused(run_config(folder, overrides(tmp_path)))
+        assert finding.endswith(reason)
 
 
 def test_a_reference_with_another_vocabulary_is_refused_where_there_is_a_kl_term(
@@ -163,6 +181,23 @@ def test_a_reward_that_does_not_import_is_refused_before_anything_starts(
     assert "No module named 'no_such_package'" in finding
 
 
+def test_an_engine_that_takes_prompts_in_one_piece_needs_room_for_the_longest(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    model = model_folder(tmp_path / "model")
+    tokens = "generate_config.max_num_batched_tokens"
+    config = run_config(
+        model, overrides(tmp_path) | {tokens: 63, "generate_config.max_num_seqs": 8}
+    )
+    assert refused(config) == [
+        (
+            f"{tokens}=63 must be at least generate_config.max_model_len=64 on cpu devices, "
+            "whose engine takes a prompt in one piece"
+        )
+    ]
+    check_without_files(config, PLATFORMS["npu"])
+
+
 def test_a_backend_of_another_device_is_refused_with_the_one_of_this(
     tmp_path: Path, run_config: MakeConfig
 ) -> None:
@@ -183,14 +218,14 @@ def test_findings_of_every_kind_come_together_one_a_line(run_config: MakeConfig)
         "rl_config.verifier_function": ["math_verfy"],
         "rl_config.verifier_weight": [1.0],
     }
-    starts = [finding.split("=")[0] for finding in refused(run_config(Path("/no/model"), wrong))]
-    assert starts == [
+    *findings, model = refused(run_config(Path("/no/model"), wrong))
+    assert [finding.split("=")[0] for finding in findings] == [
         "rl_config.n_samples_per_prompt",
         "megatron_training.distributed_backend",
         "rl_config.verifier_function",
         "megatron_training.data_path",
-        "actor_config.load",
     ]
+    assert model.endswith("model folder /no/model does not exist")
 
 
 def test_without_files_what_is_missing_is_returned_and_the_rest_is_still_checked(

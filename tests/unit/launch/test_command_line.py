@@ -32,13 +32,17 @@ def started(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]"
     [
         (
             "rl_config.n_sampels_per_prompt=8",
-            "rl_config.n_sampels_per_prompt is not a configuration key; "
-            "did you mean rl_config.n_samples_per_prompt?",
+            (
+                "rl_config.n_sampels_per_prompt is not a configuration key; "
+                "did you mean rl_config.n_samples_per_prompt?"
+            ),
         ),
         (
             "actor_config.seq_length=8",
-            "actor_config.seq_length is not a configuration key; "
-            "did you mean megatron_training.seq_length?",
+            (
+                "actor_config.seq_length is not a configuration key; "
+                "did you mean megatron_training.seq_length?"
+            ),
         ),
         (
             "rl_cofig.epochs=2",
@@ -50,8 +54,10 @@ def started(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]"
         ),
         (
             "++generate_config.sampling_config.temp=0.5",
-            "generate_config.sampling_config.temp is not a configuration key; "
-            "did you mean generate_config.sampling_config.temperature?",
+            (
+                "generate_config.sampling_config.temp is not a configuration key; "
+                "did you mean generate_config.sampling_config.temperature?"
+            ),
         ),
         (
             "lr=1e-6",
@@ -129,8 +135,10 @@ def test_a_wrong_key_on_the_command_line_ends_with_code_2_and_one_line(tmp_path:
     ended = started(tmp_path, "--dry-run", "rl_config.n_sampels_per_prompt=8")
     assert ended.returncode == 2
     assert ended.stderr.splitlines() == [
-        "error: rl_config.n_sampels_per_prompt is not a configuration key; "
-        "did you mean rl_config.n_samples_per_prompt?"
+        (
+            "error: rl_config.n_sampels_per_prompt is not a configuration key; "
+            "did you mean rl_config.n_samples_per_prompt?"
+        )
     ]
 
 
@@ -143,8 +151,10 @@ def test_a_value_that_breaks_a_rule_ends_a_dry_run_with_code_2(tmp_path: Path) -
     )
     assert ended.returncode == 2
     assert ended.stderr.splitlines() == [
-        "error: actor_config.tensor_model_parallel_size=3 must divide "
-        "rl_config.actor_resource.num_npus=8; nearest: 2, 4"
+        (
+            "error: actor_config.tensor_model_parallel_size=3 must divide "
+            "rl_config.actor_resource.num_npus=8; nearest: 2, 4"
+        )
     ]
 
 

@@ -14,40 +14,51 @@ from mindrl.launch.interrupts import signals_as_errors
 BOTH = (signal.SIGINT, signal.SIGTERM)
 
 
-@pytest.mark.parametrize("number", BOTH)
-def test_a_signal_raises_an_error_that_names_it(number: signal.Signals) -> None:
-    with (
-        pytest.raises(InterruptedRunError, match=f"^stopped by {number.name}$"),
-        signals_as_errors(),
-    ):
+def interrupted_by(number: signal.Signals) -> None:
+    """Send the signal to this process, as Ctrl-C does, and wait for what it does."""
+    with signals_as_errors():
         os.kill(os.getpid(), number)
         time.sleep(5)
+
+
+@pytest.mark.parametrize("number", BOTH)
+def test_a_signal_raises_an_error_that_names_it(number: signal.Signals) -> None:
+    with pytest.raises(InterruptedRunError, match=rf"^stopped by {number.name}$"):
+        interrupted_by(number)
 
 
 @pytest.mark.parametrize("number", BOTH)
 def test_the_former_handlers_are_back_behind_the_block(number: signal.Signals) -> None:
     before = [signal.getsignal(each) for each in BOTH]
     with signals_as_errors():
-        assert [signal.getsignal(each) for each in BOTH] != before
+        inside = [signal.getsignal(each) for each in BOTH]
+    assert all(old is not new for old, new in zip(before, inside, strict=True))
     assert [signal.getsignal(each) for each in BOTH] == before
-    with pytest.raises(InterruptedRunError), signals_as_errors():
-        os.kill(os.getpid(), number)
-        time.sleep(5)
+    with pytest.raises(InterruptedRunError):
+        interrupted_by(number)
     assert [signal.getsignal(each) for each in BOTH] == before
 
 
 def test_a_second_signal_while_the_run_winds_down_is_ignored() -> None:
-    wound_down = False
-    with pytest.raises(InterruptedRunError, match="^stopped by SIGTERM$"), signals_as_errors():
-        try:
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(5)
-        finally:
-            for number in BOTH:
-                os.kill(os.getpid(), number)
-            time.sleep(0.05)
-            wound_down = True
-    assert wound_down
+    wound_down: list[bool] = []
+
+    def run() -> None:
+        with signals_as_errors():
+            try:
+                interrupt_and_wait()
+            finally:
+                for number in BOTH:
+                    os.kill(os.getpid(), number)
+                time.sleep(0.05)
+                wound_down.append(True)
+
+    def interrupt_and_wait() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+
+    with pytest.raises(InterruptedRunError, match=r"^stopped by SIGTERM$"):
+        run()
+    assert wound_down == [True]
 
 
 def test_a_blocked_program_is_woken_by_a_signal_of_another_process() -> None:

@@ -101,8 +101,10 @@ def test_a_head_size_of_its_own_is_taken_rather_than_derived(tmp_path: Path) -> 
         ),
         (
             {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e6}},
-            "rope scaling {'rope_type': 'linear', 'rope_theta': 1000000.0} is not supported; "
-            "only default",
+            (
+                "rope scaling {'rope_type': 'linear', 'rope_theta': 1000000.0} is not supported; "
+                "only default"
+            ),
         ),
     ],
 )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
@@ -65,6 +65,7 @@ def placements(table: ShardingTable) -> Iterator[tuple[str, tuple[slice, ...], t
             yield placement.tensor, slices(placement.source), slices(placement.local)
 
 
+@settings(deadline=None)
 @given(models())
 def test_the_ranks_together_hold_each_element_once_and_each_norm_on_every_rank(
     drawn: tuple[ModelDescription, int],
@@ -79,6 +80,7 @@ def test_the_ranks_together_hold_each_element_once_and_each_norm_on_every_rank(
         assert torch.equal(count, torch.full_like(count, times)), name
 
 
+@settings(deadline=None)
 @given(models())
 def test_each_local_element_is_filled_once_and_only_the_vocabulary_is_padded(
     drawn: tuple[ModelDescription, int],
@@ -99,6 +101,7 @@ def test_each_local_element_is_filled_once_and_only_the_vocabulary_is_padded(
     assert padding == vocabularies * model.hidden_size * (-model.vocab_size % tp)
 
 
+@settings(deadline=None)
 @given(models())
 def test_what_is_cut_by_the_tables_is_put_together_again_without_a_difference(
     drawn: tuple[ModelDescription, int],

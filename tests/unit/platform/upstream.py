@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 import vllm.v1.engine.core as engine_core
 from ray._private import services, worker
+from torch._C._distributed_c10d import HashStore
 from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed
 from vllm.v1.worker.cpu_worker import CPUWorker
 
@@ -29,7 +30,7 @@ from mindrl.training.scoring import ScoringModel
 
 
 def join_alone() -> None:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
 
 
 def error_of(action: Callable[[], Any]) -> str | None:
@@ -73,7 +74,7 @@ def megatron_on_cpu(folder: str) -> dict[str, str | None]:
 
 def shared_memory_name(init_method: str) -> str:
     """Return the name of a two-rank group, with the identity that CPUWorker derives."""
-    os.environ["VLLM_DIST_IDENT"] = init_method.split(":")[-1]
+    os.environ["VLLM_DIST_IDENT"] = init_method.rsplit(":", maxsplit=1)[-1]
     group = SimpleNamespace(unique_name="tp:0", ranks=[0, 1])
     name: str = _CPUSHMDistributed.make_group_name(group)
     return name

@@ -95,6 +95,7 @@ class MemoryRoles:
 
     def score(self, responses: Sequence[str], references: Sequence[str]) -> Scores:
         """Reward 1 where the second token is 31, 0 elsewhere."""
+        assert len(references) == len(responses)
         self.calls.append("score")
         right = tuple(float(response.endswith("31")) for response in responses)
         return Scores(rewards=right, parts={"exact": right}, timeouts=0, crashes=0, errors=0)

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import HashStore
 
 from mindrl.training.logprobs import vocab_parallel_logprobs
 
@@ -18,8 +19,10 @@ TOKENS, VOCABULARY = 7, 11
 @pytest.fixture(scope="module")
 def alone() -> Iterator[dist.ProcessGroup]:
     """A process group of one, taken down again behind this file."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield dist.group.WORLD
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    group = dist.group.WORLD
+    assert group is not None
+    yield group
     dist.destroy_process_group()
 
 
@@ -48,7 +51,7 @@ def test_gradients_through_logprob_and_entropy_are_those_of_log_softmax(
 ) -> None:
     logits_NV, targets_N = example()
     weight_N = torch.linspace(-1, 1, TOKENS, dtype=torch.float64)
-    grads = []
+    grads: list[Tensor] = []
     for ours in (True, False):
         leaf_NV = logits_NV.clone().requires_grad_()
         logprobs_N, entropy_N = (

@@ -1,0 +1,51 @@
+"""What travels between the tests of the rollout side and the process that they fork.
+
+Without vLLM: the test process must be able to read it.
+"""
+
+from dataclasses import dataclass
+
+from mindrl.batch.prompts import Sampling
+from mindrl.batch.rollouts import Response
+
+Tokens = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What the engine is asked at once."""
+
+    prompts: tuple[Tokens, ...]
+    sampling: Sampling
+    seeds: tuple[int, ...]
+
+    def only(self, *rows: int) -> "Question":
+        """Take some of the prompts, in this order, with their seeds."""
+        return Question(
+            prompts=tuple(self.prompts[row] for row in rows),
+            sampling=self.sampling,
+            seeds=tuple(self.seeds[row] for row in rows),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceBytes:
+    """Storage of an engine on the device."""
+
+    weights: int
+    packed_layers: int
+    """Layers that hold a second copy of their weights, in the order that the kernels like."""
+    kv_cache: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Life:
+    """What an engine said and held, from its start to its second set of weights."""
+
+    answers: list[list[Response]]
+    """To each question, with the weights of the first folder."""
+    later_answers: list[list[Response]]
+    """To each question, with those of the second folder, after a sleep in between."""
+    device_bytes: dict[str, DeviceBytes]
+    random_state_kept: bool
+    """The generators of this process are where they were before the engine was started."""

@@ -1,0 +1,92 @@
+"""What the tests of the rollout side call in a prepared process; see forked_workers.run."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from rollout_messages import DeviceBytes, Life, Question
+from safetensors.torch import load_file
+from torch import Tensor
+
+from mindrl.batch.rollouts import Response
+from mindrl.platform.device import PLATFORMS
+from mindrl.rollout.engine import EngineSettings, RolloutEngine
+from mindrl.training.parallel import initialise_model_parallel
+
+
+def life_of_an_engine(folder: str, later_folder: str, questions: list[Question]) -> Life:
+    """Start an engine, give it weights, ask, put it to sleep, and do it again with others."""
+    # As in a worker: Megatron's groups are there before the engine makes its own.
+    initialise_model_parallel(tensor_parallel_size=1, seed=1)
+    before = random_states()
+    engine = RolloutEngine(settings(folder))
+    seen = {"started": device_bytes(engine)}
+    engine.allocate_weights()
+    seen["weights allocated"] = device_bytes(engine)
+    engine.load_weights(tensors_of(folder))
+    engine.allocate_kv_cache()
+    seen["awake"] = device_bytes(engine)
+    answers = [ask(engine, question) for question in questions]
+    engine.sleep()
+    seen["asleep"] = device_bytes(engine)
+    engine.allocate_weights()
+    engine.load_weights(tensors_of(later_folder))
+    engine.allocate_kv_cache()
+    later_answers = [ask(engine, question) for question in questions]
+    return Life(
+        answers=answers,
+        later_answers=later_answers,
+        device_bytes=seen,
+        random_state_kept=random_states() == before,
+    )
+
+
+def settings(folder: str) -> EngineSettings:
+    return EngineSettings(
+        model_path=folder,
+        tensor_parallel_size=1,
+        dtype="float32",
+        max_num_seqs=8,
+        max_model_len=64,
+        max_num_batched_tokens=128,
+        gpu_memory_utilization=0.5,
+        kv_cache_bytes=4 << 20,
+        enforce_eager=True,
+        enable_prefix_caching=True,
+        trust_remote_code=False,
+        seed=3,
+        platform_options=PLATFORMS["cpu"].engine_options,
+    )
+
+
+def tensors_of(folder: str) -> Iterator[tuple[str, Tensor]]:
+    yield from load_file(Path(folder) / "model.safetensors").items()
+
+
+def ask(engine: RolloutEngine, question: Question) -> list[Response]:
+    return engine.generate(question.prompts, question.sampling, question.seeds)
+
+
+def random_states() -> tuple[str, str, list[int]]:
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - the engine's own
+    return str(python), str(numpy), torch.get_rng_state().tolist()
+
+
+def device_bytes(engine: RolloutEngine) -> DeviceBytes:
+    runner = engine.llm.llm_engine.model_executor.driver_worker.worker.model_runner
+    model = runner.get_model()
+    weights = {tensor.untyped_storage() for tensor in model.parameters()}
+    caches = [
+        tensor
+        for cache in runner.kv_caches
+        for tensor in (cache if isinstance(cache, list | tuple) else [cache])
+    ]
+    return DeviceBytes(
+        weights=sum(storage.nbytes() for storage in weights),
+        packed_layers=sum(
+            getattr(module, "cpu_linear", None) is not None for module in model.modules()
+        ),
+        kv_cache=sum(cache.untyped_storage().nbytes() for cache in caches),
+    )

@@ -1,0 +1,196 @@
+"""A real engine inside a process against Hugging Face: greedy, sampled, asleep, and reloaded.
+
+Shapes: T positions, V the vocabulary.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from forked_workers import ForkedWorkers
+from rollout_messages import Life, Question, Tokens
+from torch import Tensor
+from transformers import Qwen2ForCausalLM
+
+from mindrl.batch.prompts import Sampling
+from mindrl.batch.rollouts import Response
+
+pytestmark = pytest.mark.distributed
+
+MakeModel = Callable[[bool], Path]
+PROMPTS: tuple[Tokens, ...] = ((5, 9, 40), tuple(range(20, 41)), (7, 7, 7, 7), (90, 3), (5, 9, 40))
+GREEDY = Sampling(temperature=0.0, max_tokens=12, stop_token_ids=())
+SAMPLED = Sampling(temperature=0.7, max_tokens=12, stop_token_ids=())
+SEEDS = (11, 12, 13, 14, 15)
+STOPS = tuple(range(0, 96, 3))
+"""Every third token ends a response."""
+QUESTIONS = {
+    "greedy": Question(prompts=PROMPTS, sampling=GREEDY, seeds=SEEDS),
+    "greedy with stops": Question(
+        prompts=PROMPTS, sampling=replace(GREEDY, stop_token_ids=STOPS), seeds=SEEDS
+    ),
+    "sampled": Question(prompts=PROMPTS, sampling=SAMPLED, seeds=SEEDS),
+    "sampled backwards": Question(prompts=PROMPTS, sampling=SAMPLED, seeds=SEEDS).only(
+        4, 3, 2, 1, 0
+    ),
+    "sampled alone": Question(prompts=PROMPTS, sampling=SAMPLED, seeds=SEEDS).only(1),
+    "other seeds": Question(prompts=PROMPTS, sampling=SAMPLED, seeds=(21, 22, 23, 24, 25)),
+    "two most likely": Question(prompts=PROMPTS, sampling=replace(SAMPLED, top_k=2), seeds=SEEDS),
+    "nothing": Question(prompts=(), sampling=SAMPLED, seeds=()),
+}
+
+
+@pytest.fixture(scope="module")
+def later_models(
+    random_model: MakeModel, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[bool], Path]:
+    """The same architecture with other weights, as after an update."""
+
+    def make(tied: bool) -> Path:
+        model = Qwen2ForCausalLM.from_pretrained(random_model(tied))
+        torch.manual_seed(9)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.2 * parameter.std() * torch.randn_like(parameter))
+        folder = tmp_path_factory.mktemp("later")
+        model.save_pretrained(folder)
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
+def engine(
+    request: pytest.FixtureRequest,
+    forked_workers: ForkedWorkers,
+    random_model: MakeModel,
+    later_models: MakeModel,
+) -> tuple[Life, Path, Path]:
+    """What one engine said and held, and the folders of its weights."""
+    folder, later = random_model(request.param), later_models(request.param)
+    (life,) = forked_workers.run(
+        "rollout_probe:life_of_an_engine", str(folder), str(later), list(QUESTIONS.values())
+    )
+    return life, folder, later
+
+
+def answers(life: Life, name: str) -> list[Response]:
+    found: list[Response] = life.answers[list(QUESTIONS).index(name)]
+    return found
+
+
+def tokens(responses: list[Response]) -> list[Tokens]:
+    return [response.token_ids for response in responses]
+
+
+def logits_behind(model: Qwen2ForCausalLM, prompt: Tokens, response: Tokens) -> Tensor:
+    """Return the logits that each token of a response was drawn from."""
+    with torch.no_grad():
+        logits_TV: Tensor = model(torch.tensor([[*prompt, *response]])).logits[0]
+    return logits_TV[len(prompt) - 1 : -1]
+
+
+def check_greedy(folder: Path, responses: list[Response]) -> None:
+    model = Qwen2ForCausalLM.from_pretrained(folder)
+    for prompt, response in zip(PROMPTS, responses, strict=True):
+        best_T = logits_behind(model, prompt, response.token_ids).argmax(-1)
+        assert best_T.tolist() == list(response.token_ids)
+
+
+def test_greedy_answers_are_the_most_likely_tokens_of_hugging_face(
+    engine: tuple[Life, Path, Path],
+) -> None:
+    life, folder, _ = engine
+    responses = answers(life, "greedy")
+    check_greedy(folder, responses)
+    assert {len(response.token_ids) for response in responses} == {12}
+    assert not any(response.finished for response in responses)
+    assert tokens(responses)[0] == tokens(responses)[4]
+    assert len(set(tokens(responses))) == 4
+
+
+def test_weights_that_come_after_a_sleep_are_the_ones_that_answer(
+    engine: tuple[Life, Path, Path],
+) -> None:
+    life, _, later = engine
+    responses = life.later_answers[list(QUESTIONS).index("greedy")]
+    check_greedy(later, responses)
+    # The prefix cache holds nothing of the former weights.
+    assert tokens(responses) != tokens(answers(life, "greedy"))
+
+
+def test_a_stop_token_ends_an_answer_and_belongs_to_it(engine: tuple[Life, Path, Path]) -> None:
+    life, _, _ = engine
+    whole, cut = answers(life, "greedy"), answers(life, "greedy with stops")
+    assert any(response.finished for response in cut)
+    for response, longer in zip(cut, whole, strict=True):
+        stops = [place for place, token in enumerate(longer.token_ids) if token in STOPS]
+        length = stops[0] + 1 if stops else 12
+        assert response.token_ids == longer.token_ids[:length]
+        assert response.finished == bool(stops)
+
+
+def test_log_probs_at_temperature_0_7_are_those_of_hugging_face_over_0_7(
+    engine: tuple[Life, Path, Path],
+) -> None:
+    life, folder, _ = engine
+    model = Qwen2ForCausalLM.from_pretrained(folder)
+    for prompt, response in zip(PROMPTS, answers(life, "sampled"), strict=True):
+        logits_TV = logits_behind(model, prompt, response.token_ids)
+        all_TV = torch.log_softmax(logits_TV / 0.7, dim=-1)
+        expected_T = all_TV.gather(1, torch.tensor(response.token_ids)[:, None])[:, 0]
+        # float32 logits of size 10, divided by 0.7.
+        assert list(response.logprobs) == pytest.approx(expected_T.tolist(), abs=2e-5)
+
+
+def test_log_probs_of_a_truncated_distribution_are_those_that_were_drawn_with(
+    engine: tuple[Life, Path, Path],
+) -> None:
+    life, folder, _ = engine
+    model = Qwen2ForCausalLM.from_pretrained(folder)
+    for prompt, response in zip(PROMPTS, answers(life, "two most likely"), strict=True):
+        two_T2, ids_T2 = (logits_behind(model, prompt, response.token_ids) / 0.7).topk(2)
+        chosen_T2 = ids_T2 == torch.tensor(response.token_ids)[:, None]
+        assert chosen_T2.any(1).all()
+        expected_T = torch.log_softmax(two_T2, dim=-1)[chosen_T2]
+        assert list(response.logprobs) == pytest.approx(expected_T.tolist(), abs=2e-5)
+
+
+def test_a_sequence_depends_on_its_own_seed_and_on_no_other_sequence(
+    engine: tuple[Life, Path, Path],
+) -> None:
+    life, _, _ = engine
+    sampled = tokens(answers(life, "sampled"))
+    assert tokens(answers(life, "sampled backwards")) == sampled[::-1]
+    assert tokens(answers(life, "sampled alone")) == [sampled[1]]
+    # Equal prompts with different seeds, and the same prompts with other seeds.
+    assert sampled[0] != sampled[4]
+    others = tokens(answers(life, "other seeds"))
+    assert all(one != other for one, other in zip(sampled, others, strict=True))
+
+
+def test_no_prompts_have_no_answers(engine: tuple[Life, Path, Path]) -> None:
+    assert answers(engine[0], "nothing") == []
+
+
+def test_asleep_the_engine_holds_no_weight_and_no_kv_cache(
+    engine: tuple[Life, Path, Path],
+) -> None:
+    seen = engine[0].device_bytes
+    for moment in ("started", "asleep"):
+        assert (seen[moment].weights, seen[moment].packed_layers) == (0, 0), moment
+        assert seen[moment].kv_cache == 0, moment
+    # The embedding's 96 x 128 floats; a linear layer is allocated when it is packed.
+    assert seen["weights allocated"].weights >= 96 * 128 * 4
+    assert seen["weights allocated"].kv_cache == 0
+    # 4 MiB, rounded down to whole blocks.
+    assert 2 << 20 < seen["awake"].kv_cache <= 4 << 20
+    assert seen["awake"].packed_layers > 0
+
+
+def test_the_engine_leaves_the_random_numbers_of_the_trainer_alone(
+    engine: tuple[Life, Path, Path],
+) -> None:
+    assert engine[0].random_state_kept

@@ -1,0 +1,106 @@
+"""Weight files against config.json, by their headers alone."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from mindrl.errors import ModelError
+from mindrl.models.description import read_description
+from mindrl.models.files import check_files, tensor_shapes
+from mindrl.models.qwen2 import logical_shapes
+
+MakeModel = Callable[[bool], Path]
+KEY_WEIGHT = "model.layers.0.self_attn.k_proj.weight"
+
+
+def copy(source: Path, target: Path, change: Callable[[dict[str, Tensor]], object]) -> str:
+    """Copy a model folder with other tensors in it."""
+    shutil.copytree(source, target)
+    tensors = load_file(target / "model.safetensors")
+    change(tensors)
+    save_file(tensors, target / "model.safetensors")
+    return str(target)
+
+
+def message(folder: str) -> str:
+    with pytest.raises(ModelError) as caught:
+        check_files(folder, read_description(folder))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_files_of_a_real_model_are_those_that_its_config_asks_for(
+    tied: bool, random_model: MakeModel
+) -> None:
+    folder = str(random_model(tied))
+    model = read_description(folder)
+    check_files(folder, model)
+    assert tensor_shapes(folder) == logical_shapes(model)
+
+
+def test_a_tensor_that_is_missing_is_named_with_the_shape_it_should_have(
+    random_model: MakeModel, tmp_path: Path
+) -> None:
+    folder = copy(random_model(True), tmp_path / "model", lambda tensors: tensors.pop(KEY_WEIGHT))
+    assert message(folder) == f"{folder}: no tensor {KEY_WEIGHT}; config.json asks for [64, 128]"
+
+
+def test_a_tied_model_may_also_hold_its_head_and_an_untied_one_must(
+    random_model: MakeModel, tmp_path: Path
+) -> None:
+    source, folder = random_model(True), tmp_path / "model"
+    shutil.copytree(source, folder)
+    values = json.loads((folder / "config.json").read_text("utf-8"))
+    (folder / "config.json").write_text(json.dumps(values | {"tie_word_embeddings": False}))
+    assert message(str(folder)) == (
+        f"{folder}: no tensor lm_head.weight; config.json asks for [96, 128]"
+    )
+    untied = random_model(False)
+    as_tied = read_description(str(source))
+    check_files(str(untied), as_tied)
+
+
+@pytest.mark.parametrize(("rows", "shape"), [(63, "[63, 128]"), (65, "[65, 128]")])
+def test_a_tensor_that_is_shorter_or_longer_is_refused_with_both_shapes(
+    rows: int, shape: str, random_model: MakeModel, tmp_path: Path
+) -> None:
+    def resize(tensors: dict[str, Tensor]) -> None:
+        old = tensors[KEY_WEIGHT]
+        tensors[KEY_WEIGHT] = old.new_zeros(rows, old.size(1))
+
+    folder = copy(random_model(True), tmp_path / "model", resize)
+    assert message(folder) == (
+        f"{folder}: tensor {KEY_WEIGHT} has shape {shape}; config.json asks for [64, 128]"
+    )
+
+
+def test_a_file_that_is_cut_off_or_garbage_or_not_there_is_named(
+    random_model: MakeModel, tmp_path: Path
+) -> None:
+    folder = copy(random_model(True), tmp_path / "model", lambda _: None)
+    file = Path(folder) / "model.safetensors"
+    whole = file.read_bytes()
+    for content in (whole[:-100], whole[:20], b"\xff" * 64, b""):
+        file.write_bytes(content)
+        assert message(folder).startswith(f"{file} cannot be read: ")
+    file.unlink()
+    assert message(folder) == f"model folder {folder} has no .safetensors file"
+
+
+def test_looking_at_the_files_imports_no_torch() -> None:
+    code = (
+        "import sys, mindrl.models.files\n"
+        "heavy = {'torch', 'megatron', 'transformers'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr

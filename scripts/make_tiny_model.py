@@ -277,6 +277,9 @@ def train_and_save(data: Path, seed: int, recipe: Recipe, folder: Path) -> Check
             f"{data / 'train.jsonl'} has {len(questions)} questions; "
             f"needed: at least {2 * recipe.held_out}"
         )
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(mode=True)
+    transformers.utils.logging.disable_progress_bar()
     tokenizer = build_tokenizer()
     model = build_model(tokenizer, seed)
     training = WarmStart(model=model, tokenizer=tokenizer, recipe=recipe)
@@ -316,9 +319,6 @@ def main(arguments: list[str] | None = None) -> int:
     """Make the model unless it is there, and return the exit status."""
     options = parse_arguments(arguments)
     recipe = Recipe()
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(mode=True)
-    transformers.utils.logging.disable_progress_bar()
     output: Path = options.output.absolute()
     try:
         record = recipe_record(options.data, options.seed, recipe)

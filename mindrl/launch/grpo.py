@@ -164,9 +164,7 @@ def _roles(run: _Run, console: StepConsole) -> Iterator[GrpoRoles]:
             timeout_seconds=rl.worker_start_timeout_seconds,
         )
         stack.enter_context(cluster)
-        group = WorkerGroup(
-            cluster, with_absolute_paths(config), run.folder.logs, _WORKER_FACTORY
-        )
+        group = WorkerGroup(cluster, with_absolute_paths(config), run.folder.logs, _WORKER_FACTORY)
         stack.enter_context(group)
         actor = ColocatedActor(
             group,

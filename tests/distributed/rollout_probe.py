@@ -1,7 +1,7 @@
 """What the tests of the rollout side call in a prepared process; see forked_workers.run."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -77,16 +77,24 @@ def random_states() -> tuple[str, str, list[int]]:
 def device_bytes(engine: RolloutEngine) -> DeviceBytes:
     runner = engine.llm.llm_engine.model_executor.driver_worker.worker.model_runner
     model = runner.get_model()
-    weights = {tensor.untyped_storage() for tensor in model.parameters()}
     caches = [
         tensor
         for cache in runner.kv_caches
         for tensor in (cache if isinstance(cache, list | tuple) else [cache])
     ]
     return DeviceBytes(
-        weights=sum(storage.nbytes() for storage in weights),
+        weights=storage_bytes(model.parameters()),
         packed_layers=sum(
             getattr(module, "cpu_linear", None) is not None for module in model.modules()
         ),
-        kv_cache=sum(cache.untyped_storage().nbytes() for cache in caches),
+        kv_cache=storage_bytes(caches),
     )
+
+
+def storage_bytes(tensors: Iterable[Tensor]) -> int:
+    """Count each storage once, whatever looks into it."""
+    storages = {
+        storage.data_ptr(): storage.nbytes()
+        for storage in (tensor.untyped_storage() for tensor in tensors)
+    }
+    return sum(storages.values())

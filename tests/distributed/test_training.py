@@ -230,18 +230,25 @@ def test_two_updates_move_every_weight_as_plain_torch_does(
             torch.testing.assert_close(tensor, weights[name], atol=moved / 1000, rtol=0)
 
 
+@pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("sharded", [True, False], ids=["sharded", "whole"])
 def test_leaving_the_device_between_updates_changes_no_bit_and_leaves_nothing_behind(
-    forked_workers: ForkedWorkers, random_model: MakeModel
+    sharded: bool, bf16: bool, forked_workers: ForkedWorkers, random_model: MakeModel
 ) -> None:
     folder = random_model(True)
-    batches = minibatches(hugging_face(folder))
-    course = Course(minibatches=batches, loss=LOSS, optimizer=OPTIMIZER, micro_batch_size=4)
-    side = Side(folder=str(folder))
+    course = Course(
+        minibatches=minibatches(hugging_face(folder)),
+        loss=LOSS,
+        optimizer=OPTIMIZER | {"use_distributed_optimizer": sharded, "bf16": bf16},
+        micro_batch_size=4,
+    )
+    side = Side(folder=str(folder), bf16=bf16)
     (stayed,) = forked_workers.run("training_probe:updates", side, course)
     (swapped,) = forked_workers.run("training_probe:updates", side, replace(course, swap=True))
     assert swapped.metrics == stayed.metrics
     assert swapped.device_bytes == [0, 0]
     for name, tensor in stayed.weights.items():
+        assert tensor.dtype == (torch.bfloat16 if bf16 else torch.float32)
         assert torch.equal(swapped.weights[name], tensor), name
 
 

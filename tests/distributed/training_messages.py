@@ -20,6 +20,7 @@ class Side:
     folder: str
     sequence_parallel: bool = False
     temperature: float = 1.0
+    bf16: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,9 +38,12 @@ def join() -> None:
 
 
 def settings(side: Side) -> ModelSettings:
-    """Return the numerics: float32 on CPU."""
+    """Return how the model is built on CPU."""
     return ModelSettings(
-        seq_length=64, bf16=False, sequence_parallel=side.sequence_parallel, device_type="cpu"
+        seq_length=64,
+        bf16=side.bf16,
+        sequence_parallel=side.sequence_parallel,
+        device_type="cpu",
     )
 
 

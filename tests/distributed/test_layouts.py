@@ -126,3 +126,56 @@ def test_the_run_moved_the_weights(alone: tuple[bool, Trace]) -> None:
     epochs = zip(trace.losses[::2], trace.losses[1::2], strict=True)
     # The second epoch starts from updated weights: its ratio, and so its loss, differs.
     assert all(first != second for first, second in epochs)
+
+
+def test_sequence_parallelism_changes_nothing_but_rounding(
+    alone: tuple[bool, Trace],
+    forked_workers: ForkedWorkers,
+    random_model: Callable[[bool], Path],
+    run_config: Callable[..., RunConfig],
+) -> None:
+    tied, expected = alone
+    overrides = {
+        "rl_config.actor_resource.num_npus": 2,
+        "actor_config.tensor_model_parallel_size": 2,
+        "megatron_training.sequence_parallel": True,
+    }
+
+    trace = train_for_three_steps(forked_workers, run_config(random_model(tied), overrides))
+
+    assert trace.greedy == expected.greedy
+    torch.testing.assert_close(
+        torch.tensor(trace.losses), torch.tensor(expected.losses), atol=LOSS_TOLERANCE, rtol=0
+    )
+
+
+def test_leaving_everything_on_the_device_gives_the_same_bits(
+    alone: tuple[bool, Trace],
+    forked_workers: ForkedWorkers,
+    random_model: Callable[[bool], Path],
+    run_config: Callable[..., RunConfig],
+) -> None:
+    tied, expected = alone
+    switches = ("offload_train_optimizer", "offload_train_grad", "offload_train_param")
+    overrides = {f"generate_config.{switch}": False for switch in switches}
+
+    trace = train_for_three_steps(forked_workers, run_config(random_model(tied), overrides))
+
+    assert trace == expected
+
+
+def test_micro_batches_of_one_change_nothing_but_rounding(
+    alone: tuple[bool, Trace],
+    forked_workers: ForkedWorkers,
+    random_model: Callable[[bool], Path],
+    run_config: Callable[..., RunConfig],
+) -> None:
+    tied, expected = alone
+    overrides = {"actor_config.micro_batch_size": 1}
+
+    trace = train_for_three_steps(forked_workers, run_config(random_model(tied), overrides))
+
+    assert trace.greedy == expected.greedy
+    torch.testing.assert_close(
+        torch.tensor(trace.losses), torch.tensor(expected.losses), atol=LOSS_TOLERANCE, rtol=0
+    )

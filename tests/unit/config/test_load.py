@@ -41,7 +41,7 @@ def test_six_values_are_enough_and_the_rest_has_defaults() -> None:
         # A typing error.
         ("rl_config.n_sampels_per_prompt", "did you mean rl_config.n_samples_per_prompt?"),
         ("generate_config.infer_tensor_paralel_size", "infer_tensor_parallel_size?"),
-        ("generate_config.sampling_config.temperatur", "sampling_config.temperature?"),
+        ("generate_config.sampling_config.temperature_value", "sampling_config.temperature?"),
         ("rl_config.actor_resource.num_npu", "did you mean rl_config.actor_resource.num_npus?"),
         # The beginning of a long name.
         ("rl_config.n_samples", "did you mean rl_config.n_samples_per_prompt?"),

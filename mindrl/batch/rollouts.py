@@ -22,6 +22,10 @@ class Response:
     finished: bool
     """It ended by itself rather than at the length limit."""
 
+    def __post_init__(self) -> None:
+        """Check that each token has its log-prob."""
+        assert len(self.token_ids) == len(self.logprobs), "one log-prob for each token"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rollouts:

@@ -2,7 +2,7 @@
 
 import difflib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args, get_type_hints
 
@@ -48,10 +48,18 @@ def suggest(path: Sequence[str], key: str) -> str:
     near = max(known, key=lambda name: _likeness(key, name), default=None)
     if near is not None and _likeness(key, near) > _LIKE_ENOUGH:
         return f"did you mean {'.'.join([*path, near])}?"
-    elsewhere = [section for section in field_names(()) if key in field_names((section,))]
-    if elsewhere:
-        return f"did you mean {elsewhere[0]}.{key}?"
+    for place in _sections():
+        if key in field_names(place):
+            return f"did you mean {'.'.join([*place, key])}?"
     return f"known keys: {', '.join(known)}"
+
+
+def _sections(path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Walk over all sections and the sections inside them."""
+    for name in field_names(path):
+        if field_names((*path, name)):
+            yield (*path, name)
+            yield from _sections((*path, name))
 
 
 def _likeness(typed: str, name: str) -> float:

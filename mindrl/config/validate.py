@@ -1,8 +1,12 @@
 """Rules between fields: all that can be said of a configuration by itself."""
 
 from collections.abc import Iterator
+from math import gcd, isqrt
 
 from mindrl.config.run import RunConfig
+
+_LARGEST_TRIED = 1_000_000
+"""Beyond it divisors are not searched for: the sizes of a run are far below its square."""
 
 
 def findings(config: RunConfig) -> list[str]:
@@ -12,7 +16,10 @@ def findings(config: RunConfig) -> list[str]:
 
 def nearest_divisors(number: int, value: int) -> str:
     """Name the divisors of `number` that lie next to `value`."""
-    divisors = [size for size in range(1, number + 1) if number % size == 0]
+    small = [
+        size for size in range(1, min(isqrt(number), _LARGEST_TRIED) + 1) if number % size == 0
+    ]
+    divisors = sorted({*small, *(number // size for size in small)})
     below = [size for size in divisors if size < value][-1:]
     above = [size for size in divisors if size > value][:1]
     return ", ".join(map(str, below + above))
@@ -55,11 +62,13 @@ def _batches(config: RunConfig) -> Iterator[str]:
     if config.world_size % config.actor_config.tensor_model_parallel_size == 0:
         replicas = config.train_data_parallel_size
         if config.sequences_per_update % replicas:
+            multiple = replicas // gcd(replicas, rl.n_samples_per_prompt)
             yield (
                 f"rl_config.mini_batch_size={rl.mini_batch_size} times "
                 f"rl_config.n_samples_per_prompt={rl.n_samples_per_prompt} gives "
                 f"{config.sequences_per_update} sequences per update, which "
-                f"{replicas} data-parallel replicas must divide"
+                f"{replicas} data-parallel replicas must divide; "
+                f"rl_config.mini_batch_size needs a multiple of {multiple}"
             )
     if rl.n_samples_per_prompt < 2:
         yield (

@@ -86,22 +86,30 @@ def _files(config: RunConfig) -> Iterator[str]:
 
 
 def _missing_models(config: RunConfig) -> Iterator[str]:
-    for field, path in (
-        ("actor_config.load", config.actor_config.load),
-        ("megatron_training.tokenizer_name_or_path", config.tokenizer_path),
-        ("rl_config.integrated_mode_config.ref_model_load_path", config.reference_path),
-    ):
+    for field, path in _model_folders(config):
         if not Path(path).is_dir():
             yield f"{field}={path}: no such folder"
 
 
+def _model_folders(config: RunConfig) -> list[tuple[str, str]]:
+    """List the folders that weights come from: the actor's, then the reference's if it differs."""
+    folders = [("actor_config.load", config.actor_config.load)]
+    if config.uses_reference and config.reference_path != config.actor_config.load:
+        field = "rl_config.integrated_mode_config.ref_model_load_path"
+        folders.append((field, config.reference_path))
+    return folders
+
+
 def _models(config: RunConfig) -> Iterator[str]:
-    try:
-        model = _checked_model(config.actor_config.load)
-        reference = _checked_model(config.reference_path) if config.uses_reference else model
-    except MindrlError as error:
-        yield str(error)
+    models = []
+    for field, path in _model_folders(config):
+        try:
+            models.append(_checked_model(path))
+        except MindrlError as error:
+            yield f"{field}: {error}"
+    if len(models) != len(_model_folders(config)):
         return
+    model, reference = models[0], models[-1]
     yield from _sizes(config, model)
     ours, theirs = model.vocab_size, reference.vocab_size
     if ours != theirs:
@@ -130,9 +138,12 @@ def _sizes(config: RunConfig, model: ModelDescription) -> Iterator[str]:
             copies = field.startswith("generate") and name == "num_key_value_heads"
             if not (copies and size % getattr(model, name) == 0):
                 yield from must_divide(field, size, name, getattr(model, name))
-    length = config.megatron_training.seq_length
-    if length > model.max_position_embeddings:
-        yield (
-            f"megatron_training.seq_length={length} is beyond the model's "
-            f"max_position_embeddings={model.max_position_embeddings}"
-        )
+    for field, length in (
+        ("megatron_training.seq_length", config.megatron_training.seq_length),
+        ("generate_config.max_model_len", config.generate_config.max_model_len),
+    ):
+        if length > model.max_position_embeddings:
+            yield (
+                f"{field}={length} is beyond the model's "
+                f"max_position_embeddings={model.max_position_embeddings}"
+            )

@@ -112,7 +112,8 @@ def _checked(program: Callable[[], object], configs: Path) -> None:
     try:
         program()
     except MissingConfigException as error:
-        there = ", ".join(sorted(path.stem for path in configs.glob("*.yaml")))
+        names = sorted(path.stem for path in configs.glob("*.yaml"))
+        there = ", ".join(name for name in names if name != "program")
         raise ConfigError(
             f"{configs} has no configuration {error.missing_cfg_file}; there are: {there}"
         ) from error

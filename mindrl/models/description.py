@@ -2,32 +2,46 @@
 
 import difflib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass
 
 from mindrl.errors import ModelError
 
 SUPPORTED_FAMILIES = ("qwen2",)
 
 
-@dataclass(frozen=True, kw_only=True)
+Size = Annotated[int, Field(ge=1)]
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(strict=True, extra="forbid"))
 class ModelDescription:
     """Sizes of a decoder-only model; field names follow config.json."""
 
     model_type: str
-    num_hidden_layers: int
-    hidden_size: int
-    intermediate_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    vocab_size: int
-    rms_norm_eps: float
-    rope_theta: float
-    max_position_embeddings: int
+    num_hidden_layers: Size
+    hidden_size: Size
+    intermediate_size: Size
+    num_attention_heads: Size
+    num_key_value_heads: Size
+    head_dim: Size
+    vocab_size: Size
+    rms_norm_eps: Annotated[float, Field(gt=0.0)]
+    rope_theta: Annotated[float, Field(gt=0.0)]
+    max_position_embeddings: Size
     tie_word_embeddings: bool
+
+    def __post_init__(self) -> None:
+        """Refuse heads that do not fall into equal groups."""
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_key_value_heads={self.num_key_value_heads} must divide "
+                f"num_attention_heads={self.num_attention_heads}"
+            )
 
     @property
     def heads_per_group(self) -> int:
@@ -61,36 +75,62 @@ def read_description(folder: str) -> ModelDescription:
             f"supported: {', '.join(SUPPORTED_FAMILIES)}"
             + (f"; nearest: {near[0]}" if near else "")
         )
-    if values.get("use_sliding_window"):
-        raise ModelError(f"{folder}/config.json: use_sliding_window=true is not supported")
-    rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
-    if rope.get("rope_type", rope.get("type", "default")) != "default":
-        raise ModelError(
-            f"{folder}/config.json: rope scaling {rope} is not supported; only default"
-        )
+    for unsupported in _unsupported(values):
+        raise ModelError(f"{folder}/config.json: {unsupported}")
     try:
-        return _describe(values, rope)
-    except KeyError as missing:
-        raise ModelError(f"{folder}/config.json has no {missing}") from None
+        return ModelDescription(**_sizes(values))
+    except ValidationError as error:
+        raise ModelError(f"{folder}/config.json{_first_finding(error)}") from error
 
 
-def _describe(values: Mapping[str, Any], rope: Mapping[str, Any]) -> ModelDescription:
-    heads = values["num_attention_heads"]
-    return ModelDescription(
-        model_type=values["model_type"],
-        num_hidden_layers=values["num_hidden_layers"],
-        hidden_size=values["hidden_size"],
-        intermediate_size=values["intermediate_size"],
-        num_attention_heads=heads,
-        num_key_value_heads=values.get("num_key_value_heads") or heads,
-        head_dim=values.get("head_dim") or values["hidden_size"] // heads,
-        vocab_size=values["vocab_size"],
-        rms_norm_eps=values["rms_norm_eps"],
-        # transformers 5 writes rope_parameters, earlier versions rope_theta.
-        rope_theta=rope.get("rope_theta") or values["rope_theta"],
-        max_position_embeddings=values["max_position_embeddings"],
-        tie_word_embeddings=values.get("tie_word_embeddings", False),
-    )
+def _first_finding(error: ValidationError) -> str:
+    found = error.errors(include_url=False)[0]
+    name = ".".join(map(str, found["loc"]))
+    if found["type"] == "missing":
+        return f" has no {name!r}"
+    if found["type"] == "value_error":
+        return f": {found['ctx']['error']}"
+    return f": {name}={found['input']!r} {found['msg'].replace('Input should be', 'must be')}"
+
+
+def _unsupported(values: Mapping[str, Any]) -> Iterator[str]:
+    """Name what the model needs and mindrl does not have; otherwise it would be ignored."""
+    if values.get("hidden_act", "silu") != "silu":
+        yield f"hidden_act={values['hidden_act']!r} is not supported; only 'silu'"
+    if values.get("quantization_config"):
+        yield "quantized weights (quantization_config) are not supported"
+    if values.get("use_sliding_window"):
+        yield "use_sliding_window=true is not supported"
+    for kind in sorted(set(values.get("layer_types") or ()) - {"full_attention"}):
+        yield f"layer_types with {kind!r} is not supported; only 'full_attention'"
+    rope = _rope(values)
+    if rope.get("rope_type", rope.get("type", "default")) != "default":
+        yield f"rope scaling {rope} is not supported; only default"
+
+
+def _rope(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    # transformers 5 writes rope_parameters with rope_theta in it, earlier versions both apart.
+    found = values.get("rope_parameters") or values.get("rope_scaling")
+    return found if isinstance(found, dict) else {}
+
+
+def _sizes(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Pick the sizes, with the defaults that transformers gives to those left out."""
+    heads, hidden = values.get("num_attention_heads"), values.get("hidden_size")
+    head_dim = values.get("head_dim")
+    if head_dim is None and isinstance(heads, int) and isinstance(hidden, int) and heads:
+        head_dim = hidden // heads
+    defaults = {"tie_word_embeddings": False}
+    if heads is not None:
+        defaults["num_key_value_heads"] = heads
+    named = {field.name for field in fields(ModelDescription)}
+    given = {name: value for name, value in values.items() if name in named and value is not None}
+    derived = {
+        "head_dim": head_dim,
+        "rope_theta": _rope(values).get("rope_theta") or values.get("rope_theta"),
+    }
+    found = {name: value for name, value in derived.items() if value is not None}
+    return defaults | given | found
 
 
 def _read_json(folder: Path) -> dict[str, Any]:

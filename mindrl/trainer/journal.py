@@ -89,7 +89,9 @@ class Journal:
         outcome.response_tokens += metrics["rollout/response_tokens"]
         outcome.step_seconds += metrics["seconds/step"]
         gap = metrics["logprob_gap/mean"]
-        outcome.logprob_gap_max_mean = max(outcome.logprob_gap_max_mean, gap)
+        # Written so that a gap of NaN stays: max() would drop it.
+        if not gap <= outcome.logprob_gap_max_mean:
+            outcome.logprob_gap_max_mean = gap
         self.trackers.log(step, metrics)
         self.samples.write(step, samples)
         self.console.step(step, metrics)

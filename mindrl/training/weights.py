@@ -98,8 +98,11 @@ def export_weights(source: str, target: Path, tensors: Iterable[tuple[str, Tenso
         _write_config(Path(source), building, weights)
         # safetensors writes for the owner alone; the other files follow the user's umask.
         (building / "model.safetensors").chmod((building / "config.json").stat().st_mode)
-        shutil.rmtree(target, ignore_errors=True)
+        retired = target.with_name(f".{target.name}.replaced")
+        if target.exists():
+            target.rename(retired)
         building.rename(target)
+        shutil.rmtree(retired, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         raise OutputError(f"the model could not be exported to {target}: {error}") from error
 

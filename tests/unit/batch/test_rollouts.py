@@ -72,13 +72,12 @@ def test_a_response_that_stops_at_once_is_an_empty_row_of_the_mask() -> None:
     assert batch.response_tokens(0) == []
 
 
-@pytest.mark.parametrize("logprobs", [(), (-0.5, -0.5, -0.5)])
+@pytest.mark.parametrize("logprobs", [(), (-0.5,), (-0.5, -0.5, -0.5)])
 def test_a_response_without_one_logprob_for_each_token_is_refused(
     logprobs: tuple[float, ...],
 ) -> None:
-    broken = Response(token_ids=(11, 12), logprobs=logprobs, finished=True)
-    with pytest.raises((ValueError, RuntimeError)):
-        Rollouts.from_responses([(5,)], [broken], [0])
+    with pytest.raises(AssertionError, match="one log-prob for each token"):
+        Response(token_ids=(11, 12), logprobs=logprobs, finished=True)
 
 
 def test_prompts_and_responses_of_unequal_number_are_refused() -> None:

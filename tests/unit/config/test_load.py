@@ -50,6 +50,9 @@ def test_six_values_are_enough_and_the_rest_has_defaults() -> None:
         ("rl_config.lr", "did you mean actor_config.lr?"),
         ("actor_config.seq_length", "did you mean megatron_training.seq_length?"),
         ("rl_config.sampling_config", "did you mean generate_config.sampling_config?"),
+        # A key that lives one level deeper.
+        ("generate_config.temperature", "generate_config.sampling_config.temperature?"),
+        ("rl_config.num_npus", "did you mean rl_config.actor_resource.num_npus?"),
         # A section.
         ("rl_cofig", "did you mean rl_config?"),
         # Nothing like it anywhere.

@@ -59,12 +59,17 @@ def test_the_mini_batch_must_divide_the_batch(run_config: MakeConfig) -> None:
     assert found(run_config, {BATCH: 32, MINI: 8}) == []
 
 
+def test_a_huge_batch_is_judged_at_once(run_config: MakeConfig) -> None:
+    (finding,) = found(run_config, {BATCH: 10**13, MINI: 7})
+    assert finding == f"{MINI}=7 must divide {BATCH}=10000000000000; nearest: 5, 8"
+
+
 def test_the_sequences_of_an_update_must_divide_over_the_replicas(run_config: MakeConfig) -> None:
     uneven = {DEVICES: 8, MINI: 2, SAMPLES: 6}
     (finding,) = found(run_config, uneven)
-    assert finding.startswith(
+    assert finding == (
         f"{MINI}=2 times {SAMPLES}=6 gives 12 sequences per update, "
-        "which 8 data-parallel replicas must divide"
+        f"which 8 data-parallel replicas must divide; {MINI} needs a multiple of 4"
     )
     # Four replicas of two ranks each: 12 sequences are 3 for each.
     assert found(run_config, uneven | {TRAIN_TP: 2}) == []

@@ -107,6 +107,11 @@ def test_a_sequence_may_not_be_longer_than_the_model_can_count(
         in refused(run_config(folder, longer))
     )
     check(run_config(folder, overrides(tmp_path, megatron_training__seq_length=128)), CPU)
+    engine = overrides(tmp_path, generate_config__max_model_len=129)
+    assert (
+        "generate_config.max_model_len=129 is beyond the model's max_position_embeddings=128"
+        in refused(run_config(folder, engine))
+    )
 
 
 def test_files_that_are_not_there_are_named_with_their_keys(

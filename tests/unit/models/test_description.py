@@ -96,6 +96,22 @@ def test_a_head_size_of_its_own_is_taken_rather_than_derived(tmp_path: Path) -> 
         ({"model_type": None}, "model_type=None is not supported; supported: qwen2"),
         ({"use_sliding_window": True}, "use_sliding_window=true is not supported"),
         (
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            "layer_types with 'sliding_attention' is not supported; only 'full_attention'",
+        ),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu' is not supported; only 'silu'"),
+        (
+            {"quantization_config": {"quant_method": "awq"}},
+            "quantized weights (quantization_config) are not supported",
+        ),
+        ({"num_attention_heads": "28"}, "num_attention_heads='28' must be a valid integer"),
+        ({"hidden_size": 3.5}, "hidden_size=3.5 must be a valid integer"),
+        ({"vocab_size": 0}, "vocab_size=0 must be greater than or equal to 1"),
+        (
+            {"num_key_value_heads": 3},
+            "num_key_value_heads=3 must divide num_attention_heads=28",
+        ),
+        (
             {"rope_scaling": {"type": "yarn", "factor": 4.0}},
             "rope scaling {'type': 'yarn', 'factor': 4.0} is not supported; only default",
         ),

@@ -3,6 +3,7 @@
 Shapes: B sequences, T positions.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,11 +45,14 @@ class ColocatedActor:
         self, prompts: Sequence[Prompt], sampling: Sampling, *, step: int
     ) -> Rollouts:
         """Sample `sampling.samples_per_prompt` responses to each prompt, prompt by prompt."""
-        repeated = [
-            (index, prompt, sample)
-            for index, prompt in enumerate(prompts)
-            for sample in range(sampling.samples_per_prompt)
-        ]
+        count = sampling.samples_per_prompt
+        # A step that goes over the end of an epoch may hold a prompt twice: go on counting.
+        drawn: Counter[int] = Counter()
+        repeated = []
+        for index, prompt in enumerate(prompts):
+            first = drawn[prompt.uid]
+            repeated += [(index, prompt, first + sample) for sample in range(count)]
+            drawn[prompt.uid] += count
         token_ids = [prompt.token_ids for _, prompt, _ in repeated]
         seeds = [
             sequence_seed(self.seed, step=step, uid=prompt.uid, sample=sample)

@@ -1,0 +1,83 @@
+"""How whole batches are dealt to replicas and joined again; the workers are recorded."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from mindrl.allocation.layout import Layout
+from mindrl.batch.experience import Scored, Sequences
+from mindrl.batch.prompts import Prompt, Sampling
+from mindrl.batch.rollouts import Response
+from mindrl.cluster.colocated_actor import ColocatedActor
+
+
+class RecordingGroup:
+    """Four ranks that answer token 9, and score a token by its own number."""
+
+    def __init__(self) -> None:
+        self.given: list[Sequence[tuple[Any, ...]]] = []
+
+    def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        self.given.append(arguments)
+        if method == "generate_sequences":
+            answer = Response(token_ids=(9,), logprobs=(-1.0,), finished=True)
+            return [[answer] * len(prompts) for prompts, _, _ in arguments]
+        tokens = [part.tokens_BT.float() for (part,) in arguments]
+        return [Scored(logprobs_BT=each, entropy_BT=each * 10) for each in tokens]
+
+
+def actor_over(group: RecordingGroup, *, rollout_tp: int, train_tp: int) -> ColocatedActor:
+    return ColocatedActor(
+        group,  # type: ignore[arg-type]
+        train=Layout(world_size=4, tensor_parallel_size=train_tp),
+        rollout=Layout(world_size=4, tensor_parallel_size=rollout_tp),
+        seed=3,
+    )
+
+
+def prompt(uid: int) -> Prompt:
+    return Prompt(uid=uid, token_ids=(5, uid), text="", reference="")
+
+
+SAMPLING = Sampling(temperature=1.0, max_tokens=1, stop_token_ids=(), samples_per_prompt=3)
+
+
+def test_both_ranks_of_a_replica_get_the_same_share_and_replicas_get_halves() -> None:
+    group = RecordingGroup()
+    actor = actor_over(group, rollout_tp=2, train_tp=1)
+
+    rollouts = actor.generate_sequences([prompt(1), prompt(2)], SAMPLING, step=1)
+
+    (shares,) = group.given
+    assert shares[0] == shares[1]
+    assert shares[2] == shares[3]
+    assert [list(shares[rank][0]) for rank in (0, 2)] == [[(5, 1)] * 3, [(5, 2)] * 3]
+    assert rollouts.group_B.tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def test_a_prompt_that_a_step_holds_twice_is_sampled_with_six_different_seeds() -> None:
+    group = RecordingGroup()
+    actor = actor_over(group, rollout_tp=4, train_tp=1)
+
+    actor.generate_sequences([prompt(1), prompt(1)], SAMPLING, step=1)
+
+    (shares,) = group.given
+    assert len(set(shares[0][2])) == 6
+
+
+def test_log_probs_come_back_in_order_and_as_wide_as_the_batch() -> None:
+    group = RecordingGroup()
+    actor = actor_over(group, rollout_tp=1, train_tp=2)
+    tokens_BT = torch.tensor([[1, 2, 0, 0], [3, 4, 0, 0], [5, 6, 7, 8], [9, 1, 2, 0]])
+    mask_BT = torch.tensor([[0, 1, 0, 0], [0, 1, 0, 0], [0, 1, 1, 1], [0, 1, 1, 0]]).bool()
+    sequences = Sequences(
+        tokens_BT=tokens_BT, lengths_B=torch.tensor([2, 2, 4, 3]), response_mask_BT=mask_BT
+    )
+
+    scored = actor.compute_log_prob(sequences)
+
+    # The first replica's share was cut to its longest sequence, 2 tokens, and padded again.
+    assert group.given[0][0][0].tokens_BT.shape == (2, 2)
+    assert torch.equal(scored.logprobs_BT, tokens_BT.float())
+    assert torch.equal(scored.entropy_BT, tokens_BT * 10.0)

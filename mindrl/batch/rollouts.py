@@ -11,6 +11,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from mindrl.batch.experience import Sequences
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Response:
@@ -72,6 +74,14 @@ class Rollouts:
             rollout_logprobs_BT=logprobs_BT,
             group_B=torch.tensor(group),
             finished_B=torch.tensor([response.finished for response in responses]),
+        )
+
+    def sequences(self) -> Sequences:
+        """Return the sequences alone, as a model scores them."""
+        return Sequences(
+            tokens_BT=self.tokens_BT,
+            lengths_B=self.lengths_B,
+            response_mask_BT=self.response_mask_BT,
         )
 
     def response_tokens(self, row: int) -> list[int]:

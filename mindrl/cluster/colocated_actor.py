@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,17 +17,34 @@ from mindrl.allocation.layout import Layout, even_bounds
 from mindrl.batch.experience import Minibatch, Scored, Sequences
 from mindrl.batch.prompts import Prompt, Sampling, sequence_seed
 from mindrl.batch.rollouts import Response, Rollouts
-from mindrl.cluster.worker_group import WorkerGroup
+from mindrl.config.run import RunConfig
+
+
+class Ranks(Protocol):
+    """Workers that are called together, such as a `WorkerGroup`."""
+
+    def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Call a method on each rank with its own arguments."""
+
+    def call_all(self, method: str, *arguments: Any) -> list[Any]:
+        """Call a method on each rank with the same arguments."""
 
 
 class ColocatedActor:
     """Deals batches to the replicas of either side and joins what they return."""
 
-    def __init__(self, group: WorkerGroup, *, train: Layout, rollout: Layout, seed: int) -> None:
+    def __init__(self, group: Ranks, config: RunConfig) -> None:
+        """Take the layouts of both sides and the seed of the run from the configuration."""
         self.group = group
-        self.train = train
-        self.rollout = rollout
-        self.seed = seed
+        self.train = Layout(
+            world_size=config.world_size,
+            tensor_parallel_size=config.actor_config.tensor_model_parallel_size,
+        )
+        self.rollout = Layout(
+            world_size=config.world_size,
+            tensor_parallel_size=config.generate_config.infer_tensor_parallel_size,
+        )
+        self.seed = config.megatron_training.seed
 
     @contextmanager
     def rollout_phase(self) -> Iterator[None]:

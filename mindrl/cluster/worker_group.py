@@ -2,7 +2,8 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -99,7 +100,7 @@ class WorkerGroup:
             ray.kill(handle)
         here = ray.util.get_node_ip_address()
         local = [identity.pid for identity in self.identities if identity.node == here]
-        psutil.wait_procs([_process(pid) for pid in local if psutil.pid_exists(pid)], timeout=10)
+        psutil.wait_procs([each for pid in local for each in _processes(pid)], timeout=10)
 
     def _start(self, rank: int) -> Any:
         platform = self.cluster.platform
@@ -181,5 +182,7 @@ def _death(reference: Any) -> RayActorError | None:
     return None
 
 
-def _process(pid: int) -> psutil.Process:
-    return psutil.Process(pid)
+def _processes(pid: int) -> Iterator[psutil.Process]:
+    """Yield the process, or nothing where it has ended already."""
+    with suppress(psutil.NoSuchProcess):
+        yield psutil.Process(pid)

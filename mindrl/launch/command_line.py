@@ -19,6 +19,7 @@ from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError, InterruptedRunError, MindrlError, OutputError
 from mindrl.launch.checks import check_without_files
 from mindrl.launch.explain import derived_numbers, render_numbers
+from mindrl.launch.interrupts import signals_as_errors
 from mindrl.platform.device import PLATFORMS, choose_platform
 from mindrl.platform.environment import prepare_driver
 
@@ -62,7 +63,8 @@ def run_program(train: Train, *, configs: Path, default_config: str) -> int:
     )(task)
 
     def checked() -> None:
-        _checked(program, configs)
+        with signals_as_errors():
+            _checked(program, configs)
         for error in errors:
             raise error
 

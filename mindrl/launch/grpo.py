@@ -12,7 +12,6 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
 from mindrl.algorithms.token_weights import sequence_mean_weights, token_mean_weights
-from mindrl.allocation.layout import Layout
 from mindrl.batch.experience import MinibatchPlan
 from mindrl.batch.prompts import Prompt, Sampling
 from mindrl.cluster.colocated_actor import ColocatedActor
@@ -25,7 +24,6 @@ from mindrl.data.tokenizer import load_tokenizer
 from mindrl.errors import InterruptedRunError, OutputError
 from mindrl.launch.checks import check
 from mindrl.launch.explain import derived_numbers, render_numbers
-from mindrl.launch.interrupts import signals_as_errors
 from mindrl.observability.console import StepConsole
 from mindrl.observability.logs import configure_logging
 from mindrl.observability.run_folder import check_writable
@@ -68,7 +66,7 @@ def train_grpo(config: RunConfig, run_dir: Path) -> dict[str, object]:
     console = StepConsole(config.megatron_training.train_iters)
     journal = Journal(run.folder, outcome, console, _trackers(run))
     try:
-        with signals_as_errors(), console, _roles(run, console) as roles:
+        with console, _roles(run, console) as roles:
             settings = _settings(config, run.tokenizer)
             GrpoTrainer(settings, run.data, roles, journal).run(run.model_folder)
         outcome.status = "completed"
@@ -166,18 +164,7 @@ def _roles(run: _Run, console: StepConsole) -> Iterator[GrpoRoles]:
         stack.enter_context(cluster)
         group = WorkerGroup(cluster, with_absolute_paths(config), run.folder.logs, _WORKER_FACTORY)
         stack.enter_context(group)
-        actor = ColocatedActor(
-            group,
-            train=Layout(
-                world_size=config.world_size,
-                tensor_parallel_size=config.actor_config.tensor_model_parallel_size,
-            ),
-            rollout=Layout(
-                world_size=config.world_size,
-                tensor_parallel_size=config.generate_config.infer_tensor_parallel_size,
-            ),
-            seed=config.megatron_training.seed,
-        )
+        actor = ColocatedActor(group, config)
         yield GrpoRoles(
             policy=actor,
             reference=actor if config.uses_reference else None,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mindrl.algorithms.advantages import group_normalised_advantages
-from mindrl.batch.experience import Experience, MinibatchPlan, Sequences
+from mindrl.batch.experience import Experience, MinibatchPlan
 from mindrl.batch.prompts import Prompt, Sampling
 from mindrl.batch.rollouts import Rollouts
 from mindrl.data.order import PromptOrder
@@ -130,11 +130,7 @@ class GrpoTrainer:
 
     def estimate(self, rollouts: Rollouts, rewards_B: Tensor) -> tuple[Experience, Metrics]:
         """Add what the update needs: old and reference log-probs, advantages."""
-        sequences = Sequences(
-            tokens_BT=rollouts.tokens_BT,
-            lengths_B=rollouts.lengths_B,
-            response_mask_BT=rollouts.response_mask_BT,
-        )
+        sequences = rollouts.sequences()
         with self.timer("log_prob"):
             old_logprobs_BT = self.roles.policy.compute_log_prob(sequences).logprobs_BT
         ref_logprobs_BT = None

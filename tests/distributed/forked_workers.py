@@ -16,8 +16,6 @@ from typing import Any
 
 from zygote import Order, receive, send
 
-from mindrl.allocation.layout import Layout
-from mindrl.cluster.colocated_actor import ColocatedActor
 from mindrl.config.run import RunConfig
 from mindrl.platform.device import PLATFORMS
 from mindrl.platform.rendezvous import listen
@@ -114,19 +112,3 @@ class ForkedGroup:
     def close(self) -> None:
         for rank in self.ranks:
             rank.close()
-
-
-def colocated_actor(group: ForkedGroup, config: RunConfig) -> ColocatedActor:
-    """Wire the trainer's view of the workers as the launch package does."""
-    return ColocatedActor(
-        group,
-        train=Layout(
-            world_size=config.world_size,
-            tensor_parallel_size=config.actor_config.tensor_model_parallel_size,
-        ),
-        rollout=Layout(
-            world_size=config.world_size,
-            tensor_parallel_size=config.generate_config.infer_tensor_parallel_size,
-        ),
-        seed=config.megatron_training.seed,
-    )

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from forked_workers import ForkedWorkers, colocated_actor
+from forked_workers import ForkedWorkers
 
 from mindrl.algorithms.token_weights import token_mean_weights
-from mindrl.batch.experience import Experience, MinibatchPlan, Sequences
+from mindrl.batch.experience import Experience, MinibatchPlan
 from mindrl.batch.prompts import Prompt, Sampling
+from mindrl.cluster.colocated_actor import ColocatedActor
 from mindrl.config.run import RunConfig
 
 PROMPTS = [
@@ -37,16 +38,12 @@ class Trace:
 def train_for_three_steps(workers: ForkedWorkers, config: RunConfig) -> Trace:
     """Roll out, score and update three times, with advantages that depend on tokens alone."""
     group = workers.start(config)
-    actor = colocated_actor(group, config)
+    actor = ColocatedActor(group, config)
     trace = Trace(losses=[], grad_norms=[], gaps=[], tokens=[], greedy=[])
     for step in range(3):
         with actor.rollout_phase():
             rollouts = actor.generate_sequences(PROMPTS, SAMPLING, step=step)
-        sequences = Sequences(
-            tokens_BT=rollouts.tokens_BT,
-            lengths_B=rollouts.lengths_B,
-            response_mask_BT=rollouts.response_mask_BT,
-        )
+        sequences = rollouts.sequences()
         old_logprobs_BT = actor.compute_log_prob(sequences).logprobs_BT
         gap_N = (old_logprobs_BT - rollouts.rollout_logprobs_BT)[rollouts.response_mask_BT]
         wanted_B = (rollouts.tokens_BT % 3 == 0).float().mean(1)

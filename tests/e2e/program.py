@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,7 @@ class Program:
 
     def workers(self) -> list[psutil.Process]:
         """Return the worker processes, in the order that they were started."""
-        found = [each for each in self.descendants() if "WorkerProcess" in " ".join(_words(each))]
-        return sorted(found, key=lambda process: process.pid)
+        return workers_below(self.process.pid)
 
     def wait_for_steps(self, count: int, timeout_seconds: float = 180) -> None:
         """Wait until so many steps are recorded."""
@@ -62,7 +61,9 @@ class Program:
         return summary
 
 
-def start_program(folder: Path, overrides: Sequence[str]) -> Program:
+def start_program(
+    folder: Path, overrides: Sequence[str], environment: Mapping[str, str] | None = None
+) -> Program:
     """Start cli/train_grpo.py with overrides; its run folder is the given one."""
     output = folder.with_suffix(".txt")
     command = [sys.executable, "cli/train_grpo.py", *overrides, f"hydra.run.dir={folder}"]
@@ -73,10 +74,17 @@ def start_program(folder: Path, overrides: Sequence[str]) -> Program:
             stdout=file,
             stderr=subprocess.STDOUT,
             text=True,
-            env=os.environ | {"COLUMNS": "200"},
+            env=os.environ | {"COLUMNS": "200"} | dict(environment or {}),
             start_new_session=True,
         )
     return Program(process=process, folder=folder, output=output)
+
+
+def workers_below(pid: int) -> list[psutil.Process]:
+    """Return the worker processes below any process, in the order that they were started."""
+    below = psutil.Process(pid).children(recursive=True)
+    found = [each for each in below if "WorkerProcess" in " ".join(_words(each))]
+    return sorted(found, key=lambda process: process.pid)
 
 
 def gone(processes: Sequence[psutil.Process], timeout_seconds: float) -> bool:

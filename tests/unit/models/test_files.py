@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -92,15 +90,3 @@ def test_a_file_that_is_cut_off_or_garbage_or_not_there_is_named(
         assert message(folder).startswith(f"{file} cannot be read: ")
     file.unlink()
     assert message(folder) == f"model folder {folder} has no .safetensors file"
-
-
-def test_looking_at_the_files_imports_no_torch() -> None:
-    code = (
-        "import sys, mindrl.models.files\n"
-        "heavy = {'torch', 'megatron', 'transformers'} & set(sys.modules)\n"
-        "sys.exit(f'imported {heavy}' if heavy else 0)"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False
-    )
-    assert ended.returncode == 0, ended.stderr

@@ -1,0 +1,67 @@
+"""The reference: another model in the same processes, which never changes."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from forked_workers import ForkedWorkers
+
+from mindrl.batch.experience import Minibatch
+from mindrl.batch.prompts import Prompt, Sampling
+from mindrl.cluster.colocated_actor import ColocatedActor
+from mindrl.config.run import RunConfig
+
+PROMPTS = [Prompt(uid=uid, token_ids=(5 + uid, 6, 7), text="", reference="") for uid in range(4)]
+SAMPLING = Sampling(temperature=1.0, max_tokens=8, stop_token_ids=(1,), samples_per_prompt=2)
+TWO_RANKS = {
+    "rl_config.actor_resource.num_npus": 2,
+    "actor_config.tensor_model_parallel_size": 2,
+}
+
+
+def test_the_reference_is_the_model_of_its_own_path_and_stays_so_while_the_actor_learns(
+    forked_workers: ForkedWorkers,
+    random_model: Callable[[bool], Path],
+    run_config: Callable[..., RunConfig],
+) -> None:
+    with_reference = run_config(
+        random_model(False),
+        TWO_RANKS
+        | {
+            "rl_config.init_kl_coef": 0.1,
+            "rl_config.integrated_mode_config.ref_model_load_path": str(random_model(True)),
+        },
+    )
+    group = forked_workers.start(with_reference)
+    actor = ColocatedActor(group, with_reference)
+    with actor.rollout_phase():
+        rollouts = actor.generate_sequences(PROMPTS, SAMPLING, step=0)
+    sequences = rollouts.sequences()
+    before = actor.compute_ref_log_prob(sequences).logprobs_BT
+    own = actor.compute_log_prob(sequences).logprobs_BT
+    mask_BT = rollouts.response_mask_BT
+    minibatch = Minibatch(
+        tokens_BT=sequences.tokens_BT,
+        lengths_B=sequences.lengths_B,
+        response_mask_BT=mask_BT,
+        old_logprobs_BT=own,
+        advantages_BT=torch.ones_like(own) * mask_BT,
+        token_weights_BT=mask_BT / mask_BT.sum(),
+        ref_logprobs_BT=before,
+    )
+    with actor.train_phase():
+        metrics = actor.update(minibatch)
+    after = actor.compute_ref_log_prob(sequences).logprobs_BT
+    moved = actor.compute_log_prob(sequences).logprobs_BT
+    group.stop()
+
+    reference_alone = run_config(random_model(True), TWO_RANKS)
+    group = forked_workers.start(reference_alone)
+    expected = ColocatedActor(group, reference_alone).compute_log_prob(sequences).logprobs_BT
+    group.stop()
+
+    assert torch.equal(before, expected)
+    assert torch.equal(after, before)
+    assert (own - before).abs().max() > 0.1
+    assert not torch.equal(moved, own)
+    assert metrics["kl"] > 0

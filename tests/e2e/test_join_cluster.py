@@ -1,0 +1,76 @@
+"""A run joins the cluster that RAY_ADDRESS names, and leaves it running."""
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from program import start_program, workers_below
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def accepts(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.fixture
+def users_cluster() -> Iterator[tuple[subprocess.Popen[bytes], dict[str, str]]]:
+    """A Ray head with two CPUs that belongs to somebody else; and the environment to join it."""
+    port = free_port()
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
+    # A short path: Ray makes sockets below it.
+    with tempfile.TemporaryDirectory(prefix="ray-") as folder:
+        head = subprocess.Popen(
+            [
+                *(str(Path(sys.executable).with_name("ray")), "start", "--head", "--block"),
+                *("--node-ip-address=127.0.0.1", f"--port={port}", "--num-cpus=2"),
+                *(f"--ray-client-server-port={free_port()}", "--include-dashboard=false"),
+                *(f"--temp-dir={folder}", "--disable-usage-stats"),
+            ],
+            env=os.environ | token,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        deadline = time.monotonic() + 60
+        while not accepts(port) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        yield head, token | {"RAY_ADDRESS": f"127.0.0.1:{port}"}
+        processes = psutil.Process(head.pid).children(recursive=True)
+        head.terminate()
+        head.wait(timeout=30)
+        for process in psutil.wait_procs(processes, timeout=10)[1]:
+            process.kill()
+
+
+@pytest.mark.e2e
+def test_a_run_joins_a_cluster_and_leaves_it_as_it_was(
+    users_cluster: tuple[subprocess.Popen[bytes], dict[str, str]], tiny_model: Path, tmp_path: Path
+) -> None:
+    head, environment = users_cluster
+    overrides = [f"actor_config.load={tiny_model}", "megatron_training.train_iters=1"]
+
+    program = start_program(tmp_path / "run", overrides, environment)
+    code = program.process.wait(timeout=300)
+
+    assert code == 0, program.text()
+    assert program.summary()["status"] == "completed"
+    assert head.poll() is None
+    below = psutil.Process(head.pid).children(recursive=True)
+    raylets = [each for each in below if "raylet" in each.name()]
+    assert raylets
+    assert not workers_below(head.pid)

@@ -1,0 +1,41 @@
+"""What must be quick to import, or safe to import in any process, brings nothing heavy along."""
+
+import subprocess
+import sys
+
+import pytest
+
+CHOOSE = "from mindrl.platform.device import choose_platform; choose_platform('auto')"
+
+
+@pytest.mark.parametrize(
+    ("statement", "heavy"),
+    [
+        ("import mindrl.config.load, mindrl.config.validate", {"torch", "ray", "transformers"}),
+        ("import mindrl.allocation.layout", {"torch", "ray", "transformers"}),
+        (
+            "import mindrl.models.description, mindrl.models.qwen2, mindrl.models.files",
+            {"torch", "megatron", "transformers"},
+        ),
+        ("import mindrl.launch.programs", {"torch", "ray", "vllm", "megatron", "transformers"}),
+        (CHOOSE, {"torch", "torch_npu", "ray", "vllm", "megatron"}),
+        (
+            "import mindrl.rewards.scorer, mindrl.rewards.host",
+            {"torch", "ray", "vllm", "megatron", "transformers"},
+        ),
+        (
+            "import mindrl.workers.sharding_manager, mindrl.trainer.grpo_trainer",
+            {"megatron", "vllm", "ray"},
+        ),
+    ],
+)
+def test_an_import_brings_nothing_heavy_along(statement: str, heavy: set[str]) -> None:
+    code = (
+        f"{statement}\nimport sys\n"
+        f"found = {heavy!r} & set(sys.modules)\n"
+        "sys.exit(f'imported {found}' if found else 0)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr

@@ -3,7 +3,7 @@
 from mindrl.algorithms.grpo import GrpoLoss
 from mindrl.allocation.regions import TrainRegion
 from mindrl.config.run import RunConfig
-from mindrl.platform.device import Platform
+from mindrl.platform.device import Platform, configure_megatron
 from mindrl.rollout.engine import EngineSettings
 from mindrl.training.model import ModelSettings
 from mindrl.training.optimizer import OptimizerSettings
@@ -18,8 +18,18 @@ def build_worker(config: RunConfig, platform: Platform) -> IntegratedWorker:
     Raises:
         ModelError: A model folder does not hold a supported model.
     """
+    tensor_parallel_size = config.actor_config.tensor_model_parallel_size
+    configure_megatron(
+        platform,
+        {
+            "tensor_model_parallel_size": tensor_parallel_size,
+            "pipeline_model_parallel_size": 1,
+            "context_parallel_size": 1,
+            "sequence_parallel": config.megatron_training.sequence_parallel,
+        },
+    )
     initialise_model_parallel(
-        tensor_parallel_size=config.actor_config.tensor_model_parallel_size,
+        tensor_parallel_size=tensor_parallel_size,
         seed=config.megatron_training.seed,
     )
     model = ModelSettings(

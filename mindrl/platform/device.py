@@ -82,6 +82,17 @@ def prepare_process(platform: Platform) -> None:
         import_module(f"mindrl.platform.patches.{name}").install()
 
 
+def configure_megatron(platform: Platform, settings: Mapping[str, object]) -> None:
+    """Tell a vendor's adaptor the layout; call it before the model-parallel groups are made.
+
+    Args:
+        platform: Of this process, which is prepared.
+        settings: In the words of Megatron's arguments.
+    """
+    if platform.kind == "npu":
+        import_module("mindrl.platform.patches.npu_megatron").repatch(settings)
+
+
 def choose_platform(kind: Literal["auto", "npu", "gpu", "cpu"]) -> Platform:
     """Return the platform of a configured device kind; `auto` takes the best one present.
 

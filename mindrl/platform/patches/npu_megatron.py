@@ -1,14 +1,29 @@
 """Megatron-core on Ascend: torch_npu and MindSpeed, imported before Megatron.
 
 Upstream: MindSpeed core_r0.16.0 with megatron-core 0.16. Reason: MindSpeed adapts Megatron to
-the NPU when `mindspeed.megatron_adaptor` is imported, and that has to happen first. Not run
-here, where there is no NPU; the calls follow the published sources of torch_npu and MindSpeed.
+the NPU when `mindspeed.megatron_adaptor` is imported, and that has to happen first. Its patches
+follow command-line arguments: it parses `sys.argv` at the import, and takes the real settings
+by `repatch` before the model-parallel groups are made. Not run here, where there is no NPU; the
+calls follow the published sources of torch_npu and MindSpeed.
 """
 
+import sys
+from collections.abc import Mapping
 from importlib import import_module
 
 
 def install() -> None:
     """Import the vendor's adaptors in the order that they ask for."""
     import_module("torch_npu")
-    import_module("mindspeed.megatron_adaptor")
+    arguments = sys.argv[:]
+    try:
+        # The arguments of this process are Ray's and mean nothing to MindSpeed.
+        del sys.argv[1:]
+        import_module("mindspeed.megatron_adaptor")
+    finally:
+        sys.argv[:] = arguments
+
+
+def repatch(settings: Mapping[str, object]) -> None:
+    """Tell MindSpeed the layout, in the words of Megatron's arguments."""
+    import_module("mindspeed.megatron_adaptor").repatch(dict(settings))

@@ -82,10 +82,30 @@ def test_the_npu_patch_imports_torch_npu_and_then_mindspeed_and_nothing_here_ins
 ) -> None:
     from mindrl.platform.patches import npu_megatron
 
-    imported: list[str] = []
-    monkeypatch.setattr(npu_megatron, "import_module", imported.append)
+    imported: list[tuple[str, int]] = []
+    arguments = sys.argv[:]
+    monkeypatch.setattr(
+        npu_megatron, "import_module", lambda name: imported.append((name, len(sys.argv)))
+    )
     npu_megatron.install()
-    assert imported == ["torch_npu", "mindspeed.megatron_adaptor"]
+    # MindSpeed reads sys.argv while it is imported, and must not see this process's arguments.
+    assert imported == [("torch_npu", len(arguments)), ("mindspeed.megatron_adaptor", 1)]
+    assert sys.argv == arguments
+
+
+def test_the_layout_goes_to_mindspeed_on_an_npu_and_to_nobody_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from mindrl.platform.device import PLATFORMS, configure_megatron
+    from mindrl.platform.patches import npu_megatron
+
+    told: list[object] = []
+    monkeypatch.setattr(npu_megatron, "repatch", told.append)
+    settings = {"tensor_model_parallel_size": 4, "sequence_parallel": True}
+    configure_megatron(PLATFORMS["cpu"], settings)
+    assert told == []
+    configure_megatron(PLATFORMS["npu"], settings)
+    assert told == [settings]
 
 
 def test_every_patch_is_named_by_a_test_of_this_file_and_says_upstream_range_and_reason() -> None:

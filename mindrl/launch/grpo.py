@@ -24,6 +24,7 @@ from mindrl.data.tokenizer import load_tokenizer
 from mindrl.errors import InterruptedRunError, OutputError
 from mindrl.launch.checks import check
 from mindrl.launch.explain import derived_numbers, render_numbers
+from mindrl.launch.interrupts import interrupts_unwrapped
 from mindrl.observability.console import StepConsole
 from mindrl.observability.logs import configure_logging
 from mindrl.observability.run_folder import check_writable
@@ -66,7 +67,7 @@ def train_grpo(config: RunConfig, run_dir: Path) -> dict[str, object]:
     console = StepConsole(config.megatron_training.train_iters)
     journal = Journal(run.folder, outcome, console, _trackers(run))
     try:
-        with console, _roles(run, console) as roles:
+        with interrupts_unwrapped(), console, _roles(run, console) as roles:
             settings = _settings(config, run.tokenizer)
             GrpoTrainer(settings, run.data, roles, journal).run(run.model_folder)
         outcome.status = "completed"

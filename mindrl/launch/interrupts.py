@@ -26,11 +26,17 @@ def signals_as_errors() -> Iterator[None]:
     before = {each: signal.signal(each, interrupt) for each in _SIGNALS}
     try:
         yield
-    except SystemError as error:
-        # Ray's compiled code wraps what a handler raises while it waits.
-        if isinstance(error.__cause__, InterruptedRunError):
-            raise error.__cause__ from None
-        raise
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
+
+
+@contextmanager
+def interrupts_unwrapped() -> Iterator[None]:
+    """Raise an interrupt as itself: Ray's compiled code wraps one that comes while it waits."""
+    try:
+        yield
+    except SystemError as error:
+        if isinstance(error.__cause__, InterruptedRunError):
+            raise error.__cause__ from None
+        raise

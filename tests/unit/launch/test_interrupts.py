@@ -9,7 +9,7 @@ import time
 import pytest
 
 from mindrl.errors import InterruptedRunError
-from mindrl.launch.interrupts import signals_as_errors
+from mindrl.launch.interrupts import interrupts_unwrapped, signals_as_errors
 
 BOTH = (signal.SIGINT, signal.SIGTERM)
 
@@ -65,7 +65,7 @@ def test_a_blocked_program_is_woken_by_a_signal_of_another_process() -> None:
     code = (
         "import time\n"
         "from mindrl.errors import InterruptedRunError\n"
-        "from mindrl.launch.interrupts import signals_as_errors\n"
+        "from mindrl.launch.interrupts import interrupts_unwrapped, signals_as_errors\n"
         "try:\n"
         "    with signals_as_errors():\n"
         "        print('ready', flush=True)\n"
@@ -80,3 +80,15 @@ def test_a_blocked_program_is_woken_by_a_signal_of_another_process() -> None:
     rest, _ = process.communicate(timeout=30)
     assert rest == "stopped by SIGINT\n"
     assert process.returncode == 0
+
+
+def test_an_interrupt_that_compiled_code_wrapped_is_raised_as_itself() -> None:
+    interrupt = InterruptedRunError("stopped by SIGINT")
+    with pytest.raises(InterruptedRunError) as caught, interrupts_unwrapped():
+        raise SystemError("returned a result with an exception set") from interrupt
+    assert caught.value is interrupt
+
+
+def test_another_system_error_stays_what_it_is() -> None:
+    with pytest.raises(SystemError, match="^bad call$"), interrupts_unwrapped():
+        raise SystemError("bad call") from ValueError("not an interrupt")

@@ -90,5 +90,5 @@ def test_an_interrupt_that_compiled_code_wrapped_is_raised_as_itself() -> None:
 
 
 def test_another_system_error_stays_what_it_is() -> None:
-    with pytest.raises(SystemError, match="^bad call$"), interrupts_unwrapped():
+    with pytest.raises(SystemError, match=r"^bad call$"), interrupts_unwrapped():
         raise SystemError("bad call") from ValueError("not an interrupt")

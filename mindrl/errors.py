@@ -29,10 +29,6 @@ class PhaseError(MindrlError):
     """A call, or a change of phase, that the memory schedule does not allow."""
 
 
-class ReshardError(MindrlError):
-    """Weights that could not be moved from the training to the rollout layout."""
-
-
 class LogprobGapError(MindrlError):
     """Rollout and training log-probs disagree beyond the configured limit."""
 

@@ -14,6 +14,23 @@ def findings(config: RunConfig) -> list[str]:
     return [*_layout(config), *_batches(config), *_lengths(config), *_choices(config)]
 
 
+def tensor_parallel_sizes(config: RunConfig) -> tuple[tuple[str, int], ...]:
+    """Return the tensor-parallel size of each side, with its key."""
+    training, rollout = config.actor_config, config.generate_config
+    return (
+        ("actor_config.tensor_model_parallel_size", training.tensor_model_parallel_size),
+        ("generate_config.infer_tensor_parallel_size", rollout.infer_tensor_parallel_size),
+    )
+
+
+def sequence_limits(config: RunConfig) -> tuple[tuple[str, int], ...]:
+    """Return the longest sequence that each side accepts, with its key."""
+    return (
+        ("megatron_training.seq_length", config.megatron_training.seq_length),
+        ("generate_config.max_model_len", config.generate_config.max_model_len),
+    )
+
+
 def nearest_divisors(number: int, value: int) -> str:
     """Name the divisors of `number` that lie next to `value`."""
     small = [
@@ -34,13 +51,7 @@ def must_divide(field: str, value: int, what: str, number: int) -> Iterator[str]
 
 def _layout(config: RunConfig) -> Iterator[str]:
     devices = "rl_config.actor_resource.num_npus"
-    for field, size in (
-        ("actor_config.tensor_model_parallel_size", config.actor_config.tensor_model_parallel_size),
-        (
-            "generate_config.infer_tensor_parallel_size",
-            config.generate_config.infer_tensor_parallel_size,
-        ),
-    ):
+    for field, size in tensor_parallel_sizes(config):
         yield from must_divide(field, size, devices, config.world_size)
     training = config.megatron_training
     if training.sequence_parallel and config.actor_config.tensor_model_parallel_size == 1:
@@ -80,10 +91,7 @@ def _batches(config: RunConfig) -> Iterator[str]:
 def _lengths(config: RunConfig) -> Iterator[str]:
     generate = config.generate_config
     prompt, response = config.rl_config.max_prompt_length, generate.sampling_config.max_tokens
-    for field, limit in (
-        ("megatron_training.seq_length", config.megatron_training.seq_length),
-        ("generate_config.max_model_len", generate.max_model_len),
-    ):
+    for field, limit in sequence_limits(config):
         if prompt + response > limit:
             yield (
                 f"{field}={limit} is below rl_config.max_prompt_length={prompt} plus "

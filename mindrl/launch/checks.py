@@ -4,7 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mindrl.config.run import RunConfig
-from mindrl.config.validate import findings, must_divide
+from mindrl.config.validate import (
+    findings,
+    must_divide,
+    sequence_limits,
+    tensor_parallel_sizes,
+)
 from mindrl.errors import ConfigError, MindrlError
 from mindrl.models.description import ModelDescription, read_description
 from mindrl.models.files import check_files
@@ -29,13 +34,13 @@ def check_without_files(config: RunConfig, platform: Platform) -> list[str]:
     Raises:
         ConfigError: All findings, one a line.
     """
-    missing = [*_files(config), *_missing_models(config)]
+    missing_models = list(_missing_models(config))
     found = _without_files(config, platform)
-    if not list(_missing_models(config)):
+    if not missing_models:
         found += _models(config)
     if found:
         raise ConfigError("\n".join(found))
-    return missing
+    return [*_files(config), *missing_models]
 
 
 def _without_files(config: RunConfig, platform: Platform) -> list[str]:
@@ -126,22 +131,13 @@ def _checked_model(folder: str) -> ModelDescription:
 
 
 def _sizes(config: RunConfig, model: ModelDescription) -> Iterator[str]:
-    for field, size in (
-        ("actor_config.tensor_model_parallel_size", config.actor_config.tensor_model_parallel_size),
-        (
-            "generate_config.infer_tensor_parallel_size",
-            config.generate_config.infer_tensor_parallel_size,
-        ),
-    ):
+    for field, size in tensor_parallel_sizes(config):
         for name in ("num_attention_heads", "intermediate_size", "num_key_value_heads"):
             # The rollout engine copies key-value heads when it has more ranks than heads.
             copies = field.startswith("generate") and name == "num_key_value_heads"
             if not (copies and size % getattr(model, name) == 0):
                 yield from must_divide(field, size, name, getattr(model, name))
-    for field, length in (
-        ("megatron_training.seq_length", config.megatron_training.seq_length),
-        ("generate_config.max_model_len", config.generate_config.max_model_len),
-    ):
+    for field, length in sequence_limits(config):
         if length > model.max_position_embeddings:
             yield (
                 f"{field}={length} is beyond the model's "

@@ -1,7 +1,9 @@
 """What the weight files of a model folder hold, by their headers alone. Imports no torch."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any, Literal
 
 from safetensors import SafetensorError, safe_open
 
@@ -33,16 +35,32 @@ def tensor_shapes(folder: str) -> Mapping[str, tuple[int, ...]]:
     Raises:
         ModelError: There is no weight file, or one is unreadable.
     """
+    with ExitStack() as stack:
+        files = open_tensors(folder, stack, framework="np")
+        return {name: tuple(file.get_slice(name).get_shape()) for name, file in files.items()}
+
+
+def open_tensors(
+    folder: str, stack: ExitStack, *, framework: Literal["np", "pt"]
+) -> dict[str, Any]:
+    """Open all weight files; returns the file that holds each tensor.
+
+    Args:
+        folder: Of the model.
+        stack: Closes the files.
+        framework: What a slice of a tensor is read as: `np` needs no torch.
+
+    Raises:
+        ModelError: There is no weight file, or one is unreadable.
+    """
     paths = sorted(Path(folder).glob("*.safetensors"))
     if not paths:
         raise ModelError(f"model folder {folder} has no .safetensors file")
-    return {name: shape for path in paths for name, shape in _shapes(path)}
-
-
-def _shapes(path: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
-    try:
-        with safe_open(path, framework="np") as file:
-            for name in file.keys():  # noqa: SIM118 - the file is no mapping
-                yield name, tuple(file.get_slice(name).get_shape())
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from error
+    files: dict[str, Any] = {}
+    for path in paths:
+        try:
+            file = stack.enter_context(safe_open(path, framework=framework))
+        except (OSError, SafetensorError) as error:
+            raise ModelError(f"{path} cannot be read: {error}") from error
+        files |= dict.fromkeys(file.keys(), file)
+    return files

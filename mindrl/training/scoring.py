@@ -42,9 +42,10 @@ class ScoringModel:
         self.description = read_description(folder)
         self.config = transformer_config(self.description, settings)
         self.network: nn.Module = build_model(self.description, self.config, settings)
-        table = self.tables[parallel_state.get_tensor_model_parallel_rank()]
+        tables = self.tables
+        table = tables[parallel_state.get_tensor_model_parallel_rank()]
         check_table(self.local_tensors(), table)
-        mark_tensor_parallel(unwrap(self.network), self.tables)
+        mark_tensor_parallel(unwrap(self.network), tables)
         import_weights(folder, self.local_tensors(), table)
 
     @property

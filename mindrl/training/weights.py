@@ -2,18 +2,19 @@
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from mindrl.errors import ModelError, OutputError
+from mindrl.models.files import open_tensors
 from mindrl.models.placement import Placement, ShardingTable, slices
 
 _CARRIED_FILES = (
@@ -67,7 +68,7 @@ def import_weights(folder: str, local: Mapping[str, Tensor], table: ShardingTabl
         ModelError: A file or tensor is missing, unreadable or of another shape.
     """
     with ExitStack() as stack:
-        files = _open_files(Path(folder), stack)
+        files = open_tensors(folder, stack, framework="pt")
         for name, entry in table.items():
             local[name].zero_()
             for placement in entry.placements:
@@ -100,6 +101,8 @@ def export_weights(source: str, target: Path, tensors: Iterable[tuple[str, Tenso
         (building / "model.safetensors").chmod((building / "config.json").stat().st_mode)
         retired = target.with_name(f".{target.name}.replaced")
         if target.exists():
+            # A killed export may have left one, which would block the renaming.
+            shutil.rmtree(retired, ignore_errors=True)
             target.rename(retired)
         building.rename(target)
         shutil.rmtree(retired, ignore_errors=True)
@@ -113,23 +116,6 @@ def _write_config(source: Path, building: Path, weights: Mapping[str, Tensor]) -
     # transformers 5 writes `dtype`, earlier versions `torch_dtype`.
     values["torch_dtype" if "torch_dtype" in values else "dtype"] = dtype
     (building / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-
-
-def _open_files(folder: Path, stack: ExitStack) -> dict[str, Any]:
-    paths = sorted(folder.glob("*.safetensors"))
-    if not paths:
-        raise ModelError(f"model folder {folder} has no .safetensors file")
-    return dict(_tensor_files(paths, stack))
-
-
-def _tensor_files(paths: Iterable[Path], stack: ExitStack) -> Iterator[tuple[str, Any]]:
-    for path in paths:
-        try:
-            file = stack.enter_context(safe_open(path, framework="pt"))
-        except (OSError, SafetensorError) as error:
-            raise ModelError(f"{path} cannot be read: {error}") from error
-        for name in file.keys():  # noqa: SIM118 - the file is no mapping
-            yield name, file
 
 
 def _read(folder: str, files: Mapping[str, Any], placement: Placement) -> Tensor:

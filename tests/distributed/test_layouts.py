@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -84,33 +85,46 @@ def alone(
     return request.param, train_for_three_steps(forked_workers, config)
 
 
+@pytest.fixture
+def trace_with(
+    alone: tuple[bool, Trace],
+    forked_workers: ForkedWorkers,
+    random_model: Callable[[bool], Path],
+    run_config: Callable[..., RunConfig],
+) -> Callable[[dict[str, Any]], Trace]:
+    """Run with the model of `alone` and other settings."""
+    tied, _ = alone
+    return lambda overrides: train_for_three_steps(
+        forked_workers, run_config(random_model(tied), overrides)
+    )
+
+
+def assert_equal_but_for_rounding(trace: Trace, expected: Trace) -> None:
+    assert trace.greedy == expected.greedy
+    torch.testing.assert_close(
+        torch.tensor(trace.losses), torch.tensor(expected.losses), atol=LOSS_TOLERANCE, rtol=0
+    )
+
+
 @pytest.mark.parametrize("rollout_tp", [1, 2])
 @pytest.mark.parametrize("train_tp", [1, 2])
 def test_two_workers_in_any_layout_equal_one_worker(
     train_tp: int,
     rollout_tp: int,
     alone: tuple[bool, Trace],
-    forked_workers: ForkedWorkers,
-    random_model: Callable[[bool], Path],
-    run_config: Callable[..., RunConfig],
+    trace_with: Callable[[dict[str, Any]], Trace],
 ) -> None:
-    tied, expected = alone
-    config = run_config(
-        random_model(tied),
-        {
-            "rl_config.actor_resource.num_npus": 2,
-            "actor_config.tensor_model_parallel_size": train_tp,
-            "generate_config.infer_tensor_parallel_size": rollout_tp,
-        },
-    )
+    _, expected = alone
+    overrides = {
+        "rl_config.actor_resource.num_npus": 2,
+        "actor_config.tensor_model_parallel_size": train_tp,
+        "generate_config.infer_tensor_parallel_size": rollout_tp,
+    }
 
-    trace = train_for_three_steps(forked_workers, config)
+    trace = trace_with(overrides)
 
     assert trace.tokens == expected.tokens
-    assert trace.greedy == expected.greedy
-    torch.testing.assert_close(
-        torch.tensor(trace.losses), torch.tensor(expected.losses), atol=LOSS_TOLERANCE, rtol=0
-    )
+    assert_equal_but_for_rounding(trace, expected)
     torch.testing.assert_close(
         torch.tensor(trace.grad_norms), torch.tensor(expected.grad_norms), atol=0, rtol=1e-4
     )
@@ -126,53 +140,38 @@ def test_the_run_moved_the_weights(alone: tuple[bool, Trace]) -> None:
 
 
 def test_sequence_parallelism_changes_nothing_but_rounding(
-    alone: tuple[bool, Trace],
-    forked_workers: ForkedWorkers,
-    random_model: Callable[[bool], Path],
-    run_config: Callable[..., RunConfig],
+    alone: tuple[bool, Trace], trace_with: Callable[[dict[str, Any]], Trace]
 ) -> None:
-    tied, expected = alone
+    _, expected = alone
     overrides = {
         "rl_config.actor_resource.num_npus": 2,
         "actor_config.tensor_model_parallel_size": 2,
         "megatron_training.sequence_parallel": True,
     }
 
-    trace = train_for_three_steps(forked_workers, run_config(random_model(tied), overrides))
+    trace = trace_with(overrides)
 
-    assert trace.greedy == expected.greedy
-    torch.testing.assert_close(
-        torch.tensor(trace.losses), torch.tensor(expected.losses), atol=LOSS_TOLERANCE, rtol=0
-    )
+    assert_equal_but_for_rounding(trace, expected)
 
 
 def test_leaving_everything_on_the_device_gives_the_same_bits(
-    alone: tuple[bool, Trace],
-    forked_workers: ForkedWorkers,
-    random_model: Callable[[bool], Path],
-    run_config: Callable[..., RunConfig],
+    alone: tuple[bool, Trace], trace_with: Callable[[dict[str, Any]], Trace]
 ) -> None:
-    tied, expected = alone
+    _, expected = alone
     switches = ("offload_train_optimizer", "offload_train_grad", "offload_train_param")
     overrides = {f"generate_config.{switch}": False for switch in switches}
 
-    trace = train_for_three_steps(forked_workers, run_config(random_model(tied), overrides))
+    trace = trace_with(overrides)
 
     assert trace == expected
 
 
 def test_micro_batches_of_one_change_nothing_but_rounding(
-    alone: tuple[bool, Trace],
-    forked_workers: ForkedWorkers,
-    random_model: Callable[[bool], Path],
-    run_config: Callable[..., RunConfig],
+    alone: tuple[bool, Trace], trace_with: Callable[[dict[str, Any]], Trace]
 ) -> None:
-    tied, expected = alone
+    _, expected = alone
     overrides = {"actor_config.micro_batch_size": 1}
 
-    trace = train_for_three_steps(forked_workers, run_config(random_model(tied), overrides))
+    trace = trace_with(overrides)
 
-    assert trace.greedy == expected.greedy
-    torch.testing.assert_close(
-        torch.tensor(trace.losses), torch.tensor(expected.losses), atol=LOSS_TOLERANCE, rtol=0
-    )
+    assert_equal_but_for_rounding(trace, expected)

@@ -47,3 +47,7 @@ class WorkerDiedError(ClusterError):
 
 class InterruptedRunError(MindrlError):
     """The run was asked to stop, by Ctrl-C or SIGTERM."""
+
+
+class ReshardError(MindrlError):
+    """The weights could not be moved from the training to the rollout layout."""

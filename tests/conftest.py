@@ -1,5 +1,6 @@
 """What many tests share: a random model folder and a configuration for it."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,67 @@ def random_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], P
         return made[tied]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def random_model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Make a folder with random weights of a family: `qwen2`, `qwen3` or `qwen3_moe`.
+
+    4 layers, 4 heads of 32, 2 key-value heads, 211 tokens; 8 experts, 2 for each token.
+    """
+    made: dict[tuple[str, bool], Path] = {}
+
+    def make(family: str, tied: bool = False) -> Path:
+        if (family, tied) not in made:
+            folder = tmp_path_factory.mktemp(f"{family}-{'tied' if tied else 'untied'}")
+            _save_random_model(family, tied, folder)
+            made[family, tied] = folder
+        return made[family, tied]
+
+    return make
+
+
+def _save_random_model(family: str, tied: bool, folder: Path) -> None:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    experts = {
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "norm_topk_prob": True,
+    }
+    torch.manual_seed(7)
+    config = AutoConfig.for_model(
+        family,
+        vocab_size=211,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        tie_word_embeddings=tied,
+        # Wide, so that the most likely token leads by far more than rounding errors.
+        initializer_range=0.15,
+        bos_token_id=None,
+        eos_token_id=1,
+        **({} if family == "qwen2" else {"head_dim": 32}),
+        **(experts if family == "qwen3_moe" else {}),
+    )
+    model = AutoModelForCausalLM.from_config(config)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.1)
+        elif "norm" in name:
+            torch.nn.init.normal_(parameter, mean=1.0, std=0.1)
+    model.save_pretrained(folder)
+    if family == "qwen3_moe":
+        # As published folders say it; transformers 5 writes num_local_experts.
+        config_file = folder / "config.json"
+        values = json.loads(config_file.read_text("utf-8"))
+        config_file.write_text(json.dumps(values | {"num_experts": 8}), "utf-8")
+    GenerationConfig(eos_token_id=1).save_pretrained(folder)
 
 
 @pytest.fixture(scope="session")

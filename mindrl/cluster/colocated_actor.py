@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mindrl.allocation.layout import Layout, even_bounds
+from mindrl.allocation.layout import RolloutLayout, TrainLayout, even_bounds
 from mindrl.batch.experience import Minibatch, Scored, Sequences
 from mindrl.batch.prompts import Prompt, Sampling, sequence_seed
 from mindrl.batch.rollouts import Response, Rollouts
-from mindrl.config.run import RunConfig
 
 
 class Ranks(Protocol):
@@ -33,18 +32,14 @@ class Ranks(Protocol):
 class ColocatedActor:
     """Deals batches to the replicas of either side and joins what they return."""
 
-    def __init__(self, group: Ranks, config: RunConfig) -> None:
-        """Take the layouts of both sides and the seed of the run from the configuration."""
+    def __init__(
+        self, group: Ranks, train: TrainLayout, rollout: RolloutLayout, *, seed: int
+    ) -> None:
+        """Take the layouts of both sides and the seed of the run."""
         self.group = group
-        self.train = Layout(
-            world_size=config.world_size,
-            tensor_parallel_size=config.actor_config.tensor_model_parallel_size,
-        )
-        self.rollout = Layout(
-            world_size=config.world_size,
-            tensor_parallel_size=config.generate_config.infer_tensor_parallel_size,
-        )
-        self.seed = config.megatron_training.seed
+        self.train = train
+        self.rollout = rollout
+        self.seed = seed
 
     @contextmanager
     def rollout_phase(self) -> Iterator[None]:
@@ -140,7 +135,7 @@ class ColocatedActor:
         return [sequences.shard(index, count) for index in range(count)]
 
     def _per_replica(
-        self, method: str, layout: Layout, shares: Sequence[tuple[Any, ...]]
+        self, method: str, layout: TrainLayout | RolloutLayout, shares: Sequence[tuple[Any, ...]]
     ) -> list[Any]:
         """Give all ranks of a replica its share; return what the replicas' first ranks say."""
         arguments = [shares[layout.replica_of(rank)] for rank in range(layout.world_size)]

@@ -21,6 +21,11 @@ class ActorConfig:
     """Training tensor-parallel size."""
     pipeline_model_parallel_size: Literal[1] = 1
     """Training pipeline-parallel size. This version trains with 1 stage."""
+    expert_model_parallel_size: PositiveInt = 1
+    """Ranks that share the experts of a layer, each holding some of them."""
+    expert_tensor_parallel_size: PositiveInt = 1
+    """Ranks that each expert is cut over. 1 keeps experts whole; Megatron's own default is
+    `tensor_model_parallel_size`."""
     micro_batch_size: PositiveInt = 1
     """Sequences per forward and backward pass of one data-parallel rank."""
     lr: Annotated[float, Field(gt=0.0)] = 1e-6

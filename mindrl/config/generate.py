@@ -33,6 +33,9 @@ class GenerateConfig:
     """Rollout tensor-parallel size; may differ from the training one."""
     infer_pipeline_parallel_size: Literal[1] = 1
     """Rollout pipeline-parallel size. This version rolls out with 1 stage."""
+    infer_expert_parallel_size: PositiveInt = 1
+    """Ranks that share the experts of a layer as whole experts. 1 cuts each expert over
+    `infer_tensor_parallel_size`, the only other value that this version rolls out with."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Type of the rollout weights and of the KV cache."""
     max_num_seqs: PositiveInt = 64
@@ -57,5 +60,15 @@ class GenerateConfig:
     """Release gradient buffers while the trainer does not update."""
     offload_train_param: bool = True
     """Move the training weights to the host during rollout."""
+    rank_map: Literal["best", "default"] = "best"
+    """Order of the training ranks: `best` is the one with the fewest reshard bytes among those that
+    Megatron's groups can be given, `default` Megatron's own."""
+    reshard_bucket_mib: PositiveInt = 1024
+    """Bound on the messages that a worker has in flight while weights are resharded, in MiB."""
+    reshard_timeout_seconds: PositiveInt = 300
+    """Longest wait for a peer during a reshard; beyond it the run fails and names the peer."""
+    verify_weights: Literal["off", "first", "always"] = "first"
+    """After which reshards the rollout weights are compared with the training side, by a 64-bit
+    checksum of each slice: none, the first of the run, or each."""
     sampling_config: SamplingConfig = SamplingConfig()
     """How responses are drawn during training."""

@@ -1,26 +1,28 @@
 """Rules between fields: all that can be said of a configuration by itself."""
 
 from collections.abc import Iterator
-from math import gcd, isqrt
+from math import gcd, isqrt, prod
 
 from mindrl.config.run import RunConfig
 
+_DEVICES = "rl_config.actor_resource.num_npus"
 _LARGEST_TRIED = 1_000_000
 """Beyond it divisors are not searched for: the sizes of a run are far below its square."""
 
 
 def findings(config: RunConfig) -> list[str]:
     """Return everything that is wrong with a configuration; empty where nothing is."""
-    return [*_layout(config), *_batches(config), *_lengths(config), *_choices(config)]
+    return [
+        *layout_findings(config),
+        *_batches(config),
+        *_lengths(config),
+        *_choices(config),
+    ]
 
 
-def tensor_parallel_sizes(config: RunConfig) -> tuple[tuple[str, int], ...]:
-    """Return the tensor-parallel size of each side, with its key."""
-    training, rollout = config.actor_config, config.generate_config
-    return (
-        ("actor_config.tensor_model_parallel_size", training.tensor_model_parallel_size),
-        ("generate_config.infer_tensor_parallel_size", rollout.infer_tensor_parallel_size),
-    )
+def layout_findings(config: RunConfig) -> list[str]:
+    """Return what keeps both layouts from being made."""
+    return [*_layout(config), *_experts(config)]
 
 
 def sequence_limits(config: RunConfig) -> tuple[tuple[str, int], ...]:
@@ -50,14 +52,35 @@ def must_divide(field: str, value: int, what: str, number: int) -> Iterator[str]
 
 
 def _layout(config: RunConfig) -> Iterator[str]:
-    devices = "rl_config.actor_resource.num_npus"
-    for field, size in tensor_parallel_sizes(config):
-        yield from must_divide(field, size, devices, config.world_size)
-    training = config.megatron_training
-    if training.sequence_parallel and config.actor_config.tensor_model_parallel_size == 1:
+    training, rollout = config.actor_config, config.generate_config
+    for field, size in (
+        ("actor_config.tensor_model_parallel_size", training.tensor_model_parallel_size),
+        ("generate_config.infer_tensor_parallel_size", rollout.infer_tensor_parallel_size),
+    ):
+        yield from must_divide(field, size, _DEVICES, config.world_size)
+    if config.megatron_training.sequence_parallel and training.tensor_model_parallel_size == 1:
         yield (
             "megatron_training.sequence_parallel=true needs "
             "actor_config.tensor_model_parallel_size of 2 or more, found 1"
+        )
+
+
+def _experts(config: RunConfig) -> Iterator[str]:
+    training, rollout = config.actor_config, config.generate_config
+    sizes = {
+        "actor_config.expert_model_parallel_size": training.expert_model_parallel_size,
+        "actor_config.expert_tensor_parallel_size": training.expert_tensor_parallel_size,
+    }
+    cut = [field for field, size in sizes.items() if size > 1]
+    if cut:
+        both = " times ".join(cut)
+        yield from must_divide(both, prod(sizes.values()), _DEVICES, config.world_size)
+    tensor, expert = rollout.infer_tensor_parallel_size, rollout.infer_expert_parallel_size
+    if expert not in (1, tensor):
+        yield (
+            f"generate_config.infer_expert_parallel_size={expert} must be 1 or equal to "
+            f"generate_config.infer_tensor_parallel_size={tensor}; experts that are shared across "
+            "replicas can be planned, not run"
         )
 
 

@@ -3,18 +3,25 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from mindrl.allocation.from_config import rollout_layout, train_layout
 from mindrl.config.run import RunConfig
-from mindrl.config.validate import (
-    findings,
-    must_divide,
-    sequence_limits,
-    tensor_parallel_sizes,
-)
+from mindrl.config.validate import findings, layout_findings, sequence_limits
 from mindrl.errors import ConfigError, MindrlError
 from mindrl.models.description import ModelDescription, read_description
 from mindrl.models.files import check_files
+from mindrl.models.legality import rollout_findings, training_findings
 from mindrl.platform.device import Platform
 from mindrl.rewards.resolve import resolve_reward
+
+_TRAINING_KEYS = {
+    "tp": "actor_config.tensor_model_parallel_size",
+    "ep": "actor_config.expert_model_parallel_size",
+    "etp": "actor_config.expert_tensor_parallel_size",
+}
+_ROLLOUT_KEYS = {
+    "tp": "generate_config.infer_tensor_parallel_size",
+    "ep": "generate_config.infer_expert_parallel_size",
+}
 
 
 def check(config: RunConfig, platform: Platform) -> None:
@@ -116,12 +123,9 @@ def _models(config: RunConfig) -> Iterator[str]:
         return
     model, reference = models[0], models[-1]
     yield from _sizes(config, model)
-    ours, theirs = model.vocab_size, reference.vocab_size
-    if ours != theirs:
-        yield (
-            f"rl_config.integrated_mode_config.ref_model_load_path={config.reference_path}: "
-            f"vocabulary of {theirs} tokens, the actor has {ours}"
-        )
+    yield from _lengths(config, model)
+    if reference is not model:
+        yield from _reference(config, model, reference)
 
 
 def _checked_model(folder: str) -> ModelDescription:
@@ -131,15 +135,35 @@ def _checked_model(folder: str) -> ModelDescription:
 
 
 def _sizes(config: RunConfig, model: ModelDescription) -> Iterator[str]:
-    for field, size in tensor_parallel_sizes(config):
-        for name in ("num_attention_heads", "intermediate_size", "num_key_value_heads"):
-            # The rollout engine copies key-value heads when it has more ranks than heads.
-            copies = field.startswith("generate") and name == "num_key_value_heads"
-            if not (copies and size % getattr(model, name) == 0):
-                yield from must_divide(field, size, name, getattr(model, name))
+    """Compare both layouts with the model, where the configuration makes any."""
+    if layout_findings(config):
+        return
+    yield from training_findings(model, train_layout(config), _TRAINING_KEYS)
+    yield from rollout_findings(model, rollout_layout(config), _ROLLOUT_KEYS)
+    tp = config.actor_config.tensor_model_parallel_size
+    if model.moe and tp > 1 and not config.megatron_training.sequence_parallel:
+        yield (
+            f"megatron_training.sequence_parallel=false: with {_TRAINING_KEYS['tp']}={tp} "
+            "Megatron trains experts only where it is true"
+        )
+
+
+def _lengths(config: RunConfig, model: ModelDescription) -> Iterator[str]:
     for field, length in sequence_limits(config):
         if length > model.max_position_embeddings:
             yield (
                 f"{field}={length} is beyond the model's "
                 f"max_position_embeddings={model.max_position_embeddings}"
             )
+
+
+def _reference(
+    config: RunConfig, model: ModelDescription, reference: ModelDescription
+) -> Iterator[str]:
+    field = f"rl_config.integrated_mode_config.ref_model_load_path={config.reference_path}"
+    ours, theirs = model.vocab_size, reference.vocab_size
+    if ours != theirs:
+        yield f"{field}: vocabulary of {theirs} tokens, the actor has {ours}"
+    if not layout_findings(config):
+        for finding in training_findings(reference, train_layout(config), _TRAINING_KEYS):
+            yield f"{field}: {finding}"

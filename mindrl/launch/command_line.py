@@ -18,16 +18,13 @@ from mindrl.config.load import field_names, load_run_config, suggest
 from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError, InterruptedRunError, MindrlError, OutputError
 from mindrl.launch.checks import check_without_files
+from mindrl.launch.exits import BAD_CONFIG, FAILED, INTERRUPTED, report
 from mindrl.launch.explain import derived_numbers, render_numbers
 from mindrl.launch.interrupts import signals_as_errors
 from mindrl.platform.device import PLATFORMS, choose_platform
 from mindrl.platform.environment import prepare_driver
 
 Train = Callable[[RunConfig, Path], object]
-
-_EXIT_FAILED = 1
-_EXIT_BAD_CONFIG = 2
-_EXIT_INTERRUPTED = 130
 
 _DRY_RUN = "--dry-run"
 
@@ -128,16 +125,9 @@ def _exit_code(action: Callable[[], None]) -> int:
     try:
         action()
     except InterruptedRunError as error:
-        return _report(error, _EXIT_INTERRUPTED)
+        return report(str(error).splitlines(), INTERRUPTED)
     except (ConfigError, HydraException, OmegaConfBaseException) as error:
-        return _report(error, _EXIT_BAD_CONFIG)
+        return report(str(error).splitlines(), BAD_CONFIG)
     except MindrlError as error:
-        return _report(error, _EXIT_FAILED)
+        return report(str(error).splitlines(), FAILED)
     return 0
-
-
-def _report(error: Exception, code: int) -> int:
-    console = Console(stderr=True)
-    for line in str(error).splitlines():
-        console.print(f"[bold red]error:[/] {escape(line)}", soft_wrap=True, highlight=False)
-    return code

@@ -12,9 +12,16 @@ def derived_numbers(config: RunConfig, platform: Platform) -> dict[str, str]:
     training = config.megatron_training
     return {
         "devices (ranks)": f"{config.world_size} x {platform.ray_resource}",
-        "training": f"TP {actor.tensor_model_parallel_size}, DP {config.train_data_parallel_size}",
-        "rollout": (
-            f"TP {generate.infer_tensor_parallel_size}, DP {config.rollout_data_parallel_size}"
+        "training": _sizes(
+            TP=actor.tensor_model_parallel_size,
+            EP=actor.expert_model_parallel_size,
+            ETP=actor.expert_tensor_parallel_size,
+            DP=config.train_data_parallel_size,
+        ),
+        "rollout": _sizes(
+            TP=generate.infer_tensor_parallel_size,
+            EP=generate.infer_expert_parallel_size,
+            DP=config.rollout_data_parallel_size,
         ),
         "prompts per step": str(training.global_batch_size),
         "sequences per step": f"{config.sequences_per_step} ({rl.n_samples_per_prompt} a prompt)",
@@ -36,6 +43,13 @@ def derived_numbers(config: RunConfig, platform: Platform) -> dict[str, str]:
             for name, weight in zip(rl.verifier_function, rl.verifier_weight, strict=True)
         ),
     }
+
+
+def _sizes(**sizes: int) -> str:
+    """Spell parallel sizes; those of experts only where there are any."""
+    return ", ".join(
+        f"{name} {size}" for name, size in sizes.items() if size > 1 or name in {"TP", "DP"}
+    )
 
 
 def render_numbers(numbers: dict[str, str]) -> Table:

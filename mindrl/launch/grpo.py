@@ -12,9 +12,10 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
 from mindrl.algorithms.token_weights import sequence_mean_weights, token_mean_weights
+from mindrl.allocation.from_config import rollout_layout
 from mindrl.batch.experience import MinibatchPlan
 from mindrl.batch.prompts import Prompt, Sampling
-from mindrl.cluster.colocated_actor import ColocatedActor
+from mindrl.cluster.colocated_actor import ColocatedActor, Ranks
 from mindrl.cluster.ray_cluster import RayCluster
 from mindrl.cluster.worker_group import WorkerGroup
 from mindrl.config.run import RunConfig, with_absolute_paths
@@ -25,6 +26,7 @@ from mindrl.errors import InterruptedRunError, OutputError
 from mindrl.launch.checks import check
 from mindrl.launch.explain import derived_numbers, render_numbers
 from mindrl.launch.interrupts import interrupts_unwrapped
+from mindrl.launch.layouts import ordered_train_layout
 from mindrl.observability.console import StepConsole
 from mindrl.observability.logs import configure_logging
 from mindrl.observability.run_folder import check_writable
@@ -165,13 +167,23 @@ def _roles(run: _Run, console: StepConsole) -> Iterator[GrpoRoles]:
         stack.enter_context(cluster)
         group = WorkerGroup(cluster, with_absolute_paths(config), run.folder.logs, _WORKER_FACTORY)
         stack.enter_context(group)
-        actor = ColocatedActor(group, config)
+        actor = colocated_actor(group, config)
         yield GrpoRoles(
             policy=actor,
             reference=actor if config.uses_reference else None,
             workers=actor,
             scorer=scorer,
         )
+
+
+def colocated_actor(group: Ranks, config: RunConfig) -> ColocatedActor:
+    """Deal batches by the layouts of a configuration."""
+    return ColocatedActor(
+        group,
+        ordered_train_layout(config),
+        rollout_layout(config),
+        seed=config.megatron_training.seed,
+    )
 
 
 def _settings(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> GrpoSettings:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mindrl.config.run import RunConfig
 from mindrl.launch.command_line import run_program
+from mindrl.launch.plan_program import plan
 
 _CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -17,7 +18,7 @@ def train_grpo() -> int:
 
 def main() -> None:
     """Start a program by its name: `mindrl train-grpo --config-name NAME [key=value ...]`."""
-    programs: Mapping[str, Callable[[], int]] = {"train-grpo": train_grpo}
+    programs: Mapping[str, Callable[[], int]] = {"train-grpo": train_grpo, "plan": _plan}
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name not in programs:
         asked_for_help = name in ("-h", "--help")
@@ -30,6 +31,10 @@ def main() -> None:
         sys.exit(0 if asked_for_help else 2)
     del sys.argv[1]
     sys.exit(programs[name]())
+
+
+def _plan() -> int:
+    return plan("mindrl plan")
 
 
 def _train_grpo(config: RunConfig, run_dir: Path) -> None:

@@ -1,8 +1,10 @@
 """From a configuration to a worker. Imported inside a prepared worker process only."""
 
 from mindrl.algorithms.grpo import GrpoLoss
+from mindrl.allocation.from_config import rollout_layout
 from mindrl.allocation.regions import TrainRegion
 from mindrl.config.run import RunConfig
+from mindrl.launch.layouts import ordered_train_layout, topology
 from mindrl.platform.device import Platform, configure_megatron
 from mindrl.rollout.engine import EngineSettings
 from mindrl.training.model import ModelSettings
@@ -10,6 +12,7 @@ from mindrl.training.optimizer import OptimizerSettings
 from mindrl.training.parallel import initialise_model_parallel
 from mindrl.workers.actor_hybrid_worker import ActorSettings
 from mindrl.workers.integrated_worker import IntegratedWorker, ReferenceSettings
+from mindrl.workers.weights_in_transit import TransitSettings
 
 
 def build_worker(config: RunConfig, platform: Platform) -> IntegratedWorker:
@@ -18,21 +21,21 @@ def build_worker(config: RunConfig, platform: Platform) -> IntegratedWorker:
     Raises:
         ModelError: A model folder does not hold a supported model.
     """
-    tensor_parallel_size = config.actor_config.tensor_model_parallel_size
+    layout = ordered_train_layout(config)
     configure_megatron(
         platform,
         {
-            "tensor_model_parallel_size": tensor_parallel_size,
-            "pipeline_model_parallel_size": 1,
-            "context_parallel_size": 1,
+            "tensor_model_parallel_size": layout.tp,
+            "pipeline_model_parallel_size": layout.pp,
+            "context_parallel_size": layout.cp,
+            "expert_model_parallel_size": layout.ep,
+            "expert_tensor_parallel_size": layout.etp,
             "sequence_parallel": config.megatron_training.sequence_parallel,
         },
     )
-    initialise_model_parallel(
-        tensor_parallel_size=tensor_parallel_size,
-        seed=config.megatron_training.seed,
-    )
+    initialise_model_parallel(layout, seed=config.megatron_training.seed)
     model = ModelSettings(
+        layout=layout,
         seq_length=config.megatron_training.seq_length,
         bf16=config.megatron_training.bf16,
         sequence_parallel=config.megatron_training.sequence_parallel,
@@ -61,7 +64,21 @@ def _actor_settings(config: RunConfig, platform: Platform, model: ModelSettings)
         temperature=config.generate_config.sampling_config.temperature,
         micro_batch_size=actor.micro_batch_size,
         forward_micro_batch_size=rl.actor_forward_micro_batch_size or actor.micro_batch_size,
+        transit=_transit_settings(config),
         offloaded=_offloaded(config),
+    )
+
+
+def _transit_settings(config: RunConfig) -> TransitSettings:
+    generate = config.generate_config
+    return TransitSettings(
+        rollout=rollout_layout(config),
+        rollout_dtype=generate.dtype,
+        ranks_per_node=topology(config).ranks_per_node,
+        bucket_bytes=generate.reshard_bucket_mib << 20,
+        timeout_seconds=generate.reshard_timeout_seconds,
+        verify=generate.verify_weights,
+        release_source=generate.offload_train_param,
     )
 
 
@@ -88,6 +105,7 @@ def _engine_settings(config: RunConfig, platform: Platform) -> EngineSettings:
     return EngineSettings(
         model_path=config.actor_config.load,
         tensor_parallel_size=generate.infer_tensor_parallel_size,
+        enable_expert_parallel=generate.infer_expert_parallel_size > 1,
         dtype=generate.dtype,
         max_num_seqs=generate.max_num_seqs,
         max_model_len=generate.max_model_len,

@@ -12,13 +12,49 @@ from pydantic.dataclasses import dataclass
 
 from mindrl.errors import ModelError
 
-SUPPORTED_FAMILIES = ("qwen2",)
-
+SUPPORTED_FAMILIES = ("qwen2", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3")
+TRAINABLE_FAMILIES = ("qwen2", "qwen3", "qwen3_moe")
+"""Those that can be trained and rolled out; the others can be planned."""
 
 Size = Annotated[int, Field(ge=1)]
+_STRICT = ConfigDict(strict=True, extra="forbid")
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(strict=True, extra="forbid"))
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class MoeDescription:
+    """The mixture of experts of a model; field names follow config.json where they agree."""
+
+    num_experts: Size
+    num_experts_per_tok: Size
+    intermediate_size: Size
+    """Of one routed expert."""
+    shared_intermediate_size: Annotated[int, Field(ge=0)] = 0
+    """Of all shared experts together; 0 where there are none."""
+    norm_topk_prob: bool = False
+    """Whether the weights of the chosen experts add to 1."""
+    score_correction_bias: bool = False
+    """Whether the router adds a float32 bias to the scores that it chooses by."""
+    dense_layers: frozenset[int] = frozenset()
+    """Layers without experts."""
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class MlaDescription:
+    """Multi-head latent attention; field names follow config.json."""
+
+    q_lora_rank: Size | None
+    kv_lora_rank: Size
+    qk_nope_head_dim: Size
+    qk_rope_head_dim: Size
+    v_head_dim: Size
+
+    @property
+    def qk_head_dim(self) -> int:
+        """Width of a query or key head."""
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
 class ModelDescription:
     """Sizes of a decoder-only model; field names follow config.json."""
 
@@ -26,6 +62,7 @@ class ModelDescription:
     num_hidden_layers: Size
     hidden_size: Size
     intermediate_size: Size
+    """Of a dense feed-forward layer."""
     num_attention_heads: Size
     num_key_value_heads: Size
     head_dim: Size
@@ -34,6 +71,12 @@ class ModelDescription:
     rope_theta: Annotated[float, Field(gt=0.0)]
     max_position_embeddings: Size
     tie_word_embeddings: bool
+    attention_bias: bool = False
+    """Whether the projections to queries, keys and values have a bias."""
+    qk_norm: bool = False
+    """Whether queries and keys are normalised head by head."""
+    moe: MoeDescription | None = None
+    mla: MlaDescription | None = None
 
     def __post_init__(self) -> None:
         """Refuse heads that do not fall into equal groups."""
@@ -48,39 +91,35 @@ class ModelDescription:
         """Query heads that share one key-value head."""
         return self.num_attention_heads // self.num_key_value_heads
 
-    @property
-    def parameter_count(self) -> int:
-        """Parameters of the model."""
-        query = self.num_attention_heads * self.head_dim
-        key_value = 2 * self.num_key_value_heads * self.head_dim
-        attention = (query + key_value) * (self.hidden_size + 1) + query * self.hidden_size
-        layer = attention + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size
-        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
-        return self.num_hidden_layers * layer + embeddings + self.hidden_size
 
-
-def read_description(folder: str) -> ModelDescription:
+def read_description(folder: str, *, to_plan: bool = False) -> ModelDescription:
     """Read a model folder's config.json.
+
+    Args:
+        folder: Of the model, or a config.json by itself.
+        to_plan: Only sizes are wanted: accept what can be planned but not run.
 
     Raises:
         ModelError: The folder or the file is missing or unreadable, the family is not
             supported, or a size is missing.
     """
-    values = _read_json(Path(folder))
+    path = Path(folder)
+    path = path if path.suffix == ".json" else path / "config.json"
+    values = _read_json(path)
     family = values.get("model_type")
-    if family not in SUPPORTED_FAMILIES:
-        near = difflib.get_close_matches(str(family), SUPPORTED_FAMILIES, n=1, cutoff=0.3)
+    supported = SUPPORTED_FAMILIES if to_plan else TRAINABLE_FAMILIES
+    if family not in supported:
+        near = difflib.get_close_matches(str(family), supported, n=1, cutoff=0.3)
         raise ModelError(
-            f"{folder}/config.json: model_type={family!r} is not supported; "
-            f"supported: {', '.join(SUPPORTED_FAMILIES)}"
+            f"{path}: model_type={family!r} is not supported; supported: {', '.join(supported)}"
             + (f"; nearest: {near[0]}" if near else "")
         )
-    for unsupported in _unsupported(values):
-        raise ModelError(f"{folder}/config.json: {unsupported}")
+    for unsupported in () if to_plan else _unsupported(values):
+        raise ModelError(f"{path}: {unsupported}")
     try:
         return ModelDescription(**_sizes(values))
     except ValidationError as error:
-        raise ModelError(f"{folder}/config.json{_first_finding(error)}") from error
+        raise ModelError(f"{path}{_first_finding(error)}") from error
 
 
 def _first_finding(error: ValidationError) -> str:
@@ -99,6 +138,8 @@ def _unsupported(values: Mapping[str, Any]) -> Iterator[str]:
         yield f"hidden_act={values['hidden_act']!r} is not supported; only 'silu'"
     if values.get("quantization_config"):
         yield "quantized weights (quantization_config) are not supported"
+    if values.get("attention_bias") and values["model_type"] != "qwen2":
+        yield "attention_bias=true is not supported in this family"
     if values.get("use_sliding_window"):
         yield "use_sliding_window=true is not supported"
     for kind in sorted(set(values.get("layer_types") or ()) - {"full_attention"}):
@@ -130,17 +171,75 @@ def _sizes(values: Mapping[str, Any]) -> dict[str, Any]:
         "rope_theta": _rope(values).get("rope_theta") or values.get("rope_theta"),
     }
     found = {name: value for name, value in derived.items() if value is not None}
-    return defaults | given | found
+    return defaults | given | found | _FAMILY_PARTS[values["model_type"]](values)
 
 
-def _read_json(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
-    if not folder.is_dir():
-        raise ModelError(f"model folder {folder} does not exist")
+def _qwen2_parts(_: Mapping[str, Any]) -> dict[str, Any]:
+    # Every Qwen2 has the bias; config.json does not speak of it.
+    return {"attention_bias": True}
+
+
+def _qwen3_parts(_: Mapping[str, Any]) -> dict[str, Any]:
+    return {"qk_norm": True}
+
+
+def _qwen3_moe_parts(values: Mapping[str, Any]) -> dict[str, Any]:
+    step = values.get("decoder_sparse_step", 1)
+    layers = range(values.get("num_hidden_layers", 0))
+    dense = {layer for layer in layers if (layer + 1) % step}
+    moe = {
+        "num_experts": values.get("num_experts"),
+        "num_experts_per_tok": values.get("num_experts_per_tok"),
+        "intermediate_size": values.get("moe_intermediate_size"),
+        "norm_topk_prob": values.get("norm_topk_prob", False),
+        "dense_layers": frozenset(dense | set(values.get("mlp_only_layers") or ())),
+    }
+    return {"qk_norm": True, "moe": MoeDescription(**_given(moe))}
+
+
+def _deepseek_parts(values: Mapping[str, Any]) -> dict[str, Any]:
+    layers = range(values.get("num_hidden_layers", 0))
+    first, step = values.get("first_k_dense_replace", 0), values.get("moe_layer_freq", 1)
+    width = values.get("moe_intermediate_size")
+    moe = {
+        "num_experts": values.get("n_routed_experts"),
+        "num_experts_per_tok": values.get("num_experts_per_tok"),
+        "intermediate_size": width,
+        "shared_intermediate_size": (values.get("n_shared_experts") or 0) * (width or 0),
+        "norm_topk_prob": values.get("norm_topk_prob", False),
+        "score_correction_bias": values["model_type"] == "deepseek_v3",
+        "dense_layers": frozenset(layer for layer in layers if layer < first or layer % step),
+    }
+    mla_names = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    mla = _given({name: values.get(name) for name in mla_names})
+    return {
+        "moe": MoeDescription(**_given(moe)),
+        "mla": MlaDescription(**mla, q_lora_rank=values.get("q_lora_rank")),
+        "attention_bias": False,
+    }
+
+
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out what config.json lacks, so that its absence is reported by name."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+_FAMILY_PARTS = {
+    "qwen2": _qwen2_parts,
+    "qwen3": _qwen3_parts,
+    "qwen3_moe": _qwen3_moe_parts,
+    "deepseek_v2": _deepseek_parts,
+    "deepseek_v3": _deepseek_parts,
+}
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.parent.is_dir():
+        raise ModelError(f"model folder {path.parent} does not exist")
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ModelError(f"model folder {folder} has no config.json") from None
+        raise ModelError(f"model folder {path.parent} has no {path.name}") from None
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from error
     if not isinstance(values, dict):

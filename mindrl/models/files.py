@@ -8,8 +8,8 @@ from typing import Any, Literal
 from safetensors import SafetensorError, safe_open
 
 from mindrl.errors import ModelError
+from mindrl.models.decoder import logical_shapes
 from mindrl.models.description import ModelDescription
-from mindrl.models.qwen2 import logical_shapes
 
 
 def check_files(folder: str, model: ModelDescription) -> None:

@@ -1,12 +1,12 @@
 """Which part of which logical tensor a local tensor holds.
 
 A logical tensor is one as the Hugging Face folder names it, whole. A local tensor is what
-one rank of one side really has: fused, interleaved, cut, padded. A sharding table maps each
-local tensor to the placements that fill it; import, export and resharding all read the same
-tables, so no second mapping exists. Pure Python.
+one rank of one side really has: fused, interleaved, cut, padded, transposed. A sharding table
+maps each local tensor to the placements that fill it; import, export and resharding all read
+the same tables, so no second mapping exists. Pure Python.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 Box = tuple[tuple[int, int], ...]
@@ -23,6 +23,20 @@ class Placement:
     """In the logical tensor."""
     local: Box
     """In the local tensor."""
+    axes: tuple[int, ...] | None = None
+    """The local dimension that each logical one lies along; None keeps their order.
+
+    Local dimensions that are not named are one element wide.
+    """
+
+    def local_part(self, part: Box) -> Box:
+        """Return where a box inside `source` lies in the local tensor."""
+        local = list(self.local)
+        for dim, ((start, stop), (origin, _)) in enumerate(zip(part, self.source, strict=True)):
+            axis = dim if self.axes is None else self.axes[dim]
+            offset = self.local[axis][0] - origin
+            local[axis] = (start + offset, stop + offset)
+        return tuple(local)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,3 +62,56 @@ def volume(box: Box) -> int:
 def slices(box: Box) -> tuple[slice, ...]:
     """Return a box as an index."""
     return tuple(slice(start, stop) for start, stop in box)
+
+
+def intersect(one: Box, other: Box) -> Box | None:
+    """Return the common part of two boxes of one tensor, None where there is none."""
+    common = []
+    for (start, stop), (other_start, other_stop) in zip(one, other, strict=True):
+        first, last = max(start, other_start), min(stop, other_stop)
+        if first >= last:
+            return None
+        common.append((first, last))
+    return tuple(common)
+
+
+def part_of(count: int, parts: int, index: int) -> tuple[int, int]:
+    """Return the bounds of one of several equal parts."""
+    assert count % parts == 0, f"{count} is not cut evenly by {parts}"
+    size = count // parts
+    return index * size, (index + 1) * size
+
+
+def whole(name: str, shape: tuple[int, ...]) -> LocalTensor:
+    """Hold a logical tensor as it is."""
+    box = tuple((0, size) for size in shape)
+    return LocalTensor(shape=shape, placements=(Placement(tensor=name, source=box, local=box),))
+
+
+def columns(name: str, rows: int, bounds: tuple[int, int]) -> LocalTensor:
+    """Hold some columns of a matrix."""
+    width = bounds[1] - bounds[0]
+    local = ((0, rows), (0, width))
+    placement = Placement(tensor=name, source=((0, rows), bounds), local=local)
+    return LocalTensor(shape=(rows, width), placements=(placement,))
+
+
+def stack(
+    parts: Iterable[tuple[str, tuple[int, int]]], *, tail: tuple[int, ...] = (), pad_to: int = 0
+) -> LocalTensor:
+    """Hold ranges of rows of logical tensors, one below the other.
+
+    Args:
+        parts: Logical tensor and rows.
+        tail: Sizes of the dimensions behind the rows.
+        pad_to: Rows of the local tensor, where padding follows the parts.
+    """
+    behind = tuple((0, size) for size in tail)
+    placements = []
+    row = 0
+    for name, (start, stop) in parts:
+        if start < stop:
+            local = ((row, row + stop - start), *behind)
+            placements.append(Placement(tensor=name, source=((start, stop), *behind), local=local))
+            row += stop - start
+    return LocalTensor(shape=(max(row, pad_to), *tail), placements=tuple(placements))

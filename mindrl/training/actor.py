@@ -4,6 +4,7 @@ Shapes: B sequences of this data-parallel rank, T positions.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -38,9 +39,12 @@ class TrainedModel:
             use_distributed_optimizer=settings.use_distributed_optimizer,
             grad_reduce_in_fp32=True,
         )
-        self.chunks = [DistributedDataParallel(model.config, ddp_config, model.network)]
+        self.chunks = [
+            DistributedDataParallel(model.config, ddp_config, chunk) for chunk in model.chunks
+        ]
         self.optimizer, self.schedule = build_optimizer(self.chunks, settings)
         self.offloader = StorageOffloader()
+        self.released_bytes = 0
 
     def update(self, minibatch: Minibatch, *, micro_batch_size: int) -> dict[str, float]:
         """Take one optimizer step on this rank's share of a minibatch.
@@ -55,6 +59,8 @@ class TrainedModel:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
         micro_batches = list(minibatch.split(micro_batch_size))
+        idle = self.model.idle_passes(len(micro_batches))
+        micro_batches += [_without_weight(minibatch.rows(slice(0, 1)))] * idle
         terms = get_forward_backward_func()(
             forward_step_func=partial(self._forward_step, len(micro_batches)),
             data_iterator=iter(micro_batches),
@@ -84,7 +90,14 @@ class TrainedModel:
 
     def offload(self, part: TrainRegion) -> int:
         """Take a part off the device; gradients are dropped. Returns the bytes copied."""
-        return self.offloader.offload(self.tensors(part), keep=part is not TrainRegion.GRADIENTS)
+        copied = self.offloader.offload(self.tensors(part), keep=part is not TrainRegion.GRADIENTS)
+        if part is TrainRegion.PARAMETERS:
+            copied, self.released_bytes = copied + self.released_bytes, 0
+        return copied
+
+    def release_parameters(self, tensor: Tensor) -> None:
+        """Take the weights that share a tensor's storage off the device, ahead of `offload`."""
+        self.released_bytes += self.offloader.offload([tensor], keep=True)
 
     def onload(self, part: TrainRegion) -> int:
         """Bring a part back to the device; gradients are zero. Returns the bytes copied."""
@@ -121,3 +134,8 @@ class TrainedModel:
         sums = torch.stack([torch.stack([term[name] for term in terms]).sum() for name in names])
         dist.all_reduce(sums, group=parallel_state.get_data_parallel_group())
         return dict(zip(names, sums.tolist(), strict=True))
+
+
+def _without_weight(minibatch: Minibatch) -> Minibatch:
+    """Return a minibatch that adds nothing to any gradient or metric."""
+    return replace(minibatch, token_weights_BT=torch.zeros_like(minibatch.token_weights_BT))

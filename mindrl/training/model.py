@@ -10,8 +10,9 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from mindrl.allocation.layout import TrainLayout
+from mindrl.models.decoder import padded_vocab_size
 from mindrl.models.description import ModelDescription
-from mindrl.models.qwen2 import padded_vocab_size
 from mindrl.training.modules import block_spec
 
 
@@ -19,15 +20,18 @@ from mindrl.training.modules import block_spec
 class ModelSettings:
     """What the layout and the numerics add to a model description."""
 
+    layout: TrainLayout
     seq_length: int
     bf16: bool
     sequence_parallel: bool
+    """Experts with tp > 1 are sequence-parallel in any case: Megatron trains them only so."""
     device_type: str
 
 
 def transformer_config(model: ModelDescription, settings: ModelSettings) -> TransformerConfig:
     """Translate a description into Megatron's configuration; fused kernels stay off."""
     dtype = torch.bfloat16 if settings.bf16 else torch.float32
+    has_cut_tokens = model.moe is not None and settings.layout.tp > 1
     return TransformerConfig(
         num_layers=model.num_hidden_layers,
         hidden_size=model.hidden_size,
@@ -37,14 +41,14 @@ def transformer_config(model: ModelDescription, settings: ModelSettings) -> Tran
         kv_channels=model.head_dim,
         layernorm_epsilon=model.rms_norm_eps,
         normalization="RMSNorm",
+        qk_layernorm=model.qk_norm,
         gated_linear_unit=True,
         activation_func=torch.nn.functional.silu,
         add_bias_linear=False,
-        add_qkv_bias=True,
+        add_qkv_bias=model.attention_bias,
         hidden_dropout=0.0,
         attention_dropout=0.0,
-        tensor_model_parallel_size=parallel_state.get_tensor_model_parallel_world_size(),
-        sequence_parallel=settings.sequence_parallel,
+        sequence_parallel=settings.sequence_parallel or has_cut_tokens,
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=settings.bf16,
@@ -59,25 +63,18 @@ def transformer_config(model: ModelDescription, settings: ModelSettings) -> Tran
         batch_p2p_comm=False,
         # Asserted by Megatron for variable lengths, for dense models too.
         moe_token_dispatcher_type="alltoall",  # noqa: S106 - no password
+        **_parallel_sizes(model, settings.layout),
+        **_experts(model),
     )
 
 
 def build_model(
     model: ModelDescription, config: TransformerConfig, settings: ModelSettings
-) -> torch.nn.Module:
-    """Build this rank's part of the model on its device; weights are not set yet."""
-    tp = parallel_state.get_tensor_model_parallel_world_size()
-    network: torch.nn.Module = GPTModel(
-        config=config,
-        transformer_layer_spec=block_spec(config),
-        vocab_size=padded_vocab_size(model, tp),
-        max_sequence_length=settings.seq_length,
-        parallel_output=True,
-        share_embeddings_and_output_weights=model.tie_word_embeddings,
-        position_embedding_type="rope",
-        rotary_base=model.rope_theta,
-    ).to(settings.device_type)
-    return Float16Module(config, network) if settings.bf16 else network
+) -> list[torch.nn.Module]:
+    """Build this rank's chunks of the model on its device; weights are not set yet."""
+    chunks = range(settings.layout.vpp)
+    stages = chunks if len(chunks) > 1 else [None]
+    return [_build_chunk(model, config, settings, stage) for stage in stages]
 
 
 def unwrap(network: torch.nn.Module) -> torch.nn.Module:
@@ -86,3 +83,68 @@ def unwrap(network: torch.nn.Module) -> torch.nn.Module:
     while hasattr(wrapped, "module"):
         wrapped = wrapped.module
     return wrapped  # type: ignore[no-any-return]
+
+
+def _build_chunk(
+    model: ModelDescription,
+    config: TransformerConfig,
+    settings: ModelSettings,
+    vp_stage: int | None,
+) -> torch.nn.Module:
+    place = {"ignore_virtual": False, "vp_stage": vp_stage}
+    network: torch.nn.Module = GPTModel(
+        config=config,
+        transformer_layer_spec=block_spec(config, vp_stage),
+        vocab_size=padded_vocab_size(model, settings.layout.tp),
+        max_sequence_length=settings.seq_length,
+        pre_process=parallel_state.is_pipeline_first_stage(**place),
+        post_process=parallel_state.is_pipeline_last_stage(**place),
+        parallel_output=True,
+        share_embeddings_and_output_weights=model.tie_word_embeddings,
+        position_embedding_type="rope",
+        rotary_base=model.rope_theta,
+        vp_stage=vp_stage,
+    ).to(settings.device_type)
+    return Float16Module(config, network) if settings.bf16 else network
+
+
+def _parallel_sizes(model: ModelDescription, layout: TrainLayout) -> dict[str, Any]:
+    return {
+        "tensor_model_parallel_size": layout.tp,
+        "context_parallel_size": layout.cp,
+        "pipeline_model_parallel_size": layout.pp,
+        "virtual_pipeline_model_parallel_size": layout.vpp if layout.vpp > 1 else None,
+        "pipeline_model_parallel_layout": _pipeline(model, layout),
+        "expert_model_parallel_size": layout.ep,
+        "expert_tensor_parallel_size": layout.etp,
+    }
+
+
+def _pipeline(model: ModelDescription, layout: TrainLayout) -> list[list[str]] | None:
+    """Say what each chunk holds, where Megatron's even cut is not wanted."""
+    if layout.layers_per_chunk is None or layout.pp == 1:
+        return None
+    chunks = [["decoder"] * len(layers) for layers in layout.chunks(model.num_hidden_layers)]
+    chunks[0].insert(0, "embedding")
+    chunks[-1].append("loss")
+    return chunks
+
+
+def _experts(model: ModelDescription) -> dict[str, Any]:
+    """Say how tokens find experts: as Hugging Face does, with no loss that balances them."""
+    moe = model.moe
+    if moe is None:
+        return {}
+    layers = range(model.num_hidden_layers)
+    return {
+        "num_moe_experts": moe.num_experts,
+        "moe_router_topk": moe.num_experts_per_tok,
+        "moe_ffn_hidden_size": moe.intermediate_size,
+        "moe_layer_freq": [int(layer not in moe.dense_layers) for layer in layers],
+        # A softmax over the chosen experts alone is one over all, scaled so that they add to 1.
+        "moe_router_pre_softmax": not moe.norm_topk_prob,
+        "moe_router_dtype": "fp32",
+        "moe_router_load_balancing_type": "none",
+        "moe_aux_loss_coeff": 0.0,
+        "moe_grouped_gemm": False,
+    }

@@ -4,12 +4,9 @@ Shapes: S positions, B sequences, N heads of this rank, D head dimension.
 """
 
 import torch
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.transformer.module import MegatronModule
-from megatron.core.transformer.transformer_block import (
-    TransformerBlockSubmodules,
-    get_num_layers_to_build,
-)
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 from torch.nn import functional
@@ -64,11 +61,21 @@ class CausalAttention(MegatronModule):  # type: ignore[misc]
         return mixed_BNSD.permute(2, 0, 1, 3).flatten(2)
 
 
-def block_spec(config: TransformerConfig) -> TransformerBlockSubmodules:
-    """Return Megatron's local decoder block with the modules above in it."""
-    layer = get_gpt_layer_local_spec(normalization="RMSNorm")
-    layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
-    layer.submodules.self_attention.submodules.core_attention = CausalAttention
-    # An explicit block spec, because a bare layer spec leaves torch's norm at the end.
-    layers = [layer] * get_num_layers_to_build(config)
-    return TransformerBlockSubmodules(layer_specs=layers, layer_norm=RMSNorm)
+def block_spec(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
+    """Return Megatron's local decoder block with the modules above in it.
+
+    Args:
+        config: Of the model.
+        vp_stage: Which chunk of this rank's pipeline stage; None where there is only one.
+    """
+    block = get_gpt_decoder_block_spec(
+        config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=vp_stage
+    )
+    for layer in block.layer_specs:
+        layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
+        attention = layer.submodules.self_attention.submodules
+        attention.core_attention = CausalAttention
+        if config.qk_layernorm:
+            attention.q_layernorm = attention.k_layernorm = RMSNorm
+    block.layer_norm = RMSNorm
+    return block

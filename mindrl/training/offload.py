@@ -86,6 +86,8 @@ def optimizer_tensors(
     """Yield moments and float32 main weights, without what aliases the training weights."""
     owned = {tensor.untyped_storage()._cdata for tensor in parameter_tensors(chunks)}
     for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+        if part.is_stub_optimizer:  # This rank has no parameters of that kind.
+            continue
         for tensor in _all_tensors(part.optimizer):
             # Step counts are 0-dimensional and stay where they are.
             if tensor.dim() > 0 and tensor.untyped_storage()._cdata not in owned:

@@ -1,9 +1,74 @@
 """Process groups of the training side."""
 
+from collections.abc import Collection
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 
+from mindrl.allocation.layout import TrainLayout
+from mindrl.platform.patches.megatron_rank_order import rank_groups
 
-def initialise_model_parallel(*, tensor_parallel_size: int, seed: int) -> None:
+
+def initialise_model_parallel(layout: TrainLayout, *, seed: int) -> None:
     """Make Megatron's groups; the default process group must exist already."""
-    parallel_state.initialize_model_parallel(tensor_model_parallel_size=tensor_parallel_size)
+    _check_token_order(layout)
+
+    def expert_groups(dimensions: Collection[str]) -> list[list[int]]:
+        # Megatron calls the tensor parallelism of experts `tp` too.
+        ours = {"etp" if name == "tp" else name for name in dimensions}
+        return layout.experts_order.groups(ours)
+
+    own_order = layout.order is None and layout.expert_order is None
+    with nullcontext() if own_order else rank_groups(layout.dense_order.groups, expert_groups):
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=layout.tp,
+            context_parallel_size=layout.cp,
+            pipeline_model_parallel_size=layout.pp,
+            virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
+            expert_model_parallel_size=layout.ep,
+            expert_tensor_parallel_size=layout.etp,
+        )
+    _check_coordinates(layout)
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
+
+
+def most_passes(passes: int, device_type: str) -> int:
+    """Return the most forward passes that a rank of this pipeline stage asks for. A collective.
+
+    Ranks that share experts meet in every pass; those with fewer micro-batches must not leave.
+    """
+    most = torch.tensor(passes, device=device_type)
+    group = parallel_state.get_tensor_and_data_parallel_group(with_context_parallel=True)
+    dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
+    return int(most)
+
+
+def _check_token_order(layout: TrainLayout) -> None:
+    """Assert what Megatron's dispatcher of tokens takes for granted.
+
+    It reads what the ranks that share experts say as [expert parallel, expert tensor parallel].
+    """
+    names = [name for name, radix in layout.experts_order.digits if radix > 1]
+    shared = [name for name in names if name in ("ep", "etp")]
+    assert shared == sorted(shared, reverse=True), f"etp must come before ep: {layout}"
+
+
+def _check_coordinates(layout: TrainLayout) -> None:
+    """Assert that Megatron numbers the ranks as the layout does."""
+    rank = dist.get_rank()
+    dense = layout.dense_order.coordinates[rank]
+    experts = layout.experts_order.coordinates[rank]
+    ours = [dense.get(name, 0) for name in ("tp", "cp", "dp", "pp")]
+    ours += [experts.get(name, 0) for name in ("etp", "ep", "dp")]
+    megatrons = [
+        parallel_state.get_tensor_model_parallel_rank(),
+        parallel_state.get_context_parallel_rank(),
+        parallel_state.get_data_parallel_rank(),
+        parallel_state.get_pipeline_model_parallel_rank(),
+        parallel_state.get_expert_tensor_parallel_rank(),
+        parallel_state.get_expert_model_parallel_rank(),
+        parallel_state.get_expert_data_parallel_rank(),
+    ]
+    assert megatrons == ours, f"rank {rank}: Megatron says {megatrons}, the layout {ours}"

@@ -12,17 +12,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mindrl.batch.experience import Scored, Sequences
+from mindrl.models.decoder import training_side
 from mindrl.models.description import read_description
-from mindrl.models.placement import ShardingTable
-from mindrl.models.qwen2 import training_table
 from mindrl.training.logprobs import vocab_parallel_logprobs
-from mindrl.training.model import ModelSettings, build_model, transformer_config, unwrap
+from mindrl.training.model import ModelSettings, build_model, transformer_config
 from mindrl.training.offload import StorageOffloader
+from mindrl.training.parallel import most_passes
 from mindrl.training.weights import (
     check_table,
     import_weights,
     local_tensors,
-    mark_tensor_parallel,
+    mark_parameters,
 )
 
 _PADDING_LOGIT = -1e30
@@ -41,52 +41,59 @@ class ScoringModel:
         self.temperature = temperature
         self.description = read_description(folder)
         self.config = transformer_config(self.description, settings)
-        self.network: nn.Module = build_model(self.description, self.config, settings)
-        tables = self.tables
-        table = tables[parallel_state.get_tensor_model_parallel_rank()]
-        check_table(self.local_tensors(), table)
-        mark_tensor_parallel(unwrap(self.network), tables)
-        import_weights(folder, self.local_tensors(), table)
-
-    @property
-    def tables(self) -> list[ShardingTable]:
-        """The sharding tables of all tensor-parallel ranks."""
-        tp = parallel_state.get_tensor_model_parallel_world_size()
-        return [training_table(self.description, tp=tp, tp_rank=rank) for rank in range(tp)]
-
-    @property
-    def tensor_parallel_group(self) -> dist.ProcessGroup:
-        """The ranks that hold this replica together, in the order of `tables`."""
-        group: dist.ProcessGroup = parallel_state.get_tensor_model_parallel_group()
-        return group
+        self.chunks: list[nn.Module] = build_model(self.description, self.config, settings)
+        self.side = training_side(
+            self.description, settings.layout, dtype="bfloat16" if settings.bf16 else "float32"
+        )
+        self.table = self.side.table(dist.get_rank())
+        check_table(self.chunks, self.table)
+        for chunk in self.chunks:
+            mark_parameters(chunk)
+        import_weights(folder, self.local_tensors(), self.table)
 
     def local_tensors(self) -> dict[str, Tensor]:
-        """Return this rank's weights by their local names."""
-        return local_tensors(unwrap(self.network))
+        """Return this rank's weights by their local names, in the shapes of its table."""
+        return local_tensors(self.chunks, self.table)
 
     @torch.no_grad()
     def compute_log_prob(self, sequences: Sequences, *, micro_batch_size: int) -> Scored:
         """Score the response tokens; every tensor-parallel rank gets the same result."""
         logprobs_BT = torch.zeros(sequences.tokens_BT.shape)
         entropy_BT = torch.zeros(sequences.tokens_BT.shape)
+        parts = list(sequences.split(micro_batch_size))
+        idle = self.idle_passes(len(parts))
         row = 0
-        for part in sequences.split(micro_batch_size):
+        for part in parts:
             part_logprobs, part_entropy = self.score(self.logits(part), part)
             rows, width = slice(row, row + len(part)), part.tokens_BT.size(1)
             logprobs_BT[rows, :width] = part_logprobs.cpu()
             entropy_BT[rows, :width] = part_entropy.cpu()
             row += len(part)
+        for _ in range(idle):
+            self.logits(sequences.rows(slice(0, 1)))
         return Scored(logprobs_BT=logprobs_BT, entropy_BT=entropy_BT)
+
+    def idle_passes(self, passes: int) -> int:
+        """Return how many passes this rank must add to its own: ask first. A collective.
+
+        Ranks that share experts send each other tokens in every pass of any of them.
+        """
+        layout = self.settings.layout
+        if self.description.moe is None or layout.ep * layout.etp == 1:
+            return 0
+        return most_passes(passes, self.settings.device_type) - passes
 
     def logits(self, sequences: Sequences) -> Tensor:
         """Run the network; returns [B, T, V]."""
+        layout = self.settings.layout
+        assert layout.pp == layout.cp == 1, f"{layout} can be built and filled, not yet run"
+        (network,) = self.chunks
         T = sequences.tokens_BT.size(1)
         # Sequence parallelism cuts the positions evenly between the tensor-parallel ranks.
-        ranks = parallel_state.get_tensor_model_parallel_world_size()
-        extra = -T % ranks if self.settings.sequence_parallel else 0
+        extra = -T % layout.tp if self.config.sequence_parallel else 0
         tokens_BT = functional.pad(sequences.tokens_BT, (0, extra)).to(self.settings.device_type)
         positions_BT = torch.arange(T + extra, device=tokens_BT.device).expand_as(tokens_BT)
-        logits_BTV: Tensor = self.network(tokens_BT, positions_BT, None)
+        logits_BTV: Tensor = network(tokens_BT, positions_BT, None)
         return logits_BTV[:, :T]
 
     def score(self, logits_BTV: Tensor, sequences: Sequences) -> tuple[Tensor, Tensor]:
@@ -102,7 +109,7 @@ class ScoringModel:
             logits_NV,
             sequences.tokens_BT.to(logits_NV.device)[mask_BT],
             first_token=first_token,
-            group=self.tensor_parallel_group,
+            group=parallel_state.get_tensor_model_parallel_group(),
         )
         empty_BT = torch.zeros(mask_BT.shape, device=logits_NV.device)
         return (
@@ -132,5 +139,4 @@ class ReferenceModel:
         return scored
 
     def _weights(self) -> Iterator[Tensor]:
-        for parameter in self.model.network.parameters():
-            yield parameter.data
+        yield from self.model.local_tensors().values()

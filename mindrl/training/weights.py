@@ -1,21 +1,30 @@
 """Weights in from a Hugging Face folder and out to one, by the sharding tables."""
 
 import json
+import math
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
-from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
+from megatron.core.tensor_parallel.layers import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    set_tensor_model_parallel_attributes,
+)
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from mindrl.errors import ModelError, OutputError
 from mindrl.models.files import open_tensors
+from mindrl.models.orientation import oriented
 from mindrl.models.placement import Placement, ShardingTable, slices
+from mindrl.training.model import unwrap
 
 _CARRIED_FILES = (
     "generation_config.json",
@@ -29,35 +38,49 @@ _CARRIED_FILES = (
 )
 
 
-def local_tensors(network: nn.Module) -> dict[str, Tensor]:
-    """Return this rank's parameters by the local names of the sharding table."""
-    return {name: parameter.data for name, parameter in network.named_parameters()}
-
-
-def check_table(local: Mapping[str, Tensor], table: ShardingTable) -> None:
-    """Assert that a table describes exactly the parameters that Megatron made."""
-    made = {name: tuple(tensor.shape) for name, tensor in local.items()}
-    described = {name: entry.shape for name, entry in table.items()}
-    assert made == described, set(made.items()) ^ set(described.items())
-
-
-def mark_tensor_parallel(network: nn.Module, tables: Sequence[ShardingTable]) -> None:
-    """Mark the parameters that are cut between the tensor-parallel ranks.
-
-    Megatron does this where it initialises weights itself; without the marks the global
-    gradient norm would count the parts of the first rank only.
+def local_tensors(chunks: Sequence[nn.Module], table: ShardingTable) -> dict[str, Tensor]:
+    """Return this rank's tensors that the table names, viewed in the table's shapes.
 
     Args:
-        network: The GPT model.
-        tables: The sharding tables of all tensor-parallel ranks.
+        chunks: This rank's part of the model, chunk by chunk.
+        table: Of this rank.
     """
-    first, last = tables[0], tables[-1]
-    for name, parameter in network.named_parameters():
-        pairs = zip(first[name].placements[0].source, last[name].placements[0].source, strict=True)
-        cut = [dim for dim, (here, there) in enumerate(pairs) if here != there]
-        # Megatron always marks the biases itself.
-        if cut and parameter.dim() > 1:
-            set_tensor_model_parallel_attributes(parameter, True, cut[0], 1)
+    made = _made(chunks)
+    return {name: made[name].data.view(entry.shape) for name, entry in table.items()}
+
+
+def check_table(chunks: Sequence[nn.Module], table: ShardingTable) -> None:
+    """Assert that a table describes exactly the parameters that Megatron made."""
+    made = _made(chunks)
+    parameters = {name for name, tensor in made.items() if isinstance(tensor, nn.Parameter)}
+    assert parameters <= table.keys() <= made.keys(), parameters ^ table.keys()
+    for name, entry in table.items():
+        found, wanted = tuple(made[name].shape), entry.shape
+        # Megatron too looks at two-dimensional parameters that hold several experts as at three.
+        assert found == wanted or (
+            len(found) < len(wanted) and made[name].numel() == math.prod(wanted)
+        ), f"{name}: Megatron has {found}, the table {wanted}"
+
+
+def mark_parameters(network: nn.Module) -> None:
+    """Mark matrices that are cut between ranks, and experts, as Megatron's optimizer needs it.
+
+    Megatron marks cut matrices only where it initialises weights itself; without the marks the
+    gradient norm would count those of the first tensor-parallel rank only. It marks experts for
+    a gradient reduction of their own only where ep > 1; with another etp than tp they need it too.
+    """
+    for module in network.modules():
+        match module:
+            case ColumnParallelLinear() | VocabParallelEmbedding():
+                dim = 0
+            case RowParallelLinear():
+                dim = 1
+            case _:
+                continue
+        if module.weight is not None:
+            set_tensor_model_parallel_attributes(module.weight, True, dim, 1)
+            if getattr(module, "is_expert", False):
+                module.weight.allreduce = False
 
 
 @torch.no_grad()
@@ -73,7 +96,7 @@ def import_weights(folder: str, local: Mapping[str, Tensor], table: ShardingTabl
             local[name].zero_()
             for placement in entry.placements:
                 part = _read(folder, files, placement)
-                local[name][slices(placement.local)].copy_(part)
+                oriented(local[name], placement.local, placement.axes).copy_(part)
 
 
 def export_weights(source: str, target: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
@@ -108,6 +131,15 @@ def export_weights(source: str, target: Path, tensors: Iterable[tuple[str, Tenso
         shutil.rmtree(retired, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         raise OutputError(f"the model could not be exported to {target}: {error}") from error
+
+
+def _made(chunks: Sequence[nn.Module]) -> dict[str, Tensor]:
+    """Collect parameters and buffers under the names of the sharding table."""
+    return {
+        f"chunk{index}.{name}": tensor
+        for index, chunk in enumerate(chunks)
+        for name, tensor in chain(unwrap(chunk).named_parameters(), unwrap(chunk).named_buffers())
+    }
 
 
 def _write_config(source: Path, building: Path, weights: Mapping[str, Tensor]) -> None:

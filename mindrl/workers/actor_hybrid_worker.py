@@ -1,26 +1,23 @@
 """The actor: one process that trains with Megatron-core and rolls out with vLLM, in turns."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch.distributed as dist
-from torch import Tensor
 
 from mindrl.algorithms.grpo import GrpoLoss
 from mindrl.allocation.regions import TrainRegion
 from mindrl.batch.experience import Minibatch, Scored, Sequences
 from mindrl.batch.prompts import Sampling
 from mindrl.batch.rollouts import Response
-from mindrl.models.qwen2 import logical_shapes
-from mindrl.resharding.gather import GatherReshard
 from mindrl.rollout.engine import EngineSettings, RolloutEngine
 from mindrl.training.actor import TrainedModel
 from mindrl.training.model import ModelSettings
 from mindrl.training.optimizer import OptimizerSettings
 from mindrl.training.scoring import ScoringModel
-from mindrl.training.weights import export_weights
 from mindrl.workers.sharding_manager import Phase, ShardingManager
+from mindrl.workers.weights_in_transit import TransitSettings, WeightsInTransit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,31 +32,8 @@ class ActorSettings:
     temperature: float
     micro_batch_size: int
     forward_micro_batch_size: int
+    transit: TransitSettings
     offloaded: frozenset[TrainRegion]
-
-
-class WeightsInTransit:
-    """The training weights of one replica, on their way into the rollout engine."""
-
-    def __init__(self, model: ScoringModel) -> None:
-        """Plan the way once: the layouts do not change."""
-        self.model = model
-        self.gather = GatherReshard(
-            model.tables, logical_shapes(model.description), model.tensor_parallel_group
-        )
-
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the logical tensors, whole; a collective over the training replica."""
-        return self.gather.tensors(self.model.local_tensors())
-
-    def bytes_moved(self) -> dict[str, int]:
-        """Say what the last pass sent, received and copied."""
-        report = self.gather.report
-        return {
-            "sent": report.bytes_sent,
-            "received": report.bytes_received,
-            "local": report.bytes_local,
-        }
 
 
 class ActorHybridWorker:
@@ -75,7 +49,9 @@ class ActorHybridWorker:
         scoring = ScoringModel(settings.load, settings.model, temperature=settings.temperature)
         self.model = TrainedModel(scoring, settings.optimizer, settings.loss)
         self.inference_model = RolloutEngine(settings.engine)
-        self.weights = WeightsInTransit(scoring)
+        self.weights = WeightsInTransit(
+            settings.load, self.model, self.inference_model, settings.transit
+        )
         self.sharding_manager = ShardingManager(
             self.model, self.inference_model, self.weights, offloaded=settings.offloaded
         )
@@ -103,10 +79,5 @@ class ActorHybridWorker:
     def save(self, folder: Path) -> None:
         """Export the weights to a Hugging Face folder. Needs training weights on the device."""
         self.sharding_manager.require(Phase.FORWARD, Phase.TRAIN)
-        tensors = self.weights.tensors()
-        if dist.get_rank() == 0:
-            export_weights(self.settings.load, folder, tensors)
-        else:
-            for _ in tensors:
-                pass
+        self.weights.export(folder)
         dist.barrier()

@@ -1,16 +1,13 @@
 """Who owns the device at any moment: the phases of colocation and the ways between them."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from enum import Enum
 from typing import Protocol, TypeVar
-
-from torch import Tensor
 
 from mindrl.allocation.regions import TrainRegion
 from mindrl.errors import PhaseError
 
-Tensors = Iterator[tuple[str, Tensor]]
 Result = TypeVar("Result")
 
 
@@ -44,18 +41,15 @@ class RolloutSide(Protocol):
     def allocate_weights(self) -> None:
         """Allocate the weights again."""
 
-    def load_weights(self, tensors: Tensors) -> None:
-        """Fill the weights."""
-
     def allocate_kv_cache(self) -> None:
         """Allocate the KV cache again, empty."""
 
 
 class Resharder(Protocol):
-    """Moves weights from the training layout to what the rollout engine loads."""
+    """Moves the weights from the training side to the rollout side."""
 
-    def tensors(self) -> Tensors:
-        """Yield the weights; a collective that every rank drains."""
+    def reshard(self) -> None:
+        """Fill the rollout weights. A collective over all ranks."""
 
     def bytes_moved(self) -> dict[str, int]:
         """Say what the last pass sent, received and copied."""
@@ -143,7 +137,7 @@ class ShardingManager:
 
     def _enter_rollout(self) -> None:
         self._timed("allocate_rollout", self.rollout.allocate_weights)
-        self._timed("reshard", lambda: self.rollout.load_weights(self.resharder.tensors()))
+        self._timed("reshard", self.resharder.reshard)
         for name, moved in self.resharder.bytes_moved().items():
             self._add(f"bytes/reshard_{name}", moved)
         self._offload(TrainRegion.PARAMETERS)

@@ -1,19 +1,21 @@
 """What the tests of the rollout side call in a prepared process; see forked_workers.run."""
 
 import random
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable
 
 import numpy as np
 import torch
 from rollout_messages import DeviceBytes, Life, Question
-from safetensors.torch import load_file
 from torch import Tensor
+from weight_files import load_one_by_one, rollout_table
 
+from mindrl.allocation.layout import RolloutLayout
 from mindrl.batch.rollouts import Response
 from mindrl.platform.device import PLATFORMS
 from mindrl.rollout.engine import EngineSettings, RolloutEngine
 from mindrl.training.parallel import initialise_model_parallel
+
+ONE_RANK = RolloutLayout()
 
 
 def life_of_an_engine(folder: str, later_folder: str, questions: list[Question]) -> Life:
@@ -25,14 +27,14 @@ def life_of_an_engine(folder: str, later_folder: str, questions: list[Question])
     seen = {"started": device_bytes(engine)}
     engine.allocate_weights()
     seen["weights allocated"] = device_bytes(engine)
-    engine.load_weights(tensors_of(folder))
+    load_one_by_one(engine.shards(), folder, rollout_table(folder, ONE_RANK))
     engine.allocate_kv_cache()
     seen["awake"] = device_bytes(engine)
     answers = [ask(engine, question) for question in questions]
     engine.sleep()
     seen["asleep"] = device_bytes(engine)
     engine.allocate_weights()
-    engine.load_weights(tensors_of(later_folder))
+    load_one_by_one(engine.shards(), later_folder, rollout_table(folder, ONE_RANK))
     engine.allocate_kv_cache()
     later_answers = [ask(engine, question) for question in questions]
     return Life(
@@ -47,6 +49,7 @@ def settings(folder: str) -> EngineSettings:
     return EngineSettings(
         model_path=folder,
         tensor_parallel_size=1,
+        enable_expert_parallel=False,
         dtype="float32",
         max_num_seqs=8,
         max_model_len=64,
@@ -59,10 +62,6 @@ def settings(folder: str) -> EngineSettings:
         seed=3,
         platform_options=PLATFORMS["cpu"].engine_options,
     )
-
-
-def tensors_of(folder: str) -> Iterator[tuple[str, Tensor]]:
-    yield from load_file(Path(folder) / "model.safetensors").items()
 
 
 def ask(engine: RolloutEngine, question: Question) -> list[Response]:

@@ -12,8 +12,8 @@ from forked_workers import ForkedWorkers
 from mindrl.algorithms.token_weights import token_mean_weights
 from mindrl.batch.experience import Experience, MinibatchPlan
 from mindrl.batch.prompts import Prompt, Sampling
-from mindrl.cluster.colocated_actor import ColocatedActor
 from mindrl.config.run import RunConfig
+from mindrl.launch.grpo import colocated_actor
 
 PROMPTS = [
     Prompt(uid=uid, token_ids=tuple(range(5 + uid, 12 + 2 * uid)), text="", reference="")
@@ -39,7 +39,7 @@ class Trace:
 def train_for_three_steps(workers: ForkedWorkers, config: RunConfig) -> Trace:
     """Roll out, score and update three times, with advantages that depend on tokens alone."""
     group = workers.start(config)
-    actor = ColocatedActor(group, config)
+    actor = colocated_actor(group, config)
     trace = Trace(losses=[], grad_norms=[], gaps=[], tokens=[], greedy=[])
     for step in range(3):
         with actor.rollout_phase():

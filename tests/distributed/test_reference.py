@@ -8,8 +8,8 @@ from forked_workers import ForkedWorkers
 
 from mindrl.batch.experience import Minibatch
 from mindrl.batch.prompts import Prompt, Sampling
-from mindrl.cluster.colocated_actor import ColocatedActor
 from mindrl.config.run import RunConfig
+from mindrl.launch.grpo import colocated_actor
 
 PROMPTS = [Prompt(uid=uid, token_ids=(5 + uid, 6, 7), text="", reference="") for uid in range(4)]
 SAMPLING = Sampling(temperature=1.0, max_tokens=8, stop_token_ids=(1,), samples_per_prompt=2)
@@ -33,7 +33,7 @@ def test_the_reference_is_the_model_of_its_own_path_and_stays_so_while_the_actor
         },
     )
     group = forked_workers.start(with_reference)
-    actor = ColocatedActor(group, with_reference)
+    actor = colocated_actor(group, with_reference)
     with actor.rollout_phase():
         rollouts = actor.generate_sequences(PROMPTS, SAMPLING, step=0)
     sequences = rollouts.sequences()
@@ -57,7 +57,7 @@ def test_the_reference_is_the_model_of_its_own_path_and_stays_so_while_the_actor
 
     reference_alone = run_config(random_model(True), TWO_RANKS)
     group = forked_workers.start(reference_alone)
-    expected = ColocatedActor(group, reference_alone).compute_log_prob(sequences).logprobs_BT
+    expected = colocated_actor(group, reference_alone).compute_log_prob(sequences).logprobs_BT
     group.stop()
 
     assert torch.equal(before, expected)

@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+from assembly import assembled
 from forked_workers import ForkedWorkers
 from torch import Tensor
-from training_messages import Course, OffloadFacts, Side, Updated
+from training_messages import Case, Course, OffloadFacts, Updated
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from mindrl.algorithms.grpo import GrpoLoss
 from mindrl.algorithms.token_weights import token_mean_weights
+from mindrl.allocation.layout import TrainLayout
 from mindrl.batch.experience import Minibatch, Scored, Sequences
 
 pytestmark = pytest.mark.distributed
@@ -100,7 +102,7 @@ def test_megatron_and_hugging_face_logits_agree_to_1e_4(
     tied: bool, forked_workers: ForkedWorkers, random_model: MakeModel
 ) -> None:
     folder, batch = random_model(tied), sequences()
-    (found_BTV,) = forked_workers.run("training_probe:logits", Side(folder=str(folder)), batch)
+    ((found_BTV,),) = forked_workers.run("training_probe:logits", [Case(folder=str(folder))], batch)
     with torch.no_grad():
         expected_BTV = hugging_face(folder)(batch.tokens_BT).logits
     inside_BT = torch.arange(max(LENGTHS)) < batch.lengths_B[:, None]
@@ -117,9 +119,14 @@ def test_log_probs_at_temperature_0_7_are_those_of_a_plain_computation(
     ranks: int, sequence_parallel: bool, forked_workers: ForkedWorkers, odd_model: Path
 ) -> None:
     batch = sequences(vocabulary=97)
-    side = Side(folder=str(odd_model), sequence_parallel=sequence_parallel, temperature=0.7)
+    case = Case(
+        folder=str(odd_model),
+        layout=TrainLayout(tp=ranks),
+        sequence_parallel=sequence_parallel,
+        temperature=0.7,
+    )
     replies: list[list[Scored]] = forked_workers.run(
-        "training_probe:scores", side, batch, [1, 3, 4], ranks=ranks
+        "training_probe:scores", case, batch, [1, 3, 4], ranks=ranks
     )
     with torch.no_grad():
         logprobs_BT, entropy_BT = plain_scores(hugging_face(odd_model), batch, 0.7)
@@ -136,8 +143,8 @@ def test_log_probs_at_temperature_0_7_are_those_of_a_plain_computation(
 def test_a_reference_takes_no_device_memory_before_and_after_it_scores(
     forked_workers: ForkedWorkers, odd_model: Path
 ) -> None:
-    side = Side(folder=str(odd_model))
-    (found,) = forked_workers.run("training_probe:reference_bytes", side, sequences())
+    case = Case(folder=str(odd_model))
+    (found,) = forked_workers.run("training_probe:reference_bytes", case, sequences())
     assert found == [0, 0]
 
 
@@ -214,20 +221,24 @@ def test_two_updates_move_every_weight_as_plain_torch_does(
     model = hugging_face(random_model(tied))
     before = copy.deepcopy(model.state_dict())
     batches = minibatches(model)
-    side = Side(folder=str(random_model(tied)), sequence_parallel=sequence_parallel)
+    folder, layout = str(random_model(tied)), TrainLayout(tp=ranks)
+    case = Case(folder=folder, layout=layout, sequence_parallel=sequence_parallel)
     course = Course(
         minibatches=batches, loss=LOSS, optimizer=OPTIMIZER, micro_batch_size=micro_batch_size
     )
-    replies: list[Updated] = forked_workers.run("training_probe:updates", side, course, ranks=ranks)
+    replies: list[list[Updated]] = forked_workers.run(
+        "training_probe:updates", [case], course, ranks=ranks
+    )
     metrics, weights = plain_updates(model, batches)
-    for found in replies:
+    for (found,) in replies:
         for ours, theirs in zip(found.metrics, metrics, strict=True):
             assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-6)
-        for name, tensor in found.weights.items():
-            moved = (weights[name] - before[name]).abs().max().item()
-            assert moved > 1e-5, name
-            # Steps of 1e-3 on weights of 0.5: ten roundings of 3e-8 are 3e-4 of a step.
-            torch.testing.assert_close(tensor, weights[name], atol=moved / 1000, rtol=0)
+    together = assembled(folder, layout, [found.weights for (found,) in replies])
+    for name, tensor in together.items():
+        moved = (weights[name] - before[name]).abs().max().item()
+        assert moved > 1e-5, name
+        # Steps of 1e-3 on weights of 0.5: ten roundings of 3e-8 are 3e-4 of a step.
+        torch.testing.assert_close(tensor, weights[name], atol=moved / 1000, rtol=0)
 
 
 @pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bfloat16"])
@@ -242,9 +253,9 @@ def test_leaving_the_device_between_updates_changes_no_bit_and_leaves_nothing_be
         optimizer=OPTIMIZER | {"use_distributed_optimizer": sharded, "bf16": bf16},
         micro_batch_size=4,
     )
-    side = Side(folder=str(folder), bf16=bf16)
-    (stayed,) = forked_workers.run("training_probe:updates", side, course)
-    (swapped,) = forked_workers.run("training_probe:updates", side, replace(course, swap=True))
+    cases = [Case(folder=str(folder), bf16=bf16)]
+    ((stayed,),) = forked_workers.run("training_probe:updates", cases, course)
+    ((swapped,),) = forked_workers.run("training_probe:updates", cases, replace(course, swap=True))
     assert swapped.metrics == stayed.metrics
     assert swapped.device_bytes == [0, 0]
     for name, tensor in stayed.weights.items():

@@ -1,4 +1,4 @@
-"""Weights from a Hugging Face folder to local tensors, together again, and out to a folder."""
+"""Weights from a Hugging Face folder to local tensors, and out to a folder."""
 
 import json
 import shutil
@@ -8,58 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+from assembly import assembled
 from forked_workers import ForkedWorkers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Qwen2ForCausalLM
 
-from mindrl.models.description import read_description
-from mindrl.models.qwen2 import logical_shapes
-from mindrl.resharding.gather import ReshardReport
+from mindrl.allocation.layout import TrainLayout
 
 pytestmark = pytest.mark.distributed
 
 MakeModel = Callable[[bool], Path]
-Gathered = tuple[dict[str, Tensor], list[str], ReshardReport]
 KEY_WEIGHT = "model.layers.0.self_attn.k_proj.weight"
-
-
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_what_the_ranks_read_and_gather_is_the_file_to_the_bit(
-    ranks: int, tied: bool, forked_workers: ForkedWorkers, random_model: MakeModel
-) -> None:
-    folder = random_model(tied)
-    filed = load_file(folder / "model.safetensors")
-    replies: list[Gathered] = forked_workers.run(
-        "training_probe:gathered", str(folder), 256 << 20, ranks=ranks
-    )
-    whole_bytes = sum(tensor.nbytes for tensor in filed.values())
-    assert len(replies) == ranks
-    for tensors, order, _ in replies:
-        assert order == list(logical_shapes(read_description(str(folder))))
-        assert tensors.keys() == filed.keys()
-        for name, tensor in filed.items():
-            assert torch.equal(tensors[name], tensor), name
-    # Each byte is offered by one rank, and received by every other.
-    reports = [report for _, _, report in replies]
-    assert sum(report.bytes_local for report in reports) == whole_bytes
-    for report in reports:
-        assert report.bytes_local + report.bytes_received == whole_bytes
-        assert report.bytes_sent == report.bytes_local * (ranks - 1)
-
-
-def test_buckets_of_one_byte_give_one_tensor_at_a_time_and_the_same_tensors(
-    forked_workers: ForkedWorkers, random_model: MakeModel
-) -> None:
-    folder = random_model(False)
-    (large, small) = (
-        forked_workers.run("training_probe:gathered", str(folder), bucket_bytes, ranks=2)[1]
-        for bucket_bytes in (256 << 20, 1)
-    )
-    assert small[1] == large[1]
-    assert all(torch.equal(small[0][name], tensor) for name, tensor in large[0].items())
-    assert small[2] == large[2]
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
@@ -169,6 +129,7 @@ def test_a_model_in_several_files_is_read_like_one_in_a_single_file(
     whole = random_model(False)
     Qwen2ForCausalLM.from_pretrained(whole).save_pretrained(tmp_path, max_shard_size="200KB")
     assert len(list(tmp_path.glob("*.safetensors"))) >= 3
-    ((tensors, _, _),) = forked_workers.run("training_probe:gathered", str(tmp_path), 1 << 20)
+    (local,) = forked_workers.run("training_probe:read", str(tmp_path))
+    tensors = assembled(str(tmp_path), TrainLayout(), [local])
     filed = load_file(whole / "model.safetensors")
     assert all(torch.equal(tensors[name], tensor) for name, tensor in filed.items())

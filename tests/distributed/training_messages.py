@@ -4,23 +4,30 @@ Without Megatron: the test process must be able to read it.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from mindrl.algorithms.grpo import GrpoLoss
+from mindrl.allocation.layout import TrainLayout
 from mindrl.batch.experience import Minibatch
+
+Weights = dict[str, Tensor]
+"""Local tensors of a rank by their local names."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Side:
-    """A model and how it is laid out: all ranks of the group are tensor-parallel."""
+class Case:
+    """A model and how it is laid out."""
 
     folder: str
+    layout: TrainLayout = field(default_factory=TrainLayout)
     sequence_parallel: bool = False
     temperature: float = 1.0
     bf16: bool = False
+    shares: tuple[int, ...] | None = None
+    """Sequences of each replica; None deals equal shares."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +48,7 @@ class Updated:
     """What a few updates did."""
 
     metrics: list[dict[str, float]]
-    weights: dict[str, Tensor]
-    """Logical tensors, whole."""
+    weights: Weights
     device_bytes: list[int]
     """Storage of all regions while they were off the device, for each swap."""
 

@@ -4,70 +4,126 @@ Shapes: B sequences, T positions, N tokens, V the vocabulary.
 """
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from assembly import assembled
+from megatron.core import parallel_state
+from megatron.core.transformer.moe import grouped_gemm_util
 from torch import Tensor
-from training_messages import Course, OffloadFacts, Side, Updated
+from training_messages import Case, Course, OffloadFacts, Updated, Weights
 
+from mindrl.allocation.layout import TrainLayout
 from mindrl.allocation.regions import TrainRegion
 from mindrl.batch.experience import Scored, Sequences
 from mindrl.errors import ModelError
+from mindrl.models.decoder import training_side
 from mindrl.models.description import read_description
-from mindrl.models.qwen2 import logical_shapes, training_table
-from mindrl.resharding.gather import GatherReshard, ReshardReport
 from mindrl.training.actor import TrainedModel
 from mindrl.training.logprobs import vocab_parallel_logprobs
-from mindrl.training.model import ModelSettings
+from mindrl.training.model import ModelSettings, build_model, transformer_config
 from mindrl.training.offload import StorageOffloader
 from mindrl.training.optimizer import OptimizerSettings
 from mindrl.training.parallel import initialise_model_parallel
 from mindrl.training.scoring import ReferenceModel, ScoringModel
-from mindrl.training.weights import export_weights, import_weights
+from mindrl.training.weights import check_table, export_weights, import_weights, local_tensors
+
+Share = TypeVar("Share", bound=Sequences)
 
 
-def build(side: Side) -> ScoringModel:
+def build(case: Case) -> ScoringModel:
     """Build the model over all ranks of the group."""
-    join()
-    return ScoringModel(side.folder, settings(side), temperature=side.temperature)
+    join(case.layout)
+    return ScoringModel(case.folder, settings(case), temperature=case.temperature)
 
 
-def join() -> None:
-    """Make Megatron's groups: all ranks are tensor-parallel."""
-    initialise_model_parallel(tensor_parallel_size=dist.get_world_size(), seed=1)
+def join(layout: TrainLayout) -> None:
+    """Make Megatron's groups, in place of earlier ones."""
+    parallel_state.destroy_model_parallel()
+    initialise_model_parallel(layout, seed=1)
 
 
-def settings(side: Side) -> ModelSettings:
+def settings(case: Case) -> ModelSettings:
     """Return how the model is built on CPU."""
     return ModelSettings(
+        layout=case.layout,
         seq_length=64,
-        bf16=side.bf16,
-        sequence_parallel=side.sequence_parallel,
+        bf16=case.bf16,
+        sequence_parallel=case.sequence_parallel,
         device_type="cpu",
     )
 
 
-def logits(side: Side, sequences: Sequences) -> Tensor:
-    """Return [B, T, V], this rank's part of the vocabulary."""
+def held(cases: list[Case]) -> list[Weights]:
+    """Build one model after the other; returns what this rank holds of each."""
+    return [copied(build(case)) for case in cases]
+
+
+def copied(model: ScoringModel) -> Weights:
+    """Copy this rank's tensors."""
+    return {name: tensor.clone() for name, tensor in model.local_tensors().items()}
+
+
+def logits(cases: list[Case], sequences: Sequences) -> list[Tensor]:
+    """Return [B, T, V] of each model, this rank's part of the vocabulary."""
     with torch.no_grad():
-        return build(side).logits(sequences)
+        return [build(case).logits(sequences) for case in cases]
 
 
-def scores(side: Side, sequences: Sequences, micro_batch_sizes: list[int]) -> list[Scored]:
-    """Score with the actor's class once for each size, then twice with the reference's."""
-    model = build(side)
-    results = [
-        model.compute_log_prob(sequences, micro_batch_size=size) for size in micro_batch_sizes
-    ]
-    reference = ReferenceModel(side.folder, settings(side), temperature=side.temperature)
-    results += [reference.compute_log_prob(sequences, micro_batch_size=2) for _ in range(2)]
+def grouped_logits(case: Case, sequences: Sequences) -> Tensor:
+    """Return [B, T, V] of a model whose experts are one of Megatron's `GroupedMLP`."""
+    # Megatron multiplies by a library that needs a GPU; in its place, the definition.
+    grouped_gemm_util.grouped_gemm = grouped_gemm_util.ops = SimpleNamespace(gmm=_multiplied)
+    join(case.layout)
+    model = read_description(case.folder)
+    config = transformer_config(model, settings(case))
+    config.moe_grouped_gemm = config.moe_use_legacy_grouped_gemm = True
+    chunks = build_model(model, config, settings(case))
+    # GroupedMLP asks for bfloat16 before it multiplies whatever it has.
+    config.bf16 = True
+    side = training_side(model, case.layout, dtype="float32", experts="grouped")
+    table = side.table(dist.get_rank())
+    check_table(chunks, table)
+    import_weights(case.folder, local_tensors(chunks, table), table)
+    tokens_BT = sequences.tokens_BT
+    positions_BT = torch.arange(tokens_BT.size(1)).expand_as(tokens_BT)
+    with torch.no_grad():
+        return chunks[0](tokens_BT, positions_BT, None)
+
+
+def _multiplied(rows: Tensor, experts: Tensor, counts: Tensor, *, trans_b: bool) -> Tensor:
+    assert not trans_b
+    parts = zip(rows.split(counts.tolist()), experts, strict=True)
+    return torch.cat([part @ expert for part, expert in parts])
+
+
+def share(case: Case, sequences: Share) -> Share:
+    """Take what this rank's replica gets of a batch."""
+    replica = case.layout.replica_of(dist.get_rank())
+    if case.shares is None:
+        return sequences.shard(replica, case.layout.dp)
+    start = sum(case.shares[:replica])
+    return sequences.rows(slice(start, start + case.shares[replica]))
+
+
+def scores(case: Case, sequences: Sequences, micro_batch_sizes: list[int]) -> list[Scored]:
+    """Score this rank's share with the actor's class once for each size, then twice as reference.
+
+    A share of three sequences and one of a single one take different numbers of passes.
+    """
+    model, ours = build(case), share(case, sequences)
+    results = [model.compute_log_prob(ours, micro_batch_size=size) for size in micro_batch_sizes]
+    reference = ReferenceModel(case.folder, settings(case), temperature=case.temperature)
+    results += [reference.compute_log_prob(ours, micro_batch_size=2) for _ in range(2)]
     return results
 
 
-def reference_bytes(side: Side, sequences: Sequences) -> list[int]:
+def reference_bytes(case: Case, sequences: Sequences) -> list[int]:
     """Return the bytes of a reference's weights on the device: new, and after it scored."""
-    join()
-    reference = ReferenceModel(side.folder, settings(side), temperature=1.0)
+    join(case.layout)
+    reference = ReferenceModel(case.folder, settings(case), temperature=1.0)
     found = [_bytes(reference.model)]
     reference.compute_log_prob(sequences, micro_batch_size=2)
     return [*found, _bytes(reference.model)]
@@ -77,24 +133,21 @@ def _bytes(model: ScoringModel) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in model.local_tensors().values())
 
 
-def updates(side: Side, course: Course) -> Updated:
-    """Take one update per minibatch."""
-    scoring = build(side)
+def updates(cases: list[Case], course: Course) -> list[Updated]:
+    """Take one update per minibatch in each layout."""
+    return [_updates(case, course) for case in cases]
+
+
+def _updates(case: Case, course: Course) -> Updated:
+    scoring = build(case)
     model = TrainedModel(scoring, OptimizerSettings(**course.optimizer), course.loss)
     metrics, device_bytes = [], []
     for minibatch in course.minibatches:
-        metrics.append(model.update(minibatch, micro_batch_size=course.micro_batch_size))
+        ours = share(case, minibatch)
+        metrics.append(model.update(ours, micro_batch_size=course.micro_batch_size))
         if course.swap:
             device_bytes.append(swap_out_and_in(model))
-    gather = GatherReshard(
-        scoring.tables, logical_shapes(scoring.description), scoring.tensor_parallel_group
-    )
-    whole = gather.tensors(scoring.local_tensors())
-    return Updated(
-        metrics=metrics,
-        weights={name: tensor.clone() for name, tensor in whole},
-        device_bytes=device_bytes,
-    )
+    return Updated(metrics=metrics, weights=copied(scoring), device_bytes=device_bytes)
 
 
 def swap_out_and_in(model: TrainedModel) -> int:
@@ -126,30 +179,20 @@ def logprobs_over_ranks(
     return logprobs_N.detach(), entropy_N.detach(), grad_NV
 
 
-def gathered(folder: str, bucket_bytes: int) -> tuple[dict[str, Tensor], list[str], ReshardReport]:
-    """Read this rank's part of the weights and gather the whole: tensors, order, bytes."""
-    reshard, local = _read(folder, bucket_bytes)
-    tensors = {name: tensor.clone() for name, tensor in reshard.tensors(local)}
-    return tensors, list(tensors), reshard.report
-
-
 def exported(folder: str, target: str) -> None:
     """Read the weights by the tables of one rank and write them to another folder."""
-    reshard, local = _read(folder, 256 << 20)
-    export_weights(folder, Path(target), reshard.tensors(local))
+    export_weights(
+        folder, Path(target), assembled(folder, TrainLayout(), [read(folder)]).items()
+    )
 
 
-def _read(folder: str, bucket_bytes: int) -> tuple[GatherReshard, dict[str, Tensor]]:
-    ranks = dist.get_world_size()
-    model = read_description(folder)
-    tables = [training_table(model, tp=ranks, tp_rank=rank) for rank in range(ranks)]
-    table = tables[dist.get_rank()]
+def read(folder: str) -> Weights:
+    """Read the weights by the tables of one rank."""
+    table = training_side(read_description(folder), TrainLayout(), dtype="float32").table(0)
     # Not zeros: what the import leaves unfilled would show.
     local = {name: torch.full(entry.shape, torch.nan) for name, entry in table.items()}
     import_weights(folder, local, table)
-    group = dist.group.WORLD
-    assert group is not None
-    return GatherReshard(tables, logical_shapes(model), group, bucket_bytes=bucket_bytes), local
+    return local
 
 
 def import_errors(folders: list[str]) -> list[str]:
@@ -159,7 +202,7 @@ def import_errors(folders: list[str]) -> list[str]:
 
 def _import_error(folder: str) -> str:
     try:
-        _read(folder, 1 << 20)
+        read(folder)
     except ModelError as error:
         return str(error)
     return "read without an error"

@@ -21,7 +21,7 @@ from mindrl.observability.samples import Sample, SampleLog
 from mindrl.observability.trackers import Trackers
 from mindrl.rewards.scorer import Scores
 from mindrl.trainer.journal import Journal, Outcome, RunFolder
-from mindrl.workers.sharding_manager import Phase, ShardingManager, Tensors
+from mindrl.workers.sharding_manager import Phase, ShardingManager
 
 ROOT = Path(__file__).parents[2]
 SECTIONS = ("megatron_training", "actor_config", "rl_config", "generate_config")
@@ -127,14 +127,11 @@ class IdleDevice:
     def allocate_kv_cache(self) -> None:
         return
 
-    def load_weights(self, tensors: Tensors) -> None:
-        assert list(tensors) == []
-
-    def tensors(self) -> Tensors:
-        return iter(())
+    def reshard(self) -> None:
+        return
 
     def bytes_moved(self) -> dict[str, int]:
-        return {"sent": 0, "received": 0, "local": 0}
+        return {"sent": 0, "received": 0, "local": 0, "needed": 0}
 
 
 def switch_metrics() -> set[str]:

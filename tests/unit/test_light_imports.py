@@ -12,11 +12,15 @@ CHOOSE = "from mindrl.platform.device import choose_platform; choose_platform('a
     ("statement", "heavy"),
     [
         ("import mindrl.config.load, mindrl.config.validate", {"torch", "ray", "transformers"}),
-        ("import mindrl.allocation.layout", {"torch", "ray", "transformers"}),
         (
-            "import mindrl.models.description, mindrl.models.qwen2, mindrl.models.files",
+            "import mindrl.allocation.layout, mindrl.allocation.strings",
+            {"torch", "ray", "transformers"},
+        ),
+        (
+            "import mindrl.models.decoder, mindrl.models.files, mindrl.models.legality",
             {"torch", "megatron", "transformers"},
         ),
+        ("import mindrl.launch.plan_program", {"torch", "ray", "vllm", "megatron", "transformers"}),
         ("import mindrl.launch.programs", {"torch", "ray", "vllm", "megatron", "transformers"}),
         (CHOOSE, {"torch", "torch_npu", "ray", "vllm", "megatron"}),
         (

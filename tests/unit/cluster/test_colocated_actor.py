@@ -1,16 +1,15 @@
 """How whole batches are dealt to replicas and joined again; the workers are recorded."""
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from mindrl.allocation.layout import RolloutLayout, TrainLayout
 from mindrl.batch.experience import Scored, Sequences
 from mindrl.batch.prompts import Prompt, Sampling
 from mindrl.batch.rollouts import Response
 from mindrl.cluster.colocated_actor import ColocatedActor
-from mindrl.config.run import RunConfig
 
 
 class RecordingGroup:
@@ -31,16 +30,13 @@ class RecordingGroup:
         return self.call(method, [arguments] * 4)
 
 
-MODEL = Path("model")
-MakeConfig = Callable[..., RunConfig]
-
-
-def layouts(*, train: int, rollout: int) -> dict[str, int]:
-    return {
-        "rl_config.actor_resource.num_npus": 4,
-        "actor_config.tensor_model_parallel_size": train,
-        "generate_config.infer_tensor_parallel_size": rollout,
-    }
+def dealing_actor(group: "RecordingGroup", *, train: int, rollout: int) -> ColocatedActor:
+    return ColocatedActor(
+        group,
+        TrainLayout(tp=train, dp=4 // train),
+        RolloutLayout(tp=rollout, dp=4 // rollout),
+        seed=1,
+    )
 
 
 def prompt(uid: int) -> Prompt:
@@ -50,11 +46,9 @@ def prompt(uid: int) -> Prompt:
 SAMPLING = Sampling(temperature=1.0, max_tokens=1, stop_token_ids=(), samples_per_prompt=3)
 
 
-def test_both_ranks_of_a_replica_get_the_same_share_and_replicas_get_halves(
-    run_config: MakeConfig,
-) -> None:
+def test_both_ranks_of_a_replica_get_the_same_share_and_replicas_get_halves() -> None:
     group = RecordingGroup()
-    actor = ColocatedActor(group, run_config(MODEL, layouts(train=1, rollout=2)))
+    actor = dealing_actor(group, train=1, rollout=2)
 
     rollouts = actor.generate_sequences([prompt(1), prompt(2)], SAMPLING, step=1)
 
@@ -65,11 +59,9 @@ def test_both_ranks_of_a_replica_get_the_same_share_and_replicas_get_halves(
     assert rollouts.group_B.tolist() == [0, 0, 0, 1, 1, 1]
 
 
-def test_a_prompt_that_a_step_holds_twice_is_sampled_with_six_different_seeds(
-    run_config: MakeConfig,
-) -> None:
+def test_a_prompt_that_a_step_holds_twice_is_sampled_with_six_different_seeds() -> None:
     group = RecordingGroup()
-    actor = ColocatedActor(group, run_config(MODEL, layouts(train=1, rollout=4)))
+    actor = dealing_actor(group, train=1, rollout=4)
 
     actor.generate_sequences([prompt(1), prompt(1)], SAMPLING, step=1)
 
@@ -77,11 +69,9 @@ def test_a_prompt_that_a_step_holds_twice_is_sampled_with_six_different_seeds(
     assert len(set(shares[0][2])) == 6
 
 
-def test_log_probs_come_back_in_order_and_as_wide_as_the_batch(
-    run_config: MakeConfig,
-) -> None:
+def test_log_probs_come_back_in_order_and_as_wide_as_the_batch() -> None:
     group = RecordingGroup()
-    actor = ColocatedActor(group, run_config(MODEL, layouts(train=2, rollout=1)))
+    actor = dealing_actor(group, train=2, rollout=1)
     tokens_BT = torch.tensor([[1, 2, 0, 0], [3, 4, 0, 0], [5, 6, 7, 8], [9, 1, 2, 0]])
     mask_BT = torch.tensor([[0, 1, 0, 0], [0, 1, 0, 0], [0, 1, 1, 1], [0, 1, 1, 0]]).bool()
     sequences = Sequences(

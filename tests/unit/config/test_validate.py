@@ -49,6 +49,47 @@ def test_sequence_parallelism_needs_tensor_parallelism(run_config: MakeConfig) -
     assert found(run_config, switch | {TRAIN_TP: 2}) == []
 
 
+def test_the_experts_grid_must_divide_the_devices(run_config: MakeConfig) -> None:
+    ep, etp = "actor_config.expert_model_parallel_size", "actor_config.expert_tensor_parallel_size"
+    assert found(run_config, {DEVICES: 8, ep: 4, etp: 2, MINI: 2}) == []
+    assert found(run_config, {DEVICES: 8, ep: 3, MINI: 2}) == [
+        f"{ep}=3 must divide {DEVICES}=8; nearest: 2, 4"
+    ]
+    assert found(run_config, {DEVICES: 8, etp: 16, MINI: 2}) == [
+        f"{etp}=16 must divide {DEVICES}=8; nearest: 8"
+    ]
+    assert found(run_config, {DEVICES: 8, ep: 3, etp: 2, MINI: 2}) == [
+        f"{ep} times {etp}=6 must divide {DEVICES}=8; nearest: 4, 8"
+    ]
+
+
+def test_the_rollout_shares_experts_inside_a_replica_or_not_at_all(run_config: MakeConfig) -> None:
+    ep = "generate_config.infer_expert_parallel_size"
+    on_8 = {DEVICES: 8, ROLLOUT_TP: 4, MINI: 2}
+    for size in (1, 4):
+        assert found(run_config, on_8 | {ep: size}) == []
+    for size in (2, 8):
+        assert found(run_config, on_8 | {ep: size}) == [
+            (
+                f"{ep}={size} must be 1 or equal to {ROLLOUT_TP}=4; experts that are shared "
+                "across replicas can be planned, not run"
+            )
+        ]
+
+
+def test_ranks_that_share_experts_get_equal_shares_of_every_update_and_so_of_every_step(
+    run_config: MakeConfig,
+) -> None:
+    """Else one of them would wait for others that have no more micro-batches."""
+    ep = {"actor_config.expert_model_parallel_size": 4, DEVICES: 4}
+    assert len(found(run_config, ep | {MINI: 1, SAMPLES: 6})) == 1
+    even = ep | {BATCH: 12, MINI: 2, SAMPLES: 6}
+    assert found(run_config, even) == []
+    config = run_config(Path("model"), even)
+    # A batch is whole mini-batches: 12 sequences an update and 72 a step, 3 and 18 a rank.
+    assert (config.sequences_per_update, config.sequences_per_step) == (12, 72)
+
+
 def test_the_mini_batch_must_divide_the_batch(run_config: MakeConfig) -> None:
     assert found(run_config, {BATCH: 32, MINI: 12}) == [
         f"{MINI}=12 must divide {BATCH}=32; nearest: 8, 16"

@@ -12,14 +12,17 @@ from safetensors.numpy import save_file
 from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError
 from mindrl.launch.checks import check, check_without_files
+from mindrl.models.decoder import logical_shapes
 from mindrl.models.description import read_description
-from mindrl.models.qwen2 import logical_shapes
 from mindrl.platform.device import PLATFORMS
 
 MakeConfig = Callable[..., RunConfig]
 CPU = PLATFORMS["cpu"]
 TRAIN_TP = "actor_config.tensor_model_parallel_size"
 ROLLOUT_TP = "generate_config.infer_tensor_parallel_size"
+TRAIN_EP = "actor_config.expert_model_parallel_size"
+TRAIN_ETP = "actor_config.expert_tensor_parallel_size"
+ROLLOUT_EP = "generate_config.infer_expert_parallel_size"
 DEVICES = "rl_config.actor_resource.num_npus"
 SIZES: dict[str, Any] = {
     "model_type": "qwen2",
@@ -65,26 +68,93 @@ def test_a_run_whose_parts_are_all_there_is_let_through(
     check(run_config(model_folder(tmp_path / "model"), overrides(tmp_path)), CPU)
 
 
-def test_a_tensor_parallel_size_of_8_fits_neither_28_heads_nor_4_key_value_heads(
+def test_a_tensor_parallel_size_of_8_does_not_fit_28_heads(
     tmp_path: Path, run_config: MakeConfig
 ) -> None:
     sizes = {DEVICES: 8, TRAIN_TP: 8}
     config = run_config(model_folder(tmp_path / "model"), overrides(tmp_path) | sizes)
     assert refused(config) == [
         f"{TRAIN_TP}=8 must divide num_attention_heads=28; nearest: 7, 14",
-        f"{TRAIN_TP}=8 must divide num_key_value_heads=4; nearest: 4",
     ]
 
 
-def test_the_rollout_may_copy_key_value_heads_and_the_training_may_not(
+def test_more_ranks_than_key_value_heads_are_a_multiple_of_them_on_both_sides(
     tmp_path: Path, run_config: MakeConfig
 ) -> None:
-    folder = model_folder(tmp_path / "model", num_attention_heads=16, num_key_value_heads=2)
-    on_8 = overrides(tmp_path) | {DEVICES: 8}
-    check(run_config(folder, on_8 | {ROLLOUT_TP: 8}), CPU)
-    assert refused(run_config(folder, on_8 | {TRAIN_TP: 8})) == [
-        f"{TRAIN_TP}=8 must divide num_key_value_heads=2; nearest: 2"
+    sizes = {"num_attention_heads": 24, "hidden_size": 48, "intermediate_size": 96}
+    folder = model_folder(tmp_path / "model", **sizes, num_key_value_heads=4)
+    for field in (TRAIN_TP, ROLLOUT_TP):
+        check(run_config(folder, overrides(tmp_path) | {DEVICES: 8, field: 8}), CPU)
+        on_6 = overrides(tmp_path) | {DEVICES: 6, "rl_config.n_samples_per_prompt": 3}
+        found = refused(run_config(folder, on_6 | {field: 6}))
+        assert found[0] == (
+            f"{field}=6 must divide num_key_value_heads=4 or be a multiple of it; nearest: 4, 8"
+        )
+
+
+MIXTURE: dict[str, Any] = {
+    "model_type": "qwen3_moe",
+    "num_attention_heads": 4,
+    "moe_intermediate_size": 6,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+}
+
+
+def test_experts_are_dealt_evenly_in_training_and_whole_or_cut_in_the_rollout(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    folder = model_folder(tmp_path / "model", **MIXTURE)
+    on_4 = overrides(tmp_path) | {DEVICES: 4}
+    assert refused(run_config(folder, on_4 | {TRAIN_EP: 4})) == [
+        f"{TRAIN_EP}=4 must divide num_experts=6; nearest: 3, 6"
     ]
+    assert refused(run_config(folder, on_4 | {TRAIN_ETP: 4})) == [
+        f"{TRAIN_ETP}=4 must divide moe_intermediate_size=6; nearest: 3, 6"
+    ]
+    assert refused(run_config(folder, on_4 | {ROLLOUT_TP: 4})) == [
+        f"{ROLLOUT_TP}=4 must divide moe_intermediate_size=6; nearest: 3, 6"
+    ]
+    # Two of the ranks have two experts each and two have one.
+    check(run_config(folder, on_4 | {ROLLOUT_TP: 4, ROLLOUT_EP: 4}), CPU)
+
+
+def test_expert_sizes_of_a_dense_model_are_refused_each_with_its_key(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    sizes = {DEVICES: 4, TRAIN_EP: 2, TRAIN_ETP: 2, ROLLOUT_TP: 2, ROLLOUT_EP: 2}
+    config = run_config(model_folder(tmp_path / "model"), overrides(tmp_path) | sizes)
+    assert refused(config) == [
+        f"{field}=2 needs a model with experts; 1 is legal"
+        for field in (TRAIN_EP, TRAIN_ETP, ROLLOUT_EP)
+    ]
+
+
+def test_megatron_trains_a_mixture_under_tensor_parallelism_with_sequence_parallelism_only(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    on_2 = overrides(tmp_path) | {DEVICES: 2, TRAIN_TP: 2}
+    folder = model_folder(tmp_path / "model", **MIXTURE)
+    assert refused(run_config(folder, on_2)) == [
+        (
+            f"megatron_training.sequence_parallel=false: with {TRAIN_TP}=2 "
+            "Megatron trains experts only where it is true"
+        )
+    ]
+    check(run_config(folder, on_2 | {"megatron_training.sequence_parallel": True}), CPU)
+    check(run_config(model_folder(tmp_path / "dense"), on_2), CPU)
+
+
+def test_a_reference_of_another_shape_must_fit_the_training_layout_too(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    other = model_folder(tmp_path / "other", num_attention_heads=7, num_key_value_heads=1)
+    field = "rl_config.integrated_mode_config.ref_model_load_path"
+    with_other = {field: str(other), "rl_config.init_kl_coef": 0.1, DEVICES: 2, TRAIN_TP: 2}
+    config = run_config(model_folder(tmp_path / "model"), overrides(tmp_path) | with_other)
+    assert refused(config)[0] == (
+        f"{field}={other}: {TRAIN_TP}=2 must divide num_attention_heads=7; nearest: 1, 7"
+    )
 
 
 def test_a_tensor_parallel_size_must_divide_the_width_of_the_feed_forward_layer(
@@ -249,5 +319,5 @@ def test_without_files_a_model_that_is_there_is_checked(
     tmp_path: Path, run_config: MakeConfig
 ) -> None:
     sizes = {DEVICES: 8, TRAIN_TP: 8}
-    with pytest.raises(ConfigError, match="must divide num_key_value_heads=4; nearest: 4"):
+    with pytest.raises(ConfigError, match="must divide num_attention_heads=28; nearest: 7, 14"):
         check_without_files(run_config(model_folder(tmp_path / "model"), sizes), CPU)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import pytest
 from transformers import Qwen2ForCausalLM
 
 from mindrl.errors import ModelError
-from mindrl.models.description import read_description
+from mindrl.models.decoder import logical_shapes
+from mindrl.models.description import ModelDescription, read_description
 
+MODELS = Path(__file__).parents[1] / "data_models"
 MakeModel = Callable[[bool], Path]
 QWEN_7B: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -35,6 +38,10 @@ QWEN_7B: dict[str, Any] = {
 """Qwen2.5-7B, as published."""
 
 
+def parameters(model: ModelDescription) -> int:
+    return sum(prod(shape) for shape in logical_shapes(model).values())
+
+
 def folder_with(tmp_path: Path, values: object) -> str:
     (tmp_path / "config.json").write_text(json.dumps(values), encoding="utf-8")
     return str(tmp_path)
@@ -42,7 +49,7 @@ def folder_with(tmp_path: Path, values: object) -> str:
 
 def test_qwen2_5_7b_has_7_615_616_512_parameters_and_7_query_heads_a_group(tmp_path: Path) -> None:
     model = read_description(folder_with(tmp_path, QWEN_7B))
-    assert model.parameter_count == 7_615_616_512
+    assert parameters(model) == 7_615_616_512
     assert model.heads_per_group == 7
     assert model.head_dim == 128
     assert model.rope_theta == 1e6
@@ -69,7 +76,59 @@ def test_what_the_installed_transformers_writes_is_read(
     real = Qwen2ForCausalLM.from_pretrained(folder)
     assert model.tie_word_embeddings == tied
     assert (model.num_attention_heads, model.num_key_value_heads, model.head_dim) == (4, 2, 32)
-    assert model.parameter_count == sum(parameter.numel() for parameter in real.parameters())
+    assert parameters(model) == sum(parameter.numel() for parameter in real.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("qwen2_5_32b", 32_763_876_352),
+        ("qwen3_30b_a3b", 30_532_122_624),
+        # Without its multi-token prediction, which is neither trained nor rolled out.
+        ("deepseek_v3", 671_026_419_200),
+    ],
+)
+def test_a_published_config_gives_the_published_number_of_parameters(name: str, count: int) -> None:
+    assert parameters(read_description(str(MODELS / name), to_plan=True)) == count
+
+
+def test_a_mixture_is_read_under_the_names_of_its_family() -> None:
+    qwen = read_description(str(MODELS / "qwen3_30b_a3b")).moe
+    assert qwen is not None
+    assert (qwen.num_experts, qwen.num_experts_per_tok, qwen.intermediate_size) == (128, 8, 768)
+    assert (qwen.norm_topk_prob, qwen.dense_layers) == (True, frozenset())
+    deepseek = read_description(str(MODELS / "deepseek_v3"), to_plan=True)
+    assert deepseek.moe is not None
+    assert deepseek.moe.num_experts == 256
+    assert deepseek.moe.dense_layers == {0, 1, 2}
+    assert deepseek.moe.shared_intermediate_size == 2048
+    assert deepseek.moe.score_correction_bias
+    assert deepseek.mla is not None
+    assert (deepseek.mla.q_lora_rank, deepseek.mla.qk_head_dim) == (1536, 192)
+
+
+def test_every_second_layer_and_those_in_the_list_are_dense(tmp_path: Path) -> None:
+    values = json.loads((MODELS / "qwen3_30b_a3b" / "config.json").read_text("utf-8"))
+    sparse = values | {"num_hidden_layers": 6, "decoder_sparse_step": 2, "mlp_only_layers": [1]}
+    moe = read_description(folder_with(tmp_path, sparse)).moe
+    assert moe is not None
+    # Layers 1, 3 and 5 are every second one; 1 is in the list.
+    assert moe.dense_layers == {0, 1, 2, 4}
+
+
+def test_what_can_be_planned_only_is_refused_to_a_run() -> None:
+    folder = MODELS / "deepseek_v3"
+    with pytest.raises(ModelError) as caught:
+        read_description(str(folder))
+    assert str(caught.value) == (
+        f"{folder}/config.json: model_type='deepseek_v3' is not supported; "
+        "supported: qwen2, qwen3, qwen3_moe"
+    )
+
+
+def test_a_config_json_may_be_named_instead_of_its_folder() -> None:
+    folder = MODELS / "qwen2_5_7b"
+    assert read_description(str(folder / "config.json")) == read_description(str(folder))
 
 
 def test_without_key_value_heads_each_query_head_has_its_own(tmp_path: Path) -> None:
@@ -87,11 +146,20 @@ def test_a_head_size_of_its_own_is_taken_rather_than_derived(tmp_path: Path) -> 
     ("change", "message"),
     [
         (
-            {"model_type": "qwen3"},
-            "model_type='qwen3' is not supported; supported: qwen2; nearest: qwen2",
+            {"model_type": "qwen3_next"},
+            (
+                "model_type='qwen3_next' is not supported; supported: qwen2, qwen3, qwen3_moe; "
+                "nearest: qwen3_moe"
+            ),
         ),
-        ({"model_type": "bloom"}, "model_type='bloom' is not supported; supported: qwen2"),
-        ({"model_type": None}, "model_type=None is not supported; supported: qwen2"),
+        (
+            {"model_type": "bloom"},
+            "model_type='bloom' is not supported; supported: qwen2, qwen3, qwen3_moe",
+        ),
+        (
+            {"model_type": None},
+            "model_type=None is not supported; supported: qwen2, qwen3, qwen3_moe",
+        ),
         ({"use_sliding_window": True}, "use_sliding_window=true is not supported"),
         (
             {"layer_types": ["full_attention", "sliding_attention"]},

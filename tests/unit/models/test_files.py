@@ -2,17 +2,21 @@
 
 import json
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mindrl.errors import ModelError
+from mindrl.models.decoder import logical_shapes
 from mindrl.models.description import read_description
 from mindrl.models.files import check_files, tensor_shapes
-from mindrl.models.qwen2 import logical_shapes
 
 MakeModel = Callable[[bool], Path]
 KEY_WEIGHT = "model.layers.0.self_attn.k_proj.weight"
@@ -41,6 +45,54 @@ def test_the_files_of_a_real_model_are_those_that_its_config_asks_for(
     model = read_description(folder)
     check_files(folder, model)
     assert tensor_shapes(folder) == logical_shapes(model)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+def test_the_files_of_each_family_are_those_that_its_config_asks_for(
+    family: str, random_model_of: Callable[..., Path]
+) -> None:
+    folder = str(random_model_of(family))
+    model = read_description(folder)
+    check_files(folder, model)
+    assert tensor_shapes(folder) == logical_shapes(model)
+
+
+def test_an_expert_that_is_missing_is_named(
+    random_model_of: Callable[..., Path], tmp_path: Path
+) -> None:
+    name = "model.layers.3.mlp.experts.7.down_proj.weight"
+    source = random_model_of("qwen3_moe")
+    folder = copy(source, tmp_path / "model", lambda tensors: tensors.pop(name))
+    assert message(folder) == f"{folder}: no tensor {name}; config.json asks for [128, 64]"
+
+
+def test_fifty_thousand_tensors_are_checked_in_seconds(tmp_path: Path) -> None:
+    """Qwen3-MoE of 128 layers and 128 experts, one byte an element, sizes of one or two."""
+    sizes: dict[str, Any] = {
+        "model_type": "qwen3_moe",
+        "head_dim": 2,
+        "hidden_size": 2,
+        "intermediate_size": 2,
+        "max_position_embeddings": 64,
+        "moe_intermediate_size": 1,
+        "num_attention_heads": 1,
+        "num_experts": 128,
+        "num_experts_per_tok": 1,
+        "num_hidden_layers": 128,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e4,
+        "vocab_size": 8,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(sizes), encoding="utf-8")
+    model = read_description(str(tmp_path))
+    shapes = logical_shapes(model)
+    assert len(shapes) > 50_000
+    arrays = {name: np.zeros(shape, np.uint8) for name, shape in shapes.items()}
+    save_arrays(arrays, tmp_path / "model.safetensors")
+    start = time.perf_counter()
+    check_files(str(tmp_path), model)
+    # 0.4 s on an idle machine; a check that reads all names again for each one takes minutes.
+    assert time.perf_counter() - start < 20
 
 
 def test_a_tensor_that_is_missing_is_named_with_the_shape_it_should_have(

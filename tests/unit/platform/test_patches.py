@@ -62,6 +62,14 @@ def test_vllm_cpu_shared_memory_is_needed_while_every_job_has_the_same_name(
     assert upstream["shared_memory_name"] == "//-tp:0-[0-1]-cpushm"
 
 
+def test_vllm_cpu_experts_is_needed_while_experts_that_are_elsewhere_add_to_the_answer(
+    upstream: dict[str, Any],
+) -> None:
+    # 32 ones through each matrix of ones: silu(32) * 32 * 32, by weights that add to 1.
+    assert upstream["answer_of_experts_that_are_elsewhere"] == pytest.approx(32**3)
+    assert upstream["patched_answer_of_experts_that_are_elsewhere"] == 0.0
+
+
 def test_vllm_cpu_sleep_is_needed_while_a_worker_without_a_model_sleeps_without_an_error(
     upstream: dict[str, Any],
 ) -> None:

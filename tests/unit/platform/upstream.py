@@ -18,10 +18,13 @@ import vllm.v1.engine.core as engine_core
 from ray._private import services, worker
 from torch._C._distributed_c10d import HashStore
 from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed
+from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+from vllm.model_executor.layers.fused_moe.config import FusedMoEQuantConfig
+from vllm.model_executor.layers.fused_moe.experts import cpu_moe
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from mindrl.algorithms.grpo import GrpoLoss
-from mindrl.platform.patches import ray_on_loopback, vllm_keeps_process_groups
+from mindrl.platform.patches import ray_on_loopback, vllm_cpu_experts, vllm_keeps_process_groups
 from mindrl.training.actor import TrainedModel
 from mindrl.training.model import ModelSettings
 from mindrl.training.optimizer import OptimizerSettings
@@ -100,6 +103,39 @@ def loopback_becomes() -> str:
     return address
 
 
+def answer_of_experts_that_are_elsewhere() -> float:
+    """Return what 2 of 4 experts make of a token that chose the other two.
+
+    The numbers of those two are within this rank's own, so that the kernel reads no memory but
+    that of the weights.
+    """
+    config, layer = FusedMoEQuantConfig.make(), torch.nn.Module()
+    for name, shape in (("w13_weight", (2, 64, 32)), ("w2_weight", (2, 32, 32))):
+        packed = cpu_moe.cpu_prepack_moe_weight(torch.ones(shape), "vec")
+        layer.register_parameter(name, torch.nn.Parameter(packed, requires_grad=False))
+    experts = object.__new__(cpu_moe.CPUUnquantizedExperts)
+    experts.quant_config, experts._use_zentorch = config, False
+    output = torch.zeros(1, 32)
+    experts.apply(
+        output=output,
+        hidden_states=torch.ones(1, 32),
+        w1=layer.w13_weight,
+        w2=layer.w2_weight,
+        topk_weights=torch.full((1, 2), 0.5),
+        topk_ids=torch.tensor([[0, 1]], dtype=torch.int32),
+        activation=MoEActivation.SILU,
+        global_num_experts=4,
+        expert_map=torch.tensor([-1, -1, 0, 1], dtype=torch.int32),
+        a1q_scale=None,
+        a2_scale=None,
+        workspace13=torch.empty(0),
+        workspace2=torch.empty(0),
+        expert_tokens_meta=None,
+        apply_router_weight_on_input=False,
+    )
+    return output.abs().max().item()
+
+
 def facts(folder: str) -> dict[str, object]:
     """Collect everything; the patches come last."""
     join_alone()
@@ -111,13 +147,17 @@ def facts(folder: str) -> dict[str, object]:
         "shared_memory_name": shared_memory_name("env://"),
         "sleep_of_a_bare_worker": error_of(lambda: CPUWorker.sleep(bare_worker, 2)),
         "wake_up_of_a_bare_worker": error_of(lambda: CPUWorker.wake_up(bare_worker)),
+        "answer_of_experts_that_are_elsewhere": answer_of_experts_that_are_elsewhere(),
         "init_names": inspect.unwrap(worker.init).__code__.co_names,
         "loopback_becomes": loopback_becomes(),
     }
     vllm_keeps_process_groups.install()
     ray_on_loopback.install()
+    vllm_cpu_experts.install()
     found["patched_groups_survive_clean_up"] = groups_survive_clean_up()
     found["patched_loopback_becomes"] = loopback_becomes()
+    patched = answer_of_experts_that_are_elsewhere()
+    found["patched_answer_of_experts_that_are_elsewhere"] = patched
     return found
 
 

@@ -4,11 +4,7 @@ The recorders below satisfy the manager's protocols and write down each call. Th
 what they say is proved with the real parts in tests/distributed.
 """
 
-from collections.abc import Iterator
-
 import pytest
-import torch
-from torch import Tensor
 
 from mindrl.allocation.regions import TrainRegion
 from mindrl.errors import PhaseError
@@ -41,17 +37,16 @@ class RecordingEngine:
     def allocate_weights(self) -> None:
         self.calls.append("allocate weights")
 
-    def load_weights(self, tensors: Iterator[tuple[str, Tensor]]) -> None:
-        self.calls.append(f"load {' and '.join(name for name, _ in tensors)}")
-
     def allocate_kv_cache(self) -> None:
         self.calls.append("allocate kv cache")
 
 
-class TwoTensors:
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        yield "embedding", torch.zeros(2)
-        yield "head", torch.ones(2)
+class RecordingResharder:
+    def __init__(self, calls: list[str]) -> None:
+        self.calls = calls
+
+    def reshard(self) -> None:
+        self.calls.append("reshard")
 
     def bytes_moved(self) -> dict[str, int]:
         return {"sent": 1, "received": 2, "local": 3}
@@ -63,7 +58,10 @@ def manager(
     """Build a manager, go a way, and forget what was recorded on it."""
     calls: list[str] = []
     built = ShardingManager(
-        RecordingTrainer(calls), RecordingEngine(calls), TwoTensors(), offloaded=offloaded
+        RecordingTrainer(calls),
+        RecordingEngine(calls),
+        RecordingResharder(calls),
+        offloaded=offloaded,
     )
     for phase in way:
         built.enter(phase)
@@ -92,7 +90,7 @@ def test_a_new_manager_is_in_phase_train_as_a_new_model_is() -> None:
             Phase.ROLLOUT,
             [
                 "allocate weights",
-                "load embedding and head",
+                "reshard",
                 "offload train_param",
                 "allocate kv cache",
             ],
@@ -104,7 +102,7 @@ def test_a_new_manager_is_in_phase_train_as_a_new_model_is() -> None:
                 "offload train_optimizer",
                 "offload train_grad",
                 "allocate weights",
-                "load embedding and head",
+                "reshard",
                 "offload train_param",
                 "allocate kv cache",
             ],
@@ -180,7 +178,7 @@ def test_with_all_switches_off_only_the_rollout_side_moves() -> None:
     built.enter(Phase.TRAIN)
     assert calls == [
         "allocate weights",
-        "load embedding and head",
+        "reshard",
         "allocate kv cache",
         "sleep",
     ]

@@ -1,0 +1,8 @@
+"""Plan without running: python cli/plan.py reshard --model DIR --from LAYOUT --to LAYOUT ..."""
+
+import sys
+
+from mindrl.launch.plan_program import plan
+
+if __name__ == "__main__":
+    sys.exit(plan())

@@ -1,0 +1,46 @@
+"""How ranks are numbered over parallel dimensions. Pure Python."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankOrder:
+    """A mixed-radix numbering: each digit of a rank belongs to one parallel dimension.
+
+    A dimension may own several digits, the less significant one first: with the digits
+    `dp 2, tp 2, dp 2` the ranks 0, 1, 4, 5 are tensor-parallel rank 0. However the digits are
+    mixed, coordinates rise with the rank inside every group.
+    """
+
+    digits: tuple[tuple[str, int], ...]
+    """Dimension and radix, the fastest first."""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks that the order numbers."""
+        return prod(radix for _, radix in self.digits)
+
+    @cached_property
+    def coordinates(self) -> tuple[Mapping[str, int], ...]:
+        """Place of each rank in each dimension; a dimension without digits is absent."""
+        return tuple(self._place(rank) for rank in range(self.world_size))
+
+    def groups(self, dimensions: Collection[str]) -> list[list[int]]:
+        """List the groups of ranks that differ in these dimensions only, ascending."""
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for rank, place in enumerate(self.coordinates):
+            others = tuple(at for name, at in place.items() if name not in dimensions)
+            groups.setdefault(others, []).append(rank)
+        return sorted(groups.values())
+
+    def _place(self, rank: int) -> dict[str, int]:
+        place: dict[str, int] = {}
+        weight: dict[str, int] = {}
+        for name, radix in self.digits:
+            rank, digit = divmod(rank, radix)
+            place[name] = place.get(name, 0) + digit * weight.get(name, 1)
+            weight[name] = weight.get(name, 1) * radix
+        return place

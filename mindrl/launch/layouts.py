@@ -1,0 +1,37 @@
+"""The layouts of a run: what the configuration asks for, and the order of the training ranks."""
+
+from mindrl.allocation.from_config import rollout_layout, train_layout
+from mindrl.allocation.layout import TrainLayout
+from mindrl.config.run import RunConfig
+from mindrl.models.decoder import DType
+from mindrl.models.description import read_description
+from mindrl.resharding.plan import Topology
+from mindrl.resharding.rank_map import choose_orders
+
+
+def topology(config: RunConfig) -> Topology:
+    """Say which ranks share a machine."""
+    resource = config.rl_config.actor_resource
+    return Topology(ranks_per_node=min(resource.npus_per_node, resource.num_npus))
+
+
+def train_dtype(config: RunConfig) -> DType:
+    """Return the type of the training weights."""
+    return "bfloat16" if config.megatron_training.bf16 else "float32"
+
+
+def ordered_train_layout(config: RunConfig) -> TrainLayout:
+    """Return the training layout with the order that `generate_config.rank_map` asks for.
+
+    Driver and workers call this alike: it depends on the configuration and on config.json alone.
+    """
+    layout = train_layout(config)
+    if config.generate_config.rank_map == "default":
+        return layout
+    return choose_orders(
+        read_description(config.actor_config.load),
+        layout,
+        rollout_layout(config),
+        topology(config),
+        dtypes=(train_dtype(config), config.generate_config.dtype),
+    ).layout

@@ -1,0 +1,188 @@
+"""What a reshard would move, in figures: for a person before a run, and for a program as JSON."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mindrl.models.decoder import DType, Side, logical_shapes
+from mindrl.models.description import ModelDescription
+from mindrl.models.placement import volume
+from mindrl.resharding.plan import ReshardPlan, Topology
+
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerRank:
+    """Bytes of each rank."""
+
+    total: int
+    max: int
+    per_rank: list[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BusiestRank:
+    """The rank that sends most, or receives most if that is more."""
+
+    rank: int
+    sent_bytes: int
+    received_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class BusiestPair:
+    """The link that carries most."""
+
+    source: int
+    target: int
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanFigures:
+    """What one plan moves."""
+
+    received_bytes: PerRank
+    lower_bound_bytes: PerRank
+    """Needed and not held: no plan receives less."""
+    sent_bytes: PerRank
+    copied_bytes: PerRank
+    """Within a rank."""
+    peak_staging_bytes: PerRank
+    within_nodes_bytes: int
+    across_nodes_bytes: int
+    busiest_rank: BusiestRank | None
+    busiest_pair: BusiestPair | None
+    """Both are None where nothing travels."""
+    rounds: int
+    messages: int
+    """One carries all that a pair exchanges in one round."""
+    seconds: float
+    """Of the busiest rank at the given bandwidth, were nothing else in the way."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankMapFigures:
+    """What orders of the training ranks would move; bytes received by all ranks together."""
+
+    default_bytes: int
+    """In Megatron's own order."""
+    best_in_nodes_bytes: int
+    """The fewest over all permutations inside the nodes."""
+    best_bytes: int
+    """The fewest over all permutations."""
+    applied_bytes: int
+    """In the order below, the best that Megatron's groups can be given."""
+    order: list[tuple[str, int]]
+    """Digits of a rank in the dense grid, the fastest first: dimension and radix."""
+    expert_order: list[tuple[str, int]]
+    """The same of the expert grid; empty for a dense model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReshardFigures:
+    """The whole answer."""
+
+    model: str
+    training: str
+    rollout: str
+    ranks: int
+    ranks_per_node: int
+    disjoint: bool
+    dtypes: tuple[DType, DType]
+    """Of the training and of the rollout weights; the smaller one travels."""
+    bucket_bytes: int
+    gbit_per_second_per_rank: float
+    full_gather_bytes: int
+    """Received by all ranks together where each builds every tensor whole on the way."""
+    rank_map: RankMapFigures | None
+    """None where no map was looked for."""
+    default: PlanFigures
+    """In Megatron's own order of the ranks."""
+    chosen: PlanFigures
+    """In the order of `rank_map`, where there is one."""
+
+
+def figures_of(plan: ReshardPlan, topology: Topology, *, gbit_per_second: float) -> PlanFigures:
+    """Sum up a plan.
+
+    Args:
+        plan: Of all ranks.
+        topology: Which ranks share a node.
+        gbit_per_second: Bandwidth of a rank, each way.
+    """
+    sent, received, pairs = plan.sent, plan.received, plan.pair_bytes
+    nodes = np.array([topology.node_of(rank) for rank in range(plan.world_size)])
+    within = int(pairs[nodes[:, None] == nodes].sum())
+    return PlanFigures(
+        received_bytes=_per_rank(received),
+        lower_bound_bytes=_per_rank(plan.lower_bound),
+        sent_bytes=_per_rank(sent),
+        copied_bytes=_per_rank(plan.copied),
+        peak_staging_bytes=_per_rank(plan.peak_staging),
+        within_nodes_bytes=within,
+        across_nodes_bytes=int(pairs.sum()) - within,
+        busiest_rank=_busiest_rank(sent, received),
+        busiest_pair=_busiest_pair(pairs),
+        rounds=plan.rounds,
+        messages=_messages(plan),
+        seconds=int(np.maximum(sent, received).max()) * 8 / (gbit_per_second * 1e9),
+    )
+
+
+def full_gather_bytes(model: ModelDescription, source: Side, target: Side) -> int:
+    """Add up what all ranks receive where each builds every tensor whole on the way.
+
+    Args:
+        model: Its sizes.
+        source: Training side; a rank receives what it does not hold of the whole model.
+        target: Rollout side; a rank that is on neither side receives nothing.
+    """
+
+    def size(tensor: str) -> int:
+        return min(source.element_bytes(tensor), target.element_bytes(tensor))
+
+    whole = sum(
+        volume(tuple((0, length) for length in shape)) * size(name)
+        for name, shape in logical_shapes(model).items()
+    )
+    held = {
+        shards: sum(
+            volume(box) * size(tensor)
+            for tensor, box in {
+                (placement.tensor, placement.source)
+                for shard in shards
+                for entry in source.shards[shard].values()
+                for placement in entry.placements
+            }
+        )
+        for shards in set(source.held_by)
+    }
+    ranks = zip(source.held_by, target.held_by, strict=True)
+    return sum(whole - held[ours] for ours, theirs in ranks if ours or theirs)
+
+
+def _per_rank(counts: Counts) -> PerRank:
+    return PerRank(total=int(counts.sum()), max=int(counts.max()), per_rank=counts.tolist())
+
+
+def _busiest_rank(sent: Counts, received: Counts) -> BusiestRank | None:
+    longest = np.maximum(sent, received)
+    rank = int(longest.argmax())
+    if not longest[rank]:
+        return None
+    return BusiestRank(rank=rank, sent_bytes=int(sent[rank]), received_bytes=int(received[rank]))
+
+
+def _busiest_pair(pairs: Counts) -> BusiestPair | None:
+    source, target = divmod(int(pairs.argmax()), len(pairs))
+    most = int(pairs[source, target])
+    return BusiestPair(source=source, target=target, bytes=most) if most else None
+
+
+def _messages(plan: ReshardPlan) -> int:
+    routes, remote = plan.routes, plan.remote
+    both = (routes.round * plan.world_size + routes.source) * plan.world_size + routes.target
+    return len(np.unique(both[remote]))

@@ -1,0 +1,120 @@
+"""What a layout demands of a model's sizes. Pure; every finding names the nearest legal values."""
+
+from collections.abc import Iterator, Mapping
+
+from mindrl.allocation.layout import RolloutLayout, TrainLayout
+from mindrl.config.validate import must_divide, nearest_divisors
+from mindrl.models.decoder import rollout_vocab_size
+from mindrl.models.description import ModelDescription
+
+Keys = Mapping[str, str]
+"""The words that the user knows a dimension by: a configuration key, or `--from t`."""
+
+
+def training_findings(model: ModelDescription, layout: TrainLayout, keys: Keys) -> Iterator[str]:
+    """Say what keeps Megatron from cutting a model by a layout.
+
+    Args:
+        model: Its sizes.
+        layout: Training layout.
+        keys: Words for `tp`, `pp`, `vpp`, `ep` and `etp`, for `layers_per_chunk` where it is
+            given; only those of sizes above 1 are used.
+    """
+    heads = list(_tensor_parallel(model, layout.tp, keys))
+    yield from heads
+    if layout.tp > 1 and model.mla:
+        yield from _latent_rows(model, layout.tp, keys["tp"])
+    elif not heads:
+        rows = (model.num_attention_heads + 2 * model.num_key_value_heads) * model.head_dim
+        yield from must_divide(keys.get("tp", ""), layout.tp, "the rows of the fused QKV", rows)
+    yield from _layers(model, layout, keys)
+    for name in ("ep", "etp"):
+        if model.moe is None and getattr(layout, name) > 1:
+            yield f"{keys[name]}={getattr(layout, name)} needs a model with experts; 1 is legal"
+    if model.moe and layout.ep > 1:
+        yield from must_divide(keys["ep"], layout.ep, "num_experts", model.moe.num_experts)
+    if model.moe and layout.etp > 1:
+        width = model.moe.intermediate_size
+        yield from must_divide(keys["etp"], layout.etp, "moe_intermediate_size", width)
+
+
+def rollout_findings(model: ModelDescription, layout: RolloutLayout, keys: Keys) -> Iterator[str]:
+    """Say what keeps vLLM from cutting a model by a layout.
+
+    Args:
+        model: Its sizes.
+        layout: Rollout layout.
+        keys: Words for `tp`, `pp` and `ep`; only those of sizes above 1 are used.
+    """
+    yield from _tensor_parallel(model, layout.tp, keys)
+    if layout.tp > 1:
+        rows = rollout_vocab_size(model)
+        yield from must_divide(keys["tp"], layout.tp, "vocab_size in whole 64s", rows)
+    yield from _at_most(keys, "pp", layout.pp, "num_hidden_layers", model.num_hidden_layers)
+    if model.moe is None:
+        if layout.ep > 1:
+            yield f"{keys['ep']}={layout.ep} needs a model with experts; 1 is legal"
+    elif layout.ep > 1:
+        yield from _at_most(keys, "ep", layout.ep, "num_experts", model.moe.num_experts)
+    elif layout.tp > 1:
+        width = model.moe.intermediate_size
+        yield from must_divide(keys["tp"], layout.tp, "moe_intermediate_size", width)
+
+
+def _tensor_parallel(model: ModelDescription, tp: int, keys: Keys) -> Iterator[str]:
+    """Judge what both sides cut alike."""
+    if tp == 1:
+        return
+    field, moe = keys["tp"], model.moe
+    yield from must_divide(field, tp, "num_attention_heads", model.num_attention_heads)
+    if model.mla is None:
+        yield from _key_value_heads(field, tp, model.num_key_value_heads)
+    if moe is None or moe.dense_layers:
+        yield from must_divide(field, tp, "intermediate_size", model.intermediate_size)
+    if moe and moe.shared_intermediate_size:
+        width = moe.shared_intermediate_size
+        yield from must_divide(field, tp, "the width of the shared experts", width)
+
+
+def _key_value_heads(field: str, tp: int, heads: int) -> Iterator[str]:
+    if heads % tp and tp % heads:
+        near = nearest_divisors(heads, tp)
+        if tp > heads:
+            near = f"{tp // heads * heads}, {(tp // heads + 1) * heads}"
+        yield (
+            f"{field}={tp} must divide num_key_value_heads={heads} or be a multiple of it; "
+            f"nearest: {near}"
+        )
+
+
+def _latent_rows(model: ModelDescription, tp: int, field: str) -> Iterator[str]:
+    """Judge the down projections, whose rows Megatron cuts and vLLM does not."""
+    assert model.mla is not None
+    if model.mla.q_lora_rank is not None:
+        yield from must_divide(field, tp, "q_lora_rank", model.mla.q_lora_rank)
+    rows = model.mla.kv_lora_rank + model.mla.qk_rope_head_dim
+    yield from must_divide(field, tp, "kv_lora_rank + qk_rope_head_dim", rows)
+
+
+def _layers(model: ModelDescription, layout: TrainLayout, keys: Keys) -> Iterator[str]:
+    layers, chunks = model.num_hidden_layers, layout.pp * layout.vpp
+    if layout.vpp > 1 and layout.pp == 1:
+        yield f"{keys['vpp']}={layout.vpp} needs {keys['pp']} of 2 or more, found 1"
+    if layout.layers_per_chunk is None:
+        stages = [keys[name] for name in ("pp", "vpp") if getattr(layout, name) > 1]
+        if stages:
+            even = must_divide(" times ".join(stages), chunks, "num_hidden_layers", layers)
+            uneven = keys.get("layers_per_chunk")
+            yield from (f"{finding}; or give {uneven}" if uneven else finding for finding in even)
+        return
+    given = layout.layers_per_chunk
+    if len(given) != chunks or sum(given) != layers or min(given) < 1:
+        yield (
+            f"{keys['layers_per_chunk']}={','.join(map(str, given))} must be {chunks} numbers of 1 "
+            f"or more that add to num_hidden_layers={layers}"
+        )
+
+
+def _at_most(keys: Keys, dimension: str, size: int, what: str, largest: int) -> Iterator[str]:
+    if size > largest:
+        yield f"{keys[dimension]}={size} must be at most {what}={largest}; nearest: {largest}"

@@ -1,0 +1,22 @@
+"""Local tensors seen with the dimensions of the logical ones."""
+
+from torch import Tensor
+
+from mindrl.models.placement import Box, slices
+
+
+def oriented(local: Tensor, box: Box, axes: tuple[int, ...] | None) -> Tensor:
+    """Return a view of a box of a local tensor, with the dimensions of the logical tensor.
+
+    Args:
+        local: The local tensor, in the shape that its table names.
+        box: In the local tensor; one element wide along the dimensions that `axes` leaves out.
+        axes: The local dimension that each logical one lies along; None keeps their order.
+    """
+    if axes is None:
+        return local[slices(box)]
+    kept = sorted(axes)
+    part = local[
+        tuple(slice(*bounds) if dim in kept else bounds[0] for dim, bounds in enumerate(box))
+    ]
+    return part.permute([kept.index(axis) for axis in axes])

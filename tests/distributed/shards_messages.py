@@ -1,0 +1,55 @@
+"""What travels between the tests of the engine's shards and the processes that they fork.
+
+Without vLLM: the test process must be able to read it.
+"""
+
+from dataclasses import dataclass
+
+Answer = tuple[tuple[int, ...], tuple[float, ...]]
+"""Tokens and their log-probs, in nats."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """An engine, and two sets of weights for it."""
+
+    folder: str
+    later_folder: str
+    tensor_parallel_size: int
+    expert_parallel: bool = False
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineMemory:
+    """Storage of an engine's weights."""
+
+    parameters: int
+    """Bytes, those of tied parameters once."""
+    packed_layers: int
+    """Linear layers that hold their weights in the order that the kernels like."""
+    new_tensors: int
+    """Bytes of all tensors of the process that were made after the engine, whoever holds them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shapes:
+    """Shapes of this rank's local tensors, by their names."""
+
+    expected: dict[str, tuple[int, ...]]
+    """By the engine."""
+    table: dict[str, tuple[int, ...]]
+    """Of the rollout side."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filled:
+    """What one rank saw of an engine that was filled from its own shards."""
+
+    shapes: Shapes
+    answers: dict[str, list[Answer]]
+    """To all prompts, by the moment."""
+    memory: dict[str, EngineMemory]
+    """By the moment; `ordinary` is that of an engine that loaded the folder itself."""
+    addresses_kept: bool
+    """Every parameter with memory is where it was before the load."""

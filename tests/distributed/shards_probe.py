@@ -1,0 +1,162 @@
+"""What the tests of the engine's shards call in a prepared process; see forked_workers.run."""
+
+import gc
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from rollout_probe import settings, storage_bytes
+from shards_messages import Answer, Case, EngineMemory, Filled, Shapes
+from torch import Tensor
+from vllm import LLM, SamplingParams, TokensPrompt
+from weight_files import load_backwards, load_one_by_one, rollout_table
+
+from mindrl.allocation.layout import RolloutLayout
+from mindrl.models.placement import ShardingTable
+from mindrl.platform.device import PLATFORMS
+from mindrl.rollout.engine import EngineSettings, RolloutEngine
+
+Prompts = Sequence[Sequence[int]]
+
+
+def fill_engines(cases: Sequence[Case], prompts: Prompts) -> list[Filled]:
+    """Fill an engine of each case, all of one tensor-parallel size, and compare in this process."""
+    gc.freeze()  # what was imported is looked through in vain
+    return [_fill_engine(case, prompts) for case in cases]
+
+
+def misuse(case: Case) -> list[str]:
+    """Use a load wrongly in three ways; returns what was said."""
+    engine = RolloutEngine(settings_of(case))
+    engine.allocate_weights()
+    shards = engine.shards()
+    first = next(iter(shards.shapes()))
+    shards.open(first)
+    shards.close(first)
+    said = []
+    for wrong in (lambda: shards.close(first), lambda: shards.open(first), shards.finish):
+        try:
+            wrong()
+        except AssertionError as error:
+            said.append(str(error))
+    return said
+
+
+def shapes_of(cases: Sequence[Case]) -> list[Shapes]:
+    """Return what engines of one tensor-parallel size expect, asleep since their start."""
+    return [
+        Shapes(
+            expected=RolloutEngine(settings_of(case)).shards().shapes(),
+            table=_table_shapes(table_of(case)),
+        )
+        for case in cases
+    ]
+
+
+def settings_of(case: Case) -> EngineSettings:
+    return replace(
+        settings(case.folder),
+        tensor_parallel_size=case.tensor_parallel_size,
+        enable_expert_parallel=case.expert_parallel,
+        dtype=case.dtype,
+    )
+
+
+def table_of(case: Case) -> ShardingTable:
+    """Return what this rank holds."""
+    tp = case.tensor_parallel_size
+    ep = tp if case.expert_parallel else 1
+    return rollout_table(case.folder, RolloutLayout(tp=tp, dp=dist.get_world_size() // tp, ep=ep))
+
+
+def _fill_engine(case: Case, prompts: Prompts) -> Filled:
+    answers, memory = {}, {}
+    for name, folder in (("ordinary", case.folder), ("ordinary later", case.later_folder)):
+        ordinary = _ordinary_engine(case, folder)
+        answers[name], memory[name] = _ask(ordinary, prompts), _memory(ordinary)
+        del ordinary
+    table = table_of(case)
+    engine = RolloutEngine(settings_of(case))
+    shapes = engine.shards().shapes()
+    engine.allocate_weights()
+    memory["allocated"], before = _memory(engine.llm), _addresses(engine.llm)
+    shards = engine.shards()
+    load_one_by_one(shards, case.folder, table)
+    memory["loaded"], after = _memory(engine.llm), _addresses(engine.llm)
+    engine.allocate_kv_cache()
+    answers["filled"] = _ask(engine.llm, prompts)
+    load_backwards(engine.shards(), case.later_folder, table)
+    engine.llm.reset_prefix_cache()
+    answers["filled later"] = _ask(engine.llm, prompts)
+    engine.sleep()
+    memory["asleep"] = _memory(engine.llm)
+    engine.allocate_weights()
+    load_backwards(engine.shards(), case.folder, table)
+    engine.allocate_kv_cache()
+    answers["filled after a sleep"] = _ask(engine.llm, prompts)
+    return Filled(
+        shapes=Shapes(expected=shapes, table=_table_shapes(table)),
+        answers=answers,
+        memory=memory,
+        addresses_kept=before == after,
+    )
+
+
+def _ordinary_engine(case: Case, folder: str) -> LLM:
+    """Start an engine that loads the folder itself."""
+    return LLM(
+        model=folder,
+        load_format="auto",
+        skip_tokenizer_init=True,
+        distributed_executor_backend="external_launcher",
+        tensor_parallel_size=case.tensor_parallel_size,
+        enable_expert_parallel=case.expert_parallel,
+        dtype=case.dtype,
+        seed=3,
+        max_num_seqs=8,
+        max_model_len=64,
+        max_num_batched_tokens=128,
+        kv_cache_memory_bytes=4 << 20,
+        enforce_eager=True,
+        logprobs_mode="processed_logprobs",
+        **PLATFORMS["cpu"].engine_options,
+    )
+
+
+def _ask(llm: LLM, prompts: Prompts) -> list[Answer]:
+    greedy = SamplingParams(
+        temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=0, detokenize=False
+    )
+    questions = [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts]
+    answers = []
+    for output in llm.generate(questions, greedy, use_tqdm=False):
+        tokens, logprobs = tuple(output.outputs[0].token_ids), output.outputs[0].logprobs
+        chosen = zip(tokens, logprobs, strict=True)
+        answers.append((tokens, tuple(entry[token].logprob for token, entry in chosen)))
+    return answers
+
+
+def _model(llm: LLM) -> torch.nn.Module:
+    return llm.llm_engine.model_executor.driver_worker.worker.model_runner.get_model()
+
+
+def _addresses(llm: LLM) -> dict[str, int]:
+    parameters = _model(llm).named_parameters()
+    return {name: parameter.data_ptr() for name, parameter in parameters if parameter.numel()}
+
+
+def _memory(llm: LLM) -> EngineMemory:
+    gc.collect()  # the engine has frozen all that was there when it was ready
+    new = [thing for thing in gc.get_objects() if isinstance(thing, Tensor)]
+    return EngineMemory(
+        parameters=storage_bytes(_model(llm).parameters()),
+        packed_layers=sum(
+            getattr(module, "cpu_linear", None) is not None for module in _model(llm).modules()
+        ),
+        new_tensors=storage_bytes(tensor for tensor in new if tensor.device.type == "cpu"),
+    )
+
+
+def _table_shapes(table: ShardingTable) -> dict[str, tuple[int, ...]]:
+    return {name: local.shape for name, local in table.items()}

@@ -1,0 +1,343 @@
+"""Every family in every layout of the training side: weights, logits, updates.
+
+Shapes: B sequences, T positions, V the vocabulary.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from assembly import assembled
+from forked_workers import ForkedWorkers
+from safetensors.torch import load_file
+from torch import Tensor
+from training_messages import Case, Course, Updated, Weights
+from transformers import AutoModelForCausalLM
+
+from mindrl.algorithms.grpo import GrpoLoss
+from mindrl.algorithms.token_weights import token_mean_weights
+from mindrl.allocation.layout import TrainLayout
+from mindrl.allocation.rank_order import RankOrder
+from mindrl.batch.experience import Minibatch, Scored, Sequences
+
+pytestmark = pytest.mark.distributed
+
+MakeModel = Callable[..., Path]
+FAMILIES = ("qwen2", "qwen3", "qwen3_moe")
+LENGTHS = (5, 17, 9, 12, 7, 16, 11, 8)
+LOSS = GrpoLoss(clip_low=0.2, clip_high=0.2, kl_kind="k3", kl_coef=0.1, entropy_coef=0.01)
+OPTIMIZER: dict[str, Any] = {
+    "lr": 1e-2,
+    "min_lr": 0.0,
+    "lr_decay_style": "constant",
+    "warmup_updates": 0,
+    "total_updates": 3,
+    "weight_decay": 0.1,
+    "clip_grad": 0.05,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.95,
+    # Wide, so that the step of a gradient near zero does not hang on its rounding.
+    "adam_eps": 1e-2,
+    "bf16": False,
+    "use_distributed_optimizer": True,
+}
+
+
+def digits(*places: str | int) -> RankOrder:
+    """Write an order as name, radix, name, radix, the fastest first."""
+    names, radices = places[::2], places[1::2]
+    return RankOrder(digits=tuple(zip(map(str, names), map(int, radices), strict=True)))
+
+
+# Ranks 0 and 2 share a dense matrix, ranks 0 and 1 an expert, and both grids have two stages.
+STAGES_FIRST = TrainLayout(
+    tp=2,
+    dp=2,
+    pp=2,
+    ep=2,
+    order=digits("pp", 2, "dp", 2, "tp", 2),
+    expert_order=digits("pp", 2, "ep", 2, "dp", 2, "etp", 1),
+)
+# Tensor-parallel ranks are two apart, and data-parallel ones on both sides of that digit.
+SPLIT = TrainLayout(
+    tp=2,
+    dp=4,
+    ep=4,
+    etp=2,
+    order=digits("dp", 2, "tp", 2, "dp", 2, "pp", 1),
+    expert_order=digits("etp", 2, "ep", 4, "dp", 1, "pp", 1),
+)
+SPLIT_EXPERTS = TrainLayout(
+    tp=2,
+    dp=4,
+    ep=2,
+    order=digits("dp", 2, "tp", 2, "dp", 2, "pp", 1),
+    expert_order=digits("etp", 1, "dp", 2, "ep", 2, "dp", 2, "pp", 1),
+)
+ANY_FAMILY = [
+    TrainLayout(tp=2),
+    TrainLayout(pp=2),
+    TrainLayout(pp=2, vpp=2),
+    TrainLayout(pp=2, layers_per_chunk=(1, 3)),
+    TrainLayout(cp=2),
+    # Two key-value heads: each lies on two ranks.
+    TrainLayout(tp=4),
+    TrainLayout(tp=2, pp=2, vpp=2, layers_per_chunk=(1, 1, 1, 1)),
+    TrainLayout(tp=2, dp=2, order=digits("dp", 2, "tp", 2, "pp", 1)),
+    TrainLayout(tp=2, dp=4, order=digits("dp", 2, "tp", 2, "dp", 2, "pp", 1)),
+]
+EXPERTS = [
+    TrainLayout(dp=2, ep=2),
+    TrainLayout(dp=2, etp=2),
+    TrainLayout(dp=4, ep=4),
+    TrainLayout(tp=2, dp=2, ep=2),
+    TrainLayout(tp=2, dp=2, ep=4),
+    TrainLayout(dp=4, ep=2, etp=2),
+    TrainLayout(tp=2, dp=2, pp=2, ep=2),
+    STAGES_FIRST,
+    SPLIT,
+    SPLIT_EXPERTS,
+]
+TIED = [TrainLayout(pp=2), TrainLayout(pp=2, vpp=2), TrainLayout(tp=2, pp=2)]
+
+
+def cases_to_build(random_model_of: MakeModel) -> Iterator[Case]:
+    for family, layout in product(FAMILIES, ANY_FAMILY):
+        yield Case(folder=str(random_model_of(family)), layout=layout)
+    for layout in EXPERTS:
+        yield Case(folder=str(random_model_of("qwen3_moe")), layout=layout)
+    for family, layout in product(("qwen2", "qwen3"), TIED):
+        yield Case(folder=str(random_model_of(family, tied=True)), layout=layout)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_what_the_ranks_hold_of_each_layout_is_the_file_to_the_bit(
+    ranks: int, forked_workers: ForkedWorkers, random_model_of: MakeModel
+) -> None:
+    cases = [case for case in cases_to_build(random_model_of) if case.layout.world_size == ranks]
+    assert len(cases) == {2: 21, 4: 15, 8: 7}[ranks]
+    replies: list[list[Weights]] = forked_workers.run("training_probe:held", cases, ranks=ranks)
+    for index, case in enumerate(cases):
+        filed = load_file(Path(case.folder) / "model.safetensors")
+        found = assembled(case.folder, case.layout, [reply[index] for reply in replies])
+        assert found.keys() == filed.keys()
+        for name, tensor in filed.items():
+            assert torch.equal(found[name], tensor), f"{name} in {case.layout}"
+
+
+def sequences() -> Sequences:
+    """Make eight sequences of which all but the first three tokens are the response."""
+    generator = torch.Generator().manual_seed(1)
+    B, T = len(LENGTHS), max(LENGTHS)
+    lengths_B = torch.tensor(LENGTHS)
+    inside_BT = torch.arange(T) < lengths_B[:, None]
+    return Sequences(
+        tokens_BT=torch.randint(0, 211, (B, T), generator=generator) * inside_BT,
+        lengths_B=lengths_B,
+        response_mask_BT=inside_BT & (torch.arange(T) >= 3),
+    )
+
+
+@pytest.fixture(scope="module")
+def mixed_model(random_model_of: MakeModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A mixture whose expert weights do not add to 1 and whose second layer is dense."""
+    import transformers
+
+    config = json.loads((random_model_of("qwen3_moe") / "config.json").read_text("utf-8"))
+    config |= {"norm_topk_prob": False, "mlp_only_layers": [1]}
+    torch.manual_seed(9)
+    made = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**config))
+    folder = tmp_path_factory.mktemp("mixed")
+    made.save_pretrained(folder)
+    # As published folders say it; transformers 5 writes num_local_experts.
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    return folder
+
+
+def reference_logits(folder: str, batch: Sequences) -> Tensor:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        logits_BTV: Tensor = model(batch.tokens_BT).logits
+    return logits_BTV
+
+
+def check_logits(case: Case, batch: Sequences, ranks: list[Tensor], tolerance: float) -> None:
+    """Compare the parts of each replica, side by side, with Hugging Face."""
+    expected_BTV = reference_logits(case.folder, batch)
+    inside_BT = torch.arange(max(LENGTHS)) < batch.lengths_B[:, None]
+    coordinates = case.layout.dense_order.coordinates
+    for replica in range(case.layout.dp):
+        parts = {
+            place["tp"]: part
+            for place, part in zip(coordinates, ranks, strict=True)
+            if place["dp"] == replica
+        }
+        found_BTV = torch.cat([parts[rank] for rank in range(case.layout.tp)], dim=-1)
+        found_BTV = found_BTV[..., : expected_BTV.size(-1)]
+        torch.testing.assert_close(
+            found_BTV[inside_BT], expected_BTV[inside_BT], atol=tolerance, rtol=0
+        )
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_logits_of_each_family_and_layout_are_those_of_hugging_face_to_1e_4(
+    ranks: int, forked_workers: ForkedWorkers, random_model_of: MakeModel, mixed_model: Path
+) -> None:
+    dense, mixture = str(random_model_of("qwen3")), str(random_model_of("qwen3_moe"))
+    cases = [
+        Case(folder=folder, layout=TrainLayout(tp=ranks), sequence_parallel=ranks > 1)
+        for folder in (dense, mixture, str(mixed_model))
+    ]
+    if ranks > 1:
+        cases += [
+            Case(folder=dense, layout=TrainLayout(tp=ranks)),
+            Case(folder=mixture, layout=TrainLayout(dp=ranks, ep=ranks)),
+            Case(folder=str(mixed_model), layout=TrainLayout(tp=ranks, ep=ranks // 2, etp=2)),
+        ]
+    batch = sequences()
+    replies: list[list[Tensor]] = forked_workers.run(
+        "training_probe:logits", cases, batch, ranks=ranks
+    )
+    for index, case in enumerate(cases):
+        # Logits of size 30 in float32, four layers.
+        check_logits(case, batch, [reply[index] for reply in replies], 1e-4)
+
+
+@pytest.mark.parametrize("layout", [TrainLayout(dp=2, ep=2), TrainLayout(dp=2, etp=2)])
+def test_experts_in_two_grouped_matrices_lie_as_megatron_multiplies_them(
+    layout: TrainLayout, forked_workers: ForkedWorkers, random_model_of: MakeModel
+) -> None:
+    case, batch = Case(folder=str(random_model_of("qwen3_moe")), layout=layout), sequences()
+    replies: list[Tensor] = forked_workers.run(
+        "training_probe:grouped_logits", case, batch, ranks=2
+    )
+    check_logits(case, batch, replies, 1e-4)
+
+
+def minibatches(folder: str) -> list[Minibatch]:
+    """Make three updates on the same sequences, a step away from the policy that wrote them."""
+    batch = sequences()
+    all_BTV = torch.log_softmax(reference_logits(folder, batch), dim=-1)
+    chosen_BT = all_BTV[:, :-1].gather(2, batch.tokens_BT[:, 1:, None])[..., 0]
+    logprobs_BT = torch.nn.functional.pad(chosen_BT, (1, 0)) * batch.response_mask_BT
+    generator = torch.Generator().manual_seed(2)
+    noise_BT = 0.3 * torch.randn(logprobs_BT.shape, generator=generator)
+    advantages_B = torch.tensor([1.5, -0.5, 0.25, -1.0, 0.75, -0.25, 1.0, -1.25])
+    made = Minibatch(
+        tokens_BT=batch.tokens_BT,
+        lengths_B=batch.lengths_B,
+        response_mask_BT=batch.response_mask_BT,
+        old_logprobs_BT=(logprobs_BT + noise_BT) * batch.response_mask_BT,
+        advantages_BT=advantages_B[:, None] * batch.response_mask_BT,
+        token_weights_BT=token_mean_weights(batch.response_mask_BT),
+        ref_logprobs_BT=(logprobs_BT - noise_BT) * batch.response_mask_BT,
+    )
+    return [made] * 3
+
+
+@pytest.fixture(scope="module")
+def course(random_model_of: MakeModel) -> Course:
+    return Course(
+        minibatches=minibatches(str(random_model_of("qwen3_moe"))),
+        loss=LOSS,
+        optimizer=OPTIMIZER,
+        micro_batch_size=2,
+    )
+
+
+@pytest.fixture(scope="module")
+def alone(
+    course: Course, forked_workers: ForkedWorkers, random_model_of: MakeModel
+) -> tuple[list[dict[str, float]], dict[str, Tensor]]:
+    """What three updates of one process give: metrics and whole weights."""
+    folder = str(random_model_of("qwen3_moe"))
+    ((done,),) = forked_workers.run("training_probe:updates", [Case(folder=folder)], course)
+    return done.metrics, assembled(folder, TrainLayout(), [done.weights])
+
+
+TRAINED = {
+    2: [
+        Case(folder="", layout=TrainLayout(dp=2)),
+        Case(folder="", layout=TrainLayout(dp=2, ep=2)),
+        # Two replicas of three and four micro-batches.
+        Case(folder="", layout=TrainLayout(dp=2, ep=2), shares=(1, 7)),
+        Case(folder="", layout=TrainLayout(tp=2, ep=2)),
+        # Experts are cut where nothing else is, and nothing but experts is whole.
+        Case(folder="", layout=TrainLayout(dp=2, etp=2)),
+        Case(folder="", layout=TrainLayout(tp=2)),
+    ],
+    4: [
+        Case(folder="", layout=TrainLayout(tp=2, dp=2, ep=2)),
+        Case(folder="", layout=TrainLayout(tp=2, dp=2, ep=4)),
+        Case(folder="", layout=TrainLayout(dp=4, ep=2, etp=2)),
+    ],
+    8: [Case(folder="", layout=SPLIT), Case(folder="", layout=SPLIT_EXPERTS)],
+}
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_three_updates_of_a_mixture_are_those_of_one_process(
+    ranks: int,
+    alone: tuple[list[dict[str, float]], dict[str, Tensor]],
+    course: Course,
+    forked_workers: ForkedWorkers,
+    random_model_of: MakeModel,
+) -> None:
+    folder = random_model_of("qwen3_moe")
+    cases = [replace(case, folder=str(folder)) for case in TRAINED[ranks]]
+    metrics, weights = alone
+    before = load_file(folder / "model.safetensors")
+    replies: list[list[Updated]] = forked_workers.run(
+        "training_probe:updates", cases, course, ranks=ranks
+    )
+    for index, case in enumerate(cases):
+        for reply in replies:
+            for ours, theirs in zip(reply[index].metrics, metrics, strict=True):
+                # A gradient norm of 3 in float32; the others are sums of terms below 10.
+                assert ours.pop("grad_norm") == pytest.approx(theirs["grad_norm"], rel=1e-4)
+                assert ours == pytest.approx({name: theirs[name] for name in ours}, abs=2e-6)
+        whole = assembled(str(folder), case.layout, [reply[index].weights for reply in replies])
+        for name, tensor in whole.items():
+            moved = (weights[name] - before[name]).abs().max().item()
+            # Steps of 1e-3 on weights of 0.5: ten roundings of 3e-8 are 3e-4 of a step.
+            torch.testing.assert_close(tensor, weights[name], atol=moved / 1000, rtol=0)
+
+
+def test_replicas_that_share_experts_score_unequal_shares_and_wait_for_each_other(
+    forked_workers: ForkedWorkers, random_model_of: MakeModel
+) -> None:
+    folder, batch = str(random_model_of("qwen3_moe")), sequences()
+    case = Case(folder=folder, layout=TrainLayout(dp=2, ep=2), shares=(1, 7))
+    replies: list[list[Scored]] = forked_workers.run(
+        "training_probe:scores", case, batch, [1, 3], ranks=2
+    )
+    ((whole, *_),) = forked_workers.run("training_probe:scores", Case(folder=folder), batch, [8])
+    for first, second in zip(*replies, strict=True):
+        assert [len(first.logprobs_BT), len(second.logprobs_BT)] == [1, 7]
+        pad = (0, whole.logprobs_BT.size(1) - first.logprobs_BT.size(1))
+        found_BT = torch.cat(
+            [torch.nn.functional.pad(first.logprobs_BT, pad), second.logprobs_BT]
+        )
+        # Log-probs of size 20 in float32.
+        torch.testing.assert_close(found_BT, whole.logprobs_BT, atol=2e-5, rtol=0)
+
+
+def test_experts_leave_the_device_between_updates_without_a_trace(
+    course: Course, forked_workers: ForkedWorkers, random_model_of: MakeModel
+) -> None:
+    folder = str(random_model_of("qwen3_moe"))
+    cases = [Case(folder=folder, layout=TrainLayout(dp=2, ep=2), bf16=True)]
+    course = replace(course, optimizer=OPTIMIZER | {"bf16": True})
+    stayed = forked_workers.run("training_probe:updates", cases, course, ranks=2)
+    swapped = forked_workers.run(
+        "training_probe:updates", cases, replace(course, swap=True), ranks=2
+    )
+    for (ours,), (theirs,) in zip(swapped, stayed, strict=True):
+        assert ours.metrics == theirs.metrics
+        assert ours.device_bytes == [0, 0, 0]
+        assert all(torch.equal(ours.weights[name], theirs.weights[name]) for name in ours.weights)

@@ -1,0 +1,28 @@
+"""The numbers that a dry run prints."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from mindrl.config.run import RunConfig
+from mindrl.launch.explain import derived_numbers
+from mindrl.platform.device import PLATFORMS
+
+
+def test_sizes_of_experts_are_shown_where_they_are_not_1(
+    run_config: Callable[..., RunConfig],
+) -> None:
+    sizes = {
+        "rl_config.actor_resource.num_npus": 8,
+        "actor_config.tensor_model_parallel_size": 2,
+        "generate_config.infer_tensor_parallel_size": 4,
+    }
+    dense = derived_numbers(run_config(Path("model"), sizes), PLATFORMS["cpu"])
+    assert (dense["training"], dense["rollout"]) == ("TP 2, DP 4", "TP 4, DP 2")
+    experts = {
+        "actor_config.expert_model_parallel_size": 4,
+        "actor_config.expert_tensor_parallel_size": 2,
+        "generate_config.infer_expert_parallel_size": 4,
+    }
+    mixture = derived_numbers(run_config(Path("model"), sizes | experts), PLATFORMS["cpu"])
+    assert mixture["training"] == "TP 2, EP 4, ETP 2, DP 4"
+    assert mixture["rollout"] == "TP 4, EP 4, DP 2"

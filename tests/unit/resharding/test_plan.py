@@ -1,0 +1,121 @@
+"""The reshard plan: complete, minimal, within its bucket, for any pair of layouts."""
+
+import numpy as np
+from geometry import (
+    carry_out,
+    fewest_bytes,
+    masks,
+    models,
+    numbered,
+    rollout_layouts,
+    shapes_of,
+    shards_of,
+    sides,
+    training_layouts,
+)
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mindrl.models.decoder import Side, elsewhere, rollout_side, training_side
+from mindrl.models.placement import slices
+from mindrl.resharding.plan import ReshardPlan, Topology, plan_sides
+
+SLOW_DRAWING = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)
+DTYPES = st.sampled_from(["float32", "bfloat16"])
+
+
+def check(
+    source: Side, target: Side, shapes: dict[str, tuple[int, ...]], topology: Topology, bucket: int
+) -> ReshardPlan:
+    """Plan, carry out in memory, and hold the result against the tables alone."""
+    plan = plan_sides(source, target, topology, bucket_bytes=bucket)
+    logical = numbered(shapes)
+    memory = carry_out(plan, source, target, logical)
+    fewest = fewest_bytes(source, target, shapes)
+    assert plan.received.tolist() == fewest
+    assert plan.lower_bound.tolist() == fewest
+    assert plan.sent.sum() == plan.received.sum()
+    assert (plan.peak_staging <= bucket).all()
+    for rank in range(plan.world_size):
+        expected = shards_of(target.table(rank), logical)
+        for name, values in memory.target[rank].items():
+            assert np.array_equal(values, expected[name]), name
+            # Written once where there is a number, never where there is padding.
+            assert np.array_equal(memory.writes[rank][name], (expected[name] > 0) * 1.0), name
+    return plan
+
+
+@settings(max_examples=1200, deadline=None, suppress_health_check=SLOW_DRAWING)
+@given(data=st.data())
+def test_any_model_goes_from_any_training_layout_to_any_rollout_layout(data: st.DataObject) -> None:
+    model = data.draw(models())
+    world = data.draw(st.sampled_from([1, 2, 3, 4, 6, 8, 12]))
+    train = data.draw(training_layouts(model, world))
+    rollout = data.draw(rollout_layouts(model, world))
+    storage = data.draw(st.sampled_from(["sequential", "te_grouped", "grouped"]))
+    source = training_side(model, train, dtype=data.draw(DTYPES), experts=storage)
+    target = rollout_side(model, rollout, dtype=data.draw(DTYPES))
+    topology = Topology(ranks_per_node=data.draw(st.sampled_from([1, 2, 8])))
+    check(
+        source, target, shapes_of(model), topology, data.draw(st.sampled_from([64, 1000, 1 << 20]))
+    )
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=SLOW_DRAWING)
+@given(data=st.data())
+def test_the_two_sides_may_be_on_different_ranks(data: st.DataObject) -> None:
+    model = data.draw(models())
+    ranks = data.draw(st.sampled_from([(1, 1), (2, 1), (2, 4), (4, 2), (3, 4)]))
+    world = sum(ranks)
+    train = data.draw(training_layouts(model, ranks[0]))
+    rollout = data.draw(rollout_layouts(model, ranks[1]))
+    source = training_side(model, train, dtype="float32")
+    target = rollout_side(model, rollout, dtype="bfloat16")
+    plan = check(
+        elsewhere(source, first_rank=0, world_size=world),
+        elsewhere(target, first_rank=ranks[0], world_size=world),
+        shapes_of(model),
+        Topology(ranks_per_node=2),
+        4096,
+    )
+    assert plan.copied.sum() == 0
+
+
+@settings(max_examples=700, deadline=None, suppress_health_check=SLOW_DRAWING)
+@given(data=st.data())
+def test_sides_of_any_geometry(data: st.DataObject) -> None:
+    sizes = st.lists(st.integers(1, 7), min_size=1, max_size=2).map(tuple)
+    drawn = data.draw(st.lists(sizes, min_size=1, max_size=4))
+    shapes = {f"tensor {index}": shape for index, shape in enumerate(drawn)}
+    world = data.draw(st.integers(1, 5))
+    source, target = data.draw(sides(shapes, world)), data.draw(sides(shapes, world))
+    topology = Topology(ranks_per_node=data.draw(st.integers(1, 5)))
+    check(source, target, shapes, topology, data.draw(st.sampled_from([16, 64, 4096])))
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=SLOW_DRAWING)
+@given(data=st.data())
+def test_equal_sides_move_nothing(data: st.DataObject) -> None:
+    model = data.draw(models())
+    layout = data.draw(training_layouts(model, data.draw(st.sampled_from([1, 2, 4, 8]))))
+    side = training_side(model, layout, dtype="bfloat16")
+    plan = check(side, side, shapes_of(model), Topology(ranks_per_node=8), 4096)
+    assert plan.received.sum() == 0
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=SLOW_DRAWING)
+@given(data=st.data())
+def test_a_slice_comes_from_its_own_node_where_that_has_it(data: st.DataObject) -> None:
+    model = data.draw(models())
+    source = training_side(model, data.draw(training_layouts(model, 8)), dtype="float32")
+    target = rollout_side(model, data.draw(rollout_layouts(model, 8)), dtype="float32")
+    topology = Topology(ranks_per_node=4)
+    plan = plan_sides(source, target, topology, bucket_bytes=1 << 20)
+    held = [masks(source, rank, shapes_of(model)) for rank in range(8)]
+    routes = plan.routes
+    for cell, sender, receiver in zip(routes.cell, routes.source, routes.target, strict=True):
+        node = topology.node_of(receiver)
+        mates = [mate for mate in range(8) if topology.node_of(mate) == node]
+        tensor, index = plan.cells[cell].tensor, slices(plan.cells[cell].box)
+        holders = [mate for mate in mates if held[mate][tensor][index].all()]
+        assert topology.node_of(sender) == node or not holders

@@ -21,27 +21,27 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from reshard_rivals import Gather, Tensors, buckets, rank
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
 from mindrl.allocation.layout import RolloutLayout, TrainLayout
-from mindrl.models.decoder import Side, logical_shapes, rollout_side, training_side
+from mindrl.models.decoder import logical_shapes, rollout_side, training_side
 from mindrl.models.description import ModelDescription, MoeDescription
 from mindrl.models.orientation import oriented
-from mindrl.models.placement import Placement, ShardingTable, slices, volume
+from mindrl.models.placement import ShardingTable
 from mindrl.resharding.exchange import Channel
 from mindrl.resharding.plan import ReshardPlan, Topology, plan_sides
 from mindrl.resharding.transfer import Names, Transfer
 
 RANKS = 4
-Tensors = dict[str, Tensor]
 
 DENSE = ModelDescription(
     model_type="qwen2",
@@ -87,7 +87,9 @@ class Pair:
 
 
 PAIRS = [
-    Pair(name="dense TP4 to TP1", model=DENSE, train=TrainLayout(tp=4), rollout=RolloutLayout(dp=4)),
+    Pair(
+        name="dense TP4 to TP1", model=DENSE, train=TrainLayout(tp=4), rollout=RolloutLayout(dp=4)
+    ),
     Pair(
         name="dense TP2 PP2 to TP4",
         model=DENSE,
@@ -100,7 +102,9 @@ PAIRS = [
         train=TrainLayout(tp=2, dp=2),
         rollout=RolloutLayout(tp=4),
     ),
-    Pair(name="MoE EP4 to TP4", model=MOE, train=TrainLayout(dp=4, ep=4), rollout=RolloutLayout(tp=4)),
+    Pair(
+        name="MoE EP4 to TP4", model=MOE, train=TrainLayout(dp=4, ep=4), rollout=RolloutLayout(tp=4)
+    ),
     Pair(
         name="MoE EP2 TP2 to TP4 EP4",
         model=MOE,
@@ -135,125 +139,6 @@ class Weights:
 
     def close(self, name: str) -> None:
         """Nothing is packed here."""
-
-
-class Gather:
-    """Ways (a) and (b): whole logical tensors on every rank, a group of them at a time."""
-
-    def __init__(self, pair: Pair, source: Side, groups: list[list[str]]) -> None:
-        """Find the first holder of each box, as every rank can by itself."""
-        self.groups = groups
-        self.shapes = logical_shapes(pair.model)
-        self.target_table = rollout_side(pair.model, pair.rollout, dtype="float32").table(rank())
-        self.wanted = _placements(self.target_table)
-        self.pieces = [_first_held(source, holder) for holder in range(RANKS)]
-        self.received = 0
-
-    def run(self, ours: Tensors, target: Tensors) -> None:
-        """Gather, cut, forget; group by group."""
-        self.received = 0
-        for names in self.groups:
-            whole = {name: torch.empty(self.shapes[name]) for name in names}
-            self._fill(names, whole, ours)
-            for name in names:
-                for local, placement in self.wanted.get(name, ()):
-                    part = whole[name][slices(placement.source)]
-                    oriented(target[local], placement.local, placement.axes).copy_(part)
-
-    def _fill(self, names: list[str], whole: Tensors, ours: Tensors) -> None:
-        pieces = [[piece for n in names for piece in held.get(n, ())] for held in self.pieces]
-        sizes = [sum(volume(p.source) for _, p in each) for each in pieces]
-        packed = torch.empty(sizes[rank()])
-        parts = torch.split(packed, [volume(p.source) for _, p in pieces[rank()]])
-        for part, (local, placement) in zip(parts, pieces[rank()], strict=True):
-            held = oriented(ours[local], placement.local, placement.axes)
-            part.view(held.shape).copy_(held)
-        for holder, memory in enumerate(self._exchange(packed, sizes)):
-            parts = torch.split(memory, [volume(p.source) for _, p in pieces[holder]])
-            for part, (_, placement) in zip(parts, pieces[holder], strict=True):
-                hole = whole[placement.tensor][slices(placement.source)]
-                hole.copy_(part.view(hole.shape))
-
-    def _exchange(self, packed: Tensor, sizes: list[int]) -> list[Tensor]:
-        """All-gather where all ranks hold equally much, broadcasts from those that hold some else."""
-        self.received += 4 * (sum(sizes) - sizes[rank()])
-        if len(set(sizes)) == 1:
-            joined = torch.empty(sum(sizes))
-            dist.all_gather_into_tensor(joined, packed)
-            return list(torch.split(joined, sizes))
-        memories = []
-        for holder, size in enumerate(sizes):
-            memory = packed if holder == rank() else torch.empty(size)
-            if size:
-                dist.broadcast(memory, src=holder)
-            memories.append(memory)
-        return memories
-
-
-def _placements(table: ShardingTable) -> dict[str, list[tuple[str, Placement]]]:
-    found: dict[str, list[tuple[str, Placement]]] = {}
-    for local, entry in table.items():
-        for placement in entry.placements:
-            found.setdefault(placement.tensor, []).append((local, placement))
-    return found
-
-
-def _first_held(source: Side, holder: int) -> dict[str, list[tuple[str, Placement]]]:
-    earlier = {
-        (placement.tensor, placement.source)
-        for other in range(holder)
-        for entry in source.table(other).values()
-        for placement in entry.placements
-    }
-    return {
-        tensor: [pair for pair in pairs if (tensor, pair[1].source) not in earlier]
-        for tensor, pairs in _placements(source.table(holder)).items()
-    }
-
-
-def rank() -> int:
-    """Return this process's rank."""
-    return dist.get_rank()
-
-
-def buckets(model: ModelDescription, source: Side, bucket_bytes: int) -> list[list[str]]:
-    """Group logical tensors of the same holders: then one all-gather serves a bucket."""
-    holders: dict[str, set[int]] = {}
-    for holder in range(RANKS):
-        for name, pieces in _first_held(source, holder).items():
-            if pieces:
-                holders.setdefault(name, set()).add(holder)
-    shapes = logical_shapes(model)
-    groups: list[list[str]] = []
-    size = bucket_bytes + 1
-    order = sorted(shapes, key=lambda name: sorted(holders[name]))
-    for previous, name in zip([None, *order], order, strict=False):
-        changed = previous is None or holders[previous] != holders[name]
-        wide = 4 * torch.Size(shapes[name]).numel()
-        if changed or size + wide > bucket_bytes:
-            groups.append([])
-            size = 0
-        groups[-1].append(name)
-        size += wide
-    return _mixed_by_holder(groups, holders)
-
-
-def _mixed_by_holder(groups: list[list[str]], holders: Mapping[str, set[int]]) -> list[list[str]]:
-    """Join buckets that lie on single ranks, one of each rank: so all of them can gather at once."""
-    single: dict[int, list[list[str]]] = {}
-    several = []
-    for group in groups:
-        found = holders[group[0]]
-        if len(found) == 1:
-            single.setdefault(next(iter(found)), []).append(group)
-        else:
-            several.append(group)
-    rows = max((len(each) for each in single.values()), default=0)
-    joined = [
-        [name for each in single.values() if row < len(each) for name in each[row]]
-        for row in range(rows)
-    ]
-    return several + joined
 
 
 def local_tensors(table: ShardingTable, *, filled: bool) -> Tensors:
@@ -305,7 +190,9 @@ def _status(field: str) -> int:
     return int(line.split()[1]) << 10
 
 
-def ways(pair: Pair, plan: ReshardPlan, bucket_bytes: int) -> Iterator[tuple[str, int, Callable[[], None]]]:
+def ways(
+    pair: Pair, plan: ReshardPlan, bucket_bytes: int
+) -> Iterator[tuple[str, int, Callable[[], None]]]:
     """Yield each way: its name, what this rank receives, and how to run it."""
     source = training_side(pair.model, pair.train, dtype="float32")
     target = rollout_side(pair.model, pair.rollout, dtype="float32")
@@ -335,7 +222,7 @@ def ways(pair: Pair, plan: ReshardPlan, bucket_bytes: int) -> Iterator[tuple[str
         ("gather", buckets(pair.model, source, bucket_bytes)),
         ("parameter", [[tensor] for tensor in logical_shapes(pair.model)]),
     ):
-        gather = Gather(pair, source, groups)
+        gather = Gather(pair.model, (source, target), groups)
         run = checked(lambda gather=gather: gather.run(ours, taken))  # type: ignore[misc]
         yield name, gather.received, run
     sends, receives = plan.pair_bytes[rank()].tolist(), plan.pair_bytes[:, rank()].tolist()
@@ -423,7 +310,9 @@ def show(results: list[dict[str, object]]) -> None:
 
 def main() -> int:
     """Start the ranks, print what they measured."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=5, help="runs of each way")
     parser.add_argument("--bucket-mib", type=int, default=256, help="bound on messages in flight")
     parser.add_argument("--only", default="", help="pairs whose name contains this")

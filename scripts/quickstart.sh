@@ -6,16 +6,12 @@
 #
 # Safe to repeat: what is there and up to date is kept. Writes into this checkout and your cache folder only.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-readonly DATA=.cache/tiny/data MODEL=.cache/tiny/model
+lib="$(cd "$(dirname "${BASH_SOURCE[0]}")/lib" && pwd)"
+# shellcheck source=lib/quickstart.sh
+source "$lib/quickstart.sh"
 
-bash scripts/install.sh
-export PATH="$PWD/.venv/bin:$PATH"
-export HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0 VLLM_NO_USAGE_STATS=1
-
-python scripts/make_tiny_data.py --output "$DATA" --seed 1
-python scripts/make_tiny_model.py --output "$MODEL" --data "$DATA" --seed 1
+quickstart_prepare qwen2 .cache/tiny/model
 
 # One worker per core, two at most: that is what the configuration asks for.
 workers=()

@@ -75,7 +75,8 @@ def join_process_group(
     )
 
 
-def own_store(name: str) -> dist.Store:
+def own_store(name: str) -> dist.Store:  # type: ignore[name-defined]
     """Return a part of the default group's store, for one user of that name on every rank."""
     # torch has no public way to the store of a group that it made.
-    return dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
+    default = dist.distributed_c10d._get_default_store()
+    return dist.PrefixStore(name, default)  # type: ignore[attr-defined]

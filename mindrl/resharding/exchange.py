@@ -1,8 +1,7 @@
 """Messages between the ranks of a transfer, with a time limit and the names of silent peers."""
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from datetime import timedelta
 
 import torch
@@ -10,32 +9,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mindrl.errors import ReshardError
-from mindrl.models.placement import volume
-from mindrl.resharding.plan import Move
+from mindrl.resharding.messages import Message
 
 _REPORT_SECONDS = 3.0
 """How long a rank that waited in vain waits for the others to say the same."""
-
-
-@dataclass(kw_only=True)
-class Message:
-    """What goes between two ranks in one round, in one type."""
-
-    peer: int
-    moves: list[Move]
-    memory: Tensor
-    incoming: bool
-    round: int = -1
-    works: list[dist.Work] = field(default_factory=list)
-
-    def chunks(self) -> Iterator[tuple[Move, Tensor]]:
-        """Yield each move with its part of the memory, in the shape of its box."""
-        offset = 0
-        for move in self.moves:
-            size = volume(move.cell.box)
-            shape = [stop - start for start, stop in move.cell.box]
-            yield move, self.memory[offset : offset + size].view(shape)
-            offset += size
 
 
 class Channel:
@@ -47,7 +24,7 @@ class Channel:
     def __init__(
         self,
         group: dist.ProcessGroup,
-        store: dist.Store,
+        store: dist.Store,  # type: ignore[name-defined]
         device: torch.device,
         timeout_seconds: float,
     ) -> None:
@@ -63,6 +40,8 @@ class Channel:
         messages = [*sends, *receives]
         for message in messages:
             message.round = index
+        for message in receives:
+            message.incoming = True
         self._start(messages)
         return messages
 
@@ -87,14 +66,14 @@ class Channel:
         Raises:
             ReshardError: A peer is silent for longer than the time limit, or is gone.
         """
-        ways = ((outgoing, False), (incoming, True))
-        messages = [
-            Message(peer=peer, moves=[], memory=memory, incoming=comes)
-            for memories, comes in ways
-            for peer, memory in memories.items()
-        ]
-        self._start(messages)
-        self.wait(messages)
+        sends, receives = (
+            [
+                Message(peer=peer, moves=[], memory=memory, staged=False)
+                for peer, memory in each.items()
+            ]
+            for each in (outgoing, incoming)
+        )
+        self.wait(self.post(-1, sends, receives))
 
     def agree(self, digest: bytes) -> None:
         """Compare a hash of the plan over all ranks, before the first byte moves.

@@ -179,14 +179,21 @@ def _best_pair(
         if stages in best_experts or not experts
     ]
     chosen, expert = min(pairs, key=lambda pair: _pair_rank(*pair))
-    layout = replace(
-        plain,
-        order=None if chosen.order == plain.dense_order else chosen.order,
-        expert_order=None
-        if expert is None or expert.order == plain.experts_order
-        else expert.order,
-    )
-    return layout, chosen.gained + (expert.gained if expert else 0)
+    order = None if chosen.order == plain.dense_order else chosen.order
+    if expert is None:
+        return replace(plain, order=order, expert_order=_same_stages(order)), chosen.gained
+    expert_order = None if expert.order == plain.experts_order else expert.order
+    layout = replace(plain, order=order, expert_order=expert_order)
+    return layout, chosen.gained + expert.gained
+
+
+def _same_stages(order: RankOrder | None) -> RankOrder | None:
+    """Return an expert grid with the stages of an order: Megatron wants one for dense models too."""
+    if order is None:
+        return None
+    names = tuple((name if name == "pp" else "dp", radix) for name, radix in order.digits)
+    empty = (("etp", 1), ("ep", 1))
+    return RankOrder(digits=_merged(names) + empty)
 
 
 def _best_by_stages(candidates: list[_Candidate]) -> dict[bytes, _Candidate]:

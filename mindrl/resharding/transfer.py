@@ -6,7 +6,7 @@ their last one is written, so an engine that packs its weights can do so module 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,9 +15,9 @@ from torch import Tensor
 
 from mindrl.models.decoder import always_float32
 from mindrl.models.orientation import oriented
-from mindrl.models.placement import volume
 from mindrl.resharding.checksum import checksum
-from mindrl.resharding.exchange import Channel, Message
+from mindrl.resharding.exchange import Channel
+from mindrl.resharding.messages import Message, Staging, messages_of
 from mindrl.resharding.plan import Move, RankRound, ReshardPlan
 from mindrl.resharding.verify import Checksums
 
@@ -123,7 +123,8 @@ class _Run:
         self.checksums = checksums
         self.reads = transfer.reads.copy()
         self.writes = transfer.writes.copy()
-        self.arenas = [_Arenas(transfer, parity) for parity in (0, 1)]
+        # Two rounds are in flight, each with memory for what goes out and for what comes in.
+        self.staging = [Staging(transfer.channel.device) for _ in range(4)]
         self.written: dict[str, list[Move]] = {}
 
     def run(self) -> None:
@@ -151,24 +152,26 @@ class _Run:
 
     def _start(self, index: int, step: RankRound) -> list[Message]:
         """Pack and post all messages of a round."""
-        arenas = self.arenas[index % 2]
-        sends = arenas.outgoing.messages(self._by_type(step.sends))
+        outgoing, incoming = self.staging[index % 2], self.staging[2 + index % 2]
+        sends = messages_of(step.sends, self.transfer.wire_dtype, self._read, outgoing)
         for message in sends:
-            for move, chunk in message.chunks():
+            for move, chunk in message.staged_chunks():
                 chunk.copy_(self._read(move))
-                self._has_read(move)
-        receives = arenas.incoming.messages(self._by_type(step.receives))
+        receives = messages_of(step.receives, self.transfer.wire_dtype, self._target, incoming)
         return self.transfer.channel.post(index, sends, receives)
 
-    def _finish(self, messages: Iterable[Message]) -> None:
+    def _finish(self, messages: Sequence[Message]) -> None:
         """Wait for the messages of a round and unpack those that came in."""
-        messages = list(messages)
         self.transfer.channel.wait(messages)
         for message in messages:
             if message.incoming:
-                for move, chunk in message.chunks():
+                for move, chunk in message.staged_chunks():
                     self._target(move).copy_(chunk)
+            for move in message.moves:
+                if message.incoming:
                     self._has_written(move)
+                else:
+                    self._has_read(move)
 
     def _copy(self, move: Move) -> None:
         self._target(move).copy_(self._read(move))
@@ -205,50 +208,3 @@ class _Run:
 
     def _wired(self, move: Move, values: Tensor) -> Tensor:
         return values.to(self.transfer.wire_dtype(move.cell.tensor))
-
-    def _by_type(
-        self, moves_of: dict[int, list[Move]]
-    ) -> list[tuple[int, torch.dtype, list[Move]]]:
-        """Sort moves into messages, those of wide types first: then all of them are aligned."""
-        sorted_moves: dict[tuple[int, int], list[Move]] = {}
-        for peer, moves in moves_of.items():
-            for move in moves:
-                width = self.transfer.wire_dtype(move.cell.tensor).itemsize
-                sorted_moves.setdefault((-width, peer), []).append(move)
-        types = {-4: torch.float32, -2: torch.bfloat16}
-        return [
-            (peer, types[width], moves) for (width, peer), moves in sorted(sorted_moves.items())
-        ]
-
-
-class _Arena:
-    """The memory of the messages of one round, one way; used again two rounds later."""
-
-    def __init__(self, size: int, device: torch.device, *, incoming: bool) -> None:
-        self.memory = torch.empty(size, dtype=torch.uint8, device=device)
-        self.incoming = incoming
-
-    def messages(self, parts: list[tuple[int, torch.dtype, list[Move]]]) -> list[Message]:
-        """Lay out messages one behind the other."""
-        messages, offset = [], 0
-        for peer, dtype, moves in parts:
-            size = dtype.itemsize * sum(volume(move.cell.box) for move in moves)
-            memory = self.memory[offset : offset + size].view(dtype)
-            messages.append(Message(peer=peer, moves=moves, memory=memory, incoming=self.incoming))
-            offset += size
-        return messages
-
-
-class _Arenas:
-    """The memory of every other round."""
-
-    def __init__(self, transfer: Transfer, parity: int) -> None:
-        rounds = transfer.rounds[parity::2]
-        sends = max((_bytes(step.sends) for step in rounds), default=0)
-        receives = max((_bytes(step.receives) for step in rounds), default=0)
-        self.outgoing = _Arena(sends, transfer.channel.device, incoming=False)
-        self.incoming = _Arena(receives, transfer.channel.device, incoming=True)
-
-
-def _bytes(moves_of: dict[int, list[Move]]) -> int:
-    return sum(move.cell.wire_bytes for moves in moves_of.values() for move in moves)

@@ -9,7 +9,7 @@ from rollout_messages import DeviceBytes, Life, Question
 from torch import Tensor
 from weight_files import load_one_by_one, rollout_table
 
-from mindrl.allocation.layout import RolloutLayout
+from mindrl.allocation.layout import RolloutLayout, TrainLayout
 from mindrl.batch.rollouts import Response
 from mindrl.platform.device import PLATFORMS
 from mindrl.rollout.engine import EngineSettings, RolloutEngine
@@ -21,7 +21,7 @@ ONE_RANK = RolloutLayout()
 def life_of_an_engine(folder: str, later_folder: str, questions: list[Question]) -> Life:
     """Start an engine, give it weights, ask, put it to sleep, and do it again with others."""
     # As in a worker: Megatron's groups are there before the engine makes its own.
-    initialise_model_parallel(tensor_parallel_size=1, seed=1)
+    initialise_model_parallel(TrainLayout(), seed=1)
     before = random_states()
     engine = RolloutEngine(settings(folder))
     seen = {"started": device_bytes(engine)}

@@ -26,13 +26,17 @@ def fill_engines(cases: Sequence[Case], prompts: Prompts) -> list[Filled]:
     return [_fill_engine(case, prompts) for case in cases]
 
 
-def misuse(case: Case) -> list[str]:
-    """Use a load wrongly in three ways; returns what was said."""
+def misuse(case: Case) -> tuple[float, list[str]]:
+    """Leave ones in the embedding, then use the next load wrongly in three ways.
+
+    Returns the largest element of the embedding as the next load opens it, and what was said.
+    """
     engine = RolloutEngine(settings_of(case))
     engine.allocate_weights()
+    first = next(iter(engine.shards().shapes()))
+    engine.shards().open(first).fill_(1.0)
     shards = engine.shards()
-    first = next(iter(shards.shapes()))
-    shards.open(first)
+    largest = shards.open(first).max().item()
     shards.close(first)
     said = []
     for wrong in (lambda: shards.close(first), lambda: shards.open(first), shards.finish):
@@ -40,7 +44,7 @@ def misuse(case: Case) -> list[str]:
             wrong()
         except AssertionError as error:
             said.append(str(error))
-    return said
+    return largest, said
 
 
 def shapes_of(cases: Sequence[Case]) -> list[Shapes]:

@@ -263,11 +263,27 @@ def test_deepseek_on_two_ranks_expects_exactly_what_the_rollout_table_holds(
     assert bias not in seen["deepseek_v2 TP2"][0].expected
 
 
-def test_a_tensor_closed_twice_or_opened_again_or_left_out_is_named(
+@pytest.fixture(scope="module")
+def misused(
     forked_workers: ForkedWorkers, folders: Callable[[Engine], tuple[str, str]]
-) -> None:
+) -> tuple[float, list[str]]:
+    """What the embedding held when a load opened it after another, and what was said."""
     case = cases(ENGINES, folders, 1)["qwen2 tied"]
-    (said,) = forked_workers.run("shards_probe:misuse", case)
+    (seen,) = forked_workers.run("shards_probe:misuse", case)
+    largest, said = seen
+    return largest, said
+
+
+def test_padding_is_zero_whatever_the_embedding_held_before(
+    misused: tuple[float, list[str]],
+) -> None:
+    assert misused[0] == 0.0
+
+
+def test_a_tensor_closed_twice_or_opened_again_or_left_out_is_named(
+    misused: tuple[float, list[str]],
+) -> None:
+    _, said = misused
     assert said[:2] == [
         "model.embed_tokens.weight is closed twice, or was never opened",
         "model.embed_tokens.weight is opened after its close",

@@ -130,6 +130,15 @@ def test_what_the_ranks_hold_of_each_layout_is_the_file_to_the_bit(
             assert torch.equal(found[name], tensor), f"{name} in {case.layout}"
 
 
+def test_an_order_in_which_megatron_would_mix_up_tokens_is_refused(
+    forked_workers: ForkedWorkers,
+) -> None:
+    order = digits("ep", 2, "etp", 2, "dp", 1, "pp", 1)
+    layout = TrainLayout(dp=4, ep=2, etp=2, expert_order=order)
+    (reason,) = forked_workers.run("training_probe:refusal", layout)
+    assert reason.startswith("etp must come before ep: ")
+
+
 def sequences() -> Sequences:
     """Make eight sequences of which all but the first three tokens are the response."""
     generator = torch.Generator().manual_seed(1)
@@ -320,9 +329,7 @@ def test_replicas_that_share_experts_score_unequal_shares_and_wait_for_each_othe
     for first, second in zip(*replies, strict=True):
         assert [len(first.logprobs_BT), len(second.logprobs_BT)] == [1, 7]
         pad = (0, whole.logprobs_BT.size(1) - first.logprobs_BT.size(1))
-        found_BT = torch.cat(
-            [torch.nn.functional.pad(first.logprobs_BT, pad), second.logprobs_BT]
-        )
+        found_BT = torch.cat([torch.nn.functional.pad(first.logprobs_BT, pad), second.logprobs_BT])
         # Log-probs of size 20 in float32.
         torch.testing.assert_close(found_BT, whole.logprobs_BT, atol=2e-5, rtol=0)
 
@@ -341,3 +348,20 @@ def test_experts_leave_the_device_between_updates_without_a_trace(
         assert ours.metrics == theirs.metrics
         assert ours.device_bytes == [0, 0, 0]
         assert all(torch.equal(ours.weights[name], theirs.weights[name]) for name in ours.weights)
+
+
+def test_all_chunks_of_all_stages_leave_the_device_and_come_back_as_they_were(
+    course: Course, forked_workers: ForkedWorkers, mixed_model: Path
+) -> None:
+    # Two chunks and experts on each rank; a stage whose one layer has no experts.
+    layouts = [TrainLayout(pp=2, vpp=2, dp=2, ep=2), TrainLayout(pp=4)]
+    cases = [Case(folder=str(mixed_model), layout=layout) for layout in layouts]
+    replies: list[list[Updated]] = forked_workers.run(
+        "training_probe:swapped", cases, course, ranks=4
+    )
+    filed = load_file(mixed_model / "model.safetensors")
+    for index, case in enumerate(cases):
+        assert [reply[index].device_bytes for reply in replies] == [[0]] * 4
+        weights = [reply[index].weights for reply in replies]
+        found = assembled(case.folder, case.layout, weights)
+        assert all(torch.equal(found[name], tensor) for name, tensor in filed.items())

@@ -45,6 +45,15 @@ def join(layout: TrainLayout) -> None:
     initialise_model_parallel(layout, seed=1)
 
 
+def refusal(layout: TrainLayout) -> str:
+    """Return why a layout cannot be trained in."""
+    try:
+        join(layout)
+    except AssertionError as error:
+        return str(error)
+    return ""
+
+
 def settings(case: Case) -> ModelSettings:
     """Return how the model is built on CPU."""
     return ModelSettings(
@@ -150,6 +159,18 @@ def _updates(case: Case, course: Course) -> Updated:
     return Updated(metrics=metrics, weights=copied(scoring), device_bytes=device_bytes)
 
 
+def swapped(cases: list[Case], course: Course) -> list[Updated]:
+    """Take everything off the device and bring it back in each layout; nothing is trained."""
+    results = []
+    for case in cases:
+        scoring = build(case)
+        model = TrainedModel(scoring, OptimizerSettings(**course.optimizer), course.loss)
+        stayed = swap_out_and_in(model)
+        weights = copied(scoring)
+        results.append(Updated(metrics=[], weights=weights, device_bytes=[stayed]))
+    return results
+
+
 def swap_out_and_in(model: TrainedModel) -> int:
     """Take all regions off the device and bring them back; returns the bytes that stayed."""
     order = (TrainRegion.OPTIMIZER, TrainRegion.GRADIENTS, TrainRegion.PARAMETERS)
@@ -181,9 +202,7 @@ def logprobs_over_ranks(
 
 def exported(folder: str, target: str) -> None:
     """Read the weights by the tables of one rank and write them to another folder."""
-    export_weights(
-        folder, Path(target), assembled(folder, TrainLayout(), [read(folder)]).items()
-    )
+    export_weights(folder, Path(target), assembled(folder, TrainLayout(), [read(folder)]).items())
 
 
 def read(folder: str) -> Weights:

@@ -2,7 +2,7 @@
 
 Upstream: megatron-core 0.13 to 0.16.1 (checked with 0.16.1). Reason: `initialize_model_parallel`
 numbers the ranks by one order of whole dimensions, the same for experts as for all else
-("TODO: support expert specific ordering"). It cannot say that a dimension owns two digits of a
+(its source says so). It cannot say that a dimension owns two digits of a
 rank, as in data 2, tensor 2, data 2, nor that the experts have an order of their own. Some
 reshards move fewer bytes in such an order. It is no longer needed when an order string, or an
 argument, can give those groups: tests/unit/platform checks all order strings.

@@ -47,6 +47,27 @@ def test_megatron_on_cpu_is_needed_for_groups_forward_pass_and_gradients(
         assert "CUDA" in error
 
 
+def test_megatron_rank_order_is_needed_while_no_order_string_splits_a_dimension_in_two(
+    upstream: dict[str, Any],
+) -> None:
+    # Neighbours: all orders with tp before dp. Ranks two apart, four times: none of the 120.
+    assert len(upstream["orders_of_neighbours"]) == 60
+    assert upstream["orders_of_split_data"] == []
+
+
+def test_megatron_router_without_te_is_needed_while_the_router_asks_for_a_name_that_is_missing(
+    upstream: dict[str, Any],
+) -> None:
+    assert not upstream["router_names_te_general_gemm"]
+
+
+def test_megatron_uneven_on_gloo_is_needed_while_gloo_refuses_parts_of_unequal_size(
+    upstream: dict[str, Any],
+) -> None:
+    for error in upstream["uneven_gather"]:
+        assert "invalid tensor size" in error
+
+
 def test_vllm_keeps_process_groups_is_needed_while_an_engine_destroys_them_at_its_end(
     upstream: dict[str, Any],
 ) -> None:

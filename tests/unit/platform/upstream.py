@@ -9,12 +9,17 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from itertools import permutations
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import vllm.v1.engine.core as engine_core
+from megatron.core import parallel_state
+from megatron.core.transformer.moe import moe_utils
 from ray._private import services, worker
 from torch._C._distributed_c10d import HashStore
 from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed
@@ -24,6 +29,7 @@ from vllm.model_executor.layers.fused_moe.experts import cpu_moe
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from mindrl.algorithms.grpo import GrpoLoss
+from mindrl.allocation.layout import TrainLayout
 from mindrl.platform.patches import ray_on_loopback, vllm_cpu_experts, vllm_keeps_process_groups
 from mindrl.training.actor import TrainedModel
 from mindrl.training.model import ModelSettings
@@ -47,15 +53,17 @@ def error_of(action: Callable[[], Any]) -> str | None:
 
 def megatron_on_cpu(folder: str) -> dict[str, str | None]:
     """Try on CPU, one by one, what a run needs of Megatron-core."""
-    errors = {
-        "process groups": error_of(
-            lambda: initialise_model_parallel(tensor_parallel_size=1, seed=1)
-        )
-    }
-    settings = ModelSettings(seq_length=64, bf16=False, sequence_parallel=False, device_type="cpu")
+    errors = {"process groups": error_of(lambda: initialise_model_parallel(TrainLayout(), seed=1))}
+    settings = ModelSettings(
+        layout=TrainLayout(),
+        seq_length=64,
+        bf16=False,
+        sequence_parallel=False,
+        device_type="cpu",
+    )
     scoring = ScoringModel(folder, settings, temperature=1.0)
     tokens_BT = torch.arange(8)[None]
-    errors["forward pass"] = error_of(lambda: scoring.network(tokens_BT, tokens_BT, None))
+    errors["forward pass"] = error_of(lambda: scoring.chunks[0](tokens_BT, tokens_BT, None))
     optimizer = OptimizerSettings(
         lr=1e-3,
         min_lr=0.0,
@@ -73,6 +81,30 @@ def megatron_on_cpu(folder: str) -> dict[str, str | None]:
     loss = GrpoLoss(clip_low=0.2, clip_high=0.2, kl_kind="k3", kl_coef=0.0, entropy_coef=0.0)
     errors["gradients"] = error_of(lambda: TrainedModel(scoring, optimizer, loss))
     return errors
+
+
+def order_strings_that_give(groups: list[list[int]]) -> list[str]:
+    """Try all of Megatron's orders of tensor 2 and data 4 for these tensor-parallel groups."""
+    sizes = {"tp": 2, "ep": 1, "dp": 4, "pp": 1, "cp": 1}
+    orders = ["-".join(names) for names in permutations(sizes)]
+    return [
+        order
+        for order in orders
+        if parallel_state.RankGenerator(**sizes, order=order).get_ranks("tp") == groups
+    ]
+
+
+def uneven_gather() -> list[str | None]:
+    """Gather one element and two over gloo, without Megatron; returns both ranks' errors."""
+    store = HashStore()
+
+    def gather(rank: int) -> str | None:
+        group = dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=20))
+        parts = [torch.empty(1), torch.empty(2)]
+        return error_of(lambda: group.allgather([parts], [torch.ones(rank + 1)]).wait())
+
+    with ThreadPoolExecutor(max_workers=2) as ranks:
+        return list(ranks.map(gather, range(2)))
 
 
 def shared_memory_name(init_method: str) -> str:
@@ -142,6 +174,10 @@ def facts(folder: str) -> dict[str, object]:
     bare_worker = object.__new__(CPUWorker)
     found: dict[str, object] = {
         "megatron_on_cpu": megatron_on_cpu(folder),
+        "orders_of_neighbours": order_strings_that_give([[0, 1], [2, 3], [4, 5], [6, 7]]),
+        "orders_of_split_data": order_strings_that_give([[0, 2], [1, 3], [4, 6], [5, 7]]),
+        "router_names_te_general_gemm": hasattr(moe_utils, "te_general_gemm"),
+        "uneven_gather": uneven_gather(),
         "shutdown_names": engine_core.EngineCore.shutdown.__code__.co_names,
         "groups_survive_clean_up": groups_survive_clean_up(),
         "shared_memory_name": shared_memory_name("env://"),

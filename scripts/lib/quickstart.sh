@@ -1,0 +1,14 @@
+# shellcheck shell=bash
+# What the quickstarts share: the environment, the data and the small model, none made twice.
+# An entry script sources this file and calls: quickstart_prepare FAMILY MODEL_FOLDER
+# From then on it is in the root of the checkout, and python is the environment's.
+
+quickstart_prepare() {
+    local family="$1" model="$2" data=.cache/tiny/data
+    cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+    bash scripts/install.sh
+    export PATH="$PWD/.venv/bin:$PATH"
+    export HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0 VLLM_NO_USAGE_STATS=1
+    python scripts/make_tiny_data.py --output "$data" --seed 1
+    python scripts/make_tiny_model.py --output "$model" --data "$data" --seed 1 --family "$family"
+}

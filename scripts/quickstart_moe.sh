@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# The quickstart with a mixture of experts: two workers, trained with expert parallelism 2, rolled out with tensor
+# parallelism 2. Used as scripts/quickstart.sh is, and as safe to repeat.
+set -euo pipefail
+
+lib="$(cd "$(dirname "${BASH_SOURCE[0]}")/lib" && pwd)"
+# shellcheck source=lib/quickstart.sh
+source "$lib/quickstart.sh"
+
+quickstart_prepare qwen3_moe .cache/tiny/moe_model
+
+exec python cli/train_grpo.py --config-name grpo_tiny_moe_cpu "$@"

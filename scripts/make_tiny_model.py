@@ -1,6 +1,6 @@
-"""Make a small Qwen2 chat model that adds two-digit numbers, but carelessly.
+"""Make a small Qwen2 or Qwen3-MoE chat model that adds two-digit numbers, but carelessly.
 
-The model has a tokenizer, a chat template and about one million weights. A
+The model has a tokenizer, a chat template and one or two million weights. A
 short warm start teaches it three habits, mixed as a web corpus would mix them
 (see tiny_arithmetic.py). Forgetting the carry is the commonest, so greedy
 answers are right about one time in three; the careful habit is rarer, and is
@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import get_args
 
 import tokenizers
 import torch
@@ -38,13 +39,15 @@ from tiny_arithmetic import (
 )
 from tiny_chat_model import (
     IGNORED_LABEL,
+    Family,
+    TinyModel,
     build_model,
     build_tokenizer,
     encode_batch,
     encode_prompt,
     greedy_answers,
 )
-from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
+from transformers import PreTrainedTokenizerFast
 
 # Shape letters: B sequences, T token positions.
 
@@ -68,6 +71,7 @@ class Check:
 class Recipe:
     """What the weights depend on, besides the seed and the questions."""
 
+    family: Family = "qwen2"
     careful_share: float = 0.25
     careless_share: float = 0.55
     """The rest of the answers are hasty."""
@@ -122,7 +126,7 @@ def read_questions(path: Path) -> list[Question]:
 class WarmStart:
     """A supervised training run that ends when the held-out check passes."""
 
-    model: Qwen2ForCausalLM
+    model: TinyModel
     tokenizer: PreTrainedTokenizerFast
     recipe: Recipe
 
@@ -179,11 +183,15 @@ class WarmStart:
         return float((~wrong_BT.any(dim=-1)).float().mean())
 
     def _build_optimizers(self) -> list[torch.optim.Optimizer]:
-        """Give the matrices inside the layers to Muon, which needs a third fewer steps here."""
+        """Give the matrices inside the layers to Muon, which needs a third fewer steps here.
+
+        It takes single matrices, so stacks of experts stay with AdamW, and their router too.
+        """
         inner: list[torch.nn.Parameter] = []
         outer: list[torch.nn.Parameter] = []
         for name, parameter in self.model.named_parameters():
-            is_inner = parameter.dim() == 2 and ".layers." in name
+            is_router = name.endswith(".mlp.gate.weight")
+            is_inner = parameter.dim() == 2 and ".layers." in name and not is_router
             (inner if is_inner else outer).append(parameter)
         return [
             torch.optim.AdamW(outer, betas=(0.9, 0.98), weight_decay=0.01),
@@ -281,7 +289,7 @@ def train_and_save(data: Path, seed: int, recipe: Recipe, folder: Path) -> Check
     torch.use_deterministic_algorithms(mode=True)
     transformers.utils.logging.disable_progress_bar()
     tokenizer = build_tokenizer()
-    model = build_model(tokenizer, seed)
+    model = build_model(tokenizer, seed, recipe.family)
     training = WarmStart(model=model, tokenizer=tokenizer, recipe=recipe)
     started = time.monotonic()
     check = None
@@ -312,13 +320,16 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, required=True, help="model folder to write")
     parser.add_argument("--data", type=Path, required=True, help="folder of make_tiny_data.py")
     parser.add_argument("--seed", type=int, default=0, help="of weights and answers (default 0)")
+    parser.add_argument(
+        "--family", choices=get_args(Family), default="qwen2", help="of the network (default qwen2)"
+    )
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Make the model unless it is there, and return the exit status."""
     options = parse_arguments(arguments)
-    recipe = Recipe()
+    recipe = Recipe(family=options.family)
     output: Path = options.output.absolute()
     try:
         record = recipe_record(options.data, options.seed, recipe)

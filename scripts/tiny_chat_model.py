@@ -1,6 +1,7 @@
-"""A byte-level chat tokenizer, a Qwen2 network of about one million weights, and their batches."""
+"""A byte-level chat tokenizer, a network of one or two million weights, and their batches."""
 
 from collections.abc import Sequence
+from typing import Literal, assert_never
 
 import torch
 from tiny_arithmetic import Question
@@ -11,9 +12,14 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 # Shape letters: B sequences, T token positions.
+
+Family = Literal["qwen2", "qwen3_moe"]
+TinyModel = Qwen2ForCausalLM | Qwen3MoeForCausalLM
 
 IGNORED_LABEL = -100
 _END_OF_TURN = "<|im_end|>"
@@ -55,26 +61,40 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2ForCausalLM:
-    """Initialise the network from the seed: 4 layers, 4 query heads on 2 key-value heads."""
+def build_model(
+    tokenizer: PreTrainedTokenizerFast, seed: int, family: Family = "qwen2"
+) -> TinyModel:
+    """Initialise the network from the seed: 4 layers, 4 query heads on 2 key-value heads.
+
+    With experts, every layer has 8, of which each token takes 2.
+    """
     torch.manual_seed(seed)
-    config = Qwen2Config(
-        vocab_size=-(-len(tokenizer) // _VOCABULARY_MULTIPLE) * _VOCABULARY_MULTIPLE,
-        hidden_size=128,
-        intermediate_size=512,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=_MAX_POSITIONS,
-        tie_word_embeddings=False,
+    shared = {
+        "vocab_size": -(-len(tokenizer) // _VOCABULARY_MULTIPLE) * _VOCABULARY_MULTIPLE,
+        "hidden_size": 128,
+        "intermediate_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": _MAX_POSITIONS,
+        "tie_word_embeddings": False,
         # Four times the usual value: narrow matrices learn a third faster from it here.
-        initializer_range=0.08,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        dtype=torch.float32,
-    )
-    model = Qwen2ForCausalLM(config)
+        "initializer_range": 0.08,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "dtype": torch.float32,
+    }
+    model: TinyModel
+    match family:
+        case "qwen2":
+            model = Qwen2ForCausalLM(Qwen2Config(**shared))
+        case "qwen3_moe":
+            experts = {"num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True}
+            sizes = {"head_dim": 32, "moe_intermediate_size": 128}
+            model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**shared, **experts, **sizes))
+        case _:
+            assert_never(family)
     model.generation_config = GenerationConfig(
         do_sample=False,
         eos_token_id=tokenizer.eos_token_id,
@@ -112,7 +132,7 @@ def encode_batch(
 
 @torch.no_grad()
 def greedy_answers(
-    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, questions: Sequence[Question]
+    model: TinyModel, tokenizer: PreTrainedTokenizerFast, questions: Sequence[Question]
 ) -> list[str]:
     """Answer each question with the likeliest tokens, at most 32."""
     prompts_BT = torch.tensor([encode_prompt(tokenizer, question) for question in questions])

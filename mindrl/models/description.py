@@ -188,7 +188,8 @@ def _qwen3_moe_parts(values: Mapping[str, Any]) -> dict[str, Any]:
     layers = range(values.get("num_hidden_layers", 0))
     dense = {layer for layer in layers if (layer + 1) % step}
     moe = {
-        "num_experts": values.get("num_experts"),
+        # transformers 5 writes the second name.
+        "num_experts": values.get("num_experts", values.get("num_local_experts")),
         "num_experts_per_tok": values.get("num_experts_per_tok"),
         "intermediate_size": values.get("moe_intermediate_size"),
         "norm_topk_prob": values.get("norm_topk_prob", False),

@@ -84,7 +84,10 @@ class EngineShards:
                     _process(module, self.beside.pop(module, {}))
 
     def finish(self) -> None:
-        """Renew what attention layers derive from their projections; all must be closed."""
+        """Renew what attention layers derive from their projections; all must be closed.
+
+        On a CPU without matrix tiles that is views of them, which need no renewal.
+        """
         lacking = sorted(set().union(*self.missing.values()))
         assert not lacking, f"{len(lacking)} tensors were not loaded: {', '.join(lacking[:5])}"
         dtype = self.worker.vllm_config.model_config.dtype

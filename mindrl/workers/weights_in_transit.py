@@ -43,6 +43,8 @@ class WeightsInTransit:
         model: TrainedModel,
         engine: RolloutEngine,
         settings: TransitSettings,
+        *,
+        name: str = "reshard",
     ) -> None:
         """Plan the way into the engine. Needs the default process group.
 
@@ -51,10 +53,12 @@ class WeightsInTransit:
             model: The training side.
             engine: The rollout side.
             settings: How weights travel.
+            name: Of these weights, the same on all ranks and no other's.
         """
         self.model = model
         self.engine = engine
         self.load = load
+        self.name = name
         self.transfers = 0
         self.settings = settings
         self.side: Side = model.model.side
@@ -113,7 +117,7 @@ class WeightsInTransit:
         plan = plan_sides(self.side, target, topology, bucket_bytes=self.settings.bucket_bytes)
         channel = Channel(
             group,
-            own_store(f"reshard {self.transfers}"),
+            own_store(f"{self.name} {self.transfers}"),
             torch.device(self.model.model.settings.device_type),
             self.settings.timeout_seconds,
         )

@@ -5,7 +5,7 @@
 
 quickstart_prepare() {
     local family="$1" model="$2" data=.cache/tiny/data
-    cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+    cd "$(dirname "${BASH_SOURCE[0]}")/../.." || return
     bash scripts/install.sh
     export PATH="$PWD/.venv/bin:$PATH"
     export HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 RAY_USAGE_STATS_ENABLED=0 VLLM_NO_USAGE_STATS=1

@@ -48,6 +48,9 @@ class Shards:
         assert name not in self.closed, f"{name} is closed twice"
         self.closed.append(name)
 
+    def finish(self) -> None:
+        """As the engine's shards have it; there is nothing to renew."""
+
 
 def logical_weights(model: ModelDescription) -> Logical:
     generator = torch.Generator().manual_seed(1)

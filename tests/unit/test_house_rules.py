@@ -267,7 +267,7 @@ def test_every_relative_markdown_link_leads_to_a_file() -> None:
         (vendor_words, "import torch_npu"),
         (vendor_words, "from vllm_ascend import worker"),
         (vendor_words, "backend = 'HCCL'"),
-        (vendor_words, "f(npus_per_node=8)"),
+        (vendor_words, "f(npus_in_use=8)"),
         (vendor_words, "def f(nccl): pass"),
         (long_functions, "def f():\n" + "    x = 1\n" * 60),
         (long_file, "x = 1\n" * 401),

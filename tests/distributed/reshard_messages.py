@@ -1,0 +1,35 @@
+"""What travels between the tests of the reshard and the processes that they fork.
+
+Without Megatron and vLLM: the test process must be able to read it.
+"""
+
+from dataclasses import dataclass, field
+
+from mindrl.allocation.layout import RolloutLayout, TrainLayout
+
+Answer = tuple[tuple[int, ...], tuple[float, ...]]
+"""Tokens and their log-probs, in nats."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """A model on its way between two layouts."""
+
+    folder: str
+    train: TrainLayout
+    rollout: RolloutLayout
+    bucket_bytes: int = 1 << 20
+
+
+@dataclass(kw_only=True)
+class Arrived:
+    """What one rank saw of the rollout engine after each reshard."""
+
+    answers: dict[str, list[Answer]] = field(default_factory=dict)
+    """By the moment, to all prompts."""
+    fresh: dict[str, list[Answer]] = field(default_factory=dict)
+    """Of an engine that loaded the folder that was exported at that moment."""
+    parameters_in: int = 0
+    """Bytes of training weights that were on the device after the reshard."""
+    received: int = 0
+    needed: int = 0

@@ -43,36 +43,37 @@ from mindrl.resharding.transfer import Names, Transfer
 
 RANKS = 4
 
+# Layers as wide as Qwen2.5-7B's and Qwen3-30B-A3B's, and few of them.
 DENSE = ModelDescription(
     model_type="qwen2",
-    num_hidden_layers=12,
-    hidden_size=896,
-    intermediate_size=4864,
-    num_attention_heads=14 * 2,
+    num_hidden_layers=2,
+    hidden_size=3584,
+    intermediate_size=18944,
+    num_attention_heads=28,
     num_key_value_heads=4,
-    head_dim=32,
+    head_dim=128,
     vocab_size=8192,
     rms_norm_eps=1e-6,
-    rope_theta=1e4,
+    rope_theta=1e6,
     max_position_embeddings=64,
     tie_word_embeddings=False,
     attention_bias=True,
 )
 MOE = ModelDescription(
     model_type="qwen3_moe",
-    num_hidden_layers=8,
-    hidden_size=512,
-    intermediate_size=1536,
-    num_attention_heads=16,
+    num_hidden_layers=4,
+    hidden_size=2048,
+    intermediate_size=6144,
+    num_attention_heads=32,
     num_key_value_heads=4,
-    head_dim=32,
+    head_dim=128,
     vocab_size=8192,
     rms_norm_eps=1e-6,
-    rope_theta=1e4,
+    rope_theta=1e6,
     max_position_embeddings=64,
     tie_word_embeddings=False,
     qk_norm=True,
-    moe=MoeDescription(num_experts=32, num_experts_per_tok=4, intermediate_size=384),
+    moe=MoeDescription(num_experts=16, num_experts_per_tok=4, intermediate_size=768),
 )
 
 
@@ -143,7 +144,9 @@ class Weights:
 
 def local_tensors(table: ShardingTable, *, filled: bool) -> Tensors:
     """Make a rank's tensors; equal elements of a logical tensor get equal numbers on all ranks."""
-    tensors = {name: torch.zeros(entry.shape) for name, entry in table.items()}
+    tensors = {
+        name: torch.zeros(entry.shape, dtype=torch.bfloat16) for name, entry in table.items()
+    }
     for name, entry in table.items() if filled else ():
         for placement in entry.placements:
             view = oriented(tensors[name], placement.local, placement.axes)
@@ -153,7 +156,7 @@ def local_tensors(table: ShardingTable, *, filled: bool) -> Tensors:
                 for dim, (start, stop) in enumerate(placement.source)
             ]
             grid = axes[0][:, None] + axes[1][None, :] if len(axes) == 2 else axes[0]
-            view.copy_((grid + first) % 8191)
+            view.copy_((grid + first) % 251)
     return tensors
 
 
@@ -194,8 +197,8 @@ def ways(
     pair: Pair, plan: ReshardPlan, bucket_bytes: int
 ) -> Iterator[tuple[str, int, Callable[[], None]]]:
     """Yield each way: its name, what this rank receives, and how to run it."""
-    source = training_side(pair.model, pair.train, dtype="float32")
-    target = rollout_side(pair.model, pair.rollout, dtype="float32")
+    source = training_side(pair.model, pair.train, dtype="bfloat16")
+    target = rollout_side(pair.model, pair.rollout, dtype="bfloat16")
     ours = local_tensors(source.table(rank()), filled=True)
     expected = local_tensors(target.table(rank()), filled=True)
     taken = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
@@ -238,8 +241,8 @@ def ways(
 
 def measure_pair(pair: Pair, repeats: int, bucket_bytes: int) -> dict[str, object]:
     """Measure all ways of one pair; every rank returns the same."""
-    source = training_side(pair.model, pair.train, dtype="float32")
-    target = rollout_side(pair.model, pair.rollout, dtype="float32")
+    source = training_side(pair.model, pair.train, dtype="bfloat16")
+    target = rollout_side(pair.model, pair.rollout, dtype="bfloat16")
     start = time.perf_counter()
     plan = plan_sides(source, target, Topology(ranks_per_node=RANKS), bucket_bytes=bucket_bytes)
     planned = time.perf_counter() - start
@@ -252,7 +255,7 @@ def measure_pair(pair: Pair, repeats: int, bucket_bytes: int) -> dict[str, objec
     parameters = sum(torch.Size(shape).numel() for shape in logical_shapes(pair.model).values())
     return {
         "pair": pair.name,
-        "model_bytes": 4 * parameters,
+        "model_bytes": 2 * parameters,
         "plan_seconds": planned,
         "rounds": plan.rounds,
         "received_over_bound": float(plan.received.sum() / max(1, plan.lower_bound.sum())),
@@ -279,7 +282,7 @@ def work(index: int, port: int, arguments: argparse.Namespace, output: str) -> N
 
 def show(results: list[dict[str, object]]) -> None:
     """Print a table."""
-    table = Table(title=f"{RANKS} gloo ranks, float32, median of the slowest rank")
+    table = Table(title=f"{RANKS} gloo ranks, bfloat16, median of the slowest rank")
     for column in ("pair", "way", "seconds", "GB/s", "received", "peak extra", "of plan's time"):
         table.add_column(column, justify="left" if column in ("pair", "way") else "right")
     for result in results:

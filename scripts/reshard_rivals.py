@@ -12,6 +12,7 @@ from mindrl.models.orientation import oriented
 from mindrl.models.placement import Placement, ShardingTable, slices, volume
 
 Tensors = dict[str, Tensor]
+DTYPE = torch.bfloat16
 
 
 class Gather:
@@ -38,7 +39,7 @@ class Gather:
         """Gather, cut, forget; group by group."""
         self.received = 0
         for names in self.groups:
-            whole = {name: torch.empty(self.shapes[name]) for name in names}
+            whole = {name: torch.empty(self.shapes[name], dtype=DTYPE) for name in names}
             self._fill(names, whole, ours)
             for name in names:
                 for local, placement in self.wanted.get(name, ()):
@@ -48,7 +49,7 @@ class Gather:
     def _fill(self, names: list[str], whole: Tensors, ours: Tensors) -> None:
         pieces = [[piece for n in names for piece in held.get(n, ())] for held in self.pieces]
         sizes = [sum(volume(p.source) for _, p in each) for each in pieces]
-        packed = torch.empty(sizes[rank()])
+        packed = torch.empty(sizes[rank()], dtype=DTYPE)
         parts = torch.split(packed, [volume(p.source) for _, p in pieces[rank()]])
         for part, (local, placement) in zip(parts, pieces[rank()], strict=True):
             held = oriented(ours[local], placement.local, placement.axes)
@@ -60,15 +61,15 @@ class Gather:
                 hole.copy_(part.view(hole.shape))
 
     def _exchange(self, packed: Tensor, sizes: list[int]) -> list[Tensor]:
-        """All-gather where all ranks hold equally much, broadcasts from those that hold some else."""
-        self.received += 4 * (sum(sizes) - sizes[rank()])
+        """All-gather where all ranks hold equally much, else broadcast from each holder."""
+        self.received += DTYPE.itemsize * (sum(sizes) - sizes[rank()])
         if len(set(sizes)) == 1:
-            joined = torch.empty(sum(sizes))
-            dist.all_gather_into_tensor(joined, packed)
+            joined = torch.empty(sum(sizes), dtype=DTYPE)
+            dist.all_gather_single(joined, packed)
             return list(torch.split(joined, sizes))
         memories = []
         for holder, size in enumerate(sizes):
-            memory = packed if holder == rank() else torch.empty(size)
+            memory = packed if holder == rank() else torch.empty(size, dtype=DTYPE)
             if size:
                 dist.broadcast(memory, src=holder)
             memories.append(memory)
@@ -114,7 +115,7 @@ def buckets(model: ModelDescription, source: Side, bucket_bytes: int) -> list[li
     order = sorted(shapes, key=lambda name: sorted(holders[name]))
     for previous, name in zip([None, *order], order, strict=False):
         changed = previous is None or holders[previous] != holders[name]
-        wide = 4 * torch.Size(shapes[name]).numel()
+        wide = DTYPE.itemsize * torch.Size(shapes[name]).numel()
         if changed or size + wide > bucket_bytes:
             groups.append([])
             size = 0
@@ -124,7 +125,7 @@ def buckets(model: ModelDescription, source: Side, bucket_bytes: int) -> list[li
 
 
 def _mixed_by_holder(groups: list[list[str]], holders: Mapping[str, set[int]]) -> list[list[str]]:
-    """Join buckets that lie on single ranks, one of each rank: so all of them can gather at once."""
+    """Join buckets that lie on single ranks, one of each rank: all of them gather at once."""
     single: dict[int, list[list[str]]] = {}
     several = []
     for group in groups:

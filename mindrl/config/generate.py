@@ -63,7 +63,7 @@ class GenerateConfig:
     rank_map: Literal["best", "default"] = "best"
     """Order of the training ranks: `best` is the one with the fewest reshard bytes among those that
     Megatron's groups can be given, `default` Megatron's own."""
-    reshard_bucket_mib: PositiveInt = 1024
+    reshard_bucket_mib: PositiveInt = 256
     """Bound on the messages that a worker has in flight while weights are resharded, in MiB."""
     reshard_timeout_seconds: PositiveInt = 300
     """Longest wait for a peer during a reshard; beyond it the run fails and names the peer."""

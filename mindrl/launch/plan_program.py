@@ -30,7 +30,7 @@ from mindrl.launch.reshard_table import print_figures
 from mindrl.models.decoder import DType, Side, elsewhere, rollout_side, training_side
 from mindrl.models.description import ModelDescription, read_description
 from mindrl.models.legality import rollout_findings, training_findings
-from mindrl.resharding.plan import Topology, plan_sides
+from mindrl.resharding.plan import DEFAULT_BUCKET_BYTES, Topology, plan_sides
 from mindrl.resharding.rank_map import RankMap, choose_orders
 
 _MOST_RANKS = 4096
@@ -112,7 +112,7 @@ def _parser(name: str) -> argparse.ArgumentParser:
     add(
         "--bucket-mib",
         type=_count,
-        default=1024,
+        default=DEFAULT_BUCKET_BYTES >> 20,
         metavar="N",
         help="bound on the messages that a rank has in flight (default: %(default)s)",
     )

@@ -13,8 +13,6 @@ from pydantic.dataclasses import dataclass
 from mindrl.errors import ModelError
 
 SUPPORTED_FAMILIES = ("qwen2", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3")
-TRAINABLE_FAMILIES = ("qwen2", "qwen3", "qwen3_moe")
-"""Those that can be trained and rolled out; the others can be planned."""
 
 Size = Annotated[int, Field(ge=1)]
 _STRICT = ConfigDict(strict=True, extra="forbid")
@@ -33,9 +31,27 @@ class MoeDescription:
     norm_topk_prob: bool = False
     """Whether the weights of the chosen experts add to 1."""
     score_correction_bias: bool = False
-    """Whether the router adds a float32 bias to the scores that it chooses by."""
+    """Whether experts are chosen by sigmoids plus a float32 bias, and not by a softmax."""
+    groups: Size = 1
+    """The experts fall into so many groups."""
+    chosen_groups: Size = 1
+    """A token's experts are all in so many of them."""
+    scaling_factor: Annotated[float, Field(gt=0.0)] = 1.0
+    """Of the weights of the chosen experts."""
     dense_layers: frozenset[int] = frozenset()
     """Layers without experts."""
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class YarnDescription:
+    """A stretched rotary embedding, arXiv:2309.00071; field names follow config.json."""
+
+    factor: Annotated[float, Field(ge=1.0)]
+    original_max_position_embeddings: Size
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float = 1.0
+    mscale_all_dim: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
@@ -47,6 +63,7 @@ class MlaDescription:
     qk_nope_head_dim: Size
     qk_rope_head_dim: Size
     v_head_dim: Size
+    yarn: YarnDescription | None = None
 
     @property
     def qk_head_dim(self) -> int:
@@ -107,11 +124,11 @@ def read_description(folder: str, *, to_plan: bool = False) -> ModelDescription:
     path = path if path.suffix == ".json" else path / "config.json"
     values = _read_json(path)
     family = values.get("model_type")
-    supported = SUPPORTED_FAMILIES if to_plan else TRAINABLE_FAMILIES
-    if family not in supported:
-        near = difflib.get_close_matches(str(family), supported, n=1, cutoff=0.3)
+    if family not in SUPPORTED_FAMILIES:
+        near = difflib.get_close_matches(str(family), SUPPORTED_FAMILIES, n=1, cutoff=0.3)
         raise ModelError(
-            f"{path}: model_type={family!r} is not supported; supported: {', '.join(supported)}"
+            f"{path}: model_type={family!r} is not supported; supported: "
+            + ", ".join(SUPPORTED_FAMILIES)
             + (f"; nearest: {near[0]}" if near else "")
         )
     for unsupported in () if to_plan else _unsupported(values):
@@ -144,9 +161,57 @@ def _unsupported(values: Mapping[str, Any]) -> Iterator[str]:
         yield "use_sliding_window=true is not supported"
     for kind in sorted(set(values.get("layer_types") or ()) - {"full_attention"}):
         yield f"layer_types with {kind!r} is not supported; only 'full_attention'"
+    if values["model_type"].startswith("deepseek"):
+        yield from _unsupported_deepseek(values)
+    elif _rope_type(values) != "default":
+        yield f"rope scaling {_rope(values)} is not supported; only default"
+
+
+def _unsupported_deepseek(values: Mapping[str, Any]) -> Iterator[str]:
+    """Name what Megatron's router and its stretched embedding cannot be told."""
+    rope, third = _rope(values), values["model_type"] == "deepseek_v3"
+    # With one of the two alone transformers, Megatron and vLLM would stretch differently.
+    odd = {"attention_factor", "truncate"} & rope.keys()
+    odd |= {"mscale"} if bool(rope.get("mscale")) != bool(rope.get("mscale_all_dim")) else set()
+    if odd or _rope_type(values) not in ("default", "yarn"):
+        yield f"rope scaling {rope} is not supported; only default and DeepSeek's yarn"
+    wanted = {
+        "rope_interleave": (True,),
+        "norm_topk_prob": (third,),
+        "scoring_func": ("sigmoid" if third else "softmax",),
+        "topk_method": ("noaux_tc",) if third else ("greedy", "group_limited_greedy"),
+    }
+    assumed = {name: legal[0] for name, legal in wanted.items()}
+    if third:
+        # Left out, vLLM takes softmax and no bias, whatever the family.
+        assumed |= {"scoring_func": None, "topk_method": None}
+    for name, legal in wanted.items():
+        found = values.get(name, assumed[name])
+        if found not in legal:
+            yield f"{name}={found!r} is not supported; only {' and '.join(map(repr, legal))}"
+    groups, chosen = _expert_groups(values)
+    experts = values.get("num_experts_per_tok") or 1
+    if values.get("topk_method") == "greedy" and (values.get("n_group") or 1) > 1:
+        yield "topk_method='greedy' with groups of experts (n_group) is not supported"
+    # A group counts by the sum of its two best experts in V3, by its best one in V2.
+    if groups > chosen and experts // chosen != 1 + third:
+        yield (
+            f"topk_group={chosen} is not supported: Megatron ranks the groups of experts by their "
+            f"best num_experts_per_tok // topk_group = {experts // chosen}, "
+            f"{values['model_type']} by their best {1 + third}"
+        )
+
+
+def _expert_groups(values: Mapping[str, Any]) -> tuple[int, int]:
+    """Return into how many groups the experts fall, and how many of them a token may use."""
+    if values.get("topk_method") == "greedy":
+        return 1, 1
+    return values.get("n_group") or 1, values.get("topk_group") or 1
+
+
+def _rope_type(values: Mapping[str, Any]) -> str:
     rope = _rope(values)
-    if rope.get("rope_type", rope.get("type", "default")) != "default":
-        yield f"rope scaling {rope} is not supported; only default"
+    return str(rope.get("rope_type", rope.get("type", "default")))
 
 
 def _rope(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -202,6 +267,7 @@ def _deepseek_parts(values: Mapping[str, Any]) -> dict[str, Any]:
     layers = range(values.get("num_hidden_layers", 0))
     first, step = values.get("first_k_dense_replace", 0), values.get("moe_layer_freq", 1)
     width = values.get("moe_intermediate_size")
+    groups, chosen = _expert_groups(values)
     moe = {
         "num_experts": values.get("n_routed_experts"),
         "num_experts_per_tok": values.get("num_experts_per_tok"),
@@ -209,13 +275,22 @@ def _deepseek_parts(values: Mapping[str, Any]) -> dict[str, Any]:
         "shared_intermediate_size": (values.get("n_shared_experts") or 0) * (width or 0),
         "norm_topk_prob": values.get("norm_topk_prob", False),
         "score_correction_bias": values["model_type"] == "deepseek_v3",
+        "groups": groups,
+        "chosen_groups": chosen,
+        "scaling_factor": values.get("routed_scaling_factor"),
         "dense_layers": frozenset(layer for layer in layers if layer < first or layer % step),
     }
     mla_names = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     mla = _given({name: values.get(name) for name in mla_names})
+    yarn = None
+    if _rope_type(values) == "yarn":
+        named = {field.name for field in fields(YarnDescription)}
+        yarn = YarnDescription(
+            **{name: _rope(values)[name] for name in named & _rope(values).keys()}
+        )
     return {
         "moe": MoeDescription(**_given(moe)),
-        "mla": MlaDescription(**mla, q_lora_rank=values.get("q_lora_rank")),
+        "mla": MlaDescription(**mla, q_lora_rank=values.get("q_lora_rank"), yarn=yarn),
         "attention_bias": False,
     }
 

@@ -124,7 +124,11 @@ PLATFORMS: Mapping[DeviceKind, Platform] = {
             "VLLM_ASCEND_ENABLE_NZ": "0",
             "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         },
-        patches=("npu_megatron", "megatron_router_without_te"),
+        patches=(
+            "npu_megatron",
+            "megatron_router_without_te",
+            "megatron_latent_attention_without_te",
+        ),
         engine_options={"enable_sleep_mode": True},
     ),
     "gpu": Platform(
@@ -136,7 +140,11 @@ PLATFORMS: Mapping[DeviceKind, Platform] = {
             "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
             "CUDA_DEVICE_MAX_CONNECTIONS": "1",
         },
-        patches=("megatron_router_without_te", "vllm_keeps_process_groups"),
+        patches=(
+            "megatron_router_without_te",
+            "megatron_latent_attention_without_te",
+            "vllm_keeps_process_groups",
+        ),
         engine_options={"enable_sleep_mode": True},
     ),
     "cpu": Platform(
@@ -152,6 +160,7 @@ PLATFORMS: Mapping[DeviceKind, Platform] = {
         patches=(
             "megatron_on_cpu",
             "megatron_router_without_te",
+            "megatron_latent_attention_without_te",
             "megatron_uneven_on_gloo",
             "vllm_keeps_process_groups",
             "vllm_cpu_shared_memory",

@@ -128,7 +128,7 @@ class Channel:
         complaining = set(range(self.group.size())) - set(self._silent("stuck", _REPORT_SECONDS))
         try:
             reached = {
-                rank: int(self.store.get(f"round {rank}"))
+                rank: int(self.store.get(f"runs {rank}"))
                 for rank in range(self.group.size())
                 if rank not in complaining
             }
@@ -137,9 +137,9 @@ class Channel:
         behind = [rank for rank, at in reached.items() if at == min(reached.values())]
         return ReshardError(f"{text}; {_ranks(behind)} did not come so far" if behind else text)
 
-    def note_round(self, count: int) -> None:
-        """Let the other ranks know how many rounds this one has finished."""
-        self._say("round", str(count))
+    def note_runs(self, count: int) -> None:
+        """Let the other ranks know how many transfers this one has finished."""
+        self._say("runs", str(count))
 
     def _say(self, what: str, value: str) -> None:
         self.store.set(f"{what} {self.group.rank()}", value)

@@ -15,7 +15,7 @@ from torch import Tensor
 from mindrl.models.placement import volume
 from mindrl.resharding.plan import Move
 
-_LARGE_BYTES = 64 << 10
+_LARGE_BYTES = 256 << 10
 
 
 @dataclass(kw_only=True)

@@ -24,7 +24,7 @@ from mindrl.resharding.cells import Cell, Spot, cut_into_cells
 from mindrl.resharding.rounds import assign_rounds
 
 Counts = NDArray[np.int64]
-DEFAULT_BUCKET_BYTES = 1 << 30
+DEFAULT_BUCKET_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -188,7 +188,7 @@ def _best_pair(
 
 
 def _same_stages(order: RankOrder | None) -> RankOrder | None:
-    """Return an expert grid with the stages of an order: Megatron wants one for dense models too."""
+    """Give an expert grid the stages of an order: Megatron makes one for dense models too."""
     if order is None:
         return None
     names = tuple((name if name == "pp" else "dp", radix) for name, radix in order.digits)

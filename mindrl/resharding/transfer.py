@@ -71,7 +71,7 @@ class Transfer:
         self.channel = channel
         self.rounds = plan.of_rank(channel.group.rank())
         self.agreed = False
-        self.rounds_done = 0
+        self.runs = 0
         self.reads = Counter(move.source.name for move in self._moves(reads=True))
         self.writes = Counter(move.cell.target.name for move in self._moves(reads=False))
 
@@ -89,10 +89,12 @@ class Transfer:
                 they are compared, slices differ.
         """
         if not self.agreed:
-            self.channel.note_round(0)
+            self.channel.note_runs(0)
             self.channel.agree(self.plan.digest)
             self.agreed = True
         _Run(self, source, sink, Checksums() if verify else None).run()
+        self.runs += 1
+        self.channel.note_runs(self.runs)
 
     def wire_dtype(self, tensor: str) -> torch.dtype:
         """Return the type that a logical tensor travels in."""
@@ -144,8 +146,6 @@ class _Run:
                 self._copy(move)
             self._finish(flying)
             flying = starting
-            transfer.rounds_done += 1
-            transfer.channel.note_round(transfer.rounds_done)
         self._finish(flying)
         if self.checksums:
             self.checksums.compare(transfer.channel)

@@ -1,6 +1,6 @@
 """The Megatron-core GPT model of a model description."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -8,7 +8,7 @@ from megatron.core import parallel_state
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.transformer.module import Float16Module
-from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
 from mindrl.allocation.layout import TrainLayout
 from mindrl.models.decoder import padded_vocab_size
@@ -32,7 +32,8 @@ def transformer_config(model: ModelDescription, settings: ModelSettings) -> Tran
     """Translate a description into Megatron's configuration; fused kernels stay off."""
     dtype = torch.bfloat16 if settings.bf16 else torch.float32
     has_cut_tokens = model.moe is not None and settings.layout.tp > 1
-    return TransformerConfig(
+    make = MLATransformerConfig if model.mla else TransformerConfig
+    return make(
         num_layers=model.num_hidden_layers,
         hidden_size=model.hidden_size,
         ffn_hidden_size=model.intermediate_size,
@@ -41,7 +42,7 @@ def transformer_config(model: ModelDescription, settings: ModelSettings) -> Tran
         kv_channels=model.head_dim,
         layernorm_epsilon=model.rms_norm_eps,
         normalization="RMSNorm",
-        qk_layernorm=model.qk_norm,
+        qk_layernorm=model.qk_norm or model.mla is not None,
         gated_linear_unit=True,
         activation_func=torch.nn.functional.silu,
         add_bias_linear=False,
@@ -65,6 +66,7 @@ def transformer_config(model: ModelDescription, settings: ModelSettings) -> Tran
         moe_token_dispatcher_type="alltoall",  # noqa: S106 - no password
         **_parallel_sizes(model, settings.layout),
         **_experts(model),
+        **_latent_attention(model),
     )
 
 
@@ -105,7 +107,14 @@ def _build_chunk(
         rotary_base=model.rope_theta,
         vp_stage=vp_stage,
     ).to(settings.device_type)
-    return Float16Module(config, network) if settings.bf16 else network
+    if not settings.bf16:
+        return network
+    wrapped: torch.nn.Module = Float16Module(config, network)
+    for name, buffer in network.named_buffers():
+        # Megatron would cast it back at the first forward pass, after it was rounded.
+        if name.endswith("router.expert_bias"):
+            buffer.data = buffer.data.float()
+    return wrapped
 
 
 def _parallel_sizes(model: ModelDescription, layout: TrainLayout) -> dict[str, Any]:
@@ -135,7 +144,7 @@ def _experts(model: ModelDescription) -> dict[str, Any]:
     moe = model.moe
     if moe is None:
         return {}
-    layers = range(model.num_hidden_layers)
+    layers, is_grouped = range(model.num_hidden_layers), moe.groups > moe.chosen_groups
     return {
         "num_moe_experts": moe.num_experts,
         "moe_router_topk": moe.num_experts_per_tok,
@@ -147,4 +156,31 @@ def _experts(model: ModelDescription) -> dict[str, Any]:
         "moe_router_load_balancing_type": "none",
         "moe_aux_loss_coeff": 0.0,
         "moe_grouped_gemm": False,
+        "moe_shared_expert_intermediate_size": moe.shared_intermediate_size or None,
+        "moe_router_score_function": "sigmoid" if moe.score_correction_bias else "softmax",
+        "moe_router_enable_expert_bias": moe.score_correction_bias,
+        "moe_router_bias_update_rate": 0.0,
+        "moe_router_num_groups": moe.groups if is_grouped else None,
+        "moe_router_group_topk": moe.chosen_groups if is_grouped else None,
+        "moe_router_topk_scaling_factor": moe.scaling_factor,
     }
+
+
+def _latent_attention(model: ModelDescription) -> dict[str, Any]:
+    """Say how wide the latents are and how far the rotary embedding is stretched."""
+    mla = model.mla
+    if mla is None:
+        return {}
+    sizes = {
+        "q_lora_rank": mla.q_lora_rank,
+        "kv_lora_rank": mla.kv_lora_rank,
+        "qk_head_dim": mla.qk_nope_head_dim,
+        "qk_pos_emb_head_dim": mla.qk_rope_head_dim,
+        "v_head_dim": mla.v_head_dim,
+        "rotary_base": model.rope_theta,
+    }
+    if mla.yarn is None:
+        # The attention scale reads the factor here too.
+        return sizes | {"rope_type": "rope", "rotary_scaling_factor": 1.0}
+    stretch = asdict(mla.yarn)
+    return sizes | {"rope_type": "yarn", "rotary_scaling_factor": stretch.pop("factor"), **stretch}

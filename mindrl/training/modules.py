@@ -3,7 +3,11 @@
 Shapes: S positions, B sequences, N heads of this rank, D head dimension.
 """
 
+from typing import Any
+
 import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
@@ -61,6 +65,45 @@ class CausalAttention(MegatronModule):  # type: ignore[misc]
         return mixed_BNSD.permute(2, 0, 1, 3).flatten(2)
 
 
+class _SharedByRanks(torch.autograd.Function):
+    """The same on all tensor-parallel ranks; its gradient is the sum of theirs.
+
+    Megatron's own function for it leaves a gradient that is not contiguous as it is.
+    """
+
+    @staticmethod
+    def forward(_ctx: Any, shared: Tensor) -> Tensor:
+        return shared.view_as(shared)
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: Tensor) -> Tensor:
+        total = gradient.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=parallel_state.get_tensor_model_parallel_group())
+        return total
+
+
+class LatentCausalAttention(CausalAttention):
+    """Causal attention whose rotary key is one for all heads of all tensor-parallel ranks."""
+
+    def forward(
+        self,
+        query_SBND: Tensor,
+        key_SBND: Tensor,
+        value_SBND: Tensor,
+        *_: object,
+        **__: object,
+    ) -> Tensor:
+        """Attend; the rotary key's gradient is summed over the tensor-parallel ranks.
+
+        Megatron cuts the down projection, gathers what it gives, and hands each rank the gradient
+        of its own rows; that of the rotary key is a sum over the rank's own heads only.
+        """
+        width = key_SBND.size(-1) - self.config.qk_pos_emb_head_dim
+        plain, rotary = key_SBND[..., :width], key_SBND[..., width:]
+        rotary = _SharedByRanks.apply(rotary)  # type: ignore[no-untyped-call]
+        return super().forward(query_SBND, torch.cat([plain, rotary], dim=-1), value_SBND)
+
+
 def block_spec(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
     """Return Megatron's local decoder block with the modules above in it.
 
@@ -75,7 +118,10 @@ def block_spec(config: TransformerConfig, vp_stage: int | None) -> TransformerBl
         layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
         attention = layer.submodules.self_attention.submodules
         attention.core_attention = CausalAttention
-        if config.qk_layernorm:
+        if config.multi_latent_attention:
+            attention.core_attention = LatentCausalAttention
+            attention.q_layernorm = attention.kv_layernorm = RMSNorm
+        elif config.qk_layernorm:
             attention.q_layernorm = attention.k_layernorm = RMSNorm
     block.layer_norm = RMSNorm
     return block

@@ -72,6 +72,10 @@ def parameter_tensors(chunks: Sequence[DistributedDataParallel]) -> Iterator[Ten
             yield buffer.param_data
     for chunk in chunks:
         yield from (parameter.data for parameter in chunk.parameters())
+        # In the table too, and none of Megatron's parameters.
+        for name, buffer in chunk.module.named_buffers():
+            if name.endswith("router.expert_bias"):
+                yield buffer
 
 
 def gradient_tensors(chunks: Sequence[DistributedDataParallel]) -> Iterator[Tensor]:

@@ -1,12 +1,9 @@
-"""Weights in from a Hugging Face folder and out to one, by the sharding tables."""
+"""This rank's weights: their names, their marks, and how they are read from a folder."""
 
-import json
 import math
-import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,26 +13,13 @@ from megatron.core.tensor_parallel.layers import (
     VocabParallelEmbedding,
     set_tensor_model_parallel_attributes,
 )
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from mindrl.errors import ModelError, OutputError
+from mindrl.errors import ModelError
 from mindrl.models.files import open_tensors
 from mindrl.models.orientation import oriented
 from mindrl.models.placement import Placement, ShardingTable, slices
 from mindrl.training.model import unwrap
-
-_CARRIED_FILES = (
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-)
 
 
 def local_tensors(chunks: Sequence[nn.Module], table: ShardingTable) -> dict[str, Tensor]:
@@ -99,40 +83,6 @@ def import_weights(folder: str, local: Mapping[str, Tensor], table: ShardingTabl
                 oriented(local[name], placement.local, placement.axes).copy_(part)
 
 
-def export_weights(source: str, target: Path, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Write a Hugging Face folder: safetensors, config, tokenizer, chat template.
-
-    Args:
-        source: The folder that the model came from; its config and tokenizer are carried over.
-        target: The new folder. It appears whole or not at all; an older one is replaced.
-        tensors: Logical tensors, whole.
-
-    Raises:
-        OutputError: The folder cannot be written.
-    """
-    building = target.with_name(f".{target.name}.incomplete")
-    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors}
-    try:
-        shutil.rmtree(building, ignore_errors=True)
-        building.mkdir(parents=True)
-        save_file(weights, building / "model.safetensors", metadata={"format": "pt"})
-        for name in _CARRIED_FILES:
-            if (Path(source) / name).is_file():
-                shutil.copyfile(Path(source) / name, building / name)
-        _write_config(Path(source), building, weights)
-        # safetensors writes for the owner alone; the other files follow the user's umask.
-        (building / "model.safetensors").chmod((building / "config.json").stat().st_mode)
-        retired = target.with_name(f".{target.name}.replaced")
-        if target.exists():
-            # A killed export may have left one, which would block the renaming.
-            shutil.rmtree(retired, ignore_errors=True)
-            target.rename(retired)
-        building.rename(target)
-        shutil.rmtree(retired, ignore_errors=True)
-    except (OSError, SafetensorError) as error:
-        raise OutputError(f"the model could not be exported to {target}: {error}") from error
-
-
 def _made(chunks: Sequence[nn.Module]) -> dict[str, Tensor]:
     """Collect parameters and buffers under the names of the sharding table."""
     return {
@@ -140,14 +90,6 @@ def _made(chunks: Sequence[nn.Module]) -> dict[str, Tensor]:
         for index, chunk in enumerate(chunks)
         for name, tensor in chain(unwrap(chunk).named_parameters(), unwrap(chunk).named_buffers())
     }
-
-
-def _write_config(source: Path, building: Path, weights: Mapping[str, Tensor]) -> None:
-    values = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
-    # transformers 5 writes `dtype`, earlier versions `torch_dtype`.
-    values["torch_dtype" if "torch_dtype" in values else "dtype"] = dtype
-    (building / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
 def _read(folder: str, files: Mapping[str, Any], placement: Placement) -> Tensor:

@@ -29,7 +29,7 @@ class Arrived:
     """By the moment, to all prompts."""
     fresh: dict[str, list[Answer]] = field(default_factory=dict)
     """Of an engine that loaded the folder that was exported at that moment."""
-    parameters_in: int = 0
-    """Bytes of training weights that were on the device after the reshard."""
+    parameters_left: int = 0
+    """Bytes of training weights that were still on the device after a reshard."""
     received: int = 0
     needed: int = 0

@@ -8,12 +8,14 @@ import torch
 import torch.distributed as dist
 import training_messages
 from reshard_messages import Arrived, Way
+from rollout_probe import storage_bytes
 from shards_probe import _ask, _ordinary_engine, settings_of
 from training_probe import build
 from transfer_probe import Shards, prepared
 from weight_files import load_one_by_one
 
 from mindrl.algorithms.grpo import GrpoLoss
+from mindrl.allocation.regions import TrainRegion
 from mindrl.models.decoder import rollout_side
 from mindrl.rollout.engine import RolloutEngine
 from mindrl.training.actor import TrainedModel
@@ -79,7 +81,7 @@ def _into_engine(way: Way, prompts: Prompts, index: int) -> Arrived:
         bucket_bytes=way.bucket_bytes,
         timeout_seconds=60,
         verify="always",
-        release_source=False,
+        release_source=True,
     )
     transit = WeightsInTransit(way.folder, trained, engine, settings, name=f"way {index}")
     arrived = Arrived()
@@ -91,6 +93,8 @@ def _into_engine(way: Way, prompts: Prompts, index: int) -> Arrived:
             _change(scoring, update)
             engine.allocate_weights()
             transit.reshard()
+            arrived.parameters_left += storage_bytes(trained.tensors(TrainRegion.PARAMETERS))
+            trained.onload(TrainRegion.PARAMETERS)
             engine.allocate_kv_cache()
             arrived.answers[f"update {update}"] = _ask(engine.llm, prompts)
             engine.sleep()

@@ -115,6 +115,7 @@ def check_answers(arrived: list[list[Arrived]], count: int) -> None:
             # An engine that kept its weights would answer the same after each update.
             assert seen.answers["update 0"] != seen.answers["update 1"] != last
             assert seen.received == seen.needed
+            assert seen.parameters_left == 0
 
 
 @pytest.mark.parametrize("tp", [1, 2])

@@ -22,12 +22,20 @@ MakeModel = Callable[[bool], Path]
 KEY_WEIGHT = "model.layers.0.self_attn.k_proj.weight"
 
 
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize(
+    ("tied", "shard_bytes", "files"), [(True, 1 << 30, 1), (False, 1 << 30, 1), (False, 300_000, 3)]
+)
 def test_an_exported_folder_gives_transformers_the_same_logits_to_the_bit(
-    tied: bool, forked_workers: ForkedWorkers, random_model: MakeModel, tmp_path: Path
+    tied: bool,
+    shard_bytes: int,
+    files: int,
+    forked_workers: ForkedWorkers,
+    random_model: MakeModel,
+    tmp_path: Path,
 ) -> None:
     source, target = random_model(tied), tmp_path / "out" / "model"
-    forked_workers.run("training_probe:exported", str(source), str(target))
+    forked_workers.run("training_probe:exported", str(source), str(target), shard_bytes)
+    assert len(list(target.glob("*.safetensors"))) == files
     tokens_BT = torch.arange(24).reshape(2, 12)
     with torch.no_grad():
         expected, found = (
@@ -51,7 +59,7 @@ def test_an_export_carries_config_and_tokenizer_and_replaces_an_older_one(
         folder.mkdir()
         (folder / "left_over.safetensors").write_text("of an earlier run")
 
-    forked_workers.run("training_probe:exported", str(source), str(target))
+    forked_workers.run("training_probe:exported", str(source), str(target), 1 << 30)
 
     assert sorted(path.name for path in target.iterdir()) == [
         "chat_template.jinja",

@@ -19,16 +19,17 @@ from mindrl.allocation.layout import TrainLayout
 from mindrl.allocation.regions import TrainRegion
 from mindrl.batch.experience import Scored, Sequences
 from mindrl.errors import ModelError
-from mindrl.models.decoder import training_side
+from mindrl.models.decoder import training_side, whole_side
 from mindrl.models.description import read_description
 from mindrl.training.actor import TrainedModel
+from mindrl.training.export import ExportedModel
 from mindrl.training.logprobs import vocab_parallel_logprobs
 from mindrl.training.model import ModelSettings, build_model, transformer_config
 from mindrl.training.offload import StorageOffloader
 from mindrl.training.optimizer import OptimizerSettings
 from mindrl.training.parallel import initialise_model_parallel
 from mindrl.training.scoring import ReferenceModel, ScoringModel
-from mindrl.training.weights import check_table, export_weights, import_weights, local_tensors
+from mindrl.training.weights import check_table, import_weights, local_tensors
 
 Share = TypeVar("Share", bound=Sequences)
 
@@ -200,9 +201,17 @@ def logprobs_over_ranks(
     return logprobs_N.detach(), entropy_N.detach(), grad_NV
 
 
-def exported(folder: str, target: str) -> None:
+def exported(folder: str, target: str, shard_bytes: int) -> None:
     """Read the weights by the tables of one rank and write them to another folder."""
-    export_weights(folder, Path(target), assembled(folder, TrainLayout(), [read(folder)]).items())
+    whole = assembled(folder, TrainLayout(), [read(folder)])
+    model = read_description(folder)
+    table = whole_side(model, world_size=1, holders=[0], dtype="float32").table(0)
+    with ExportedModel(
+        folder, Path(target), table, dtype="float32", shard_bytes=shard_bytes
+    ) as sink:
+        for name, tensor in whole.items():
+            sink.open(name).copy_(tensor)
+            sink.close(name)
 
 
 def read(folder: str) -> Weights:

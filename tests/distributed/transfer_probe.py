@@ -95,7 +95,9 @@ def _transferred(
         taken = Shards({name: torch.zeros_like(tensor) for name, tensor in expected.items()})
         transfer.run(given, taken, verify=True)
         wrong += [name for name in expected if not torch.equal(taken.tensors[name], expected[name])]
-        wrong += sorted(expected.keys() ^ set(taken.closed)) + sorted(ours.keys() ^ set(given.released))
+        wrong += sorted(expected.keys() ^ set(taken.closed)) + sorted(
+            ours.keys() ^ set(given.released)
+        )
     return wrong
 
 

@@ -51,6 +51,11 @@ class Program:
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         return [line for line in lines if "rollout/response_tokens" in line]
 
+    def evaluations(self, step: int) -> list[dict[str, Any]]:
+        """Return the answers to the held-out prompts after a step."""
+        lines = (self.folder / "evaluations.jsonl").read_text().splitlines()
+        return [row for row in map(json.loads, lines) if row["step"] == step]
+
     def text(self) -> str:
         """Return what the program printed."""
         return self.output.read_text()
@@ -78,6 +83,26 @@ def start_program(
             start_new_session=True,
         )
     return Program(process=process, folder=folder, output=output)
+
+
+def fresh_answers(model: str, count: int) -> dict[str, list[str]]:
+    """Answer the held-out prompts with a fresh vLLM, and the first ones with transformers."""
+    script = Path(__file__).with_name("fresh_engine.py")
+    done = subprocess.run(
+        [sys.executable, str(script), model, str(DATA / "test.jsonl"), str(count)],
+        env=os.environ
+        | {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "TORCH_COMPILE_DISABLE": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_LOGGING_LEVEL": "ERROR",
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    answers: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
+    return answers
 
 
 def workers_below(pid: int) -> list[psutil.Process]:

@@ -5,15 +5,12 @@ import os
 import random
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-from program import DATA, Program, gone, start_program
+from program import Program, fresh_answers, gone, start_program
 
 pytestmark = pytest.mark.e2e
 
@@ -44,11 +41,6 @@ def watched_run(
 def whole_run(watched_run: tuple[Program, set[str]]) -> Program:
     """The run alone."""
     return watched_run[0]
-
-
-def evaluations(program: Program, step: int) -> list[dict[str, Any]]:
-    lines = (program.folder / "evaluations.jsonl").read_text().splitlines()
-    return [row for row in map(json.loads, lines) if row["step"] == step]
 
 
 def test_the_model_learns_from_under_half_to_most_answers_right(whole_run: Program) -> None:
@@ -87,7 +79,7 @@ def test_every_step_tells_its_stage_times_bytes_and_memory(whole_run: Program) -
 
 
 def test_final_answers_are_worked_and_not_a_format_trick(whole_run: Program) -> None:
-    last = evaluations(whole_run, whole_run.summary()["steps"])
+    last = whole_run.evaluations(whole_run.summary()["steps"])
     for row in random.Random(5).sample(last, 40):
         if row["parts"]["math_verify"] == 1.0:
             left, right = re.search(r"(\d+)\+(\d+)=\?", row["prompt"]).groups()
@@ -99,23 +91,9 @@ def test_final_answers_are_worked_and_not_a_format_trick(whole_run: Program) -> 
 
 
 def test_the_exported_model_answers_alike_in_vllm_and_transformers(whole_run: Program) -> None:
-    expected = [row["response"] for row in evaluations(whole_run, whole_run.summary()["steps"])]
-    environment = os.environ | {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "TORCH_COMPILE_DISABLE": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_LOGGING_LEVEL": "ERROR",
-    }
-    script = Path(__file__).with_name("fresh_engine.py")
-    model = whole_run.summary()["model"]
-    done = subprocess.run(
-        [sys.executable, str(script), model, str(DATA / "test.jsonl"), "32"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    answers = json.loads(done.stdout.splitlines()[-1])
+    summary = whole_run.summary()
+    expected = [row["response"] for row in whole_run.evaluations(summary["steps"])]
+    answers = fresh_answers(summary["model"], count=32)
     assert answers["vllm"] == expected
     assert answers["transformers"] == expected[:32]
 

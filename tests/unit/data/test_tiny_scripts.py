@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from mindrl.data.prompts import PromptSource, load_prompts
+from mindrl.models.description import read_description
+from mindrl.models.files import check_files, tensor_shapes
 
 
 @pytest.fixture(scope="session")
@@ -202,11 +204,29 @@ def test_the_model_has_1_067_136_weights_untied_with_2_key_value_heads(
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
+def test_the_model_with_experts_has_1_856_896_weights_8_experts_a_layer_and_no_dense_layer(
+    tiny_chat_model: ModuleType, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    model = tiny_chat_model.build_model(tokenizer, seed=1, family="qwen3_moe")
+    assert sum(parameter.numel() for parameter in model.parameters()) == 1_856_896
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    model.save_pretrained(tmp_path)
+    description = read_description(str(tmp_path))
+    assert description.moe is not None
+    assert description.moe.dense_layers == frozenset()
+    # The names and shapes of published folders: one file entry for each matrix of an expert.
+    check_files(str(tmp_path), description)
+    experts = [name for name in tensor_shapes(str(tmp_path)) if ".experts." in name]
+    assert len(experts) == 4 * 8 * 3
+    assert "model.layers.3.mlp.experts.7.down_proj.weight" in experts
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3_moe"])
 def test_equal_seeds_start_from_equal_weights(
-    tiny_chat_model: ModuleType, tokenizer: PreTrainedTokenizerFast
+    tiny_chat_model: ModuleType, tokenizer: PreTrainedTokenizerFast, family: str
 ) -> None:
     first, same, other = (
-        tiny_chat_model.build_model(tokenizer, seed=seed).lm_head.weight for seed in (1, 1, 2)
+        tiny_chat_model.build_model(tokenizer, seed, family).lm_head.weight for seed in (1, 1, 2)
     )
     assert torch.equal(first, same)
     assert not torch.equal(first, other)
@@ -235,6 +255,35 @@ def test_the_habits_are_drawn_with_shares_of_25_55_and_20_percent(
     assert drawn["careful_answer"] / 10_000 == pytest.approx(0.25, abs=0.02)
     assert drawn["careless_answer"] / 10_000 == pytest.approx(0.55, abs=0.02)
     assert drawn["hasty_answer"] / 10_000 == pytest.approx(0.20, abs=0.02)
+
+
+def test_four_steps_teach_every_expert_something(
+    make_tiny_model: ModuleType,
+    tiny_chat_model: ModuleType,
+    data: Path,
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    model = tiny_chat_model.build_model(tokenizer, seed=1, family="qwen3_moe")
+    before = [expert.clone() for expert in stacked_experts(model)]
+    recipe = make_tiny_model.Recipe(family="qwen3_moe", max_steps=4)
+    questions = make_tiny_model.read_questions(data / "train.jsonl")
+    training = make_tiny_model.WarmStart(model=model, tokenizer=tokenizer, recipe=recipe)
+    assert list(training.run(questions, seed=1)) == []
+    # Weight decay alone moves an element of 0.4 by 6e-6.
+    moved = [
+        (new - old).abs().max() for new, old in zip(stacked_experts(model), before, strict=True)
+    ]
+    assert len(moved) == 4 * 8 * 2
+    assert min(moved) > 1e-4
+
+
+def stacked_experts(model: torch.nn.Module) -> list[torch.Tensor]:
+    return [
+        expert
+        for name, parameter in model.named_parameters()
+        if ".experts." in name
+        for expert in parameter.detach()
+    ]
 
 
 @pytest.mark.parametrize(
@@ -272,6 +321,18 @@ def test_a_model_of_the_same_recipe_is_left_alone(
 ) -> None:
     assert make_tiny_model.main(made_model) == 0
     assert "up to date" in capsys.readouterr().out
+
+
+def test_a_model_of_another_family_is_made_anew(
+    make_tiny_model: ModuleType, made_model: list[str]
+) -> None:
+    output, data = Path(made_model[1]), Path(made_model[3])
+    records = {
+        family: make_tiny_model.recipe_record(data, 1, make_tiny_model.Recipe(family=family))
+        for family in ("qwen2", "qwen3_moe")
+    }
+    assert make_tiny_model.is_up_to_date(output, records["qwen2"])
+    assert not make_tiny_model.is_up_to_date(output, records["qwen3_moe"])
 
 
 def test_another_seed_is_another_recipe_and_so_are_other_questions(

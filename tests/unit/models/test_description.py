@@ -116,14 +116,53 @@ def test_every_second_layer_and_those_in_the_list_are_dense(tmp_path: Path) -> N
     assert moe.dense_layers == {0, 1, 2, 4}
 
 
-def test_what_can_be_planned_only_is_refused_to_a_run() -> None:
-    folder = MODELS / "deepseek_v3"
+def test_how_deepseek_chooses_experts_and_stretches_its_embedding_is_read() -> None:
+    model = read_description(str(MODELS / "deepseek_v3"))
+    assert model.moe is not None
+    assert model.mla is not None
+    assert model.mla.yarn is not None
+    assert (model.moe.groups, model.moe.chosen_groups, model.moe.scaling_factor) == (8, 4, 2.5)
+    assert (model.mla.yarn.factor, model.mla.yarn.original_max_position_embeddings) == (40, 4096)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"topk_group": 2},
+            (
+                "topk_group=2 is not supported: Megatron ranks the groups of experts by their "
+                "best num_experts_per_tok // topk_group = 4, deepseek_v3 by their best 2"
+            ),
+        ),
+        (
+            {"model_type": "deepseek_v2", "topk_method": "greedy", "scoring_func": "softmax"},
+            "norm_topk_prob=True is not supported; only False",
+        ),
+        ({"norm_topk_prob": False}, "norm_topk_prob=False is not supported; only True"),
+        ({"scoring_func": "softmax"}, "scoring_func='softmax' is not supported; only 'sigmoid'"),
+        ({"topk_method": "greedy"}, "topk_method='greedy' is not supported; only 'noaux_tc'"),
+        ({"topk_method": None}, "topk_method=None is not supported; only 'noaux_tc'"),
+        ({"rope_interleave": False}, "rope_interleave=False is not supported; only True"),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 40, "mscale": 1.0}},
+            (
+                "rope scaling {'type': 'yarn', 'factor': 40, 'mscale': 1.0} is not supported; only "
+                "default and DeepSeek's yarn"
+            ),
+        ),
+    ],
+)
+def test_what_megatron_cannot_be_told_of_a_deepseek_is_refused_to_a_run_and_can_be_planned(
+    change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    values = json.loads((MODELS / "deepseek_v3" / "config.json").read_text("utf-8"))
+    folder = folder_with(tmp_path, values | change)
     with pytest.raises(ModelError) as caught:
-        read_description(str(folder))
-    assert str(caught.value) == (
-        f"{folder}/config.json: model_type='deepseek_v3' is not supported; "
-        "supported: qwen2, qwen3, qwen3_moe"
-    )
+        read_description(folder)
+    assert str(caught.value) == f"{folder}/config.json: {message}"
+    if "rope_scaling" not in change:
+        assert read_description(folder, to_plan=True).mla is not None
 
 
 def test_a_config_json_may_be_named_instead_of_its_folder() -> None:
@@ -148,17 +187,23 @@ def test_a_head_size_of_its_own_is_taken_rather_than_derived(tmp_path: Path) -> 
         (
             {"model_type": "qwen3_next"},
             (
-                "model_type='qwen3_next' is not supported; supported: qwen2, qwen3, qwen3_moe; "
-                "nearest: qwen3_moe"
+                "model_type='qwen3_next' is not supported; supported: qwen2, qwen3, qwen3_moe, "
+                "deepseek_v2, deepseek_v3; nearest: qwen3_moe"
             ),
         ),
         (
             {"model_type": "bloom"},
-            "model_type='bloom' is not supported; supported: qwen2, qwen3, qwen3_moe",
+            (
+                "model_type='bloom' is not supported; supported: qwen2, qwen3, qwen3_moe, "
+                "deepseek_v2, deepseek_v3"
+            ),
         ),
         (
             {"model_type": None},
-            "model_type=None is not supported; supported: qwen2, qwen3, qwen3_moe",
+            (
+                "model_type=None is not supported; supported: qwen2, qwen3, qwen3_moe, "
+                "deepseek_v2, deepseek_v3"
+            ),
         ),
         ({"use_sliding_window": True}, "use_sliding_window=true is not supported"),
         (

@@ -61,6 +61,13 @@ def test_megatron_router_without_te_is_needed_while_the_router_asks_for_a_name_t
     assert not upstream["router_names_te_general_gemm"]
 
 
+def test_megatron_latent_attention_without_te_is_needed_while_it_takes_mocks_for_layers(
+    upstream: dict[str, Any],
+) -> None:
+    assert upstream["latent_attention_has_te"]
+    assert not upstream["latent_attention_has_layers_of_te"]
+
+
 def test_megatron_uneven_on_gloo_is_needed_while_gloo_refuses_parts_of_unequal_size(
     upstream: dict[str, Any],
 ) -> None:

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 import vllm.v1.engine.core as engine_core
 from megatron.core import parallel_state
+from megatron.core.transformer import multi_latent_attention
 from megatron.core.transformer.moe import moe_utils
 from ray._private import services, worker
 from torch._C._distributed_c10d import HashStore
@@ -177,6 +178,8 @@ def facts(folder: str) -> dict[str, object]:
         "orders_of_neighbours": order_strings_that_give([[0, 1], [2, 3], [4, 5], [6, 7]]),
         "orders_of_split_data": order_strings_that_give([[0, 2], [1, 3], [4, 6], [5, 7]]),
         "router_names_te_general_gemm": hasattr(moe_utils, "te_general_gemm"),
+        "latent_attention_has_te": multi_latent_attention.HAVE_TE,
+        "latent_attention_has_layers_of_te": isinstance(multi_latent_attention.TELinear, type),
         "uneven_gather": uneven_gather(),
         "shutdown_names": engine_core.EngineCore.shutdown.__code__.co_names,
         "groups_survive_clean_up": groups_survive_clean_up(),

@@ -1,0 +1,38 @@
+"""What the tests of DeepSeek's training side call in prepared processes."""
+
+from torch import Tensor, nn
+from training_messages import Case, Course, Weights
+from training_probe import build, copied
+
+from mindrl.allocation.regions import TrainRegion
+from mindrl.training.actor import TrainedModel
+from mindrl.training.model import unwrap
+from mindrl.training.optimizer import OptimizerSettings
+
+Made = dict[str, tuple[int, ...]]
+
+
+def made(cases: list[Case]) -> list[Made]:
+    """Return the shapes of all that Megatron saves of each model, by its own names."""
+    return [_made(build(case).chunks) for case in cases]
+
+
+def _made(chunks: list[nn.Module]) -> Made:
+    return {
+        f"chunk{index}.{name}": tuple(tensor.shape)
+        for index, chunk in enumerate(chunks)
+        for name, tensor in unwrap(chunk).state_dict().items()
+        if isinstance(tensor, Tensor)
+    }
+
+
+def biases(case: Case, course: Course) -> Weights:
+    """Release all weights, bring them back, take the updates; returns the routers' biases."""
+    model = TrainedModel(build(case), OptimizerSettings(**course.optimizer), course.loss)
+    for tensor in model.model.local_tensors().values():
+        model.release_parameters(tensor)
+    model.onload(TrainRegion.PARAMETERS)
+    for minibatch in course.minibatches:
+        model.update(minibatch, micro_batch_size=course.micro_batch_size)
+    local = copied(model.model)
+    return {name: tensor for name, tensor in local.items() if name.endswith("expert_bias")}

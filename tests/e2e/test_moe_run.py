@@ -1,0 +1,60 @@
+"""Experts in the real program: whole ones in training, halves of each in the rollout engine."""
+
+from pathlib import Path
+
+import pytest
+from program import Program, fresh_answers, start_program
+
+pytestmark = pytest.mark.e2e
+
+# Any random model earns it, and unequally, so that every step has a gradient.
+REWARD = """
+def length(response: str, reference: str) -> float:
+    return min(1.0, len(response) / 400)
+"""
+
+
+@pytest.fixture(scope="module")
+def moe_run(
+    tiny_data: Path, untaught_moe_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Program:
+    """Three steps of the quickstart for experts, from random weights at a high learning rate."""
+    assert tiny_data.is_dir()
+    scratch = tmp_path_factory.mktemp("moe_run")
+    (scratch / "reward.py").write_text(REWARD)
+    overrides = [
+        *("--config-name", "grpo_tiny_moe_cpu"),
+        f"actor_config.load={untaught_moe_model}",
+        *("actor_config.lr=1e-3", "actor_config.lr_decay_style=constant"),
+        "megatron_training.train_iters=3",
+        f"rl_config.verifier_function=[{scratch}/reward.py:length]",
+        "rl_config.verifier_weight=[1.0]",
+    ]
+    program = start_program(scratch / "run", overrides)
+    assert program.process.wait(timeout=300) == 0, program.text()
+    return program
+
+
+def test_the_experts_arrive_in_every_step_that_changed_them(moe_run: Program) -> None:
+    steps = moe_run.steps()
+    assert len(steps) == 3
+    assert min(step["update/grad_norm"] for step in steps) > 1e-3
+    # Equal to the bit would mean that both numbers came from the same place.
+    assert 0 < max(step["logprob_gap/mean"] for step in steps) < 1e-4
+
+
+def test_two_workers_receive_the_half_of_every_expert_that_the_other_trains(
+    moe_run: Program,
+) -> None:
+    # Each worker trains 4 of the 8 experts of each of 4 layers: 3 matrices of 128 x 128 floats.
+    experts_of_a_worker = 4 * 4 * 3 * 128 * 128 * 4
+    for step in moe_run.steps():
+        assert step["bytes/reshard_received"] == 2 * experts_of_a_worker // 2 == 3_145_728
+        assert step["bytes/reshard_needed"] == 3_145_728
+
+
+def test_the_exported_experts_answer_alike_in_vllm_and_transformers(moe_run: Program) -> None:
+    expected = [row["response"] for row in moe_run.evaluations(3)]
+    answers = fresh_answers(moe_run.summary()["model"], count=8)
+    assert answers["vllm"] == expected
+    assert answers["transformers"] == expected[:8]

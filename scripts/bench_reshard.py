@@ -3,15 +3,17 @@
     python scripts/bench_reshard.py [--repeats 5] [--bucket-mib 256] [--json results.json]
 
 Four processes over gloo hold a dense and a mixture-of-experts model of more than 0.5 GB each and
-move them between several pairs of layouts, each in four ways:
+move them between several pairs of layouts, each in these ways:
 
 plan        this project: every rank receives what it needs and does not hold
 gather      (a) every logical tensor whole on every rank, in buckets, then cut
 parameter   (b) the same, one collective for each tensor, broadcast between pipeline stages
-limit       (c) one all_to_all_single of the plan's bytes on warm buffers: no packing, no unpacking
+limit       (c) one all_to_all_single of the plan's bytes on warm buffers
+copies      what (c) leaves out: the plan's copies inside the ranks and its packing, no messages
 
 Shown for each: seconds (median), bytes received by the busiest rank, the peak of memory beyond
-both models, and ratios. All ways end with equal rollout weights, which is checked.
+both models, and the ratio to the plan's time. The first three ways end with equal rollout weights,
+which is checked.
 """
 
 import argparse
@@ -21,7 +23,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +40,8 @@ from mindrl.models.description import ModelDescription, MoeDescription
 from mindrl.models.orientation import oriented
 from mindrl.models.placement import ShardingTable
 from mindrl.resharding.exchange import Channel
-from mindrl.resharding.plan import ReshardPlan, Topology, plan_sides
+from mindrl.resharding.messages import Staging, messages_of
+from mindrl.resharding.plan import Move, ReshardPlan, Topology, plan_sides
 from mindrl.resharding.transfer import Names, Transfer
 
 RANKS = 4
@@ -237,6 +240,34 @@ def ways(
         received,
         lambda: dist.all_to_all_single(incoming, outgoing, receives, sends),
     )
+    yield "copies", 0, lambda: copy_only(transfer, Weights(ours), Weights(taken))
+
+
+def copy_only(transfer: Transfer, source: Weights, target: Weights) -> None:
+    """Do what a transfer does with memory, and send nothing."""
+    device = torch.device("cpu")
+
+    def read(move: Move) -> Tensor:
+        return oriented(source.read(move.source.name), move.source.box, move.source.axes)
+
+    def write(move: Move) -> Tensor:
+        spot = move.cell.target
+        return oriented(target.open(spot.name), spot.box, spot.axes)
+
+    out, into = Staging(device), Staging(device)
+    for step in transfer.rounds:
+        for move in step.copies:
+            write(move).copy_(read(move))
+        for message in messages_of(step.sends, transfer.wire_dtype, read, out):
+            copy_pairs((chunk, read(move)) for move, chunk in message.staged_chunks())
+        for message in messages_of(step.receives, transfer.wire_dtype, write, into):
+            copy_pairs((write(move), chunk) for move, chunk in message.staged_chunks())
+
+
+def copy_pairs(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Copy the second of each pair into the first."""
+    for target, source in pairs:
+        target.copy_(source)
 
 
 def measure_pair(pair: Pair, repeats: int, bucket_bytes: int) -> dict[str, object]:

@@ -1,10 +1,12 @@
 """The rounds that messages travel in: each rank's share of a round is bounded both ways."""
 
+from bisect import bisect_left
+
 import numpy as np
 from numpy.typing import NDArray
 
-_NEARLY_FULL = 1 / 64
-"""A round with less room than this share is not looked at again."""
+_MOST_SIZES = 32
+"""Sizes that are told apart; others count as the next larger one of these."""
 
 
 def assign_rounds(
@@ -15,8 +17,8 @@ def assign_rounds(
 ) -> NDArray[np.int64]:
     """Give each route the first round with room for it on both ranks.
 
-    A local copy takes part in no message; it goes with the round that its rank has reached,
-    so that tensors are completed one after the other.
+    A local copy takes part in no message; it goes with the round of the last message before it to
+    the same rank, so that tensors are completed one after the other.
 
     Args:
         senders: Rank that each route comes from.
@@ -25,45 +27,50 @@ def assign_rounds(
         per_round: Bound on what a rank sends in a round, and on what it receives.
     """
     world = int(max(senders.max(initial=-1), receivers.max(initial=-1))) + 1
-    outgoing = [_Rounds(per_round) for _ in range(world)]
-    incoming = [_Rounds(per_round) for _ in range(world)]
+    told_apart = _told_apart(sizes[senders != receivers])
+    outgoing = [_Rounds(per_round, told_apart) for _ in range(world)]
+    incoming = [_Rounds(per_round, told_apart) for _ in range(world)]
     reached = [0] * world
     rounds = []
     for sender, receiver, size in zip(
         senders.tolist(), receivers.tolist(), sizes.tolist(), strict=True
     ):
-        if sender == receiver:
-            rounds.append(reached[receiver])
-            continue
-        out, into = outgoing[sender], incoming[receiver]
-        at = max(out.first_open, into.first_open)
-        while not (out.has_room(at, size) and into.has_room(at, size)):
-            at += 1
-        out.add(at, size)
-        into.add(at, size)
-        reached[receiver] = max(reached[receiver], into.first_open)
-        rounds.append(at)
-    # A rank that reached beyond the last message copies what is left in the last round.
-    last = max(
-        (at for at, moved in zip(rounds, senders != receivers, strict=True) if moved), default=0
-    )
-    return np.minimum(np.array(rounds, dtype=np.int64), last)
+        if sender != receiver:
+            kind = bisect_left(told_apart, size)
+            at = _lowest_zero(outgoing[sender].full[kind] | incoming[receiver].full[kind])
+            outgoing[sender].add(at, size)
+            incoming[receiver].add(at, size)
+            reached[receiver] = max(reached[receiver], at)
+        rounds.append(at if sender != receiver else reached[receiver])
+    return np.array(rounds, dtype=np.int64)
+
+
+def _told_apart(sizes: NDArray[np.int64]) -> list[int]:
+    """Return the sizes, or some of them and the largest."""
+    found: list[int] = np.unique(sizes).tolist()
+    step = -(-len(found) // _MOST_SIZES)
+    return found if step <= 1 else sorted({*found[::step], found[-1]})
+
+
+def _lowest_zero(bits: int) -> int:
+    """Return the place of the lowest bit that is not set."""
+    return (~bits & (bits + 1)).bit_length() - 1
 
 
 class _Rounds:
     """How full the rounds of one rank are, one way."""
 
-    def __init__(self, per_round: int) -> None:
+    def __init__(self, per_round: int, told_apart: list[int]) -> None:
         self.per_round = per_round
+        self.told_apart = told_apart
         self.filled: list[int] = []
-        self.first_open = 0
-
-    def has_room(self, at: int, size: int) -> bool:
-        return at >= len(self.filled) or self.filled[at] + size <= self.per_round
+        self.full = [0] * len(told_apart)
+        """For each size, a bit for every round that has no room for it."""
 
     def add(self, at: int, size: int) -> None:
+        """Put something into a round."""
         self.filled += [0] * (at + 1 - len(self.filled))
         self.filled[at] += size
-        nearly = self.per_round * (1 - _NEARLY_FULL)
-        while self.first_open < len(self.filled) and self.filled[self.first_open] >= nearly:
-            self.first_open += 1
+        room = self.per_round - self.filled[at]
+        for kind in range(bisect_left(self.told_apart, room + 1), len(self.full)):
+            self.full[kind] |= 1 << at

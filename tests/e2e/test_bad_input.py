@@ -78,11 +78,11 @@ CASES: dict[str, Case] = {
     ),
     "a layout that does not divide the heads": (
         lambda _model, _scratch: [
-            "rl_config.actor_resource.num_npus=4",
-            "actor_config.tensor_model_parallel_size=4",
+            "rl_config.actor_resource.num_npus=8",
+            "actor_config.tensor_model_parallel_size=8",
         ],
         2,
-        ["actor_config.tensor_model_parallel_size=4 must divide num_key_value_heads=2; nearest: 2"],
+        ["actor_config.tensor_model_parallel_size=8 must divide num_attention_heads=4; nearest: 4"],
     ),
     "a reward that does not import": (
         lambda _model, _scratch: ["rl_config.verifier_function=[no.such.module:score]"],

@@ -34,16 +34,19 @@ class Trace:
     gaps: list[float]
     tokens: list[list[int]]
     greedy: list[list[int]]
+    received: list[float]
+    """Bytes of each reshard, over all workers."""
 
 
 def train_for_three_steps(workers: ForkedWorkers, config: RunConfig) -> Trace:
     """Roll out, score and update three times, with advantages that depend on tokens alone."""
     group = workers.start(config)
     actor = colocated_actor(group, config)
-    trace = Trace(losses=[], grad_norms=[], gaps=[], tokens=[], greedy=[])
+    trace = Trace(losses=[], grad_norms=[], gaps=[], tokens=[], greedy=[], received=[])
     for step in range(3):
         with actor.rollout_phase():
             rollouts = actor.generate_sequences(PROMPTS, SAMPLING, step=step)
+        trace.received.append(actor.flush_metrics()["bytes/reshard_received"])
         sequences = rollouts.sequences()
         old_logprobs_BT = actor.compute_log_prob(sequences).logprobs_BT
         gap_N = (old_logprobs_BT - rollouts.rollout_logprobs_BT)[rollouts.response_mask_BT]
@@ -68,6 +71,7 @@ def train_for_three_steps(workers: ForkedWorkers, config: RunConfig) -> Trace:
         trace.tokens += [rollouts.response_tokens(row) for row in range(16)]
     with actor.rollout_phase():
         answers = actor.generate_sequences(PROMPTS, GREEDY, step=0)
+    trace.received.append(actor.flush_metrics()["bytes/reshard_received"])
     trace.greedy = [answers.response_tokens(row) for row in range(4)]
     group.stop()
     return trace

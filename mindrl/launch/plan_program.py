@@ -18,6 +18,7 @@ from mindrl.allocation.strings import (
     training_string,
 )
 from mindrl.errors import ConfigError, MindrlError, ModelError
+from mindrl.launch.arguments import count, counts, positive
 from mindrl.launch.exits import BAD_CONFIG, FAILED, report
 from mindrl.launch.reshard_figures import (
     PlanFigures,
@@ -34,7 +35,6 @@ from mindrl.resharding.plan import DEFAULT_BUCKET_BYTES, Topology, plan_sides
 from mindrl.resharding.rank_map import RankMap, choose_orders
 
 _MOST_RANKS = 4096
-_MOST_COUNT = 1 << 20
 _TRAINING_KEYS = {
     "tp": "--from t",
     "pp": "--from p",
@@ -88,7 +88,7 @@ def _parser(name: str) -> argparse.ArgumentParser:
     add("--model", required=True, help="folder of a Hugging Face model, or its config.json")
     add("--from", required=True, dest="source", metavar="LAYOUT", help="training layout")
     add("--to", required=True, dest="target", metavar="LAYOUT", help="rollout layout")
-    add("--world", type=_count, metavar="N", help="ranks in all; gives d where it is left out")
+    add("--world", type=count, metavar="N", help="ranks in all; gives d where it is left out")
     add(
         "--disjoint",
         action="store_true",
@@ -96,12 +96,12 @@ def _parser(name: str) -> argparse.ArgumentParser:
     )
     add(
         "--layers-per-chunk",
-        type=_counts,
+        type=counts,
         metavar="N,N,...",
         help="layers of each pipeline stage of the training, or of each of its p x v chunks, "
         "where they are not even",
     )
-    add("--ranks-per-node", type=_count, default=8, metavar="N", help="default: %(default)s")
+    add("--ranks-per-node", type=count, default=8, metavar="N", help="default: %(default)s")
     add(
         "--dtype",
         type=_dtypes,
@@ -111,14 +111,14 @@ def _parser(name: str) -> argparse.ArgumentParser:
     )
     add(
         "--bucket-mib",
-        type=_count,
+        type=count,
         default=DEFAULT_BUCKET_BYTES >> 20,
         metavar="N",
         help="bound on the messages that a rank has in flight (default: %(default)s)",
     )
     add(
         "--bandwidth-gbps-per-rank",
-        type=_positive,
+        type=positive,
         default=200.0,
         metavar="GBIT",
         help="Gbit/s of a rank each way, for the estimate of seconds (default: %(default)g)",
@@ -268,27 +268,6 @@ def _left(world: int | None, taken: int) -> int | None:
     if world is not None and world <= taken:
         raise ConfigError(f"--world {world} --disjoint: one side alone takes {taken} ranks")
     return None if world is None else world - taken
-
-
-def _count(text: str) -> int:
-    value = int(text) if text.isdecimal() and len(text) < 10 else 0
-    if not 1 <= value <= _MOST_COUNT:
-        raise argparse.ArgumentTypeError(f"{text} must be 1 to {_MOST_COUNT}")
-    return value
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    return tuple(_count(part) for part in text.split(","))
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} must be above 0")
-    return value
 
 
 def _dtypes(text: str) -> tuple[str, str]:

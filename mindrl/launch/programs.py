@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mindrl.config.run import RunConfig
 from mindrl.launch.command_line import run_program
+from mindrl.launch.convert_program import convert
 from mindrl.launch.plan_program import plan
 
 _CHECKOUT = Path(__file__).resolve().parents[2]
@@ -18,7 +19,11 @@ def train_grpo() -> int:
 
 def main() -> None:
     """Start a program by its name: `mindrl train-grpo --config-name NAME [key=value ...]`."""
-    programs: Mapping[str, Callable[[], int]] = {"train-grpo": train_grpo, "plan": _plan}
+    programs: Mapping[str, Callable[[], int]] = {
+        "train-grpo": train_grpo,
+        "plan": _plan,
+        "convert-ckpt": _convert,
+    }
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name not in programs:
         asked_for_help = name in ("-h", "--help")
@@ -35,6 +40,10 @@ def main() -> None:
 
 def _plan() -> int:
     return plan("mindrl plan")
+
+
+def _convert() -> int:
+    return convert("mindrl convert-ckpt")
 
 
 def _train_grpo(config: RunConfig, run_dir: Path) -> None:

@@ -4,9 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain
-from typing import Any
 
-import torch
 from megatron.core.tensor_parallel.layers import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -15,11 +13,10 @@ from megatron.core.tensor_parallel.layers import (
 )
 from torch import Tensor, nn
 
-from mindrl.errors import ModelError
-from mindrl.models.files import open_tensors
-from mindrl.models.orientation import oriented
-from mindrl.models.placement import Placement, ShardingTable, slices
+from mindrl.models.placement import ShardingTable
+from mindrl.training.filed_weights import FolderWeights, fill
 from mindrl.training.model import unwrap
+from mindrl.training.modules import HeadInput
 
 
 def local_tensors(chunks: Sequence[nn.Module], table: ShardingTable) -> dict[str, Tensor]:
@@ -55,7 +52,7 @@ def mark_parameters(network: nn.Module) -> None:
     """
     for module in network.modules():
         match module:
-            case ColumnParallelLinear() | VocabParallelEmbedding():
+            case ColumnParallelLinear() | VocabParallelEmbedding() | HeadInput():
                 dim = 0
             case RowParallelLinear():
                 dim = 1
@@ -67,7 +64,6 @@ def mark_parameters(network: nn.Module) -> None:
                 module.weight.allreduce = False
 
 
-@torch.no_grad()
 def import_weights(folder: str, local: Mapping[str, Tensor], table: ShardingTable) -> None:
     """Fill local tensors from safetensors, reading only the slices that this rank needs.
 
@@ -75,12 +71,9 @@ def import_weights(folder: str, local: Mapping[str, Tensor], table: ShardingTabl
         ModelError: A file or tensor is missing, unreadable or of another shape.
     """
     with ExitStack() as stack:
-        files = open_tensors(folder, stack, framework="pt")
+        weights = FolderWeights(folder, stack)
         for name, entry in table.items():
-            local[name].zero_()
-            for placement in entry.placements:
-                part = _read(folder, files, placement)
-                oriented(local[name], placement.local, placement.axes).copy_(part)
+            fill(local[name], entry, weights.read)
 
 
 def _made(chunks: Sequence[nn.Module]) -> dict[str, Tensor]:
@@ -90,18 +83,3 @@ def _made(chunks: Sequence[nn.Module]) -> dict[str, Tensor]:
         for index, chunk in enumerate(chunks)
         for name, tensor in chain(unwrap(chunk).named_parameters(), unwrap(chunk).named_buffers())
     }
-
-
-def _read(folder: str, files: Mapping[str, Any], placement: Placement) -> Tensor:
-    name, box = placement.tensor, placement.source
-    if name not in files:
-        raise ModelError(f"{folder}: no tensor {name}")
-    source = files[name].get_slice(name)
-    shape = source.get_shape()
-    fits = len(shape) == len(box) and all(
-        stop <= size for size, (_, stop) in zip(shape, box, strict=True)
-    )
-    if not fits:
-        raise ModelError(f"{folder}: tensor {name} has shape {shape}, config.json asks for more")
-    part: Tensor = source[slices(box)]
-    return part

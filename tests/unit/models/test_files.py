@@ -16,7 +16,7 @@ from torch import Tensor
 from mindrl.errors import ModelError
 from mindrl.models.decoder import logical_shapes
 from mindrl.models.description import read_description
-from mindrl.models.files import check_files, tensor_shapes
+from mindrl.models.files import INDEX_FILE, check_files, tensor_shapes
 
 MakeModel = Callable[[bool], Path]
 KEY_WEIGHT = "model.layers.0.self_attn.k_proj.weight"
@@ -131,14 +131,138 @@ def test_a_tensor_that_is_shorter_or_longer_is_refused_with_both_shapes(
     )
 
 
-def test_a_file_that_is_cut_off_or_garbage_or_not_there_is_named(
+def test_a_file_that_is_garbage_or_not_there_is_named(
     random_model: MakeModel, tmp_path: Path
 ) -> None:
     folder = copy(random_model(True), tmp_path / "model", lambda _: None)
     file = Path(folder) / "model.safetensors"
-    whole = file.read_bytes()
-    for content in (whole[:-100], whole[:20], b"\xff" * 64, b""):
+    for content in (b"\xff" * 64, b"\x10" + b"\0" * 7 + b"[1, 2, 3, 4, 5 ]"):
         file.write_bytes(content)
         assert message(folder).startswith(f"{file} cannot be read: ")
     file.unlink()
     assert message(folder) == f"model folder {folder} has no .safetensors file"
+
+
+def test_a_file_that_is_cut_off_is_named_with_the_first_tensor_that_is_not_whole(
+    tmp_path: Path, random_model: MakeModel
+) -> None:
+    """Three tensors of 4, 8 and 16 bytes behind a header; all lengths count in bytes."""
+    folder = copy(random_model(True), tmp_path / "model", lambda _: None)
+    file = Path(folder) / "model.safetensors"
+    arrays = {"a": np.zeros(16, np.uint8), "b": np.zeros(4, np.uint8), "c": np.zeros(8, np.uint8)}
+    save_arrays(arrays, file)
+    whole = file.read_bytes()
+    header = json.loads(whole[8 : len(whole) - 28])
+    first, second, third = sorted(arrays, key=lambda name: int(header[name]["data_offsets"][0]))
+    ends = {name: len(whole) - 28 + int(header[name]["data_offsets"][1]) for name in arrays}
+    for length, tensor in [
+        (len(whole) - 1, third),
+        (ends[second], third),
+        (ends[second] - 1, second),
+        (ends[first], second),
+        (ends[first] - 1, first),
+        (len(whole) - 28, first),
+    ]:
+        file.write_bytes(whole[:length])
+        assert message(folder) == (
+            f"{file} cannot be read: it is cut off: {length} bytes of {len(whole)}; "
+            f"the first tensor that is not whole is {tensor}"
+        )
+    file.write_bytes(whole[:20])
+    assert message(folder) == (
+        f"{file} cannot be read: it is cut off inside the header: 20 bytes of {len(whole) - 28}"
+    )
+    file.write_bytes(whole[:7])
+    assert message(folder) == f"{file} cannot be read: it is cut off: 7 bytes, no header"
+
+
+def test_a_pointer_of_git_lfs_is_told_from_a_damaged_file(
+    random_model: MakeModel, tmp_path: Path
+) -> None:
+    folder = copy(random_model(True), tmp_path / "model", lambda _: None)
+    file = Path(folder) / "model.safetensors"
+    file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12345\n")
+    assert message(folder).endswith("a pointer of Git LFS; fetch it with git lfs pull")
+
+
+@pytest.fixture
+def sharded(random_model: MakeModel, tmp_path: Path) -> Path:
+    """Copy the untied model into four files with an index."""
+    from transformers import Qwen2ForCausalLM
+
+    folder = tmp_path / "sharded"
+    model = Qwen2ForCausalLM.from_pretrained(random_model(False))
+    model.save_pretrained(folder, max_shard_size="300KB")
+    assert len(list(folder.glob("*.safetensors"))) == 4
+    return folder
+
+
+def index_of(folder: Path) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads((folder / INDEX_FILE).read_text("utf-8"))
+    return values
+
+
+def rewrite_index(folder: Path, places: object) -> None:
+    (folder / INDEX_FILE).write_text(json.dumps({"weight_map": places}), "utf-8")
+
+
+def test_only_the_files_that_an_index_names_count(sharded: Path) -> None:
+    model = read_description(str(sharded))
+    (sharded / "consolidated.safetensors").write_bytes(b"of another program")
+    save_arrays({"of.no.index": np.zeros(1)}, sharded / "model.safetensors")
+    check_files(str(sharded), model)
+    assert tensor_shapes(str(sharded)) == logical_shapes(model)
+
+
+def test_a_file_that_the_index_names_and_that_is_missing_is_named_with_its_tensors(
+    sharded: Path,
+) -> None:
+    places = index_of(sharded)["weight_map"]
+    gone = sharded / "model-00002-of-00004.safetensors"
+    tensors = [tensor for tensor, file in places.items() if file == gone.name]
+    gone.unlink()
+    assert message(str(sharded)) == (
+        f"{gone} is missing; {INDEX_FILE} places {len(tensors)} tensors in it, "
+        f"the first is {tensors[0]}"
+    )
+
+
+def test_an_index_that_disagrees_with_a_file_is_refused_with_tensor_and_file(sharded: Path) -> None:
+    places = index_of(sharded)["weight_map"]
+    first, third = (f"model-0000{number}-of-00004.safetensors" for number in (1, 3))
+    wrong = next(tensor for tensor, file in places.items() if file == third)
+    rewrite_index(sharded, places | {wrong: first})
+    assert message(str(sharded)) == (
+        f"{sharded / first}: no tensor {wrong}; {INDEX_FILE} places it there"
+    )
+    rewrite_index(sharded, places)
+    save_file(load_file(sharded / first) | load_file(sharded / third), sharded / first)
+    assert message(str(sharded)).startswith(f"{sharded / first}: tensor ")
+    assert message(str(sharded)).endswith(f" is there; {INDEX_FILE} places it in {third}")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", " cannot be read: "),
+        ("[]", " has no weight_map, which gives each tensor its file"),
+        ('{"weight_map": {}}', " has no weight_map, which gives each tensor its file"),
+        ('{"weight_map": {"a": "../a"}}', ": weight_map.a='../a' must be a file of its folder"),
+        ('{"weight_map": {"a": 1}}', ": weight_map.a=1 must be a file of its folder"),
+    ],
+)
+def test_an_index_that_makes_no_sense_is_refused_by_name(
+    text: str, words: str, sharded: Path
+) -> None:
+    (sharded / INDEX_FILE).write_text(text)
+    assert message(str(sharded)).startswith(f"{sharded / INDEX_FILE}{words}")
+
+
+def test_a_tensor_in_two_files_without_an_index_is_refused(
+    random_model: MakeModel, tmp_path: Path
+) -> None:
+    folder = copy(random_model(True), tmp_path / "model", lambda _: None)
+    save_arrays({KEY_WEIGHT: np.zeros(1)}, Path(folder) / "other.safetensors")
+    assert message(folder) == (
+        f"{folder}: tensor {KEY_WEIGHT} is in model.safetensors and in other.safetensors"
+    )

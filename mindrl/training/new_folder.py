@@ -1,0 +1,82 @@
+"""A model folder in the making: it appears whole, or not at all."""
+
+import json
+import shutil
+from pathlib import Path
+
+from mindrl.errors import OutputError
+from mindrl.models.decoder import DType
+
+_CARRIED_FILES = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+)
+
+
+class NewFolder:
+    """A folder of weight files, with the config and tokenizer of the folder it came from."""
+
+    def __init__(self, source: str, target: Path, dtype: DType) -> None:
+        """Name what is to be made.
+
+        Args:
+            source: The folder that config and tokenizer are carried over from.
+            target: The new folder.
+            dtype: Of the weights, for config.json.
+        """
+        self.source = Path(source)
+        self.target = target
+        self.dtype = dtype
+        self.building = target.with_name(f".{target.name}.incomplete")
+
+    def begin(self) -> None:
+        """Make an empty folder beside the target.
+
+        Raises:
+            OutputError: The folder cannot be made.
+        """
+        try:
+            shutil.rmtree(self.building, ignore_errors=True)
+            self.building.mkdir(parents=True)
+        except OSError as error:
+            raise self.failure(error) from error
+
+    def discard(self) -> None:
+        """Remove what there is of it."""
+        shutil.rmtree(self.building, ignore_errors=True)
+
+    def complete(self) -> None:
+        """Add config and tokenizer and put the folder in its place; an older one is replaced.
+
+        Raises:
+            OSError: A file cannot be read or written.
+        """
+        values = json.loads((self.source / "config.json").read_text(encoding="utf-8"))
+        # transformers 5 writes `dtype`, earlier versions `torch_dtype`.
+        values["torch_dtype" if "torch_dtype" in values else "dtype"] = self.dtype
+        text = json.dumps(values, indent=2) + "\n"
+        (self.building / "config.json").write_text(text, encoding="utf-8")
+        for name in _CARRIED_FILES:
+            if (self.source / name).is_file():
+                shutil.copyfile(self.source / name, self.building / name)
+        self._replace()
+
+    def failure(self, error: Exception) -> OutputError:
+        """Return an error in the words of the user."""
+        return OutputError(f"the model could not be exported to {self.target}: {error}")
+
+    def _replace(self) -> None:
+        retired = self.target.with_name(f".{self.target.name}.replaced")
+        if self.target.exists():
+            # A killed export may have left one, which would block the renaming.
+            shutil.rmtree(retired, ignore_errors=True)
+            self.target.rename(retired)
+        self.building.rename(self.target)
+        shutil.rmtree(retired, ignore_errors=True)

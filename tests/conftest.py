@@ -13,6 +13,11 @@ from mindrl.config.run import RunConfig
 Overrides = dict[str, Any]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option by which tests renew the tables that the docs keep."""
+    parser.addoption("--write-tables", action="store_true", help="renew tables in the docs")
+
+
 @pytest.fixture(scope="session")
 def configs() -> Path:
     """The folder of the shipped configurations."""
@@ -59,35 +64,62 @@ def random_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], P
 
 @pytest.fixture(scope="session")
 def random_model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Make a folder with random weights of a family: `qwen2`, `qwen3` or `qwen3_moe`.
+    """Make a folder with random weights of a family: those of `_FAMILY_VALUES`.
 
-    4 layers, 4 heads of 32, 2 key-value heads, 211 tokens; 8 experts, 2 for each token.
+    4 layers, 4 heads of 32 (Mistral: of 48), 2 key-value heads, 211 tokens; 8 experts, 2 for
+    each token.
     """
-    made: dict[tuple[str, bool], Path] = {}
+    made: dict[tuple[str, bool, float], Path] = {}
 
-    def make(family: str, tied: bool = False) -> Path:
-        if (family, tied) not in made:
+    def make(family: str, tied: bool = False, spread: float = 0.15) -> Path:
+        # Wide, so that the most likely token leads by far more than rounding errors.
+        if (family, tied, spread) not in made:
             folder = tmp_path_factory.mktemp(f"{family}-{'tied' if tied else 'untied'}")
-            _save_random_model(family, tied, folder)
-            made[family, tied] = folder
-        return made[family, tied]
+            _save_random_model(family, tied, spread, folder)
+            made[family, tied, spread] = folder
+        return made[family, tied, spread]
 
     return make
 
 
-def _save_random_model(family: str, tied: bool, folder: Path) -> None:
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
-
-    experts = {
+_FAMILY_VALUES: dict[str, dict[str, Any]] = {
+    "llama": {
+        # Of 16 frequencies one is kept, two are mixed and 13 are divided.
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 10_000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+    },
+    "mistral": {"head_dim": 48, "sliding_window": None},
+    "phi3": {"pad_token_id": None},
+    "qwen2": {},
+    "qwen3": {"head_dim": 32},
+    "qwen3_linear": {
+        "head_dim": 32,
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0},
+    },
+    "qwen3_moe": {
+        "head_dim": 32,
         "num_experts": 8,
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 64,
         "norm_topk_prob": True,
-    }
+    },
+}
+"""What a family's config.json says besides the sizes of all."""
+
+
+def _save_random_model(family: str, tied: bool, spread: float, folder: Path) -> None:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
     torch.manual_seed(7)
     config = AutoConfig.for_model(
-        family,
+        family.removesuffix("_linear"),
         vocab_size=211,
         hidden_size=128,
         intermediate_size=256,
@@ -96,12 +128,10 @@ def _save_random_model(family: str, tied: bool, folder: Path) -> None:
         num_key_value_heads=2,
         max_position_embeddings=128,
         tie_word_embeddings=tied,
-        # Wide, so that the most likely token leads by far more than rounding errors.
-        initializer_range=0.15,
+        initializer_range=spread,
         bos_token_id=None,
         eos_token_id=1,
-        **({} if family == "qwen2" else {"head_dim": 32}),
-        **(experts if family == "qwen3_moe" else {}),
+        **_FAMILY_VALUES[family],
     )
     model = AutoModelForCausalLM.from_config(config)
     for name, parameter in model.named_parameters():

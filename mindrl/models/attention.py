@@ -25,6 +25,9 @@ def attention_shapes(model: ModelDescription, layer: str) -> Shapes:
         return _latent_shapes(model, layer)
     hidden, query, key_value = _sizes(model)
     shapes: Shapes = {}
+    if model.fused_projections:
+        shapes[f"{layer}self_attn.qkv_proj.weight"] = (query + 2 * key_value, hidden)
+        return shapes | {f"{layer}self_attn.o_proj.weight": (hidden, query)}
     for letter, rows in (("q", query), ("k", key_value), ("v", key_value)):
         shapes[f"{layer}self_attn.{letter}_proj.weight"] = (rows, hidden)
         if model.attention_bias:
@@ -81,13 +84,14 @@ def rollout_attention(model: ModelDescription, layer: str, *, tp: int, tp_rank: 
     here = f"{layer}self_attn."
     table = {
         f"{here}qkv_proj.weight": stack(
-            ((f"{here}{letter}_proj.weight", bounds) for letter, bounds in parts), tail=(hidden,)
+            (_filed(model, layer, letter, "weight", bounds) for letter, bounds in parts),
+            tail=(hidden,),
         ),
         f"{here}o_proj.weight": columns(f"{here}o_proj.weight", hidden, rows),
     }
     if model.attention_bias:
         table[f"{here}qkv_proj.bias"] = stack(
-            (f"{here}{letter}_proj.bias", bounds) for letter, bounds in parts
+            _filed(model, layer, letter, "bias", bounds) for letter, bounds in parts
         )
     if model.qk_norm:
         for letter in ("q", "k"):
@@ -123,8 +127,19 @@ def _interleaved(
             start, stop = max(bounds[0], row), min(bounds[1], row + rows)
             origin = group * rows - row
             if start < stop:
-                yield f"{layer}self_attn.{letter}_proj.{kind}", (start + origin, stop + origin)
+                yield _filed(model, layer, letter, kind, (start + origin, stop + origin))
             row += rows
+
+
+def _filed(
+    model: ModelDescription, layer: str, letter: str, kind: str, bounds: tuple[int, int]
+) -> tuple[str, tuple[int, int]]:
+    """Return which rows of which logical tensor are rows `bounds` of one projection."""
+    if not model.fused_projections:
+        return f"{layer}self_attn.{letter}_proj.{kind}", bounds
+    _, query, key_value = _sizes(model)
+    first = {"q": 0, "k": query, "v": query + key_value}[letter]
+    return f"{layer}self_attn.qkv_proj.{kind}", (first + bounds[0], first + bounds[1])
 
 
 def _latent_shapes(model: ModelDescription, layer: str) -> Shapes:

@@ -11,8 +11,14 @@ from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
 from mindrl.errors import ModelError
-
-SUPPORTED_FAMILIES = ("qwen2", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3")
+from mindrl.models.rope import (
+    RopeScaling,
+    rope_scaling,
+    rope_theta,
+    rope_type,
+    rope_values,
+    unsupported_rope,
+)
 
 Size = Annotated[int, Field(ge=1)]
 _STRICT = ConfigDict(strict=True, extra="forbid")
@@ -88,10 +94,14 @@ class ModelDescription:
     rope_theta: Annotated[float, Field(gt=0.0)]
     max_position_embeddings: Size
     tie_word_embeddings: bool
+    rope_scaling: RopeScaling | None = None
+    """How rotary frequencies are scaled; latent attention has its own."""
     attention_bias: bool = False
     """Whether the projections to queries, keys and values have a bias."""
     qk_norm: bool = False
     """Whether queries and keys are normalised head by head."""
+    fused_projections: bool = False
+    """Whether the files hold Q, K and V as one matrix, and gate and up as another."""
     moe: MoeDescription | None = None
     mla: MlaDescription | None = None
 
@@ -124,19 +134,25 @@ def read_description(folder: str, *, to_plan: bool = False) -> ModelDescription:
     path = path if path.suffix == ".json" else path / "config.json"
     values = _read_json(path)
     family = values.get("model_type")
-    if family not in SUPPORTED_FAMILIES:
-        near = difflib.get_close_matches(str(family), SUPPORTED_FAMILIES, n=1, cutoff=0.3)
-        raise ModelError(
-            f"{path}: model_type={family!r} is not supported; supported: "
-            + ", ".join(SUPPORTED_FAMILIES)
-            + (f"; nearest: {near[0]}" if near else "")
-        )
-    for unsupported in () if to_plan else _unsupported(values):
-        raise ModelError(f"{path}: {unsupported}")
+    if family not in _FAMILY_PARTS:
+        raise ModelError(f"{path}: {_unknown_family(family)}")
     try:
+        for unsupported in () if to_plan else _unsupported(values):
+            raise ModelError(f"{path}: {unsupported}")
         return ModelDescription(**_sizes(values))
     except ValidationError as error:
         raise ModelError(f"{path}{_first_finding(error)}") from error
+    except ValueError as error:
+        raise ModelError(f"{path}: {error}") from error
+
+
+def _unknown_family(family: object) -> str:
+    near = difflib.get_close_matches(str(family), _FAMILY_PARTS, n=1)
+    return (
+        f"model_type={family!r} is not supported; supported: {', '.join(_FAMILY_PARTS)}"
+        + (f"; nearest: {near[0]}" if near else "")
+        + "; to add a family, follow docs/how-to/add-a-model.md"
+    )
 
 
 def _first_finding(error: ValidationError) -> str:
@@ -155,25 +171,36 @@ def _unsupported(values: Mapping[str, Any]) -> Iterator[str]:
         yield f"hidden_act={values['hidden_act']!r} is not supported; only 'silu'"
     if values.get("quantization_config"):
         yield "quantized weights (quantization_config) are not supported"
-    if values.get("attention_bias") and values["model_type"] != "qwen2":
-        yield "attention_bias=true is not supported in this family"
+    for name in ("attention_bias", "mlp_bias"):
+        if values.get(name) and (name, values["model_type"]) != ("attention_bias", "qwen2"):
+            yield f"{name}=true is not supported in this family"
+    yield from _unsupported_window(values)
+    if values["model_type"].startswith("deepseek"):
+        yield from _unsupported_deepseek(values)
+    else:
+        yield from unsupported_rope(values, _ROPE_SCALINGS.get(values["model_type"], _LLAMA_ROPE))
+
+
+def _unsupported_window(values: Mapping[str, Any]) -> Iterator[str]:
+    """Name what keeps a token from looking at all tokens before it."""
     if values.get("use_sliding_window"):
         yield "use_sliding_window=true is not supported"
     for kind in sorted(set(values.get("layer_types") or ()) - {"full_attention"}):
         yield f"layer_types with {kind!r} is not supported; only 'full_attention'"
-    if values["model_type"].startswith("deepseek"):
-        yield from _unsupported_deepseek(values)
-    elif _rope_type(values) != "default":
-        yield f"rope scaling {_rope(values)} is not supported; only default"
+    family = values["model_type"]
+    # Left out, a Mistral has one of 4096. Qwen has a switch for its own.
+    window = values.get("sliding_window", 4096 if family == "mistral" else None)
+    if window is not None and not family.startswith("qwen"):
+        yield f"sliding_window={window!r} is not supported; only null"
 
 
 def _unsupported_deepseek(values: Mapping[str, Any]) -> Iterator[str]:
     """Name what Megatron's router and its stretched embedding cannot be told."""
-    rope, third = _rope(values), values["model_type"] == "deepseek_v3"
+    rope, third = rope_values(values), values["model_type"] == "deepseek_v3"
     # With one of the two alone transformers, Megatron and vLLM would stretch differently.
     odd = {"attention_factor", "truncate"} & rope.keys()
     odd |= {"mscale"} if bool(rope.get("mscale")) != bool(rope.get("mscale_all_dim")) else set()
-    if odd or _rope_type(values) not in ("default", "yarn"):
+    if odd or rope_type(values) not in ("default", "yarn"):
         yield f"rope scaling {rope} is not supported; only default and DeepSeek's yarn"
     wanted = {
         "rope_interleave": (True,),
@@ -190,8 +217,8 @@ def _unsupported_deepseek(values: Mapping[str, Any]) -> Iterator[str]:
         if found not in legal:
             yield f"{name}={found!r} is not supported; only {' and '.join(map(repr, legal))}"
     groups, chosen = _expert_groups(values)
-    experts = values.get("num_experts_per_tok") or 1
-    if values.get("topk_method") == "greedy" and (values.get("n_group") or 1) > 1:
+    experts = _count(values, "num_experts_per_tok") or 1
+    if values.get("topk_method") == "greedy" and (_count(values, "n_group") or 1) > 1:
         yield "topk_method='greedy' with groups of experts (n_group) is not supported"
     # A group counts by the sum of its two best experts in V3, by its best one in V2.
     if groups > chosen and experts // chosen != 1 + third:
@@ -206,18 +233,7 @@ def _expert_groups(values: Mapping[str, Any]) -> tuple[int, int]:
     """Return into how many groups the experts fall, and how many of them a token may use."""
     if values.get("topk_method") == "greedy":
         return 1, 1
-    return values.get("n_group") or 1, values.get("topk_group") or 1
-
-
-def _rope_type(values: Mapping[str, Any]) -> str:
-    rope = _rope(values)
-    return str(rope.get("rope_type", rope.get("type", "default")))
-
-
-def _rope(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    # transformers 5 writes rope_parameters with rope_theta in it, earlier versions both apart.
-    found = values.get("rope_parameters") or values.get("rope_scaling")
-    return found if isinstance(found, dict) else {}
+    return _count(values, "n_group") or 1, _count(values, "topk_group") or 1
 
 
 def _sizes(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -229,14 +245,28 @@ def _sizes(values: Mapping[str, Any]) -> dict[str, Any]:
     defaults = {"tie_word_embeddings": False}
     if heads is not None:
         defaults["num_key_value_heads"] = heads
-    named = {field.name for field in fields(ModelDescription)}
+    named = {field.name for field in fields(ModelDescription)} - {"rope_scaling"}
     given = {name: value for name, value in values.items() if name in named and value is not None}
     derived = {
         "head_dim": head_dim,
-        "rope_theta": _rope(values).get("rope_theta") or values.get("rope_theta"),
+        "rope_theta": rope_theta(values),
+        "rope_scaling": rope_scaling(values),
     }
     found = {name: value for name, value in derived.items() if value is not None}
     return defaults | given | found | _FAMILY_PARTS[values["model_type"]](values)
+
+
+def _llama_parts(values: Mapping[str, Any]) -> dict[str, Any]:
+    # Llama 2 leaves it out.
+    return {"rope_theta": rope_theta(values) or 10_000.0}
+
+
+def _no_parts(_: Mapping[str, Any]) -> dict[str, Any]:
+    return {}
+
+
+def _phi3_parts(_: Mapping[str, Any]) -> dict[str, Any]:
+    return {"fused_projections": True}
 
 
 def _qwen2_parts(_: Mapping[str, Any]) -> dict[str, Any]:
@@ -249,8 +279,13 @@ def _qwen3_parts(_: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _qwen3_moe_parts(values: Mapping[str, Any]) -> dict[str, Any]:
-    step = values.get("decoder_sparse_step", 1)
-    layers = range(values.get("num_hidden_layers", 0))
+    step, listed = (
+        _count(values, "decoder_sparse_step", least=1) or 1,
+        values.get("mlp_only_layers") or [],
+    )
+    if not isinstance(listed, list):
+        raise ValueError(f"mlp_only_layers={listed!r} must be a list")  # noqa: TRY004 - as others
+    layers = range(_count(values, "num_hidden_layers") or 0)
     dense = {layer for layer in layers if (layer + 1) % step}
     moe = {
         # transformers 5 writes the second name.
@@ -258,21 +293,22 @@ def _qwen3_moe_parts(values: Mapping[str, Any]) -> dict[str, Any]:
         "num_experts_per_tok": values.get("num_experts_per_tok"),
         "intermediate_size": values.get("moe_intermediate_size"),
         "norm_topk_prob": values.get("norm_topk_prob", False),
-        "dense_layers": frozenset(dense | set(values.get("mlp_only_layers") or ())),
+        "dense_layers": frozenset(dense | set(listed)),
     }
     return {"qk_norm": True, "moe": MoeDescription(**_given(moe))}
 
 
 def _deepseek_parts(values: Mapping[str, Any]) -> dict[str, Any]:
-    layers = range(values.get("num_hidden_layers", 0))
-    first, step = values.get("first_k_dense_replace", 0), values.get("moe_layer_freq", 1)
-    width = values.get("moe_intermediate_size")
+    layers = range(_count(values, "num_hidden_layers") or 0)
+    first = _count(values, "first_k_dense_replace") or 0
+    step = _count(values, "moe_layer_freq", least=1) or 1
+    width = _count(values, "moe_intermediate_size")
     groups, chosen = _expert_groups(values)
     moe = {
         "num_experts": values.get("n_routed_experts"),
         "num_experts_per_tok": values.get("num_experts_per_tok"),
         "intermediate_size": width,
-        "shared_intermediate_size": (values.get("n_shared_experts") or 0) * (width or 0),
+        "shared_intermediate_size": (_count(values, "n_shared_experts") or 0) * (width or 0),
         "norm_topk_prob": values.get("norm_topk_prob", False),
         "score_correction_bias": values["model_type"] == "deepseek_v3",
         "groups": groups,
@@ -283,10 +319,10 @@ def _deepseek_parts(values: Mapping[str, Any]) -> dict[str, Any]:
     mla_names = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     mla = _given({name: values.get(name) for name in mla_names})
     yarn = None
-    if _rope_type(values) == "yarn":
+    if rope_type(values) == "yarn":
         named = {field.name for field in fields(YarnDescription)}
         yarn = YarnDescription(
-            **{name: _rope(values)[name] for name in named & _rope(values).keys()}
+            **{name: rope_values(values)[name] for name in named & rope_values(values).keys()}
         )
     return {
         "moe": MoeDescription(**_given(moe)),
@@ -295,12 +331,32 @@ def _deepseek_parts(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _count(values: Mapping[str, Any], name: str, *, least: int = 0) -> int | None:
+    """Return a number that is reckoned with before the description is checked.
+
+    Raises:
+        ValueError: It is none.
+    """
+    found = values.get(name)
+    if found is not None and type(found) is not int:
+        raise ValueError(f"{name}={found!r} must be a valid integer")
+    if found is not None and found < least:
+        raise ValueError(f"{name}={found!r} must be greater than or equal to {least}")
+    return found
+
+
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:
     """Leave out what config.json lacks, so that its absence is reported by name."""
     return {name: value for name, value in values.items() if value is not None}
 
 
+_LLAMA_ROPE = ("linear", "llama3")
+_ROPE_SCALINGS: Mapping[str, tuple[str, ...]] = {"phi3": ()}
+"""Those of a family, where they are not Llama's."""
 _FAMILY_PARTS = {
+    "llama": _llama_parts,
+    "mistral": _no_parts,
+    "phi3": _phi3_parts,
     "qwen2": _qwen2_parts,
     "qwen3": _qwen3_parts,
     "qwen3_moe": _qwen3_moe_parts,

@@ -24,7 +24,7 @@ def feed_forward_shapes(model: ModelDescription, index: int, layer: str) -> Shap
     """Return the shape of each logical tensor of one layer's feed-forward part."""
     moe = model.moe
     if moe is None or index in moe.dense_layers:
-        return _gated_shapes(f"{layer}mlp.", model.hidden_size, model.intermediate_size)
+        return _dense_shapes(model, layer)
     shapes: Shapes = {f"{layer}mlp.gate.weight": (moe.num_experts, model.hidden_size)}
     if moe.score_correction_bias:
         shapes[_correction_bias(layer)] = (moe.num_experts,)
@@ -53,7 +53,10 @@ def training_feed_forward(
     moe, hidden = model.moe, model.hidden_size
     if moe is None or index in moe.dense_layers:
         bounds = part_of(model.intermediate_size, tp, tp_rank)
-        return _training_gated(f"{local}mlp.", f"{layer}mlp.", hidden, bounds)
+        table = _training_gated(f"{local}mlp.", f"{layer}mlp.", hidden, bounds)
+        if model.fused_projections:
+            table[f"{local}mlp.linear_fc1.weight"] = _fused_gate_and_up(model, layer, bounds)
+        return table
     table = {
         f"{local}mlp.router.weight": whole(f"{layer}mlp.gate.weight", (moe.num_experts, hidden))
     }
@@ -109,7 +112,11 @@ def rollout_feed_forward(
     moe, hidden = model.moe, model.hidden_size
     here = f"{layer}mlp."
     if moe is None or index in moe.dense_layers:
-        return _rollout_gated(here, hidden, part_of(model.intermediate_size, tp, tp_rank))
+        bounds = part_of(model.intermediate_size, tp, tp_rank)
+        table = _rollout_gated(here, hidden, bounds)
+        if model.fused_projections:
+            table[f"{here}gate_up_proj.weight"] = _fused_gate_and_up(model, layer, bounds)
+        return table
     table = {f"{here}gate.weight": whole(f"{here}gate.weight", (moe.num_experts, hidden))}
     if moe.score_correction_bias:
         table[_correction_bias(layer)] = whole(_correction_bias(layer), (moe.num_experts,))
@@ -170,6 +177,16 @@ def dealt_experts(moe: MoeDescription, ep: int, ep_rank: int) -> range:
     return range(start, start + each + (ep_rank < left))
 
 
+def _dense_shapes(model: ModelDescription, layer: str) -> Shapes:
+    hidden, width = model.hidden_size, model.intermediate_size
+    if not model.fused_projections:
+        return _gated_shapes(f"{layer}mlp.", hidden, width)
+    return {
+        f"{layer}mlp.gate_up_proj.weight": (2 * width, hidden),
+        f"{layer}mlp.down_proj.weight": (hidden, width),
+    }
+
+
 def _gated_shapes(prefix: str, hidden: int, width: int) -> Shapes:
     return {
         f"{prefix}gate_proj.weight": (width, hidden),
@@ -194,6 +211,13 @@ def _rollout_gated(prefix: str, hidden: int, bounds: tuple[int, int]) -> Table:
 
 def _gate_and_up(prefix: str, hidden: int, bounds: tuple[int, int]) -> LocalTensor:
     return stack(((f"{prefix}{half}_proj.weight", bounds) for half in _HALVES), tail=(hidden,))
+
+
+def _fused_gate_and_up(model: ModelDescription, layer: str, bounds: tuple[int, int]) -> LocalTensor:
+    """Take rows of the gate and the same of up, which lies below it in one logical tensor."""
+    name, width = f"{layer}mlp.gate_up_proj.weight", model.intermediate_size
+    below = (width + bounds[0], width + bounds[1])
+    return stack([(name, bounds), (name, below)], tail=(model.hidden_size,))
 
 
 def _grouped(

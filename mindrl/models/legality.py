@@ -17,7 +17,7 @@ def training_findings(model: ModelDescription, layout: TrainLayout, keys: Keys) 
     Args:
         model: Its sizes.
         layout: Training layout.
-        keys: Words for `tp`, `pp`, `vpp`, `ep` and `etp`, for `layers_per_chunk` where it is
+        keys: Words for `tp`, `cp`, `pp`, `vpp`, `ep` and `etp`, for `layers_per_chunk` where it is
             given; only those of sizes above 1 are used.
     """
     heads = list(_tensor_parallel(model, layout.tp, keys))
@@ -27,6 +27,8 @@ def training_findings(model: ModelDescription, layout: TrainLayout, keys: Keys) 
     elif not heads:
         rows = (model.num_attention_heads + 2 * model.num_key_value_heads) * model.head_dim
         yield from must_divide(keys.get("tp", ""), layout.tp, "the rows of the fused QKV", rows)
+    if layout.cp > 1 and not heads:
+        yield from _context_parallel(model, layout, keys["cp"])
     yield from _layers(model, layout, keys)
     for name in ("ep", "etp"):
         if model.moe is None and getattr(layout, name) > 1:
@@ -84,6 +86,19 @@ def _key_value_heads(field: str, tp: int, heads: int) -> Iterator[str]:
         yield (
             f"{field}={tp} must divide num_key_value_heads={heads} or be a multiple of it; "
             f"nearest: {near}"
+        )
+
+
+def _context_parallel(model: ModelDescription, layout: TrainLayout, field: str) -> Iterator[str]:
+    """Judge the heads of a tensor-parallel rank, which context-parallel ranks share."""
+    heads = model.num_attention_heads // layout.tp
+    yield from must_divide(field, layout.cp, "the attention heads of a tensor-parallel rank", heads)
+    key_value_heads = max(1, model.num_key_value_heads // layout.tp)
+    if model.mla is None and key_value_heads % layout.cp and layout.cp % key_value_heads:
+        yield (
+            f"{field}={layout.cp} must divide the key-value heads of a tensor-parallel rank, "
+            f"{key_value_heads}, or be a multiple of them; nearest: "
+            f"{nearest_divisors(key_value_heads, layout.cp)}"
         )
 
 

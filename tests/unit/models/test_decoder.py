@@ -43,6 +43,7 @@ QWEN2 = ModelDescription(
     tie_word_embeddings=False,
     attention_bias=True,
 )
+FUSED = replace(QWEN2, attention_bias=False, fused_projections=True)
 MIXTURE = replace(
     QWEN2,
     attention_bias=False,
@@ -72,6 +73,7 @@ TRAINING = [
     (QWEN2, TrainLayout(tp=4)),
     (QWEN2, TrainLayout(pp=2, tp=2, layers_per_chunk=(2, 1))),
     (replace(QWEN2, num_hidden_layers=4, tie_word_embeddings=True), TrainLayout(pp=2, vpp=2)),
+    (FUSED, TrainLayout(tp=4)),
     (MIXTURE, TrainLayout(tp=2, dp=2, ep=4)),
     (MIXTURE, TrainLayout(dp=4, ep=2, etp=2)),
     (LATENT, TrainLayout(tp=2, dp=2, ep=2)),
@@ -80,6 +82,7 @@ ROLLOUT = [
     (QWEN2, RolloutLayout(tp=2, dp=2)),
     (QWEN2, RolloutLayout(tp=4)),
     (replace(QWEN2, tie_word_embeddings=True), RolloutLayout(pp=2)),
+    (FUSED, RolloutLayout(tp=4)),
     (MIXTURE, RolloutLayout(tp=2, pp=3)),
     # Four experts on three ranks: two, one and one.
     (MIXTURE, RolloutLayout(dp=3, ep=3)),

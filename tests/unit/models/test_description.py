@@ -15,6 +15,7 @@ from mindrl.models.description import ModelDescription, read_description
 
 MODELS = Path(__file__).parents[1] / "data_models"
 MakeModel = Callable[[bool], Path]
+FAMILIES = "llama, mistral, phi3, qwen2, qwen3, qwen3_moe, deepseek_v2, deepseek_v3"
 QWEN_7B: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],
     "hidden_act": "silu",
@@ -82,6 +83,10 @@ def test_what_the_installed_transformers_writes_is_read(
 @pytest.mark.parametrize(
     ("name", "count"),
     [
+        ("llama_3_1_8b", 8_030_261_248),
+        # Tied: its embedding of 262,668,288 counts once.
+        ("llama_3_2_1b", 1_235_814_400),
+        ("phi_4", 14_659_507_200),
         ("qwen2_5_32b", 32_763_876_352),
         ("qwen3_30b_a3b", 30_532_122_624),
         # Without its multi-token prediction, which is neither trained nor rolled out.
@@ -90,6 +95,44 @@ def test_what_the_installed_transformers_writes_is_read(
 )
 def test_a_published_config_gives_the_published_number_of_parameters(name: str, count: int) -> None:
     assert parameters(read_description(str(MODELS / name), to_plan=True)) == count
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        (
+            "qwen3_30b_a3b",
+            {"num_hidden_layers": "48"},
+            "num_hidden_layers='48' must be a valid integer",
+        ),
+        (
+            "qwen3_30b_a3b",
+            {"decoder_sparse_step": 0},
+            "decoder_sparse_step=0 must be greater than or equal to 1",
+        ),
+        ("qwen3_30b_a3b", {"mlp_only_layers": 3}, "mlp_only_layers=3 must be a list"),
+        (
+            "deepseek_v3",
+            {"num_hidden_layers": True},
+            "num_hidden_layers=True must be a valid integer",
+        ),
+        ("deepseek_v3", {"n_group": "8"}, "n_group='8' must be a valid integer"),
+        (
+            "deepseek_v3",
+            {"moe_intermediate_size": "2048"},
+            "moe_intermediate_size='2048' must be a valid integer",
+        ),
+    ],
+)
+@pytest.mark.parametrize("to_plan", [False, True])
+def test_a_size_of_a_mixture_that_is_no_number_is_named(
+    name: str, change: dict[str, Any], message: str, to_plan: bool, tmp_path: Path
+) -> None:
+    values = json.loads((MODELS / name / "config.json").read_text("utf-8"))
+    folder = folder_with(tmp_path, values | change)
+    with pytest.raises(ModelError) as caught:
+        read_description(folder, to_plan=to_plan)
+    assert str(caught.value) == f"{folder}/config.json: {message}"
 
 
 def test_a_mixture_is_read_under_the_names_of_its_family() -> None:
@@ -187,22 +230,22 @@ def test_a_head_size_of_its_own_is_taken_rather_than_derived(tmp_path: Path) -> 
         (
             {"model_type": "qwen3_next"},
             (
-                "model_type='qwen3_next' is not supported; supported: qwen2, qwen3, qwen3_moe, "
-                "deepseek_v2, deepseek_v3; nearest: qwen3_moe"
+                f"model_type='qwen3_next' is not supported; supported: {FAMILIES}; "
+                "nearest: qwen3_moe; to add a family, follow docs/how-to/add-a-model.md"
             ),
         ),
         (
             {"model_type": "bloom"},
             (
-                "model_type='bloom' is not supported; supported: qwen2, qwen3, qwen3_moe, "
-                "deepseek_v2, deepseek_v3"
+                f"model_type='bloom' is not supported; supported: {FAMILIES}; "
+                "to add a family, follow docs/how-to/add-a-model.md"
             ),
         ),
         (
             {"model_type": None},
             (
-                "model_type=None is not supported; supported: qwen2, qwen3, qwen3_moe, "
-                "deepseek_v2, deepseek_v3"
+                f"model_type=None is not supported; supported: {FAMILIES}; "
+                "to add a family, follow docs/how-to/add-a-model.md"
             ),
         ),
         ({"use_sliding_window": True}, "use_sliding_window=true is not supported"),
@@ -224,14 +267,14 @@ def test_a_head_size_of_its_own_is_taken_rather_than_derived(tmp_path: Path) -> 
         ),
         (
             {"rope_scaling": {"type": "yarn", "factor": 4.0}},
-            "rope scaling {'type': 'yarn', 'factor': 4.0} is not supported; only default",
+            (
+                "rope scaling {'type': 'yarn', 'factor': 4.0} is not supported; "
+                "only default, linear, llama3"
+            ),
         ),
         (
             {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e6}},
-            (
-                "rope scaling {'rope_type': 'linear', 'rope_theta': 1000000.0} is not supported; "
-                "only default"
-            ),
+            ("rope scaling {'rope_type': 'linear', 'rope_theta': 1000000.0} has no 'factor'"),
         ),
     ],
 )

@@ -1,0 +1,100 @@
+"""What a config.json says about rotary positions, in the words of transformers 4 and 5."""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import fields
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+_STRICT = ConfigDict(strict=True, extra="forbid")
+_Factor = Annotated[float, Field(ge=1.0)]
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class LinearScaling:
+    """All frequencies are divided by one factor."""
+
+    factor: _Factor
+
+
+@dataclass(frozen=True, kw_only=True, config=_STRICT)
+class Llama3Scaling:
+    """Low frequencies are divided, high ones are kept; field names follow config.json."""
+
+    factor: _Factor
+    low_freq_factor: Annotated[float, Field(gt=0.0)]
+    """Waves longer than `original_max_position_embeddings` over this are low."""
+    high_freq_factor: Annotated[float, Field(gt=0.0)]
+    """Waves shorter than `original_max_position_embeddings` over this are high."""
+    original_max_position_embeddings: Annotated[int, Field(ge=1)]
+
+    def __post_init__(self) -> None:
+        """Refuse an empty range between low and high: the others divide by its width."""
+        if self.low_freq_factor >= self.high_freq_factor:
+            raise ValueError(
+                f"low_freq_factor={self.low_freq_factor} must be below "
+                f"high_freq_factor={self.high_freq_factor}"
+            )
+
+
+RopeScaling = LinearScaling | Llama3Scaling
+_SCALINGS: Mapping[str, type[RopeScaling]] = {"linear": LinearScaling, "llama3": Llama3Scaling}
+
+
+def rope_values(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of a config.json that speaks of rotary positions, where there is one."""
+    # transformers 5 writes rope_parameters with rope_theta in it, earlier versions both apart;
+    # it prefers the old name.
+    found = values.get("rope_scaling") or values.get("rope_parameters")
+    return found if isinstance(found, dict) else {}
+
+
+def rope_type(values: Mapping[str, Any]) -> str:
+    """Return by which rule the frequencies are made."""
+    rope = rope_values(values)
+    return str(rope.get("rope_type", rope.get("type", "default")))
+
+
+def rope_theta(values: Mapping[str, Any]) -> Any:
+    """Return the base of the frequencies, None where config.json has none."""
+    return rope_values(values).get("rope_theta") or values.get("rope_theta")
+
+
+def rope_scaling(values: Mapping[str, Any]) -> RopeScaling | None:
+    """Return how the frequencies are scaled; None for the default and for unknown rules."""
+    scaling = _SCALINGS.get(rope_type(values))
+    return scaling(**_numbers(values, scaling)) if scaling else None
+
+
+def _numbers(values: Mapping[str, Any], scaling: type[RopeScaling]) -> dict[str, Any]:
+    named = {field.name for field in fields(scaling)}
+    return {name: value for name, value in rope_values(values).items() if name in named}
+
+
+def unsupported_rope(values: Mapping[str, Any], scalings: Collection[str]) -> Iterator[str]:
+    """Name what of the rotary positions transformers, Megatron and vLLM would not do alike.
+
+    Args:
+        values: Of config.json.
+        scalings: Those that all three know in this family, besides the default.
+    """
+    rope, kind = dict(rope_values(values)), rope_type(values)
+    scaling = _SCALINGS[kind] if kind in scalings else None
+    needed = {field.name for field in fields(scaling)} if scaling else set()
+    known = needed | {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+    if kind not in {"default", *scalings} or rope.keys() - known:
+        yield f"rope scaling {rope} is not supported; only {', '.join(['default', *scalings])}"
+    elif scaling:
+        for name in sorted(needed - _numbers(values, scaling).keys()):
+            yield f"rope scaling {rope} has no {name!r}"
+    length = values.get("original_max_position_embeddings")
+    if scaling and length not in (None, rope.get("original_max_position_embeddings")):
+        # transformers would take it for the scaling, vLLM would not.
+        yield f"original_max_position_embeddings={length!r} beside rope scaling is not supported"
+    part = rope.get("partial_rotary_factor", values.get("partial_rotary_factor", 1.0))
+    if part != 1.0:
+        yield f"partial_rotary_factor={part!r} is not supported; only 1.0"
+    if kind == "linear" and isinstance(rope.get("factor"), int):
+        # vLLM takes a number that is no float for a list.
+        yield f"rope scaling {rope} needs a decimal point in its factor"

@@ -13,10 +13,13 @@ def train_layout(config: RunConfig) -> TrainLayout:
     actor = config.actor_config
     return TrainLayout(
         tp=actor.tensor_model_parallel_size,
+        cp=actor.context_parallel_size,
         pp=actor.pipeline_model_parallel_size,
+        vpp=actor.virtual_pipeline_model_parallel_size,
         dp=config.train_data_parallel_size,
         ep=actor.expert_model_parallel_size,
         etp=actor.expert_tensor_parallel_size,
+        layers_per_chunk=actor.num_layer_list,
     )
 
 

@@ -1,5 +1,6 @@
 """The layouts of both sides: which rank holds which part of the model. Pure Python."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -73,8 +74,10 @@ class TrainLayout:
 
     @property
     def leaders(self) -> tuple[int, ...]:
-        """The first rank of each replica, in the order of the replicas."""
-        return _leaders(self)
+        """The first rank of each replica's last stage, which knows the results."""
+        places = enumerate(self.dense_order.coordinates)
+        last = [rank for rank, place in places if place.get("pp", 0) == self.pp - 1]
+        return _leaders(self, last)
 
     def chunks(self, layers: int) -> list[range]:
         """Return the layers of each of the pp * vpp chunks, in the order of the model."""
@@ -136,7 +139,7 @@ class RolloutLayout:
     @property
     def leaders(self) -> tuple[int, ...]:
         """The first rank of each replica, in the order of the replicas."""
-        return _leaders(self)
+        return _leaders(self, range(self.world_size))
 
     def chunks(self, layers: int) -> list[range]:
         """Return the layers of each stage; what is left over goes to the last but one, backwards.
@@ -151,9 +154,9 @@ class RolloutLayout:
         return [range(start, stop) for start, stop in pairwise(starts)]
 
 
-def _leaders(layout: TrainLayout | RolloutLayout) -> tuple[int, ...]:
+def _leaders(layout: TrainLayout | RolloutLayout, ranks: Iterable[int]) -> tuple[int, ...]:
     first: dict[int, int] = {}
-    for rank in range(layout.world_size):
+    for rank in ranks:
         first.setdefault(layout.replica_of(rank), rank)
     return tuple(first[replica] for replica in range(layout.replicas))
 

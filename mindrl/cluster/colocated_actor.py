@@ -4,16 +4,16 @@ Shapes: B sequences, T positions.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from mindrl.allocation.layout import RolloutLayout, TrainLayout, even_bounds
+from mindrl.batch.balance import partition
 from mindrl.batch.experience import Minibatch, Scored, Sequences
 from mindrl.batch.prompts import Prompt, Sampling, sequence_seed
 from mindrl.batch.rollouts import Response, Rollouts
@@ -33,13 +33,29 @@ class ColocatedActor:
     """Deals batches to the replicas of either side and joins what they return."""
 
     def __init__(
-        self, group: Ranks, train: TrainLayout, rollout: RolloutLayout, *, seed: int
+        self,
+        group: Ranks,
+        train: TrainLayout,
+        rollout: RolloutLayout,
+        *,
+        seed: int,
+        costs: Callable[[Sequence[int]], Sequence[float]] | None = None,
     ) -> None:
-        """Take the layouts of both sides and the seed of the run."""
+        """Take the layouts of both sides and the seed of the run.
+
+        Args:
+            group: The workers.
+            train: Layout of the training side.
+            rollout: Layout of the rollout side.
+            seed: Of the run.
+            costs: From the lengths of sequences to their work; training replicas then get equal
+                work. None gives them equally many sequences, in order.
+        """
         self.group = group
         self.train = train
         self.rollout = rollout
         self.seed = seed
+        self.costs = costs
 
     @contextmanager
     def rollout_phase(self) -> Iterator[None]:
@@ -90,7 +106,7 @@ class ColocatedActor:
 
     def update(self, minibatch: Minibatch) -> dict[str, float]:
         """Take one optimizer step; returns metrics of the whole minibatch."""
-        shares = [(part,) for part in self._shards(minibatch)]
+        shares = [(minibatch.rows(rows),) for rows in self._deal(minibatch)]
         replies: list[dict[str, float]] = self._per_replica("update", self.train, shares)
         return replies[0]
 
@@ -122,17 +138,23 @@ class ColocatedActor:
         self.group.call_all("enter", "forward")
 
     def _score(self, method: str, sequences: Sequences) -> Scored:
-        shares = [(part,) for part in self._shards(sequences)]
+        dealt = self._deal(sequences)
+        shares = [(sequences.rows(rows),) for rows in dealt]
         replies: list[Scored] = self._per_replica(method, self.train, shares)
-        T = sequences.tokens_BT.size(1)
+        shape = sequences.tokens_BT.shape
         return Scored(
-            logprobs_BT=_join([reply.logprobs_BT for reply in replies], T),
-            entropy_BT=_join([reply.entropy_BT for reply in replies], T),
+            logprobs_BT=_join([reply.logprobs_BT for reply in replies], dealt, shape),
+            entropy_BT=_join([reply.entropy_BT for reply in replies], dealt, shape),
         )
 
-    def _shards(self, sequences: Sequences) -> list[Sequences]:
+    def _deal(self, sequences: Sequences) -> list[Tensor]:
+        """Return the rows of each training replica."""
         count = self.train.replicas
-        return [sequences.shard(index, count) for index in range(count)]
+        if self.costs is None:
+            assert len(sequences) % count == 0, "validated: a batch divides over its replicas"
+            return list(torch.arange(len(sequences)).chunk(count))
+        shares = partition(self.costs(sequences.lengths_B.tolist()), count)
+        return [torch.tensor(share) for share in shares]
 
     def _per_replica(
         self, method: str, layout: TrainLayout | RolloutLayout, shares: Sequence[tuple[Any, ...]]
@@ -143,5 +165,8 @@ class ColocatedActor:
         return [replies[rank] for rank in layout.leaders]
 
 
-def _join(parts: Sequence[Tensor], T: int) -> Tensor:
-    return torch.cat([functional.pad(part, (0, T - part.size(1))) for part in parts])
+def _join(parts: Sequence[Tensor], dealt: Sequence[Tensor], shape: torch.Size) -> Tensor:
+    joined_BT = torch.zeros(shape)
+    for part, rows in zip(parts, dealt, strict=True):
+        joined_BT[rows, : part.size(1)] = part
+    return joined_BT

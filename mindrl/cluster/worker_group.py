@@ -43,7 +43,10 @@ class WorkerGroup:
         self.stage = "start-up"
         self.logs = [logs / f"worker_{rank}.log" for rank in range(config.world_size)]
         self.identities: list[Identity] = []
-        self.handles = [self._start(rank) for rank in range(config.world_size)]
+        self.handles = [
+            self._start(rank, deterministic=config.is_deterministic)
+            for rank in range(config.world_size)
+        ]
         try:
             deadline = time.monotonic() + config.rl_config.worker_start_timeout_seconds
             starting = [handle.identify.remote() for handle in self.handles]
@@ -102,10 +105,12 @@ class WorkerGroup:
         local = [identity.pid for identity in self.identities if identity.node == here]
         psutil.wait_procs([each for pid in local for each in _processes(pid)], timeout=10)
 
-    def _start(self, rank: int) -> Any:
+    def _start(self, rank: int, *, deterministic: bool) -> Any:
         platform = self.cluster.platform
         environment = platform.worker_environment(
-            workers=self.cluster.devices, one_machine=self.cluster.started_here
+            workers=self.cluster.devices,
+            one_machine=self.cluster.started_here,
+            deterministic=deterministic,
         )
         remote = ray.remote(WorkerProcess).options(
             name=f"worker-{rank}",

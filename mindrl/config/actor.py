@@ -19,15 +19,38 @@ class ActorConfig:
     """Folder for the exported model. None writes to `model` in the run folder."""
     tensor_model_parallel_size: PositiveInt = 1
     """Training tensor-parallel size."""
-    pipeline_model_parallel_size: Literal[1] = 1
-    """Training pipeline-parallel size. This version trains with 1 stage."""
+    pipeline_model_parallel_size: PositiveInt = 1
+    """Training pipeline-parallel size: stages, run one forward, one backward."""
+    virtual_pipeline_model_parallel_size: PositiveInt = 1
+    """Chunks of layers of each stage; above 1 the stages are interleaved."""
+    num_layer_list: tuple[PositiveInt, ...] | None = None
+    """Layers of each stage, or of each chunk: those of the first chunk of all stages, then those of
+    the second. None cuts evenly."""
+    context_parallel_size: PositiveInt = 1
+    """Ranks that share the tokens of each sequence."""
+    context_parallel_algo: Literal["ulysses_cp_algo"] = "ulysses_cp_algo"
+    """How they attend to each other's tokens: each gets all tokens of some heads for the while."""
     expert_model_parallel_size: PositiveInt = 1
     """Ranks that share the experts of a layer, each holding some of them."""
     expert_tensor_parallel_size: PositiveInt = 1
     """Ranks that each expert is cut over. 1 keeps experts whole; Megatron's own default is
     `tensor_model_parallel_size`."""
     micro_batch_size: PositiveInt = 1
-    """Sequences per forward and backward pass of one data-parallel rank."""
+    """Sequences per forward and backward pass of one data-parallel rank, unless
+    `rl_config.use_dynamic_bsz`."""
+    logprob_chunk_tokens: PositiveInt = 1024
+    """Tokens whose logits are in memory at a time."""
+    recompute_granularity: Literal["selective", "full"] | None = None
+    """Activations that the backward pass makes again: those of attention, or of whole layers. None
+    keeps all."""
+    recompute_method: Literal["uniform", "block"] | None = None
+    """With `full`: runs of `recompute_num_layers` layers each, or that many single layers of each
+    stage."""
+    recompute_num_layers: PositiveInt | None = None
+    """With `full`: see `recompute_method`."""
+    moe_aux_loss_coeff: Annotated[float, Field(ge=0.0)] = 0.0
+    """Weight of the loss that keeps the experts of a layer equally busy. It looks at one
+    micro-batch at a time, so with it the gradient depends on the cut into micro-batches."""
     lr: Annotated[float, Field(gt=0.0)] = 1e-6
     """Peak learning rate."""
     min_lr: Annotated[float, Field(ge=0.0)] = 0.0

@@ -37,6 +37,10 @@ class MegatronTrainingConfig:
     """True reads the prompts in file order; False draws a fresh permutation per epoch."""
     seed: Annotated[int, Field(ge=0)] = 1234
     """Seed of data order, sampling and initialisation. Equal seeds give equal runs."""
+    deterministic: bool = False
+    """Two runs agree to the bit: deterministic kernels and collectives, at some cost in speed."""
+    npu_deterministic: bool = False
+    """MindSpeed-RL's name for `deterministic`: either is enough, on any device."""
     bf16: bool = True
     """True trains in bfloat16 with float32 main weights; False trains in float32."""
     use_distributed_optimizer: bool = True

@@ -57,6 +57,22 @@ class RLConfig:
     """Sequences per forward pass of the log-probs. None takes `actor_config.micro_batch_size`."""
     ref_forward_micro_batch_size: PositiveInt | None = None
     """The same for the reference. None takes `actor_config.micro_batch_size`."""
+    use_remove_padding: bool = True
+    """Sequences of a micro-batch are packed one behind the other; no pad token enters the model.
+    False pads each to the longest: the same gradient, more work."""
+    use_dynamic_bsz: bool = False
+    """Micro-batches are cut by tokens, `max_packing_token_size`, and no longer by sequences, and
+    sequences are dealt so that all data-parallel ranks have the same work."""
+    max_packing_token_size: PositiveInt = 4096
+    """Most tokens of a micro-batch on one data-parallel rank, with `use_dynamic_bsz`."""
+    actor_max_packing_token_size: PositiveInt | None = None
+    """The same for the log-probs. None takes `max_packing_token_size`."""
+    ref_max_packing_token_size: PositiveInt | None = None
+    """The same for the reference. None takes `max_packing_token_size`."""
+    update_max_packing_token_size: PositiveInt | None = None
+    """The same for the update. None takes `max_packing_token_size`."""
+    guarantee_order: bool = True
+    """MindSpeed-RL's key. Sequences keep a fixed order in any case: false changes nothing."""
     max_prompt_length: PositiveInt = 512
     """Longest prompt in tokens."""
     overlong_prompt_policy: Literal["error", "drop"] = "error"

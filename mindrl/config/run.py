@@ -31,9 +31,19 @@ class RunConfig:
         return self.rl_config.actor_resource.num_npus
 
     @property
+    def ranks_per_train_replica(self) -> int:
+        """Workers that hold one copy of the trained model together."""
+        actor = self.actor_config
+        return (
+            actor.tensor_model_parallel_size
+            * actor.context_parallel_size
+            * actor.pipeline_model_parallel_size
+        )
+
+    @property
     def train_data_parallel_size(self) -> int:
         """Training replicas."""
-        return self.world_size // self.actor_config.tensor_model_parallel_size
+        return self.world_size // self.ranks_per_train_replica
 
     @property
     def rollout_data_parallel_size(self) -> int:
@@ -70,6 +80,12 @@ class RunConfig:
     def reference_path(self) -> str:
         """Folder of the reference model."""
         return self.rl_config.integrated_mode_config.ref_model_load_path or self.actor_config.load
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether two runs must agree to the bit."""
+        training = self.megatron_training
+        return training.deterministic or training.npu_deterministic
 
     @property
     def uses_reference(self) -> bool:

@@ -1,6 +1,6 @@
 """Rules between fields: all that can be said of a configuration by itself."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import gcd, isqrt, prod
 
 from mindrl.config.run import RunConfig
@@ -16,6 +16,8 @@ def findings(config: RunConfig) -> list[str]:
         *layout_findings(config),
         *_batches(config),
         *_lengths(config),
+        *_packing(config),
+        *_recompute(config),
         *_choices(config),
     ]
 
@@ -53,11 +55,19 @@ def must_divide(field: str, value: int, what: str, number: int) -> Iterator[str]
 
 def _layout(config: RunConfig) -> Iterator[str]:
     training, rollout = config.actor_config, config.generate_config
-    for field, size in (
-        ("actor_config.tensor_model_parallel_size", training.tensor_model_parallel_size),
-        ("generate_config.infer_tensor_parallel_size", rollout.infer_tensor_parallel_size),
-    ):
-        yield from must_divide(field, size, _DEVICES, config.world_size)
+    sizes = {
+        f"actor_config.{name}": getattr(training, name)
+        for name in (
+            "tensor_model_parallel_size",
+            "context_parallel_size",
+            "pipeline_model_parallel_size",
+        )
+    }
+    yield from _product_must_divide(sizes, _DEVICES, config.world_size)
+    size = rollout.infer_tensor_parallel_size
+    yield from must_divide(
+        "generate_config.infer_tensor_parallel_size", size, _DEVICES, config.world_size
+    )
     if config.megatron_training.sequence_parallel and training.tensor_model_parallel_size == 1:
         yield (
             "megatron_training.sequence_parallel=true needs "
@@ -71,10 +81,10 @@ def _experts(config: RunConfig) -> Iterator[str]:
         "actor_config.expert_model_parallel_size": training.expert_model_parallel_size,
         "actor_config.expert_tensor_parallel_size": training.expert_tensor_parallel_size,
     }
-    cut = [field for field, size in sizes.items() if size > 1]
-    if cut:
-        both = " times ".join(cut)
-        yield from must_divide(both, prod(sizes.values()), _DEVICES, config.world_size)
+    stages = training.pipeline_model_parallel_size
+    if config.world_size % stages == 0:
+        of_a_stage = f"{_DEVICES} per pipeline stage" if stages > 1 else _DEVICES
+        yield from _product_must_divide(sizes, of_a_stage, config.world_size // stages)
     tensor, expert = rollout.infer_tensor_parallel_size, rollout.infer_expert_parallel_size
     if expert not in (1, tensor):
         yield (
@@ -82,6 +92,12 @@ def _experts(config: RunConfig) -> Iterator[str]:
             f"generate_config.infer_tensor_parallel_size={tensor}; experts that are shared across "
             "replicas can be planned, not run"
         )
+
+
+def _product_must_divide(sizes: Mapping[str, int], what: str, number: int) -> Iterator[str]:
+    cut = [field for field, size in sizes.items() if size > 1]
+    if cut:
+        yield from must_divide(" times ".join(cut), prod(sizes.values()), what, number)
 
 
 def _batches(config: RunConfig) -> Iterator[str]:
@@ -93,7 +109,7 @@ def _batches(config: RunConfig) -> Iterator[str]:
         "megatron_training.global_batch_size",
         batch,
     )
-    if config.world_size % config.actor_config.tensor_model_parallel_size == 0:
+    if config.world_size % config.ranks_per_train_replica == 0:
         replicas = config.train_data_parallel_size
         if config.sequences_per_update % replicas:
             multiple = replicas // gcd(replicas, rl.n_samples_per_prompt)
@@ -126,6 +142,48 @@ def _lengths(config: RunConfig) -> Iterator[str]:
             f"generate_config.max_num_batched_tokens={generate.max_num_batched_tokens} must be "
             f"at least generate_config.max_num_seqs={generate.max_num_seqs}"
         )
+
+
+def _packing(config: RunConfig) -> Iterator[str]:
+    rl = config.rl_config
+    if not rl.use_dynamic_bsz:
+        return
+    if not rl.use_remove_padding:
+        yield (
+            "rl_config.use_remove_padding=false: rl_config.use_dynamic_bsz=true counts the tokens "
+            "of packed sequences and needs true"
+        )
+    longest = rl.max_prompt_length + config.generate_config.sampling_config.max_tokens
+    for name in (
+        "max_packing_token_size",
+        "actor_max_packing_token_size",
+        "ref_max_packing_token_size",
+        "update_max_packing_token_size",
+    ):
+        budget = getattr(rl, name)
+        if budget is not None and budget < longest:
+            yield (
+                f"rl_config.{name}={budget} must hold the longest sequence, "
+                f"rl_config.max_prompt_length={rl.max_prompt_length} plus generate_config."
+                f"sampling_config.max_tokens={longest - rl.max_prompt_length}: {longest} or more"
+            )
+
+
+def _recompute(config: RunConfig) -> Iterator[str]:
+    actor = config.actor_config
+    granularity = actor.recompute_granularity
+    details = {
+        "recompute_method": (actor.recompute_method, "uniform or block"),
+        "recompute_num_layers": (actor.recompute_num_layers, "1 or more"),
+    }
+    for name, (value, legal) in details.items():
+        if granularity == "full" and value is None:
+            yield f"actor_config.{name} is missing: recompute_granularity=full needs {legal}"
+        if granularity != "full" and value is not None:
+            yield (
+                f"actor_config.{name}={value} has a meaning only with "
+                f"actor_config.recompute_granularity=full, found {granularity}"
+            )
 
 
 def _choices(config: RunConfig) -> Iterator[str]:

@@ -15,6 +15,10 @@ from mindrl.rewards.resolve import resolve_reward
 
 _TRAINING_KEYS = {
     "tp": "actor_config.tensor_model_parallel_size",
+    "cp": "actor_config.context_parallel_size",
+    "pp": "actor_config.pipeline_model_parallel_size",
+    "vpp": "actor_config.virtual_pipeline_model_parallel_size",
+    "layers_per_chunk": "actor_config.num_layer_list",
     "ep": "actor_config.expert_model_parallel_size",
     "etp": "actor_config.expert_tensor_parallel_size",
 }
@@ -141,6 +145,11 @@ def _sizes(config: RunConfig, model: ModelDescription) -> Iterator[str]:
     yield from training_findings(model, train_layout(config), _TRAINING_KEYS)
     yield from rollout_findings(model, rollout_layout(config), _ROLLOUT_KEYS)
     tp = config.actor_config.tensor_model_parallel_size
+    if config.actor_config.moe_aux_loss_coeff and model.moe is None:
+        yield (
+            f"actor_config.moe_aux_loss_coeff={config.actor_config.moe_aux_loss_coeff:g} needs a "
+            "model with experts; 0 is legal"
+        )
     if model.moe and tp > 1 and not config.megatron_training.sequence_parallel:
         yield (
             f"megatron_training.sequence_parallel=false: with {_TRAINING_KEYS['tp']}={tp} "

@@ -14,6 +14,9 @@ def derived_numbers(config: RunConfig, platform: Platform) -> dict[str, str]:
         "devices (ranks)": f"{config.world_size} x {platform.ray_resource}",
         "training": _sizes(
             TP=actor.tensor_model_parallel_size,
+            CP=actor.context_parallel_size,
+            PP=actor.pipeline_model_parallel_size,
+            VPP=actor.virtual_pipeline_model_parallel_size,
             EP=actor.expert_model_parallel_size,
             ETP=actor.expert_tensor_parallel_size,
             DP=config.train_data_parallel_size,
@@ -29,6 +32,7 @@ def derived_numbers(config: RunConfig, platform: Platform) -> dict[str, str]:
         "sequences per update and replica": str(
             config.sequences_per_update // config.train_data_parallel_size
         ),
+        "micro-batch": _micro_batch(config),
         "updates per step": f"{config.updates_per_step} ({rl.epochs} epoch(s))",
         "steps": str(training.train_iters),
         "updates in all": str(config.total_updates),
@@ -43,6 +47,14 @@ def derived_numbers(config: RunConfig, platform: Platform) -> dict[str, str]:
             for name, weight in zip(rl.verifier_function, rl.verifier_weight, strict=True)
         ),
     }
+
+
+def _micro_batch(config: RunConfig) -> str:
+    rl, count = config.rl_config, config.actor_config.micro_batch_size
+    if rl.use_dynamic_bsz:
+        budget = rl.update_max_packing_token_size or rl.max_packing_token_size
+        return f"up to {budget} tokens, packed"
+    return f"{count} sequence(s), {'packed' if rl.use_remove_padding else 'padded'}"
 
 
 def _sizes(**sizes: int) -> str:

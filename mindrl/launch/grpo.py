@@ -1,7 +1,7 @@
 """The composition root of a GRPO run."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from mindrl.algorithms.token_weights import sequence_mean_weights, token_mean_weights
 from mindrl.allocation.from_config import rollout_layout
+from mindrl.batch.balance import sequence_costs
 from mindrl.batch.experience import MinibatchPlan
 from mindrl.batch.prompts import Prompt, Sampling
 from mindrl.cluster.colocated_actor import ColocatedActor, Ranks
@@ -27,6 +28,8 @@ from mindrl.launch.checks import check
 from mindrl.launch.explain import derived_numbers, render_numbers
 from mindrl.launch.interrupts import interrupts_unwrapped
 from mindrl.launch.layouts import ordered_train_layout
+from mindrl.models.cost import forward_cost
+from mindrl.models.description import read_description
 from mindrl.observability.console import StepConsole
 from mindrl.observability.logs import configure_logging
 from mindrl.observability.run_folder import check_writable
@@ -183,7 +186,16 @@ def colocated_actor(group: Ranks, config: RunConfig) -> ColocatedActor:
         ordered_train_layout(config),
         rollout_layout(config),
         seed=config.megatron_training.seed,
+        costs=_costs(config),
     )
+
+
+def _costs(config: RunConfig) -> Callable[[Sequence[int]], Sequence[float]] | None:
+    """Return what sequences cost the trainer; None where they are dealt by count."""
+    if not config.rl_config.use_dynamic_bsz:
+        return None
+    linear, quadratic = forward_cost(read_description(config.actor_config.load))
+    return partial(sequence_costs, linear=linear, quadratic=quadratic)
 
 
 def _settings(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> GrpoSettings:

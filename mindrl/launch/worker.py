@@ -3,13 +3,17 @@
 from mindrl.algorithms.grpo import GrpoLoss
 from mindrl.allocation.from_config import rollout_layout
 from mindrl.allocation.regions import TrainRegion
+from mindrl.batch.balance import MicroBatching
 from mindrl.config.run import RunConfig
 from mindrl.launch.layouts import ordered_train_layout, topology
+from mindrl.platform.attention import attention_kernel
+from mindrl.platform.determinism import make_deterministic
 from mindrl.platform.device import Platform, configure_megatron
 from mindrl.rollout.engine import EngineSettings
 from mindrl.training.model import ModelSettings
 from mindrl.training.optimizer import OptimizerSettings
 from mindrl.training.parallel import initialise_model_parallel
+from mindrl.training.recompute import Recompute
 from mindrl.workers.actor_hybrid_worker import ActorSettings
 from mindrl.workers.integrated_worker import IntegratedWorker, ReferenceSettings
 from mindrl.workers.weights_in_transit import TransitSettings
@@ -22,12 +26,14 @@ def build_worker(config: RunConfig, platform: Platform) -> IntegratedWorker:
         ModelError: A model folder does not hold a supported model.
     """
     layout = ordered_train_layout(config)
+    if config.is_deterministic:
+        make_deterministic()
+    # Context parallelism is ours: no vendor's version of it is to be put in.
     configure_megatron(
         platform,
         {
             "tensor_model_parallel_size": layout.tp,
             "pipeline_model_parallel_size": layout.pp,
-            "context_parallel_size": layout.cp,
             "expert_model_parallel_size": layout.ep,
             "expert_tensor_parallel_size": layout.etp,
             "sequence_parallel": config.megatron_training.sequence_parallel,
@@ -40,6 +46,16 @@ def build_worker(config: RunConfig, platform: Platform) -> IntegratedWorker:
         bf16=config.megatron_training.bf16,
         sequence_parallel=config.megatron_training.sequence_parallel,
         device_type=platform.device_type,
+        attention=attention_kernel(platform.kind),
+        removes_padding=config.rl_config.use_remove_padding,
+        logprob_chunk_tokens=config.actor_config.logprob_chunk_tokens,
+        moe_aux_loss_coeff=config.actor_config.moe_aux_loss_coeff,
+        recompute=Recompute(
+            granularity=config.actor_config.recompute_granularity,
+            method=config.actor_config.recompute_method,
+            num_layers=config.actor_config.recompute_num_layers,
+        ),
+        deterministic=config.is_deterministic,
     )
     return IntegratedWorker(
         _actor_settings(config, platform, model),
@@ -62,8 +78,10 @@ def _actor_settings(config: RunConfig, platform: Platform, model: ModelSettings)
             entropy_coef=rl.entropy_coeff,
         ),
         temperature=config.generate_config.sampling_config.temperature,
-        micro_batch_size=actor.micro_batch_size,
-        forward_micro_batch_size=rl.actor_forward_micro_batch_size or actor.micro_batch_size,
+        micro_batching=_micro_batching(config, None, rl.update_max_packing_token_size),
+        forward_micro_batching=_micro_batching(
+            config, rl.actor_forward_micro_batch_size, rl.actor_max_packing_token_size
+        ),
         transit=_transit_settings(config),
         offloaded=_offloaded(config),
     )
@@ -126,7 +144,18 @@ def _reference_settings(config: RunConfig, model: ModelSettings) -> ReferenceSet
         load=config.reference_path,
         model=model,
         temperature=config.generate_config.sampling_config.temperature,
-        micro_batch_size=rl.ref_forward_micro_batch_size or config.actor_config.micro_batch_size,
+        micro_batching=_micro_batching(
+            config, rl.ref_forward_micro_batch_size, rl.ref_max_packing_token_size
+        ),
+    )
+
+
+def _micro_batching(config: RunConfig, sequences: int | None, tokens: int | None) -> MicroBatching:
+    """Cut by sequences or by tokens; None takes the general setting."""
+    rl = config.rl_config
+    return MicroBatching(
+        sequences=sequences or config.actor_config.micro_batch_size,
+        tokens=(tokens or rl.max_packing_token_size) if rl.use_dynamic_bsz else None,
     )
 
 

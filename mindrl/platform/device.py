@@ -39,6 +39,8 @@ class Platform:
     """torch.distributed backend of tensors on the device."""
     environment: Mapping[str, str]
     """Set in a worker process before anything heavy is imported."""
+    deterministic_environment: Mapping[str, str]
+    """Set besides where two runs must agree to the bit."""
     patches: tuple[str, ...]
     """Modules of `mindrl.platform.patches`, installed in this order by `prepare_process`."""
     engine_options: Mapping[str, object]
@@ -64,13 +66,16 @@ class Platform:
             case "cpu":
                 return {"num_cpus": devices}
 
-    def worker_environment(self, *, workers: int, one_machine: bool) -> dict[str, str]:
+    def worker_environment(
+        self, *, workers: int, one_machine: bool, deterministic: bool = False
+    ) -> dict[str, str]:
         """Return the environment of each of `workers` processes."""
         threads = max(1, len(os.sched_getaffinity(0)) // workers)
         loopback = {"GLOO_SOCKET_IFNAME": "lo"} if one_machine else {}
         return {
             **_ENGINE_ENVIRONMENT,
             **self.environment,
+            **(self.deterministic_environment if deterministic else {}),
             **loopback,
             "OMP_NUM_THREADS": str(threads),
         }
@@ -124,6 +129,17 @@ PLATFORMS: Mapping[DeviceKind, Platform] = {
             "VLLM_ASCEND_ENABLE_NZ": "0",
             "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         },
+        # What MindSpeed's and MindSpeed-RL's npu_deterministic sets, and the engine's libraries.
+        deterministic_environment={
+            # Sums of the collectives in one order, in HCCL and in LCCL (small messages).
+            "HCCL_DETERMINISTIC": "true",
+            "LCCL_DETERMINISTIC": "1",
+            # Products are summed along K in one order, whichever core begins: CANN's, then ATB's.
+            "CLOSE_MATMUL_K_SHIFT": "1",
+            "ATB_MATMUL_SHUFFLE_K_ENABLE": "0",
+            # No product that sends its first rows while it computes the last ones.
+            "ATB_LLM_LCOC_ENABLE": "0",
+        },
         patches=(
             "npu_megatron",
             "megatron_router_without_te",
@@ -139,6 +155,13 @@ PLATFORMS: Mapping[DeviceKind, Platform] = {
         environment={
             "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
             "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+        },
+        deterministic_environment={
+            # Without it cuBLAS may take another workspace, and another kernel, at each call.
+            "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+            # One order of the sums; else the algorithm follows message size and topology, and
+            # NVLS sums in the switch.
+            "NCCL_ALGO": "Ring",
         },
         patches=(
             "megatron_router_without_te",
@@ -157,6 +180,8 @@ PLATFORMS: Mapping[DeviceKind, Platform] = {
             "TORCH_COMPILE_DISABLE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         },
+        # Gloo and torch sum in one order already: the threads of a worker are set for every run.
+        deterministic_environment={},
         patches=(
             "megatron_on_cpu",
             "megatron_router_without_te",

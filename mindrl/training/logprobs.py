@@ -1,61 +1,196 @@
-"""Log-probs and entropies of tokens over a vocabulary that is split between ranks.
+"""Log-probs and entropies of tokens, straight from the last hidden states, a few rows at a time.
 
-Shapes: N tokens, V the vocabulary of this rank.
+The logits of a whole micro-batch never exist: of 32,768 tokens and a vocabulary of 152,000 they
+would be 20 GB. Each chunk of rows is multiplied, reduced to a log-prob and an entropy, and
+forgotten; the backward pass multiplies it again.
+
+Shapes: N tokens, C of them in a chunk, H the hidden size, V the tokens of this rank. The weight
+may have more rows than V: padding, which may hold anything and is never looked at.
 """
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+_BLOCKS = 8
+"""Second copies are no larger than this part of a chunk."""
 
 
-class _VocabParallelLogprobs(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, logits_NV: Tensor, targets_N: Tensor, first_token: int, group: Any
-    ) -> tuple[Tensor, Tensor]:
-        highest_N = logits_NV.amax(dim=-1)
-        dist.all_reduce(highest_N, op=dist.ReduceOp.MAX, group=group)
-        shifted_NV = logits_NV - highest_N[:, None]
-        probs_NV = shifted_NV.exp()
-        local_N = targets_N - first_token
-        ours_N = (local_N >= 0) & (local_N < logits_NV.size(-1))
-        local_N = local_N.clamp(0, logits_NV.size(-1) - 1)
-        chosen_N = shifted_NV.gather(1, local_N[:, None])[:, 0].masked_fill(~ours_N, 0.0)
-        # One reduction for all three sums over the vocabulary.
-        sums_3N = torch.stack((probs_NV.sum(-1), (probs_NV * shifted_NV).sum(-1), chosen_N))
-        dist.all_reduce(sums_3N, group=group)
-        total_N, weighted_N, chosen_N = sums_3N
-        log_total_N = total_N.log()
-        entropy_N = log_total_N - weighted_N / total_N
-        probs_NV /= total_N[:, None]
-        ctx.save_for_backward(probs_NV, local_N, ours_N, entropy_N)
-        return chosen_N - log_total_N, entropy_N
+@dataclass(frozen=True, kw_only=True)
+class Vocabulary:
+    """How hidden states become a distribution over tokens."""
 
-    @staticmethod
-    def backward(
-        ctx: Any, grad_logprob_N: Tensor, grad_entropy_N: Tensor
-    ) -> tuple[Tensor, None, None, None]:
-        probs_NV, local_N, ours_N, entropy_N = ctx.saved_tensors
-        # d logprob / d logit = onehot - p;  d entropy / d logit = -p (log p + entropy)
-        grad_NV = torch.special.xlogy(probs_NV, probs_NV) + probs_NV * entropy_N[:, None]
-        grad_NV *= -grad_entropy_N[:, None]
-        grad_NV -= probs_NV * grad_logprob_N[:, None]
-        grad_NV.scatter_add_(1, local_N[:, None], (grad_logprob_N * ours_N)[:, None])
-        return grad_NV, None, None, None
+    size: int
+    """Tokens of the model, over all ranks; what lies beyond is padding."""
+    first_token: int
+    """The first token of this rank's part; every rank has one."""
+    group: dist.ProcessGroup
+    """The ranks that hold consecutive parts."""
+    temperature: float
+    """Divides the logits."""
+    chunk_tokens: int
+    """Rows whose logits exist at a time."""
 
 
-def vocab_parallel_logprobs(
-    logits_NV: Tensor, targets_N: Tensor, *, first_token: int, group: dist.ProcessGroup
+def chunked_logprobs(
+    hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, vocabulary: Vocabulary
 ) -> tuple[Tensor, Tensor]:
-    """Return log-prob of each target and entropy of each distribution, in nats, float [N].
+    """Return log-prob of each target and entropy of each distribution, in nats, [N].
 
-    A collective over `group`, whose ranks hold consecutive parts of the vocabulary; this
-    rank's part begins at `first_token`. Differentiable in the logits, through both results.
-    Logits should be float32 or wider. Padding tokens carry a huge negative finite logit.
+    A collective over the vocabulary's group. Differentiable in the hidden states and the weight,
+    through both results; each rank's gradient of the hidden states is that of its own part of
+    the vocabulary. Where the weight has a `main_grad`, its gradient is added there, a part at a
+    time, and `weight.grad` stays empty.
+
+    Results are float32, or wider where the inputs are. Extra memory: one chunk of float32 logits,
+    and less than another one beside it.
     """
-    logprobs_N, entropy_N = _VocabParallelLogprobs.apply(  # type: ignore[no-untyped-call]
-        logits_NV, targets_N, first_token, group
+    logprobs_N, entropy_N = _ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
+        hidden_NH, weight_VH, targets_N, vocabulary
     )
     return logprobs_N, entropy_N
+
+
+class _ChunkedLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_NH: Tensor, weight: Tensor, targets_N: Tensor, vocabulary: Vocabulary
+    ) -> tuple[Tensor, Tensor]:
+        hidden_NH, weight_VH = hidden_NH.to(weight.dtype), _real(weight, vocabulary)
+        found_3N = torch.empty(3, len(targets_N), dtype=_wide(hidden_NH), device=hidden_NH.device)
+        for rows in _chunks(len(targets_N), vocabulary):
+            # No name for the logits here: the next ones come into being before a name lets go.
+            found_3N[:, rows] = _reduced(
+                _logits(hidden_NH[rows], weight_VH, vocabulary), targets_N[rows], vocabulary
+            )
+        logprobs_N, entropy_N, log_total_N = found_3N
+        # Not among the saved tensors: the gradient goes to an attribute of this very object.
+        ctx.weight, ctx.vocabulary = weight, vocabulary
+        ctx.save_for_backward(hidden_NH, targets_N, entropy_N, log_total_N)
+        return logprobs_N.clone(), entropy_N.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, grad_logprob_N: Tensor, grad_entropy_N: Tensor
+    ) -> tuple[Tensor, Tensor | None, None, None]:
+        hidden_NH, targets_N, entropy_N, log_total_N = ctx.saved_tensors
+        weight_VH = _real(ctx.weight, ctx.vocabulary)
+        grad_NH = torch.empty_like(hidden_NH)
+        total, is_buffer = _gradient_sum(ctx.weight)
+        columns_5N = (targets_N, entropy_N, log_total_N, grad_logprob_N, grad_entropy_N)
+        for rows in _chunks(len(targets_N), ctx.vocabulary):
+            hidden_CH = hidden_NH[rows]
+            grad_CV = _logit_gradient(
+                _logits(hidden_CH, weight_VH, ctx.vocabulary),
+                [column_N[rows] for column_N in columns_5N],
+                ctx.vocabulary,
+            ).to(weight_VH.dtype)
+            grad_NH[rows] = grad_CV @ weight_VH
+            _add_product(_real(total, ctx.vocabulary), grad_CV, hidden_CH, ctx.vocabulary)
+            del grad_CV
+        return grad_NH, None if is_buffer else total.to(ctx.weight.dtype), None, None
+
+
+def _chunks(count: int, vocabulary: Vocabulary) -> Iterator[slice]:
+    for start in range(0, count, vocabulary.chunk_tokens):
+        yield slice(start, min(start + vocabulary.chunk_tokens, count))
+
+
+def _real(rows: Tensor, vocabulary: Vocabulary) -> Tensor:
+    """Leave out the rows that are no tokens."""
+    tokens = vocabulary.size - vocabulary.first_token
+    assert tokens > 0, "a rank has no token at all"
+    return rows[:tokens]
+
+
+def _logits(hidden_CH: Tensor, weight_VH: Tensor, vocabulary: Vocabulary) -> Tensor:
+    logits_CV = functional.linear(hidden_CH, weight_VH)
+    logits_CV = logits_CV.to(_wide(logits_CV))
+    if vocabulary.temperature != 1.0:
+        logits_CV /= vocabulary.temperature
+    return logits_CV
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def _reduced(logits_CV: Tensor, targets_C: Tensor, vocabulary: Vocabulary) -> Tensor:
+    """Return log-prob, entropy and log of the summed exponentials, [3, C]. Spends the logits."""
+    highest_C = logits_CV.amax(dim=-1)
+    dist.all_reduce(highest_C, op=dist.ReduceOp.MAX, group=vocabulary.group)
+    logits_CV -= highest_C[:, None]
+    local_C, ours_C = _own(targets_C, logits_CV.size(1), vocabulary)
+    chosen_C = logits_CV.gather(1, local_C[:, None])[:, 0].masked_fill(~ours_C, 0.0)
+    total_C, weighted_C = torch.empty_like(chosen_C), torch.empty_like(chosen_C)
+    for rows in _blocks(len(logits_CV)):
+        weights_RV = logits_CV[rows].exp()
+        total_C[rows] = weights_RV.sum(-1)
+        weights_RV *= logits_CV[rows]
+        weighted_C[rows] = weights_RV.sum(-1)
+    # One reduction for all three sums over the vocabulary.
+    sums_3C = torch.stack((total_C, weighted_C, chosen_C))
+    dist.all_reduce(sums_3C, group=vocabulary.group)
+    total_C, weighted_C, chosen_C = sums_3C
+    log_total_C = total_C.log()
+    entropy_C = log_total_C - weighted_C / total_C
+    return torch.stack((chosen_C - log_total_C, entropy_C, highest_C + log_total_C))
+
+
+def _logit_gradient(
+    logits_CV: Tensor, columns_5C: Sequence[Tensor], vocabulary: Vocabulary
+) -> Tensor:
+    """Turn logits, in place, into the gradient of what they were before the temperature.
+
+    d logprob / d logit = onehot - p;  d entropy / d logit = -p (log p + entropy).
+    """
+    targets_C, entropy_C, log_total_C, grad_logprob_C, grad_entropy_C = columns_5C
+    for rows in _blocks(len(logits_CV)):
+        factor_RV = logits_CV[rows].sub_(log_total_C[rows, None])
+        probs_RV = factor_RV.exp()
+        factor_RV += entropy_C[rows, None]
+        factor_RV *= grad_entropy_C[rows, None]
+        factor_RV += grad_logprob_C[rows, None]
+        factor_RV *= probs_RV.neg_()
+    local_C, ours_C = _own(targets_C, logits_CV.size(1), vocabulary)
+    logits_CV.scatter_add_(1, local_C[:, None], (grad_logprob_C * ours_C)[:, None])
+    if vocabulary.temperature != 1.0:
+        logits_CV /= vocabulary.temperature
+    return logits_CV
+
+
+def _blocks(count: int) -> Iterator[slice]:
+    size = -(-count // _BLOCKS)
+    for start in range(0, count, size):
+        yield slice(start, start + size)
+
+
+def _own(targets_C: Tensor, tokens: int, vocabulary: Vocabulary) -> tuple[Tensor, Tensor]:
+    """Return targets counted from this rank's first token, and which of them lie in its part."""
+    local_C = targets_C - vocabulary.first_token
+    return local_C.clamp(0, tokens - 1), (local_C >= 0) & (local_C < tokens)
+
+
+def _gradient_sum(weight: Tensor) -> tuple[Tensor, bool]:
+    """Return where the weight's gradient is added up, and whether it is Megatron's own buffer."""
+    buffer: Tensor | None = getattr(weight, "main_grad", None)
+    if buffer is not None:
+        return buffer, True
+    return torch.zeros_like(weight, dtype=_wide(weight)), False
+
+
+def _add_product(
+    sum_VH: Tensor, grad_CV: Tensor, hidden_CH: Tensor, vocabulary: Vocabulary
+) -> None:
+    """Add `grad_CV.T @ hidden_CH`, a part of the tokens at a time."""
+    parts = _BLOCKS * -(-hidden_CH.size(1) // vocabulary.chunk_tokens)
+    pairs = zip(sum_VH.tensor_split(parts), grad_CV.tensor_split(parts, dim=1), strict=True)
+    for part_PH, grad_CP in pairs:
+        part_PH.add_(grad_CP.T @ hidden_CH)

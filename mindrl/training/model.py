@@ -1,6 +1,6 @@
 """The Megatron-core GPT model of a model description."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -13,7 +13,10 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig, T
 from mindrl.allocation.layout import TrainLayout
 from mindrl.models.decoder import padded_vocab_size
 from mindrl.models.description import ModelDescription
-from mindrl.training.modules import block_spec
+from mindrl.platform.attention import Kernel
+from mindrl.training.modules import HeadInput, block_spec
+from mindrl.training.recompute import Recompute
+from mindrl.training.rotary import scale_rotary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +29,16 @@ class ModelSettings:
     sequence_parallel: bool
     """Experts with tp > 1 are sequence-parallel in any case: Megatron trains them only so."""
     device_type: str
+    attention: Kernel
+    """Of causal attention on the device."""
+    removes_padding: bool = True
+    """Sequences are packed one behind the other; False pads each to the longest."""
+    logprob_chunk_tokens: int = 1024
+    """Tokens whose logits exist at a time."""
+    moe_aux_loss_coeff: float = 0.0
+    """Weight of the loss that balances experts, arXiv 2101.03961; 0 leaves it out."""
+    recompute: Recompute = field(default_factory=Recompute)
+    deterministic: bool = False
 
 
 def transformer_config(model: ModelDescription, settings: ModelSettings) -> TransformerConfig:
@@ -61,11 +74,19 @@ def transformer_config(model: ModelDescription, settings: ModelSettings) -> Tran
         gradient_accumulation_fusion=False,
         masked_softmax_fusion=False,
         persist_layer_norm=False,
+        deterministic_mode=settings.deterministic,
+        recompute_granularity=settings.recompute.granularity,
+        recompute_method=settings.recompute.method,
+        recompute_num_layers=settings.recompute.num_layers,
+        # Packs differ in length, so stages tell each other how long the next one is.
+        variable_seq_lengths=True,
         batch_p2p_comm=False,
+        # An interleaved pipeline of two stages would take a length sent forward for one sent back.
+        overlap_p2p_comm=settings.layout.vpp > 1,
         # Asserted by Megatron for variable lengths, for dense models too.
         moe_token_dispatcher_type="alltoall",  # noqa: S106 - no password
         **_parallel_sizes(model, settings.layout),
-        **_experts(model),
+        **_experts(model, settings.moe_aux_loss_coeff),
         **_latent_attention(model),
     )
 
@@ -77,6 +98,14 @@ def build_model(
     chunks = range(settings.layout.vpp)
     stages = chunks if len(chunks) > 1 else [None]
     return [_build_chunk(model, config, settings, stage) for stage in stages]
+
+
+def vocabulary_weight(last_chunk: torch.nn.Module) -> torch.Tensor:
+    """Return this rank's part of the matrix that turns hidden states into logits, [V, H]."""
+    network: Any = unwrap(last_chunk)
+    if network.share_embeddings_and_output_weights:
+        return network.shared_embedding_or_output_weight()  # type: ignore[no-any-return]
+    return network.output_layer.weight  # type: ignore[no-any-return]
 
 
 def unwrap(network: torch.nn.Module) -> torch.nn.Module:
@@ -96,7 +125,7 @@ def _build_chunk(
     place = {"ignore_virtual": False, "vp_stage": vp_stage}
     network: torch.nn.Module = GPTModel(
         config=config,
-        transformer_layer_spec=block_spec(config, vp_stage),
+        transformer_layer_spec=block_spec(config, vp_stage, settings.attention),
         vocab_size=padded_vocab_size(model, settings.layout.tp),
         max_sequence_length=settings.seq_length,
         pre_process=parallel_state.is_pipeline_first_stage(**place),
@@ -107,6 +136,9 @@ def _build_chunk(
         rotary_base=model.rope_theta,
         vp_stage=vp_stage,
     ).to(settings.device_type)
+    scale_rotary(network, model)
+    if hasattr(network, "output_layer"):
+        network.output_layer = HeadInput(network.output_layer)
     if not settings.bf16:
         return network
     wrapped: torch.nn.Module = Float16Module(config, network)
@@ -139,8 +171,8 @@ def _pipeline(model: ModelDescription, layout: TrainLayout) -> list[list[str]] |
     return chunks
 
 
-def _experts(model: ModelDescription) -> dict[str, Any]:
-    """Say how tokens find experts: as Hugging Face does, with no loss that balances them."""
+def _experts(model: ModelDescription, aux_loss_coeff: float) -> dict[str, Any]:
+    """Say how tokens find experts: as Hugging Face does."""
     moe = model.moe
     if moe is None:
         return {}
@@ -153,8 +185,8 @@ def _experts(model: ModelDescription) -> dict[str, Any]:
         # A softmax over the chosen experts alone is one over all, scaled so that they add to 1.
         "moe_router_pre_softmax": not moe.norm_topk_prob,
         "moe_router_dtype": "fp32",
-        "moe_router_load_balancing_type": "none",
-        "moe_aux_loss_coeff": 0.0,
+        "moe_router_load_balancing_type": "aux_loss" if aux_loss_coeff else "none",
+        "moe_aux_loss_coeff": aux_loss_coeff,
         "moe_grouped_gemm": False,
         "moe_shared_expert_intermediate_size": moe.shared_intermediate_size or None,
         "moe_router_score_function": "sigmoid" if moe.score_correction_bias else "softmax",

@@ -1,6 +1,6 @@
 """The modules that Megatron-core takes from a vendor's library, in plain torch.
 
-Shapes: S positions, B sequences, N heads of this rank, D head dimension.
+Shapes: S tokens of this rank, N heads of this rank, M of them key-value heads, D head dimension.
 """
 
 from typing import Any
@@ -9,11 +9,21 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.tensor_parallel import ColumnParallelLinear
+from megatron.core.tensor_parallel.mappings import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+)
 from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 from torch.nn import functional
+
+from mindrl.platform.attention import Kernel
+from mindrl.training.head_exchange import heads_for_tokens, tokens_for_heads
+from mindrl.training.packs import PackedSequences
 
 
 class RMSNorm(nn.Module):
@@ -32,37 +42,59 @@ class RMSNorm(nn.Module):
         return functional.rms_norm(hidden_SBH, self.weight.shape, self.weight, self.eps)
 
 
-class CausalAttention(MegatronModule):  # type: ignore[misc]
-    """Causal attention over right-padded sequences, by torch's fused kernel."""
+class PackedAttention(MegatronModule):  # type: ignore[misc]
+    """Causal attention inside each sequence of a pack, by the platform's kernel.
+
+    Under context parallelism every rank gets all tokens of some heads for the while (Ulysses,
+    arXiv 2309.14509), so any kernel will do.
+    """
 
     def __init__(
-        self, config: TransformerConfig, softmax_scale: float | None = None, **_: object
+        self,
+        config: TransformerConfig,
+        kernel: Kernel,
+        softmax_scale: float | None = None,
+        **_: object,
     ) -> None:
         """Take from Megatron's many arguments the two that matter to causal attention."""
         super().__init__(config=config)
+        self.kernel = kernel
         self.softmax_scale = softmax_scale
 
     def forward(
         self,
-        query_SBND: Tensor,
-        key_SBND: Tensor,
-        value_SBND: Tensor,
+        query_SND: Tensor,
+        key_SMD: Tensor,
+        value_SMD: Tensor,
         *_: object,
+        packed_seq_params: PackedSequences,
         **__: object,
     ) -> Tensor:
-        """Attend; returns [S, B, N * D]. No mask is needed: nothing looks at padding behind it."""
+        """Attend; returns [S, N * D]."""
+        packing = packed_seq_params.packing
+        assert packing is not None
+        if packed_seq_params.gathered is None:
+            return self.kernel(query_SND, key_SMD, value_SMD, packing, self.softmax_scale).flatten(
+                1
+            )
+        assert packed_seq_params.natural is not None
+        group = parallel_state.get_context_parallel_group()
         query, key, value = (
-            tensor.permute(1, 2, 0, 3) for tensor in (query_SBND, key_SBND, value_SBND)
+            tokens_for_heads(heads, group).index_select(0, packed_seq_params.natural)
+            for heads in (
+                query_SND,
+                _at_least(key_SMD, group.size()),
+                _at_least(value_SMD, group.size()),
+            )
         )
-        mixed_BNSD = functional.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            is_causal=True,
-            scale=self.softmax_scale,
-            enable_gqa=query.size(1) != key.size(1),
-        )
-        return mixed_BNSD.permute(2, 0, 1, 3).flatten(2)
+        mixed = self.kernel(query, key, value, packing, self.softmax_scale)
+        return heads_for_tokens(mixed.index_select(0, packed_seq_params.gathered), group).flatten(1)
+
+
+def _at_least(heads_SMD: Tensor, ranks: int) -> Tensor:
+    """Repeat key or value heads where there are fewer than context-parallel ranks."""
+    heads = heads_SMD.size(1)
+    return heads_SMD if heads >= ranks else heads_SMD.repeat_interleave(ranks // heads, dim=1)
 
 
 class _SharedByRanks(torch.autograd.Function):
@@ -82,15 +114,16 @@ class _SharedByRanks(torch.autograd.Function):
         return total
 
 
-class LatentCausalAttention(CausalAttention):
+class LatentPackedAttention(PackedAttention):
     """Causal attention whose rotary key is one for all heads of all tensor-parallel ranks."""
 
     def forward(
         self,
-        query_SBND: Tensor,
-        key_SBND: Tensor,
-        value_SBND: Tensor,
+        query_SND: Tensor,
+        key_SMD: Tensor,
+        value_SMD: Tensor,
         *_: object,
+        packed_seq_params: PackedSequences,
         **__: object,
     ) -> Tensor:
         """Attend; the rotary key's gradient is summed over the tensor-parallel ranks.
@@ -98,28 +131,51 @@ class LatentCausalAttention(CausalAttention):
         Megatron cuts the down projection, gathers what it gives, and hands each rank the gradient
         of its own rows; that of the rotary key is a sum over the rank's own heads only.
         """
-        width = key_SBND.size(-1) - self.config.qk_pos_emb_head_dim
-        plain, rotary = key_SBND[..., :width], key_SBND[..., width:]
+        width = key_SMD.size(-1) - self.config.qk_pos_emb_head_dim
+        plain, rotary = key_SMD[..., :width], key_SMD[..., width:]
         rotary = _SharedByRanks.apply(rotary)  # type: ignore[no-untyped-call]
-        return super().forward(query_SBND, torch.cat([plain, rotary], dim=-1), value_SBND)
+        key_SMD = torch.cat([plain, rotary], dim=-1)
+        return super().forward(query_SND, key_SMD, value_SMD, packed_seq_params=packed_seq_params)
 
 
-def block_spec(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
+class HeadInput(nn.Module):
+    """In the place of Megatron's output layer: hands on what it would multiply.
+
+    It keeps the weight, under the same name; a tied model has none here.
+    """
+
+    def __init__(self, replaced: ColumnParallelLinear) -> None:
+        """Take over the weight of Megatron's layer."""
+        super().__init__()
+        self.weight = replaced.weight
+        self.sequence_parallel = bool(replaced.sequence_parallel)
+
+    def forward(self, hidden: Tensor, **_: object) -> tuple[Tensor, None]:
+        """Return the hidden states of all tokens; their gradient is summed over the ranks."""
+        if self.sequence_parallel:
+            return gather_from_sequence_parallel_region(hidden), None
+        return copy_to_tensor_model_parallel_region(hidden), None
+
+
+def block_spec(
+    config: TransformerConfig, vp_stage: int | None, kernel: Kernel
+) -> TransformerBlockSubmodules:
     """Return Megatron's local decoder block with the modules above in it.
 
     Args:
         config: Of the model.
         vp_stage: Which chunk of this rank's pipeline stage; None where there is only one.
+        kernel: Of the attention.
     """
     block = get_gpt_decoder_block_spec(
         config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=vp_stage
     )
+    attending = LatentPackedAttention if config.multi_latent_attention else PackedAttention
     for layer in block.layer_specs:
         layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
         attention = layer.submodules.self_attention.submodules
-        attention.core_attention = CausalAttention
+        attention.core_attention = ModuleSpec(module=attending, params={"kernel": kernel})
         if config.multi_latent_attention:
-            attention.core_attention = LatentCausalAttention
             attention.q_layernorm = attention.kv_layernorm = RMSNorm
         elif config.qk_layernorm:
             attention.q_layernorm = attention.k_layernorm = RMSNorm

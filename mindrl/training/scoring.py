@@ -1,23 +1,32 @@
 """A Megatron model that turns sequences into log-probs: the reference, and half of the actor.
 
-Shapes: B sequences, T positions, N response tokens, V this rank's part of the vocabulary.
+Shapes: B sequences, T positions, S tokens of a pack, N of them predict a token, H hidden size.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor, nn
-from torch.nn import functional
 
+from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import Scored, Sequences
 from mindrl.models.decoder import training_side
 from mindrl.models.description import read_description
-from mindrl.training.logprobs import vocab_parallel_logprobs
-from mindrl.training.model import ModelSettings, build_model, transformer_config
+from mindrl.training.logprobs import Vocabulary, chunked_logprobs
+from mindrl.training.model import (
+    ModelSettings,
+    build_model,
+    transformer_config,
+    vocabulary_weight,
+)
 from mindrl.training.offload import StorageOffloader
+from mindrl.training.packs import Pack, PackRules
 from mindrl.training.parallel import most_passes
+from mindrl.training.passes import run_passes
 from mindrl.training.weights import (
     check_table,
     import_weights,
@@ -25,7 +34,7 @@ from mindrl.training.weights import (
     mark_parameters,
 )
 
-_PADDING_LOGIT = -1e30
+Batch = TypeVar("Batch", bound=Sequences)
 
 
 class ScoringModel:
@@ -56,66 +65,83 @@ class ScoringModel:
         return local_tensors(self.chunks, self.table)
 
     @torch.no_grad()
-    def compute_log_prob(self, sequences: Sequences, *, micro_batch_size: int) -> Scored:
-        """Score the response tokens; every tensor-parallel rank gets the same result."""
-        logprobs_BT = torch.zeros(sequences.tokens_BT.shape)
-        entropy_BT = torch.zeros(sequences.tokens_BT.shape)
-        parts = list(sequences.split(micro_batch_size))
-        idle = self.idle_passes(len(parts))
-        row = 0
-        for part in parts:
-            part_logprobs, part_entropy = self.score(self.logits(part), part)
-            rows, width = slice(row, row + len(part)), part.tokens_BT.size(1)
-            logprobs_BT[rows, :width] = part_logprobs.cpu()
-            entropy_BT[rows, :width] = part_entropy.cpu()
-            row += len(part)
-        for _ in range(idle):
-            self.logits(sequences.rows(slice(0, 1)))
-        return Scored(logprobs_BT=logprobs_BT, entropy_BT=entropy_BT)
+    def compute_log_prob(
+        self, sequences: Sequences, micro_batching: MicroBatching
+    ) -> Scored | None:
+        """Score the response tokens. A collective over the replica's ranks.
 
-    def idle_passes(self, passes: int) -> int:
-        """Return how many passes this rank must add to its own: ask first. A collective.
+        Returns:
+            The same on every rank of the last pipeline stage, None on the others.
+        """
+        parts = micro_batching.cut(sequences.lengths_B.tolist())
+        packs = self.packs([sequences.rows(torch.tensor(rows)) for rows in parts])
 
-        Ranks that share experts send each other tokens in every pass of any of them.
+        def both(pack: Pack[Sequences], hidden_1SH: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+            return torch.zeros((), device=hidden_1SH.device), self.score(hidden_1SH, pack)
+
+        found = run_passes(self.chunks, packs, both, forward_only=True)
+        if not parallel_state.is_pipeline_last_stage():
+            return None
+        scored = torch.zeros(2, *sequences.tokens_BT.shape)
+        for rows, both_BT in zip(parts, found, strict=False):
+            stacked_2BT = torch.stack(both_BT)
+            if self.settings.layout.cp > 1:
+                # Each token was predicted on one of these ranks and is 0 on the others.
+                dist.all_reduce(stacked_2BT, group=parallel_state.get_context_parallel_group())
+            scored[:, rows, : stacked_2BT.size(2)] = stacked_2BT.cpu()
+        return Scored(logprobs_BT=scored[0], entropy_BT=scored[1])
+
+    def packs(self, parts: Sequence[Batch]) -> list[Pack[Batch]]:
+        """Lay micro-batches out, and add as many empty ones as the layout asks for. A collective.
+
+        Ranks that share experts send each other tokens in every pass of any of them, and an
+        interleaved pipeline takes micro-batches in whole rounds.
         """
         layout = self.settings.layout
-        if self.description.moe is None or layout.ep * layout.etp == 1:
-            return 0
-        return most_passes(passes, self.settings.device_type) - passes
+        count = len(parts)
+        if self.description.moe is not None and layout.ep * layout.etp > 1:
+            count = most_passes(count, self.settings.device_type)
+        if layout.vpp > 1:
+            count += -count % layout.pp
+        rules = self._pack_rules()
+        packs = [Pack.of(part, rules) for part in parts]
+        if count > len(packs):
+            packs += [Pack.of(_nothing_asked(parts[0]), rules)] * (count - len(packs))
+        return packs
 
-    def logits(self, sequences: Sequences) -> Tensor:
-        """Run the network; returns [B, T, V]."""
+    def score(self, hidden_1SH: Tensor, pack: Pack[Batch]) -> tuple[Tensor, Tensor]:
+        """Turn hidden states into log-probs and entropies of this rank's tokens, float32 [B, T]."""
+        weight_VH = vocabulary_weight(self.chunks[-1])
+        logprobs_N, entropy_N = chunked_logprobs(
+            hidden_1SH[0, pack.predicting_N],
+            weight_VH,
+            pack.targets_N,
+            Vocabulary(
+                size=self.description.vocab_size,
+                first_token=parallel_state.get_tensor_model_parallel_rank() * len(weight_VH),
+                group=parallel_state.get_tensor_model_parallel_group(),
+                temperature=self.temperature,
+                chunk_tokens=self.settings.logprob_chunk_tokens,
+            ),
+        )
+        return pack.spread(logprobs_N), pack.spread(entropy_N)
+
+    def _pack_rules(self) -> PackRules:
         layout = self.settings.layout
-        assert layout.pp == layout.cp == 1, f"{layout} can be built and filled, not yet run"
-        (network,) = self.chunks
-        T = sequences.tokens_BT.size(1)
-        # Sequence parallelism cuts the positions evenly between the tensor-parallel ranks.
-        extra = -T % layout.tp if self.config.sequence_parallel else 0
-        tokens_BT = functional.pad(sequences.tokens_BT, (0, extra)).to(self.settings.device_type)
-        positions_BT = torch.arange(T + extra, device=tokens_BT.device).expand_as(tokens_BT)
-        logits_BTV: Tensor = network(tokens_BT, positions_BT, None)
-        return logits_BTV[:, :T]
+        return PackRules(
+            removes_padding=self.settings.removes_padding,
+            cp=layout.cp,
+            cp_rank=parallel_state.get_context_parallel_rank(),
+            # Sequence parallelism cuts the tokens evenly between the tensor-parallel ranks.
+            tokens_multiple=layout.cp * (layout.tp if self.config.sequence_parallel else 1),
+            device_type=self.settings.device_type,
+        )
 
-    def score(self, logits_BTV: Tensor, sequences: Sequences) -> tuple[Tensor, Tensor]:
-        """Turn logits into log-probs and entropies of the response tokens, float32 [B, T]."""
-        mask_BT = sequences.response_mask_BT.to(logits_BTV.device)
-        # The logits at position t - 1 speak of the token at t.
-        logits_NV = logits_BTV[mask_BT.roll(-1, dims=1)].float() / self.temperature
-        vocab = logits_NV.size(1)
-        first_token = parallel_state.get_tensor_model_parallel_rank() * vocab
-        token_V = torch.arange(first_token, first_token + vocab, device=logits_NV.device)
-        logits_NV = logits_NV.masked_fill(token_V >= self.description.vocab_size, _PADDING_LOGIT)
-        logprobs_N, entropy_N = vocab_parallel_logprobs(
-            logits_NV,
-            sequences.tokens_BT.to(logits_NV.device)[mask_BT],
-            first_token=first_token,
-            group=parallel_state.get_tensor_model_parallel_group(),
-        )
-        empty_BT = torch.zeros(mask_BT.shape, device=logits_NV.device)
-        return (
-            empty_BT.masked_scatter(mask_BT, logprobs_N),
-            empty_BT.masked_scatter(mask_BT, entropy_N),
-        )
+
+def _nothing_asked(batch: Batch) -> Batch:
+    """Return a short batch of which no token is asked for: it adds nothing to any result."""
+    shortest = batch.rows(batch.lengths_B.argmin()[None])
+    return replace(shortest, response_mask_BT=torch.zeros_like(shortest.response_mask_BT))
 
 
 class ReferenceModel:
@@ -131,10 +157,12 @@ class ReferenceModel:
         self.offloader = StorageOffloader()
         self.offloader.offload(self._weights(), keep=True)
 
-    def compute_log_prob(self, sequences: Sequences, *, micro_batch_size: int) -> Scored:
+    def compute_log_prob(
+        self, sequences: Sequences, micro_batching: MicroBatching
+    ) -> Scored | None:
         """Bring the weights in, score, and release them: they did not change."""
         self.offloader.onload(self._weights(), kept=True)
-        scored = self.model.compute_log_prob(sequences, micro_batch_size=micro_batch_size)
+        scored = self.model.compute_log_prob(sequences, micro_batching)
         self.offloader.offload(self._weights(), keep=False)
         return scored
 

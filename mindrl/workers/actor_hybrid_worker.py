@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from mindrl.algorithms.grpo import GrpoLoss
 from mindrl.allocation.regions import TrainRegion
+from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import Minibatch, Scored, Sequences
 from mindrl.batch.prompts import Sampling
 from mindrl.batch.rollouts import Response
@@ -30,8 +31,8 @@ class ActorSettings:
     engine: EngineSettings
     loss: GrpoLoss
     temperature: float
-    micro_batch_size: int
-    forward_micro_batch_size: int
+    micro_batching: MicroBatching
+    forward_micro_batching: MicroBatching
     transit: TransitSettings
     offloaded: frozenset[TrainRegion]
 
@@ -64,17 +65,19 @@ class ActorHybridWorker:
         self.sharding_manager.require(Phase.ROLLOUT)
         return self.inference_model.generate(prompts, sampling, seeds)
 
-    def compute_log_prob(self, sequences: Sequences) -> Scored:
-        """Score this replica's sequences with the current weights. Needs phase `forward`."""
+    def compute_log_prob(self, sequences: Sequences) -> Scored | None:
+        """Score this replica's sequences with the current weights. Needs phase `forward`.
+
+        Returns:
+            None on all but the last pipeline stage.
+        """
         self.sharding_manager.require(Phase.FORWARD, Phase.TRAIN)
-        return self.model.model.compute_log_prob(
-            sequences, micro_batch_size=self.settings.forward_micro_batch_size
-        )
+        return self.model.model.compute_log_prob(sequences, self.settings.forward_micro_batching)
 
     def update(self, minibatch: Minibatch) -> dict[str, float]:
         """Take one optimizer step on this replica's share. Needs phase `train`."""
         self.sharding_manager.require(Phase.TRAIN)
-        return self.model.update(minibatch, micro_batch_size=self.settings.micro_batch_size)
+        return self.model.update(minibatch, self.settings.micro_batching)
 
     def save(self, folder: Path) -> None:
         """Export the weights to a Hugging Face folder. Needs training weights on the device."""

@@ -4,6 +4,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import Scored, Sequences
 from mindrl.observability.memory import process_memory
 from mindrl.training.model import ModelSettings
@@ -21,7 +22,7 @@ class ReferenceSettings:
     load: str
     model: ModelSettings
     temperature: float
-    micro_batch_size: int
+    micro_batching: MicroBatching
 
 
 class IntegratedWorker(ActorHybridWorker):
@@ -42,14 +43,16 @@ class IntegratedWorker(ActorHybridWorker):
         )
         super().__init__(actor)
 
-    def compute_ref_log_prob(self, sequences: Sequences) -> Scored:
-        """Score this replica's sequences with the reference. Needs phase `forward`."""
+    def compute_ref_log_prob(self, sequences: Sequences) -> Scored | None:
+        """Score this replica's sequences with the reference. Needs phase `forward`.
+
+        Returns:
+            None on all but the last pipeline stage.
+        """
         self.sharding_manager.require(Phase.FORWARD)
         assert self.reference is not None
         assert self.reference_settings is not None
-        return self.reference.compute_log_prob(
-            sequences, micro_batch_size=self.reference_settings.micro_batch_size
-        )
+        return self.reference.compute_log_prob(sequences, self.reference_settings.micro_batching)
 
     def enter(self, phase: str) -> None:
         """Switch the device to a phase, by its name."""

@@ -33,6 +33,6 @@ def biases(case: Case, course: Course) -> Weights:
         model.release_parameters(tensor)
     model.onload(TrainRegion.PARAMETERS)
     for minibatch in course.minibatches:
-        model.update(minibatch, micro_batch_size=course.micro_batch_size)
+        model.update(minibatch, course.micro_batching)
     local = copied(model.model)
     return {name: tensor for name, tensor in local.items() if name.endswith("expert_bias")}

@@ -42,12 +42,20 @@ ENGINES: Mapping[str, Engine] = {
     "qwen3 untied": Engine(family="qwen3"),
     "deepseek_v2": Engine(family="deepseek_v2"),
     "deepseek_v3": Engine(family="deepseek_v3"),
+    "llama tied": Engine(family="llama", tied=True),
+    "mistral": Engine(family="mistral"),
+    "phi3": Engine(family="phi3"),
+    "qwen3_linear": Engine(family="qwen3_linear"),
     "qwen3_moe TP2": Engine(family="qwen3_moe", tp=2),
     "qwen3_moe TP2 EP2": Engine(family="qwen3_moe", tp=2, experts_shared=True),
     "qwen2 tied TP2": Engine(family="qwen2", tied=True, tp=2),
     "qwen2 untied TP2": Engine(family="qwen2", tp=2),
     "qwen3 tied TP2": Engine(family="qwen3", tied=True, tp=2),
+    "llama TP2": Engine(family="llama", tp=2),
+    "phi3 TP2": Engine(family="phi3", tp=2),
 }
+# Families whose positions or files differ from those of Qwen.
+LIKE_TRANSFORMERS = ("llama tied", "mistral", "phi3", "qwen3_linear", "llama TP2", "phi3 TP2")
 ONLY_SHAPES: Mapping[str, Engine] = {
     "deepseek_v2 TP2": Engine(family="deepseek_v2", tp=2),
     "deepseek_v2 TP2 EP2": Engine(family="deepseek_v2", tp=2, experts_shared=True),
@@ -182,6 +190,19 @@ def test_filled_from_shards_it_answers_to_the_bit_as_an_engine_that_loaded_the_f
         assert rank.answers["filled"] == rank.answers["ordinary"]
         assert {len(tokens) for tokens, _ in rank.answers["filled"]} == {12}
         assert all(logprob < 0.0 for _, each in rank.answers["filled"] for logprob in each)
+
+
+@pytest.mark.parametrize("name", LIKE_TRANSFORMERS)
+def test_its_logprobs_are_those_of_transformers_to_1e_4(
+    filled: dict[str, list[Filled]], folders: Callable[[Engine], tuple[str, str]], name: str
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folders(ENGINES[name])[0], dtype=torch.float32)
+    for prompt, (tokens, logprobs) in zip(PROMPTS, filled[name][0].answers["filled"], strict=True):
+        with torch.no_grad():
+            logits_TV = model(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
+        expected_T = logits_TV.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0]
+        # Logits of size 30 in float32, four layers, up to 33 positions.
+        assert logprobs == pytest.approx(expected_T.tolist(), abs=1e-4)
 
 
 @pytest.mark.parametrize("name", ENGINES)

@@ -22,6 +22,7 @@ from training_messages import Case, Course, Updated, Weights
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from mindrl.allocation.layout import RolloutLayout, TrainLayout
+from mindrl.batch.balance import MicroBatching
 from mindrl.models.decoder import training_side
 from mindrl.models.description import read_description
 
@@ -224,7 +225,10 @@ def test_a_router_keeps_its_float32_bias_through_a_release_and_three_updates_in_
 
 def course_of(folder: str) -> Course:
     return Course(
-        minibatches=minibatches(folder), loss=LOSS, optimizer=OPTIMIZER, micro_batch_size=2
+        minibatches=minibatches(folder),
+        loss=LOSS,
+        optimizer=OPTIMIZER,
+        micro_batching=MicroBatching(sequences=2),
     )
 
 

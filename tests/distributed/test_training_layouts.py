@@ -23,12 +23,15 @@ from mindrl.algorithms.grpo import GrpoLoss
 from mindrl.algorithms.token_weights import token_mean_weights
 from mindrl.allocation.layout import TrainLayout
 from mindrl.allocation.rank_order import RankOrder
+from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import Minibatch, Scored, Sequences
 
 pytestmark = pytest.mark.distributed
 
 MakeModel = Callable[..., Path]
 FAMILIES = ("qwen2", "qwen3", "qwen3_moe")
+# Families whose tables are those of Qwen, but for what a few layouts show.
+RELATED = ("llama", "mistral", "phi3")
 LENGTHS = (5, 17, 9, 12, 7, 16, 11, 8)
 LOSS = GrpoLoss(clip_low=0.2, clip_high=0.2, kl_kind="k3", kl_coef=0.1, entropy_coef=0.01)
 OPTIMIZER: dict[str, Any] = {
@@ -91,6 +94,7 @@ ANY_FAMILY = [
     TrainLayout(tp=2, dp=2, order=digits("dp", 2, "tp", 2, "pp", 1)),
     TrainLayout(tp=2, dp=4, order=digits("dp", 2, "tp", 2, "dp", 2, "pp", 1)),
 ]
+FEW = [TrainLayout(tp=2), TrainLayout(pp=2), TrainLayout(tp=4)]
 EXPERTS = [
     TrainLayout(dp=2, ep=2),
     TrainLayout(dp=2, etp=2),
@@ -109,10 +113,13 @@ TIED = [TrainLayout(pp=2), TrainLayout(pp=2, vpp=2), TrainLayout(tp=2, pp=2)]
 def cases_to_build(random_model_of: MakeModel) -> Iterator[Case]:
     for family, layout in product(FAMILIES, ANY_FAMILY):
         yield Case(folder=str(random_model_of(family)), layout=layout)
+    for family, layout in product(RELATED, FEW):
+        yield Case(folder=str(random_model_of(family)), layout=layout)
     for layout in EXPERTS:
         yield Case(folder=str(random_model_of("qwen3_moe")), layout=layout)
     for family, layout in product(("qwen2", "qwen3"), TIED):
         yield Case(folder=str(random_model_of(family, tied=True)), layout=layout)
+    yield Case(folder=str(random_model_of("llama", tied=True)), layout=TrainLayout(pp=2))
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
@@ -120,7 +127,7 @@ def test_what_the_ranks_hold_of_each_layout_is_the_file_to_the_bit(
     ranks: int, forked_workers: ForkedWorkers, random_model_of: MakeModel
 ) -> None:
     cases = [case for case in cases_to_build(random_model_of) if case.layout.world_size == ranks]
-    assert len(cases) == {2: 21, 4: 15, 8: 7}[ranks]
+    assert len(cases) == {2: 28, 4: 18, 8: 7}[ranks]
     replies: list[list[Weights]] = forked_workers.run("training_probe:held", cases, ranks=ranks)
     for index, case in enumerate(cases):
         filed = load_file(Path(case.folder) / "model.safetensors")
@@ -176,21 +183,27 @@ def reference_logits(folder: str, batch: Sequences) -> Tensor:
 
 
 def check_logits(case: Case, batch: Sequences, ranks: list[Tensor], tolerance: float) -> None:
-    """Compare the parts of each replica, side by side, with Hugging Face."""
+    """Compare the logits of each replica with Hugging Face."""
     expected_BTV = reference_logits(case.folder, batch)
-    inside_BT = torch.arange(max(LENGTHS)) < batch.lengths_B[:, None]
-    coordinates = case.layout.dense_order.coordinates
-    for replica in range(case.layout.dp):
-        parts = {
-            place["tp"]: part
-            for place, part in zip(coordinates, ranks, strict=True)
-            if place["dp"] == replica
-        }
-        found_BTV = torch.cat([parts[rank] for rank in range(case.layout.tp)], dim=-1)
-        found_BTV = found_BTV[..., : expected_BTV.size(-1)]
-        torch.testing.assert_close(
-            found_BTV[inside_BT], expected_BTV[inside_BT], atol=tolerance, rtol=0
-        )
+    assert logits_gap(case.layout, batch, expected_BTV, ranks) <= tolerance
+
+
+def logits_gap(
+    layout: TrainLayout, batch: Sequences, expected_BTV: Tensor, ranks: list[Tensor]
+) -> float:
+    """Return the largest difference of any replica's logits, put together from its ranks."""
+    # The last token of a row predicts nothing.
+    inside_BT = torch.arange(max(LENGTHS)) < batch.lengths_B[:, None] - 1
+    gaps = []
+    for replica in range(layout.dp):
+        # Ranks of earlier stages have none; each context-parallel rank has some tokens, 0 else.
+        parts = [torch.zeros(())] * layout.tp
+        for place, part in zip(layout.dense_order.coordinates, ranks, strict=True):
+            if place["dp"] == replica and place["pp"] == layout.pp - 1:
+                parts[place["tp"]] = parts[place["tp"]] + part
+        found_BTV = torch.cat(parts, dim=-1)[..., : expected_BTV.size(-1)]
+        gaps.append((found_BTV - expected_BTV)[inside_BT].abs().max().item())
+    return max(gaps)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -201,6 +214,10 @@ def test_logits_of_each_family_and_layout_are_those_of_hugging_face_to_1e_4(
     cases = [
         Case(folder=folder, layout=TrainLayout(tp=ranks), sequence_parallel=ranks > 1)
         for folder in (dense, mixture, str(mixed_model))
+    ]
+    cases += [
+        Case(folder=str(random_model_of(family)), layout=TrainLayout(tp=ranks))
+        for family in (*RELATED, "qwen3_linear")
     ]
     if ranks > 1:
         cases += [
@@ -228,8 +245,8 @@ def test_experts_in_two_grouped_matrices_lie_as_megatron_multiplies_them(
     check_logits(case, batch, replies, 1e-4)
 
 
-def minibatches(folder: str) -> list[Minibatch]:
-    """Make three updates on the same sequences, a step away from the policy that wrote them."""
+def minibatches(folder: str, count: int = 3) -> list[Minibatch]:
+    """Make updates on the same sequences, a step away from the policy that wrote them."""
     batch = sequences()
     all_BTV = torch.log_softmax(reference_logits(folder, batch), dim=-1)
     chosen_BT = all_BTV[:, :-1].gather(2, batch.tokens_BT[:, 1:, None])[..., 0]
@@ -246,7 +263,7 @@ def minibatches(folder: str) -> list[Minibatch]:
         token_weights_BT=token_mean_weights(batch.response_mask_BT),
         ref_logprobs_BT=(logprobs_BT - noise_BT) * batch.response_mask_BT,
     )
-    return [made] * 3
+    return [made] * count
 
 
 @pytest.fixture(scope="module")
@@ -255,7 +272,7 @@ def course(random_model_of: MakeModel) -> Course:
         minibatches=minibatches(str(random_model_of("qwen3_moe"))),
         loss=LOSS,
         optimizer=OPTIMIZER,
-        micro_batch_size=2,
+        micro_batching=MicroBatching(sequences=2),
     )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mindrl.algorithms.grpo import GrpoLoss
 from mindrl.allocation.layout import TrainLayout
+from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import Minibatch
 
 Weights = dict[str, Tensor]
@@ -28,6 +29,8 @@ class Case:
     bf16: bool = False
     shares: tuple[int, ...] | None = None
     """Sequences of each replica; None deals equal shares."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """More arguments of `ModelSettings`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +41,7 @@ class Course:
     loss: GrpoLoss
     optimizer: Mapping[str, Any]
     """Arguments of `OptimizerSettings`."""
-    micro_batch_size: int
+    micro_batching: MicroBatching
     swap: bool = False
     """Everything leaves the device behind each update, and comes back."""
 
@@ -51,6 +54,15 @@ class Updated:
     weights: Weights
     device_bytes: list[int]
     """Storage of all regions while they were off the device, for each swap."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What a rank says of a model before and while it is trained."""
+
+    logits_BTV: Tensor
+    """Of this rank's tokens and part of the vocabulary; empty before the last stage."""
+    metrics: list[dict[str, float]]
 
 
 @dataclass(frozen=True, kw_only=True)

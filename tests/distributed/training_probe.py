@@ -3,6 +3,7 @@
 Shapes: B sequences, T positions, N tokens, V the vocabulary.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TypeVar
@@ -12,22 +13,32 @@ import torch.distributed as dist
 from assembly import assembled
 from megatron.core import parallel_state
 from megatron.core.transformer.moe import grouped_gemm_util
-from torch import Tensor
-from training_messages import Case, Course, OffloadFacts, Updated, Weights
+from torch import Tensor, nn
+from training_messages import Case, Course, OffloadFacts, Trial, Updated, Weights
 
 from mindrl.allocation.layout import TrainLayout
 from mindrl.allocation.regions import TrainRegion
+from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import Scored, Sequences
 from mindrl.errors import ModelError
 from mindrl.models.decoder import training_side, whole_side
 from mindrl.models.description import read_description
+from mindrl.platform.attention import attention_kernel
 from mindrl.training.actor import TrainedModel
 from mindrl.training.export import ExportedModel
-from mindrl.training.logprobs import vocab_parallel_logprobs
-from mindrl.training.model import ModelSettings, build_model, transformer_config
+from mindrl.training.logprobs import Vocabulary, chunked_logprobs
+from mindrl.training.model import (
+    ModelSettings,
+    build_model,
+    transformer_config,
+    unwrap,
+    vocabulary_weight,
+)
 from mindrl.training.offload import StorageOffloader
 from mindrl.training.optimizer import OptimizerSettings
+from mindrl.training.packs import Pack, PackRules
 from mindrl.training.parallel import initialise_model_parallel
+from mindrl.training.passes import run_passes
 from mindrl.training.scoring import ReferenceModel, ScoringModel
 from mindrl.training.weights import check_table, import_weights, local_tensors
 
@@ -43,6 +54,10 @@ def build(case: Case) -> ScoringModel:
 def join(layout: TrainLayout) -> None:
     """Make Megatron's groups, in place of earlier ones."""
     parallel_state.destroy_model_parallel()
+    # Megatron forgets its groups and leaves their threads: hundreds after a few layouts.
+    for group in list(dist.distributed_c10d._world.pg_map):
+        if group is not dist.group.WORLD:
+            dist.destroy_process_group(group)
     initialise_model_parallel(layout, seed=1)
 
 
@@ -63,6 +78,8 @@ def settings(case: Case) -> ModelSettings:
         bf16=case.bf16,
         sequence_parallel=case.sequence_parallel,
         device_type="cpu",
+        attention=attention_kernel("cpu"),
+        **case.settings,
     )
 
 
@@ -77,9 +94,36 @@ def copied(model: ScoringModel) -> Weights:
 
 
 def logits(cases: list[Case], sequences: Sequences) -> list[Tensor]:
-    """Return [B, T, V] of each model, this rank's part of the vocabulary."""
-    with torch.no_grad():
-        return [build(case).logits(sequences) for case in cases]
+    """Return [B, T, V] of each model; see `_logits`."""
+    results = []
+    for case in cases:
+        model = build(case)
+        results.append(_logits(model.chunks, model.packs([with_all_asked(sequences)])))
+    return results
+
+
+def with_all_asked(sequences: Sequences) -> Sequences:
+    """Ask for every token but the first of a row, so for the logits of all but the last."""
+    asked_BT = torch.arange(sequences.tokens_BT.size(1)) < sequences.lengths_B[:, None]
+    asked_BT[:, 0] = False
+    return replace(sequences, response_mask_BT=asked_BT)
+
+
+def _logits(chunks: list[nn.Module], packs: list[Pack[Sequences]]) -> Tensor:
+    """Return the logits of this rank's tokens and part of the vocabulary, 0 for other tokens.
+
+    Empty on all but the last pipeline stage.
+    """
+
+    def multiply(pack: Pack[Sequences], hidden_1SH: Tensor) -> tuple[Tensor, Tensor]:
+        logits_NV = hidden_1SH[0, pack.predicting_N] @ vocabulary_weight(chunks[-1]).T
+        B, T = pack.source.tokens_BT.shape
+        flat = logits_NV.new_zeros(B * T, logits_NV.size(1))
+        flat[pack.places_N - 1] = logits_NV
+        return torch.zeros(()), flat.view(B, T, -1)
+
+    found = run_passes(chunks, packs, multiply, forward_only=True)
+    return found[0] if found else torch.empty(0)
 
 
 def grouped_logits(case: Case, sequences: Sequences) -> Tensor:
@@ -97,10 +141,8 @@ def grouped_logits(case: Case, sequences: Sequences) -> Tensor:
     table = side.table(dist.get_rank())
     check_table(chunks, table)
     import_weights(case.folder, local_tensors(chunks, table), table)
-    tokens_BT = sequences.tokens_BT
-    positions_BT = torch.arange(tokens_BT.size(1)).expand_as(tokens_BT)
-    with torch.no_grad():
-        return chunks[0](tokens_BT, positions_BT, None)
+    rules = PackRules(removes_padding=True, cp=1, cp_rank=0, tokens_multiple=1, device_type="cpu")
+    return _logits(chunks, [Pack.of(with_all_asked(sequences), rules)])
 
 
 def _multiplied(rows: Tensor, experts: Tensor, counts: Tensor, *, trans_b: bool) -> Tensor:
@@ -118,15 +160,16 @@ def share(case: Case, sequences: Share) -> Share:
     return sequences.rows(slice(start, start + case.shares[replica]))
 
 
-def scores(case: Case, sequences: Sequences, micro_batch_sizes: list[int]) -> list[Scored]:
+def scores(case: Case, sequences: Sequences, micro_batch_sizes: list[int]) -> list[Scored | None]:
     """Score this rank's share with the actor's class once for each size, then twice as reference.
 
     A share of three sequences and one of a single one take different numbers of passes.
     """
     model, ours = build(case), share(case, sequences)
-    results = [model.compute_log_prob(ours, micro_batch_size=size) for size in micro_batch_sizes]
+    cuts = [MicroBatching(sequences=size) for size in micro_batch_sizes]
+    results = [model.compute_log_prob(ours, cut) for cut in cuts]
     reference = ReferenceModel(case.folder, settings(case), temperature=case.temperature)
-    results += [reference.compute_log_prob(ours, micro_batch_size=2) for _ in range(2)]
+    results += [reference.compute_log_prob(ours, MicroBatching(sequences=2)) for _ in range(2)]
     return results
 
 
@@ -135,7 +178,7 @@ def reference_bytes(case: Case, sequences: Sequences) -> list[int]:
     join(case.layout)
     reference = ReferenceModel(case.folder, settings(case), temperature=1.0)
     found = [_bytes(reference.model)]
-    reference.compute_log_prob(sequences, micro_batch_size=2)
+    reference.compute_log_prob(sequences, MicroBatching(sequences=2))
     return [*found, _bytes(reference.model)]
 
 
@@ -148,13 +191,55 @@ def updates(cases: list[Case], course: Course) -> list[Updated]:
     return [_updates(case, course) for case in cases]
 
 
+def trials(courses: list[tuple[Case, Course]], sequences: Sequences) -> list[Trial]:
+    """Build each model once; returns its logits and what the updates say."""
+    results = []
+    for case, course in courses:
+        scoring = build(case)
+        logits = _logits(scoring.chunks, scoring.packs([with_all_asked(sequences)]))
+        model = TrainedModel(scoring, OptimizerSettings(**course.optimizer), course.loss)
+        metrics = [
+            model.update(share(case, minibatch), course.micro_batching)
+            for minibatch in course.minibatches
+        ]
+        results.append(Trial(logits_BTV=logits, metrics=metrics))
+    return results
+
+
+def gradients(
+    case: Case, course: Course, cuts: list[MicroBatching]
+) -> list[tuple[dict[str, float], Weights]]:
+    """Return metrics and the whole gradient of one minibatch for each cut; no weight moves.
+
+    Needs a course with a learning rate of 0 that clips nothing, and no parameter that is cut.
+    """
+    scoring = build(case)
+    model = TrainedModel(scoring, OptimizerSettings(**course.optimizer), course.loss)
+    (minibatch,) = course.minibatches
+    results = []
+    for cut in cuts:
+        metrics = model.update(share(case, minibatch), cut)
+        results.append((metrics, _gradients(scoring)))
+    return results
+
+
+def _gradients(scoring: ScoringModel) -> Weights:
+    named = {
+        f"chunk{index}.{name}": parameter
+        for index, chunk in enumerate(scoring.chunks)
+        for name, parameter in unwrap(chunk).named_parameters()
+    }
+    # Of ranks that do not cut their weights, after Megatron added up what the replicas found.
+    return {name: named[name].main_grad.clone() for name in scoring.table if name in named}
+
+
 def _updates(case: Case, course: Course) -> Updated:
     scoring = build(case)
     model = TrainedModel(scoring, OptimizerSettings(**course.optimizer), course.loss)
     metrics, device_bytes = [], []
     for minibatch in course.minibatches:
         ours = share(case, minibatch)
-        metrics.append(model.update(ours, micro_batch_size=course.micro_batch_size))
+        metrics.append(model.update(ours, course.micro_batching))
         if course.swap:
             device_bytes.append(swap_out_and_in(model))
     return Updated(metrics=metrics, weights=copied(scoring), device_bytes=device_bytes)
@@ -186,19 +271,39 @@ def swap_out_and_in(model: TrainedModel) -> int:
 
 
 def logprobs_over_ranks(
-    logits_NV: Tensor, targets_N: Tensor, grads_2N: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Give each rank its part of the vocabulary; returns values and this rank's gradient."""
-    ranks, rank = dist.get_world_size(), dist.get_rank()
-    part = logits_NV.size(1) // ranks
-    group = dist.group.WORLD
+    hidden_NH: Tensor,
+    weight_VH: Tensor,
+    targets_N: Tensor,
+    grads_2N: Tensor,
+    temperature: float,
+    chunks: list[int],
+) -> list[list[Tensor]]:
+    """Give each rank its part of the vocabulary, and logits of some tokens at a time.
+
+    Returns:
+        For each size of a chunk: log-probs, entropies, this rank's gradients of both inputs.
+    """
+    ranks, rank, group = dist.get_world_size(), dist.get_rank(), dist.group.WORLD
     assert group is not None
-    ours_NV = logits_NV[:, rank * part : (rank + 1) * part].clone().requires_grad_()
-    logprobs_N, entropy_N = vocab_parallel_logprobs(
-        ours_NV, targets_N, first_token=rank * part, group=group
-    )
-    (grad_NV,) = torch.autograd.grad((logprobs_N, entropy_N), ours_NV, tuple(grads_2N))
-    return logprobs_N.detach(), entropy_N.detach(), grad_NV
+    part = -(-len(weight_VH) // ranks)
+    # What lies behind the vocabulary was never written.
+    padded_VH = weight_VH.new_full((ranks * part, weight_VH.size(1)), torch.nan)
+    padded_VH[: len(weight_VH)] = weight_VH
+    found = []
+    for chunk in chunks:
+        hidden_leaf_NH = hidden_NH.clone().requires_grad_()
+        own_leaf_VH = padded_VH[rank * part : (rank + 1) * part].clone().requires_grad_()
+        vocabulary = Vocabulary(
+            size=len(weight_VH),
+            first_token=rank * part,
+            group=group,
+            temperature=temperature,
+            chunk_tokens=chunk,
+        )
+        both = chunked_logprobs(hidden_leaf_NH, own_leaf_VH, targets_N, vocabulary)
+        grads = torch.autograd.grad(both, (hidden_leaf_NH, own_leaf_VH), tuple(grads_2N))
+        found.append([value.detach() for value in (*both, *grads)])
+    return found
 
 
 def exported(folder: str, target: str, shard_bytes: int) -> None:

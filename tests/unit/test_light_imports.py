@@ -17,7 +17,8 @@ CHOOSE = "from mindrl.platform.device import choose_platform; choose_platform('a
             {"torch", "ray", "transformers"},
         ),
         (
-            "import mindrl.models.decoder, mindrl.models.files, mindrl.models.legality",
+            # rank_files imports decoder and files.
+            "import mindrl.models.rank_files, mindrl.models.legality",
             {"torch", "megatron", "transformers"},
         ),
         ("import mindrl.launch.plan_program", {"torch", "ray", "vllm", "megatron", "transformers"}),

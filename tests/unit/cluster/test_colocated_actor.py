@@ -84,3 +84,26 @@ def test_log_probs_come_back_in_order_and_as_wide_as_the_batch() -> None:
     assert group.given[0][0][0].tokens_BT.shape == (2, 2)
     assert torch.equal(scored.logprobs_BT, tokens_BT.float())
     assert torch.equal(scored.entropy_BT, tokens_BT * 10.0)
+
+
+def test_by_cost_the_longest_sequence_is_alone_and_log_probs_still_come_back_in_order() -> None:
+    group = RecordingGroup()
+    actor = ColocatedActor(
+        group,
+        TrainLayout(dp=2, pp=2),
+        RolloutLayout(dp=4),
+        seed=1,
+        costs=lambda lengths: [float(length) for length in lengths],
+    )
+    tokens_BT = torch.arange(1, 25).view(4, 6)
+    lengths_B = torch.tensor([2, 1, 6, 2])
+    tokens_BT = tokens_BT * (torch.arange(6) < lengths_B[:, None])
+    sequences = Sequences(tokens_BT=tokens_BT, lengths_B=lengths_B, response_mask_BT=tokens_BT > 30)
+
+    scored = actor.compute_log_prob(sequences)
+
+    shares = [part.lengths_B.tolist() for (part,) in group.given[0]]
+    assert sorted(shares) == [[2, 1, 2], [2, 1, 2], [6], [6]]
+    # Both stages of a replica get the same.
+    assert (shares[0], shares[1]) == (shares[2], shares[3])
+    assert torch.equal(scored.logprobs_BT, tokens_BT.float())

@@ -12,6 +12,8 @@ from mindrl.config.validate import findings, nearest_divisors
 MakeConfig = Callable[..., RunConfig]
 DEVICES = "rl_config.actor_resource.num_npus"
 TRAIN_TP = "actor_config.tensor_model_parallel_size"
+TRAIN_CP = "actor_config.context_parallel_size"
+TRAIN_PP = "actor_config.pipeline_model_parallel_size"
 ROLLOUT_TP = "generate_config.infer_tensor_parallel_size"
 BATCH = "megatron_training.global_batch_size"
 MINI = "rl_config.mini_batch_size"
@@ -36,6 +38,59 @@ def test_a_tensor_parallel_size_must_divide_the_devices(field: str, run_config: 
         f"{field}=16 must divide {DEVICES}=8; nearest: 8"
     ]
     assert found(run_config, {DEVICES: 8, field: 4}) == []
+
+
+def test_all_that_shares_a_copy_of_the_model_must_divide_the_devices_together(
+    run_config: MakeConfig,
+) -> None:
+    sizes = {TRAIN_TP: 2, TRAIN_CP: 2, TRAIN_PP: 2, DEVICES: 8}
+    assert found(run_config, sizes) == []
+    assert run_config(Path("model"), sizes).train_data_parallel_size == 1
+    assert found(run_config, sizes | {TRAIN_CP: 3}) == [
+        f"{TRAIN_TP} times {TRAIN_CP} times {TRAIN_PP}=12 must divide {DEVICES}=8; nearest: 8"
+    ]
+
+
+def test_the_experts_grid_is_one_of_each_pipeline_stage(run_config: MakeConfig) -> None:
+    ep = "actor_config.expert_model_parallel_size"
+    assert found(run_config, {DEVICES: 8, TRAIN_PP: 2, ep: 4}) == []
+    assert found(run_config, {DEVICES: 8, TRAIN_PP: 2, ep: 8}) == [
+        f"{ep}=8 must divide {DEVICES} per pipeline stage=4; nearest: 4"
+    ]
+
+
+def test_a_token_budget_holds_the_longest_sequence_and_needs_packing(
+    run_config: MakeConfig,
+) -> None:
+    lengths = {"rl_config.max_prompt_length": 24, RESPONSE: 40}
+    dynamic = lengths | {"rl_config.use_dynamic_bsz": True}
+    budget = "rl_config.max_packing_token_size"
+    assert found(run_config, dynamic | {budget: 64}) == []
+    assert found(run_config, lengths | {budget: 63}) == []
+    assert found(run_config, dynamic | {budget: 63}) == [
+        (
+            f"{budget}=63 must hold the longest sequence, rl_config.max_prompt_length=24 plus "
+            "generate_config.sampling_config.max_tokens=40: 64 or more"
+        )
+    ]
+    (finding,) = found(run_config, dynamic | {"rl_config.ref_max_packing_token_size": 8})
+    assert finding.startswith("rl_config.ref_max_packing_token_size=8 must hold")
+    (finding,) = found(run_config, dynamic | {"rl_config.use_remove_padding": False})
+    assert finding.startswith("rl_config.use_remove_padding=false: ")
+
+
+def test_full_recomputation_says_how_and_no_other_does(run_config: MakeConfig) -> None:
+    granularity, method, layers = (
+        f"actor_config.recompute_{name}" for name in ("granularity", "method", "num_layers")
+    )
+    assert found(run_config, {granularity: "selective"}) == []
+    assert found(run_config, {granularity: "full", method: "block", layers: 1}) == []
+    assert found(run_config, {granularity: "full", layers: 1}) == [
+        f"{method} is missing: recompute_granularity=full needs uniform or block"
+    ]
+    assert found(run_config, {granularity: "selective", layers: 2}) == [
+        f"{layers}=2 has a meaning only with {granularity}=full, found selective"
+    ]
 
 
 def test_sequence_parallelism_needs_tensor_parallelism(run_config: MakeConfig) -> None:

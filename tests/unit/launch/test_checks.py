@@ -23,6 +23,7 @@ ROLLOUT_TP = "generate_config.infer_tensor_parallel_size"
 TRAIN_EP = "actor_config.expert_model_parallel_size"
 TRAIN_ETP = "actor_config.expert_tensor_parallel_size"
 ROLLOUT_EP = "generate_config.infer_expert_parallel_size"
+ACTOR = "actor_config"
 DEVICES = "rl_config.actor_resource.num_npus"
 SIZES: dict[str, Any] = {
     "model_type": "qwen2",
@@ -117,6 +118,43 @@ def test_experts_are_dealt_evenly_in_training_and_whole_or_cut_in_the_rollout(
     ]
     # Two of the ranks have two experts each and two have one.
     check(run_config(folder, on_4 | {ROLLOUT_TP: 4, ROLLOUT_EP: 4}), CPU)
+
+
+def test_stages_chunks_and_context_parallel_ranks_must_fit_layers_and_heads(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    """Three layers, 28 heads, 4 of them key-value heads."""
+    folder = model_folder(tmp_path / "model", num_hidden_layers=3)
+    on_8 = overrides(tmp_path) | {DEVICES: 8}
+    pp, vpp = (
+        f"{ACTOR}.pipeline_model_parallel_size",
+        f"{ACTOR}.virtual_pipeline_model_parallel_size",
+    )
+    layers, cp = f"{ACTOR}.num_layer_list", f"{ACTOR}.context_parallel_size"
+    assert refused(run_config(folder, on_8 | {pp: 2})) == [
+        f"{pp}=2 must divide num_hidden_layers=3; nearest: 1, 3; or give {layers}"
+    ]
+    check(run_config(folder, on_8 | {pp: 2, layers: [1, 2]}), CPU)
+    assert refused(run_config(folder, on_8 | {pp: 2, layers: [1, 1]})) == [
+        f"{layers}=1,1 must be 2 numbers of 1 or more that add to num_hidden_layers=3"
+    ]
+    assert refused(run_config(folder, on_8 | {vpp: 3})) == [
+        f"{vpp}=3 needs {pp} of 2 or more, found 1"
+    ]
+    assert refused(run_config(folder, on_8 | {cp: 8})) == [
+        f"{cp}=8 must divide the attention heads of a tensor-parallel rank=28; nearest: 7, 14"
+    ]
+    check(run_config(folder, on_8 | {cp: 4}), CPU)
+
+
+def test_a_dense_model_has_no_experts_to_balance(tmp_path: Path, run_config: MakeConfig) -> None:
+    config = run_config(
+        model_folder(tmp_path / "model"),
+        overrides(tmp_path) | {f"{ACTOR}.moe_aux_loss_coeff": 0.01},
+    )
+    assert refused(config) == [
+        f"{ACTOR}.moe_aux_loss_coeff=0.01 needs a model with experts; 0 is legal"
+    ]
 
 
 def test_expert_sizes_of_a_dense_model_are_refused_each_with_its_key(

@@ -117,6 +117,7 @@ def test_a_dry_run_of_the_7b_configuration_prints_its_numbers_and_starts_nothing
         "sequences per step": "256 (8 a prompt)",
         "sequences per update": "256",
         "sequences per update and replica": "128",
+        "micro-batch": "2 sequence(s), packed",
         "updates per step": "1 (1 epoch(s))",
         "steps": "1000",
         "updates in all": "1000",

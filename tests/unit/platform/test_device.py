@@ -75,6 +75,33 @@ def test_every_worker_keeps_the_engine_in_its_process_and_reports_to_nobody(kind
     assert environment.items() >= dict(platform.environment).items()
 
 
+@pytest.mark.parametrize(
+    ("kind", "wanted"),
+    [
+        (
+            "npu",
+            {
+                "HCCL_DETERMINISTIC": "true",
+                "LCCL_DETERMINISTIC": "1",
+                "CLOSE_MATMUL_K_SHIFT": "1",
+                "ATB_MATMUL_SHUFFLE_K_ENABLE": "0",
+                "ATB_LLM_LCOC_ENABLE": "0",
+            },
+        ),
+        ("gpu", {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring"}),
+        ("cpu", {}),
+    ],
+)
+def test_a_deterministic_worker_has_these_variables_besides_and_no_other_worker_has_any(
+    kind: str, wanted: dict[str, str]
+) -> None:
+    platform = next(platform for platform in PLATFORMS.values() if platform.kind == kind)
+    usual = platform.worker_environment(workers=1, one_machine=True)
+    assert not usual.keys() & wanted.keys()
+    found = platform.worker_environment(workers=1, one_machine=True, deterministic=True)
+    assert found == usual | wanted
+
+
 def test_a_platform_is_data_that_nobody_changes() -> None:
     with pytest.raises(FrozenInstanceError):
         PLATFORMS["cpu"].kind = "npu"  # type: ignore[misc]

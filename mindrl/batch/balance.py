@@ -1,0 +1,176 @@
+"""How sequences are dealt: to ranks, so that they finish together, and to micro-batches.
+
+Pure functions of lengths and costs. Imports no torch.
+"""
+
+from bisect import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heapreplace
+
+Group = tuple[float, tuple[int, ...]]
+"""A sum of costs and the indices that it is made of."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatching:
+    """How the sequences of a rank are cut into micro-batches."""
+
+    sequences: int
+    """Sequences of a micro-batch; has no meaning where `tokens` is set."""
+    tokens: int | None = None
+    """Most tokens of a micro-batch; each micro-batch then has as many sequences as fit."""
+
+    def cut(self, lengths: Sequence[int]) -> list[list[int]]:
+        """Return the indices of each micro-batch.
+
+        Args:
+            lengths: Tokens of each sequence.
+
+        Raises:
+            ValueError: A sequence is longer than `tokens`.
+        """
+        if self.tokens is not None:
+            return cut_by_tokens(lengths, self.tokens)
+        indices = list(range(len(lengths)))
+        return [indices[at : at + self.sequences] for at in indices[:: self.sequences]]
+
+
+def cut_by_tokens(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Return groups of indices whose lengths add to at most `budget` tokens, few and balanced.
+
+    First-fit decreasing says how many groups there are: at most 11/9 of the fewest possible, and
+    one. They are balanced where that keeps the budget; otherwise they are those of first fit.
+
+    Args:
+        lengths: Tokens of each sequence.
+        budget: Most tokens of a group.
+
+    Raises:
+        ValueError: A sequence is longer than the budget.
+    """
+    if max(lengths, default=0) > budget:
+        raise ValueError(f"a sequence of {max(lengths)} tokens is over the budget of {budget}")
+    fitted = _first_fit(lengths, budget)
+    if not fitted:
+        return []
+    balanced = partition(lengths, len(fitted))
+    fits = all(sum(lengths[index] for index in group) <= budget for group in balanced)
+    return balanced if fits else _in_order(fitted)
+
+
+def partition(costs: Sequence[float], parts: int) -> list[list[int]]:
+    """Deal the indices of `costs` to `parts` groups whose largest sum is small.
+
+    Karmarkar and Karp's largest differencing, then swaps between the largest and the smallest
+    group. The largest and the smallest sum differ by at most the largest cost, and no group is
+    empty where there are as many costs as groups.
+
+    Args:
+        costs: Not negative.
+        parts: Number of groups, 1 or more.
+
+    Returns:
+        The groups, by their first index; the indices of each ascend. The same for equal input.
+    """
+    assert parts >= 1, "there is no way to deal to nobody"
+    groups = [list(indices) for _, indices in _differencing(costs, parts)]
+    groups += [[] for _ in range(parts - len(groups))]
+    _swap(groups, costs)
+    return _in_order(groups)
+
+
+def sequence_costs(lengths: Sequence[int], *, linear: float, quadratic: float) -> list[float]:
+    """Return the cost of each sequence: `linear * T + quadratic * T**2` for T tokens.
+
+    Args:
+        lengths: Tokens of each sequence.
+        linear: Floating-point operations of a token, or any unit that both share.
+        quadratic: The same of a square token: what attention adds.
+    """
+    return [linear * length + quadratic * length**2 for length in lengths]
+
+
+def _first_fit(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Put each sequence, longest first, into the first group that has room for it."""
+    room: list[int] = []
+    groups: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        length = lengths[index]
+        at = next((at for at, left in enumerate(room) if left >= length), len(room))
+        if at == len(room):
+            room.append(budget)
+            groups.append([])
+        room[at] -= length
+        groups[at].append(index)
+    return groups
+
+
+def _differencing(costs: Sequence[float], parts: int) -> list[Group]:
+    """Join the two least balanced divisions until one is left.
+
+    A division is a list of groups that are not empty, largest sum first. Joined with the largest
+    groups of one to the smallest of the other, two divisions are as balanced as the worse of them.
+    """
+    # No two divisions have their least index in common, so divisions are never compared.
+    alone: list[list[Group]] = [[(cost, (at,))] for at, cost in enumerate(costs)]
+    heap = [(_spread(division, parts), at, division) for at, division in enumerate(alone)]
+    heapify(heap)
+    while len(heap) > 1:
+        _, first_index, first = heappop(heap)
+        _, second_index, second = heap[0]
+        joined = _joined(first, second, parts)
+        least = min(first_index, second_index)
+        heapreplace(heap, (_spread(joined, parts), least, joined))
+    return heap[0][2] if heap else []
+
+
+def _joined(first: list[Group], second: list[Group], parts: int) -> list[Group]:
+    first_alone, second_alone = max(0, parts - len(second)), max(0, parts - len(first))
+    pairs = zip(first[first_alone:], reversed(second[second_alone:]), strict=True)
+    groups = first[:first_alone] + second[:second_alone]
+    groups += [(one + other, ones + others) for (one, ones), (other, others) in pairs]
+    return sorted(groups, key=lambda group: -group[0])
+
+
+def _spread(groups: list[Group], parts: int) -> float:
+    """Return the smallest sum minus the largest: the least balanced division sorts first."""
+    smallest = groups[-1][0] if len(groups) == parts else 0.0
+    return smallest - groups[0][0]
+
+
+def _swap(groups: list[list[int]], costs: Sequence[float]) -> None:
+    """Let the largest and the smallest group trade while that brings them nearer."""
+    sums = [sum(costs[index] for index in group) for group in groups]
+    # The bound is for sums that differ by rounding only, which could trade for ever.
+    for _ in range(4 * len(groups)):
+        large, small = sums.index(max(sums)), sums.index(min(sums))
+        trade = _best_trade(groups[large], groups[small], costs, sums[large] - sums[small])
+        if trade is None:
+            return
+        given, taken = trade
+        groups[large] = [index for index in groups[large] if index != given] + taken
+        groups[small] = [index for index in groups[small] if index not in taken] + [given]
+        for at in (large, small):
+            sums[at] = sum(costs[index] for index in groups[at])
+
+
+def _best_trade(
+    large: list[int], small: list[int], costs: Sequence[float], gap: float
+) -> tuple[int, list[int]] | None:
+    """Return the index to give and what to take for it that come nearest to half the gap."""
+    offers = sorted((costs[index], index) for index in small)
+    best, found = gap / 2, None
+    for given in sorted(large):
+        at = bisect(offers, (costs[given] - gap / 2, -1))
+        choices = [(cost, [index]) for cost, index in offers[max(0, at - 1) : at + 1]]
+        for cost, taken in [(0.0, []), *choices]:
+            distance = abs(costs[given] - cost - gap / 2)
+            if distance < best:
+                best, found = distance, (given, taken)
+    return found
+
+
+def _in_order(groups: list[list[int]]) -> list[list[int]]:
+    """Sort each group, and the groups by their first index; the empty ones come last."""
+    return sorted((sorted(group) for group in groups), key=lambda group: (not group, group))

@@ -1,0 +1,172 @@
+"""Causal attention inside each sequence of a pack, by the kernel of each kind of device.
+
+The kernels are told where sequences begin, and so never see a pad token and never multiply by a
+mask of all tokens with all tokens. They come with torch and torch_npu: none needs Transformer
+Engine.
+
+Shapes: T packed tokens, N query heads, M key-value heads (N is a multiple), D width of a query
+or key head. The heads of values may have another width (multi-head latent attention).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from mindrl.platform.device import DeviceKind
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packing:
+    """Where the sequences of a pack lie."""
+
+    starts: tuple[int, ...]
+    """First token of each of B sequences, and the end of the last: B + 1 numbers from 0 to T."""
+    longest: int
+    """Tokens of the longest sequence."""
+    cumulative: Tensor
+    """`starts` as int32 on the device."""
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each sequence."""
+        bounds = zip(self.starts[:-1], self.starts[1:], strict=True)
+        return [stop - start for start, stop in bounds]
+
+
+Kernel = Callable[[Tensor, Tensor, Tensor, Packing, float | None], Tensor]
+"""(query_TND, key_TMD, value_TMD, packing, scale) -> [T, N, width of a value head].
+
+A token attends to itself and to those before it in its sequence. The scale of the scores is
+1 / sqrt(D) where it is None.
+"""
+
+
+def attention_kernel(kind: DeviceKind) -> Kernel:
+    """Return the kernel of a kind of device."""
+    match kind:
+        case "npu":
+            return fused_attention
+        case "gpu":
+            return flash_attention
+        case "cpu":
+            return torch_attention
+
+
+def torch_attention(
+    query_TND: Tensor, key_TMD: Tensor, value_TMD: Tensor, packing: Packing, scale: float | None
+) -> Tensor:
+    """Attend by torch's kernel of dense batches: sequence by sequence, or all where equally long.
+
+    Any device and any floating type.
+    """
+    lengths, heads = packing.lengths, (query_TND, key_TMD, value_TMD)
+    if len(set(lengths)) == 1:
+        query, key, value = (t.reshape(len(lengths), -1, *t.shape[1:]) for t in heads)
+        return _dense_attention(query, key, value, scale).flatten(0, 1)
+    sequences = zip(*(torch.split(t, lengths) for t in heads), strict=True)
+    mixed = [
+        _dense_attention(query[None], key[None], value[None], scale)[0]
+        for query, key, value in sequences
+    ]
+    return torch.cat(mixed)
+
+
+def flash_attention(
+    query_TND: Tensor, key_TMD: Tensor, value_TMD: Tensor, packing: Packing, scale: float | None
+) -> Tensor:
+    """Attend by torch's flash attention for packs, on CUDA.
+
+    Read in torch 2.13.0, `torch.nn.attention.varlen`: bfloat16 and float16 only, one width of all
+    heads, a multiple of 8 and at most 256. Other types take `torch_attention`. The gradient is the
+    same to the bit every time under `deterministic_gradients` only.
+    """
+    if query_TND.dtype not in (torch.bfloat16, torch.float16):
+        return torch_attention(query_TND, key_TMD, value_TMD, packing, scale)
+    varlen_attn = import_module("torch.nn.attention.varlen").varlen_attn
+    query, key, value = _of_one_width(query_TND, key_TMD, value_TMD, multiple=8)
+    mixed: Tensor = varlen_attn(
+        query,
+        key,
+        value,
+        packing.cumulative,
+        packing.cumulative,
+        packing.longest,
+        packing.longest,
+        scale=_scale(query_TND, scale),
+        # As many tokens before a token as there are, none behind it.
+        window_size=(-1, 0),
+        enable_gqa=query.size(1) != key.size(1),
+    )
+    return mixed[..., : value_TMD.size(-1)]
+
+
+def fused_attention(
+    query_TND: Tensor, key_TMD: Tensor, value_TMD: Tensor, packing: Packing, scale: float | None
+) -> Tensor:
+    """Attend by Ascend's fused kernel, on an NPU.
+
+    Read in torch_npu 2.10.0.post4 (`_op_plugin_docs.py`, `npu_native_functions_by_codegen.yaml`)
+    and in MindSpeed core_r0.16.0, not run: bfloat16, float16 and float32, keys and values of one
+    shape, a width of at most 768, at most 1024 sequences in layout "TND".
+    """
+    torch_npu = import_module("torch_npu")
+    query, key, value = _of_one_width(query_TND, key_TMD, value_TMD, multiple=1)
+    ends = list(packing.starts[1:])
+    mixed: Tensor = torch_npu.npu_fusion_attention(
+        query,
+        key,
+        value,
+        query.size(1),
+        "TND",
+        atten_mask=_hidden_from(query.device),
+        scale=_scale(query_TND, scale),
+        keep_prob=1.0,
+        actual_seq_qlen=ends,
+        actual_seq_kvlen=ends,
+        # Causal from the lower right corner, with a mask that is compressed to 2048 tokens.
+        sparse_mode=3,
+    )[0]
+    return mixed[..., : value_TMD.size(-1)]
+
+
+def _dense_attention(
+    query_BTND: Tensor, key_BTMD: Tensor, value_BTMD: Tensor, scale: float | None
+) -> Tensor:
+    # Of heads of two widths torch would write down the scores of all tokens with all tokens.
+    heads = _of_one_width(query_BTND, key_BTMD, value_BTMD, multiple=1)
+    query, key, value = (tensor.transpose(1, 2) for tensor in heads)
+    mixed_BNTD = functional.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        is_causal=True,
+        scale=_scale(query_BTND, scale),
+        enable_gqa=query.size(1) != key.size(1),
+    )
+    return mixed_BNTD.transpose(1, 2)[..., : value_BTMD.size(-1)]
+
+
+def _scale(query: Tensor, scale: float | None) -> float:
+    """Return the scale of heads that may be padded from now on."""
+    return query.size(-1) ** -0.5 if scale is None else scale
+
+
+def _of_one_width(*heads: Tensor, multiple: int) -> list[Tensor]:
+    """Pad heads with zeros, which change no score; those of values are cut off again."""
+    width = max(tensor.size(-1) for tensor in heads)
+    width += -width % multiple
+    return [
+        tensor if tensor.size(-1) == width else functional.pad(tensor, (0, width - tensor.size(-1)))
+        for tensor in heads
+    ]
+
+
+@cache
+def _hidden_from(device: torch.device) -> Tensor:
+    """Return the mask that every call shares, 4 MiB: True where the key comes after the query."""
+    return torch.ones(2048, 2048, dtype=torch.bool, device=device).triu(diagonal=1)

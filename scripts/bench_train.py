@@ -1,0 +1,333 @@
+"""Measure the training side: packs, balance, memory of the log-probs, recomputation.
+
+    python scripts/bench_train.py [--only packing] [--repeats 3] [--quick] [--json results.json]
+
+packing     updates of a model of 4 layers on a long-tailed batch, packed and padded in turn: useful
+            tokens per second (those of the sequences), tokens that went through the network, and
+            how far the gradient is from that of the first row
+balance     modelled work of the busiest of several replicas over the mean of all, sequences dealt
+            in order and by Karmarkar and Karp's method
+memory      log-probs of 4,096 tokens over a vocabulary of 151,936: peak of extra memory over the
+            float32 logits of one chunk
+recompute   updates with recomputation of nothing, of attention and of whole layers, in turn
+
+One process on one core, torch on CPU. Every comparison is made inside one run. Seconds of updates
+are the processor's: other programs on the machine count little.
+"""
+
+import argparse
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from mindrl.batch.balance import MicroBatching, partition, sequence_costs
+from mindrl.models.cost import forward_cost
+from mindrl.models.description import ModelDescription
+from mindrl.platform.device import PLATFORMS, prepare_process
+
+Result = dict[str, Any]
+
+QWEN_7B = ModelDescription(
+    model_type="qwen2",
+    num_hidden_layers=28,
+    hidden_size=3584,
+    intermediate_size=18944,
+    num_attention_heads=28,
+    num_key_value_heads=4,
+    head_dim=128,
+    vocab_size=152_064,
+    rms_norm_eps=1e-6,
+    rope_theta=1e6,
+    max_position_embeddings=32_768,
+    tie_word_embeddings=False,
+    attention_bias=True,
+)
+
+SHORTEST = 24
+CONSOLE = Console(width=110, highlight=False)
+
+
+def long_tail(count: int, longest: int, seed: int) -> list[int]:
+    """Draw lengths with a mean of 30 % of the longest: log-normal, cut at the longest."""
+    draw = random.Random(seed)
+    shape = sorted(math.exp(draw.gauss(0.0, 1.0)) for _ in range(count))
+
+    def lengths(scale: float) -> list[int]:
+        return [min(longest, max(SHORTEST, round(scale * value))) for value in shape]
+
+    low, high = 0.0, float(longest)
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (
+            (middle, high) if sum(lengths(middle)) < 0.3 * count * longest else (low, middle)
+        )
+    found = lengths(high)
+    found[-1] = longest
+    draw.shuffle(found)
+    return found
+
+
+def training_runs() -> Any:
+    """Make this process ready for Megatron and import what runs in it."""
+    # Of what Megatron would rather have and of what it will call otherwise one day.
+    warnings.simplefilter("ignore")
+    cpu = PLATFORMS["cpu"]
+    # Nothing is rolled out here, so vLLM is left alone.
+    prepare_process(
+        replace(cpu, patches=tuple(name for name in cpu.patches if name.startswith("megatron")))
+    )
+    return import_module("train_runs")
+
+
+def measure_packing(arguments: argparse.Namespace) -> Result:
+    """Update with micro-batches by count and by tokens, packed and padded."""
+    runs = training_runs()
+    longest = 64 if arguments.quick else 256
+    lengths = long_tail(8 if arguments.quick else 32, longest, seed=4)
+    cuts = {f"{size} sequences": MicroBatching(sequences=size) for size in (1, 2, 4, 8)}
+    budgets = {
+        f"{n * longest} tokens": MicroBatching(sequences=1, tokens=n * longest) for n in (1, 4)
+    }
+    ways = {
+        f"{name}, {'packed' if packed else 'padded'}": runs.Way(micro_batching=cut, packed=packed)
+        for name, cut in (cuts | budgets).items()
+        for packed in (False, True)
+    }
+
+    def run(folder: str) -> Result:
+        trainer = runs.Trainer(folder, runs.batch(lengths), runs.Recompute())
+        return runs.compare({"": trainer}, ways, arguments.repeats)  # type: ignore[no-any-return]
+
+    return {"lengths": lengths, "ways": runs.with_model(run)}
+
+
+def show_packing(result: Result) -> None:
+    """Print a table of pairs."""
+    lengths, ways = result["lengths"], result["ways"]
+    CONSOLE.print(describe(lengths))
+    table = Table(title="packed and padded updates, one core, float32, median")
+    for column in (
+        "micro-batch",
+        "",
+        "passes",
+        "tokens in",
+        "seconds",
+        "useful tokens/s",
+        "packed",
+    ):
+        table.add_column(column, justify="left" if column in ("micro-batch", "") else "right")
+    for name, way in ways.items():
+        cut, kind = name.split(", ")
+        other = ways[f"{cut}, padded"]["seconds"]
+        table.add_row(
+            cut if kind == "padded" else "",
+            kind,
+            str(way["passes"]),
+            str(way["tokens"]),
+            f"{way['seconds']:.2f}",
+            f"{sum(lengths) / way['seconds']:.0f}",
+            f"{other / way['seconds']:.2f} x" if kind == "packed" else "",
+        )
+    CONSOLE.print(table)
+    show_agreement(ways)
+
+
+def show_agreement(ways: Result) -> None:
+    """Print how far apart the gradients are; every cut must give the same."""
+    norms = max(way["norm_difference"] for way in ways.values())
+    gradients = max(way["gradient_difference"] for way in ways.values())
+    CONSOLE.print(
+        f"gradient norm {next(iter(ways.values()))['norm']:.6f}; largest relative difference: "
+        f"norms {norms:.1e}, gradients {gradients:.1e}\n"
+    )
+    # Sums of a few thousand float32 numbers in another order.
+    assert max(norms, gradients) < 1e-5, ways
+
+
+def describe(lengths: list[int]) -> str:
+    """Say how long sequences are, with a histogram of eighths of the longest."""
+    longest = max(lengths)
+    bins = [0] * 8
+    for length in lengths:
+        bins[(length - 1) * 8 // longest] += 1
+    mean = sum(lengths) / len(lengths)
+    return (
+        f"{len(lengths)} sequences, mean {mean:.0f} tokens, longest {longest} "
+        f"(mean {mean / longest:.0%} of it); by eighths of it: {' '.join(map(str, bins))}"
+    )
+
+
+def measure_balance(arguments: argparse.Namespace) -> Result:
+    """Deal batches to replicas; the mean over some draws of busiest over mean."""
+    linear, quadratic = forward_cost(QWEN_7B)
+    draws = [long_tail(256, 16_384, seed) for seed in range(2 if arguments.quick else 20)]
+    results: Result = {"lengths": draws[0], "spread": {}}
+    for replicas in (2, 4, 8):
+        spreads: dict[str, list[float]] = {"in order": [], "balanced": []}
+        for lengths in draws:
+            costs = sequence_costs(lengths, linear=linear, quadratic=quadratic)
+            share = len(costs) // replicas
+            in_order = [list(range(at, at + share)) for at in range(0, len(costs), share)]
+            for name, groups in (("in order", in_order), ("balanced", partition(costs, replicas))):
+                work = [sum(costs[index] for index in group) for group in groups]
+                spreads[name].append(max(work) * replicas / sum(work))
+        results["spread"][replicas] = {
+            name: {"mean": sum(found) / len(found), "worst": max(found)}
+            for name, found in spreads.items()
+        }
+    return results
+
+
+def show_balance(result: Result) -> None:
+    """Print a table."""
+    CONSOLE.print(f"first draw: {describe(result['lengths'])}")
+    table = Table(
+        title="work of the busiest replica over the mean, Qwen2.5-7B: mean of draws (worst)"
+    )
+    for column in ("replicas", "in order", "balanced"):
+        table.add_column(column, justify="right")
+    for replicas, spread in result["spread"].items():
+        cells = [
+            f"{spread[name]['mean']:.4f} ({spread[name]['worst']:.4f})"
+            for name in ("in order", "balanced")
+        ]
+        table.add_row(str(replicas), *cells)
+    CONSOLE.print(table)
+
+
+def measure_memory(arguments: argparse.Namespace) -> Result:
+    """Start a process that holds nothing else and hands back what it freed at once."""
+    sizes = ["--tokens", "256", "--vocabulary", "20000", "--chunks", "64", "128"]
+    output = subprocess.run(
+        [
+            sys.executable,
+            str(Path(__file__).with_name("logprob_memory.py")),
+            *(sizes if arguments.quick else []),
+        ],
+        env=os.environ
+        | {
+            "MALLOC_MMAP_THRESHOLD_": "65536",
+            # Larger pages take a third of the time; sizes grow by 2 MiB at most.
+            "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+            "KINETO_LOG_LEVEL": "6",
+        },
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    return {"runs": json.loads(output.splitlines()[-1])}
+
+
+def show_memory(result: Result) -> None:
+    """Print a table; no way of chunks may need two of them."""
+    table = Table(title="log-probs, hidden size 64: peak of extra memory")
+    columns = (
+        "weight",
+        "chunk",
+        "gradients",
+        "seconds",
+        "resident",
+        "of a chunk",
+        "allocated",
+        "off",
+    )
+    for column in columns:
+        table.add_column(column, justify="left" if column == "weight" else "right")
+    for run in result["runs"]:
+        chunk = run["chunk_bytes"]
+        table.add_row(
+            run["dtype"],
+            "all at once" if run["whole"] else str(run["chunk"]),
+            "yes" if run["backward"] else "no",
+            f"{run['seconds']:.2f}",
+            f"{run['resident'] / 1e6:.0f} MB",
+            f"{run['resident'] / chunk:.2f}",
+            f"{run['allocated'] / chunk:.2f}",
+            " ".join(f"{difference:.0e}" for difference in run["difference"]),
+        )
+        assert run["whole"] or max(run["resident"], run["allocated"]) < 2 * chunk, run
+    CONSOLE.print(table)
+    CONSOLE.print(
+        "off: relative, of log-probs and gradients (hidden states, weight) to all at once\n"
+    )
+
+
+def measure_recompute(arguments: argparse.Namespace) -> Result:
+    """Update with three models that differ in what they keep."""
+    runs = training_runs()
+    lengths = long_tail(8 if arguments.quick else 32, 64 if arguments.quick else 256, seed=4)
+    way = runs.Way(micro_batching=MicroBatching(sequences=8), packed=True)
+
+    def run(folder: str) -> Result:
+        trainers = {
+            name: runs.Trainer(folder, runs.batch(lengths), recompute)
+            for name, recompute in runs.RECOMPUTED.items()
+        }
+        results: Result = runs.compare(trainers, {"": way}, arguments.repeats)
+        for name, trainer in trainers.items():
+            results[name]["peak"] = trainer.peak(way)
+        return results
+
+    return {"ways": runs.with_model(run)}
+
+
+def show_recompute(result: Result) -> None:
+    """Print a table."""
+    ways = result["ways"]
+    table = Table(title="updates of 8 packed sequences a pass")
+    for column in ("recomputed", "seconds", "of none", "allocated at most"):
+        table.add_column(column, justify="left" if column == "recomputed" else "right")
+    for name, way in ways.items():
+        ratio = way["seconds"] / ways["none"]["seconds"]
+        table.add_row(
+            name, f"{way['seconds']:.2f}", f"{ratio:.2f} x", f"{way['peak'] / 1e6:.0f} MB"
+        )
+    CONSOLE.print(table)
+    show_agreement(ways)
+
+
+PARTS: dict[str, tuple[Callable[[argparse.Namespace], Result], Callable[[Result], None]]] = {
+    "packing": (measure_packing, show_packing),
+    "balance": (measure_balance, show_balance),
+    "memory": (measure_memory, show_memory),
+    "recompute": (measure_recompute, show_recompute),
+}
+
+
+def main() -> int:
+    """Measure the parts that are asked for and print each as it is done."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--repeats", type=int, default=3, help="updates of each way")
+    parser.add_argument("--quick", action="store_true", help="small sizes: seconds, and no claims")
+    parser.add_argument(
+        "--only", choices=PARTS, nargs="+", default=list(PARTS), help="parts to run"
+    )
+    parser.add_argument("--json", type=Path, help="write the numbers there too")
+    arguments = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    results = {}
+    for name in arguments.only:
+        measure, show = PARTS[name]
+        results[name] = measure(arguments)
+        show(results[name])
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

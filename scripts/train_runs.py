@@ -1,0 +1,194 @@
+"""The trained models of scripts/bench_train.py. Imported in a process that Megatron can live in."""
+
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from logprob_memory import allocated
+from megatron.core import parallel_state
+from safetensors.torch import save_file
+from torch import Tensor
+from torch._C._distributed_c10d import HashStore
+from torch.profiler import ProfilerActivity, profile
+
+from mindrl.algorithms.grpo import GrpoLoss
+from mindrl.algorithms.token_weights import token_mean_weights
+from mindrl.allocation.layout import TrainLayout
+from mindrl.allocation.regions import TrainRegion
+from mindrl.batch.balance import MicroBatching
+from mindrl.batch.experience import Minibatch
+from mindrl.models.decoder import logical_shapes
+from mindrl.models.description import read_description
+from mindrl.platform.attention import attention_kernel
+from mindrl.training.actor import TrainedModel
+from mindrl.training.model import ModelSettings, Recompute
+from mindrl.training.optimizer import OptimizerSettings
+from mindrl.training.parallel import initialise_model_parallel
+from mindrl.training.scoring import ScoringModel
+
+PROMPT = 16
+
+MODEL = {
+    "model_type": "qwen2",
+    "architectures": ["Qwen2ForCausalLM"],
+    "num_hidden_layers": 4,
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 8192,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 1024,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}
+"""4.5 million weights in the layers, 2 million in the head."""
+
+RECOMPUTED = {
+    "none": Recompute(),
+    "selective": Recompute(granularity="selective"),
+    "full": Recompute(granularity="full", method="uniform", num_layers=1),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """How a batch is cut and laid out."""
+
+    micro_batching: MicroBatching
+    packed: bool
+
+
+class Trainer:
+    """A model of 4 layers and the batch that it is to learn from."""
+
+    def __init__(self, folder: str, minibatch: Minibatch, recompute: Recompute) -> None:
+        """Build it; its learning rate is 0, so that every update begins with the same weights."""
+        settings = ModelSettings(
+            layout=TrainLayout(),
+            seq_length=minibatch.tokens_BT.size(1),
+            bf16=False,
+            sequence_parallel=False,
+            device_type="cpu",
+            attention=attention_kernel("cpu"),
+            recompute=recompute,
+        )
+        self.scoring = ScoringModel(folder, settings, temperature=1.0)
+        optimizer = OptimizerSettings(
+            lr=0.0,
+            min_lr=0.0,
+            lr_decay_style="constant",
+            warmup_updates=0,
+            total_updates=1,
+            weight_decay=0.0,
+            clip_grad=1.0,
+            adam_beta1=0.9,
+            adam_beta2=0.95,
+            adam_eps=1e-8,
+            bf16=False,
+            use_distributed_optimizer=True,
+        )
+        loss = GrpoLoss(clip_low=0.2, clip_high=0.2, kl_kind="k3", kl_coef=0.0, entropy_coef=0.01)
+        self.model = TrainedModel(self.scoring, optimizer, loss)
+        old = self.scoring.compute_log_prob(minibatch, MicroBatching(sequences=4))
+        assert old is not None
+        self.minibatch = replace(minibatch, old_logprobs_BT=old.logprobs_BT)
+
+    def update(self, way: Way) -> tuple[float, float, Tensor]:
+        """Return processor seconds, the norm that the metrics say, and the gradient."""
+        settings = self.scoring.settings
+        self.scoring.settings = replace(settings, removes_padding=way.packed)
+        start = time.process_time()
+        metrics = self.model.update(self.minibatch, way.micro_batching)
+        seconds = time.process_time() - start
+        gradient = [part.flatten().clone() for part in self.model.tensors(TrainRegion.GRADIENTS)]
+        return seconds, metrics["grad_norm"], torch.cat(gradient)
+
+    def peak(self, way: Way) -> int:
+        """Return the most bytes that an update has allocated at a time."""
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            self.model.update(self.minibatch, way.micro_batching)
+        return allocated(profiler)
+
+    def work(self, way: Way) -> tuple[int, int]:
+        """Return the passes of an update and the tokens that go through the network."""
+        parts = way.micro_batching.cut(self.minibatch.lengths_B.tolist())
+        self.scoring.settings = replace(self.scoring.settings, removes_padding=way.packed)
+        packs = self.scoring.packs([self.minibatch.rows(torch.tensor(rows)) for rows in parts])
+        return len(packs), sum(pack.tokens_1S.size(1) for pack in packs)
+
+
+def batch(lengths: Sequence[int]) -> Minibatch:
+    """Make sequences of random tokens; all but the first are responses."""
+    generator = torch.Generator().manual_seed(2)
+    B, T = len(lengths), max(lengths)
+    lengths_B = torch.tensor(lengths)
+    inside_BT = torch.arange(T) < lengths_B[:, None]
+    response_BT = inside_BT & (torch.arange(T) >= PROMPT)
+    tokens_BT = torch.randint(0, 8192, (B, T), generator=generator) * inside_BT
+    return Minibatch(
+        tokens_BT=tokens_BT,
+        lengths_B=lengths_B,
+        response_mask_BT=response_BT,
+        old_logprobs_BT=torch.zeros(B, T),
+        advantages_BT=torch.randn(B, 1, generator=generator).expand(B, T).contiguous(),
+        token_weights_BT=token_mean_weights(response_BT),
+        ref_logprobs_BT=None,
+    )
+
+
+def with_model(run: Callable[[str], dict[str, object]]) -> dict[str, object]:
+    """Give a folder of random weights to a function, in a group of one process."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    initialise_model_parallel(TrainLayout(), seed=1)
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
+        generator = torch.Generator().manual_seed(3)
+        weights = {
+            name: torch.randn(shape, generator=generator) * 0.05 + ("norm" in name)
+            for name, shape in logical_shapes(read_description(folder)).items()
+        }
+        save_file(weights, f"{folder}/model.safetensors", metadata={"format": "pt"})
+        results = run(folder)
+    parallel_state.destroy_model_parallel()
+    dist.destroy_process_group()
+    return results
+
+
+def compare(
+    trainers: Mapping[str, Trainer], ways: Mapping[str, Way], repeats: int
+) -> dict[str, dict[str, float]]:
+    """Run all ways with all trainers in turn, `repeats` times; returns the figures of each.
+
+    Differences are relative, to the first way of the first trainer: of the norms that the metrics
+    say, and the norm of the gradients' difference.
+    """
+    names = {f"{trainer}{way}": (trainer, way) for trainer in trainers for way in ways}
+    found: dict[str, list[tuple[float, float, Tensor]]] = {name: [] for name in names}
+    trainers[next(iter(trainers))].update(ways[next(iter(ways))])
+    for _ in range(repeats):
+        for name, (trainer, way) in names.items():
+            found[name].append(trainers[trainer].update(ways[way]))
+    _, norm, gradient = next(iter(found.values()))[0]
+    results: dict[str, dict[str, float]] = {}
+    for name, (trainer, way) in names.items():
+        passes, tokens = trainers[trainer].work(ways[way])
+        results[name] = {
+            "seconds": statistics.median(seconds for seconds, _, _ in found[name]),
+            "passes": passes,
+            "tokens": tokens,
+            "norm": norm,
+            "norm_difference": max(abs(other / norm - 1) for _, other, _ in found[name]),
+            "gradient_difference": max(
+                float((other - gradient).norm() / gradient.norm()) for _, _, other in found[name]
+            ),
+        }
+    return results

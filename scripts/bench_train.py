@@ -97,14 +97,14 @@ def measure_packing(arguments: argparse.Namespace) -> Result:
     longest = 64 if arguments.quick else 256
     lengths = long_tail(8 if arguments.quick else 32, longest, seed=4)
     cuts = {f"{size} sequences": MicroBatching(sequences=size) for size in (1, 2, 4, 8)}
-    budgets = {
-        f"{n * longest} tokens": MicroBatching(sequences=1, tokens=n * longest) for n in (1, 4)
-    }
     ways = {
         f"{name}, {'packed' if packed else 'padded'}": runs.Way(micro_batching=cut, packed=packed)
-        for name, cut in (cuts | budgets).items()
+        for name, cut in cuts.items()
         for packed in (False, True)
     }
+    for budget in (longest, 2 * longest, 4 * longest):
+        cut = MicroBatching(sequences=1, tokens=budget)
+        ways[f"{budget} tokens, packed"] = runs.Way(micro_batching=cut, packed=True)
 
     def run(folder: str) -> Result:
         trainer = runs.Trainer(folder, runs.batch(lengths), runs.Recompute())
@@ -130,15 +130,16 @@ def show_packing(result: Result) -> None:
         table.add_column(column, justify="left" if column in ("micro-batch", "") else "right")
     for name, way in ways.items():
         cut, kind = name.split(", ")
-        other = ways[f"{cut}, padded"]["seconds"]
+        padded = ways.get(f"{cut}, padded")
+        compared = padded is not None and kind == "packed"
         table.add_row(
-            cut if kind == "padded" else "",
+            cut if kind == "padded" or padded is None else "",
             kind,
             str(way["passes"]),
             str(way["tokens"]),
             f"{way['seconds']:.2f}",
             f"{sum(lengths) / way['seconds']:.0f}",
-            f"{other / way['seconds']:.2f} x" if kind == "packed" else "",
+            f"{padded['seconds'] / way['seconds']:.2f} x" if compared else "",
         )
     CONSOLE.print(table)
     show_agreement(ways)

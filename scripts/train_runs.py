@@ -172,23 +172,20 @@ def compare(
     say, and the norm of the gradients' difference.
     """
     names = {f"{trainer}{way}": (trainer, way) for trainer in trainers for way in ways}
-    found: dict[str, list[tuple[float, float, Tensor]]] = {name: [] for name in names}
-    trainers[next(iter(trainers))].update(ways[next(iter(ways))])
-    for _ in range(repeats):
-        for name, (trainer, way) in names.items():
-            found[name].append(trainers[trainer].update(ways[way]))
-    _, norm, gradient = next(iter(found.values()))[0]
+    first = next(iter(names.values()))
+    _, norm, gradient = trainers[first[0]].update(ways[first[1]])
     results: dict[str, dict[str, float]] = {}
-    for name, (trainer, way) in names.items():
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for name, (trainer, way) in [*names.items()] * repeats:
+        took, other_norm, other = trainers[trainer].update(ways[way])
+        seconds[name].append(took)
         passes, tokens = trainers[trainer].work(ways[way])
         results[name] = {
-            "seconds": statistics.median(seconds for seconds, _, _ in found[name]),
+            "seconds": statistics.median(seconds[name]),
             "passes": passes,
             "tokens": tokens,
-            "norm": norm,
-            "norm_difference": max(abs(other / norm - 1) for _, other, _ in found[name]),
-            "gradient_difference": max(
-                float((other - gradient).norm() / gradient.norm()) for _, _, other in found[name]
-            ),
+            "norm": other_norm,
+            "norm_difference": abs(other_norm / norm - 1),
+            "gradient_difference": float((other - gradient).norm() / gradient.norm()),
         }
     return results

@@ -47,7 +47,7 @@ def test_a_page_edited_by_hand_is_found_left_alone_and_then_restored(tmp_path: P
         "| `lr` | number > 0 | `1e-6` | ",
         "| `clip_ratio` | number > 0 and < 1 | `0.2` | ",
         "| `device` | one of `auto`, `npu`, `gpu`, `cpu` | `auto` | ",
-        "| `pipeline_model_parallel_size` | only `1` | `1` | ",
+        "| `infer_pipeline_parallel_size` | only `1` | `1` | ",
         "| `kv_cache_mib` | whole number >= 1, or `null` | `null` | ",
         "| `verifier_weight` | list, each entry a number | `[1.0, 0.1]` | ",
         "| `num_npus` | whole number >= 1 | `1` | ",

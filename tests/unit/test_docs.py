@@ -177,7 +177,7 @@ def literal_metrics() -> set[str]:
     worker = written_out(read("mindrl/workers/integrated_worker.py"), METRIC)
     memory = {name.replace("memory/", "memory/worker_<rank>/") for name in worker}
     journal = written_out(read("mindrl/trainer/journal.py"), METRIC)
-    update = written_out(read("mindrl/training/actor.py"), re.compile("grad_norm|lr"))
+    update = written_out(read("mindrl/training/actor.py"), re.compile("grad_norm|lr|moe_aux_loss"))
     named = {f"update/{name}" for name in update}
     return written_out(trainer, METRIC) | stages | memory | journal | named
 

@@ -157,7 +157,7 @@ def _target_layout(options: argparse.Namespace) -> TrainLayout | None:
 
 
 def _findings(model: ModelDescription, layout: TrainLayout, where: str) -> Iterator[str]:
-    letters = {"tp": "t", "pp": "p", "vpp": "v", "ep": "e", "etp": "t of ffn"}
+    letters = {"tp": "t", "cp": "c", "pp": "p", "vpp": "v", "ep": "e", "etp": "t of ffn"}
     keys = {name: f"{where} {letter}" for name, letter in letters.items()}
     yield from training_findings(model, layout, keys | {"layers_per_chunk": "--layers-per-chunk"})
 

@@ -40,6 +40,7 @@ _TRAINING_KEYS = {
     "pp": "--from p",
     "vpp": "--from v",
     "ep": "--from e",
+    "cp": "--from c",
     "etp": "--from t of ffn",
     "layers_per_chunk": "--layers-per-chunk",
 }

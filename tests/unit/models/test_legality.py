@@ -21,6 +21,7 @@ from mindrl.models.legality import rollout_findings, training_findings
 MODELS = Path(__file__).parents[1] / "data_models"
 TRAINING = {
     "tp": "train.tp",
+    "cp": "train.cp",
     "pp": "train.pp",
     "vpp": "train.vpp",
     "ep": "train.ep",
@@ -77,6 +78,21 @@ def test_key_value_heads_are_cut_or_copied_but_not_both() -> None:
     assert trains(model, tp=6) == [f"train.tp=6 {rest}4, 8"]
     assert trains(model, tp=3) == [f"train.tp=3 {rest}2, 4"]
     assert rolls_out(model, tp=6)[0] == f"infer.tp=6 {rest}4, 8"
+
+
+def test_context_parallel_ranks_share_the_heads_of_a_tensor_parallel_rank() -> None:
+    model = described("qwen2_5_7b")
+    # 28 heads in 4 groups: with tp=2, 14 heads in 2 groups.
+    assert trains(model, cp=4) == trains(model, cp=7, tp=4) == trains(model, tp=2, cp=2) == []
+    assert trains(model, tp=2, cp=4) == [
+        "train.cp=4 must divide the attention heads of a tensor-parallel rank=14; nearest: 2, 7"
+    ]
+    assert trains(model, tp=2, cp=7) == [
+        (
+            "train.cp=7 must divide the key-value heads of a tensor-parallel rank, 2, or be a multiple "
+            "of them; nearest: 2"
+        )
+    ]
 
 
 def test_heads_of_odd_size_may_leave_rows_of_the_fused_qkv_that_16_ranks_cannot_share() -> None:

@@ -250,7 +250,7 @@ def test_bfloat16_in_chunks_is_near_the_plain_sum_in_float32(chunk: int, vocabul
     assert (wide[0] @ wide[1].T).abs().max().item() == pytest.approx(8.0, abs=0.01)
     for ours, torchs in zip(found, expected, strict=True):
         assert ours.dtype == torch.float32
-        # A logit between 4 and 8 is rounded to 8 binary digits, so it is off by up to 2**-6 = 0.016;
+        # A logit of 4 to 8 is rounded to 8 binary digits, so it is off by up to 2**-6 = 0.016;
         # a log-prob by twice as much, an entropy by a little more.
         torch.testing.assert_close(ours, torchs, rtol=0.0, atol=0.04)
     for ours, torchs in zip(gradients(found, *leaves), gradients(expected, *wide), strict=True):

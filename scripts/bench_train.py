@@ -222,7 +222,6 @@ def measure_memory(arguments: argparse.Namespace) -> Result:
             "MALLOC_MMAP_THRESHOLD_": "65536",
             # Larger pages take a third of the time; sizes grow by 2 MiB at most.
             "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
-            "KINETO_LOG_LEVEL": "6",
         },
         check=True,
         capture_output=True,
@@ -320,6 +319,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the numbers there too")
     arguments = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # The profiler tells of its beginning and its end.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     results = {}
     for name in arguments.only:
         measure, show = PARTS[name]

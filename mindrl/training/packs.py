@@ -143,7 +143,8 @@ def _zigzag(starts: Sequence[int], cp: int) -> Tensor | None:
 
 
 def _packed(starts: tuple[int, ...], gathered: Tensor | None, device: str) -> PackedSequences:
-    cumulative = torch.tensor(starts, dtype=torch.int32, device=device)
+    # Megatron turns its bounds into numbers twice a layer: those on a device would be waited for.
+    cumulative = torch.tensor(starts, dtype=torch.int32)
     longest = max(stop - start for start, stop in pairwise(starts))
     return PackedSequences(
         qkv_format="thd",
@@ -151,7 +152,7 @@ def _packed(starts: tuple[int, ...], gathered: Tensor | None, device: str) -> Pa
         cu_seqlens_kv=cumulative,
         max_seqlen_q=longest,
         max_seqlen_kv=longest,
-        packing=Packing(starts=starts, longest=longest, cumulative=cumulative),
+        packing=Packing(starts=starts, longest=longest, cumulative=cumulative.to(device)),
         gathered=None if gathered is None else gathered.to(device),
         natural=None if gathered is None else gathered.argsort().to(device),
     )

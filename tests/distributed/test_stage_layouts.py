@@ -1,4 +1,4 @@
-"""Workers that share layers, or the tokens of a sequence, or unequal batches, against one worker."""
+"""Workers that share layers, tokens of a sequence, or unequal batches, against one worker."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The benchmark of the training side, at sizes of a few seconds. It checks what it measures."""
+"""The parts of the training side's benchmark that need no Megatron, at sizes of seconds."""
 
 import json
 import os
@@ -12,13 +12,13 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_train.py"
 
 
 @pytest.mark.slow
-def test_the_benchmark_runs_and_its_packed_updates_have_the_gradient_of_the_padded_ones(
+def test_log_probs_need_less_than_two_chunks_and_balanced_replicas_are_equal_to_a_thousandth(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "results.json"
-    command = [sys.executable, str(SCRIPT), "--quick", "--repeats", "1", "--json", str(file)]
+    command = [sys.executable, str(SCRIPT), "--quick", "--json", str(file)]
     done = subprocess.run(
-        [*command, "--only", "packing", "balance", "memory"],
+        [*command, "--only", "balance", "memory"],
         capture_output=True,
         text=True,
         check=False,
@@ -27,12 +27,6 @@ def test_the_benchmark_runs_and_its_packed_updates_have_the_gradient_of_the_padd
     assert done.returncode == 0, done.stderr
     results = json.loads(file.read_text("utf-8"))
 
-    lengths, ways = results["packing"]["lengths"], results["packing"]["ways"]
-    assert ways["8 sequences, packed"]["tokens"] == sum(lengths)
-    assert ways["8 sequences, padded"]["tokens"] == 8 * max(lengths)
-    assert ways["2 sequences, packed"]["passes"] == 4
-    # Sums of a thousand float32 numbers, in another order.
-    assert max(way["gradient_difference"] for way in ways.values()) < 1e-5
     for spread in results["balance"]["spread"].values():
         assert 1.0 <= spread["balanced"]["worst"] < 1.001 < spread["in order"]["mean"]
     runs = [run for run in results["memory"]["runs"] if not run["whole"]]

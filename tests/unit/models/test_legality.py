@@ -89,8 +89,8 @@ def test_context_parallel_ranks_share_the_heads_of_a_tensor_parallel_rank() -> N
     ]
     assert trains(model, tp=2, cp=7) == [
         (
-            "train.cp=7 must divide the key-value heads of a tensor-parallel rank, 2, or be a multiple "
-            "of them; nearest: 2"
+            "train.cp=7 must divide the key-value heads of a tensor-parallel rank, 2, or be a "
+            "multiple of them; nearest: 2"
         )
     ]
 

@@ -22,6 +22,21 @@ def edited(model: Path, scratch: Path, name: str, text: str) -> str:
     return f"actor_config.load={copy}"
 
 
+def cut_off(model: Path, scratch: Path) -> str:
+    """Copy a model and cut the last byte off its weights; returns the override that loads it."""
+    copy = scratch / "model"
+    shutil.copytree(model, copy)
+    weights = copy / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    return f"actor_config.load={copy}"
+
+
+def indexed(model: Path, scratch: Path) -> str:
+    """Copy a model and add an index that names another file; returns the override."""
+    index = {"weight_map": {"model.norm.weight": "model-00002-of-00002.safetensors"}}
+    return edited(model, scratch, "model.safetensors.index.json", json.dumps(index))
+
+
 def data(scratch: Path, *lines: str) -> str:
     """Write a data file; returns the override that trains on it."""
     path = scratch / "data.jsonl"
@@ -60,6 +75,37 @@ CASES: dict[str, Case] = {
         lambda model, scratch: [edited(model, scratch, "model.safetensors", "not weights")],
         2,
         ["model.safetensors cannot be read"],
+    ),
+    "weights that are cut off": (
+        lambda model, scratch: [cut_off(model, scratch)],
+        2,
+        ["it is cut off", "the first tensor that is not whole is model.", "safetensors"],
+    ),
+    "a weight file that is missing": (
+        lambda model, scratch: [indexed(model, scratch)],
+        2,
+        ["model-00002-of-00002.safetensors is missing", "the first is model.norm.weight"],
+    ),
+    "a family that is not supported": (
+        lambda model, scratch: [edited(model, scratch, "config.json", '{"model_type": "gpt2"}')],
+        2,
+        ["model_type='gpt2' is not supported; supported: ", "docs/how-to/add-a-model.md"],
+    ),
+    "stages that do not fit the layers": (
+        lambda _model, _scratch: [
+            "actor_config.pipeline_model_parallel_size=2",
+            "actor_config.num_layer_list=[1,5]",
+        ],
+        2,
+        ["actor_config.num_layer_list=1,5 must be 2 numbers of 1 or more that add to num_hidden_"],
+    ),
+    "a token budget below the longest sequence": (
+        lambda _model, _scratch: [
+            "rl_config.use_dynamic_bsz=true",
+            "rl_config.max_packing_token_size=20",
+        ],
+        2,
+        ["rl_config.max_packing_token_size=20 must hold the longest sequence", "56 or more"],
     ),
     "missing data": (
         lambda _model, scratch: [f"megatron_training.data_path={scratch}/none.jsonl"],

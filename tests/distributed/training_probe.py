@@ -3,16 +3,16 @@
 Shapes: B sequences, T positions, N tokens, V the vocabulary.
 """
 
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from assembly import assembled
 from megatron.core import parallel_state
-from megatron.core.transformer.moe import grouped_gemm_util
+from megatron.core.transformer.moe.experts import GroupedMLP
 from torch import Tensor, nn
 from training_messages import Case, Course, OffloadFacts, Trial, Updated, Weights
 
@@ -27,38 +27,44 @@ from mindrl.platform.attention import attention_kernel
 from mindrl.training.actor import TrainedModel
 from mindrl.training.export import ExportedModel
 from mindrl.training.logprobs import Vocabulary, chunked_logprobs
-from mindrl.training.model import (
-    ModelSettings,
-    build_model,
-    transformer_config,
-    unwrap,
-    vocabulary_weight,
-)
+from mindrl.training.model import ModelSettings, unwrap, vocabulary_weight
 from mindrl.training.offload import StorageOffloader
 from mindrl.training.optimizer import OptimizerSettings
-from mindrl.training.packs import Pack, PackRules
+from mindrl.training.packs import Pack
 from mindrl.training.parallel import initialise_model_parallel
 from mindrl.training.passes import run_passes
 from mindrl.training.scoring import ReferenceModel, ScoringModel
-from mindrl.training.weights import check_table, import_weights, local_tensors
+from mindrl.training.weights import import_weights
 
+_GROUPS: set[dist.ProcessGroup] = set()
+"""Those that Megatron made last in this process."""
 Share = TypeVar("Share", bound=Sequences)
 
 
 def build(case: Case) -> ScoringModel:
     """Build the model over all ranks of the group."""
     join(case.layout)
-    return ScoringModel(case.folder, settings(case), temperature=case.temperature)
+    model = ScoringModel(case.folder, settings(case), temperature=case.temperature)
+    for chunk in model.chunks:
+        for module in chunk.modules():
+            if isinstance(module, GroupedMLP):
+                # It asks for bfloat16 before it multiplies whatever it has.
+                module.config = copy(module.config)
+                module.config.bf16 = True
+    return model
 
 
 def join(layout: TrainLayout) -> None:
     """Make Megatron's groups, in place of earlier ones."""
     parallel_state.destroy_model_parallel()
-    # Megatron forgets its groups and leaves their threads: hundreds after a few layouts.
-    for group in list(dist.distributed_c10d._world.pg_map):
-        if group is not dist.group.WORLD:
-            dist.destroy_process_group(group)
+    # Megatron forgets most groups and leaves their threads: hundreds after a few layouts.
+    made = dist.distributed_c10d._world.pg_map
+    for group in _GROUPS & made.keys():
+        dist.destroy_process_group(group)
+    others = set(made)
     initialise_model_parallel(layout, seed=1)
+    _GROUPS.clear()
+    _GROUPS.update(made.keys() - others)
 
 
 def refusal(layout: TrainLayout) -> str:
@@ -124,31 +130,6 @@ def _logits(chunks: list[nn.Module], packs: list[Pack[Sequences]]) -> Tensor:
 
     found = run_passes(chunks, packs, multiply, forward_only=True)
     return found[0] if found else torch.empty(0)
-
-
-def grouped_logits(case: Case, sequences: Sequences) -> Tensor:
-    """Return [B, T, V] of a model whose experts are one of Megatron's `GroupedMLP`."""
-    # Megatron multiplies by a library that needs a GPU; in its place, the definition.
-    grouped_gemm_util.grouped_gemm = grouped_gemm_util.ops = SimpleNamespace(gmm=_multiplied)
-    join(case.layout)
-    model = read_description(case.folder)
-    config = transformer_config(model, settings(case))
-    config.moe_grouped_gemm = config.moe_use_legacy_grouped_gemm = True
-    chunks = build_model(model, config, settings(case))
-    # GroupedMLP asks for bfloat16 before it multiplies whatever it has.
-    config.bf16 = True
-    side = training_side(model, case.layout, dtype="float32", experts="grouped")
-    table = side.table(dist.get_rank())
-    check_table(chunks, table)
-    import_weights(case.folder, local_tensors(chunks, table), table)
-    rules = PackRules(removes_padding=True, cp=1, cp_rank=0, tokens_multiple=1, device_type="cpu")
-    return _logits(chunks, [Pack.of(with_all_asked(sequences), rules)])
-
-
-def _multiplied(rows: Tensor, experts: Tensor, counts: Tensor, *, trans_b: bool) -> Tensor:
-    assert not trans_b
-    parts = zip(rows.split(counts.tolist()), experts, strict=True)
-    return torch.cat([part @ expert for part, expert in parts])
 
 
 def share(case: Case, sequences: Share) -> Share:

@@ -44,13 +44,16 @@ class ActorConfig:
     """Activations that the backward pass makes again: those of attention, or of whole layers. None
     keeps all."""
     recompute_method: Literal["uniform", "block"] | None = None
-    """With `full`: runs of `recompute_num_layers` layers each, or that many single layers of each
-    stage."""
+    """With `full`: runs of `recompute_num_layers` layers each, which must divide the layers of each
+    chunk; or that many single layers of each chunk."""
     recompute_num_layers: PositiveInt | None = None
     """With `full`: see `recompute_method`."""
     moe_aux_loss_coeff: Annotated[float, Field(ge=0.0)] = 0.0
     """Weight of the loss that keeps the experts of a layer equally busy. It looks at one
     micro-batch at a time, so with it the gradient depends on the cut into micro-batches."""
+    moe_grouped_gemm: bool = False
+    """Multiply by all experts of a rank and layer at once, in bfloat16; False takes them one after
+    the other."""
     lr: Annotated[float, Field(gt=0.0)] = 1e-6
     """Peak learning rate."""
     min_lr: Annotated[float, Field(ge=0.0)] = 0.0

@@ -194,6 +194,11 @@ def _choices(config: RunConfig) -> Iterator[str]:
             f"rl_config.verifier_function has {len(rl.verifier_function)}; "
             "each function needs one weight"
         )
+    if actor.moe_grouped_gemm and not config.megatron_training.bf16:
+        yield (
+            "actor_config.moe_grouped_gemm=true needs megatron_training.bf16=true, found false: "
+            "Megatron multiplies grouped experts in bfloat16 only"
+        )
     if actor.min_lr > actor.lr:
         yield f"actor_config.min_lr={actor.min_lr:g} must not be above actor_config.lr={actor.lr:g}"
     if rl.test_freq and config.megatron_training.test_data_path is None:

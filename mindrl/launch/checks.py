@@ -5,7 +5,7 @@ from pathlib import Path
 
 from mindrl.allocation.from_config import rollout_layout, train_layout
 from mindrl.config.run import RunConfig
-from mindrl.config.validate import findings, layout_findings, sequence_limits
+from mindrl.config.validate import findings, layout_findings, must_divide, sequence_limits
 from mindrl.errors import ConfigError, MindrlError
 from mindrl.models.description import ModelDescription, read_description
 from mindrl.models.files import check_files
@@ -142,7 +142,7 @@ def _sizes(config: RunConfig, model: ModelDescription) -> Iterator[str]:
     """Compare both layouts with the model, where the configuration makes any."""
     if layout_findings(config):
         return
-    yield from training_findings(model, train_layout(config), _TRAINING_KEYS)
+    yield from _training(config, model)
     yield from rollout_findings(model, rollout_layout(config), _ROLLOUT_KEYS)
     tp = config.actor_config.tensor_model_parallel_size
     if config.actor_config.moe_aux_loss_coeff and model.moe is None:
@@ -150,11 +150,30 @@ def _sizes(config: RunConfig, model: ModelDescription) -> Iterator[str]:
             f"actor_config.moe_aux_loss_coeff={config.actor_config.moe_aux_loss_coeff:g} needs a "
             "model with experts; 0 is legal"
         )
+    if config.actor_config.moe_grouped_gemm and model.moe is None:
+        yield "actor_config.moe_grouped_gemm=true needs a model with experts; false is legal"
     if model.moe and tp > 1 and not config.megatron_training.sequence_parallel:
         yield (
             f"megatron_training.sequence_parallel=false: with {_TRAINING_KEYS['tp']}={tp} "
             "Megatron trains experts only where it is true"
         )
+
+
+def _training(config: RunConfig, model: ModelDescription) -> Iterator[str]:
+    """Compare the training layout with a model, and then what it recomputes."""
+    found = list(training_findings(model, train_layout(config), _TRAINING_KEYS))
+    yield from found or _recomputed_runs(config, model)
+
+
+def _recomputed_runs(config: RunConfig, model: ModelDescription) -> Iterator[str]:
+    """Say so where the last run of layers would go beyond its chunk: Megatron does not stop."""
+    run = config.actor_config.recompute_num_layers
+    if config.actor_config.recompute_method != "uniform" or run is None:
+        return
+    chunks = train_layout(config).chunks(model.num_hidden_layers)
+    for layers in sorted({len(chunk) for chunk in chunks}):
+        field = "actor_config.recompute_num_layers"
+        yield from must_divide(field, run, "the layers of a pipeline chunk", layers)
 
 
 def _lengths(config: RunConfig, model: ModelDescription) -> Iterator[str]:
@@ -174,5 +193,5 @@ def _reference(
     if ours != theirs:
         yield f"{field}: vocabulary of {theirs} tokens, the actor has {ours}"
     if not layout_findings(config):
-        for finding in training_findings(reference, train_layout(config), _TRAINING_KEYS):
+        for finding in _training(config, reference):
             yield f"{field}: {finding}"

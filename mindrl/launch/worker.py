@@ -37,6 +37,7 @@ def build_worker(config: RunConfig, platform: Platform) -> IntegratedWorker:
             "expert_model_parallel_size": layout.ep,
             "expert_tensor_parallel_size": layout.etp,
             "sequence_parallel": config.megatron_training.sequence_parallel,
+            "moe_grouped_gemm": config.actor_config.moe_grouped_gemm,
         },
     )
     initialise_model_parallel(layout, seed=config.megatron_training.seed)
@@ -50,6 +51,7 @@ def build_worker(config: RunConfig, platform: Platform) -> IntegratedWorker:
         removes_padding=config.rl_config.use_remove_padding,
         logprob_chunk_tokens=config.actor_config.logprob_chunk_tokens,
         moe_aux_loss_coeff=config.actor_config.moe_aux_loss_coeff,
+        grouped_experts=config.actor_config.moe_grouped_gemm,
         recompute=Recompute(
             granularity=config.actor_config.recompute_granularity,
             method=config.actor_config.recompute_method,

@@ -166,6 +166,7 @@ PLATFORMS: Mapping[DeviceKind, Platform] = {
         patches=(
             "megatron_router_without_te",
             "megatron_latent_attention_without_te",
+            "megatron_grouped_gemm",
             "vllm_keeps_process_groups",
         ),
         engine_options={"enable_sleep_mode": True},
@@ -186,6 +187,7 @@ PLATFORMS: Mapping[DeviceKind, Platform] = {
             "megatron_on_cpu",
             "megatron_router_without_te",
             "megatron_latent_attention_without_te",
+            "megatron_grouped_gemm",
             "megatron_uneven_on_gloo",
             "vllm_keeps_process_groups",
             "vllm_cpu_shared_memory",

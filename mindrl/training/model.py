@@ -37,6 +37,8 @@ class ModelSettings:
     """Tokens whose logits exist at a time."""
     moe_aux_loss_coeff: float = 0.0
     """Weight of the loss that balances experts, arXiv 2101.03961; 0 leaves it out."""
+    grouped_experts: bool = False
+    """All experts of a rank and layer lie in two matrices, multiplied at once; asks for bf16."""
     recompute: Recompute = field(default_factory=Recompute)
     deterministic: bool = False
 
@@ -86,7 +88,7 @@ def transformer_config(model: ModelDescription, settings: ModelSettings) -> Tran
         # Asserted by Megatron for variable lengths, for dense models too.
         moe_token_dispatcher_type="alltoall",  # noqa: S106 - no password
         **_parallel_sizes(model, settings.layout),
-        **_experts(model, settings.moe_aux_loss_coeff),
+        **_experts(model, settings),
         **_latent_attention(model),
     )
 
@@ -171,7 +173,7 @@ def _pipeline(model: ModelDescription, layout: TrainLayout) -> list[list[str]] |
     return chunks
 
 
-def _experts(model: ModelDescription, aux_loss_coeff: float) -> dict[str, Any]:
+def _experts(model: ModelDescription, settings: ModelSettings) -> dict[str, Any]:
     """Say how tokens find experts: as Hugging Face does."""
     moe = model.moe
     if moe is None:
@@ -185,9 +187,11 @@ def _experts(model: ModelDescription, aux_loss_coeff: float) -> dict[str, Any]:
         # A softmax over the chosen experts alone is one over all, scaled so that they add to 1.
         "moe_router_pre_softmax": not moe.norm_topk_prob,
         "moe_router_dtype": "fp32",
-        "moe_router_load_balancing_type": "aux_loss" if aux_loss_coeff else "none",
-        "moe_aux_loss_coeff": aux_loss_coeff,
-        "moe_grouped_gemm": False,
+        "moe_router_load_balancing_type": "aux_loss" if settings.moe_aux_loss_coeff else "none",
+        "moe_aux_loss_coeff": settings.moe_aux_loss_coeff,
+        "moe_grouped_gemm": settings.grouped_experts,
+        # The other class for it is Transformer Engine's.
+        "moe_use_legacy_grouped_gemm": settings.grouped_experts,
         "moe_shared_expert_intermediate_size": moe.shared_intermediate_size or None,
         "moe_router_score_function": "sigmoid" if moe.score_correction_bias else "softmax",
         "moe_router_enable_expert_bias": moe.score_correction_bias,

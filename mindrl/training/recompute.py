@@ -11,5 +11,5 @@ class Recompute:
     granularity: Literal["selective", "full"] | None = None
     """`selective`: those of attention; `full`: those of whole layers; None: none."""
     method: Literal["uniform", "block"] | None = None
-    """With `full`: runs of `num_layers` layers each, or so many single layers of a stage."""
+    """With `full`: runs of `num_layers` layers each, or so many single layers of a chunk."""
     num_layers: int | None = None

@@ -5,6 +5,7 @@ Shapes: B sequences, T positions, S tokens of a pack, N of them predict a token,
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import cycle, islice
 from typing import TypeVar
 
 import torch
@@ -52,7 +53,10 @@ class ScoringModel:
         self.config = transformer_config(self.description, settings)
         self.chunks: list[nn.Module] = build_model(self.description, self.config, settings)
         self.side = training_side(
-            self.description, settings.layout, dtype="bfloat16" if settings.bf16 else "float32"
+            self.description,
+            settings.layout,
+            dtype="bfloat16" if settings.bf16 else "float32",
+            experts="grouped" if settings.grouped_experts else "sequential",
         )
         self.table = self.side.table(dist.get_rank())
         check_table(self.chunks, self.table)
@@ -104,10 +108,8 @@ class ScoringModel:
         if layout.vpp > 1:
             count += -count % layout.pp
         rules = self._pack_rules()
-        packs = [Pack.of(part, rules) for part in parts]
-        if count > len(packs):
-            packs += [Pack.of(_nothing_asked(parts[0]), rules)] * (count - len(packs))
-        return packs
+        idle = islice(cycle(self._idle(parts)), count - len(parts))
+        return [Pack.of(part, rules) for part in (*parts, *idle)]
 
     def score(self, hidden_1SH: Tensor, pack: Pack[Batch]) -> tuple[Tensor, Tensor]:
         """Turn hidden states into log-probs and entropies of this rank's tokens, float32 [B, T]."""
@@ -126,6 +128,13 @@ class ScoringModel:
         )
         return pack.spread(logprobs_N), pack.spread(entropy_N)
 
+    def _idle(self, parts: Sequence[Batch]) -> list[Batch]:
+        """Return what to go through once more without asking for any token."""
+        if self.settings.moe_aux_loss_coeff and torch.is_grad_enabled():
+            # That loss is a mean over passes: it stays the same if all are repeated.
+            return [_nothing_asked(part) for part in parts]
+        return [_nothing_asked(parts[0].rows(parts[0].lengths_B.argmin()[None]))]
+
     def _pack_rules(self) -> PackRules:
         layout = self.settings.layout
         return PackRules(
@@ -139,9 +148,8 @@ class ScoringModel:
 
 
 def _nothing_asked(batch: Batch) -> Batch:
-    """Return a short batch of which no token is asked for: it adds nothing to any result."""
-    shortest = batch.rows(batch.lengths_B.argmin()[None])
-    return replace(shortest, response_mask_BT=torch.zeros_like(shortest.response_mask_BT))
+    """Return a batch of which no token is asked for: it adds nothing to the loss of tokens."""
+    return replace(batch, response_mask_BT=torch.zeros_like(batch.response_mask_BT))
 
 
 class ReferenceModel:

@@ -11,6 +11,7 @@ from megatron.core.tensor_parallel.layers import (
     VocabParallelEmbedding,
     set_tensor_model_parallel_attributes,
 )
+from megatron.core.transformer.moe.experts import GroupedMLP
 from torch import Tensor, nn
 
 from mindrl.models.placement import ShardingTable
@@ -51,17 +52,11 @@ def mark_parameters(network: nn.Module) -> None:
     a gradient reduction of their own only where ep > 1; with another etp than tp they need it too.
     """
     for module in network.modules():
-        match module:
-            case ColumnParallelLinear() | VocabParallelEmbedding() | HeadInput():
-                dim = 0
-            case RowParallelLinear():
-                dim = 1
-            case _:
-                continue
-        if module.weight is not None:
-            set_tensor_model_parallel_attributes(module.weight, True, dim, 1)
-            if getattr(module, "is_expert", False):
-                module.weight.allreduce = False
+        is_expert = isinstance(module, GroupedMLP) or getattr(module, "is_expert", False)
+        for weight, dim in _cut_weights(module):
+            set_tensor_model_parallel_attributes(weight, True, dim, 1)
+            if is_expert:
+                weight.allreduce = False  # type: ignore[attr-defined]
 
 
 def import_weights(folder: str, local: Mapping[str, Tensor], table: ShardingTable) -> None:
@@ -74,6 +69,21 @@ def import_weights(folder: str, local: Mapping[str, Tensor], table: ShardingTabl
         weights = FolderWeights(folder, stack)
         for name, entry in table.items():
             fill(local[name], entry, weights.read)
+
+
+def _cut_weights(module: nn.Module) -> list[tuple[Tensor, int]]:
+    """Return a module's own matrices that ranks share, with the dimension that they cut."""
+    match module:
+        case GroupedMLP():
+            # Transposed: see `mindrl.models.feed_forward`.
+            return [(module.weight1, 1), (module.weight2, 0)]
+        case ColumnParallelLinear() | VocabParallelEmbedding() | HeadInput():
+            dim = 0
+        case RowParallelLinear():
+            dim = 1
+        case _:
+            return []
+    return [] if module.weight is None else [(module.weight, dim)]
 
 
 def _made(chunks: Sequence[nn.Module]) -> dict[str, Tensor]:

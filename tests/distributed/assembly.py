@@ -8,15 +8,20 @@ from torch import Tensor
 from mindrl.allocation.layout import TrainLayout
 from mindrl.models.decoder import Side, logical_shapes, training_side
 from mindrl.models.description import read_description
+from mindrl.models.feed_forward import ExpertStorage
 from mindrl.models.placement import Placement
 
 
 def assembled(
-    folder: str, layout: TrainLayout, ranks: Sequence[Mapping[str, Tensor]]
+    folder: str,
+    layout: TrainLayout,
+    ranks: Sequence[Mapping[str, Tensor]],
+    experts: ExpertStorage = "sequential",
 ) -> dict[str, Tensor]:
     """Put the local tensors of all ranks together; copies must agree to the bit."""
     model = read_description(folder)
-    return put_together(training_side(model, layout, dtype="float32"), logical_shapes(model), ranks)
+    side = training_side(model, layout, dtype="float32", experts=experts)
+    return put_together(side, logical_shapes(model), ranks)
 
 
 def put_together(

@@ -19,6 +19,8 @@ class Way:
     train: TrainLayout
     rollout: RolloutLayout
     bucket_bytes: int = 1 << 20
+    grouped: bool = False
+    """The experts of a rank lie in two matrices of each layer."""
 
 
 @dataclass(kw_only=True)

@@ -47,7 +47,7 @@ def resharded(ways: list[Way]) -> list[list[str]]:
 
 
 def _resharded(way: Way, index: int) -> list[str]:
-    model = build(training_messages.Case(folder=way.folder, layout=way.train))
+    model = build(_case(way))
     target = rollout_side(model.description, way.rollout, dtype="float32")
     table = target.table(dist.get_rank())
     transfer = prepared(model.side, target, way.bucket_bytes, str(index))
@@ -65,7 +65,7 @@ def into_engines(ways: list[Way], prompts: Prompts) -> list[Arrived]:
 
 
 def _into_engine(way: Way, prompts: Prompts, index: int) -> Arrived:
-    scoring = build(training_messages.Case(folder=way.folder, layout=way.train))
+    scoring = build(_case(way))
     trained = TrainedModel(scoring, OPTIMIZER, LOSS)
     case = shards_messages.Case(
         folder=way.folder,
@@ -112,6 +112,11 @@ def _into_engine(way: Way, prompts: Prompts, index: int) -> Arrived:
     moved = transit.bytes_moved()
     arrived.received, arrived.needed = moved["received"], moved["needed"]
     return arrived
+
+
+def _case(way: Way) -> training_messages.Case:
+    settings = {"grouped_experts": way.grouped}
+    return training_messages.Case(folder=way.folder, layout=way.train, settings=settings)
 
 
 @torch.no_grad()

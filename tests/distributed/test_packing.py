@@ -162,6 +162,22 @@ def test_the_loss_that_balances_experts_moves_the_router_as_its_definition_says(
         torch.testing.assert_close(ours, gradient, atol=gradient.abs().max().item() * 2e-4, rtol=0)
 
 
+def test_the_second_pass_of_a_round_with_one_micro_batch_leaves_the_balance_as_it_is(
+    forked_workers: ForkedWorkers, random_model_of: MakeModel
+) -> None:
+    folder = random_model_of("qwen3_moe", spread=0.1)
+    alone = Case(folder=str(folder), settings={"moe_aux_loss_coeff": 0.5})
+    rounds = replace(alone, layout=TrainLayout(pp=2, vpp=2))
+    course, cuts = course_on(folder), [MicroBatching(sequences=8)]
+    ((expected,),) = forked_workers.run("training_probe:gradients", alone, course, cuts)
+
+    first, last = forked_workers.run("training_probe:gradients", rounds, course, cuts, ranks=2)
+
+    whole = [assembled(str(folder), rounds.layout, [first[0][1], last[0][1]])]
+    whole += [assembled(str(folder), alone.layout, [expected[1]])]
+    check_equal([(last[0][0], whole[0])], (expected[0], whole[1]))
+
+
 def whole_routers(folder: Path, layout: TrainLayout, ranks: list[Weights]) -> dict[str, Tensor]:
     """Put gradients together as if they were weights."""
     whole = assembled(str(folder), layout, ranks)

@@ -88,7 +88,11 @@ def test_mixtures_of_experts_on_4_ranks(
         (T(tp=2, dp=2, ep=2, etp=2), R(tp=2, dp=2)),
         (T(dp=4, ep=2), R(tp=2, dp=2, ep=2)),
     ]
-    ways = [Way(folder=folder, train=train, rollout=rollout) for train, rollout in pairs]
+    ways = [
+        Way(folder=folder, train=train, rollout=rollout, grouped=grouped)
+        for train, rollout in pairs
+        for grouped in (False, True)
+    ]
     reshard(forked_workers, ways)
 
 
@@ -129,6 +133,7 @@ def test_engines_answer_as_if_they_had_loaded_the_exported_folder(
     rollouts = [rollout, R(tp=2, ep=2)] if tp == 2 else [rollout]
     # Mixtures first: vLLM makes its group for experts with the first engine of a process only.
     ways = [Way(folder=moe, train=train, rollout=to) for to in rollouts for train in trains]
+    ways.append(Way(folder=moe, train=T(dp=2, ep=2), rollout=rollout, grouped=True))
     ways += [
         Way(folder=dense[0], train=T(tp=2), rollout=rollout),
         Way(folder=dense[1], train=T(pp=2), rollout=rollout),

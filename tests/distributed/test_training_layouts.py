@@ -234,17 +234,6 @@ def test_logits_of_each_family_and_layout_are_those_of_hugging_face_to_1e_4(
         check_logits(case, batch, [reply[index] for reply in replies], 1e-4)
 
 
-@pytest.mark.parametrize("layout", [TrainLayout(dp=2, ep=2), TrainLayout(dp=2, etp=2)])
-def test_experts_in_two_grouped_matrices_lie_as_megatron_multiplies_them(
-    layout: TrainLayout, forked_workers: ForkedWorkers, random_model_of: MakeModel
-) -> None:
-    case, batch = Case(folder=str(random_model_of("qwen3_moe")), layout=layout), sequences()
-    replies: list[Tensor] = forked_workers.run(
-        "training_probe:grouped_logits", case, batch, ranks=2
-    )
-    check_logits(case, batch, replies, 1e-4)
-
-
 def minibatches(folder: str, count: int = 3) -> list[Minibatch]:
     """Make updates on the same sequences, a step away from the policy that wrote them."""
     batch = sequences()

@@ -25,5 +25,6 @@ def install() -> None:
 
 
 def repatch(settings: Mapping[str, object]) -> None:
-    """Tell MindSpeed the layout, in the words of Megatron's arguments."""
-    import_module("mindspeed.megatron_adaptor").repatch(dict(settings))
+    """Tell MindSpeed the layout and the kind of experts, in the words of Megatron's arguments."""
+    # Its grouped experts read `fp8`, which only Megatron's own command line would have set.
+    import_module("mindspeed.megatron_adaptor").repatch({"fp8": None, **settings})

@@ -222,6 +222,17 @@ def test_the_learning_rate_may_not_decay_upwards(run_config: MakeConfig) -> None
     assert found(run_config, {"actor_config.lr": 1e-6, "actor_config.min_lr": 1e-6}) == []
 
 
+def test_experts_are_grouped_in_bfloat16_only(run_config: MakeConfig) -> None:
+    grouped = {"actor_config.moe_grouped_gemm": True}
+    assert found(run_config, grouped | {"megatron_training.bf16": False}) == [
+        (
+            "actor_config.moe_grouped_gemm=true needs megatron_training.bf16=true, found false: "
+            "Megatron multiplies grouped experts in bfloat16 only"
+        )
+    ]
+    assert found(run_config, grouped | {"megatron_training.bf16": True}) == []
+
+
 def test_evaluation_needs_held_out_prompts(run_config: MakeConfig) -> None:
     assert found(run_config, {"rl_config.test_freq": 10}) == [
         "rl_config.test_freq=10 needs megatron_training.test_data_path, found none"

@@ -24,6 +24,7 @@ TRAIN_EP = "actor_config.expert_model_parallel_size"
 TRAIN_ETP = "actor_config.expert_tensor_parallel_size"
 ROLLOUT_EP = "generate_config.infer_expert_parallel_size"
 ACTOR = "actor_config"
+RUN = "actor_config.recompute_num_layers"
 DEVICES = "rl_config.actor_resource.num_npus"
 SIZES: dict[str, Any] = {
     "model_type": "qwen2",
@@ -147,6 +148,21 @@ def test_stages_chunks_and_context_parallel_ranks_must_fit_layers_and_heads(
     check(run_config(folder, on_8 | {cp: 4}), CPU)
 
 
+def test_runs_of_recomputed_layers_must_divide_each_chunk(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    folder = model_folder(tmp_path / "model", num_hidden_layers=7)
+    stages = {DEVICES: 2, f"{ACTOR}.pipeline_model_parallel_size": 2}
+    chunks = stages | {f"{ACTOR}.num_layer_list": [4, 3], f"{ACTOR}.recompute_granularity": "full"}
+    uniform = chunks | {f"{ACTOR}.recompute_method": "uniform", RUN: 2}
+    assert refused(run_config(folder, overrides(tmp_path) | uniform)) == [
+        f"{RUN}=2 must divide the layers of a pipeline chunk=3; nearest: 1, 3"
+    ]
+    # So many single layers of each chunk, or all where there are fewer.
+    block = uniform | {f"{ACTOR}.recompute_method": "block", RUN: 9}
+    check(run_config(folder, overrides(tmp_path) | block), CPU)
+
+
 def test_a_dense_model_has_no_experts_to_balance(tmp_path: Path, run_config: MakeConfig) -> None:
     config = run_config(
         model_folder(tmp_path / "model"),
@@ -154,6 +170,14 @@ def test_a_dense_model_has_no_experts_to_balance(tmp_path: Path, run_config: Mak
     )
     assert refused(config) == [
         f"{ACTOR}.moe_aux_loss_coeff=0.01 needs a model with experts; 0 is legal"
+    ]
+
+
+def test_a_dense_model_has_no_experts_to_group(tmp_path: Path, run_config: MakeConfig) -> None:
+    grouped = {f"{ACTOR}.moe_grouped_gemm": True, "megatron_training.bf16": True}
+    config = run_config(model_folder(tmp_path / "model"), overrides(tmp_path) | grouped)
+    assert refused(config) == [
+        f"{ACTOR}.moe_grouped_gemm=true needs a model with experts; false is legal"
     ]
 
 

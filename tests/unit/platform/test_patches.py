@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -66,6 +67,12 @@ def test_megatron_latent_attention_without_te_is_needed_while_it_takes_mocks_for
 ) -> None:
     assert upstream["latent_attention_has_te"]
     assert not upstream["latent_attention_has_layers_of_te"]
+
+
+def test_megatron_grouped_gemm_is_needed_while_megatron_finds_no_product_without_a_package(
+    upstream: dict[str, Any],
+) -> None:
+    assert not upstream["grouped_product_is_there"]
 
 
 def test_megatron_uneven_on_gloo_is_needed_while_gloo_refuses_parts_of_unequal_size(
@@ -142,6 +149,18 @@ def test_the_layout_goes_to_mindspeed_on_an_npu_and_to_nobody_elsewhere(
     assert told == []
     configure_megatron(PLATFORMS["npu"], settings)
     assert told == [settings]
+
+
+def test_mindspeed_is_told_what_its_grouped_experts_ask_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from mindrl.platform.patches import npu_megatron
+
+    told: list[object] = []
+    adaptor = SimpleNamespace(repatch=told.append)
+    monkeypatch.setattr(npu_megatron, "import_module", {"mindspeed.megatron_adaptor": adaptor}.get)
+    npu_megatron.repatch({"moe_grouped_gemm": True})
+    assert told == [{"moe_grouped_gemm": True, "fp8": None}]
 
 
 def test_every_patch_is_named_by_a_test_of_this_file_and_says_upstream_range_and_reason() -> None:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 import vllm.v1.engine.core as engine_core
 from megatron.core import parallel_state
 from megatron.core.transformer import multi_latent_attention
-from megatron.core.transformer.moe import moe_utils
+from megatron.core.transformer.moe import grouped_gemm_util, moe_utils
 from ray._private import services, worker
 from torch._C._distributed_c10d import HashStore
 from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed
@@ -31,6 +31,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 
 from mindrl.algorithms.grpo import GrpoLoss
 from mindrl.allocation.layout import TrainLayout
+from mindrl.platform.attention import attention_kernel
 from mindrl.platform.patches import ray_on_loopback, vllm_cpu_experts, vllm_keeps_process_groups
 from mindrl.training.actor import TrainedModel
 from mindrl.training.model import ModelSettings
@@ -61,6 +62,7 @@ def megatron_on_cpu(folder: str) -> dict[str, str | None]:
         bf16=False,
         sequence_parallel=False,
         device_type="cpu",
+        attention=attention_kernel("cpu"),
     )
     scoring = ScoringModel(folder, settings, temperature=1.0)
     tokens_BT = torch.arange(8)[None]
@@ -180,6 +182,7 @@ def facts(folder: str) -> dict[str, object]:
         "router_names_te_general_gemm": hasattr(moe_utils, "te_general_gemm"),
         "latent_attention_has_te": multi_latent_attention.HAVE_TE,
         "latent_attention_has_layers_of_te": isinstance(multi_latent_attention.TELinear, type),
+        "grouped_product_is_there": grouped_gemm_util.grouped_gemm_is_available(),
         "uneven_gather": uneven_gather(),
         "shutdown_names": engine_core.EngineCore.shutdown.__code__.co_names,
         "groups_survive_clean_up": groups_survive_clean_up(),

@@ -1,0 +1,68 @@
+"""Megatron-core's grouped experts without the package `grouped_gemm`: multiplied by torch.
+
+Upstream: megatron-core 0.12 to 0.16.1 (checked with 0.16.1), torch 2.13. Reason: `GroupedMLP`
+multiplies by `grouped_gemm`, a package that is published as CUDA source, and refuses to be built
+without it; torch has the same product on CPU and CUDA. It is no longer needed when Megatron finds
+a product without the package: tests/unit/platform checks for it.
+
+Shapes: T rows in the order of their experts, E experts, I input size, O output size.
+"""
+
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import grouped_mm
+
+_ALIGNMENT = 16
+"""Bytes that the rows of every matrix must be a multiple of in torch's product."""
+
+
+class _Multiply(torch.autograd.Function):
+    """Rows of each expert times its matrix, in one kernel."""
+
+    @staticmethod
+    def forward(ctx: Any, rows_TI: Tensor, experts_EIO: Tensor, counts_E: Tensor) -> Tensor:
+        ends_E = counts_E.cumsum(0).to(rows_TI.device, torch.int32)
+        ctx.save_for_backward(rows_TI, experts_EIO, ends_E)
+        ctx.idle = (counts_E == 0).nonzero()[:, 0].tolist()
+        return grouped_mm(rows_TI, experts_EIO, offs=ends_E)
+
+    @staticmethod
+    def backward(ctx: Any, gradient_TO: Tensor) -> tuple[Tensor, Tensor, None]:
+        rows_TI, experts_EIO, ends_E = ctx.saved_tensors
+        gradient_TO = gradient_TO.contiguous()
+        of_rows_TI = grouped_mm(gradient_TO, experts_EIO.transpose(1, 2), offs=ends_E)
+        of_experts_EIO = grouped_mm(rows_TI.T, gradient_TO, offs=ends_E)
+        if ctx.idle:
+            # Some CUDA kernels never write there: https://github.com/pytorch/pytorch/issues/172439
+            of_experts_EIO[ctx.idle] = 0
+        return of_rows_TI, of_experts_EIO, None
+
+
+def multiply(
+    rows_TI: Tensor, experts_EIO: Tensor, counts_E: Tensor, *, trans_b: bool = False
+) -> Tensor:
+    """Multiply the rows of each expert by its matrix: `grouped_gemm.ops.gmm`, and its arguments.
+
+    Args:
+        rows_TI: The rows of the first expert, then those of the second.
+        experts_EIO: A matrix for each expert.
+        counts_E: Rows of each, on the host; 0 is legal.
+        trans_b: Of the package; Megatron never asks for it.
+    """
+    assert not trans_b
+    sizes = experts_EIO.shape[1:]
+    if all(size * experts_EIO.itemsize % _ALIGNMENT == 0 for size in sizes):
+        return _Multiply.apply(rows_TI, experts_EIO, counts_E)  # type: ignore[no-any-return, no-untyped-call]
+    parts = zip(torch.split(rows_TI, counts_E.tolist()), experts_EIO, strict=True)
+    return torch.cat([part @ expert for part, expert in parts])
+
+
+def install() -> None:
+    """Give Megatron the product where it found none."""
+    util: Any = import_module("megatron.core.transformer.moe.grouped_gemm_util")
+    if not util.grouped_gemm_is_available():
+        util.grouped_gemm = util.ops = SimpleNamespace(gmm=multiply)

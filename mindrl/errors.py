@@ -25,8 +25,16 @@ class RewardError(MindrlError):
     """A reward function that cannot be found or breaks its contract."""
 
 
-class PhaseError(MindrlError):
-    """A call, or a change of phase, that the memory schedule does not allow."""
+class DeviceMemoryError(MindrlError):
+    """The device does not have the memory that a region needs."""
+
+
+class HostMemoryError(MindrlError):
+    """The host does not have the memory for what has to leave the devices."""
+
+
+class ResidueError(MindrlError):
+    """Something that had to leave the device is still there."""
 
 
 class LogprobGapError(MindrlError):

@@ -17,6 +17,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
 from mindrl.config.run import RunConfig
+from mindrl.config.section import documented_fields
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "config.md"
 
@@ -38,20 +39,23 @@ anything starts, with exit code 2. "Required" means that there is no default.
 _WORDS = {bool: "`true` or `false`", int: "whole number", float: "number", str: "text"}
 
 
-def fields_of(section: type) -> dict[str, FieldInfo]:
-    """Return the fields of a configuration dataclass by name, in order."""
-    fields: dict[str, FieldInfo] = vars(section)["__pydantic_fields__"]
-    return fields
-
-
 def sections(section: type, path: str = "") -> Iterator[tuple[str, type]]:
     """Yield each dataclass below `section` with its dotted key, outer ones first."""
-    for name, kind in get_type_hints(section).items():
-        if dataclasses.is_dataclass(kind):
-            assert isinstance(kind, type)
-            key = f"{path}{name}"
-            yield key, kind
-            yield from sections(kind, f"{key}.")
+    for name, kind in nested(section).items():
+        key = f"{path}{name}"
+        yield key, kind
+        yield from sections(kind, f"{key}.")
+
+
+def nested(section: type) -> dict[str, type]:
+    """Return the sections that are fields of a dataclass, those that may be left out included."""
+    found = {}
+    for name, hint in get_type_hints(section).items():
+        kinds = [kind for kind in (hint, *get_args(hint)) if dataclasses.is_dataclass(kind)]
+        if kinds:
+            assert isinstance(kinds[0], type)
+            found[name] = kinds[0]
+    return found
 
 
 def type_in_words(annotation: Any, limits: Sequence[Any] = ()) -> str:
@@ -127,18 +131,15 @@ def row(name: str, field: FieldInfo) -> str:
 
 def table(key: str, section: type) -> str:
     """Lay out one dataclass: its text, then its fields; nested sections follow on their own."""
-    nested = [name for name, kind in get_type_hints(section).items() if kind in _children(section)]
+    within = nested(section)
     lines = [f"## {key}", "", (section.__doc__ or "").strip(), ""]
     lines += ["| Key | Type | Default | Meaning |", "| --- | --- | --- | --- |"]
-    lines += [row(name, field) for name, field in fields_of(section).items() if name not in nested]
-    if nested:
-        links = [f"[{key}.{name}](#{anchor(f'{key}.{name}')})" for name in nested]
+    fields = documented_fields(section)
+    lines += [row(name, field) for name, field in fields.items() if name not in within]
+    if within:
+        links = [f"[{key}.{name}](#{anchor(f'{key}.{name}')})" for name in within]
         lines += ["", f"Sections within: {', '.join(links)}."]
     return "\n".join(lines) + "\n"
-
-
-def _children(section: type) -> list[Any]:
-    return [kind for kind in get_type_hints(section).values() if dataclasses.is_dataclass(kind)]
 
 
 def anchor(heading: str) -> str:

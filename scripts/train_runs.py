@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from logprob_memory import allocated
-from megatron.core import parallel_state
 from safetensors.torch import save_file
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
@@ -26,10 +25,10 @@ from mindrl.batch.experience import Minibatch
 from mindrl.models.decoder import logical_shapes
 from mindrl.models.description import read_description
 from mindrl.platform.attention import attention_kernel
-from mindrl.training.actor import TrainedModel
+from mindrl.training.actor import TrainedActor
 from mindrl.training.model import ModelSettings, Recompute
 from mindrl.training.optimizer import OptimizerSettings
-from mindrl.training.parallel import initialise_model_parallel
+from mindrl.training.parallel import ParallelGroups
 from mindrl.training.scoring import ScoringModel
 
 PROMPT = 16
@@ -72,7 +71,7 @@ class Trainer:
     def __init__(self, folder: str, minibatch: Minibatch, recompute: Recompute) -> None:
         """Build it; its learning rate is 0, so that every update begins with the same weights."""
         settings = ModelSettings(
-            layout=TrainLayout(),
+            groups=ParallelGroups(TrainLayout(), seed=1),
             seq_length=minibatch.tokens_BT.size(1),
             bf16=False,
             sequence_parallel=False,
@@ -96,7 +95,7 @@ class Trainer:
             use_distributed_optimizer=True,
         )
         loss = GrpoLoss(clip_low=0.2, clip_high=0.2, kl_kind="k3", kl_coef=0.0, entropy_coef=0.01)
-        self.model = TrainedModel(self.scoring, optimizer, loss)
+        self.model = TrainedActor(self.scoring, optimizer, loss)
         old = self.scoring.compute_log_prob(minibatch, MicroBatching(sequences=4))
         assert old is not None
         self.minibatch = replace(minibatch, old_logprobs_BT=old.logprobs_BT)
@@ -121,7 +120,8 @@ class Trainer:
         """Return the passes of an update and the tokens that go through the network."""
         parts = way.micro_batching.cut(self.minibatch.lengths_B.tolist())
         self.scoring.settings = replace(self.scoring.settings, removes_padding=way.packed)
-        packs = self.scoring.packs([self.minibatch.rows(torch.tensor(rows)) for rows in parts])
+        with self.scoring.settings.groups.active():
+            packs = self.scoring.packs([self.minibatch.rows(torch.tensor(rows)) for rows in parts])
         return len(packs), sum(pack.tokens_1S.size(1) for pack in packs)
 
 
@@ -148,7 +148,6 @@ def with_model(run: Callable[[str], dict[str, object]]) -> dict[str, object]:
     """Give a folder of random weights to a function, in a group of one process."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    initialise_model_parallel(TrainLayout(), seed=1)
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
         generator = torch.Generator().manual_seed(3)
@@ -158,7 +157,6 @@ def with_model(run: Callable[[str], dict[str, object]]) -> dict[str, object]:
         }
         save_file(weights, f"{folder}/model.safetensors", metadata={"format": "pt"})
         results = run(folder)
-    parallel_state.destroy_model_parallel()
     dist.destroy_process_group()
     return results
 

@@ -8,17 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mindrl.algorithms.kl import KlKind, kl_estimate
+from mindrl.algorithms.loss_terms import LossTerms, used, weighted_sums
 from mindrl.algorithms.policy_loss import clipped_policy_loss
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class LossTerms:
-    """What one micro-batch adds to an update."""
-
-    loss: Tensor
-    """0-dim, with gradient."""
-    metrics: dict[str, Tensor]
-    """Detached 0-dim weighted sums: add them over micro-batches and ranks for the mean."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,35 +48,25 @@ class GrpoLoss:
         if ref_logprobs_BT is None and self.kl_coef != 0:
             raise ValueError(f"ref_logprobs_BT is None; kl_coef={self.kl_coef} needs log-probs")
         weights_BT = token_weights_BT
-        new_BT = _used("logprobs_BT", logprobs_BT, weights_BT)
-        old_BT = _used("old_logprobs_BT", old_logprobs_BT, weights_BT)
-        gain_BT = _used("advantages_BT", advantages_BT, weights_BT)
+        new_BT = used("logprobs_BT", logprobs_BT, weights_BT)
+        old_BT = used("old_logprobs_BT", old_logprobs_BT, weights_BT)
+        gain_BT = used("advantages_BT", advantages_BT, weights_BT)
         policy = clipped_policy_loss(
             new_BT, old_BT, gain_BT, clip_low=self.clip_low, clip_high=self.clip_high
         )
         terms_BT = {
             "policy_loss": policy.token_loss_BT,
-            "entropy": _used("entropy_BT", entropy_BT, weights_BT),
+            "entropy": used("entropy_BT", entropy_BT, weights_BT),
             "clip_fraction": policy.clipped_BT,
             "ratio": policy.ratio_BT,
             # Tokens were drawn from the old policy, so this estimates KL(old || new).
             "kl_old": kl_estimate(old_BT, new_BT, "k3"),
         }
         if ref_logprobs_BT is not None:
-            ref_BT = _used("ref_logprobs_BT", ref_logprobs_BT, weights_BT)
+            ref_BT = used("ref_logprobs_BT", ref_logprobs_BT, weights_BT)
             terms_BT["kl"] = kl_estimate(new_BT, ref_BT, self.kl_kind)
-        sums = {name: (weights_BT * term_BT).sum() for name, term_BT in terms_BT.items()}
+        sums = weighted_sums(terms_BT, weights_BT)
         loss = sums["policy_loss"] - self.entropy_coef * sums["entropy"]
         if "kl" in sums:
             loss = loss + self.kl_coef * sums["kl"]
-        return LossTerms(loss=loss, metrics={name: term.detach() for name, term in sums.items()})
-
-
-def _used(name: str, values_BT: Tensor, weights_BT: Tensor) -> Tensor:
-    """Zero what has no weight, before any arithmetic: 0 * NaN is NaN, backward as well."""
-    if values_BT.shape != weights_BT.shape:
-        raise ValueError(
-            f"{name} has shape {list(values_BT.shape)}; "
-            f"it must be that of token_weights_BT, {list(weights_BT.shape)}"
-        )
-    return values_BT.masked_fill(weights_BT == 0, 0.0)
+        return LossTerms.of(loss, sums)

@@ -1,26 +1,48 @@
 """The layouts that a configuration asks for."""
 
 from mindrl.allocation.layout import RolloutLayout, TrainLayout
+from mindrl.config.layout_sizes import Role
 from mindrl.config.run import RunConfig
 
 
-def train_layout(config: RunConfig) -> TrainLayout:
-    """Return the training layout, in Megatron's own order.
+def role_layout(config: RunConfig, role: Role) -> TrainLayout:
+    """Return the training layout of a role, in Megatron's own order.
 
     Args:
         config: Without findings.
+        role: One that the run does not have lies in the actor's layout.
     """
-    actor = config.actor_config
+    sizes = config.layout_sizes(role)
     return TrainLayout(
-        tp=actor.tensor_model_parallel_size,
-        cp=actor.context_parallel_size,
-        pp=actor.pipeline_model_parallel_size,
-        vpp=actor.virtual_pipeline_model_parallel_size,
-        dp=config.train_data_parallel_size,
-        ep=actor.expert_model_parallel_size,
-        etp=actor.expert_tensor_parallel_size,
-        layers_per_chunk=actor.num_layer_list,
+        tp=sizes.tp,
+        cp=sizes.cp,
+        pp=sizes.pp,
+        vpp=sizes.vpp,
+        dp=config.data_parallel_size(role),
+        ep=sizes.ep,
+        etp=sizes.etp,
+        layers_per_chunk=sizes.layers_per_chunk,
     )
+
+
+def train_layout(config: RunConfig) -> TrainLayout:
+    """Return the actor's layout, as `role_layout`."""
+    return role_layout(config, "actor")
+
+
+def reference_layout(config: RunConfig) -> TrainLayout:
+    """Return the reference's layout, as `role_layout`."""
+    return role_layout(config, "ref")
+
+
+def critic_layout(config: RunConfig) -> TrainLayout:
+    """Return the critic's layout, as `role_layout`."""
+    return role_layout(config, "critic")
+
+
+def reward_layout(config: RunConfig) -> TrainLayout:
+    """Return the reward model's layout, as `role_layout`."""
+    return role_layout(config, "reward")
 
 
 def rollout_layout(config: RunConfig) -> RolloutLayout:

@@ -1,9 +1,10 @@
 """Rollouts with everything that an update needs, and how they are cut into updates.
 
-Shapes: B sequences, T positions. Log-probs at position t are those of the token at t.
+Shapes: B sequences, T positions. Log-probs at position t are those of the token at t, and so is
+the value: what is expected before the token at t is chosen.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
@@ -61,17 +62,45 @@ class Scored:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Values:
+    """What a critic says of a batch of sequences, on the host."""
+
+    values_BT: Tensor
+    """float32, in units of reward; 0 outside the response."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SequenceScores:
+    """What a reward model says of a batch of sequences, on the host."""
+
+    rewards_B: Tensor
+    """float32, one for each whole sequence."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Minibatch(Sequences):
-    """The sequences of one optimizer step, over all data-parallel ranks."""
+    """The sequences of one optimizer step of the actor, over all data-parallel ranks."""
 
     old_logprobs_BT: Tensor
     """float32; of the policy that the update starts from, computed by the trainer."""
     advantages_BT: Tensor
-    """float32; how much better than its group a token's response was."""
+    """float32; how much better than expected the choice of a token was."""
     token_weights_BT: Tensor
     """float32; 0 outside the response; sums to 1 over the whole update."""
     ref_logprobs_BT: Tensor | None
     """float32; of the reference. None where the run has no KL term."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CriticMinibatch(Sequences):
+    """The sequences of one optimizer step of the critic, over all data-parallel ranks."""
+
+    old_values_BT: Tensor
+    """float32; of the critic that the updates start from."""
+    returns_BT: Tensor
+    """float32; what the critic should have said."""
+    token_weights_BT: Tensor
+    """float32; 0 outside the response; sums to 1 over the whole update."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +114,23 @@ class MinibatchPlan:
     generator: torch.Generator | None
     """Deals the prompts anew in each epoch; None keeps their order."""
 
+    def deal(self, group_B: Tensor) -> list[Tensor]:
+        """Return the rows of each optimizer step; the sequences of one prompt stay together.
+
+        Args:
+            group_B: Which prompt of the step each sequence answers.
+        """
+        groups_P = torch.unique(group_B)
+        dealt = []
+        for _ in range(self.epochs):
+            if self.generator is not None:
+                groups_P = groups_P[torch.randperm(len(groups_P), generator=self.generator)]
+            dealt += [
+                torch.cat([torch.nonzero(group_B == group)[:, 0] for group in chosen])
+                for chosen in groups_P.split(self.prompts_per_update)
+            ]
+        return dealt
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Experience(Sequences):
@@ -96,21 +142,46 @@ class Experience(Sequences):
     advantages_BT: Tensor
     ref_logprobs_BT: Tensor | None
 
-    def minibatches(self, plan: MinibatchPlan) -> Iterator[Minibatch]:
-        """Cut into optimizer steps; the sequences of one prompt stay together."""
-        groups_P = torch.unique(self.group_B)
-        for _ in range(plan.epochs):
-            if plan.generator is not None:
-                groups_P = groups_P[torch.randperm(len(groups_P), generator=plan.generator)]
-            for chosen in groups_P.split(plan.prompts_per_update):
-                rows = torch.cat([torch.nonzero(self.group_B == group)[:, 0] for group in chosen])
-                part = self.rows(rows)
-                yield Minibatch(
-                    tokens_BT=part.tokens_BT,
-                    lengths_B=part.lengths_B,
-                    response_mask_BT=part.response_mask_BT,
-                    old_logprobs_BT=part.old_logprobs_BT,
-                    advantages_BT=part.advantages_BT,
-                    token_weights_BT=plan.token_weights(part.response_mask_BT),
-                    ref_logprobs_BT=part.ref_logprobs_BT,
-                )
+    def minibatches(
+        self, plan: MinibatchPlan, dealt: Iterable[Tensor] | None = None
+    ) -> Iterator[Minibatch]:
+        """Cut into optimizer steps of the actor.
+
+        Args:
+            plan: How.
+            dealt: Rows of each step, from `plan.deal`; None deals now.
+        """
+        for rows in plan.deal(self.group_B) if dealt is None else dealt:
+            part = self.rows(rows)
+            yield Minibatch(
+                tokens_BT=part.tokens_BT,
+                lengths_B=part.lengths_B,
+                response_mask_BT=part.response_mask_BT,
+                old_logprobs_BT=part.old_logprobs_BT,
+                advantages_BT=part.advantages_BT,
+                token_weights_BT=plan.token_weights(part.response_mask_BT),
+                ref_logprobs_BT=part.ref_logprobs_BT,
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValuedExperience(Experience):
+    """The sequences of one step with what their critic said of them, and should have said."""
+
+    old_values_BT: Tensor
+    returns_BT: Tensor
+
+    def critic_minibatches(
+        self, plan: MinibatchPlan, dealt: Iterable[Tensor]
+    ) -> Iterator[CriticMinibatch]:
+        """Cut into optimizer steps of the critic, by the rows that `plan.deal` gave."""
+        for rows in dealt:
+            part = self.rows(rows)
+            yield CriticMinibatch(
+                tokens_BT=part.tokens_BT,
+                lengths_B=part.lengths_B,
+                response_mask_BT=part.response_mask_BT,
+                old_values_BT=part.old_values_BT,
+                returns_BT=part.returns_BT,
+                token_weights_BT=plan.token_weights(part.response_mask_BT),
+            )

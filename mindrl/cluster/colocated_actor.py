@@ -4,8 +4,7 @@ Shapes: B sequences, T positions.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,9 +13,18 @@ from torch import Tensor
 
 from mindrl.allocation.layout import RolloutLayout, TrainLayout, even_bounds
 from mindrl.batch.balance import partition
-from mindrl.batch.experience import Minibatch, Scored, Sequences
+from mindrl.batch.experience import (
+    CriticMinibatch,
+    Minibatch,
+    Scored,
+    Sequences,
+    SequenceScores,
+    Values,
+)
 from mindrl.batch.prompts import Prompt, Sampling, sequence_seed
 from mindrl.batch.rollouts import Response, Rollouts
+from mindrl.config.layout_sizes import Role
+from mindrl.observability.timeline import TimelineMoment
 
 
 class Ranks(Protocol):
@@ -30,44 +38,35 @@ class Ranks(Protocol):
 
 
 class ColocatedActor:
-    """Deals batches to the replicas of either side and joins what they return."""
+    """Deals batches to the replicas of each role and joins what they return.
+
+    Workers switch their device themselves, from one role's call to the next.
+    """
 
     def __init__(
         self,
         group: Ranks,
-        train: TrainLayout,
+        layouts: Mapping[Role, TrainLayout],
         rollout: RolloutLayout,
         *,
         seed: int,
         costs: Callable[[Sequence[int]], Sequence[float]] | None = None,
     ) -> None:
-        """Take the layouts of both sides and the seed of the run.
+        """Take the layouts of the roles and the seed of the run.
 
         Args:
             group: The workers.
-            train: Layout of the training side.
+            layouts: Of the roles that the run has.
             rollout: Layout of the rollout side.
             seed: Of the run.
             costs: From the lengths of sequences to their work; training replicas then get equal
                 work. None gives them equally many sequences, in order.
         """
         self.group = group
-        self.train = train
+        self.layouts = layouts
         self.rollout = rollout
         self.seed = seed
         self.costs = costs
-
-    @contextmanager
-    def rollout_phase(self) -> Iterator[None]:
-        """Give the devices to the rollout engine for a while."""
-        with self._phase("rollout"):
-            yield
-
-    @contextmanager
-    def train_phase(self) -> Iterator[None]:
-        """Bring gradients and optimizer state to the devices for a while."""
-        with self._phase("train"):
-            yield
 
     def generate_sequences(
         self, prompts: Sequence[Prompt], sampling: Sampling, *, step: int
@@ -98,21 +97,54 @@ class ColocatedActor:
 
     def compute_log_prob(self, sequences: Sequences) -> Scored:
         """Score sequences with the actor's current weights."""
-        return self._score("compute_log_prob", sequences)
+        return self._score("compute_log_prob", self.layouts["actor"], sequences)
 
     def compute_ref_log_prob(self, sequences: Sequences) -> Scored:
         """Score sequences with the reference."""
-        return self._score("compute_ref_log_prob", sequences)
+        return self._score("compute_ref_log_prob", self.layouts["ref"], sequences)
+
+    def compute_values(self, sequences: Sequences) -> Values:
+        """Value sequences with the critic's current weights."""
+        layout = self.layouts["critic"]
+        dealt = self._deal(sequences, layout)
+        replies: list[Values] = self._ask("compute_values", layout, sequences, dealt)
+        shape = sequences.tokens_BT.shape
+        return Values(values_BT=_join([reply.values_BT for reply in replies], dealt, shape))
+
+    def compute_rewards(self, sequences: Sequences) -> SequenceScores:
+        """Score whole sequences with the reward model."""
+        layout = self.layouts["reward"]
+        dealt = self._deal(sequences, layout)
+        replies: list[SequenceScores] = self._ask("compute_rewards", layout, sequences, dealt)
+        rewards_B = torch.zeros(len(sequences))
+        for reply, rows in zip(replies, dealt, strict=True):
+            rewards_B[rows] = reply.rewards_B
+        return SequenceScores(rewards_B=rewards_B)
 
     def update(self, minibatch: Minibatch) -> dict[str, float]:
-        """Take one optimizer step; returns metrics of the whole minibatch."""
-        shares = [(minibatch.rows(rows),) for rows in self._deal(minibatch)]
-        replies: list[dict[str, float]] = self._per_replica("update", self.train, shares)
-        return replies[0]
+        """Take one optimizer step of the actor; returns metrics of the whole minibatch."""
+        return self._update("update", self.layouts["actor"], minibatch)
+
+    def update_critic(self, minibatch: CriticMinibatch) -> dict[str, float]:
+        """Take one optimizer step of the critic; returns metrics of the whole minibatch."""
+        return self._update("update_critic", self.layouts["critic"], minibatch)
 
     def export(self, folder: Path) -> None:
         """Write the actor's weights as a Hugging Face folder."""
         self.group.call_all("export", str(folder))
+
+    def device_limits(self) -> tuple[int | None, int]:
+        """Return the capacity of a device, None without a bound, and the bytes of its KV cache."""
+        limits: tuple[int | None, int] = self.group.call_all("device_limits")[0]
+        return limits
+
+    def record_memory(self, is_on: bool) -> None:
+        """Let each worker note from now on what lies on its device, or no longer."""
+        self.group.call_all("record_memory", is_on)
+
+    def flush_moments(self) -> list[list[TimelineMoment]]:
+        """Return what each worker noted since the last call, by rank."""
+        return self.group.call_all("flush_moments")
 
     def flush_metrics(self) -> dict[str, float]:
         """Return what the switches cost since the last call, and each worker's memory.
@@ -130,31 +162,35 @@ class ColocatedActor:
                 metrics[name] = max(values) if name.startswith("seconds/") else sum(values)
         return metrics
 
-    @contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        self.group.call_all("enter", name)
-        yield
-        # Not in a finally: after an error the workers may be gone, and the run ends anyway.
-        self.group.call_all("enter", "forward")
-
-    def _score(self, method: str, sequences: Sequences) -> Scored:
-        dealt = self._deal(sequences)
-        shares = [(sequences.rows(rows),) for rows in dealt]
-        replies: list[Scored] = self._per_replica(method, self.train, shares)
+    def _score(self, method: str, layout: TrainLayout, sequences: Sequences) -> Scored:
+        dealt = self._deal(sequences, layout)
+        replies: list[Scored] = self._ask(method, layout, sequences, dealt)
         shape = sequences.tokens_BT.shape
         return Scored(
             logprobs_BT=_join([reply.logprobs_BT for reply in replies], dealt, shape),
             entropy_BT=_join([reply.entropy_BT for reply in replies], dealt, shape),
         )
 
-    def _deal(self, sequences: Sequences) -> list[Tensor]:
-        """Return the rows of each training replica."""
-        count = self.train.replicas
+    def _update(self, method: str, layout: TrainLayout, minibatch: Sequences) -> dict[str, float]:
+        replies: list[dict[str, float]] = self._ask(
+            method, layout, minibatch, self._deal(minibatch, layout)
+        )
+        return replies[0]
+
+    def _deal(self, sequences: Sequences, layout: TrainLayout) -> list[Tensor]:
+        """Return the rows of each replica of a training layout."""
+        count = layout.replicas
         if self.costs is None:
             assert len(sequences) % count == 0, "validated: a batch divides over its replicas"
             return list(torch.arange(len(sequences)).chunk(count))
         shares = partition(self.costs(sequences.lengths_B.tolist()), count)
         return [torch.tensor(share) for share in shares]
+
+    def _ask(
+        self, method: str, layout: TrainLayout, sequences: Sequences, dealt: Sequence[Tensor]
+    ) -> list[Any]:
+        """Give each replica its rows; return what the replicas say."""
+        return self._per_replica(method, layout, [(sequences.rows(rows),) for rows in dealt])
 
     def _per_replica(
         self, method: str, layout: TrainLayout | RolloutLayout, shares: Sequence[tuple[Any, ...]]

@@ -1,16 +1,16 @@
 """Section `actor_config`: the policy that is trained, its layout and its optimizer."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from mindrl.config.megatron_training import Fraction, PositiveInt
+from mindrl.config.megatron_training import PositiveInt
+from mindrl.config.role import LearningConfig
 from mindrl.config.section import SECTION
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
-class ActorConfig:
+class ActorConfig(LearningConfig):
     """The actor: model folder, training layout, optimizer."""
 
     load: str
@@ -40,35 +40,3 @@ class ActorConfig:
     `rl_config.use_dynamic_bsz`."""
     logprob_chunk_tokens: PositiveInt = 1024
     """Tokens whose logits are in memory at a time."""
-    recompute_granularity: Literal["selective", "full"] | None = None
-    """Activations that the backward pass makes again: those of attention, or of whole layers. None
-    keeps all."""
-    recompute_method: Literal["uniform", "block"] | None = None
-    """With `full`: runs of `recompute_num_layers` layers each, which must divide the layers of each
-    chunk; or that many single layers of each chunk."""
-    recompute_num_layers: PositiveInt | None = None
-    """With `full`: see `recompute_method`."""
-    moe_aux_loss_coeff: Annotated[float, Field(ge=0.0)] = 0.0
-    """Weight of the loss that keeps the experts of a layer equally busy. It looks at one
-    micro-batch at a time, so with it the gradient depends on the cut into micro-batches."""
-    moe_grouped_gemm: bool = False
-    """Multiply by all experts of a rank and layer at once, in bfloat16; False takes them one after
-    the other."""
-    lr: Annotated[float, Field(gt=0.0)] = 1e-6
-    """Peak learning rate."""
-    min_lr: Annotated[float, Field(ge=0.0)] = 0.0
-    """Learning rate that the decay ends at."""
-    lr_decay_style: Literal["constant", "linear", "cosine"] = "constant"
-    """Schedule of the learning rate after the warm-up."""
-    lr_warmup_fraction: Fraction = 0.0
-    """Share of all optimizer steps in which the learning rate rises linearly from 0."""
-    weight_decay: Annotated[float, Field(ge=0.0)] = 0.01
-    """Decoupled weight decay (AdamW)."""
-    clip_grad: Annotated[float, Field(ge=0.0)] = 1.0
-    """Largest global gradient norm; longer gradients are scaled down. 0 clips nothing."""
-    adam_beta1: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
-    """Decay of Adam's first moment."""
-    adam_beta2: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.95
-    """Decay of Adam's second moment."""
-    adam_eps: Annotated[float, Field(gt=0.0)] = 1e-8
-    """Added to the denominator of Adam's step."""

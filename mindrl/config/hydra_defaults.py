@@ -6,15 +6,25 @@ from typing import Any, get_type_hints
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
+from mindrl.config.role import CriticConfig, RewardConfig
 from mindrl.config.run import RunConfig
 
 NAME = "mindrl_defaults"
 """First entry of the `defaults` list of a configuration file."""
 
+_OPTIONAL: dict[str, dict[str, type]] = {
+    "mindrl_critic_defaults": {"critic_config": CriticConfig},
+    "mindrl_reward_defaults": {"reward_config": RewardConfig},
+}
+"""Entries behind it in a file that has the section: all of its keys can then be overridden."""
+
 
 def register_defaults() -> None:
-    """Make `mindrl_defaults` known to Hydra."""
-    ConfigStore.instance().store(name=NAME, node=_defaults(RunConfig))
+    """Make `mindrl_defaults` known to Hydra, and those of the sections that may be left out."""
+    store = ConfigStore.instance()
+    store.store(name=NAME, node=_defaults(RunConfig))
+    for name, sections in _OPTIONAL.items():
+        store.store(name=name, node={key: _defaults(kind) for key, kind in sections.items()})
 
 
 def plain_values(composed: DictConfig) -> dict[str, Any]:

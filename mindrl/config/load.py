@@ -3,12 +3,13 @@
 import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from typing import Any, get_args, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
 from mindrl.config.run import RunConfig
+from mindrl.config.section import documented_fields
 from mindrl.errors import ConfigError
 
 _LIKE_ENOUGH = 0.6
@@ -18,7 +19,7 @@ def load_run_config(values: Mapping[str, Any]) -> RunConfig:
     """Build the configuration of a run.
 
     Args:
-        values: The four sections as nested mappings of plain values.
+        values: The sections as nested mappings of plain values.
 
     Raises:
         ConfigError: Unknown keys, missing keys, wrong types and values out of range, all at once.
@@ -39,7 +40,7 @@ def field_names(path: Sequence[str]) -> list[str]:
         section = next((kind for kind in _kinds(hints.get(key)) if is_dataclass(kind)), None)
         if section is None:
             return []
-    return [field.name for field in fields(section)]
+    return list(documented_fields(section))
 
 
 def suggest(path: Sequence[str], key: str) -> str:

@@ -46,7 +46,8 @@ class MegatronTrainingConfig:
     use_distributed_optimizer: bool = True
     """Shard optimizer state over the data-parallel ranks (ZeRO-1)."""
     sequence_parallel: bool = False
-    """Split activations along the sequence between the tensor-parallel regions."""
+    """Split activations along the sequence between the tensor-parallel regions, in every role
+    whose tensor-parallel size is above 1."""
     distributed_backend: Literal["auto", "hccl", "nccl", "gloo"] = "auto"
     """Backend of the process groups. `auto` takes the platform's own."""
     distributed_timeout_minutes: PositiveInt = 10

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from mindrl.config.megatron_training import PositiveInt
+from mindrl.config.megatron_training import Fraction, PositiveInt
 from mindrl.config.section import SECTION
 
 NonNegative = Annotated[float, Field(ge=0.0)]
@@ -27,17 +27,18 @@ class IntegratedModeConfig:
     """Settings of the roles that share the actor's process."""
 
     ref_model_load_path: str | None = None
-    """Folder of the reference model. None takes `actor_config.load`."""
+    """MindSpeed-RL's name for `ref_config.load`: either is enough."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class RLConfig:
-    """The algorithm (GRPO), its rewards, the devices and what is watched."""
+    """The algorithm, its rewards, the devices and what is watched."""
 
     use_integrated_worker: Literal[True] = True
-    """Full colocation: actor, rollout and reference share each device. The only mode here."""
-    blocking: Literal[True] = True
-    """Each stage of a step waits for the one before it, as colocation needs."""
+    """Full colocation: all roles share each device. The only mode here."""
+    blocking: bool = True
+    """Each stage of a step waits for the one before it. False rates the responses on the host while
+    the devices compute log-probs and values: the same numbers, sooner."""
     device: Literal["auto", "npu", "gpu", "cpu"] = "auto"
     """Kind of device. `auto` takes NPU, else GPU, else CPU, whichever is there first."""
     actor_resource: ActorResource = ActorResource()
@@ -46,7 +47,8 @@ class RLConfig:
     """Settings of the roles that share the actor's process."""
 
     n_samples_per_prompt: PositiveInt = 8
-    """Responses drawn per prompt: the group that advantages are normalised over."""
+    """Responses drawn per prompt: the group that `group_norm` normalises over, which needs 2 or
+    more."""
     mini_batch_size: PositiveInt
     """Prompts per optimizer step. Divides `megatron_training.global_batch_size`."""
     epochs: PositiveInt = 1
@@ -57,6 +59,11 @@ class RLConfig:
     """Sequences per forward pass of the log-probs. None takes `actor_config.micro_batch_size`."""
     ref_forward_micro_batch_size: PositiveInt | None = None
     """The same for the reference. None takes `actor_config.micro_batch_size`."""
+    critic_forward_micro_batch_size: PositiveInt | None = None
+    """Sequences per forward pass of the values. None takes `critic_config.micro_batch_size`."""
+    reward_forward_micro_batch_size: PositiveInt | None = None
+    """Sequences per forward pass of the reward model. None takes
+    `reward_config.micro_batch_size`."""
     use_remove_padding: bool = True
     """Sequences of a micro-batch are packed one behind the other; no pad token enters the model.
     False pads each to the longest: the same gradient, more work."""
@@ -78,8 +85,17 @@ class RLConfig:
     overlong_prompt_policy: Literal["error", "drop"] = "error"
     """A longer prompt ends the run before it starts, or is dropped, counted and logged."""
 
-    adv_estimator: Literal["group_norm"] = "group_norm"
-    """Advantage estimator: `group_norm` is GRPO's."""
+    adv_estimator: Literal["group_norm", "gae"] = "group_norm"
+    """Advantage estimator: `group_norm` is GRPO's; `gae` is PPO's, and needs a `critic_config`."""
+    gamma: Fraction = 1.0
+    """Discount of a token in the returns, with `gae`."""
+    lam: Fraction = 0.95
+    """Lambda of `gae`: 0 trusts the critic, 1 the rewards."""
+    cliprange_value: Annotated[float, Field(gt=0.0)] = 0.5
+    """With `gae`: a value counts only within its old value -/+ cliprange_value, in units of
+    reward."""
+    critic_warmup: Annotated[int, Field(ge=0)] = 0
+    """Steps at the start of the run that train the critic alone."""
     clip_ratio: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
     """The policy ratio counts only within 1 - clip_ratio and 1 + clip_ratio."""
     token_level_loss: bool = True
@@ -88,17 +104,30 @@ class RLConfig:
     """Estimator of the KL to the reference: k1 = kl, k2 = mse, k3 = low_var_kl, or abs."""
     init_kl_coef: NonNegative = 0.0
     """Weight of the KL term. At 0 no reference model is loaded."""
+    use_kl_in_reward: bool = False
+    """With `gae`: True takes the KL term from the reward of each token; False adds it to the
+    loss."""
     entropy_coeff: NonNegative = 0.0
     """Weight of the entropy bonus."""
 
     verifier_function: tuple[str, ...] = ("math_verify", "boxed_format")
-    """Rewards, by name or as `package.module:function`. The first one also measures accuracy."""
+    """Rewards, by name or as `package.module:function`. The first one also measures accuracy. May
+    be empty where there is a `reward_config` and nothing is evaluated."""
     verifier_weight: tuple[float, ...] = (1.0, 0.1)
     """Weight of each reward, in the same order."""
     verifier_timeout: Annotated[float, Field(gt=0.0)] = 5.0
     """Seconds for one answer; a later one scores 0 and is counted."""
     verifier_parallel: PositiveInt = 1
     """Reward processes."""
+
+    device_memory_mib: PositiveInt | None = None
+    """Memory of one device that the run may take, in MiB. None: what the device has; a CPU device
+    then has no bound."""
+    check_memory: bool = True
+    """Refuse a run whose predicted memory exceeds the device's before it starts; False starts it
+    all the same."""
+    memory_timeline_steps: Annotated[int, Field(ge=0)] = 2
+    """Steps at the start of the run whose memory timeline is written; 0 writes none."""
 
     test_freq: Annotated[int, Field(ge=0)] = 0
     """Evaluate greedily on the held-out file every so many steps. 0: only before and after."""

@@ -2,24 +2,33 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import assert_never
 
 from pydantic.dataclasses import dataclass
 
 from mindrl.config.actor import ActorConfig
 from mindrl.config.generate import GenerateConfig
+from mindrl.config.layout_sizes import LayoutSizes, Role, layout_sizes
 from mindrl.config.megatron_training import MegatronTrainingConfig
 from mindrl.config.rl import RLConfig
+from mindrl.config.role import CriticConfig, RefConfig, RewardConfig
 from mindrl.config.section import SECTION
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class RunConfig:
-    """The four sections of a run."""
+    """The sections of a run."""
 
     megatron_training: MegatronTrainingConfig
     """The run as a whole: steps, batch, data, precision."""
     actor_config: ActorConfig
     """The actor: model folder, training layout, optimizer."""
+    ref_config: RefConfig = RefConfig()
+    """The reference: model folder, layout."""
+    critic_config: CriticConfig | None = None
+    """The critic of PPO: model folder, layout, optimizer. None without one."""
+    reward_config: RewardConfig | None = None
+    """The neural reward model: model folder, weight, layout. None without one."""
     rl_config: RLConfig
     """The algorithm, its rewards, the devices and what is watched."""
     generate_config: GenerateConfig
@@ -31,19 +40,34 @@ class RunConfig:
         return self.rl_config.actor_resource.num_npus
 
     @property
-    def ranks_per_train_replica(self) -> int:
-        """Workers that hold one copy of the trained model together."""
-        actor = self.actor_config
-        return (
-            actor.tensor_model_parallel_size
-            * actor.context_parallel_size
-            * actor.pipeline_model_parallel_size
-        )
+    def roles(self) -> tuple[Role, ...]:
+        """The models of the run that lie in training layouts."""
+        there: dict[Role, bool] = {
+            "actor": True,
+            "ref": self.uses_reference,
+            "critic": self.critic_config is not None,
+            "reward": self.reward_config is not None,
+        }
+        return tuple(role for role, is_there in there.items() if is_there)
+
+    def layout_sizes(self, role: Role) -> LayoutSizes:
+        """Return a role's parallel sizes; those of a section that is left out are the actor's."""
+        own = {
+            "actor": None,
+            "ref": self.ref_config,
+            "critic": self.critic_config,
+            "reward": self.reward_config,
+        }
+        return layout_sizes(role, self.actor_config, own[role])
+
+    def data_parallel_size(self, role: Role) -> int:
+        """Return how many copies of a role's model there are."""
+        return self.world_size // self.layout_sizes(role).ranks_per_replica
 
     @property
     def train_data_parallel_size(self) -> int:
-        """Training replicas."""
-        return self.world_size // self.ranks_per_train_replica
+        """Training replicas of the actor."""
+        return self.data_parallel_size("actor")
 
     @property
     def rollout_data_parallel_size(self) -> int:
@@ -68,7 +92,13 @@ class RunConfig:
 
     @property
     def total_updates(self) -> int:
-        """Optimizer steps of the whole run."""
+        """Optimizer steps of the actor in the whole run."""
+        steps = self.megatron_training.train_iters - self.rl_config.critic_warmup
+        return self.updates_per_step * steps
+
+    @property
+    def total_critic_updates(self) -> int:
+        """Optimizer steps of the critic in the whole run."""
         return self.updates_per_step * self.megatron_training.train_iters
 
     @property
@@ -76,10 +106,54 @@ class RunConfig:
         """Folder of the tokenizer."""
         return self.megatron_training.tokenizer_name_or_path or self.actor_config.load
 
+    def model_key(self, role: Role) -> str:
+        """Return the key that names the folder of a role's model."""
+        match role:
+            case "actor":
+                return "actor_config.load"
+            case "ref" if self.ref_config.load:
+                return "ref_config.load"
+            case "ref" if self.rl_config.integrated_mode_config.ref_model_load_path:
+                return "rl_config.integrated_mode_config.ref_model_load_path"
+            case "critic" if self.critic_config and self.critic_config.load:
+                return "critic_config.load"
+            case "reward":
+                return "reward_config.load"
+            case "ref" | "critic":
+                return "actor_config.load"
+            case _:
+                assert_never(role)
+
+    def model_path(self, role: Role) -> str:
+        """Return the folder of a role's model; `reward` needs its section."""
+        at: object = self
+        for part in self.model_key(role).split("."):
+            at = getattr(at, part)
+        assert isinstance(at, str)
+        return at
+
     @property
     def reference_path(self) -> str:
         """Folder of the reference model."""
-        return self.rl_config.integrated_mode_config.ref_model_load_path or self.actor_config.load
+        return self.model_path("ref")
+
+    @property
+    def critic_micro_batch_size(self) -> int:
+        """Sequences per forward and backward pass of the critic."""
+        own = self.critic_config.micro_batch_size if self.critic_config else None
+        return own or self.actor_config.micro_batch_size
+
+    @property
+    def critic_forward_micro_batch_size(self) -> int:
+        """Sequences per forward pass of the values."""
+        return self.rl_config.critic_forward_micro_batch_size or self.critic_micro_batch_size
+
+    @property
+    def reward_forward_micro_batch_size(self) -> int:
+        """Sequences per forward pass of the reward model."""
+        own = self.reward_config.micro_batch_size if self.reward_config else None
+        asked = self.rl_config.reward_forward_micro_batch_size
+        return asked or own or self.actor_config.micro_batch_size
 
     @property
     def is_deterministic(self) -> bool:
@@ -92,20 +166,36 @@ class RunConfig:
         """Whether a reference model is loaded at all."""
         return self.rl_config.init_kl_coef > 0
 
+    @property
+    def loss_kl_coef(self) -> float:
+        """Weight of the KL term in the actor's loss."""
+        return 0.0 if self.rl_config.use_kl_in_reward else self.rl_config.init_kl_coef
+
+    @property
+    def reward_kl_coef(self) -> float:
+        """Weight of the KL term in the reward of each token."""
+        return self.rl_config.init_kl_coef if self.rl_config.use_kl_in_reward else 0.0
+
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
     """Return the configuration with model paths that mean the same from every working folder."""
-    actor, rl = config.actor_config, config.rl_config
-    integrated = rl.integrated_mode_config
-    reference = integrated.ref_model_load_path
+    critic, reward = config.critic_config, config.reward_config
+    integrated = config.rl_config.integrated_mode_config
+    reference = _absolute(integrated.ref_model_load_path)
     return replace(
         config,
-        actor_config=replace(actor, load=str(Path(actor.load).absolute())),
+        actor_config=replace(
+            config.actor_config, load=str(Path(config.actor_config.load).absolute())
+        ),
+        ref_config=replace(config.ref_config, load=_absolute(config.ref_config.load)),
+        critic_config=critic and replace(critic, load=_absolute(critic.load)),
+        reward_config=reward and replace(reward, load=str(Path(reward.load).absolute())),
         rl_config=replace(
-            rl,
-            integrated_mode_config=replace(
-                integrated,
-                ref_model_load_path=None if reference is None else str(Path(reference).absolute()),
-            ),
+            config.rl_config,
+            integrated_mode_config=replace(integrated, ref_model_load_path=reference),
         ),
     )
+
+
+def _absolute(path: str | None) -> str | None:
+    return None if path is None else str(Path(path).absolute())

@@ -2,25 +2,18 @@
 
 from rich.table import Table
 
+from mindrl.config.layout_sizes import Role
 from mindrl.config.run import RunConfig
 from mindrl.platform.device import Platform
 
 
 def derived_numbers(config: RunConfig, platform: Platform) -> dict[str, str]:
     """Return what a configuration comes to, in the order that a person asks."""
-    actor, generate, rl = config.actor_config, config.generate_config, config.rl_config
+    generate, rl = config.generate_config, config.rl_config
     training = config.megatron_training
     return {
         "devices (ranks)": f"{config.world_size} x {platform.ray_resource}",
-        "training": _sizes(
-            TP=actor.tensor_model_parallel_size,
-            CP=actor.context_parallel_size,
-            PP=actor.pipeline_model_parallel_size,
-            VPP=actor.virtual_pipeline_model_parallel_size,
-            EP=actor.expert_model_parallel_size,
-            ETP=actor.expert_tensor_parallel_size,
-            DP=config.train_data_parallel_size,
-        ),
+        "training": _role_sizes(config, "actor"),
         "rollout": _sizes(
             TP=generate.infer_tensor_parallel_size,
             EP=generate.infer_expert_parallel_size,
@@ -41,12 +34,45 @@ def derived_numbers(config: RunConfig, platform: Platform) -> dict[str, str]:
             f"of {training.seq_length} tokens"
         ),
         "precision": f"training {'bf16' if training.bf16 else 'fp32'}, rollout {generate.dtype}",
-        "reference": config.reference_path if config.uses_reference else "none (init_kl_coef is 0)",
-        "rewards": ", ".join(
-            f"{weight:g} x {name}"
-            for name, weight in zip(rl.verifier_function, rl.verifier_weight, strict=True)
-        ),
+        "reference": _role(config, "ref") or "none (init_kl_coef is 0)",
+        **_further_roles(config),
+        "rewards": _rewards(config),
     }
+
+
+def _further_roles(config: RunConfig) -> dict[str, str]:
+    """List the roles that most runs do not have, where there are any."""
+    named = {"critic": _role(config, "critic"), "reward model": _role(config, "reward")}
+    return {name: text for name, text in named.items() if text}
+
+
+def _role(config: RunConfig, role: Role) -> str:
+    """Say where a role beside the actor comes from, and its layout where that is its own."""
+    if role not in config.roles:
+        return ""
+    sizes, path = _role_sizes(config, role), config.model_path(role)
+    return path if sizes == _role_sizes(config, "actor") else f"{path} ({sizes})"
+
+
+def _role_sizes(config: RunConfig, role: Role) -> str:
+    sizes = config.layout_sizes(role)
+    return _sizes(
+        TP=sizes.tp,
+        CP=sizes.cp,
+        PP=sizes.pp,
+        VPP=sizes.vpp,
+        EP=sizes.ep,
+        ETP=sizes.etp,
+        DP=config.data_parallel_size(role),
+    )
+
+
+def _rewards(config: RunConfig) -> str:
+    rl, model = config.rl_config, config.reward_config
+    weighed = [*zip(rl.verifier_function, rl.verifier_weight, strict=True)]
+    if model:
+        weighed.append(("reward model", model.weight))
+    return ", ".join(f"{weight:g} x {name}" for name, weight in weighed)
 
 
 def _micro_batch(config: RunConfig) -> str:

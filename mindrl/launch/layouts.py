@@ -1,7 +1,10 @@
 """The layouts of a run: what the configuration asks for, and the order of the training ranks."""
 
-from mindrl.allocation.from_config import rollout_layout, train_layout
+from dataclasses import replace
+
+from mindrl.allocation.from_config import role_layout, rollout_layout, train_layout
 from mindrl.allocation.layout import TrainLayout
+from mindrl.config.layout_sizes import Role
 from mindrl.config.run import RunConfig
 from mindrl.models.decoder import DType
 from mindrl.models.description import read_description
@@ -21,7 +24,7 @@ def train_dtype(config: RunConfig) -> DType:
 
 
 def ordered_train_layout(config: RunConfig) -> TrainLayout:
-    """Return the training layout with the order that `generate_config.rank_map` asks for.
+    """Return the actor's layout with the order that `generate_config.rank_map` asks for.
 
     Driver and workers call this alike: it depends on the configuration and on config.json alone.
     """
@@ -35,3 +38,17 @@ def ordered_train_layout(config: RunConfig) -> TrainLayout:
         topology(config),
         dtypes=(train_dtype(config), config.generate_config.dtype),
     ).layout
+
+
+def role_layouts(config: RunConfig) -> dict[Role, TrainLayout]:
+    """Return the layout of each role that the run has.
+
+    A role with the actor's sizes takes its order too: then they share their process groups.
+    """
+    actor = ordered_train_layout(config)
+    layouts: dict[Role, TrainLayout] = {}
+    for role in config.roles:
+        own = role_layout(config, role)
+        same_sizes = own == replace(actor, order=None, expert_order=None)
+        layouts[role] = actor if same_sizes else own
+    return layouts

@@ -1,4 +1,7 @@
-"""The program that plans without running: `python cli/plan.py reshard ...`. Needs no torch."""
+"""The program that plans without running: `python cli/plan.py reshard ...`, `... memory ...`.
+
+Needs no torch.
+"""
 
 import argparse
 import json
@@ -20,6 +23,7 @@ from mindrl.allocation.strings import (
 from mindrl.errors import ConfigError, MindrlError, ModelError
 from mindrl.launch.arguments import count, counts, positive
 from mindrl.launch.exits import BAD_CONFIG, FAILED, report
+from mindrl.launch.memory_program import add_memory_parser
 from mindrl.launch.reshard_figures import (
     PlanFigures,
     RankMapFigures,
@@ -63,13 +67,23 @@ def plan(name: str = "plan.py") -> int:
     Args:
         name: Of the program, as its help calls it.
     """
-    options = _parser(name).parse_args()
+    options = _options(_parser(name))
     try:
-        return _reshard(options)
+        return int(options.run(options))
     except (ConfigError, ModelError) as error:
         return report(str(error).splitlines(), BAD_CONFIG)
     except MindrlError as error:
         return report(str(error).splitlines(), FAILED)
+
+
+def _options(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Read the command line; overrides may stand before, between and behind the options."""
+    options, more = parser.parse_known_args()
+    if more and ("overrides" not in options or any(each.startswith("-") for each in more)):
+        parser.error(f"unrecognized arguments: {' '.join(more)}")
+    if more:
+        options.overrides += more
+    return options
 
 
 def _parser(name: str) -> argparse.ArgumentParser:
@@ -77,6 +91,12 @@ def _parser(name: str) -> argparse.ArgumentParser:
         prog=name, description="Plan on any machine, without torch and without devices."
     )
     plans = parser.add_subparsers(title="plans", required=True, metavar="PLAN")
+    _add_reshard_parser(plans)
+    add_memory_parser(plans)
+    return parser
+
+
+def _add_reshard_parser(plans: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     reshard = plans.add_parser(
         "reshard",
         help="bytes and time to move the weights from a training to a rollout layout",
@@ -131,7 +151,7 @@ def _parser(name: str) -> argparse.ArgumentParser:
         help="best looks for the order of the training ranks that moves least (the default)",
     )
     add("--json", action="store_true", help="print one JSON object, all sizes in bytes")
-    return parser
+    reshard.set_defaults(run=_reshard)
 
 
 @dataclass(frozen=True, kw_only=True)

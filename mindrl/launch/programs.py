@@ -14,13 +14,19 @@ _CHECKOUT = Path(__file__).resolve().parents[2]
 
 def train_grpo() -> int:
     """Train with GRPO; returns the exit code."""
-    return run_program(_train_grpo, configs=_configs(), default_config="grpo_tiny_cpu")
+    return run_program(_train, configs=_configs(), default_config="grpo_tiny_cpu")
+
+
+def train_ppo() -> int:
+    """Train with PPO; returns the exit code."""
+    return run_program(_train, configs=_configs(), default_config="ppo_tiny_cpu")
 
 
 def main() -> None:
     """Start a program by its name: `mindrl train-grpo --config-name NAME [key=value ...]`."""
     programs: Mapping[str, Callable[[], int]] = {
         "train-grpo": train_grpo,
+        "train-ppo": train_ppo,
         "plan": _plan,
         "convert-ckpt": _convert,
     }
@@ -46,9 +52,9 @@ def _convert() -> int:
     return convert("mindrl convert-ckpt")
 
 
-def _train_grpo(config: RunConfig, run_dir: Path) -> None:
+def _train(config: RunConfig, run_dir: Path) -> None:
     # Imported late: --help, --cfg and --dry-run answer in a second, without torch and Ray.
-    from mindrl.launch.grpo import train_grpo as train  # noqa: PLC0415
+    from mindrl.launch.train_program import train  # noqa: PLC0415
 
     train(config, run_dir)
 

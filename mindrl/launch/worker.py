@@ -1,21 +1,33 @@
 """From a configuration to a worker. Imported inside a prepared worker process only."""
 
+from collections.abc import Mapping
+
 from mindrl.algorithms.grpo import GrpoLoss
+from mindrl.algorithms.value_loss import ValueLoss
 from mindrl.allocation.from_config import rollout_layout
-from mindrl.allocation.regions import TrainRegion
+from mindrl.allocation.layout import TrainLayout
 from mindrl.batch.balance import MicroBatching
+from mindrl.config.actor import ActorConfig
+from mindrl.config.layout_sizes import Role
+from mindrl.config.role import CriticConfig, LearningConfig
 from mindrl.config.run import RunConfig
-from mindrl.launch.layouts import ordered_train_layout, topology
+from mindrl.launch.layouts import role_layouts, topology
+from mindrl.launch.worker_memory import make_device, plan_worker_memory
 from mindrl.platform.attention import attention_kernel
 from mindrl.platform.determinism import make_deterministic
 from mindrl.platform.device import Platform, configure_megatron
 from mindrl.rollout.engine import EngineSettings
 from mindrl.training.model import ModelSettings
 from mindrl.training.optimizer import OptimizerSettings
-from mindrl.training.parallel import initialise_model_parallel
+from mindrl.training.parallel import GroupsByLayout, ParallelGroups
 from mindrl.training.recompute import Recompute
 from mindrl.workers.actor_hybrid_worker import ActorSettings
-from mindrl.workers.integrated_worker import IntegratedWorker, ReferenceSettings
+from mindrl.workers.integrated_worker import (
+    CriticSettings,
+    IntegratedWorker,
+    ReadOnlySettings,
+    RolesSettings,
+)
 from mindrl.workers.weights_in_transit import TransitSettings
 
 
@@ -24,10 +36,26 @@ def build_worker(config: RunConfig, platform: Platform) -> IntegratedWorker:
 
     Raises:
         ModelError: A model folder does not hold a supported model.
+        DeviceMemoryError: A role does not fit the device.
+        HostMemoryError: The host has no room for what has to leave the device.
     """
-    layout = ordered_train_layout(config)
     if config.is_deterministic:
         make_deterministic()
+    layouts = role_layouts(config)
+    _configure_megatron(config, platform, layouts["actor"])
+    made = GroupsByLayout(seed=config.megatron_training.seed)
+    groups = {role: made.of(layout) for role, layout in layouts.items()}
+    memory = plan_worker_memory(config, platform.device_type)
+    settings = RolesSettings(
+        actor=_actor(config, platform, groups["actor"], memory.kv_cache_bytes),
+        reference=_reference(config, platform, groups),
+        critic=_critic(config, platform, groups),
+        reward=_reward(config, platform, groups),
+    )
+    return IntegratedWorker(settings, make_device(config, platform.device_type, memory))
+
+
+def _configure_megatron(config: RunConfig, platform: Platform, layout: TrainLayout) -> None:
     # Context parallelism is ours: no vendor's version of it is to be put in.
     configure_megatron(
         platform,
@@ -40,56 +68,106 @@ def build_worker(config: RunConfig, platform: Platform) -> IntegratedWorker:
             "moe_grouped_gemm": config.actor_config.moe_grouped_gemm,
         },
     )
-    initialise_model_parallel(layout, seed=config.megatron_training.seed)
-    model = ModelSettings(
-        layout=layout,
+
+
+def _model(
+    config: RunConfig, platform: Platform, groups: ParallelGroups, learning: LearningConfig
+) -> ModelSettings:
+    return ModelSettings(
+        groups=groups,
         seq_length=config.megatron_training.seq_length,
         bf16=config.megatron_training.bf16,
-        sequence_parallel=config.megatron_training.sequence_parallel,
+        sequence_parallel=config.megatron_training.sequence_parallel and groups.layout.tp > 1,
         device_type=platform.device_type,
         attention=attention_kernel(platform.kind),
         removes_padding=config.rl_config.use_remove_padding,
         logprob_chunk_tokens=config.actor_config.logprob_chunk_tokens,
-        moe_aux_loss_coeff=config.actor_config.moe_aux_loss_coeff,
-        grouped_experts=config.actor_config.moe_grouped_gemm,
+        moe_aux_loss_coeff=learning.moe_aux_loss_coeff,
+        grouped_experts=learning.moe_grouped_gemm,
         recompute=Recompute(
-            granularity=config.actor_config.recompute_granularity,
-            method=config.actor_config.recompute_method,
-            num_layers=config.actor_config.recompute_num_layers,
+            granularity=learning.recompute_granularity,
+            method=learning.recompute_method,
+            num_layers=learning.recompute_num_layers,
         ),
         deterministic=config.is_deterministic,
     )
-    return IntegratedWorker(
-        _actor_settings(config, platform, model),
-        _reference_settings(config, model) if config.uses_reference else None,
-    )
 
 
-def _actor_settings(config: RunConfig, platform: Platform, model: ModelSettings) -> ActorSettings:
+def _actor(
+    config: RunConfig, platform: Platform, groups: ParallelGroups, kv_cache_bytes: int
+) -> ActorSettings:
     actor, rl = config.actor_config, config.rl_config
     return ActorSettings(
         load=actor.load,
-        model=model,
-        optimizer=_optimizer_settings(config),
-        engine=_engine_settings(config, platform),
+        model=_model(config, platform, groups, actor),
+        optimizer=_optimizer(config, actor, config.total_updates),
+        engine=_engine(config, platform, kv_cache_bytes),
         loss=GrpoLoss(
             clip_low=rl.clip_ratio,
             clip_high=rl.clip_ratio,
             kl_kind=rl.kl_penalty,
-            kl_coef=rl.init_kl_coef,
+            kl_coef=config.loss_kl_coef,
             entropy_coef=rl.entropy_coeff,
         ),
         temperature=config.generate_config.sampling_config.temperature,
-        micro_batching=_micro_batching(config, None, rl.update_max_packing_token_size),
-        forward_micro_batching=_micro_batching(
-            config, rl.actor_forward_micro_batch_size, rl.actor_max_packing_token_size
+        micro_batching=_micro_batching(
+            config, actor.micro_batch_size, rl.update_max_packing_token_size
         ),
-        transit=_transit_settings(config),
-        offloaded=_offloaded(config),
+        forward_micro_batching=_micro_batching(
+            config,
+            rl.actor_forward_micro_batch_size or actor.micro_batch_size,
+            rl.actor_max_packing_token_size,
+        ),
+        transit=_transit(config),
     )
 
 
-def _transit_settings(config: RunConfig) -> TransitSettings:
+def _reference(
+    config: RunConfig, platform: Platform, groups: Mapping[Role, ParallelGroups]
+) -> ReadOnlySettings | None:
+    if "ref" not in groups:
+        return None
+    rl = config.rl_config
+    sequences = rl.ref_forward_micro_batch_size or config.actor_config.micro_batch_size
+    return ReadOnlySettings(
+        load=config.reference_path,
+        model=_model(config, platform, groups["ref"], config.actor_config),
+        micro_batching=_micro_batching(config, sequences, rl.ref_max_packing_token_size),
+    )
+
+
+def _critic(
+    config: RunConfig, platform: Platform, groups: Mapping[Role, ParallelGroups]
+) -> CriticSettings | None:
+    critic = config.critic_config
+    if critic is None:
+        return None
+    return CriticSettings(
+        load=config.model_path("critic"),
+        model=_model(config, platform, groups["critic"], critic),
+        optimizer=_optimizer(config, critic, config.total_critic_updates),
+        loss=ValueLoss(clip_range=config.rl_config.cliprange_value),
+        head_seed=config.megatron_training.seed,
+        micro_batching=_micro_batching(config, config.critic_micro_batch_size, None),
+        forward_micro_batching=_micro_batching(
+            config, config.critic_forward_micro_batch_size, None
+        ),
+    )
+
+
+def _reward(
+    config: RunConfig, platform: Platform, groups: Mapping[Role, ParallelGroups]
+) -> ReadOnlySettings | None:
+    if config.reward_config is None:
+        return None
+    return ReadOnlySettings(
+        load=config.reward_config.load,
+        model=_model(config, platform, groups["reward"], LearningConfig()),
+        micro_batching=_micro_batching(config, config.reward_forward_micro_batch_size, None),
+    )
+
+
+def _transit(config: RunConfig) -> TransitSettings:
     generate = config.generate_config
     return TransitSettings(
         rollout=rollout_layout(config),
@@ -98,32 +176,33 @@ def _transit_settings(config: RunConfig) -> TransitSettings:
         bucket_bytes=generate.reshard_bucket_mib << 20,
         timeout_seconds=generate.reshard_timeout_seconds,
         verify=generate.verify_weights,
-        release_source=generate.offload_train_param,
     )
 
 
-def _optimizer_settings(config: RunConfig) -> OptimizerSettings:
-    actor = config.actor_config
+def _optimizer(
+    config: RunConfig, learning: ActorConfig | CriticConfig, updates: int
+) -> OptimizerSettings:
     return OptimizerSettings(
-        lr=actor.lr,
-        min_lr=actor.min_lr,
-        lr_decay_style=actor.lr_decay_style,
-        warmup_updates=int(actor.lr_warmup_fraction * config.total_updates),
-        total_updates=config.total_updates,
-        weight_decay=actor.weight_decay,
-        clip_grad=actor.clip_grad,
-        adam_beta1=actor.adam_beta1,
-        adam_beta2=actor.adam_beta2,
-        adam_eps=actor.adam_eps,
+        lr=learning.lr,
+        min_lr=learning.min_lr,
+        lr_decay_style=learning.lr_decay_style,
+        warmup_updates=int(learning.lr_warmup_fraction * updates),
+        total_updates=updates,
+        weight_decay=learning.weight_decay,
+        clip_grad=learning.clip_grad,
+        adam_beta1=learning.adam_beta1,
+        adam_beta2=learning.adam_beta2,
+        adam_eps=learning.adam_eps,
         bf16=config.megatron_training.bf16,
         use_distributed_optimizer=config.megatron_training.use_distributed_optimizer,
     )
 
 
-def _engine_settings(config: RunConfig, platform: Platform) -> EngineSettings:
+def _engine(config: RunConfig, platform: Platform, kv_cache_bytes: int) -> EngineSettings:
     generate = config.generate_config
     return EngineSettings(
         model_path=config.actor_config.load,
+        device_type=platform.device_type,
         tensor_parallel_size=generate.infer_tensor_parallel_size,
         enable_expert_parallel=generate.infer_expert_parallel_size > 1,
         dtype=generate.dtype,
@@ -131,7 +210,7 @@ def _engine_settings(config: RunConfig, platform: Platform) -> EngineSettings:
         max_model_len=generate.max_model_len,
         max_num_batched_tokens=generate.max_num_batched_tokens,
         gpu_memory_utilization=generate.gpu_memory_utilization,
-        kv_cache_bytes=generate.kv_cache_mib << 20 if generate.kv_cache_mib else None,
+        kv_cache_bytes=kv_cache_bytes,
         enforce_eager=generate.enforce_eager,
         enable_prefix_caching=generate.enable_prefix_caching,
         trust_remote_code=generate.trust_remote_code,
@@ -140,32 +219,10 @@ def _engine_settings(config: RunConfig, platform: Platform) -> EngineSettings:
     )
 
 
-def _reference_settings(config: RunConfig, model: ModelSettings) -> ReferenceSettings:
-    rl = config.rl_config
-    return ReferenceSettings(
-        load=config.reference_path,
-        model=model,
-        temperature=config.generate_config.sampling_config.temperature,
-        micro_batching=_micro_batching(
-            config, rl.ref_forward_micro_batch_size, rl.ref_max_packing_token_size
-        ),
-    )
-
-
-def _micro_batching(config: RunConfig, sequences: int | None, tokens: int | None) -> MicroBatching:
-    """Cut by sequences or by tokens; None takes the general setting."""
+def _micro_batching(config: RunConfig, sequences: int, tokens: int | None) -> MicroBatching:
+    """Cut by sequences, or by tokens, for which None takes the general bound."""
     rl = config.rl_config
     return MicroBatching(
-        sequences=sequences or config.actor_config.micro_batch_size,
+        sequences=sequences,
         tokens=(tokens or rl.max_packing_token_size) if rl.use_dynamic_bsz else None,
     )
-
-
-def _offloaded(config: RunConfig) -> frozenset[TrainRegion]:
-    generate = config.generate_config
-    switches = {
-        TrainRegion.PARAMETERS: generate.offload_train_param,
-        TrainRegion.GRADIENTS: generate.offload_train_grad,
-        TrainRegion.OPTIMIZER: generate.offload_train_optimizer,
-    }
-    return frozenset(region for region, on in switches.items() if on)

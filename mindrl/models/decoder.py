@@ -23,8 +23,11 @@ from mindrl.models.feed_forward import (
 from mindrl.models.placement import LocalTensor, ShardingTable, part_of, stack, whole
 
 DType = Literal["float32", "bfloat16"]
+Head = Literal["vocabulary", "value"]
+"""What the last hidden states become: the logits of tokens, or one number."""
 ELEMENT_BYTES: Mapping[DType, int] = {"float32": 4, "bfloat16": 2}
 
+VALUE_HEAD = "score.weight"
 _EMBEDDING, _HEAD, _NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 _ROLLOUT_VOCABULARY_MULTIPLE = 64
 
@@ -58,7 +61,9 @@ def always_float32(tensor: str) -> bool:
     return tensor.endswith("e_score_correction_bias")
 
 
-def logical_shapes(model: ModelDescription) -> dict[str, tuple[int, ...]]:
+def logical_shapes(
+    model: ModelDescription, *, head: Head = "vocabulary"
+) -> dict[str, tuple[int, ...]]:
     """Return the shape of each logical tensor, in the order of the layers."""
     hidden = model.hidden_size
     shapes: dict[str, tuple[int, ...]] = {_EMBEDDING: (model.vocab_size, hidden)}
@@ -68,7 +73,9 @@ def logical_shapes(model: ModelDescription) -> dict[str, tuple[int, ...]]:
         for name in ("input_layernorm", "post_attention_layernorm"):
             shapes[f"{layer}{name}.weight"] = (hidden,)
     shapes[_NORM] = (hidden,)
-    if not model.tie_word_embeddings:
+    if head == "value":
+        shapes[VALUE_HEAD] = (1, hidden)
+    elif not model.tie_word_embeddings:
         shapes[_HEAD] = (model.vocab_size, hidden)
     return shapes
 
@@ -90,6 +97,7 @@ def training_side(
     *,
     dtype: DType,
     experts: ExpertStorage = "sequential",
+    head: Head = "vocabulary",
 ) -> Side:
     """Return who holds what on the training side.
 
@@ -102,7 +110,7 @@ def training_side(
         stage, tp_rank = dense["pp"], dense["tp"]
         names = [f"stage {stage}, tensor {tp_rank}"]
         if names[0] not in shards:
-            shards[names[0]] = _training_dense(model, layout, stage, tp_rank)
+            shards[names[0]] = _training_dense(model, layout, head, (stage, tp_rank))
         if model.moe:
             place = layout.experts_order.coordinates[rank]
             assert place["pp"] == stage, "the stages of both grids must agree"
@@ -132,10 +140,16 @@ def rollout_side(model: ModelDescription, layout: RolloutLayout, *, dtype: DType
 
 
 def whole_side(
-    model: ModelDescription, *, world_size: int, holders: Sequence[int], dtype: DType
+    model: ModelDescription,
+    *,
+    world_size: int,
+    holders: Sequence[int],
+    dtype: DType,
+    head: Head = "vocabulary",
 ) -> Side:
     """Return a side whose holders have every logical tensor whole, under its own name."""
-    table = {name: whole(name, shape) for name, shape in logical_shapes(model).items()}
+    shapes = logical_shapes(model, head=head)
+    table = {name: whole(name, shape) for name, shape in shapes.items()}
     held_by = tuple(("whole",) if rank in holders else () for rank in range(world_size))
     return Side(shards={"whole": table}, held_by=held_by, dtype=dtype)
 
@@ -148,8 +162,9 @@ def elsewhere(side: Side, *, first_rank: int, world_size: int) -> Side:
 
 
 def _training_dense(
-    model: ModelDescription, layout: TrainLayout, stage: int, tp_rank: int
+    model: ModelDescription, layout: TrainLayout, head: Head, place: tuple[int, int]
 ) -> ShardingTable:
+    stage, tp_rank = place
     table: dict[str, LocalTensor] = {}
     chunks = layout.chunks(model.num_hidden_layers)
     for chunk in range(layout.vpp):
@@ -157,7 +172,7 @@ def _training_dense(
         for position, index in enumerate(chunks[at]):
             local = f"chunk{chunk}.decoder.layers.{position}."
             table |= _training_layer(model, index, local, layout.tp, tp_rank)
-        ends = _training_ends(model, layout, at, tp_rank)
+        ends = _training_ends(model, layout, head, (at, tp_rank))
         table |= {f"chunk{chunk}.{name}": entry for name, entry in ends.items()}
     return table
 
@@ -177,17 +192,20 @@ def _training_layer(
 
 
 def _training_ends(
-    model: ModelDescription, layout: TrainLayout, at: int, tp_rank: int
+    model: ModelDescription, layout: TrainLayout, head: Head, place: tuple[int, int]
 ) -> ShardingTable:
     """Return what a chunk holds besides layers: the embedding, the last norm, the head."""
+    at, tp_rank = place
     table: dict[str, LocalTensor] = {}
     rows, last = padded_vocab_size(model, layout.tp) // layout.tp, layout.pp * layout.vpp - 1
     if at == 0:
         table["embedding.word_embeddings.weight"] = _vocabulary(model, _EMBEDDING, rows, tp_rank)
     if at == last:
         table["decoder.final_layernorm.weight"] = whole(_NORM, (model.hidden_size,))
+        if head == "value":
+            table["output_layer.weight"] = whole(VALUE_HEAD, (1, model.hidden_size))
         # A tied head is the embedding itself, or its copy where that is in another chunk.
-        if not model.tie_word_embeddings:
+        elif not model.tie_word_embeddings:
             table["output_layer.weight"] = _vocabulary(model, _HEAD, rows, tp_rank)
         elif at > 0:
             table["output_layer.weight"] = _vocabulary(model, _EMBEDDING, rows, tp_rank)

@@ -174,11 +174,26 @@ def _unsupported(values: Mapping[str, Any]) -> Iterator[str]:
     for name in ("attention_bias", "mlp_bias"):
         if values.get(name) and (name, values["model_type"]) != ("attention_bias", "qwen2"):
             yield f"{name}=true is not supported in this family"
+    yield from _unsupported_head(values)
     yield from _unsupported_window(values)
     if values["model_type"].startswith("deepseek"):
         yield from _unsupported_deepseek(values)
     else:
         yield from unsupported_rope(values, _ROPE_SCALINGS.get(values["model_type"], _LLAMA_ROPE))
+
+
+def _unsupported_head(values: Mapping[str, Any]) -> Iterator[str]:
+    """Name what a value or a reward is not: several numbers, or a product plus a bias."""
+    named = str(values.get("architectures"))
+    if not any(name in named for name in _CLASSIFIERS):
+        return
+    # Left out, transformers takes two labels and, of tokens, a bias.
+    names = values.get("id2label")
+    labels = values.get("num_labels", len(names) if isinstance(names, dict) else 2)
+    if labels != 1:
+        yield f"num_labels={labels} is not supported; only 1"
+    if _CLASSIFIERS[1] in named and values.get("token_classification_bias", True):
+        yield "token_classification_bias=true is not supported; only false"
 
 
 def _unsupported_window(values: Mapping[str, Any]) -> Iterator[str]:
@@ -350,6 +365,7 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
+_CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
 _LLAMA_ROPE = ("linear", "llama3")
 _ROPE_SCALINGS: Mapping[str, tuple[str, ...]] = {"phi3": ()}
 """Those of a family, where they are not Llama's."""

@@ -1,27 +1,50 @@
 """What the weight files of a model folder hold, by their headers alone. Imports no torch."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from mindrl.errors import ModelError
-from mindrl.models.decoder import logical_shapes
+from mindrl.models.decoder import VALUE_HEAD, Head, logical_shapes
 from mindrl.models.description import ModelDescription
 from mindrl.models.safetensors_file import Framework, open_file
 
 INDEX_FILE = "model.safetensors.index.json"
 
 
-def check_files(folder: str, model: ModelDescription) -> None:
+def check_files(
+    folder: str,
+    model: ModelDescription,
+    *,
+    head: Head = "vocabulary",
+    draws_missing_head: bool = False,
+) -> None:
     """Compare the weight files with what config.json asks for.
+
+    Args:
+        folder: Of the model.
+        model: What its config.json says.
+        head: Which one is to be read.
+        draws_missing_head: A value head may be missing: one is drawn at random then.
 
     Raises:
         ModelError: A file is missing, unreadable or not what the index says, or a tensor is
             missing or has another shape.
     """
-    check_shapes(folder, tensor_shapes(folder), logical_shapes(model))
+    found, wanted = tensor_shapes(folder), logical_shapes(model, head=head)
+    if draws_missing_head and VALUE_HEAD not in found:
+        wanted.pop(VALUE_HEAD, None)
+    check_shapes(folder, found, wanted)
+
+
+def missing_tensor(place: str, name: str, shape: Sequence[int] | None = None) -> ModelError:
+    """Return the error about a tensor that a folder or file lacks."""
+    asked = "" if shape is None else f"; config.json asks for {list(shape)}"
+    if name == VALUE_HEAD:
+        asked = "; a reward model needs this head, a causal language model has none"
+    return ModelError(f"{place}: no tensor {name}{asked}")
 
 
 def check_shapes(
@@ -34,7 +57,7 @@ def check_shapes(
     """
     for name, shape in wanted.items():
         if name not in found:
-            raise ModelError(f"{place}: no tensor {name}; config.json asks for {list(shape)}")
+            raise missing_tensor(place, name, shape)
         if found[name] != shape:
             raise ModelError(
                 f"{place}: tensor {name} has shape {list(found[name])}; "

@@ -6,7 +6,8 @@ it sleeps: its weights and its KV cache are off the device.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
+from typing import Any, Literal
 
 from vllm import LLM, ModelRegistry, SamplingParams, TokensPrompt
 from vllm.model_executor.models.deepseek_v2 import DeepseekV2ForCausalLM, DeepseekV3ForCausalLM
@@ -33,12 +34,16 @@ _MODELS = (
     DeepseekV3ForCausalLM,
 )
 
+EngineTag = Literal["weights", "kv_cache"]
+"""What the engine gives back and takes apart from the rest, in its own words."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
     """How one rollout replica runs."""
 
     model_path: str
+    device_type: str
     tensor_parallel_size: int
     enable_expert_parallel: bool
     """Whether the ranks of a replica share the experts whole; else each expert is cut."""
@@ -47,7 +52,8 @@ class EngineSettings:
     max_model_len: int
     max_num_batched_tokens: int
     gpu_memory_utilization: float
-    kv_cache_bytes: int | None
+    kv_cache_bytes: int
+    """Of each rank; the engine takes the whole blocks that fit."""
     enforce_eager: bool
     enable_prefix_caching: bool
     trust_remote_code: bool
@@ -55,15 +61,42 @@ class EngineSettings:
     platform_options: Mapping[str, object]
 
 
+class EngineRegion:
+    """The engine's weights or its KV cache, as the account of the device sees them."""
+
+    def __init__(self, engine: "RolloutEngine", tag: EngineTag, nbytes: int) -> None:
+        """Speak for a part of the engine that takes `nbytes` while it is awake."""
+        self.engine = engine
+        self.tag: EngineTag = tag
+        self.nbytes = nbytes
+
+    def device_bytes(self) -> int:
+        """Return what is on the device now."""
+        return self.engine.device_bytes(self.tag)
+
+    def bring(self) -> int:
+        """Allocate it; nothing is copied."""
+        self.engine.wake(self.tag)
+        return 0
+
+    def release(self) -> int:
+        """Put the whole engine to sleep, which knows no other way; nothing is copied."""
+        self.engine.sleep()
+        return 0
+
+    def changed(self) -> None:
+        """Do nothing: no copy is kept."""
+
+
 class RolloutEngine:
     """A vLLM engine that shares its process with the trainer."""
 
     def __init__(self, settings: EngineSettings) -> None:
-        """Start the engine, asleep. A collective over the default process group."""
+        """Start the engine, awake, with weights that mean nothing. A collective over all ranks."""
         # A class object instead of a name spares a subprocess that imports all of vLLM.
         for model in _MODELS:
             ModelRegistry.register_model(model.__name__, model)
-        self.seed = settings.seed
+        self.settings = settings
         with own_random_state(settings.seed):
             self.llm = LLM(
                 model=settings.model_path,
@@ -87,24 +120,53 @@ class RolloutEngine:
                 disable_log_stats=True,
                 **settings.platform_options,
             )
-        self.sleep()
+        self.awake: set[EngineTag] = {"weights", "kv_cache"}
+        self.regions: dict[EngineTag, EngineRegion] = {
+            "weights": EngineRegion(self, "weights", self.shards().nbytes()),
+            "kv_cache": EngineRegion(self, "kv_cache", self._kv_cache_bytes()),
+        }
 
     def sleep(self) -> None:
         """Take weights and KV cache off the device; their contents are lost."""
-        self.llm.sleep(level=2)
+        if self.awake:
+            self.llm.sleep(level=2)
+            self.awake.clear()
 
-    def allocate_weights(self) -> None:
-        """Give the weights their memory back; a load of all `shards` has to follow."""
-        self.llm.wake_up(tags=["weights"])
+    def wake(self, tag: EngineTag) -> None:
+        """Give the weights their memory back, or the KV cache its own, empty.
 
-    def allocate_kv_cache(self) -> None:
-        """Give the KV cache its memory back, empty."""
-        self.llm.wake_up(tags=["kv_cache"])
-        self.llm.reset_prefix_cache()
+        The weights have to be there first, and have to be loaded through `shards`.
+        """
+        self.llm.wake_up(tags=[tag])
+        self.awake.add(tag)
+        if tag == "kv_cache":
+            self.llm.reset_prefix_cache()
+
+    def device_bytes(self, tag: EngineTag) -> int:
+        """Return what is on the device of the weights or of the KV cache.
+
+        On the host that is what their storages hold. A device's memory is unmapped behind its
+        storages while the engine sleeps, so there the engine is believed.
+        """
+        if self.settings.device_type == "cpu":
+            return int(self._worker.resident_bytes()[tag])
+        return self.regions[tag].nbytes if tag in self.awake else 0
+
+    @property
+    def _worker(self) -> Any:
+        return self.llm.llm_engine.model_executor.driver_worker.worker
+
+    def _kv_cache_bytes(self) -> int:
+        caches = self._worker.model_runner.kv_caches
+        tensors = chain.from_iterable(
+            cache if isinstance(cache, (list, tuple)) else (cache,) for cache in caches
+        )
+        storages = {tensor.untyped_storage() for tensor in tensors}
+        return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
 
     def shards(self) -> EngineShards:
         """Return where this rank's shards of all weights go, for one load of them."""
-        return EngineShards(self.llm.llm_engine.model_executor.driver_worker.worker)
+        return EngineShards(self._worker)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]
@@ -122,7 +184,7 @@ class RolloutEngine:
         if not prompts:
             return []
         greedy = sampling.temperature == 0.0
-        with own_random_state(self.seed):
+        with own_random_state(self.settings.seed):
             outputs = self.llm.generate(
                 [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts],
                 [

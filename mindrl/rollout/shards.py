@@ -64,6 +64,10 @@ class EngineShards:
         """Return the shape of each local tensor that is expected; tied ones are there once."""
         return {name: tuple(slot.expected.shape) for name, slot in self.slots.items()}
 
+    def nbytes(self) -> int:
+        """Return the bytes of all local tensors together."""
+        return sum(slot.expected.nbytes for slot in self.slots.values())
+
     def open(self, name: str) -> Tensor:
         """Return the memory that takes a local tensor; padding in it is zero."""
         if name not in self.filling:

@@ -1,15 +1,20 @@
 """What a run leaves behind and shows while it goes on."""
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from mindrl.observability.console import StepConsole
 from mindrl.observability.metrics import Metrics
 from mindrl.observability.samples import Sample, SampleLog, render
 from mindrl.observability.summary import write_json_atomically
+from mindrl.observability.timeline import TimelineMoment
 from mindrl.observability.trackers import Trackers
+
+logger = logging.getLogger(__name__)
 
 _SHOWN_SAMPLES = 1
 """Responses printed after each evaluation; all of them are in the files."""
@@ -68,17 +73,29 @@ class Outcome:
     model_saved: bool = False
 
 
+class MemoryLog(Protocol):
+    """Keeps what the devices held."""
+
+    def note(self, step: int, workers: Sequence[Sequence[TimelineMoment]]) -> str | None:
+        """Write a step; returns what a person should know, or None."""
+
+
 class Journal:
     """Writes metrics, samples and evaluations, and keeps the outcome."""
 
     def __init__(
-        self, folder: RunFolder, outcome: Outcome, console: StepConsole, trackers: Trackers
+        self,
+        folder: RunFolder,
+        outcome: Outcome,
+        console: StepConsole,
+        trackers: Trackers,
     ) -> None:
         """Open the sample files in the run folder."""
         self.folder = folder
         self.outcome = outcome
         self.console = console
         self.trackers = trackers
+        self.memory_log: MemoryLog | None = None
         self.samples = SampleLog(folder.samples)
         self.evaluations = SampleLog(folder.evaluations)
 
@@ -95,6 +112,14 @@ class Journal:
         self.trackers.log(step, metrics)
         self.samples.write(step, samples)
         self.console.step(step, metrics)
+
+    def memory(self, step: int, workers: Sequence[Sequence[TimelineMoment]]) -> None:
+        """Record what the devices held in a step, by rank."""
+        assert self.memory_log is not None, "there is one before the first step"
+        finding = self.memory_log.note(step, workers)
+        if finding is not None:
+            logger.warning("%s", finding)
+            self.console.note(finding)
 
     def evaluation(self, step: int, accuracy: float, samples: Sequence[Sample]) -> None:
         """Record an evaluation; step 0 is the one before training."""

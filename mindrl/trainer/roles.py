@@ -1,42 +1,63 @@
-"""What a trainer needs of the models, whatever runs them."""
+"""What a trainer needs of the models, whatever runs them.
+
+The models share their devices: each call first gives the devices to its own model.
+"""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
-from mindrl.batch.experience import Minibatch, Scored, Sequences
+from mindrl.batch.experience import (
+    CriticMinibatch,
+    Minibatch,
+    Scored,
+    Sequences,
+    SequenceScores,
+    Values,
+)
 from mindrl.batch.prompts import Prompt, Sampling
 from mindrl.batch.rollouts import Rollouts
+from mindrl.observability.timeline import TimelineMoment
 from mindrl.rewards.scorer import Scores
 
 
 class Policy(Protocol):
-    """The model that is trained; it shares its devices between the phases."""
-
-    def rollout_phase(self) -> AbstractContextManager[None]:
-        """Give the devices to the rollout engine for a while."""
-
-    def train_phase(self) -> AbstractContextManager[None]:
-        """Bring gradients and optimizer state to the devices for a while."""
+    """The model that is trained."""
 
     def generate_sequences(
         self, prompts: Sequence[Prompt], sampling: Sampling, *, step: int
     ) -> Rollouts:
-        """Sample responses; within the rollout phase only."""
+        """Sample responses."""
 
     def compute_log_prob(self, sequences: Sequences) -> Scored:
-        """Score sequences with the current weights; outside the rollout phase."""
+        """Score sequences with the current weights."""
 
     def update(self, minibatch: Minibatch) -> dict[str, float]:
-        """Take one optimizer step; within the train phase only."""
+        """Take one optimizer step."""
 
 
 class Reference(Protocol):
     """A model that never changes."""
 
     def compute_ref_log_prob(self, sequences: Sequences) -> Scored:
-        """Score sequences; outside the rollout phase."""
+        """Score sequences."""
+
+
+class Critic(Protocol):
+    """The model that says what reward is still to be expected."""
+
+    def compute_values(self, sequences: Sequences) -> Values:
+        """Value each response token with the current weights."""
+
+    def update_critic(self, minibatch: CriticMinibatch) -> dict[str, float]:
+        """Take one optimizer step."""
+
+
+class RewardModel(Protocol):
+    """A model that judges whole sequences and never changes."""
+
+    def compute_rewards(self, sequences: Sequences) -> SequenceScores:
+        """Score sequences."""
 
 
 class Workers(Protocol):
@@ -47,6 +68,12 @@ class Workers(Protocol):
 
     def flush_metrics(self) -> dict[str, float]:
         """Return what the changes of phase cost, and the memory of each worker."""
+
+    def record_memory(self, is_on: bool) -> None:
+        """Note from now on what lies on each device at each moment, or no longer."""
+
+    def flush_moments(self) -> list[list[TimelineMoment]]:
+        """Return what each worker noted since the last call."""
 
 
 class Scorer(Protocol):

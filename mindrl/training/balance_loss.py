@@ -3,10 +3,7 @@
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
-from megatron.core.transformer.moe.moe_utils import (
-    clear_aux_losses_tracker,
-    get_moe_layer_wise_logging_tracker,
-)
+from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
 
 
 def taken_balance_loss(*, passes: int, layers: int, device_type: str) -> float:
@@ -20,12 +17,14 @@ def taken_balance_loss(*, passes: int, layers: int, device_type: str) -> float:
         device_type: Where collectives run.
     """
     # A stage without experts has counted nothing.
-    counted = get_moe_layer_wise_logging_tracker().get("load_balancing_loss")
+    tracker = get_moe_layer_wise_logging_tracker()
+    counted = tracker.get("load_balancing_loss")
     total = torch.zeros((), device=device_type)
     if counted is not None:
         total += counted["values"].sum() / passes
     # Each rank has the part of its own tokens and of the layers of its stage.
     dist.all_reduce(total)
-    clear_aux_losses_tracker()
+    # Emptied, not set to zero: the next model to count may have another number of layers.
+    tracker.clear()
     replicas: int = parallel_state.get_data_parallel_world_size()
     return float(total) / (replicas * layers)

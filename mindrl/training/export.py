@@ -10,7 +10,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from mindrl.models.decoder import ELEMENT_BYTES, DType
+from mindrl.models.decoder import ELEMENT_BYTES, VALUE_HEAD, DType, Head
 from mindrl.models.files import INDEX_FILE
 from mindrl.models.placement import ShardingTable
 from mindrl.models.rank_files import dtype_of, table_bytes
@@ -47,7 +47,8 @@ class ExportedModel:
             dtype: Of all tensors but those that are always float32.
             shard_bytes: Most bytes of the tensors of a file; a larger tensor has one of its own.
         """
-        self.folder = NewFolder(source, target, dtype)
+        head: Head = "value" if VALUE_HEAD in table else "vocabulary"
+        self.folder = NewFolder(source, target, dtype, head)
         self.kinds = {name: (dtype_of(entry, dtype), entry.shape) for name, entry in table.items()}
         self.total_bytes = table_bytes(table, dtype)
         self.shard_bytes = shard_bytes

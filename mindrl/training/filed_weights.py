@@ -1,6 +1,6 @@
 """Boxes of logical tensors, read from the weight files of either kind of folder."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mindrl.errors import ModelError
 from mindrl.models.decoder import Side, always_float32
-from mindrl.models.files import open_tensors
+from mindrl.models.files import missing_tensor, open_tensors
 from mindrl.models.orientation import oriented
 from mindrl.models.placement import Box, LocalTensor, Placement, intersect, slices
 from mindrl.models.rank_files import open_rank_files
@@ -31,13 +31,21 @@ def fill(local: Tensor, entry: LocalTensor, read: Read) -> None:
 class FolderWeights:
     """The weights of a Hugging Face folder, which holds logical tensors as they are."""
 
-    def __init__(self, folder: str, stack: ExitStack) -> None:
+    def __init__(
+        self, folder: str, stack: ExitStack, drawn: Mapping[str, Tensor] | None = None
+    ) -> None:
         """Open the files.
+
+        Args:
+            folder: Of the model.
+            stack: Closes the files.
+            drawn: Logical tensors that take the place of those that the folder lacks.
 
         Raises:
             ModelError: A file is missing, unreadable or not what the index says.
         """
         self.folder = folder
+        self.drawn = drawn or {}
         self.files = open_tensors(folder, stack, framework="pt")
 
     def read(self, name: str, box: Box) -> Tensor:
@@ -47,7 +55,9 @@ class FolderWeights:
             ModelError: The folder has no such tensor, or a smaller one.
         """
         if name not in self.files:
-            raise ModelError(f"{self.folder}: no tensor {name}")
+            if name not in self.drawn:
+                raise missing_tensor(self.folder, name)
+            return self.drawn[name][slices(box)]
         source = self.files[name].get_slice(name)
         shape = source.get_shape()
         fits = len(shape) == len(box) and all(

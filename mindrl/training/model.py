@@ -11,10 +11,11 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
 from mindrl.allocation.layout import TrainLayout
-from mindrl.models.decoder import padded_vocab_size
+from mindrl.models.decoder import Head, padded_vocab_size
 from mindrl.models.description import ModelDescription
 from mindrl.platform.attention import Kernel
-from mindrl.training.modules import HeadInput, block_spec
+from mindrl.training.modules import HeadInput, ValueHead, block_spec
+from mindrl.training.parallel import ParallelGroups
 from mindrl.training.recompute import Recompute
 from mindrl.training.rotary import scale_rotary
 
@@ -23,7 +24,8 @@ from mindrl.training.rotary import scale_rotary
 class ModelSettings:
     """What the layout and the numerics add to a model description."""
 
-    layout: TrainLayout
+    groups: ParallelGroups
+    """Of the model's layout."""
     seq_length: int
     bf16: bool
     sequence_parallel: bool
@@ -41,6 +43,11 @@ class ModelSettings:
     """All experts of a rank and layer lie in two matrices, multiplied at once; asks for bf16."""
     recompute: Recompute = field(default_factory=Recompute)
     deterministic: bool = False
+
+    @property
+    def layout(self) -> TrainLayout:
+        """Who holds what."""
+        return self.groups.layout
 
 
 def transformer_config(model: ModelDescription, settings: ModelSettings) -> TransformerConfig:
@@ -94,12 +101,16 @@ def transformer_config(model: ModelDescription, settings: ModelSettings) -> Tran
 
 
 def build_model(
-    model: ModelDescription, config: TransformerConfig, settings: ModelSettings
+    model: ModelDescription, config: TransformerConfig, settings: ModelSettings, head: Head
 ) -> list[torch.nn.Module]:
-    """Build this rank's chunks of the model on its device; weights are not set yet."""
+    """Build this rank's chunks of the model on its device; weights are not set yet.
+
+    Needs the groups of the settings to be active.
+    """
     chunks = range(settings.layout.vpp)
     stages = chunks if len(chunks) > 1 else [None]
-    return [_build_chunk(model, config, settings, stage) for stage in stages]
+    built = [_build_chunk(model, config, settings, (head, stage)) for stage in stages]
+    return [_wrapped(network.to(settings.device_type), config) for network in built]
 
 
 def vocabulary_weight(last_chunk: torch.nn.Module) -> torch.Tensor:
@@ -107,6 +118,12 @@ def vocabulary_weight(last_chunk: torch.nn.Module) -> torch.Tensor:
     network: Any = unwrap(last_chunk)
     if network.share_embeddings_and_output_weights:
         return network.shared_embedding_or_output_weight()  # type: ignore[no-any-return]
+    return network.output_layer.weight  # type: ignore[no-any-return]
+
+
+def value_weight(last_chunk: torch.nn.Module) -> torch.Tensor:
+    """Return the vector that turns hidden states into values, [1, H]."""
+    network: Any = unwrap(last_chunk)
     return network.output_layer.weight  # type: ignore[no-any-return]
 
 
@@ -122,8 +139,9 @@ def _build_chunk(
     model: ModelDescription,
     config: TransformerConfig,
     settings: ModelSettings,
-    vp_stage: int | None,
+    part: tuple[Head, int | None],
 ) -> torch.nn.Module:
+    head, vp_stage = part
     place = {"ignore_virtual": False, "vp_stage": vp_stage}
     network: torch.nn.Module = GPTModel(
         config=config,
@@ -133,15 +151,21 @@ def _build_chunk(
         pre_process=parallel_state.is_pipeline_first_stage(**place),
         post_process=parallel_state.is_pipeline_last_stage(**place),
         parallel_output=True,
-        share_embeddings_and_output_weights=model.tie_word_embeddings,
+        share_embeddings_and_output_weights=model.tie_word_embeddings and head == "vocabulary",
         position_embedding_type="rope",
         rotary_base=model.rope_theta,
         vp_stage=vp_stage,
-    ).to(settings.device_type)
+    )
     scale_rotary(network, model)
     if hasattr(network, "output_layer"):
-        network.output_layer = HeadInput(network.output_layer)
-    if not settings.bf16:
+        is_value = head == "value"
+        network.output_layer = ValueHead(config) if is_value else HeadInput(network.output_layer)
+    return network
+
+
+def _wrapped(network: torch.nn.Module, config: TransformerConfig) -> torch.nn.Module:
+    """Let a network of bfloat16 take and give float32."""
+    if not config.bf16:
         return network
     wrapped: torch.nn.Module = Float16Module(config, network)
     for name, buffer in network.named_buffers():

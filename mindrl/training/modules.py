@@ -157,6 +157,27 @@ class HeadInput(nn.Module):
         return copy_to_tensor_model_parallel_region(hidden), None
 
 
+class ValueHead(nn.Module):
+    """In the place of Megatron's output layer: keeps the weight of one output, hands on its input.
+
+    Every tensor-parallel rank multiplies by the whole weight, so each has the whole gradient of
+    the hidden states and of the weight already: no sum over the ranks follows.
+    """
+
+    def __init__(self, config: TransformerConfig) -> None:
+        """Make room for the weight."""
+        super().__init__()
+        weight_1H = torch.empty(1, config.hidden_size, dtype=config.params_dtype)
+        self.weight = nn.Parameter(weight_1H)
+        self.sequence_parallel = bool(config.sequence_parallel)
+
+    def forward(self, hidden: Tensor, **_: object) -> tuple[Tensor, None]:
+        """Return the hidden states of all tokens; each rank's gradient of them counts once."""
+        if self.sequence_parallel:
+            hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
+        return hidden, None
+
+
 def block_spec(
     config: TransformerConfig, vp_stage: int | None, kernel: Kernel
 ) -> TransformerBlockSubmodules:

@@ -1,11 +1,14 @@
 """A model folder in the making: it appears whole, or not at all."""
 
 import json
+import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from mindrl.errors import OutputError
-from mindrl.models.decoder import DType
+from mindrl.models.decoder import DType, Head
 
 _CARRIED_FILES = (
     "generation_config.json",
@@ -23,17 +26,19 @@ _CARRIED_FILES = (
 class NewFolder:
     """A folder of weight files, with the config and tokenizer of the folder it came from."""
 
-    def __init__(self, source: str, target: Path, dtype: DType) -> None:
+    def __init__(self, source: str, target: Path, dtype: DType, head: Head = "vocabulary") -> None:
         """Name what is to be made.
 
         Args:
             source: The folder that config and tokenizer are carried over from.
             target: The new folder.
             dtype: Of the weights, for config.json.
+            head: Of the model, for config.json.
         """
         self.source = Path(source)
         self.target = target
         self.dtype = dtype
+        self.head = head
         self.building = target.with_name(f".{target.name}.incomplete")
 
     def begin(self) -> None:
@@ -61,6 +66,8 @@ class NewFolder:
         values = json.loads((self.source / "config.json").read_text(encoding="utf-8"))
         # transformers 5 writes `dtype`, earlier versions `torch_dtype`.
         values["torch_dtype" if "torch_dtype" in values else "dtype"] = self.dtype
+        if self.head == "value":
+            values |= _one_label(values)
         text = json.dumps(values, indent=2) + "\n"
         (self.building / "config.json").write_text(text, encoding="utf-8")
         for name in _CARRIED_FILES:
@@ -80,3 +87,14 @@ class NewFolder:
             self.target.rename(retired)
         self.building.rename(self.target)
         shutil.rmtree(retired, ignore_errors=True)
+
+
+def _one_label(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Say in transformers' words that each token has one number, a product without a bias."""
+    names = values.get("architectures") or []
+    return {
+        "architectures": [re.sub(r"For\w+$", "ForTokenClassification", name) for name in names],
+        "id2label": {"0": "value"},
+        "label2id": {"value": 0},
+        "token_classification_bias": False,
+    }

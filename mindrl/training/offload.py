@@ -1,4 +1,4 @@
-"""Device memory of the training state: released and restored without moving a pointer.
+"""Device memory of models: released and restored without moving a pointer.
 
 Everything large that Megatron keeps lives in few storages: one flat buffer of parameters and
 one of gradients per bucket group, and the optimizer's own tensors. Resizing a storage to zero
@@ -6,6 +6,7 @@ frees its memory while every view of it stays valid, on NPU, CUDA and CPU alike.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,55 +14,104 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
 from torch import Tensor, UntypedStorage
 
+from mindrl.platform.copies import Copies
+from mindrl.platform.host_arena import HostArena
 
-class StorageOffloader:
-    """Moves storages to the host and back; the host copies are allocated once and reused."""
 
-    def __init__(self) -> None:
-        self.host: dict[int, Tensor] = {}
-        self.sizes: dict[int, int] = {}
+@dataclass(frozen=True, kw_only=True)
+class _Stored:
+    """A storage, its size on the device, and its place on the host."""
 
-    def offload(self, tensors: Iterable[Tensor], *, keep: bool) -> int:
-        """Free the storages behind `tensors`; returns the bytes copied to the host.
+    storage: UntypedStorage
+    nbytes: int
+    place: Tensor | None
+    """uint8; None where the contents are not kept."""
+
+
+class StoredRegion:
+    """Storages that leave the device together and come back to where they were.
+
+    The host's copy is written only when the region has changed since, and stays where it is: a
+    region that nothing changed leaves without a copy.
+    """
+
+    def __init__(
+        self, tensors: Iterable[Tensor], arena: HostArena | None, device_type: str
+    ) -> None:
+        """Take over the storages behind some tensors, all of them on the device.
 
         Args:
             tensors: Any views; each storage is treated once.
-            keep: False drops the contents: `onload` then gives zeros.
+            arena: Where the contents are kept. None drops them: they come back as garbage.
+            device_type: Of the device.
         """
-        copied = 0
-        for storage in _storages(tensors):
-            if storage.nbytes() == 0:
-                continue
-            key = storage._cdata
-            self.sizes[key] = storage.nbytes()
-            if keep:
-                copied += self._copy_out(storage)
-            storage.resize_(0)
-        return copied
-
-    def onload(self, tensors: Iterable[Tensor], *, kept: bool) -> int:
-        """Allocate the storages again and fill them; returns the bytes copied to the device."""
-        copied = 0
-        for tensor in _one_per_storage(tensors):
-            storage = tensor.untyped_storage()
-            if storage.nbytes():
-                continue
-            storage.resize_(self.sizes[storage._cdata])
-            if kept:
-                storage.copy_(self.host[storage._cdata].untyped_storage())
-                copied += storage.nbytes()
-            else:
-                torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage).zero_()
-        return copied
-
-    def _copy_out(self, storage: UntypedStorage) -> int:
-        if storage._cdata not in self.host:
-            pinned = storage.device.type != "cpu"
-            self.host[storage._cdata] = torch.empty(
-                storage.nbytes(), dtype=torch.uint8, pin_memory=pinned
+        self.stored = {
+            storage._cdata: _Stored(
+                storage=storage,
+                nbytes=storage.nbytes(),
+                place=None if arena is None else arena.take(storage.nbytes()),
             )
-        self.host[storage._cdata].untyped_storage().copy_(storage)
-        return storage.nbytes()
+            for storage in _storages(tensors)
+        }
+        self.nbytes = sum(each.nbytes for each in self.stored.values())
+        self.keeps = arena is not None
+        self.is_clean = False
+        self.released_bytes = 0
+        self.copies = Copies(device_type)
+
+    def device_bytes(self) -> int:
+        """Return what lies on the device, by the storages themselves."""
+        return sum(each.storage.nbytes() for each in self.stored.values())
+
+    def changed(self) -> None:
+        """Take note that the host's copy is out of date."""
+        self.is_clean = False
+
+    def release(self) -> int:
+        """Leave the device; returns the bytes copied to the host since the region came."""
+        copied, self.released_bytes = self.released_bytes, 0
+        copied += sum(self._release(each) for each in self.stored.values())
+        self.copies.finish()
+        self.is_clean = self.keeps
+        return copied
+
+    def release_storage_of(self, tensor: Tensor) -> None:
+        """Let the storage behind a tensor leave, ahead of the others and of `release`."""
+        self.released_bytes += self._release(self.stored[tensor.untyped_storage()._cdata])
+
+    def bring(self) -> int:
+        """Come to the device; returns the bytes copied. Contents that were dropped are garbage."""
+        copied = 0
+        for each in self.stored.values():
+            if each.storage.nbytes() == each.nbytes:
+                continue
+            each.storage.resize_(each.nbytes)
+            if each.place is not None:
+                self.copies.start(_bytes(each.storage), each.place, lambda: None)
+                copied += each.nbytes
+        self.copies.finish()
+        return copied
+
+    def host_copy(self, tensor: Tensor) -> Tensor:
+        """Return the host's copy of a tensor of this region, which must not be written to."""
+        place = self.stored[tensor.untyped_storage()._cdata].place
+        assert place is not None, "the contents of this region are not kept"
+        assert self.is_clean, "the host has no copy yet"
+        return torch.empty(0, dtype=tensor.dtype).set_(
+            place.untyped_storage(),
+            (place.storage_offset() // tensor.element_size()) + tensor.storage_offset(),
+            tensor.shape,
+            tensor.stride(),
+        )
+
+    def _release(self, stored: _Stored) -> int:
+        if stored.storage.nbytes() == 0:
+            return 0
+        if stored.place is None or self.is_clean:
+            stored.storage.resize_(0)
+            return 0
+        self.copies.start(stored.place, _bytes(stored.storage), lambda: stored.storage.resize_(0))
+        return stored.nbytes
 
 
 def parameter_tensors(chunks: Sequence[DistributedDataParallel]) -> Iterator[Tensor]:
@@ -111,15 +161,15 @@ def _buffers(chunks: Sequence[DistributedDataParallel]) -> Iterator[Any]:
         yield from chunk.expert_parallel_buffers
 
 
-def _one_per_storage(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+def _storages(tensors: Iterable[Tensor]) -> Iterator[UntypedStorage]:
     seen: set[int] = set()
     for tensor in tensors:
-        key = tensor.untyped_storage()._cdata
-        if key not in seen:
-            seen.add(key)
-            yield tensor
+        storage = tensor.untyped_storage()
+        if storage._cdata not in seen and storage.nbytes():
+            seen.add(storage._cdata)
+            yield storage
 
 
-def _storages(tensors: Iterable[Tensor]) -> Iterator[UntypedStorage]:
-    for tensor in _one_per_storage(tensors):
-        yield tensor.untyped_storage()
+def _bytes(storage: UntypedStorage) -> Tensor:
+    """Look at a storage as a tensor of its bytes."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

@@ -47,6 +47,7 @@ def build_optimizer(
         ),
         list(chunks),
     )
+    allocate_moments(optimizer)
     schedule = OptimizerParamScheduler(
         optimizer,
         init_lr=0.0,
@@ -62,3 +63,18 @@ def build_optimizer(
         wd_incr_style="constant",
     )
     return optimizer, schedule
+
+
+def allocate_moments(optimizer: MegatronOptimizer) -> None:
+    """Give Adam its moments, zero, which it would otherwise make in its first step.
+
+    The memory of a worker is planned before the first step, and then stays as it is.
+    """
+    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+        if part.is_stub_optimizer:  # This rank has no parameters of that kind.
+            continue
+        part.init_state_fn(part.optimizer, part.config)
+        if isinstance(part.optimizer, torch.optim.Adam):
+            # A state that is not empty must hold all of it; other versions count in the group.
+            for state in part.optimizer.state.values():
+                state.setdefault("step", torch.tensor(0.0))

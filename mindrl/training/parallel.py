@@ -1,7 +1,13 @@
-"""Process groups of the training side."""
+"""Process groups of the training side, of as many layouts as the roles of a process have.
 
-from collections.abc import Collection
-from contextlib import nullcontext
+Megatron keeps the groups of one layout in globals of its module `parallel_state`. Here every
+layout keeps its own, and they are put in place for as long as a model of that layout is used.
+"""
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -9,6 +15,79 @@ from megatron.core import parallel_state, tensor_parallel
 
 from mindrl.allocation.layout import TrainLayout
 from mindrl.platform.patches.megatron_rank_order import rank_groups
+
+_NAMES = tuple(
+    name
+    for name in vars(parallel_state)
+    # Scratch memory, which is free between two operations, is one for all layouts.
+    if re.fullmatch("_[A-Z0-9_]+", name) and not name.endswith("_MEMORY_BUFFER")
+)
+"""The globals in which Megatron keeps the groups of a layout, and what it derives from them."""
+_NO_GROUPS = {name: getattr(parallel_state, name) for name in _NAMES}
+
+
+class ParallelGroups:
+    """Megatron's process groups of one layout."""
+
+    def __init__(self, layout: TrainLayout, *, seed: int) -> None:
+        """Make the groups. A collective over the default process group, which must exist.
+
+        Args:
+            layout: Of all ranks.
+            seed: Of Megatron's random states.
+        """
+        self.layout = layout
+        self._globals = _NO_GROUPS
+        self._random_states: Mapping[str, Any] = {}
+        with self.active():
+            # The scratch memory stays, for all layouts; Megatron asserts that there is none.
+            parallel_state.destroy_global_memory_buffer()
+            initialise_model_parallel(layout, seed=seed)
+            self._globals = _present_globals()
+            self._random_states = tensor_parallel.get_cuda_rng_tracker().get_states()
+
+    def activate(self) -> None:
+        """Let Megatron find these groups, until others are put in their place."""
+        for name, value in self._globals.items():
+            setattr(parallel_state, name, value)
+        tensor_parallel.get_cuda_rng_tracker().set_states(self._random_states)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Let Megatron find these groups; afterwards it finds those of before."""
+        before = _present_globals()
+        tracker = tensor_parallel.get_cuda_rng_tracker()
+        states = tracker.get_states()
+        self.activate()
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                setattr(parallel_state, name, value)
+            tracker.set_states(states)
+
+
+class GroupsByLayout:
+    """The groups of each layout of this process; layouts that compare equal share them."""
+
+    def __init__(self, *, seed: int) -> None:
+        """Begin without any.
+
+        Args:
+            seed: Of Megatron's random states.
+        """
+        self.seed = seed
+        self.made: dict[TrainLayout, ParallelGroups] = {}
+
+    def of(self, layout: TrainLayout) -> ParallelGroups:
+        """Return the groups of a layout; the first call for it is a collective over all ranks."""
+        if layout not in self.made:
+            self.made[layout] = ParallelGroups(layout, seed=self.seed)
+        return self.made[layout]
+
+
+def _present_globals() -> dict[str, Any]:
+    return {name: getattr(parallel_state, name) for name in _NAMES}
 
 
 def initialise_model_parallel(layout: TrainLayout, *, seed: int) -> None:

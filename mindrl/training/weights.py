@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain
 
+import torch
 from megatron.core.tensor_parallel.layers import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -59,16 +60,35 @@ def mark_parameters(network: nn.Module) -> None:
                 weight.allreduce = False  # type: ignore[attr-defined]
 
 
-def import_weights(folder: str, local: Mapping[str, Tensor], table: ShardingTable) -> None:
+def import_weights(
+    folder: str,
+    local: Mapping[str, Tensor],
+    table: ShardingTable,
+    drawn: Mapping[str, Tensor] | None = None,
+) -> None:
     """Fill local tensors from safetensors, reading only the slices that this rank needs.
+
+    Args:
+        folder: Of the model.
+        local: This rank's tensors by their local names.
+        table: Of this rank.
+        drawn: Logical tensors that take the place of those that the folder lacks.
 
     Raises:
         ModelError: A file or tensor is missing, unreadable or of another shape.
     """
     with ExitStack() as stack:
-        weights = FolderWeights(folder, stack)
+        weights = FolderWeights(folder, stack, drawn)
         for name, entry in table.items():
             fill(local[name], entry, weights.read)
+
+
+@torch.no_grad()
+def copy_weights(source: Mapping[str, Tensor], local: Mapping[str, Tensor]) -> None:
+    """Fill local tensors from those of a model with the same folder and layout."""
+    assert source.keys() == local.keys(), sorted(source.keys() ^ local.keys())[:6]
+    for name, tensor in local.items():
+        tensor.copy_(source[name])
 
 
 def _cut_weights(module: nn.Module) -> list[tuple[Tensor, int]]:

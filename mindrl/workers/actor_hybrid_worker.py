@@ -1,24 +1,32 @@
 """The actor: one process that trains with Megatron-core and rolls out with vLLM, in turns."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch.distributed as dist
+from torch import Tensor
 
 from mindrl.algorithms.grpo import GrpoLoss
-from mindrl.allocation.regions import TrainRegion
+from mindrl.allocation.regions import Phase, Region, TrainRegion
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import Minibatch, Scored, Sequences
 from mindrl.batch.prompts import Sampling
 from mindrl.batch.rollouts import Response
 from mindrl.rollout.engine import EngineSettings, RolloutEngine
-from mindrl.training.actor import TrainedModel
+from mindrl.training.actor import TrainedActor
 from mindrl.training.model import ModelSettings
 from mindrl.training.optimizer import OptimizerSettings
 from mindrl.training.scoring import ScoringModel
-from mindrl.workers.sharding_manager import Phase, ShardingManager
+from mindrl.workers.device import Device
+from mindrl.workers.sharding_manager import ShardingManager
 from mindrl.workers.weights_in_transit import TransitSettings, WeightsInTransit
+
+ACTOR_REGIONS = {
+    Region.ACTOR_WEIGHTS: TrainRegion.PARAMETERS,
+    Region.ACTOR_GRADIENTS: TrainRegion.GRADIENTS,
+    Region.ACTOR_OPTIMIZER: TrainRegion.OPTIMIZER,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,53 +42,82 @@ class ActorSettings:
     micro_batching: MicroBatching
     forward_micro_batching: MicroBatching
     transit: TransitSettings
-    offloaded: frozenset[TrainRegion]
 
 
 class ActorHybridWorker:
     """Generates, scores and learns on one device; every rank makes the same calls."""
 
-    def __init__(self, settings: ActorSettings) -> None:
-        """Build both sides; the device is left in phase `forward`.
+    def __init__(
+        self,
+        settings: ActorSettings,
+        device: Device,
+        initial: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Build both sides; whatever may leave the device has left it.
+
+        Args:
+            settings: Of the actor.
+            device: Where it lives.
+            initial: Weights by their local names, to copy from; None reads the folder.
 
         Raises:
             ModelError: The model folder does not hold a supported model.
+            DeviceMemoryError: One side alone does not fit.
         """
         self.settings = settings
-        scoring = ScoringModel(settings.load, settings.model, temperature=settings.temperature)
-        self.model = TrainedModel(scoring, settings.optimizer, settings.loss)
+        self.device = device
+        scoring = ScoringModel(
+            settings.load, settings.model, temperature=settings.temperature, source=initial
+        )
+        self.model = TrainedActor(scoring, settings.optimizer, settings.loss)
+        held = {
+            name: device.hold(name, self.model.tensors(part))
+            for name, part in ACTOR_REGIONS.items()
+        }
+
+        def leave(tensor: Tensor) -> None:
+            device.ledger.note()
+            held[Region.ACTOR_WEIGHTS].release_storage_of(tensor)
+
+        device.clear(ACTOR_REGIONS)
         self.inference_model = RolloutEngine(settings.engine)
+        device.ledger.add(Region.ROLLOUT_WEIGHTS, self.inference_model.regions["weights"])
+        device.ledger.add(Region.KV_CACHE, self.inference_model.regions["kv_cache"])
+        self.inference_model.sleep()
         self.weights = WeightsInTransit(
-            settings.load, self.model, self.inference_model, settings.transit
+            settings.load,
+            self.model,
+            self.inference_model,
+            settings.transit,
+            leaves=leave if Region.ACTOR_WEIGHTS in device.movable else None,
         )
         self.sharding_manager = ShardingManager(
-            self.model, self.inference_model, self.weights, offloaded=settings.offloaded
+            device.ledger, self.weights, movable=device.movable, device_type=device.device_type
         )
-        self.sharding_manager.enter(Phase.FORWARD)
 
     def generate_sequences(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]
     ) -> list[Response]:
-        """Answer this replica's prompts, in order. Needs phase `rollout`."""
-        self.sharding_manager.require(Phase.ROLLOUT)
+        """Answer this replica's prompts, in order."""
+        self.sharding_manager.enter(Phase.ROLLOUT)
         return self.inference_model.generate(prompts, sampling, seeds)
 
     def compute_log_prob(self, sequences: Sequences) -> Scored | None:
-        """Score this replica's sequences with the current weights. Needs phase `forward`.
+        """Score this replica's sequences with the current weights.
 
         Returns:
             None on all but the last pipeline stage.
         """
-        self.sharding_manager.require(Phase.FORWARD, Phase.TRAIN)
+        self.sharding_manager.enter(Phase.FORWARD)
         return self.model.model.compute_log_prob(sequences, self.settings.forward_micro_batching)
 
     def update(self, minibatch: Minibatch) -> dict[str, float]:
-        """Take one optimizer step on this replica's share. Needs phase `train`."""
-        self.sharding_manager.require(Phase.TRAIN)
+        """Take one optimizer step on this replica's share."""
+        self.sharding_manager.enter(Phase.TRAIN)
         return self.model.update(minibatch, self.settings.micro_batching)
 
     def save(self, folder: Path) -> None:
-        """Export the weights to a Hugging Face folder. Needs training weights on the device."""
-        self.sharding_manager.require(Phase.FORWARD, Phase.TRAIN)
+        """Export the weights to a Hugging Face folder."""
+        self.sharding_manager.enter(Phase.FORWARD)
         self.weights.export(folder)
         dist.barrier()

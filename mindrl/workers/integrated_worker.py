@@ -1,72 +1,190 @@
-"""All roles of a run in one process: the actor, and the reference where there is one."""
+"""All roles of a run in one process: the actor with its engine, reference, critic, reward model."""
 
-import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindrl.batch.balance import MicroBatching
-from mindrl.batch.experience import Scored, Sequences
-from mindrl.observability.memory import process_memory
-from mindrl.training.model import ModelSettings
-from mindrl.training.scoring import ReferenceModel
-from mindrl.workers.actor_hybrid_worker import ActorHybridWorker, ActorSettings
-from mindrl.workers.sharding_manager import Phase
+from torch import Tensor
 
-logger = logging.getLogger(__name__)
+from mindrl.algorithms.value_loss import ValueLoss
+from mindrl.allocation.regions import Phase, Region, TrainRegion
+from mindrl.batch.balance import MicroBatching
+from mindrl.batch.experience import CriticMinibatch, Scored, Sequences, SequenceScores, Values
+from mindrl.observability.memory import process_memory
+from mindrl.observability.timeline import TimelineMoment
+from mindrl.training.critic import TrainedCritic
+from mindrl.training.model import ModelSettings
+from mindrl.training.offload import StoredRegion
+from mindrl.training.optimizer import OptimizerSettings
+from mindrl.training.scoring import ScoringModel
+from mindrl.training.value import ValueModel
+from mindrl.workers.actor_hybrid_worker import ActorHybridWorker, ActorSettings
+from mindrl.workers.device import Device
+
+CRITIC_REGIONS = {
+    Region.CRITIC_WEIGHTS: TrainRegion.PARAMETERS,
+    Region.CRITIC_GRADIENTS: TrainRegion.GRADIENTS,
+    Region.CRITIC_OPTIMIZER: TrainRegion.OPTIMIZER,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReferenceSettings:
-    """Where the reference comes from and how it is run."""
+class ReadOnlySettings:
+    """Where a model that never changes comes from and how it is run."""
 
     load: str
     model: ModelSettings
-    temperature: float
     micro_batching: MicroBatching
 
 
-class IntegratedWorker(ActorHybridWorker):
-    """An actor that also holds the reference model, on the host while it is not used."""
+@dataclass(frozen=True, kw_only=True)
+class CriticSettings:
+    """Everything that a critic is built from."""
 
-    def __init__(self, actor: ActorSettings, reference: ReferenceSettings | None) -> None:
-        """Build all roles; without a KL term there is no reference.
+    load: str
+    model: ModelSettings
+    optimizer: OptimizerSettings
+    loss: ValueLoss
+    head_seed: int
+    """Of the value head, where the folder has none."""
+    micro_batching: MicroBatching
+    forward_micro_batching: MicroBatching
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolesSettings:
+    """The roles of a run; None for one that it does without."""
+
+    actor: ActorSettings
+    reference: ReadOnlySettings | None
+    critic: CriticSettings | None
+    reward: ReadOnlySettings | None
+
+
+class Reference:
+    """The model that the policy is held to."""
+
+    def __init__(self, settings: ReadOnlySettings, device: Device, *, temperature: float) -> None:
+        """Read it; it has left the device where it may."""
+        self.settings = settings
+        self.device = device
+        self.model = ScoringModel(settings.load, settings.model, temperature=temperature)
+        self.weights: StoredRegion = device.hold(Region.REFERENCE_WEIGHTS, self.model.weights())
+        device.clear([Region.REFERENCE_WEIGHTS])
+
+    def initial_weights(self) -> Mapping[str, Tensor]:
+        """Return its weights by their local names: a policy of the same folder begins with them."""
+        local = self.model.local_tensors()
+        if Region.REFERENCE_WEIGHTS not in self.device.movable:
+            return local
+        return {name: self.weights.host_copy(tensor) for name, tensor in local.items()}
+
+
+class IntegratedWorker(ActorHybridWorker):
+    """An actor beside whatever else the run needs; each has the device for its turn."""
+
+    def __init__(self, settings: RolesSettings, device: Device) -> None:
+        """Build all roles, one after the other.
 
         Raises:
             ModelError: A model folder does not hold a supported model.
+            DeviceMemoryError: One role alone does not fit.
         """
-        # The reference first: it leaves the device before the actor comes.
-        self.reference_settings = reference
-        self.reference = (
-            None
-            if reference is None
-            else ReferenceModel(reference.load, reference.model, temperature=reference.temperature)
-        )
-        super().__init__(actor)
+        self.roles = settings
+        if settings.reward is not None:
+            self.reward = ValueModel(settings.reward.load, settings.reward.model, head_seed=None)
+            device.hold(Region.REWARD_WEIGHTS, self.reward.weights())
+            device.clear([Region.REWARD_WEIGHTS])
+        if settings.critic is not None:
+            self.critic = _critic(settings.critic, device)
+        initial = None
+        if settings.reference is not None:
+            self.reference = Reference(
+                settings.reference, device, temperature=settings.actor.temperature
+            )
+            if _same_weights(settings.reference, settings.actor):
+                initial = self.reference.initial_weights()
+        super().__init__(settings.actor, device, initial)
 
     def compute_ref_log_prob(self, sequences: Sequences) -> Scored | None:
-        """Score this replica's sequences with the reference. Needs phase `forward`.
+        """Score this replica's sequences with the reference.
 
         Returns:
             None on all but the last pipeline stage.
         """
-        self.sharding_manager.require(Phase.FORWARD)
-        assert self.reference is not None
-        assert self.reference_settings is not None
-        return self.reference.compute_log_prob(sequences, self.reference_settings.micro_batching)
+        role = self.roles.reference
+        assert role is not None
+        self.sharding_manager.enter(Phase.REFERENCE)
+        return self.reference.model.compute_log_prob(sequences, role.micro_batching)
 
-    def enter(self, phase: str) -> None:
-        """Switch the device to a phase, by its name."""
-        logger.info("phase %s", phase)
-        self.sharding_manager.enter(Phase(phase))
+    def compute_values(self, sequences: Sequences) -> Values | None:
+        """Ask the critic about this replica's sequences.
+
+        Returns:
+            None on all but the last pipeline stage.
+        """
+        role = self._critic_role(Phase.CRITIC_FORWARD)
+        return self.critic.model.compute_values(sequences, role.forward_micro_batching)
+
+    def update_critic(self, minibatch: CriticMinibatch) -> dict[str, float]:
+        """Take one optimizer step of the critic on this replica's share."""
+        role = self._critic_role(Phase.CRITIC_TRAIN)
+        return self.critic.update(minibatch, role.micro_batching)
+
+    def compute_rewards(self, sequences: Sequences) -> SequenceScores | None:
+        """Rate this replica's sequences with the reward model.
+
+        Returns:
+            None on all but the last pipeline stage.
+        """
+        role = self.roles.reward
+        assert role is not None
+        self.sharding_manager.enter(Phase.REWARD)
+        return self.reward.compute_rewards(sequences, role.micro_batching)
 
     def export(self, folder: str) -> None:
         """Export the actor's weights to a Hugging Face folder."""
         self.save(Path(folder))
 
+    def device_limits(self) -> tuple[int | None, int]:
+        """Return the device's capacity, None without a bound, and what the KV cache may take."""
+        return self.device.ledger.capacity_bytes, self.settings.engine.kv_cache_bytes
+
+    def record_memory(self, is_on: bool) -> None:
+        """Note from now on what lies on the device at each moment, or no longer."""
+        self.sharding_manager.record(is_on=is_on)
+
+    def flush_moments(self) -> list[TimelineMoment]:
+        """Return what was noted since the last call."""
+        return self.sharding_manager.flush_moments()
+
     def flush_metrics(self) -> dict[str, float]:
         """Return seconds and bytes of the last switches and this process's memory."""
         memory = process_memory()
         return self.sharding_manager.flush_metrics() | {
+            "memory/host_arena_bytes": float(self.device.arena.nbytes),
             "memory/rss_bytes": float(memory.rss_bytes),
             "memory/peak_rss_bytes": float(memory.peak_rss_bytes),
         }
+
+    def _critic_role(self, phase: Phase) -> CriticSettings:
+        role = self.roles.critic
+        assert role is not None
+        self.sharding_manager.enter(phase)
+        return role
+
+
+def _critic(settings: CriticSettings, device: Device) -> TrainedCritic:
+    values = ValueModel(settings.load, settings.model, head_seed=settings.head_seed)
+    critic = TrainedCritic(values, settings.optimizer, settings.loss)
+    for name, part in CRITIC_REGIONS.items():
+        device.hold(name, critic.tensors(part))
+    device.clear(CRITIC_REGIONS)
+    return critic
+
+
+def _same_weights(reference: ReadOnlySettings, actor: ActorSettings) -> bool:
+    """Say whether each rank holds the same tensors of the same file in both roles."""
+    ours, theirs = reference.model, actor.model
+    same_table = (ours.layout, ours.grouped_experts) == (theirs.layout, theirs.grouped_experts)
+    return same_table and reference.load == actor.load

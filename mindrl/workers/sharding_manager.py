@@ -1,48 +1,17 @@
-"""Who owns the device at any moment: the phases of colocation and the ways between them."""
+"""Who owns the device at any moment: carries the memory schedule out."""
 
+import logging
 import time
-from collections.abc import Callable
-from enum import Enum
-from typing import Protocol, TypeVar
+from collections.abc import Collection, Mapping
+from typing import Protocol
 
-from mindrl.allocation.regions import TrainRegion
-from mindrl.errors import PhaseError
+from mindrl.allocation.regions import CHANGED_BY, DEAD_AFTER_USE, Phase, Region
+from mindrl.allocation.schedule import Move, MoveKind, after, label_of, leaving, moves
+from mindrl.observability.timeline import TimelineMoment
+from mindrl.platform.device_memory import device_account
+from mindrl.workers.device_ledger import DeviceLedger
 
-Result = TypeVar("Result")
-
-
-class Phase(Enum):
-    """What the device is used for."""
-
-    FORWARD = "forward"
-    """Training weights are on the device: log-probs."""
-    TRAIN = "train"
-    """Training weights, gradients and optimizer state are on the device: updates."""
-    ROLLOUT = "rollout"
-    """Rollout weights and the KV cache are on the device: generation."""
-
-
-class TrainSide(Protocol):
-    """The training state, as the schedule sees it."""
-
-    def offload(self, region: TrainRegion) -> int:
-        """Take a region off the device; returns the bytes copied."""
-
-    def onload(self, region: TrainRegion) -> int:
-        """Bring a region back to the device; returns the bytes copied."""
-
-
-class RolloutSide(Protocol):
-    """The rollout engine, as the schedule sees it."""
-
-    def sleep(self) -> None:
-        """Release the weights and the KV cache."""
-
-    def allocate_weights(self) -> None:
-        """Allocate the weights again."""
-
-    def allocate_kv_cache(self) -> None:
-        """Allocate the KV cache again, empty."""
+logger = logging.getLogger(__name__)
 
 
 class Resharder(Protocol):
@@ -52,14 +21,7 @@ class Resharder(Protocol):
         """Fill the rollout weights. A collective over all ranks."""
 
     def bytes_moved(self) -> dict[str, int]:
-        """Say what the last pass sent, received and copied."""
-
-
-_LEGAL = {
-    Phase.TRAIN: (Phase.FORWARD, Phase.ROLLOUT),
-    Phase.FORWARD: (Phase.TRAIN, Phase.ROLLOUT),
-    Phase.ROLLOUT: (Phase.FORWARD,),
-}
+        """Say what a pass sends, receives and copies, and the most that is in flight."""
 
 
 class ShardingManager:
@@ -67,97 +29,110 @@ class ShardingManager:
 
     def __init__(
         self,
-        train: TrainSide,
-        rollout: RolloutSide,
+        ledger: DeviceLedger,
         resharder: Resharder,
         *,
-        offloaded: frozenset[TrainRegion],
+        movable: Collection[Region],
+        device_type: str,
     ) -> None:
-        """Take over a device that trains while the rollout engine sleeps.
+        """Take over a device.
 
         Args:
-            train: The training state, all of it on the device.
-            rollout: The rollout engine, asleep.
-            resharder: Moves the weights from one to the other.
-            offloaded: Regions that leave the device while they are not used.
+            ledger: Knows all regions of the device, whether they are on it or not.
+            resharder: Moves the weights from the actor to the engine.
+            movable: Regions that leave the device while they are not needed.
+            device_type: Of the device.
         """
-        self.train = train
-        self.rollout = rollout
+        self.ledger = ledger
         self.resharder = resharder
-        self.offloaded = offloaded
-        self.phase = Phase.TRAIN
+        self.movable = frozenset(movable)
+        self.device_type = device_type
+        self.resident = frozenset(ledger.region_bytes())
+        self.phase: Phase | None = None
         self.metrics: dict[str, float] = {}
+        self.moments: list[TimelineMoment] | None = None
+        self.began = time.perf_counter()
 
     def enter(self, phase: Phase) -> None:
-        """Make the device ready for a phase. A collective over all ranks.
+        """Make the device ready for a phase, which lasts until another begins. A collective.
 
         Raises:
-            PhaseError: There is no direct way from the present phase.
+            DeviceMemoryError: Something does not fit.
+            ResidueError: Something that had to leave is still there.
         """
-        if phase not in _LEGAL[self.phase]:
-            ways = ", ".join(way.value for way in _LEGAL[self.phase])
-            raise PhaseError(
-                f"the device cannot go from {self.phase.value} to {phase.value}; "
-                f"from {self.phase.value} it can go to: {ways}"
-            )
-        match self.phase, phase:
-            case Phase.TRAIN, Phase.FORWARD:
-                self._leave_train()
-            case Phase.FORWARD, Phase.TRAIN:
-                self._onload(TrainRegion.GRADIENTS)
-                self._onload(TrainRegion.OPTIMIZER)
-            case Phase.TRAIN, Phase.ROLLOUT:
-                self._leave_train()
-                self._enter_rollout()
-            case Phase.FORWARD, Phase.ROLLOUT:
-                self._enter_rollout()
-            case Phase.ROLLOUT, Phase.FORWARD:
-                self._timed("release_rollout", self.rollout.sleep)
-                self._onload(TrainRegion.PARAMETERS)
+        if phase is self.phase:
+            return
+        logger.info("swap to %s begins", phase.value)
+        for move in moves(self.resident, phase, self.movable):
+            self._timed(move)
+            self.resident = after(self.resident, [move])
+            # A reshard begins and ends with less than it needs in between.
+            whole = self.ledger.fullest if move.kind is MoveKind.RESHARD else None
+            self._note(label_of(move), phase, whole)
+        self.ledger.require_gone(*(self.ledger.regions.keys() - self.resident))
+        # An update follows at once, or fails and ends the run.
+        for region in CHANGED_BY.get(phase, ()):
+            self.ledger.regions[region].changed()
         self.phase = phase
+        self._note(phase.value, phase)
+        logger.info("phase %s begins", phase.value)
 
-    def require(self, *phases: Phase) -> None:
-        """Refuse a call that the present phase does not allow.
+    def record(self, *, is_on: bool) -> None:
+        """Note from now on what lies on the device at each moment, or no longer."""
+        self.moments = [] if is_on else None
 
-        Raises:
-            PhaseError: The device is in another phase.
-        """
-        if self.phase not in phases:
-            wanted = " or ".join(phase.value for phase in phases)
-            raise PhaseError(f"this needs phase {wanted}, the device is in {self.phase.value}")
+    def flush_moments(self) -> list[TimelineMoment]:
+        """Return what was noted since the last call."""
+        if self.moments is None:
+            return []
+        moments, self.moments = self.moments, []
+        return moments
 
     def flush_metrics(self) -> dict[str, float]:
-        """Return seconds and bytes of the switches since the last call."""
+        """Return seconds and bytes of the switches since the last call, and the peak."""
         metrics, self.metrics = self.metrics, {}
-        return metrics
+        return metrics | {"memory/device_peak_bytes": float(self.ledger.flush_peak())}
 
-    def _leave_train(self) -> None:
-        self._offload(TrainRegion.OPTIMIZER)
-        self._offload(TrainRegion.GRADIENTS)
-
-    def _enter_rollout(self) -> None:
-        self._timed("allocate_rollout", self.rollout.allocate_weights)
-        self._timed("reshard", self.resharder.reshard)
-        for name, moved in self.resharder.bytes_moved().items():
-            self._add(f"bytes/reshard_{name}", moved)
-        self._offload(TrainRegion.PARAMETERS)
-        self._timed("allocate_kv_cache", self.rollout.allocate_kv_cache)
-
-    def _offload(self, region: TrainRegion) -> None:
-        if region in self.offloaded:
-            name = f"offload_{region.value}"
-            self._add(f"bytes/{name}", self._timed(name, lambda: self.train.offload(region)))
-
-    def _onload(self, region: TrainRegion) -> None:
-        if region in self.offloaded:
-            name = f"onload_{region.value}"
-            self._add(f"bytes/{name}", self._timed(name, lambda: self.train.onload(region)))
-
-    def _timed(self, name: str, action: Callable[[], Result]) -> Result:
+    def _timed(self, move: Move) -> None:
         start = time.perf_counter()
-        result = action()
+        self._carry_out(move)
+        name = label_of(move).replace(" ", "_")
         self._add(f"seconds/swap_{name}", time.perf_counter() - start)
-        return result
+
+    def _carry_out(self, move: Move) -> None:
+        match move.kind:
+            case MoveKind.RESHARD:
+                moved = self.resharder.bytes_moved()
+                self.ledger.fullest = {}
+                with self.ledger.staging(moved.pop("in_flight")):
+                    self.resharder.reshard()
+                for name, nbytes in moved.items():
+                    self._add(f"bytes/reshard_{name}", nbytes)
+            case MoveKind.BRING:
+                self._copied("to_device", move.region, self.ledger.bring(move.region))
+            case MoveKind.RELEASE:
+                for region in sorted(leaving(move), key=lambda region: region.value):
+                    self._copied("to_host", region, self.ledger.release(region))
+
+    def _copied(self, way: str, region: Region, nbytes: int) -> None:
+        if region not in DEAD_AFTER_USE:
+            self._add(f"bytes/{way}_{region.value}", nbytes)
+
+    def _note(self, label: str, phase: Phase, there: Mapping[Region, int] | None = None) -> None:
+        if self.moments is None:
+            return
+        account = device_account(self.device_type)
+        found = self.ledger.region_bytes() if there is None else there
+        sizes = {name.value: nbytes for name, nbytes in found.items()}
+        self.moments.append(
+            TimelineMoment(
+                label=label,
+                phase=phase.value,
+                seconds=time.perf_counter() - self.began,
+                region_bytes=sizes,
+                allocated_bytes=None if account is None else account.peak_allocated,
+            )
+        )
 
     def _add(self, name: str, value: float) -> None:
         self.metrics[name] = self.metrics.get(name, 0.0) + value

@@ -1,6 +1,6 @@
 """The way of the actor's weights: from the training side into the rollout engine, or to files."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,7 +16,7 @@ from mindrl.resharding.exchange import Channel
 from mindrl.resharding.plan import Topology, plan_sides
 from mindrl.resharding.transfer import Names, Transfer
 from mindrl.rollout.engine import RolloutEngine
-from mindrl.training.actor import TrainedModel
+from mindrl.training.actor import TrainedActor
 from mindrl.training.export import ExportedModel
 
 
@@ -30,8 +30,6 @@ class TransitSettings:
     bucket_bytes: int
     timeout_seconds: float
     verify: Literal["off", "first", "always"]
-    release_source: bool
-    """Training weights may leave the device as soon as they are read."""
 
 
 class WeightsInTransit:
@@ -40,10 +38,11 @@ class WeightsInTransit:
     def __init__(
         self,
         load: str,
-        model: TrainedModel,
+        model: TrainedActor,
         engine: RolloutEngine,
         settings: TransitSettings,
         *,
+        leaves: Callable[[Tensor], None] | None,
         name: str = "reshard",
     ) -> None:
         """Plan the way into the engine. Needs the default process group.
@@ -53,6 +52,8 @@ class WeightsInTransit:
             model: The training side.
             engine: The rollout side.
             settings: How weights travel.
+            leaves: Takes the weights that share a tensor's storage off the device, once all of them
+                are read. None lets them stay.
             name: Of these weights, the same on all ranks and no other's.
         """
         self.model = model
@@ -62,7 +63,7 @@ class WeightsInTransit:
         self.transfers = 0
         self.settings = settings
         self.side: Side = model.model.side
-        self.source = TrainingWeights(model, release=settings.release_source)
+        self.source = TrainingWeights(model, leaves)
         description = model.model.description
         self.target = rollout_side(description, settings.rollout, dtype=settings.rollout_dtype)
         self.transfer = self._transfer(self.target)
@@ -85,13 +86,19 @@ class WeightsInTransit:
         self.verified = self.settings.verify != "always"
 
     def bytes_moved(self) -> dict[str, int]:
-        """Say what a reshard sends, receives and copies on this rank, and the fewest to receive."""
+        """Say what a reshard does on this rank.
+
+        Returns:
+            Bytes sent, received, copied locally, needed (the fewest to receive), and the most
+            that is in flight.
+        """
         plan, rank = self.transfer.plan, dist.get_rank()
         return {
             "sent": int(plan.sent[rank]),
             "received": int(plan.received[rank]),
             "local": int(plan.copied[rank]),
             "needed": int(plan.lower_bound[rank]),
+            "in_flight": int(plan.peak_staging[rank]),
         }
 
     def export(self, folder: Path) -> None:
@@ -105,8 +112,9 @@ class WeightsInTransit:
             world_size=dist.get_world_size(),
             holders=[0],
             dtype=self.side.dtype,
+            head=self.model.model.head,
         )
-        source, table = TrainingWeights(self.model, release=False), whole.table(dist.get_rank())
+        source, table = TrainingWeights(self.model, None), whole.table(dist.get_rank())
         with ExportedModel(self.load, folder, table, dtype=self.side.dtype) as sink:
             self._transfer(whole).run(source, sink)
 
@@ -129,10 +137,10 @@ class WeightsInTransit:
 class TrainingWeights:
     """The training weights as a transfer reads them."""
 
-    def __init__(self, model: TrainedModel, *, release: bool) -> None:
-        """Read from a model, whose weights leave the device once they are read, or stay."""
+    def __init__(self, model: TrainedActor, leaves: Callable[[Tensor], None] | None) -> None:
+        """Read from a model, whose weights leave the device once they are read, or stay (None)."""
         self.model = model
-        self.may_release = release
+        self.leaves = leaves
         self.tensors: Mapping[str, Tensor] = model.model.local_tensors()
         self.unread: dict[int, int] = {}
 
@@ -153,10 +161,10 @@ class TrainingWeights:
 
         Megatron keeps all dense weights in one storage and all experts in another.
         """
-        if not self.may_release:
+        if self.leaves is None:
             return
         tensor = self.tensors[name]
         key = tensor.untyped_storage()._cdata
         self.unread[key] -= 1
         if not self.unread[key]:
-            self.model.release_parameters(tensor)
+            self.leaves(tensor)

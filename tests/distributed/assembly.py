@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mindrl.allocation.layout import TrainLayout
-from mindrl.models.decoder import Side, logical_shapes, training_side
+from mindrl.models.decoder import Head, Side, logical_shapes, training_side
 from mindrl.models.description import read_description
 from mindrl.models.feed_forward import ExpertStorage
 from mindrl.models.placement import Placement
@@ -17,11 +17,12 @@ def assembled(
     layout: TrainLayout,
     ranks: Sequence[Mapping[str, Tensor]],
     experts: ExpertStorage = "sequential",
+    head: Head = "vocabulary",
 ) -> dict[str, Tensor]:
     """Put the local tensors of all ranks together; copies must agree to the bit."""
     model = read_description(folder)
-    side = training_side(model, layout, dtype="float32", experts=experts)
-    return put_together(side, logical_shapes(model), ranks)
+    side = training_side(model, layout, dtype="float32", experts=experts, head=head)
+    return put_together(side, logical_shapes(model, head=head), ranks)
 
 
 def put_together(

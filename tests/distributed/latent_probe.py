@@ -1,12 +1,14 @@
 """What the tests of DeepSeek's training side call in prepared processes."""
 
+from offload_probe import arena
 from torch import Tensor, nn
 from training_messages import Case, Course, Weights
 from training_probe import build, copied
 
 from mindrl.allocation.regions import TrainRegion
-from mindrl.training.actor import TrainedModel
+from mindrl.training.actor import TrainedActor
 from mindrl.training.model import unwrap
+from mindrl.training.offload import StoredRegion
 from mindrl.training.optimizer import OptimizerSettings
 
 Made = dict[str, tuple[int, ...]]
@@ -28,10 +30,12 @@ def _made(chunks: list[nn.Module]) -> Made:
 
 def biases(case: Case, course: Course) -> Weights:
     """Release all weights, bring them back, take the updates; returns the routers' biases."""
-    model = TrainedModel(build(case), OptimizerSettings(**course.optimizer), course.loss)
+    model = TrainedActor(build(case), OptimizerSettings(**course.optimizer), course.loss)
+    weights = StoredRegion(model.tensors(TrainRegion.PARAMETERS), arena(64 << 20), "cpu")
     for tensor in model.model.local_tensors().values():
-        model.release_parameters(tensor)
-    model.onload(TrainRegion.PARAMETERS)
+        weights.release_storage_of(tensor)
+    weights.release()
+    weights.bring()
     for minibatch in course.minibatches:
         model.update(minibatch, course.micro_batching)
     local = copied(model.model)

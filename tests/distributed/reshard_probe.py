@@ -7,8 +7,9 @@ import shards_messages
 import torch
 import torch.distributed as dist
 import training_messages
+from offload_probe import arena
 from reshard_messages import Arrived, Way
-from rollout_probe import storage_bytes
+from rollout_probe import sleeping_engine
 from shards_probe import _ask, _ordinary_engine, settings_of
 from training_probe import build
 from transfer_probe import Shards, prepared
@@ -17,8 +18,8 @@ from weight_files import load_one_by_one
 from mindrl.algorithms.grpo import GrpoLoss
 from mindrl.allocation.regions import TrainRegion
 from mindrl.models.decoder import rollout_side
-from mindrl.rollout.engine import RolloutEngine
-from mindrl.training.actor import TrainedModel
+from mindrl.training.actor import TrainedActor
+from mindrl.training.offload import StoredRegion
 from mindrl.training.optimizer import OptimizerSettings
 from mindrl.training.scoring import ScoringModel
 from mindrl.workers.weights_in_transit import TransitSettings, WeightsInTransit
@@ -66,14 +67,14 @@ def into_engines(ways: list[Way], prompts: Prompts) -> list[Arrived]:
 
 def _into_engine(way: Way, prompts: Prompts, index: int) -> Arrived:
     scoring = build(_case(way))
-    trained = TrainedModel(scoring, OPTIMIZER, LOSS)
+    trained = TrainedActor(scoring, OPTIMIZER, LOSS)
     case = shards_messages.Case(
         folder=way.folder,
         later_folder=way.folder,
         tensor_parallel_size=way.rollout.tp,
         expert_parallel=way.rollout.ep > 1,
     )
-    engine = RolloutEngine(settings_of(case))
+    engine = sleeping_engine(settings_of(case))
     settings = TransitSettings(
         rollout=way.rollout,
         rollout_dtype="float32",
@@ -81,9 +82,16 @@ def _into_engine(way: Way, prompts: Prompts, index: int) -> Arrived:
         bucket_bytes=way.bucket_bytes,
         timeout_seconds=60,
         verify="always",
-        release_source=True,
     )
-    transit = WeightsInTransit(way.folder, trained, engine, settings, name=f"way {index}")
+    weights = StoredRegion(trained.tensors(TrainRegion.PARAMETERS), arena(256 << 20), "cpu")
+    transit = WeightsInTransit(
+        way.folder,
+        trained,
+        engine,
+        settings,
+        leaves=weights.release_storage_of,
+        name=f"way {index}",
+    )
     arrived = Arrived()
     with tempfile.TemporaryDirectory() as scratch:
         # All ranks read what rank 0 wrote.
@@ -91,11 +99,13 @@ def _into_engine(way: Way, prompts: Prompts, index: int) -> Arrived:
         dist.broadcast_object_list(shared, src=0)
         for update in range(3):
             _change(scoring, update)
-            engine.allocate_weights()
+            weights.changed()
+            engine.wake("weights")
             transit.reshard()
-            arrived.parameters_left += storage_bytes(trained.tensors(TrainRegion.PARAMETERS))
-            trained.onload(TrainRegion.PARAMETERS)
-            engine.allocate_kv_cache()
+            arrived.parameters_left += weights.device_bytes()
+            weights.release()
+            weights.bring()
+            engine.wake("kv_cache")
             arrived.answers[f"update {update}"] = _ask(engine.llm, prompts)
             engine.sleep()
         folder = Path(shared[0]) / "exported"
@@ -105,9 +115,9 @@ def _into_engine(way: Way, prompts: Prompts, index: int) -> Arrived:
         arrived.fresh["update 2"] = _ask(fresh, prompts)
         del fresh
         dist.barrier()
-    engine.allocate_weights()
+    engine.wake("weights")
     transit.reshard()
-    engine.allocate_kv_cache()
+    engine.wake("kv_cache")
     arrived.answers["woken"] = _ask(engine.llm, prompts)
     moved = transit.bytes_moved()
     arrived.received, arrived.needed = moved["received"], moved["needed"]

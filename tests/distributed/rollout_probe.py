@@ -23,19 +23,19 @@ def life_of_an_engine(folder: str, later_folder: str, questions: list[Question])
     # As in a worker: Megatron's groups are there before the engine makes its own.
     initialise_model_parallel(TrainLayout(), seed=1)
     before = random_states()
-    engine = RolloutEngine(settings(folder))
+    engine = sleeping_engine(settings(folder))
     seen = {"started": device_bytes(engine)}
-    engine.allocate_weights()
+    engine.wake("weights")
     seen["weights allocated"] = device_bytes(engine)
     load_one_by_one(engine.shards(), folder, rollout_table(folder, ONE_RANK))
-    engine.allocate_kv_cache()
+    engine.wake("kv_cache")
     seen["awake"] = device_bytes(engine)
     answers = [ask(engine, question) for question in questions]
     engine.sleep()
     seen["asleep"] = device_bytes(engine)
-    engine.allocate_weights()
+    engine.wake("weights")
     load_one_by_one(engine.shards(), later_folder, rollout_table(folder, ONE_RANK))
-    engine.allocate_kv_cache()
+    engine.wake("kv_cache")
     later_answers = [ask(engine, question) for question in questions]
     return Life(
         answers=answers,
@@ -45,9 +45,17 @@ def life_of_an_engine(folder: str, later_folder: str, questions: list[Question])
     )
 
 
+def sleeping_engine(how: EngineSettings) -> RolloutEngine:
+    """Start an engine and put it to sleep, as a worker does."""
+    engine = RolloutEngine(how)
+    engine.sleep()
+    return engine
+
+
 def settings(folder: str) -> EngineSettings:
     return EngineSettings(
         model_path=folder,
+        device_type="cpu",
         tensor_parallel_size=1,
         enable_expert_parallel=False,
         dtype="float32",

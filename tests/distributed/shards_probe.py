@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 import torch.distributed as dist
-from rollout_probe import settings, storage_bytes
+from rollout_probe import settings, sleeping_engine, storage_bytes
 from shards_messages import Answer, Case, EngineMemory, Filled, Shapes
 from torch import Tensor
 from vllm import LLM, SamplingParams, TokensPrompt
@@ -15,7 +15,7 @@ from weight_files import load_backwards, load_one_by_one, rollout_table
 from mindrl.allocation.layout import RolloutLayout
 from mindrl.models.placement import ShardingTable
 from mindrl.platform.device import PLATFORMS
-from mindrl.rollout.engine import EngineSettings, RolloutEngine
+from mindrl.rollout.engine import EngineSettings
 
 Prompts = Sequence[Sequence[int]]
 
@@ -31,8 +31,8 @@ def misuse(case: Case) -> tuple[float, list[str]]:
 
     Returns the largest element of the embedding as the next load opens it, and what was said.
     """
-    engine = RolloutEngine(settings_of(case))
-    engine.allocate_weights()
+    engine = sleeping_engine(settings_of(case))
+    engine.wake("weights")
     first = next(iter(engine.shards().shapes()))
     engine.shards().open(first).fill_(1.0)
     shards = engine.shards()
@@ -51,7 +51,7 @@ def shapes_of(cases: Sequence[Case]) -> list[Shapes]:
     """Return what engines of one tensor-parallel size expect, asleep since their start."""
     return [
         Shapes(
-            expected=RolloutEngine(settings_of(case)).shards().shapes(),
+            expected=sleeping_engine(settings_of(case)).shards().shapes(),
             table=_table_shapes(table_of(case)),
         )
         for case in cases
@@ -81,23 +81,23 @@ def _fill_engine(case: Case, prompts: Prompts) -> Filled:
         answers[name], memory[name] = _ask(ordinary, prompts), _memory(ordinary)
         del ordinary
     table = table_of(case)
-    engine = RolloutEngine(settings_of(case))
+    engine = sleeping_engine(settings_of(case))
     shapes = engine.shards().shapes()
-    engine.allocate_weights()
+    engine.wake("weights")
     memory["allocated"], before = _memory(engine.llm), _addresses(engine.llm)
     shards = engine.shards()
     load_one_by_one(shards, case.folder, table)
     memory["loaded"], after = _memory(engine.llm), _addresses(engine.llm)
-    engine.allocate_kv_cache()
+    engine.wake("kv_cache")
     answers["filled"] = _ask(engine.llm, prompts)
     load_backwards(engine.shards(), case.later_folder, table)
     engine.llm.reset_prefix_cache()
     answers["filled later"] = _ask(engine.llm, prompts)
     engine.sleep()
     memory["asleep"] = _memory(engine.llm)
-    engine.allocate_weights()
+    engine.wake("weights")
     load_backwards(engine.shards(), case.folder, table)
-    engine.allocate_kv_cache()
+    engine.wake("kv_cache")
     answers["filled after a sleep"] = _ask(engine.llm, prompts)
     return Filled(
         shapes=Shapes(expected=shapes, table=_table_shapes(table)),

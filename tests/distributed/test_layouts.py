@@ -13,7 +13,7 @@ from mindrl.algorithms.token_weights import token_mean_weights
 from mindrl.batch.experience import Experience, MinibatchPlan
 from mindrl.batch.prompts import Prompt, Sampling
 from mindrl.config.run import RunConfig
-from mindrl.launch.grpo import colocated_actor
+from mindrl.launch.train_program import colocated_actor
 
 PROMPTS = [
     Prompt(uid=uid, token_ids=tuple(range(5 + uid, 12 + 2 * uid)), text="", reference="")
@@ -44,8 +44,7 @@ def train_for_three_steps(workers: ForkedWorkers, config: RunConfig) -> Trace:
     actor = colocated_actor(group, config)
     trace = Trace(losses=[], grad_norms=[], gaps=[], tokens=[], greedy=[], received=[])
     for step in range(3):
-        with actor.rollout_phase():
-            rollouts = actor.generate_sequences(PROMPTS, SAMPLING, step=step)
+        rollouts = actor.generate_sequences(PROMPTS, SAMPLING, step=step)
         trace.received.append(actor.flush_metrics()["bytes/reshard_received"])
         sequences = rollouts.sequences()
         old_logprobs_BT = actor.compute_log_prob(sequences).logprobs_BT
@@ -63,14 +62,12 @@ def train_for_three_steps(workers: ForkedWorkers, config: RunConfig) -> Trace:
         plan = MinibatchPlan(
             prompts_per_update=4, epochs=2, token_weights=token_mean_weights, generator=None
         )
-        with actor.train_phase():
-            updates = [actor.update(minibatch) for minibatch in experience.minibatches(plan)]
+        updates = [actor.update(minibatch) for minibatch in experience.minibatches(plan)]
         trace.losses += [update["policy_loss"] for update in updates]
         trace.grad_norms += [update["grad_norm"] for update in updates]
         trace.gaps.append(gap_N.abs().mean().item())
         trace.tokens += [rollouts.response_tokens(row) for row in range(16)]
-    with actor.rollout_phase():
-        answers = actor.generate_sequences(PROMPTS, GREEDY, step=0)
+    answers = actor.generate_sequences(PROMPTS, GREEDY, step=0)
     trace.received.append(actor.flush_metrics()["bytes/reshard_received"])
     trace.greedy = [answers.response_tokens(row) for row in range(4)]
     group.stop()

@@ -9,7 +9,7 @@ from forked_workers import ForkedWorkers
 from mindrl.batch.experience import Minibatch
 from mindrl.batch.prompts import Prompt, Sampling
 from mindrl.config.run import RunConfig
-from mindrl.launch.grpo import colocated_actor
+from mindrl.launch.train_program import colocated_actor
 
 PROMPTS = [Prompt(uid=uid, token_ids=(5 + uid, 6, 7), text="", reference="") for uid in range(4)]
 SAMPLING = Sampling(temperature=1.0, max_tokens=8, stop_token_ids=(1,), samples_per_prompt=2)
@@ -34,8 +34,7 @@ def test_the_reference_is_the_model_of_its_own_path_and_stays_so_while_the_actor
     )
     group = forked_workers.start(with_reference)
     actor = colocated_actor(group, with_reference)
-    with actor.rollout_phase():
-        rollouts = actor.generate_sequences(PROMPTS, SAMPLING, step=0)
+    rollouts = actor.generate_sequences(PROMPTS, SAMPLING, step=0)
     sequences = rollouts.sequences()
     before = actor.compute_ref_log_prob(sequences).logprobs_BT
     own = actor.compute_log_prob(sequences).logprobs_BT
@@ -49,8 +48,7 @@ def test_the_reference_is_the_model_of_its_own_path_and_stays_so_while_the_actor
         token_weights_BT=mask_BT / mask_BT.sum(),
         ref_logprobs_BT=before,
     )
-    with actor.train_phase():
-        metrics = actor.update(minibatch)
+    metrics = actor.update(minibatch)
     after = actor.compute_ref_log_prob(sequences).logprobs_BT
     moved = actor.compute_log_prob(sequences).logprobs_BT
     group.stop()

@@ -63,18 +63,3 @@ class Trial:
     logits_BTV: Tensor
     """Of this rank's tokens and part of the vocabulary; empty before the last stage."""
     metrics: list[dict[str, float]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class OffloadFacts:
-    """What was seen while three tensors over two storages went and came back."""
-
-    out_bytes: int
-    bytes_while_out: int
-    again_bytes: int
-    in_bytes: int
-    kept: list[list[float]]
-    share_storage: bool
-    dropped_bytes: int
-    dropped: list[float]
-    host_copies: int

@@ -11,29 +11,28 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from assembly import assembled
-from megatron.core import parallel_state
 from megatron.core.transformer.moe.experts import GroupedMLP
+from offload_probe import arena, swap_out_and_in
 from torch import Tensor, nn
-from training_messages import Case, Course, OffloadFacts, Trial, Updated, Weights
+from training_messages import Case, Course, Trial, Updated, Weights
 
 from mindrl.allocation.layout import TrainLayout
-from mindrl.allocation.regions import TrainRegion
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import Scored, Sequences
 from mindrl.errors import ModelError
 from mindrl.models.decoder import training_side, whole_side
 from mindrl.models.description import read_description
 from mindrl.platform.attention import attention_kernel
-from mindrl.training.actor import TrainedModel
+from mindrl.training.actor import TrainedActor
 from mindrl.training.export import ExportedModel
 from mindrl.training.logprobs import Vocabulary, chunked_logprobs
 from mindrl.training.model import ModelSettings, unwrap, vocabulary_weight
-from mindrl.training.offload import StorageOffloader
+from mindrl.training.offload import StoredRegion
 from mindrl.training.optimizer import OptimizerSettings
 from mindrl.training.packs import Pack
-from mindrl.training.parallel import initialise_model_parallel
+from mindrl.training.parallel import ParallelGroups
 from mindrl.training.passes import run_passes
-from mindrl.training.scoring import ReferenceModel, ScoringModel
+from mindrl.training.scoring import ScoringModel
 from mindrl.training.weights import import_weights
 
 _GROUPS: set[dist.ProcessGroup] = set()
@@ -42,9 +41,10 @@ Share = TypeVar("Share", bound=Sequences)
 
 
 def build(case: Case) -> ScoringModel:
-    """Build the model over all ranks of the group."""
-    join(case.layout)
-    model = ScoringModel(case.folder, settings(case), temperature=case.temperature)
+    """Build the model over all ranks of the group; the groups of its layout stay in place."""
+    groups = join(case.layout)
+    groups.activate()
+    model = ScoringModel(case.folder, settings(case, groups), temperature=case.temperature)
     for chunk in model.chunks:
         for module in chunk.modules():
             if isinstance(module, GroupedMLP):
@@ -54,17 +54,17 @@ def build(case: Case) -> ScoringModel:
     return model
 
 
-def join(layout: TrainLayout) -> None:
-    """Make Megatron's groups, in place of earlier ones."""
-    parallel_state.destroy_model_parallel()
+def join(layout: TrainLayout) -> ParallelGroups:
+    """Make Megatron's groups, and give earlier ones back."""
     # Megatron forgets most groups and leaves their threads: hundreds after a few layouts.
     made = dist.distributed_c10d._world.pg_map
     for group in _GROUPS & made.keys():
         dist.destroy_process_group(group)
     others = set(made)
-    initialise_model_parallel(layout, seed=1)
+    groups = ParallelGroups(layout, seed=1)
     _GROUPS.clear()
     _GROUPS.update(made.keys() - others)
+    return groups
 
 
 def refusal(layout: TrainLayout) -> str:
@@ -76,10 +76,10 @@ def refusal(layout: TrainLayout) -> str:
     return ""
 
 
-def settings(case: Case) -> ModelSettings:
+def settings(case: Case, groups: ParallelGroups) -> ModelSettings:
     """Return how the model is built on CPU."""
     return ModelSettings(
-        layout=case.layout,
+        groups=groups,
         seq_length=64,
         bf16=case.bf16,
         sequence_parallel=case.sequence_parallel,
@@ -142,29 +142,22 @@ def share(case: Case, sequences: Share) -> Share:
 
 
 def scores(case: Case, sequences: Sequences, micro_batch_sizes: list[int]) -> list[Scored | None]:
-    """Score this rank's share with the actor's class once for each size, then twice as reference.
+    """Score this rank's share once for each size, then twice by a copy whose weights had left.
 
     A share of three sequences and one of a single one take different numbers of passes.
     """
     model, ours = build(case), share(case, sequences)
     cuts = [MicroBatching(sequences=size) for size in micro_batch_sizes]
     results = [model.compute_log_prob(ours, cut) for cut in cuts]
-    reference = ReferenceModel(case.folder, settings(case), temperature=case.temperature)
-    results += [reference.compute_log_prob(ours, MicroBatching(sequences=2)) for _ in range(2)]
+    model = ScoringModel(
+        case.folder, model.settings, temperature=case.temperature, source=model.local_tensors()
+    )
+    weights = StoredRegion(model.weights(), arena(64 << 20), "cpu")
+    for _ in range(2):
+        weights.release()
+        weights.bring()
+        results.append(model.compute_log_prob(ours, MicroBatching(sequences=2)))
     return results
-
-
-def reference_bytes(case: Case, sequences: Sequences) -> list[int]:
-    """Return the bytes of a reference's weights on the device: new, and after it scored."""
-    join(case.layout)
-    reference = ReferenceModel(case.folder, settings(case), temperature=1.0)
-    found = [_bytes(reference.model)]
-    reference.compute_log_prob(sequences, MicroBatching(sequences=2))
-    return [*found, _bytes(reference.model)]
-
-
-def _bytes(model: ScoringModel) -> int:
-    return sum(tensor.untyped_storage().nbytes() for tensor in model.local_tensors().values())
 
 
 def updates(cases: list[Case], course: Course) -> list[Updated]:
@@ -178,7 +171,7 @@ def trials(courses: list[tuple[Case, Course]], sequences: Sequences) -> list[Tri
     for case, course in courses:
         scoring = build(case)
         logits = _logits(scoring.chunks, scoring.packs([with_all_asked(sequences)]))
-        model = TrainedModel(scoring, OptimizerSettings(**course.optimizer), course.loss)
+        model = TrainedActor(scoring, OptimizerSettings(**course.optimizer), course.loss)
         metrics = [
             model.update(share(case, minibatch), course.micro_batching)
             for minibatch in course.minibatches
@@ -195,7 +188,7 @@ def gradients(
     Needs a course with a learning rate of 0 that clips nothing, and no parameter that is cut.
     """
     scoring = build(case)
-    model = TrainedModel(scoring, OptimizerSettings(**course.optimizer), course.loss)
+    model = TrainedActor(scoring, OptimizerSettings(**course.optimizer), course.loss)
     (minibatch,) = course.minibatches
     results = []
     for cut in cuts:
@@ -216,7 +209,7 @@ def _gradients(scoring: ScoringModel) -> Weights:
 
 def _updates(case: Case, course: Course) -> Updated:
     scoring = build(case)
-    model = TrainedModel(scoring, OptimizerSettings(**course.optimizer), course.loss)
+    model = TrainedActor(scoring, OptimizerSettings(**course.optimizer), course.loss)
     metrics, device_bytes = [], []
     for minibatch in course.minibatches:
         ours = share(case, minibatch)
@@ -231,24 +224,11 @@ def swapped(cases: list[Case], course: Course) -> list[Updated]:
     results = []
     for case in cases:
         scoring = build(case)
-        model = TrainedModel(scoring, OptimizerSettings(**course.optimizer), course.loss)
+        model = TrainedActor(scoring, OptimizerSettings(**course.optimizer), course.loss)
         stayed = swap_out_and_in(model)
         weights = copied(scoring)
         results.append(Updated(metrics=[], weights=weights, device_bytes=[stayed]))
     return results
-
-
-def swap_out_and_in(model: TrainedModel) -> int:
-    """Take all regions off the device and bring them back; returns the bytes that stayed."""
-    order = (TrainRegion.OPTIMIZER, TrainRegion.GRADIENTS, TrainRegion.PARAMETERS)
-    for region in order:
-        model.offload(region)
-    stayed = sum(
-        tensor.untyped_storage().nbytes() for region in order for tensor in model.tensors(region)
-    )
-    for region in reversed(order):
-        model.onload(region)
-    return stayed
 
 
 def logprobs_over_ranks(
@@ -320,34 +300,3 @@ def _import_error(folder: str) -> str:
     except ModelError as error:
         return str(error)
     return "read without an error"
-
-
-def offload_facts() -> OffloadFacts:
-    """Move a storage with two views, and a single one, out and in, twice; then drop it."""
-    flat = torch.arange(6.0)
-    head, tail = flat[:2], flat[2:]
-    other = torch.full((3,), 7.0)
-    offloader = StorageOffloader()
-    out_bytes = offloader.offload([flat, head, tail, other], keep=True)
-    bytes_while_out = flat.untyped_storage().nbytes() + other.untyped_storage().nbytes()
-    again_bytes = offloader.offload([flat, other], keep=True)
-    in_bytes = offloader.onload([tail, other], kept=True)
-    tail += 10
-    kept = [tensor.tolist() for tensor in (flat, head, tail, other)]
-    shared = tail.untyped_storage().data_ptr() == flat.untyped_storage().data_ptr()
-    offloader.offload([flat, other], keep=True)
-    offloader.onload([flat, other], kept=True)
-    host_copies = len(offloader.host)
-    dropped_bytes = offloader.offload([head], keep=False)
-    offloader.onload([head], kept=False)
-    return OffloadFacts(
-        out_bytes=out_bytes,
-        bytes_while_out=bytes_while_out,
-        again_bytes=again_bytes,
-        in_bytes=in_bytes,
-        kept=kept,
-        share_storage=shared,
-        dropped_bytes=dropped_bytes,
-        dropped=flat.tolist(),
-        host_copies=host_copies,
-    )

@@ -44,7 +44,7 @@ def test_a_page_edited_by_hand_is_found_left_alone_and_then_restored(tmp_path: P
     "row",
     [
         "| `train_iters` | whole number >= 1 | required | ",
-        "| `lr` | number > 0 | `1e-6` | ",
+        "| `logprob_chunk_tokens` | whole number >= 1 | `1024` | ",
         "| `clip_ratio` | number > 0 and < 1 | `0.2` | ",
         "| `device` | one of `auto`, `npu`, `gpu`, `cpu` | `auto` | ",
         "| `infer_pipeline_parallel_size` | only `1` | `1` | ",
@@ -56,3 +56,11 @@ def test_a_page_edited_by_hand_is_found_left_alone_and_then_restored(tmp_path: P
 def test_a_row_tells_type_range_and_default(row: str) -> None:
     lines = PAGE.read_text(encoding="utf-8").splitlines()
     assert len([line for line in lines if line.startswith(row)]) == 1
+
+
+def test_what_actor_and_critic_share_stands_under_both_behind_what_is_their_own() -> None:
+    sections = PAGE.read_text(encoding="utf-8").split("## ")
+    for heading in ("actor_config\n", "critic_config\n"):
+        (section,) = [section for section in sections if section.startswith(heading)]
+        row = section.index("| `lr` | number > 0 | `1e-6` | Peak learning rate. |")
+        assert section.index("| `load` |") < section.index("| `micro_batch_size` |") < row

@@ -13,6 +13,7 @@ import torch
 import yaml
 
 from mindrl.algorithms.grpo import GrpoLoss
+from mindrl.algorithms.value_loss import ValueLoss
 from mindrl.allocation.regions import TrainRegion
 from mindrl.batch.rollouts import Response, Rollouts
 from mindrl.config.load import field_names
@@ -24,7 +25,7 @@ from mindrl.trainer.journal import Journal, Outcome, RunFolder
 from mindrl.workers.sharding_manager import Phase, ShardingManager
 
 ROOT = Path(__file__).parents[2]
-SECTIONS = ("megatron_training", "actor_config", "rl_config", "generate_config")
+SECTIONS = tuple(field_names([]))
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 KEY = re.compile(rf"(?<![\w/.])((?:{'|'.join(SECTIONS)})(?:\.\w+)+)")
 REPOSITORY_PATH = re.compile(r"(?<![\w/.~-])(?:scripts|cli|configs|tests|mindrl)/[\w/.-]*\w")
@@ -154,7 +155,11 @@ def loss_metrics() -> set[str]:
         token_weights_BT=one_BT,
         ref_logprobs_BT=-one_BT,
     )
-    return {f"update/{name}" for name in terms.metrics}
+    of_critic = ValueLoss(clip_range=0.5)(
+        values_BT=one_BT, old_values_BT=one_BT, returns_BT=one_BT, token_weights_BT=one_BT
+    )
+    actor = {f"update/{name}" for name in terms.metrics}
+    return actor | {f"critic/{name}" for name in of_critic.metrics}
 
 
 def batch_metrics() -> set[str]:
@@ -172,14 +177,16 @@ def written_out(source: str, pattern: re.Pattern[str]) -> set[str]:
 
 
 def literal_metrics() -> set[str]:
-    trainer = read("mindrl/trainer/grpo_trainer.py")
-    stages = {f"seconds/{name}" for name in re.findall(r'timer\("(\w+)"\)', trainer)}
+    files = sorted(path.relative_to(ROOT) for path in (ROOT / "mindrl/trainer").glob("*.py"))
+    trainer = [read(str(file)) for file in files]
+    stages = {f"seconds/{name}" for name in re.findall(r'timer\("(\w+)"\)', "".join(trainer))}
     worker = written_out(read("mindrl/workers/integrated_worker.py"), METRIC)
     memory = {name.replace("memory/", "memory/worker_<rank>/") for name in worker}
-    journal = written_out(read("mindrl/trainer/journal.py"), METRIC)
+    literal = {name for source in trainer for name in written_out(source, METRIC)}
     update = written_out(read("mindrl/training/actor.py"), re.compile("grad_norm|lr|moe_aux_loss"))
     named = {f"update/{name}" for name in update}
-    return written_out(trainer, METRIC) | stages | memory | journal | named
+    critic = {f"critic/{name}" for name in update}
+    return literal | stages | memory | named | critic
 
 
 def test_the_page_of_metrics_names_exactly_the_metrics_of_a_step() -> None:
@@ -187,7 +194,7 @@ def test_the_page_of_metrics_names_exactly_the_metrics_of_a_step() -> None:
     page = read("docs/reference/metrics.md")
     documented = set(re.findall(r"^\| `([^`]+)` \|", page, flags=re.MULTILINE))
     assert len(produced) >= 40
-    assert documented == produced | {"reward/<function>"}
+    assert documented == produced | {"reward/<function>", "reward/model"}
 
 
 def test_the_page_of_outputs_names_every_file_and_every_key(tmp_path: Path) -> None:

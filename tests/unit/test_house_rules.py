@@ -17,7 +17,9 @@ MAX_FUNCTION_LINES = 60
 VENDOR_WORDS = frozenset({"npu", "npus", "cuda", "ascend", "hccl", "nccl"})
 VENDOR_HOMES = ("mindrl/platform/", "mindrl/config/")
 # Names that are not ours to choose: a key that MindSpeed-RL users know, a function of Megatron.
-GIVEN_NAMES = re.compile(r"\b(num_npus|npus_per_node|model_parallel_cuda_manual_seed)\b")
+GIVEN_NAMES = re.compile(
+    r"\b(num_npus|npus_per_node|model_parallel_cuda_manual_seed|get_cuda_rng_tracker)\b"
+)
 FORBIDDEN_CALLS = {
     "eval": "executes text",
     "exec": "executes text",

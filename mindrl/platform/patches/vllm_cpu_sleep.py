@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import Tensor, UntypedStorage
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from mindrl.platform.heap import release_free_heap
@@ -41,6 +42,18 @@ class SleepingCPUWorker(CPUWorker):  # type: ignore[misc]
             for tensor in self._kv_tensors():
                 tensor.zero_()
 
+    def resident_bytes(self) -> dict[str, int]:
+        """Return what storages hold of the weights and of the KV cache.
+
+        A weight that was packed for oneDNN has no storage; it counts with its former size.
+        """
+        model = self.model_runner.get_model()
+        stored = _bytes(parameter.data for parameter in model.parameters())
+        return {
+            "weights": stored + sum(map(_packed_bytes, model.modules())),
+            "kv_cache": _bytes(self._kv_tensors()),
+        }
+
     def _kv_tensors(self) -> Iterator[Tensor]:
         for cache in self.model_runner.kv_caches:
             yield from cache if isinstance(cache, (list, tuple)) else (cache,)
@@ -51,6 +64,19 @@ def _drop_packed_copies(model: Any) -> None:
     for module in model.modules():
         if hasattr(module, "cpu_linear"):
             module.cpu_linear = None
+
+
+def _packed_bytes(module: Any) -> int:
+    """Return the size of a weight that only its packed copy holds."""
+    if getattr(module, "cpu_linear", None) is None or module.weight.numel():
+        return 0
+    before_packing = get_layerwise_info(module).restore_metadata[0]
+    return int(before_packing["weight"].nbytes)
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in tensors}
+    return sum(storage.nbytes() for storage in storages.values())
 
 
 def _release(tensors: Iterable[Tensor]) -> _Sized:

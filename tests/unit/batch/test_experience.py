@@ -1,6 +1,7 @@
 """How a step is cut: rows, micro-batches, shards, and the mini-batches of the optimizer."""
 
 from collections.abc import Iterator
+from dataclasses import fields
 
 import pytest
 import torch
@@ -8,7 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindrl.algorithms.token_weights import sequence_mean_weights, token_mean_weights
-from mindrl.batch.experience import Experience, Minibatch, MinibatchPlan, Sequences
+from mindrl.batch.experience import (
+    Experience,
+    Minibatch,
+    MinibatchPlan,
+    Sequences,
+    ValuedExperience,
+)
 
 LENGTHS = (3, 6, 4, 2)
 
@@ -178,3 +185,26 @@ def test_every_column_of_a_minibatch_comes_from_the_same_row() -> None:
         assert torch.equal(minibatch.advantages_BT[:, 1], row_B.float())
         assert torch.equal(minibatch.ref_logprobs_BT[:, 0], -2.0 * row_B)
         assert torch.equal(minibatch.response_mask_BT.sum(1), minibatch.lengths_B - 1)
+
+
+def valued(groups: list[int]) -> ValuedExperience:
+    """Make an experience whose value and return at each token name its row."""
+    plain = experience(groups)
+    row_BT = plain.tokens_BT.float()
+    columns = {field.name: getattr(plain, field.name) for field in fields(plain)}
+    return ValuedExperience(**columns, old_values_BT=row_BT, returns_BT=row_BT + 0.5)
+
+
+def test_critic_and_actor_are_cut_alike_where_they_share_what_was_dealt() -> None:
+    batch = valued([0, 1, 2, 0, 1, 2])
+    dealt_by = plan(2, epochs=2, generator=torch.Generator().manual_seed(0))
+    dealt = dealt_by.deal(batch.group_B)
+    actors = list(batch.minibatches(dealt_by, dealt))
+    critics = list(batch.critic_minibatches(dealt_by, dealt))
+    assert [len(rows) for rows in dealt] == [4, 2, 4, 2]
+    for rows, actor, critic in zip(dealt, actors, critics, strict=True):
+        assert actor.tokens_BT[:, 0].tolist() == critic.tokens_BT[:, 0].tolist() == rows.tolist()
+        assert torch.equal(critic.old_values_BT[:, 0], rows.float())
+        assert torch.equal(critic.returns_BT[:, 0], rows + 0.5)
+        assert torch.equal(critic.token_weights_BT, actor.token_weights_BT)
+        assert critic.token_weights_BT.sum().item() == pytest.approx(1.0, abs=1e-6)

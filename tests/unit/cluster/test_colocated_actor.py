@@ -6,10 +6,11 @@ from typing import Any
 import torch
 
 from mindrl.allocation.layout import RolloutLayout, TrainLayout
-from mindrl.batch.experience import Scored, Sequences
+from mindrl.batch.experience import CriticMinibatch, Scored, Sequences, SequenceScores, Values
 from mindrl.batch.prompts import Prompt, Sampling
 from mindrl.batch.rollouts import Response
 from mindrl.cluster.colocated_actor import ColocatedActor
+from mindrl.config.layout_sizes import Role
 
 
 class RecordingGroup:
@@ -23,7 +24,13 @@ class RecordingGroup:
         if method == "generate_sequences":
             answer = Response(token_ids=(9,), logprobs=(-1.0,), finished=True)
             return [[answer] * len(prompts) for prompts, _, _ in arguments]
+        if method.startswith("update"):
+            return [{"rank": float(rank)} for rank in range(4)]
         tokens = [part.tokens_BT.float() for (part,) in arguments]
+        if method == "compute_values":
+            return [Values(values_BT=each / 2) for each in tokens]
+        if method == "compute_rewards":
+            return [SequenceScores(rewards_B=each.sum(1)) for each in tokens]
         return [Scored(logprobs_BT=each, entropy_BT=each * 10) for each in tokens]
 
     def call_all(self, method: str, *arguments: Any) -> list[Any]:
@@ -33,7 +40,7 @@ class RecordingGroup:
 def dealing_actor(group: "RecordingGroup", *, train: int, rollout: int) -> ColocatedActor:
     return ColocatedActor(
         group,
-        TrainLayout(tp=train, dp=4 // train),
+        {"actor": TrainLayout(tp=train, dp=4 // train)},
         RolloutLayout(tp=rollout, dp=4 // rollout),
         seed=1,
     )
@@ -90,7 +97,7 @@ def test_by_cost_the_longest_sequence_is_alone_and_log_probs_still_come_back_in_
     group = RecordingGroup()
     actor = ColocatedActor(
         group,
-        TrainLayout(dp=2, pp=2),
+        {"actor": TrainLayout(dp=2, pp=2)},
         RolloutLayout(dp=4),
         seed=1,
         costs=lambda lengths: [float(length) for length in lengths],
@@ -107,3 +114,69 @@ def test_by_cost_the_longest_sequence_is_alone_and_log_probs_still_come_back_in_
     # Both stages of a replica get the same.
     assert (shares[0], shares[1]) == (shares[2], shares[3])
     assert torch.equal(scored.logprobs_BT, tokens_BT.float())
+
+
+def four_sequences() -> Sequences:
+    tokens_BT = torch.tensor([[1, 2, 0, 0], [3, 4, 0, 0], [5, 6, 7, 8], [9, 1, 2, 0]])
+    return Sequences(
+        tokens_BT=tokens_BT, lengths_B=torch.tensor([2, 2, 4, 3]), response_mask_BT=tokens_BT > 0
+    )
+
+
+MIXED: dict[Role, TrainLayout] = {
+    "actor": TrainLayout(tp=2, dp=2),
+    "ref": TrainLayout(tp=4),
+    "critic": TrainLayout(dp=4),
+    "reward": TrainLayout(pp=2, dp=2),
+}
+"""A role on each of the ways to cut four ranks."""
+
+
+def critic_minibatch() -> CriticMinibatch:
+    sequences = four_sequences()
+    ones_BT = torch.ones(4, 4)
+    return CriticMinibatch(
+        tokens_BT=sequences.tokens_BT,
+        lengths_B=sequences.lengths_B,
+        response_mask_BT=sequences.response_mask_BT,
+        old_values_BT=ones_BT,
+        returns_BT=ones_BT,
+        token_weights_BT=ones_BT,
+    )
+
+
+def test_each_role_is_dealt_by_its_own_layout_and_answers_in_order() -> None:
+    group = RecordingGroup()
+    actor = ColocatedActor(group, MIXED, RolloutLayout(dp=4), seed=1)
+    sequences = four_sequences()
+
+    scored = actor.compute_ref_log_prob(sequences)
+    values = actor.compute_values(sequences)
+    rewards = actor.compute_rewards(sequences)
+
+    dealt = [[part.lengths_B.tolist() for (part,) in arguments] for arguments in group.given]
+    assert dealt == [
+        [[2, 2, 4, 3]] * 4,
+        [[2], [2], [4], [3]],
+        [[2, 2], [4, 3], [2, 2], [4, 3]],
+    ]
+    assert torch.equal(scored.logprobs_BT, sequences.tokens_BT.float())
+    assert torch.equal(values.values_BT, sequences.tokens_BT / 2)
+    assert rewards.rewards_B.tolist() == [3, 7, 26, 12]
+
+
+def test_an_update_of_the_critic_goes_to_its_replicas_and_the_first_leader_answers() -> None:
+    group = RecordingGroup()
+    actor = ColocatedActor(group, MIXED, RolloutLayout(dp=4), seed=1)
+
+    assert actor.update_critic(critic_minibatch()) == {"rank": 0.0}
+
+    shares = [part for (part,) in group.given[0]]
+    assert [share.lengths_B.tolist() for share in shares] == [[2], [2], [4], [3]]
+    assert [share.token_weights_BT.sum().item() for share in shares] == [2, 2, 4, 3]
+
+
+def test_the_leader_of_a_pipelined_critic_is_on_its_last_stage() -> None:
+    layouts = MIXED | {"critic": TrainLayout(pp=2, dp=2)}
+    actor = ColocatedActor(RecordingGroup(), layouts, RolloutLayout(dp=4), seed=1)
+    assert actor.update_critic(critic_minibatch()) == {"rank": 2.0}

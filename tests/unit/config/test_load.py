@@ -9,8 +9,8 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from mindrl.config.load import load_run_config
-from mindrl.config.run import RunConfig
+from mindrl.config.load import field_names, load_run_config
+from mindrl.config.run import RunConfig, with_absolute_paths
 from mindrl.errors import ConfigError
 
 MakeConfig = Callable[..., RunConfig]
@@ -221,3 +221,94 @@ def test_tokenizer_and_reference_come_from_the_actor_unless_they_are_named(
         "reference",
         True,
     )
+
+
+CRITIC = {"rl_config.adv_estimator": "gae", "critic_config.lr": 1e-5}
+
+
+def test_the_critics_model_comes_from_the_actor_unless_it_is_named(run_config: MakeConfig) -> None:
+    taken = run_config(MODEL, CRITIC)
+    assert (taken.model_path("critic"), taken.model_key("critic")) == ("model", "actor_config.load")
+    named = run_config(MODEL, CRITIC | {"critic_config.load": "values"})
+    assert (named.model_path("critic"), named.model_key("critic")) == (
+        "values",
+        "critic_config.load",
+    )
+    assert named.roles == ("actor", "critic")
+
+
+def test_either_name_of_the_references_folder_will_do(run_config: MakeConfig) -> None:
+    theirs = "rl_config.integrated_mode_config.ref_model_load_path"
+    for key in (theirs, "ref_config.load"):
+        config = run_config(MODEL, {key: "reference"})
+        assert (config.model_path("ref"), config.model_key("ref")) == ("reference", key)
+
+
+def test_micro_batches_of_a_role_are_its_own_then_the_actors(run_config: MakeConfig) -> None:
+    sizes = CRITIC | {"actor_config.micro_batch_size": 8, "reward_config.load": "judge"}
+    plain = run_config(MODEL, sizes)
+    assert plain.critic_micro_batch_size == 8
+    assert plain.critic_forward_micro_batch_size == 8
+    assert plain.reward_forward_micro_batch_size == 8
+    own = run_config(
+        MODEL,
+        sizes
+        | {
+            "critic_config.micro_batch_size": 4,
+            "rl_config.critic_forward_micro_batch_size": 16,
+            "reward_config.micro_batch_size": 2,
+        },
+    )
+    assert own.critic_micro_batch_size == 4
+    assert own.critic_forward_micro_batch_size == 16
+    assert own.reward_forward_micro_batch_size == 2
+
+
+def test_a_kl_term_is_in_the_loss_or_in_the_reward_never_in_both(run_config: MakeConfig) -> None:
+    weight = CRITIC | {"rl_config.init_kl_coef": 0.25}
+    loss = run_config(MODEL, weight)
+    assert (loss.loss_kl_coef, loss.reward_kl_coef) == (0.25, 0.0)
+    reward = run_config(MODEL, weight | {"rl_config.use_kl_in_reward": True})
+    assert (reward.loss_kl_coef, reward.reward_kl_coef) == (0.0, 0.25)
+
+
+def test_warm_up_steps_are_the_critics_alone(run_config: MakeConfig) -> None:
+    """Ten steps of two updates each, three of them without the actor."""
+    config = run_config(
+        MODEL,
+        CRITIC
+        | {
+            "megatron_training.train_iters": 10,
+            "rl_config.mini_batch_size": 2,
+            "rl_config.critic_warmup": 3,
+        },
+    )
+    assert (config.total_updates, config.total_critic_updates) == (14, 20)
+
+
+def test_the_paths_of_all_models_are_made_absolute(run_config: MakeConfig) -> None:
+    named = CRITIC | {
+        "critic_config.load": "values",
+        "ref_config.load": "reference",
+        "reward_config.load": "judge",
+    }
+    config = with_absolute_paths(run_config(MODEL, named))
+    for role, name in (
+        ("actor", "model"),
+        ("ref", "reference"),
+        ("critic", "values"),
+        ("reward", "judge"),
+    ):
+        assert config.model_path(role) == str(Path.cwd() / name)
+    assert with_absolute_paths(run_config(MODEL, CRITIC)).model_key("critic") == "actor_config.load"
+
+
+def test_a_section_that_may_be_left_out_refuses_unknown_keys_too(run_config: MakeConfig) -> None:
+    with pytest.raises(ConfigError) as caught:
+        run_config(MODEL, {"critic_config.learning_rate": 1e-5, "reward_config.weigth": 1.0})
+    assert str(caught.value).splitlines() == [
+        "critic_config.learning_rate is not a configuration key; known keys: "
+        + ", ".join(field_names(["critic_config"])),
+        "reward_config.load is missing and has no default",
+        "reward_config.weigth is not a configuration key; did you mean reward_config.weight?",
+    ]

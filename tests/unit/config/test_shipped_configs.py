@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -14,6 +14,7 @@ from hydra.errors import ConfigCompositionException
 from mindrl.config.hydra_defaults import plain_values, register_defaults
 from mindrl.config.load import load_run_config
 from mindrl.config.run import RunConfig
+from mindrl.config.section import documented_fields
 from mindrl.config.validate import findings
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -31,8 +32,9 @@ def composed(name: str, overrides: list[str]) -> dict[str, Any]:
 def sections(section: Any = RunConfig, path: str = "") -> Iterator[tuple[str, Any]]:
     yield path, section
     for name, hint in get_type_hints(section).items():
-        if is_dataclass(hint):
-            yield from sections(hint, f"{path}{name}.")
+        for kind in (hint, *get_args(hint)):
+            if is_dataclass(kind):
+                yield from sections(kind, f"{path}{name}.")
 
 
 KEYS = [f"{path}{field.name}" for path, section in sections() for field in fields(section)]
@@ -57,6 +59,9 @@ def test_a_value_of_the_command_line_wins_over_the_file_and_the_file_over_the_de
 
 def test_each_key_of_the_dataclasses_is_known_to_hydra_with_its_default() -> None:
     values = composed("grpo_tiny_cpu", [])
+    values |= composed("mindrl_critic_defaults", []) | composed("mindrl_reward_defaults", [])
+    # Required keys are left out of what nobody set.
+    values["reward_config"]["load"] = "model"
     for path, section in sections():
         there = values
         for part in path.split(".")[:-1]:
@@ -75,11 +80,24 @@ def test_a_required_value_that_nobody_set_is_left_out_rather_than_passed_as_a_ma
     assert values["actor_config"]["lr"] == 1e-6
 
 
+def test_a_file_that_names_the_critics_defaults_lets_each_of_its_keys_be_overridden(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "ppo.yaml"
+    file.write_text("defaults: [mindrl_defaults, mindrl_critic_defaults]\n", encoding="utf-8")
+    register_defaults()
+    with initialize_config_dir(str(tmp_path), version_base="1.3"):
+        values = plain_values(compose("ppo", ["critic_config.min_lr=1e-7"]))
+    assert values["critic_config"]["min_lr"] == 1e-7
+    assert values["critic_config"]["lr"] == 1e-6
+    assert values["reward_config"] is None
+
+
 @pytest.mark.parametrize("key", KEYS)
 def test_every_key_is_documented_by_a_sentence(key: str) -> None:
     *path, name = key.split(".")
     section = dict(sections())["".join(f"{part}." for part in path)]
-    text = section.__pydantic_fields__[name].description
+    text = documented_fields(section)[name].description
     assert text, f"{key} has no text under it"
     assert text[0].isupper() or text[0] == "`", text
     assert text.endswith((".", "?")), text

@@ -247,6 +247,128 @@ def test_findings_of_all_rules_come_together(run_config: MakeConfig) -> None:
     assert len(found(run_config, wrong)) == 5
 
 
+GAE: dict[str, Any] = {"rl_config.adv_estimator": "gae", "critic_config.lr": 1e-5}
+"""A run with a critic that takes its model and its layout from the actor."""
+
+
+def test_a_critic_is_there_exactly_where_advantages_come_from_one(run_config: MakeConfig) -> None:
+    assert found(run_config, GAE) == []
+    assert found(run_config, {"rl_config.adv_estimator": "gae"}) == [
+        "critic_config is missing: rl_config.adv_estimator=gae needs one, empty or not"
+    ]
+    assert found(run_config, {"critic_config.lr": 1e-5}) == [
+        "critic_config is given: rl_config.adv_estimator=group_norm has no critic; use gae"
+    ]
+
+
+def test_with_a_critic_one_response_per_prompt_is_enough(run_config: MakeConfig) -> None:
+    assert found(run_config, GAE | {SAMPLES: 1}) == []
+
+
+def test_what_only_a_critic_gives_a_meaning_is_refused_without_one(run_config: MakeConfig) -> None:
+    choices = {"rl_config.use_kl_in_reward": True, "rl_config.critic_warmup": 1}
+    assert found(run_config, choices) == [
+        "rl_config.use_kl_in_reward=true needs rl_config.adv_estimator=gae, found group_norm",
+        "rl_config.critic_warmup=1 needs rl_config.adv_estimator=gae, found group_norm",
+    ]
+    assert found(run_config, GAE | choices) == []
+
+
+def test_the_actor_learns_in_the_last_step_at_least(run_config: MakeConfig) -> None:
+    assert found(run_config, GAE | {"rl_config.critic_warmup": 2}) == []
+    assert found(run_config, GAE | {"rl_config.critic_warmup": 3}) == [
+        "rl_config.critic_warmup=3 must be below megatron_training.train_iters=3"
+    ]
+
+
+def test_a_role_is_judged_by_its_own_sizes_and_by_the_actors_it_takes(
+    run_config: MakeConfig,
+) -> None:
+    critic = GAE | {DEVICES: 8, TRAIN_TP: 4}
+    assert found(run_config, critic | {"critic_config.pipeline_model_parallel_size": 3}) == [
+        (
+            f"{TRAIN_TP} times critic_config.pipeline_model_parallel_size=12 must divide "
+            f"{DEVICES}=8; "
+            "nearest: 8"
+        )
+    ]
+    assert found(run_config, critic | {"critic_config.tensor_model_parallel_size": 3}) == [
+        f"critic_config.tensor_model_parallel_size=3 must divide {DEVICES}=8; nearest: 2, 4"
+    ]
+    # Two roles take the actor's size: it is named once.
+    both = critic | {TRAIN_TP: 3, "rl_config.init_kl_coef": 0.1}
+    assert found(run_config, both) == [f"{TRAIN_TP}=3 must divide {DEVICES}=8; nearest: 2, 4"]
+
+
+def test_a_reference_that_is_not_used_is_not_judged(run_config: MakeConfig) -> None:
+    sizes = {DEVICES: 8, "ref_config.tensor_model_parallel_size": 3}
+    assert found(run_config, sizes) == []
+    assert len(found(run_config, sizes | {"rl_config.init_kl_coef": 0.1})) == 1
+
+
+def test_a_critic_shares_updates_and_a_reward_model_steps(run_config: MakeConfig) -> None:
+    """Eight devices, two replicas of the actor: 4 prompts x 1 response, in updates of 2."""
+    small = GAE | {DEVICES: 8, TRAIN_TP: 4, BATCH: 4, MINI: 2, SAMPLES: 1, ROLLOUT_TP: 8}
+    assert found(run_config, small) == []
+    assert found(run_config, small | {"critic_config.tensor_model_parallel_size": 1}) == [
+        (
+            f"{MINI}=2 times {SAMPLES}=1 gives 2 sequences per update, which 8 data-parallel "
+            f"replicas of critic_config must divide; {MINI} needs a multiple of 8"
+        )
+    ]
+    reward = {"reward_config.load": "judge", "reward_config.tensor_model_parallel_size": 1}
+    assert found(run_config, small | reward) == [
+        (
+            f"{BATCH}=4 times {SAMPLES}=1 gives 4 sequences per step, which 8 data-parallel "
+            f"replicas of reward_config must divide; {BATCH} needs a multiple of 8"
+        )
+    ]
+    assert found(run_config, small | reward | {BATCH: 8}) == []
+
+
+def test_a_critics_schedule_and_recomputation_are_judged_as_the_actors(
+    run_config: MakeConfig,
+) -> None:
+    assert found(run_config, GAE | {"critic_config.min_lr": 1e-4}) == [
+        "critic_config.min_lr=0.0001 must not be above critic_config.lr=1e-05"
+    ]
+    assert found(run_config, GAE | {"critic_config.recompute_num_layers": 2}) == [
+        (
+            "critic_config.recompute_num_layers=2 has a meaning only with "
+            "critic_config.recompute_granularity=full, found None"
+        )
+    ]
+
+
+def test_two_names_of_the_references_folder_must_agree(run_config: MakeConfig) -> None:
+    theirs = "rl_config.integrated_mode_config.ref_model_load_path"
+    assert found(run_config, {theirs: "a", "ref_config.load": "a"}) == []
+    assert found(run_config, {theirs: "a", "ref_config.load": "b"}) == [
+        f"ref_config.load=b and {theirs}=a are two names of one folder; give one of them"
+    ]
+
+
+def test_a_reward_model_may_judge_alone_where_nothing_is_evaluated(run_config: MakeConfig) -> None:
+    alone: dict[str, Any] = {
+        "reward_config.load": "judge",
+        "rl_config.verifier_function": [],
+        "rl_config.verifier_weight": [],
+    }
+    assert found(run_config, alone) == []
+    assert found(run_config, alone | {"megatron_training.test_data_path": "test.jsonl"}) == [
+        (
+            "rl_config.verifier_function is empty: its first entry measures the accuracy on "
+            "megatron_training.test_data_path=test.jsonl; name one, or evaluate nothing"
+        )
+    ]
+
+
+def test_sequence_parallelism_needs_one_role_that_is_cut_by_tensors(run_config: MakeConfig) -> None:
+    on = GAE | {DEVICES: 2, "megatron_training.sequence_parallel": True}
+    assert len(found(run_config, on)) == 1
+    assert found(run_config, on | {"critic_config.tensor_model_parallel_size": 2}) == []
+
+
 @pytest.mark.parametrize(
     ("number", "value", "nearest"),
     [(28, 3, "2, 4"), (28, 5, "4, 7"), (28, 100, "28"), (7, 2, "1, 7"), (12, 5, "4, 6")],

@@ -1,67 +1,30 @@
 """What is found before a cluster is started: model, files, rewards, backend."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from checked_runs import (
+    ACTOR,
+    CPU,
+    DEVICES,
+    ROLLOUT_EP,
+    ROLLOUT_TP,
+    RUN,
+    SIZES,
+    TRAIN_EP,
+    TRAIN_ETP,
+    TRAIN_TP,
+    MakeConfig,
+    model_folder,
+    overrides,
+    refused,
+)
 
-from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError
 from mindrl.launch.checks import check, check_without_files
-from mindrl.models.decoder import logical_shapes
-from mindrl.models.description import read_description
 from mindrl.platform.device import PLATFORMS
-
-MakeConfig = Callable[..., RunConfig]
-CPU = PLATFORMS["cpu"]
-TRAIN_TP = "actor_config.tensor_model_parallel_size"
-ROLLOUT_TP = "generate_config.infer_tensor_parallel_size"
-TRAIN_EP = "actor_config.expert_model_parallel_size"
-TRAIN_ETP = "actor_config.expert_tensor_parallel_size"
-ROLLOUT_EP = "generate_config.infer_expert_parallel_size"
-ACTOR = "actor_config"
-RUN = "actor_config.recompute_num_layers"
-DEVICES = "rl_config.actor_resource.num_npus"
-SIZES: dict[str, Any] = {
-    "model_type": "qwen2",
-    "hidden_size": 28,
-    "intermediate_size": 64,
-    "max_position_embeddings": 128,
-    "num_attention_heads": 28,
-    "num_hidden_layers": 1,
-    "num_key_value_heads": 4,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1e6,
-    "vocab_size": 96,
-}
-
-
-def model_folder(path: Path, **changes: Any) -> Path:
-    """Make a model of these sizes, one byte a weight: only names and shapes are looked at."""
-    path.mkdir(exist_ok=True)
-    (path / "config.json").write_text(json.dumps(SIZES | changes), encoding="utf-8")
-    shapes = logical_shapes(read_description(str(path)))
-    weights = {name: np.zeros(shape, np.uint8) for name, shape in shapes.items()}
-    save_file(weights, path / "model.safetensors")
-    return path
-
-
-def overrides(tmp_path: Path, **changes: Any) -> dict[str, Any]:
-    """Make the data file, and add to its key those of a test, dots written as two underlines."""
-    data = tmp_path / "train.jsonl"
-    data.touch()
-    given = {key.replace("__", "."): value for key, value in changes.items()}
-    return {"megatron_training.data_path": str(data)} | given
-
-
-def refused(config: RunConfig) -> list[str]:
-    with pytest.raises(ConfigError) as caught:
-        check(config, CPU)
-    return str(caught.value).splitlines()
 
 
 def test_a_run_whose_parts_are_all_there_is_let_through(
@@ -207,18 +170,6 @@ def test_megatron_trains_a_mixture_under_tensor_parallelism_with_sequence_parall
     check(run_config(model_folder(tmp_path / "dense"), on_2), CPU)
 
 
-def test_a_reference_of_another_shape_must_fit_the_training_layout_too(
-    tmp_path: Path, run_config: MakeConfig
-) -> None:
-    other = model_folder(tmp_path / "other", num_attention_heads=7, num_key_value_heads=1)
-    field = "rl_config.integrated_mode_config.ref_model_load_path"
-    with_other = {field: str(other), "rl_config.init_kl_coef": 0.1, DEVICES: 2, TRAIN_TP: 2}
-    config = run_config(model_folder(tmp_path / "model"), overrides(tmp_path) | with_other)
-    assert refused(config)[0] == (
-        f"{field}={other}: {TRAIN_TP}=2 must divide num_attention_heads=7; nearest: 1, 7"
-    )
-
-
 def test_a_tensor_parallel_size_must_divide_the_width_of_the_feed_forward_layer(
     tmp_path: Path, run_config: MakeConfig
 ) -> None:
@@ -289,19 +240,6 @@ def test_a_model_folder_that_cannot_be_read_is_refused_with_what_is_wrong_with_i
     ):
         (finding,) = refused(run_config(folder, overrides(tmp_path)))
         assert finding.endswith(reason)
-
-
-def test_a_reference_with_another_vocabulary_is_refused_where_there_is_a_kl_term(
-    tmp_path: Path, run_config: MakeConfig
-) -> None:
-    model = model_folder(tmp_path / "model")
-    other = model_folder(tmp_path / "other", vocab_size=100)
-    field = "rl_config.integrated_mode_config.ref_model_load_path"
-    with_other = overrides(tmp_path) | {field: str(other)}
-    assert refused(run_config(model, with_other | {"rl_config.init_kl_coef": 0.1})) == [
-        f"{field}={other}: vocabulary of 100 tokens, the actor has 96"
-    ]
-    check(run_config(model, with_other), CPU)
 
 
 def test_a_reward_that_does_not_import_is_refused_before_anything_starts(

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from datetime import timedelta
 from itertools import permutations
 from types import SimpleNamespace
@@ -33,7 +34,7 @@ from mindrl.algorithms.grpo import GrpoLoss
 from mindrl.allocation.layout import TrainLayout
 from mindrl.platform.attention import attention_kernel
 from mindrl.platform.patches import ray_on_loopback, vllm_cpu_experts, vllm_keeps_process_groups
-from mindrl.training.actor import TrainedModel
+from mindrl.training.actor import TrainedActor
 from mindrl.training.model import ModelSettings
 from mindrl.training.optimizer import OptimizerSettings
 from mindrl.training.parallel import initialise_model_parallel
@@ -57,7 +58,8 @@ def megatron_on_cpu(folder: str) -> dict[str, str | None]:
     """Try on CPU, one by one, what a run needs of Megatron-core."""
     errors = {"process groups": error_of(lambda: initialise_model_parallel(TrainLayout(), seed=1))}
     settings = ModelSettings(
-        layout=TrainLayout(),
+        # Made as far as it goes, and in place.
+        groups=SimpleNamespace(layout=TrainLayout(), active=nullcontext),
         seq_length=64,
         bf16=False,
         sequence_parallel=False,
@@ -82,7 +84,7 @@ def megatron_on_cpu(folder: str) -> dict[str, str | None]:
         use_distributed_optimizer=True,
     )
     loss = GrpoLoss(clip_low=0.2, clip_high=0.2, kl_kind="k3", kl_coef=0.0, entropy_coef=0.0)
-    errors["gradients"] = error_of(lambda: TrainedModel(scoring, optimizer, loss))
+    errors["gradients"] = error_of(lambda: TrainedActor(scoring, optimizer, loss))
     return errors
 
 

@@ -1,178 +1,61 @@
-"""The order of a step, and the checks that end a run.
+"""The order of a GRPO step, and the checks that end a run of any trainer."""
 
-The roles below answer from memory and write down each call: what a step computes is proved with
-real models in tests/distributed and tests/e2e.
-"""
-
-import io
-import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-
-from mindrl.algorithms.token_weights import token_mean_weights
-from mindrl.batch.experience import Minibatch, MinibatchPlan, Scored, Sequences
-from mindrl.batch.prompts import Prompt, Sampling
-from mindrl.batch.rollouts import Response, Rollouts
-from mindrl.data.order import PromptOrder
-from mindrl.errors import LogprobGapError, MindrlError
-from mindrl.observability.console import StepConsole
-from mindrl.observability.trackers import JsonlTracker, Trackers
-from mindrl.rewards.scorer import Scores
-from mindrl.trainer.grpo_trainer import GrpoData, GrpoRoles, GrpoSettings, GrpoTrainer
-from mindrl.trainer.journal import Journal, Outcome, RunFolder
-
-PROMPTS = tuple(
-    Prompt(uid=uid, token_ids=(uid + 1, 9), text=f"prompt {uid}", reference=f"answer {uid}")
-    for uid in range(4)
+from memory_roles import (
+    PROMPTS,
+    SAMPLING,
+    MemoryRoles,
+    data,
+    journal,
+    lines,
+    plan,
+    rewards,
+    settings,
 )
-SAMPLING = Sampling(temperature=1.0, max_tokens=2, stop_token_ids=(1,), samples_per_prompt=2)
-ROLLOUT_LOGPROB = -1.0
 
-
-class MemoryRoles:
-    """Policy, reference, workers and scorer in one, with one list of calls."""
-
-    def __init__(self, *, gap: float = 0.0, grad_norm: float = 0.5) -> None:
-        self.calls: list[str] = []
-        self.asked: list[tuple[list[int], Sampling, int]] = []
-        self.minibatches: list[Minibatch] = []
-        self.gap = gap
-        self.grad_norm = grad_norm
-
-    @contextmanager
-    def rollout_phase(self) -> Iterator[None]:
-        self.calls.append("rollout phase")
-        yield
-        self.calls.append("end of phase")
-
-    @contextmanager
-    def train_phase(self) -> Iterator[None]:
-        self.calls.append("train phase")
-        yield
-        self.calls.append("end of phase")
-
-    def generate_sequences(
-        self, prompts: Sequence[Prompt], sampling: Sampling, *, step: int
-    ) -> Rollouts:
-        """Answer with two tokens, the second of which counts the samples."""
-        self.calls.append("generate")
-        self.asked.append(([prompt.uid for prompt in prompts], sampling, step))
-        group = [index for index in range(len(prompts)) for _ in range(sampling.samples_per_prompt)]
-        responses = [
-            Response(
-                token_ids=(20, 30 + row % sampling.samples_per_prompt),
-                logprobs=(ROLLOUT_LOGPROB, ROLLOUT_LOGPROB),
-                finished=True,
-            )
-            for row in range(len(group))
-        ]
-        return Rollouts.from_responses([prompts[i].token_ids for i in group], responses, group)
-
-    def compute_log_prob(self, sequences: Sequences) -> Scored:
-        self.calls.append("log-probs")
-        return self._scored(sequences, ROLLOUT_LOGPROB - self.gap)
-
-    def compute_ref_log_prob(self, sequences: Sequences) -> Scored:
-        self.calls.append("reference log-probs")
-        return self._scored(sequences, -3.0)
-
-    def update(self, minibatch: Minibatch) -> dict[str, float]:
-        self.calls.append("update")
-        self.minibatches.append(minibatch)
-        return {"policy_loss": float(len(self.minibatches)), "grad_norm": self.grad_norm}
-
-    def export(self, folder: Path) -> None:
-        self.calls.append(f"export {folder.name}")
-
-    def flush_metrics(self) -> dict[str, float]:
-        self.calls.append("flush")
-        return {"bytes/reshard_sent": 7.0}
-
-    def score(self, responses: Sequence[str], references: Sequence[str]) -> Scores:
-        """Reward 1 where the second token is 31, 0 elsewhere."""
-        assert len(references) == len(responses)
-        self.calls.append("score")
-        right = tuple(float(response.endswith("31")) for response in responses)
-        return Scores(rewards=right, parts={"exact": right}, timeouts=0, crashes=0, errors=0)
-
-    @staticmethod
-    def _scored(sequences: Sequences, logprob: float) -> Scored:
-        logprobs_BT = sequences.response_mask_BT * torch.tensor(logprob)
-        return Scored(logprobs_BT=logprobs_BT, entropy_BT=torch.zeros_like(logprobs_BT))
-
-
-def decode(token_ids: list[int]) -> str:
-    return " ".join(map(str, token_ids))
+from mindrl.batch.prompts import Prompt
+from mindrl.errors import LogprobGapError, MindrlError
+from mindrl.observability.timeline import TimelineMoment
+from mindrl.trainer.grpo_trainer import GrpoTrainer
+from mindrl.trainer.policy_trainer import TrainerRoles, TrainerSettings
 
 
 def build(
-    root: Path, roles: MemoryRoles, *, test: Sequence[Prompt] = (), **settings: Any
+    root: Path,
+    roles: MemoryRoles,
+    *,
+    test: Sequence[Prompt] = (),
+    with_reference: bool = False,
+    **changes: Any,
 ) -> GrpoTrainer:
-    chosen: dict[str, Any] = {
-        "steps": 1,
-        "test_freq": 0,
-        "save_interval": 0,
-        "with_reference": False,
-        "epochs": 1,
-    } | settings
-    folder = RunFolder(root=root)
-    journal = Journal(
-        folder,
-        Outcome(model=root / "model"),
-        StepConsole(chosen["steps"], io.StringIO()),
-        Trackers([JsonlTracker(folder.metrics)]),
-    )
+    chosen = settings(**changes)
     return GrpoTrainer(
-        GrpoSettings(
-            steps=chosen["steps"],
-            prompts_per_step=2,
-            sampling=SAMPLING,
-            minibatches=MinibatchPlan(
-                prompts_per_update=1,
-                epochs=chosen["epochs"],
-                token_weights=token_mean_weights,
-                generator=None,
-            ),
-            accuracy_reward="exact",
-            test_freq=chosen["test_freq"],
-            save_interval=chosen["save_interval"],
-            max_logprob_gap=0.1,
-            log_samples=3,
-        ),
-        GrpoData(train=PROMPTS, test=test, order=PromptOrder(4, 1, shuffle=True), decode=decode),
-        GrpoRoles(
+        TrainerSettings(**chosen),
+        data(test),
+        TrainerRoles(
             policy=roles,
-            reference=roles if chosen["with_reference"] else None,
+            reference=roles if with_reference else None,
             workers=roles,
-            scorer=roles,
+            rewards=rewards(roles),
         ),
-        journal,
+        journal(root, chosen["steps"]),
     )
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
 def test_a_step_rolls_out_rates_scores_and_updates_in_this_order(tmp_path: Path) -> None:
     roles = MemoryRoles()
     build(tmp_path, roles, with_reference=True).run(tmp_path / "model")
     assert roles.calls == [
-        "rollout phase",
         "generate",
-        "end of phase",
         "score",
-        "log-probs",
         "reference log-probs",
-        "train phase",
+        "log-probs",
         "update",
         "update",
-        "end of phase",
         "flush",
         "export model",
     ]
@@ -189,7 +72,7 @@ def test_updates_get_log_probs_of_the_trainer_and_advantages_on_response_tokens_
     tmp_path: Path,
 ) -> None:
     roles = MemoryRoles(gap=0.05)
-    build(tmp_path, roles, with_reference=True, epochs=2).run(tmp_path / "model")
+    build(tmp_path, roles, with_reference=True, minibatches=plan(epochs=2)).run(tmp_path / "model")
     # Two prompts, one an update, twice.
     assert len(roles.minibatches) == 4
     for minibatch in roles.minibatches:
@@ -303,6 +186,29 @@ def test_a_gap_beyond_the_limit_ends_the_run_at_its_step_with_the_step_on_record
     assert len(lines(tmp_path / "metrics.jsonl")) == 1
     assert "export model" not in roles.calls
     assert not trainer.journal.outcome.model_saved
+
+
+class MemoryNotes:
+    """Keeps what it is told, and has something to say of the second step."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[int, int]] = []
+
+    def note(self, step: int, workers: Sequence[Sequence[TimelineMoment]]) -> str | None:
+        self.steps.append((step, workers[0][0].total_bytes))
+        return "more than was predicted" if step == 2 else None
+
+
+def test_the_memory_of_the_first_two_steps_is_noted_and_a_finding_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    roles, notes = MemoryRoles(), MemoryNotes()
+    trainer = build(tmp_path, roles, steps=3, memory_timeline_steps=2)
+    trainer.journal.memory_log = notes
+    trainer.run(tmp_path / "model")
+    assert notes.steps == [(1, 5), (2, 5)]
+    assert not roles.records_memory
+    assert [record.message for record in caplog.records] == ["more than was predicted"]
 
 
 @pytest.mark.parametrize("grad_norm", [float("nan"), float("inf")])

@@ -85,3 +85,26 @@ def test_an_export_that_fails_leaves_nothing_behind(
     with pytest.raises(OutputError, match="the model could not be exported to"):
         export(source, tmp_path / "file" / "new", names, 1 << 30)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_critic_is_written_as_a_classifier_of_tokens_with_one_label_and_no_bias(
+    random_model_of: MakeModel, tmp_path: Path
+) -> None:
+    source = random_model_of("qwen3")
+    model = read_description(str(source))
+    side = whole_side(model, world_size=1, holders=[0], dtype="float32", head="value")
+    with ExportedModel(str(source), tmp_path / "critic", side.table(0), dtype="float32") as sink:
+        for name in side.table(0):
+            sink.open(name).zero_()
+            sink.close(name)
+    before = json.loads((source / "config.json").read_text("utf-8"))
+    after = json.loads((tmp_path / "critic" / "config.json").read_text("utf-8"))
+    changed = {name: value for name, value in after.items() if before.get(name) != value}
+    assert before["architectures"] == ["Qwen3ForCausalLM"]
+    assert changed == {
+        "architectures": ["Qwen3ForTokenClassification"],
+        "id2label": {"0": "value"},
+        "label2id": {"value": 0},
+        "token_classification_bias": False,
+    }
+    assert read_description(str(tmp_path / "critic")) == model

@@ -1,116 +1,69 @@
-"""The order of the memory schedule: what leaves the device, and when, before what comes.
+"""The memory schedule carried out: what leaves the device, and when, before what comes.
 
-The recorders below satisfy the manager's protocols and write down each call. That the calls do
-what they say is proved with the real parts in tests/distributed.
+The regions write down each call. That the calls do what they say is proved with the real parts
+in tests/distributed.
 """
 
 import pytest
+from recorded_device import BYTES, IN_FLIGHT, MOVABLE, manager
 
-from mindrl.allocation.regions import TrainRegion
-from mindrl.errors import PhaseError
-from mindrl.workers.sharding_manager import Phase, ShardingManager
+from mindrl.allocation.regions import Phase, Region
+from mindrl.allocation.schedule import Roles, step_phases
+from mindrl.errors import DeviceMemoryError
 
-ALL = frozenset(TrainRegion)
-BYTES = {TrainRegion.PARAMETERS: 100, TrainRegion.GRADIENTS: 20, TrainRegion.OPTIMIZER: 300}
-
-
-class RecordingTrainer:
-    def __init__(self, calls: list[str]) -> None:
-        self.calls = calls
-
-    def offload(self, region: TrainRegion) -> int:
-        self.calls.append(f"offload {region.value}")
-        return BYTES[region]
-
-    def onload(self, region: TrainRegion) -> int:
-        self.calls.append(f"onload {region.value}")
-        return BYTES[region]
-
-
-class RecordingEngine:
-    def __init__(self, calls: list[str]) -> None:
-        self.calls = calls
-
-    def sleep(self) -> None:
-        self.calls.append("sleep")
-
-    def allocate_weights(self) -> None:
-        self.calls.append("allocate weights")
-
-    def allocate_kv_cache(self) -> None:
-        self.calls.append("allocate kv cache")
-
-
-class RecordingResharder:
-    def __init__(self, calls: list[str]) -> None:
-        self.calls = calls
-
-    def reshard(self) -> None:
-        self.calls.append("reshard")
-
-    def bytes_moved(self) -> dict[str, int]:
-        return {"sent": 1, "received": 2, "local": 3}
-
-
-def manager(
-    *way: Phase, offloaded: frozenset[TrainRegion] = ALL
-) -> tuple[ShardingManager, list[str]]:
-    """Build a manager, go a way, and forget what was recorded on it."""
-    calls: list[str] = []
-    built = ShardingManager(
-        RecordingTrainer(calls),
-        RecordingEngine(calls),
-        RecordingResharder(calls),
-        offloaded=offloaded,
-    )
-    for phase in way:
-        built.enter(phase)
-    built.flush_metrics()
-    calls.clear()
-    return built, calls
-
-
-def test_a_new_manager_is_in_phase_train_as_a_new_model_is() -> None:
-    built, calls = manager()
-    assert built.phase is Phase.TRAIN
-    assert calls == []
+WHOLE_STEP = step_phases(Roles(reference=True, critic=True, reward=True))
 
 
 @pytest.mark.parametrize(
     ("way", "target", "expected"),
     [
-        ((), Phase.FORWARD, ["offload train_optimizer", "offload train_grad"]),
+        ((), Phase.FORWARD, ["bring actor_weights"]),
+        ((Phase.FORWARD,), Phase.TRAIN, ["bring actor_gradients", "bring actor_optimizer"]),
         (
-            (Phase.FORWARD,),
+            (Phase.TRAIN,),
+            Phase.ROLLOUT,
+            [
+                "release actor_gradients",
+                "release actor_optimizer",
+                "bring rollout_weights",
+                "reshard",
+                "release actor_weights",
+                "bring kv_cache",
+            ],
+        ),
+        (
+            (Phase.CRITIC_FORWARD,),
+            Phase.ROLLOUT,
+            [
+                "release critic_weights",
+                "bring actor_weights",
+                "bring rollout_weights",
+                "reshard",
+                "release actor_weights",
+                "bring kv_cache",
+            ],
+        ),
+        (
+            (Phase.ROLLOUT,),
+            Phase.REFERENCE,
+            ["release kv_cache", "release rollout_weights", "bring reference_weights"],
+        ),
+        (
+            (Phase.CRITIC_TRAIN,),
             Phase.TRAIN,
-            ["onload train_grad", "onload train_optimizer"],
-        ),
-        (
-            (Phase.FORWARD,),
-            Phase.ROLLOUT,
             [
-                "allocate weights",
-                "reshard",
-                "offload train_param",
-                "allocate kv cache",
+                "release critic_weights",
+                "release critic_gradients",
+                "release critic_optimizer",
+                "bring actor_weights",
+                "bring actor_gradients",
+                "bring actor_optimizer",
             ],
         ),
-        (
-            (),
-            Phase.ROLLOUT,
-            [
-                "offload train_optimizer",
-                "offload train_grad",
-                "allocate weights",
-                "reshard",
-                "offload train_param",
-                "allocate kv cache",
-            ],
-        ),
-        ((Phase.FORWARD, Phase.ROLLOUT), Phase.FORWARD, ["sleep", "onload train_param"]),
+        ((Phase.ROLLOUT,), Phase.ROLLOUT, []),
     ],
 )
-def test_each_legal_way_releases_before_it_allocates_and_the_kv_cache_comes_last(
+def test_each_way_releases_before_it_allocates_and_the_kv_cache_comes_last(
     way: tuple[Phase, ...], target: Phase, expected: list[str]
 ) -> None:
     built, calls = manager(*way)
@@ -119,95 +72,121 @@ def test_each_legal_way_releases_before_it_allocates_and_the_kv_cache_comes_last
     assert built.phase is target
 
 
-def test_a_whole_step_leaves_each_region_as_often_as_it_comes_back() -> None:
-    built, calls = manager(Phase.FORWARD)
-    for phase in (Phase.ROLLOUT, Phase.FORWARD, Phase.TRAIN, Phase.FORWARD):
+def test_a_whole_step_leaves_each_region_as_often_as_it_comes_and_most_of_them_once() -> None:
+    built, calls = manager(*WHOLE_STEP)
+    for phase in WHOLE_STEP:
         built.enter(phase)
-    for region in TrainRegion:
-        assert calls.count(f"offload {region.value}") == calls.count(f"onload {region.value}") == 1
-    assert calls.count("sleep") == calls.count("allocate kv cache") == 1
+    came = {name: calls.count(f"bring {name.value}") for name in BYTES}
+    assert came == {name: calls.count(f"release {name.value}") for name in BYTES} | {
+        # They left for the rollout, and came back for the log-probs and again after the critic.
+        Region.ACTOR_WEIGHTS: 2,
+        # The step ends with an update, for which they are still there.
+        Region.ACTOR_GRADIENTS: 1,
+        Region.ACTOR_OPTIMIZER: 1,
+    }
+    assert {name for name, times in came.items() if times > 1} == {Region.ACTOR_WEIGHTS}
 
 
-@pytest.mark.parametrize(
-    ("way", "target", "legal"),
-    [
-        ((), Phase.TRAIN, "forward, rollout"),
-        ((Phase.FORWARD,), Phase.FORWARD, "train, rollout"),
-        ((Phase.ROLLOUT,), Phase.TRAIN, "forward"),
-        ((Phase.ROLLOUT,), Phase.ROLLOUT, "forward"),
-    ],
-)
-def test_any_other_way_is_refused_with_the_legal_ones_and_moves_nothing(
-    way: tuple[Phase, ...], target: Phase, legal: str
-) -> None:
-    built, calls = manager(*way)
-    before = built.phase
-    with pytest.raises(PhaseError) as caught:
-        built.enter(target)
-    assert str(caught.value) == (
-        f"the device cannot go from {before.value} to {target.value}; "
-        f"from {before.value} it can go to: {legal}"
-    )
-    assert calls == []
-    assert built.phase is before
-
-
-def test_a_call_outside_its_phases_is_refused_with_the_phase_that_it_needs() -> None:
-    built, _ = manager(Phase.ROLLOUT)
-    built.require(Phase.ROLLOUT)
-    built.require(Phase.FORWARD, Phase.ROLLOUT)
-    with pytest.raises(PhaseError) as caught:
-        built.require(Phase.FORWARD, Phase.TRAIN)
-    assert str(caught.value) == "this needs phase forward or train, the device is in rollout"
-
-
-@pytest.mark.parametrize("kept", list(TrainRegion))
-def test_a_region_whose_switch_is_off_stays_where_it_is_on_every_way(kept: TrainRegion) -> None:
-    built, calls = manager(offloaded=ALL - {kept})
-    for phase in (Phase.ROLLOUT, Phase.FORWARD, Phase.TRAIN, Phase.FORWARD):
+def test_what_no_update_changed_is_copied_to_the_device_only() -> None:
+    built, _ = manager(*WHOLE_STEP)
+    for phase in WHOLE_STEP:
         built.enter(phase)
-    moved = {call.split()[1] for call in calls if call.startswith(("offload", "onload"))}
-    assert moved == {region.value for region in ALL - {kept}}
-    assert not [name for name in built.flush_metrics() if kept.value in name]
+    metrics = built.flush_metrics()
+    to_host = {name: value for name, value in metrics.items() if "to_host" in name and value}
+    # The actor's last update has just begun: its optimizer leaves at the next rollout.
+    assert to_host == {
+        "bytes/to_host_actor_weights": 100,
+        "bytes/to_host_actor_optimizer": 600,
+        "bytes/to_host_critic_weights": 50,
+        "bytes/to_host_critic_optimizer": 300,
+    }
+    assert metrics["bytes/to_device_reference_weights"] == 100
+    assert metrics["bytes/to_device_actor_weights"] == 200
+
+
+@pytest.mark.parametrize("kept", sorted(MOVABLE, key=lambda name: name.value))
+def test_a_region_whose_switch_is_off_stays_where_it_is_on_every_way(kept: Region) -> None:
+    built, calls = manager(movable=MOVABLE - {kept})
+    for phase in (*WHOLE_STEP, *WHOLE_STEP):
+        built.enter(phase)
+    assert not [call for call in calls if call.endswith(kept.value)]
+    assert kept in built.resident
 
 
 def test_with_all_switches_off_only_the_rollout_side_moves() -> None:
-    built, calls = manager(offloaded=frozenset())
-    built.enter(Phase.ROLLOUT)
-    built.enter(Phase.FORWARD)
-    built.enter(Phase.TRAIN)
+    built, calls = manager(movable=frozenset())
+    for phase in WHOLE_STEP:
+        built.enter(phase)
     assert calls == [
-        "allocate weights",
+        "bring rollout_weights",
         "reshard",
-        "allocate kv cache",
-        "sleep",
+        "bring kv_cache",
+        "release kv_cache",
+        "release rollout_weights",
     ]
 
 
-def test_metrics_name_the_bytes_and_seconds_of_each_move_and_are_given_once() -> None:
+def test_the_peak_of_a_step_is_what_its_hungriest_phase_needs() -> None:
     built, _ = manager()
+    for phase in WHOLE_STEP:
+        built.enter(phase)
+    train = sum(
+        BYTES[name]
+        for name in (Region.ACTOR_WEIGHTS, Region.ACTOR_GRADIENTS, Region.ACTOR_OPTIMIZER)
+    )
+    assert built.flush_metrics()["memory/device_peak_bytes"] == train == 900
+
+
+def test_messages_in_flight_count_while_both_sides_have_their_weights() -> None:
+    built, _ = manager()
+    built.record(is_on=True)
+    built.enter(Phase.ROLLOUT)
+    reshard = built.ledger.peak_bytes
+    assert reshard == max(100 + 90 + IN_FLIGHT, 90 + 400)
+    assert [moment.label for moment in built.flush_moments()] == [
+        "bring actor_weights",
+        "bring rollout_weights",
+        "reshard",
+        "release actor_weights",
+        "bring kv_cache",
+        "rollout",
+    ]
+
+
+def test_a_device_that_is_too_small_says_what_did_not_fit_beside_what() -> None:
+    built, calls = manager(Phase.FORWARD, capacity=850)
+    with pytest.raises(DeviceMemoryError) as caught:
+        built.enter(Phase.TRAIN)
+    assert str(caught.value) == (
+        "out of device memory of 0.0 MiB: actor_optimizer needs 0.0 MiB more beside "
+        "actor_weights 0.0 MiB, actor_gradients 0.0 MiB"
+    )
+    assert calls == ["bring actor_gradients"]
+
+
+def test_metrics_name_the_bytes_and_seconds_of_each_move_and_are_given_once() -> None:
+    built, _ = manager(Phase.TRAIN)
     built.enter(Phase.ROLLOUT)
     metrics = built.flush_metrics()
     assert {name: value for name, value in metrics.items() if name.startswith("bytes/")} == {
-        "bytes/offload_train_optimizer": 300,
-        "bytes/offload_train_grad": 20,
-        "bytes/offload_train_param": 100,
+        "bytes/to_host_actor_optimizer": 600,
+        "bytes/to_host_actor_weights": 100,
         "bytes/reshard_sent": 1,
         "bytes/reshard_received": 2,
         "bytes/reshard_local": 3,
+        "bytes/reshard_needed": 2,
     }
     seconds = {name: value for name, value in metrics.items() if name.startswith("seconds/swap_")}
     assert {name.removeprefix("seconds/swap_") for name in seconds} == {
-        "offload_train_optimizer",
-        "offload_train_grad",
-        "allocate_rollout",
+        "release_actor_gradients",
+        "release_actor_optimizer",
+        "bring_rollout_weights",
         "reshard",
-        "offload_train_param",
-        "allocate_kv_cache",
+        "release_actor_weights",
+        "bring_kv_cache",
     }
     assert min(seconds.values()) >= 0
-    assert len(metrics) == 12
-    assert built.flush_metrics() == {}
+    assert set(built.flush_metrics()) == {"memory/device_peak_bytes"}
 
 
 def test_metrics_of_two_ways_between_flushes_add_up() -> None:
@@ -215,5 +194,5 @@ def test_metrics_of_two_ways_between_flushes_add_up() -> None:
     for phase in (Phase.TRAIN, Phase.FORWARD, Phase.TRAIN, Phase.FORWARD):
         built.enter(phase)
     metrics = built.flush_metrics()
-    assert metrics["bytes/onload_train_optimizer"] == 600
-    assert metrics["bytes/offload_train_grad"] == 40
+    assert metrics["bytes/to_device_actor_optimizer"] == 1200
+    assert metrics["bytes/to_host_actor_optimizer"] == 1200

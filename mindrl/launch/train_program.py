@@ -1,4 +1,4 @@
-"""The composition root of a GRPO run."""
+"""The composition root of a training run."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +27,9 @@ from mindrl.errors import InterruptedRunError, OutputError
 from mindrl.launch.checks import check
 from mindrl.launch.explain import derived_numbers, render_numbers
 from mindrl.launch.interrupts import interrupts_unwrapped
-from mindrl.launch.layouts import ordered_train_layout
+from mindrl.launch.layouts import role_layouts
+from mindrl.launch.memory_plan import with_limits
+from mindrl.launch.memory_watch import MemoryWatch
 from mindrl.models.cost import forward_cost
 from mindrl.models.description import read_description
 from mindrl.observability.console import StepConsole
@@ -37,8 +39,11 @@ from mindrl.observability.summary import render_summary
 from mindrl.observability.trackers import JsonlTracker, TensorboardTracker, Tracker, Trackers
 from mindrl.platform.device import Platform, choose_platform
 from mindrl.rewards.scorer import RewardScorer
-from mindrl.trainer.grpo_trainer import GrpoData, GrpoRoles, GrpoSettings, GrpoTrainer
+from mindrl.trainer.grpo_trainer import GrpoTrainer
 from mindrl.trainer.journal import Journal, Outcome, RunFolder
+from mindrl.trainer.policy_trainer import TrainerData, TrainerRoles, TrainerSettings
+from mindrl.trainer.ppo_trainer import PpoRoles, PpoSettings, PpoTrainer
+from mindrl.trainer.rating import RewardSources
 
 logger = logging.getLogger(__name__)
 
@@ -56,11 +61,14 @@ class _Run:
     folder: RunFolder
     model_folder: Path
     tokenizer: PreTrainedTokenizerBase
-    data: GrpoData
+    data: TrainerData
 
 
-def train_grpo(config: RunConfig, run_dir: Path) -> dict[str, object]:
-    """Train, from the checks to the exported model; returns the summary.
+def train(config: RunConfig, run_dir: Path) -> dict[str, object]:
+    """Train with the algorithm of the configuration, checks and export included.
+
+    Returns:
+        The summary.
 
     Raises:
         MindrlError: The configuration cannot run, or the run failed. Once training has begun,
@@ -72,9 +80,10 @@ def train_grpo(config: RunConfig, run_dir: Path) -> dict[str, object]:
     console = StepConsole(config.megatron_training.train_iters)
     journal = Journal(run.folder, outcome, console, _trackers(run))
     try:
-        with interrupts_unwrapped(), console, _roles(run, console) as roles:
-            settings = _settings(config, run.tokenizer)
-            GrpoTrainer(settings, run.data, roles, journal).run(run.model_folder)
+        with interrupts_unwrapped(), console, _workers(run, console) as (actor, rewards):
+            plan = with_limits(config, *actor.device_limits())
+            journal.memory_log = MemoryWatch(plan, run.folder.root)
+            _trainer(run, actor, rewards, journal).run(run.model_folder)
         outcome.status = "completed"
     except InterruptedRunError:
         outcome.status = "interrupted"
@@ -112,13 +121,13 @@ def _prepare(config: RunConfig, run_dir: Path) -> _Run:
     )
 
 
-def _load_data(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> GrpoData:
+def _load_data(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> TrainerData:
     training = config.megatron_training
     train = _load_prompts(config, training.data_path, tokenizer)
     test: tuple[Prompt, ...] = ()
     if training.test_data_path is not None:
         test = _load_prompts(config, training.test_data_path, tokenizer)
-    return GrpoData(
+    return TrainerData(
         train=train,
         test=test,
         order=PromptOrder(len(train), training.seed, shuffle=not training.no_shuffle),
@@ -151,16 +160,23 @@ def _trackers(run: _Run) -> Trackers:
 
 
 @contextmanager
-def _roles(run: _Run, console: StepConsole) -> Iterator[GrpoRoles]:
+def _workers(
+    run: _Run, console: StepConsole
+) -> Iterator[tuple[ColocatedActor, RewardScorer | None]]:
     """Start the reward processes, the cluster and the workers; end them in reverse order."""
     config, rl = run.config, run.config.rl_config
     with ExitStack() as stack:
-        scorer = stack.enter_context(
-            RewardScorer(
-                rl.verifier_function, rl.verifier_weight, rl.verifier_timeout, rl.verifier_parallel
+        scorer = None
+        if rl.verifier_function:
+            scorer = stack.enter_context(
+                RewardScorer(
+                    rl.verifier_function,
+                    rl.verifier_weight,
+                    rl.verifier_timeout,
+                    rl.verifier_parallel,
+                )
             )
-        )
-        scorer.warm_up()
+            scorer.warm_up()
         console.note(f"starting {config.world_size} worker(s), logs in {run.folder.logs}")
         cluster = RayCluster(
             run.platform,
@@ -170,20 +186,43 @@ def _roles(run: _Run, console: StepConsole) -> Iterator[GrpoRoles]:
         stack.enter_context(cluster)
         group = WorkerGroup(cluster, with_absolute_paths(config), run.folder.logs, _WORKER_FACTORY)
         stack.enter_context(group)
-        actor = colocated_actor(group, config)
-        yield GrpoRoles(
-            policy=actor,
-            reference=actor if config.uses_reference else None,
-            workers=actor,
+        yield colocated_actor(group, config), scorer
+
+
+def _trainer(
+    run: _Run, actor: ColocatedActor, scorer: RewardScorer | None, journal: Journal
+) -> GrpoTrainer | PpoTrainer:
+    """Put the parts of the algorithm together."""
+    config = run.config
+    settings = _settings(config, run.tokenizer)
+    roles = TrainerRoles(
+        policy=actor,
+        reference=actor if "ref" in config.roles else None,
+        workers=actor,
+        rewards=RewardSources(
             scorer=scorer,
-        )
+            reward_model=actor if "reward" in config.roles else None,
+            reward_model_weight=config.reward_config.weight if config.reward_config else 0.0,
+        ),
+    )
+    if config.critic_config is None:
+        return GrpoTrainer(settings, run.data, roles, journal)
+    with_critic = PpoSettings(
+        **vars(settings),
+        gamma=config.rl_config.gamma,
+        lam=config.rl_config.lam,
+        kl_kind=config.rl_config.kl_penalty,
+        reward_kl_coef=config.reward_kl_coef,
+        critic_warmup=config.rl_config.critic_warmup,
+    )
+    return PpoTrainer(with_critic, run.data, PpoRoles(**vars(roles), critic=actor), journal)
 
 
 def colocated_actor(group: Ranks, config: RunConfig) -> ColocatedActor:
     """Deal batches by the layouts of a configuration."""
     return ColocatedActor(
         group,
-        ordered_train_layout(config),
+        role_layouts(config),
         rollout_layout(config),
         seed=config.megatron_training.seed,
         costs=_costs(config),
@@ -198,13 +237,13 @@ def _costs(config: RunConfig) -> Callable[[Sequence[int]], Sequence[float]] | No
     return partial(sequence_costs, linear=linear, quadratic=quadratic)
 
 
-def _settings(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> GrpoSettings:
+def _settings(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> TrainerSettings:
     training, rl = config.megatron_training, config.rl_config
     sampling = config.generate_config.sampling_config
     generator = None
     if rl.shuffle_mini_batch:
         generator = torch.Generator().manual_seed(training.seed)
-    return GrpoSettings(
+    return TrainerSettings(
         steps=training.train_iters,
         prompts_per_step=training.global_batch_size,
         sampling=Sampling(
@@ -222,9 +261,11 @@ def _settings(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> GrpoSett
             token_weights=token_mean_weights if rl.token_level_loss else sequence_mean_weights,
             generator=generator,
         ),
-        accuracy_reward=rl.verifier_function[0],
+        accuracy_reward=rl.verifier_function[0] if rl.verifier_function else None,
         test_freq=rl.test_freq,
         save_interval=training.save_interval,
         max_logprob_gap=rl.max_logprob_gap,
         log_samples=rl.log_samples,
+        blocking=rl.blocking,
+        memory_timeline_steps=rl.memory_timeline_steps,
     )

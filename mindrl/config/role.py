@@ -1,0 +1,111 @@
+"""What the roles share: the layout of those beside the actor, the training of those that learn."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from mindrl.config.megatron_training import Fraction, PositiveInt
+from mindrl.config.section import SECTION
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION)
+class LearningConfig:
+    """What a role that is trained needs: recomputation, experts, optimizer."""
+
+    recompute_granularity: Literal["selective", "full"] | None = None
+    """Activations that the backward pass makes again: those of attention, or of whole layers. None
+    keeps all."""
+    recompute_method: Literal["uniform", "block"] | None = None
+    """With `full`: runs of `recompute_num_layers` layers each, which must divide the layers of each
+    chunk; or that many single layers of each chunk."""
+    recompute_num_layers: PositiveInt | None = None
+    """With `full`: see `recompute_method`."""
+    moe_aux_loss_coeff: Annotated[float, Field(ge=0.0)] = 0.0
+    """Weight of the loss that keeps the experts of a layer equally busy. It looks at one
+    micro-batch at a time, so with it the gradient depends on the cut into micro-batches."""
+    moe_grouped_gemm: bool = False
+    """Multiply by all experts of a rank and layer at once, in bfloat16; False takes them one after
+    the other."""
+    lr: Annotated[float, Field(gt=0.0)] = 1e-6
+    """Peak learning rate."""
+    min_lr: Annotated[float, Field(ge=0.0)] = 0.0
+    """Learning rate that the decay ends at."""
+    lr_decay_style: Literal["constant", "linear", "cosine"] = "constant"
+    """Schedule of the learning rate after the warm-up."""
+    lr_warmup_fraction: Fraction = 0.0
+    """Share of all optimizer steps in which the learning rate rises linearly from 0."""
+    weight_decay: Annotated[float, Field(ge=0.0)] = 0.01
+    """Decoupled weight decay (AdamW)."""
+    clip_grad: Annotated[float, Field(ge=0.0)] = 1.0
+    """Largest global gradient norm; longer gradients are scaled down. 0 clips nothing."""
+    adam_beta1: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
+    """Decay of Adam's first moment."""
+    adam_beta2: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.95
+    """Decay of Adam's second moment."""
+    adam_eps: Annotated[float, Field(gt=0.0)] = 1e-8
+    """Added to the denominator of Adam's step."""
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION)
+class RoleLayoutConfig:
+    """The training layout of a role beside the actor; what is not given is the actor's."""
+
+    tensor_model_parallel_size: PositiveInt | None = None
+    """Tensor-parallel size. None takes the actor's."""
+    pipeline_model_parallel_size: PositiveInt | None = None
+    """Pipeline stages. None takes the actor's."""
+    virtual_pipeline_model_parallel_size: PositiveInt | None = None
+    """Chunks of layers of each stage. None takes the actor's."""
+    num_layer_list: tuple[PositiveInt, ...] | None = None
+    """Layers of each stage or chunk, as `actor_config.num_layer_list`. None takes the actor's where
+    stages and chunks are as many as the actor's, and else cuts evenly."""
+    context_parallel_size: PositiveInt | None = None
+    """Ranks that share the tokens of each sequence. None takes the actor's."""
+    expert_model_parallel_size: PositiveInt | None = None
+    """Ranks that share the experts of a layer. None takes the actor's."""
+    expert_tensor_parallel_size: PositiveInt | None = None
+    """Ranks that each expert is cut over. None takes the actor's."""
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION)
+class RefConfig(RoleLayoutConfig):
+    """The reference: model folder, layout. There is one where `rl_config.init_kl_coef` is not 0."""
+
+    load: str | None = None
+    """Folder of the reference model. None takes `actor_config.load`."""
+    offload_param: bool = True
+    """Keep the weights on the host while no log-probs of the reference are computed."""
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION)
+class CriticConfig(RoleLayoutConfig, LearningConfig):
+    """The critic of PPO. Left out by default; there with `rl_config.adv_estimator: gae`."""
+
+    load: str | None = None
+    """Folder of the initial model: of a token classifier with one label, or of a language model,
+    whose value head is then drawn at random. None takes `actor_config.load`."""
+    micro_batch_size: PositiveInt | None = None
+    """Sequences per forward and backward pass of one data-parallel rank. None takes
+    `actor_config.micro_batch_size`."""
+    offload_train_param: bool = True
+    """Keep the critic's weights on the host while they are not used."""
+    offload_train_grad: bool = True
+    """Release the critic's gradient buffers while it does not update."""
+    offload_train_optimizer: bool = True
+    """Keep the critic's optimizer state on the host while it does not update."""
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION)
+class RewardConfig(RoleLayoutConfig):
+    """A neural reward model, beside the verifiers or in their place. Left out by default."""
+
+    load: str
+    """Folder of a sequence classifier with one label, with the actor's vocabulary."""
+    weight: float = 1.0
+    """Weight of its score, which is added to the weighted sum of the verifiers."""
+    micro_batch_size: PositiveInt | None = None
+    """Sequences per forward pass of one data-parallel rank. None takes
+    `actor_config.micro_batch_size`."""
+    offload_param: bool = True
+    """Keep the weights on the host while no responses are scored."""

@@ -1,0 +1,162 @@
+"""What a configuration puts on each device: the bytes of every region, and which may leave."""
+
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mindrl.allocation.from_config import rollout_layout
+from mindrl.allocation.layout import TrainLayout
+from mindrl.allocation.regions import Region
+from mindrl.allocation.schedule import Roles
+from mindrl.config.layout_sizes import Role
+from mindrl.config.run import RunConfig
+from mindrl.launch.layouts import role_layouts, topology, train_dtype
+from mindrl.models.decoder import Side, rollout_side, training_side
+from mindrl.models.description import ModelDescription, read_description
+from mindrl.models.memory import held_bytes, kv_bytes_per_token, trained_bytes
+from mindrl.resharding.plan import plan_sides
+
+Counts = NDArray[np.int64]
+RegionBytes = Mapping[Region, Counts]
+"""Bytes of each region on each rank."""
+
+_TRAINED: Mapping[Role, tuple[Region, Region, Region]] = {
+    "actor": (Region.ACTOR_WEIGHTS, Region.ACTOR_GRADIENTS, Region.ACTOR_OPTIMIZER),
+    "critic": (Region.CRITIC_WEIGHTS, Region.CRITIC_GRADIENTS, Region.CRITIC_OPTIMIZER),
+}
+_READ: Mapping[Role, Region] = {
+    "ref": Region.REFERENCE_WEIGHTS,
+    "reward": Region.REWARD_WEIGHTS,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Switch:
+    """A key by which a region may leave the device while it is not needed."""
+
+    section: str
+    key: str
+    on: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunModels:
+    """The models of a run, and who holds which part of them; takes seconds for large ones."""
+
+    descriptions: Mapping[Role, ModelDescription]
+    layouts: Mapping[Role, TrainLayout]
+    sides: Mapping[Role, Side]
+    rollout: Side
+    staging: Counts
+    """Largest bytes of messages that each rank has in flight during a reshard."""
+    kv_bytes_per_token: int
+
+
+def read_models(config: RunConfig) -> RunModels:
+    """Read the models of a run from their config.json files.
+
+    Args:
+        config: Without findings.
+
+    Raises:
+        ModelError: A model folder does not hold a known model.
+    """
+    with _no_collection():
+        return _read_models(config)
+
+
+def _read_models(config: RunConfig) -> RunModels:
+    layouts = role_layouts(config)
+    descriptions = {
+        role: read_description(config.model_path(role), to_plan=True) for role in config.roles
+    }
+    sides = {role: _side(config, role, descriptions[role], layouts[role]) for role in layouts}
+    target, dtype = rollout_layout(config), config.generate_config.dtype
+    rollout = rollout_side(descriptions["actor"], target, dtype=dtype)
+    bucket_bytes = config.generate_config.reshard_bucket_mib << 20
+    plan = plan_sides(sides["actor"], rollout, topology(config), bucket_bytes=bucket_bytes)
+    return RunModels(
+        descriptions=descriptions,
+        layouts=layouts,
+        sides=sides,
+        rollout=rollout,
+        staging=plan.peak_staging,
+        kv_bytes_per_token=kv_bytes_per_token(descriptions["actor"], target, dtype),
+    )
+
+
+def region_bytes(config: RunConfig, models: RunModels) -> dict[Region, Counts]:
+    """Return the bytes of each region that the run has on each rank, without the KV cache."""
+    shared = config.megatron_training.use_distributed_optimizer
+    found: dict[Region, Counts] = {
+        Region.ROLLOUT_WEIGHTS: np.array(held_bytes(models.rollout)),
+        Region.STAGING: models.staging,
+    }
+    for role, side in models.sides.items():
+        if role in _READ:
+            found[_READ[role]] = np.array(held_bytes(side))
+            continue
+        ranks = trained_bytes(side, models.layouts[role], distributed_optimizer=shared)
+        parts = [(rank.weights, rank.gradients, rank.optimizer) for rank in ranks]
+        found |= dict(zip(_TRAINED[role], np.array(parts).T, strict=True))
+    return found
+
+
+def run_roles(config: RunConfig) -> Roles:
+    """Return which roles a run has."""
+    return Roles(
+        reference="ref" in config.roles,
+        critic="critic" in config.roles,
+        reward="reward" in config.roles,
+    )
+
+
+def offload_switches(config: RunConfig) -> dict[Region, Switch]:
+    """Return the key of each region that a run has and that leaves only if asked to."""
+    return {
+        region: Switch(section=section, key=key, on=getattr(getattr(config, section), key))
+        for role, region, section, key in _switch_keys()
+        if role in config.roles
+    }
+
+
+def movable_regions(config: RunConfig) -> frozenset[Region]:
+    """Return what may leave the device while it is not needed, besides what the rollout has."""
+    return frozenset(region for region, switch in offload_switches(config).items() if switch.on)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Look for no garbage: a large plan is millions of objects, and a search costs a third more."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _switch_keys() -> Iterator[tuple[Role, Region, str, str]]:
+    sections: Mapping[Role, str] = {"actor": "generate_config", "critic": "critic_config"}
+    for role, section in sections.items():
+        for region, part in zip(_TRAINED[role], ("param", "grad", "optimizer"), strict=True):
+            yield role, region, section, f"offload_train_{part}"
+    for role, region in _READ.items():
+        yield role, region, f"{role}_config", "offload_param"
+
+
+def _side(config: RunConfig, role: Role, model: ModelDescription, layout: TrainLayout) -> Side:
+    learning = {"critic": config.critic_config, "reward": None}.get(role, config.actor_config)
+    grouped = learning is not None and learning.moe_grouped_gemm
+    return training_side(
+        model,
+        layout,
+        dtype=train_dtype(config),
+        experts="grouped" if grouped else "sequential",
+        head="value" if role in ("critic", "reward") else "vocabulary",
+    )

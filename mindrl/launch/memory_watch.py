@@ -1,0 +1,83 @@
+"""What the devices really held in the first steps, beside what was predicted."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from mindrl.allocation.schedule import MoveKind
+from mindrl.launch.memory_plan import MemoryPlan
+from mindrl.observability.timeline import TimelineMoment, WorkerTimeline, write_timeline
+
+logger = logging.getLogger(__name__)
+
+_LARGEST_ERROR = 0.05
+"""Of a prediction, relative to it; beyond it the run says so."""
+
+Moments = Sequence[TimelineMoment]
+
+
+class MemoryWatch:
+    """Writes the memory timeline of the steps that it is told of, and compares it with the plan."""
+
+    def __init__(self, plan: MemoryPlan, folder: Path) -> None:
+        """Take the plan of the run and the folder for `memory.jsonl` and `memory.png`."""
+        self.plan = plan
+        self.folder = folder
+        self.workers: dict[int, list[TimelineMoment]] = {}
+
+    def note(self, step: int, workers: Sequence[Moments]) -> str | None:
+        """Write what the workers noted in a step.
+
+        Args:
+            step: Which one.
+            workers: Moments of each rank.
+
+        Returns:
+            Where measurement and prediction lie further apart than they should; None where they
+            do not.
+
+        Raises:
+            OutputError: A file cannot be written.
+        """
+        compared = [self._compared(rank, moments) for rank, moments in enumerate(workers)]
+        write_timeline(
+            self.folder,
+            [
+                WorkerTimeline(worker=f"worker {rank}, step {step}", moments=moments)
+                for rank, moments in enumerate(compared)
+            ],
+            capacity_bytes=self.plan.capacity_bytes,
+        )
+        # Between two moves a platform may take memory later than the move: what counts is what is
+        # there while it is used.
+        found = [
+            (_error(moment), rank, moment)
+            for rank, moments in enumerate(compared)
+            for moment in moments
+            if moment.label in (moment.phase, MoveKind.RESHARD.value)
+        ]
+        error, rank, moment = max(found, key=lambda each: each[0], default=(0.0, 0, None))
+        if moment is None or error <= _LARGEST_ERROR:
+            return None
+        assert moment.predicted_bytes is not None
+        return (
+            f"step {step}: at '{moment.label}' worker {rank} had {moment.total_bytes / 2**20:,.1f} "
+            f"MiB on its device, {moment.predicted_bytes / 2**20:,.1f} MiB were predicted"
+        )
+
+    def _compared(self, rank: int, moments: Moments) -> list[TimelineMoment]:
+        predicted = {
+            (instant.phase.value, instant.label): sum(nbytes.values())
+            for instant, nbytes in self.plan.of_rank(rank)
+        }
+        return [
+            replace(moment, predicted_bytes=predicted.get((moment.phase, moment.label)))
+            for moment in moments
+        ]
+
+
+def _error(moment: TimelineMoment) -> float:
+    if moment.predicted_bytes is None:
+        return 0.0
+    return abs(moment.total_bytes - moment.predicted_bytes) / max(1, moment.predicted_bytes)

@@ -1,0 +1,243 @@
+"""Bytes of a rank's weights, gradients and optimizer, as Megatron-core 0.16.1 allocates them.
+
+Megatron lays the gradients of each chunk's dense parameters into one flat buffer, and those of
+its experts into another, in the reverse order of the parameters. With the distributed optimizer
+the parameters lie in such buffers too: each starts at a multiple of 64 elements, a bucket ends at
+a multiple of 128 and of the ranks that share it, and a rank optimises its equal part of each
+bucket. The embedding that the first and the last stage both hold has a bucket of its own. Pure
+Python and numpy.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import lcm, prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mindrl.allocation.layout import RolloutLayout, TrainLayout
+from mindrl.models.decoder import ELEMENT_BYTES, DType, Side, always_float32
+from mindrl.models.description import ModelDescription
+from mindrl.models.placement import LocalTensor, ShardingTable
+
+_PARAMETER_MULTIPLE, _BUCKET_MULTIPLE = 64, 128
+_MAIN_WEIGHT_BYTES, _MOMENTS_BYTES, _GRADIENT_BYTES = 4, 8, 4
+_EMBEDDING = "model.embed_tokens.weight"
+_SHARED = ("embedding.word_embeddings.weight", "output_layer.weight")
+"""Local names of the embedding of the first stage, and of its copy on the last one."""
+_LAYER = re.compile(r"(?:decoder\.layers\.(\d+)\.)?(.*)")
+_OF_CHUNK = ("embedding.", "decoder.final_layernorm.")
+_OF_LAYER = (
+    "input_layernorm.",
+    "self_attention.linear_proj.",
+    "self_attention.linear_qkv.",
+    "self_attention.linear_q_proj.",
+    "self_attention.linear_q_down_proj.",
+    "self_attention.linear_q_up_proj.",
+    "self_attention.linear_kv_down_proj.",
+    "self_attention.linear_kv_up_proj.",
+    "self_attention.q_layernorm.",
+    "self_attention.k_layernorm.",
+    "self_attention.kv_layernorm.",
+    "pre_mlp_layernorm.",
+    "mlp.linear_fc1.",
+    "mlp.linear_fc2.",
+    "mlp.router.",
+    "mlp.experts.",
+    "mlp.shared_experts.",
+)
+"""The order in which Megatron's modules register their parameters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedBytes:
+    """What one rank allocates for a model that it trains."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    """Both moments, and in bfloat16 the main weights; once an update has made them."""
+
+
+def held_bytes(side: Side) -> tuple[int, ...]:
+    """Return the bytes of each rank's weights, where every tensor has a storage of its own."""
+    sizes = {
+        shard: sum(prod(entry.shape) * _element_bytes(side, entry) for entry in table.values())
+        for shard, table in side.shards.items()
+    }
+    return tuple(sum(sizes[shard] for shard in held) for held in side.held_by)
+
+
+def trained_bytes(
+    side: Side, layout: TrainLayout, *, distributed_optimizer: bool
+) -> tuple[TrainedBytes, ...]:
+    """Return what each rank allocates to train what it holds.
+
+    Args:
+        side: Who holds what, of `layout`.
+        layout: Where the data-parallel ranks are.
+        distributed_optimizer: Whether they share the state of the optimizer.
+    """
+    dense = _places(layout.dense_order.groups(("dp", "cp")))
+    experts = _places(layout.experts_order.groups(("dp",)))
+    shares_embedding = any(_is_copy(name, at) for name, at in _all_entries(side))
+    made: dict[tuple[str, int, int], list[_Buffer]] = {}
+
+    def buffers(rank: int) -> Iterator[tuple[_Buffer, int]]:
+        for shard in side.held_by[rank]:
+            key = shard, dense[rank][1], experts[rank][1]
+            if key not in made:
+                divisors = (key[1], key[2]) if distributed_optimizer else None
+                made[key] = list(_buffers(side.shards[shard], divisors, shares_embedding))
+            for buffer in made[key]:
+                yield buffer, (experts if buffer.of_experts else dense)[rank][0]
+
+    float32 = {name: _always_float32_bytes(table) for name, table in side.shards.items()}
+    return tuple(
+        _sum(buffers(rank), side.dtype, sum(float32[shard] for shard in side.held_by[rank]))
+        for rank in range(layout.world_size)
+    )
+
+
+def kv_bytes_per_token(model: ModelDescription, layout: RolloutLayout, dtype: DType) -> int:
+    """Return the bytes that a token takes in a rank's KV cache, on the stage with most layers."""
+    if model.mla:
+        width = model.mla.kv_lora_rank + model.mla.qk_rope_head_dim
+    else:
+        width = 2 * max(1, model.num_key_value_heads // layout.tp) * model.head_dim
+    layers = max(len(stage) for stage in layout.chunks(model.num_hidden_layers))
+    return layers * width * ELEMENT_BYTES[dtype]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Bucket:
+    """Where parameters lie in a bucket, in elements, padding included."""
+
+    starts: NDArray[np.int64]
+    stops: NDArray[np.int64]
+    size: int
+
+    def optimized(self, place: int, ranks: int) -> int:
+        """Count the elements of parameters in one of equal parts."""
+        part = self.size // ranks
+        low, high = place * part, (place + 1) * part
+        both = np.minimum(self.stops, high) - np.maximum(self.starts, low)
+        return int(np.maximum(both, 0).sum())
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Buffer:
+    """A flat buffer of one chunk: its dense parameters, or its experts."""
+
+    of_experts: bool
+    buckets: tuple[_Bucket, ...]
+    ranks: int
+    """That share the state of the optimizer."""
+
+
+def _sum(buffers: Iterable[tuple[_Buffer, int]], dtype: DType, float32_bytes: int) -> TrainedBytes:
+    size = optimized = 0
+    for buffer, place in buffers:
+        at = place if buffer.ranks > 1 else 0
+        for bucket in buffer.buckets:
+            size += bucket.size
+            optimized += bucket.optimized(at, buffer.ranks)
+    main = _MAIN_WEIGHT_BYTES if dtype == "bfloat16" else 0
+    return TrainedBytes(
+        weights=size * ELEMENT_BYTES[dtype] + float32_bytes,
+        gradients=size * _GRADIENT_BYTES,
+        optimizer=optimized * (main + _MOMENTS_BYTES),
+    )
+
+
+def _buffers(
+    table: ShardingTable, ranks: tuple[int, int] | None, shares_embedding: bool
+) -> Iterator[_Buffer]:
+    """Lay the parameters of a shard out.
+
+    Args:
+        table: Of the shard.
+        ranks: That share dense parameters, and experts; None lays out without padding.
+        shares_embedding: Whether two stages hold the embedding.
+    """
+    parameters: dict[tuple[str, bool], list[tuple[str, int]]] = {}
+    for name in sorted(table, key=_registration):
+        if not _is_always_float32(table[name]):
+            chunk, _, local = name.partition(".")
+            key = chunk, ".mlp.experts." in local
+            parameters.setdefault(key, []).append((local, prod(table[name].shape)))
+    for (_, of_experts), sizes in parameters.items():
+        runs = _runs(sizes[::-1], shares_embedding and ranks is not None)
+        shared_by = ranks[of_experts] if ranks else 1
+        buckets = tuple(_bucket(run, shared_by if ranks else None) for run in runs)
+        yield _Buffer(of_experts=of_experts, buckets=buckets, ranks=shared_by)
+
+
+def _runs(sizes: Sequence[tuple[str, int]], shares_embedding: bool) -> list[list[int]]:
+    """Cut a buffer's parameters where a bucket ends."""
+    runs: list[list[int]] = [[]]
+    for name, size in sizes:
+        if shares_embedding and name in _SHARED:
+            runs += [[size], []]
+        else:
+            runs[-1].append(size)
+    return [run for run in runs if run]
+
+
+def _bucket(sizes: Sequence[int], ranks: int | None) -> _Bucket:
+    """Lay parameters one behind the other; None ranks do so without padding."""
+    counts = np.array(sizes, dtype=np.int64)
+    multiple = _PARAMETER_MULTIPLE if ranks else 1
+    padded = -(-counts // multiple) * multiple
+    starts = np.cumsum(padded) - padded
+    end = int(starts[-1] + counts[-1])
+    divisor = lcm(ranks, _BUCKET_MULTIPLE) if ranks else 1
+    return _Bucket(starts=starts, stops=starts + counts, size=-(-end // divisor) * divisor)
+
+
+def _registration(name: str) -> tuple[str, int, int, int]:
+    """Return a key that sorts local names as Megatron registers its parameters."""
+    chunk, _, local = name.partition(".")
+    found = _LAYER.fullmatch(local)
+    assert found is not None
+    layer, rest = found.groups()
+    if layer is None:
+        place = _first(local, _OF_CHUNK)
+        return chunk, 2 * place, 0, 0
+    return chunk, 1, int(layer), _first(rest, _OF_LAYER)
+
+
+def _first(name: str, prefixes: Sequence[str]) -> int:
+    """Return which prefix a name has; behind all of them where it has none."""
+    found = (at for at, prefix in enumerate(prefixes) if name.startswith(prefix))
+    return next(found, len(prefixes))
+
+
+def _places(groups: Iterable[Sequence[int]]) -> Mapping[int, tuple[int, int]]:
+    """Return each rank's place in its group, and the size of the group."""
+    return {rank: (at, len(group)) for group in groups for at, rank in enumerate(group)}
+
+
+def _all_entries(side: Side) -> Iterator[tuple[str, LocalTensor]]:
+    for table in side.shards.values():
+        yield from table.items()
+
+
+def _is_copy(name: str, entry: LocalTensor) -> bool:
+    """Say whether a local tensor is the last stage's copy of the embedding."""
+    return name.endswith(f".{_SHARED[1]}") and any(
+        placement.tensor == _EMBEDDING for placement in entry.placements
+    )
+
+
+def _is_always_float32(entry: LocalTensor) -> bool:
+    return bool(entry.placements) and always_float32(entry.placements[0].tensor)
+
+
+def _always_float32_bytes(table: ShardingTable) -> int:
+    return sum(4 * prod(entry.shape) for entry in table.values() if _is_always_float32(entry))
+
+
+def _element_bytes(side: Side, entry: LocalTensor) -> int:
+    return 4 if _is_always_float32(entry) else ELEMENT_BYTES[side.dtype]

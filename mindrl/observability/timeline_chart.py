@@ -1,0 +1,171 @@
+"""The memory timeline as a picture: regions stacked, moment by moment, a panel for each worker.
+
+Moments are equally wide: a move takes milliseconds and a phase minutes, and both matter alike.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from mindrl.observability.output_errors import output_errors
+from mindrl.observability.timeline import TimelineMoment, WorkerTimeline
+
+_COLOURS = {
+    "actor_weights": "#1f5a96",
+    "actor_gradients": "#5b9bd5",
+    "actor_optimizer": "#a9cdee",
+    "critic_weights": "#b3541e",
+    "critic_gradients": "#ee8f4a",
+    "critic_optimizer": "#f8c9a0",
+    "reference_weights": "#7a5ba6",
+    "reward_weights": "#b0447f",
+    "rollout_weights": "#2e7d4f",
+    "kv_cache": "#8fcf9f",
+    "staging": "#4d4d4d",
+}
+"""By region, from the bottom to the top: one hue for each role."""
+_OTHER_COLOURS = ("#c9b458", "#7f7f7f", "#17a2a2", "#bcbd22")
+_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+_INCHES_A_MOMENT, _LEAST_INCHES, _PANEL_INCHES = 0.3, 6.0, 2.4
+_LABELS_INCHES, _LEGEND_INCHES = 1.5, 2.6
+_NAME_INCHES = 0.55
+_HEADROOM = 1.08
+
+
+def draw_timeline(
+    path: Path, workers: Sequence[WorkerTimeline], *, capacity_bytes: int | None
+) -> None:
+    """Write a PNG; needs no display.
+
+    Args:
+        path: Of the picture.
+        workers: One panel each, all with the same phases.
+        capacity_bytes: Of a device; None draws no line.
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
+    most = max(len(timeline.moments) for timeline in workers)
+    width = max(_LEAST_INCHES, most * _INCHES_A_MOMENT) + _LEGEND_INCHES
+    height = len(workers) * _PANEL_INCHES + _LABELS_INCHES
+    figure = Figure(figsize=(width, height), layout="constrained", dpi=120)
+    panels = figure.subplots(len(workers), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+    size, unit = _unit(workers, capacity_bytes)
+    regions = _regions(workers)
+    for panel, timeline in zip(panels, workers, strict=True):
+        _draw_worker(panel, timeline, regions, size)
+        _draw_capacity(panel, capacity_bytes, size)
+        panel.set_ylabel(f"{timeline.worker}\n{unit}", fontsize=9)
+    for panel, timeline in zip(panels, workers, strict=True):
+        _draw_phases(panel, timeline.moments, named=panel is panels[0])
+    _draw_moments(panels[-1], max(workers, key=lambda each: len(each.moments)).moments)
+    handles, labels = _legend(panels[0])
+    figure.legend(handles, labels, loc="outside right upper", fontsize=8, frameon=False)
+    figure.suptitle("memory on the device, moment by moment", fontsize=11, x=0.02, ha="left")
+    with output_errors(path):
+        figure.savefig(path, format="png")
+
+
+def _draw_worker(panel: Axes, timeline: WorkerTimeline, regions: dict[str, str], size: int) -> None:
+    places = range(len(timeline.moments))
+    floor = [0.0] * len(timeline.moments)
+    for region, colour in regions.items():
+        heights = [moment.region_bytes.get(region, 0) / size for moment in timeline.moments]
+        label = region.replace("_", " ")
+        panel.bar(places, heights, width=1.0, bottom=floor, color=colour, label=label)
+        floor = [low + high for low, high in zip(floor, heights, strict=True)]
+    predicted = [moment.predicted_bytes for moment in timeline.moments]
+    _draw_marks(panel, predicted, size, ("k_", "predicted"))
+    allocated = [moment.allocated_bytes for moment in timeline.moments]
+    _draw_marks(panel, allocated, size, ("kx", "allocator's most"))
+
+
+def _draw_marks(
+    panel: Axes, sizes: Sequence[int | None], size: int, style: tuple[str, str]
+) -> None:
+    """Mark what is known of some moments, in a style and under a name."""
+    known = [(at, nbytes / size) for at, nbytes in enumerate(sizes) if nbytes is not None]
+    if known:
+        kind, label = style
+        length = 9 if kind == "k_" else 4
+        panel.plot(*zip(*known, strict=True), kind, markersize=length, label=label)
+
+
+def _draw_capacity(panel: Axes, capacity_bytes: int | None, size: int) -> None:
+    if capacity_bytes is not None:
+        panel.axhline(
+            capacity_bytes / size, color="#c00000", linewidth=1.2, linestyle="--", label="capacity"
+        )
+
+
+def _draw_phases(panel: Axes, moments: Sequence[TimelineMoment], *, named: bool) -> None:
+    """Mark where phases begin and, above the first panel, name them."""
+    inches = max(_INCHES_A_MOMENT, _LEAST_INCHES / len(moments))
+    panel.set_xlim(-0.5, len(moments) - 0.5)
+    panel.set_ylim(0, panel.dataLim.y1 * _HEADROOM)
+    panel.tick_params(labelsize=8)
+    start = 0
+    for index, (phase, run) in enumerate(groupby(moments, key=lambda moment: moment.phase)):
+        stop = start + len(list(run))
+        if index % 2:
+            panel.axvspan(start - 0.5, stop - 0.5, color="#000000", alpha=0.05, zorder=0)
+        if start:
+            panel.axvline(start - 0.5, color="#999999", linewidth=0.6)
+        if named:
+            is_narrow = (stop - start) * inches < _NAME_INCHES
+            panel.text(
+                (start + stop - 1) / 2,
+                1.02,
+                phase.replace("_", " " if is_narrow else "\n"),
+                transform=panel.get_xaxis_transform(),
+                rotation=90 if is_narrow else 0,
+                ha="center",
+                va="bottom",
+                fontsize=8,
+            )
+        start = stop
+
+
+def _draw_moments(panel: Axes, moments: Sequence[TimelineMoment]) -> None:
+    """Name the moves below the last panel; phases, in which the time passes, in bold."""
+    labels = [_short(moment.label) for moment in moments]
+    panel.set_xticks(range(len(moments)), labels, rotation=90, fontsize=7)
+    for text, moment in zip(panel.get_xticklabels(), moments, strict=True):
+        if moment.label == moment.phase:
+            text.set_fontweight("bold")
+
+
+def _short(label: str) -> str:
+    return label.replace("bring ", "+ ").replace("release ", "- ").replace("_", " ")
+
+
+def _legend(panel: Axes) -> tuple[list[Artist], list[str]]:
+    """Return the legend in the order of the stack, from the top to the bottom."""
+    handles, labels = panel.get_legend_handles_labels()
+    return handles[::-1], labels[::-1]
+
+
+def _regions(workers: Iterable[WorkerTimeline]) -> dict[str, str]:
+    """Return the regions that have bytes anywhere, and their colours."""
+    found = {
+        region: None
+        for timeline in workers
+        for moment in timeline.moments
+        for region, size in moment.region_bytes.items()
+        if size
+    }
+    known = {region: colour for region, colour in _COLOURS.items() if region in found}
+    others = [region for region in found if region not in _COLOURS]
+    return known | {
+        region: _OTHER_COLOURS[index % len(_OTHER_COLOURS)] for index, region in enumerate(others)
+    }
+
+
+def _unit(workers: Iterable[WorkerTimeline], capacity_bytes: int | None) -> tuple[int, str]:
+    totals = (moment.total_bytes for timeline in workers for moment in timeline.moments)
+    largest = max(capacity_bytes or 0, *totals)
+    return next((each for each in _UNITS if largest >= each[0]), _UNITS[-1])

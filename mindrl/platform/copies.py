@@ -1,0 +1,52 @@
+"""Copies between device and host: beside the computation where the device has streams."""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_IN_FLIGHT = 2
+"""Copies under way at a time: one runs while the next is prepared."""
+
+
+class Copies:
+    """A queue of copies on a stream of their own."""
+
+    def __init__(self, device_type: str) -> None:
+        """Make the stream; the host has none and copies at once."""
+        self.device: Any = None
+        self.stream: Any = None
+        if device_type != "cpu":
+            self.device = torch.get_device_module(device_type)
+            self.stream = self.device.Stream()
+        self.pending: deque[tuple[Any, Callable[[], object]]] = deque()
+
+    def start(self, target: Tensor, source: Tensor, then: Callable[[], object]) -> None:
+        """Copy, and call `then` once it is done: at the latest in `finish`.
+
+        What runs on the device already is waited for by the copy, not by the caller.
+        """
+        if self.stream is None:
+            target.copy_(source)
+            then()
+            return
+        self.stream.wait_stream(self.device.current_stream())
+        with self.device.stream(self.stream):
+            target.copy_(source, non_blocking=True)
+            done = self.device.Event()
+            done.record()
+        self.pending.append((done, then))
+        while len(self.pending) > _IN_FLIGHT:
+            self._wait()
+
+    def finish(self) -> None:
+        """Wait for all copies."""
+        while self.pending:
+            self._wait()
+
+    def _wait(self) -> None:
+        done, then = self.pending.popleft()
+        done.synchronize()
+        then()

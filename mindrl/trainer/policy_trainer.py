@@ -1,0 +1,219 @@
+"""The loop that all trainers share: roll out, rate, estimate, learn.
+
+Shapes: B sequences of a step, T positions.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from torch import Tensor
+
+from mindrl.batch.experience import Experience, Minibatch, MinibatchPlan
+from mindrl.batch.prompts import Prompt, Sampling
+from mindrl.batch.rollouts import Rollouts
+from mindrl.data.order import PromptOrder
+from mindrl.errors import LogprobGapError, MindrlError
+from mindrl.observability.metrics import Metrics, mean_metrics, merge, nonfinite_keys
+from mindrl.observability.samples import Sample
+from mindrl.observability.timing import StageTimer
+from mindrl.trainer.journal import Journal
+from mindrl.trainer.rating import Rated, Rater, RewardSources
+from mindrl.trainer.roles import Policy, Reference, Workers
+
+ExperienceT = TypeVar("ExperienceT", bound=Experience)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerSettings:
+    """The numbers of a run."""
+
+    steps: int
+    prompts_per_step: int
+    sampling: Sampling
+    minibatches: MinibatchPlan
+    accuracy_reward: str | None
+    """The reward whose mean over greedy responses is the accuracy; None where none is measured."""
+    test_freq: int
+    save_interval: int
+    max_logprob_gap: float
+    log_samples: int
+    memory_timeline_steps: int
+    """Steps at the start of the run whose memory is noted moment by moment."""
+    blocking: bool
+    """False lets the rules rate while the devices score."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerData:
+    """Prompts and how to read what answers them."""
+
+    train: Sequence[Prompt]
+    test: Sequence[Prompt]
+    order: PromptOrder
+    decode: Callable[[list[int]], str]
+    """From response token ids to text, for rewards and for people."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerRoles:
+    """The models and the rewards of a run."""
+
+    policy: Policy
+    reference: Reference | None
+    """None where there is no KL term."""
+    workers: Workers
+    rewards: RewardSources
+
+
+class PolicyTrainer(ABC, Generic[ExperienceT]):
+    """Trains a policy on its own responses; an algorithm says how to estimate and to learn."""
+
+    def __init__(
+        self, settings: TrainerSettings, data: TrainerData, roles: TrainerRoles, journal: Journal
+    ) -> None:
+        """Take all parts of a run."""
+        self.settings = settings
+        self.data = data
+        self.roles = roles
+        self.journal = journal
+        self.timer = StageTimer()
+        self.rater = Rater(roles.rewards, data.decode, self.timer)
+
+    @abstractmethod
+    def estimate(
+        self, rollouts: Rollouts, rated: Callable[[], Rated]
+    ) -> tuple[ExperienceT, Metrics]:
+        """Add what the updates need.
+
+        Args:
+            rollouts: Of the step.
+            rated: Waits for the rewards; asked as late as can be.
+        """
+
+    @abstractmethod
+    def learn(self, step: int, experience: ExperienceT) -> Metrics:
+        """Take the optimizer steps of a step."""
+
+    def run(self, model_folder: Path) -> None:
+        """Train from the first step to the last, evaluate, and export the model.
+
+        Raises:
+            LogprobGapError: The rollout engine did not have the trainer's weights.
+            MindrlError: A metric is not finite, or whatever a role raises.
+        """
+        self.evaluate(0)
+        self.roles.workers.record_memory(self.settings.memory_timeline_steps > 0)
+        for step in range(1, self.settings.steps + 1):
+            metrics, samples = self.step(step)
+            self.journal.step(step, metrics, samples)
+            if step <= self.settings.memory_timeline_steps:
+                self.journal.memory(step, self.roles.workers.flush_moments())
+                self.roles.workers.record_memory(step < self.settings.memory_timeline_steps)
+            self._check(step, metrics)
+            last = step == self.settings.steps
+            if last or (self.settings.test_freq and step % self.settings.test_freq == 0):
+                self.evaluate(step)
+            if last or (self.settings.save_interval and step % self.settings.save_interval == 0):
+                self.roles.workers.export(model_folder)
+                self.journal.outcome.model_saved = True
+
+    def step(self, step: int) -> tuple[Metrics, list[Sample]]:
+        """Roll out, rate, estimate and learn once."""
+        timer, settings = self.timer, self.settings
+        with timer("step"):
+            prompts = self._prompts(step)
+            with timer("rollout"):
+                rollouts = self.roles.policy.generate_sequences(
+                    prompts, settings.sampling, step=step
+                )
+            with self.rater.rating(prompts, rollouts, blocking=settings.blocking) as rated:
+                experience, estimated = self.estimate(rollouts, rated)
+            learned = self.learn(step, experience)
+        metrics = merge(
+            rollouts.metrics(),
+            rated().scores.metrics(),
+            _logprob_gap(rollouts, experience.old_logprobs_BT),
+            estimated,
+            learned,
+            timer.flush(),
+            self.roles.workers.flush_metrics(),
+        )
+        rate = metrics["rollout/response_tokens"] / metrics["seconds/step"]
+        metrics["throughput/response_tokens_per_second"] = rate
+        return metrics, _samples(prompts, rollouts, rated())[: settings.log_samples]
+
+    def logprobs(self, rollouts: Rollouts) -> tuple[Tensor, Tensor | None]:
+        """Return the log-probs of the policy, and of the reference where there is one.
+
+        The policy comes last, for its weights are what the next call is most likely to need.
+        """
+        sequences, ref_logprobs_BT = rollouts.sequences(), None
+        if self.roles.reference is not None:
+            with self.timer("ref_log_prob"):
+                ref_logprobs_BT = self.roles.reference.compute_ref_log_prob(sequences).logprobs_BT
+        with self.timer("log_prob"):
+            old_logprobs_BT = self.roles.policy.compute_log_prob(sequences).logprobs_BT
+        return old_logprobs_BT, ref_logprobs_BT
+
+    def update_policy(self, minibatches: Iterable[Minibatch]) -> Metrics:
+        """Take one optimizer step of the policy on each minibatch."""
+        with self.timer("update"):
+            updates = [self.roles.policy.update(minibatch) for minibatch in minibatches]
+        return {f"update/{name}": value for name, value in mean_metrics(updates).items()}
+
+    def evaluate(self, step: int) -> None:
+        """Answer the held-out prompts greedily; without such prompts do nothing."""
+        if not self.data.test:
+            return
+        greedy = Sampling(
+            temperature=0.0,
+            max_tokens=self.settings.sampling.max_tokens,
+            stop_token_ids=self.settings.sampling.stop_token_ids,
+        )
+        rollouts = self.roles.policy.generate_sequences(self.data.test, greedy, step=step)
+        rated = self.rater.by_rules(self.data.test, rollouts)
+        assert self.settings.accuracy_reward is not None, "validated: something measures accuracy"
+        right = rated.scores.parts[self.settings.accuracy_reward]
+        samples = _samples(self.data.test, rollouts, rated)
+        self.journal.evaluation(step, sum(right) / len(right), samples)
+        # What the switches of an evaluation cost belongs to no step.
+        self.roles.workers.flush_metrics()
+
+    def _prompts(self, step: int) -> list[Prompt]:
+        indices = self.data.order.indices(step - 1, self.settings.prompts_per_step)
+        return [self.data.train[index] for index in indices]
+
+    def _check(self, step: int, metrics: Metrics) -> None:
+        gap, limit = metrics["logprob_gap/mean"], self.settings.max_logprob_gap
+        if not gap <= limit:
+            raise LogprobGapError(
+                f"step {step}: rollout and training log-probs differ by {gap:.3g} nats on average, "
+                f"rl_config.max_logprob_gap={limit:g}: the rollout engine has other weights, "
+                "another temperature or another precision than the trainer"
+            )
+        if broken := nonfinite_keys(metrics):
+            raise MindrlError(f"step {step}: not a finite number: {', '.join(broken)}")
+
+
+def _logprob_gap(rollouts: Rollouts, old_logprobs_BT: Tensor) -> Metrics:
+    gap_N = (rollouts.rollout_logprobs_BT - old_logprobs_BT)[rollouts.response_mask_BT].abs()
+    return {"logprob_gap/mean": gap_N.mean().item(), "logprob_gap/max": gap_N.max().item()}
+
+
+def _samples(prompts: Sequence[Prompt], rollouts: Rollouts, rated: Rated) -> list[Sample]:
+    scores = rated.scores
+    return [
+        Sample(
+            prompt=prompts[group].text,
+            response=rated.responses[row],
+            reference=prompts[group].reference,
+            reward=scores.rewards[row],
+            parts={name: part[row] for name, part in scores.parts.items()},
+            finished=bool(rollouts.finished_B[row]),
+            response_tokens=int(rollouts.response_mask_BT[row].sum()),
+        )
+        for row, group in enumerate(rollouts.group_B.tolist())
+    ]

@@ -1,0 +1,149 @@
+"""The account of a device: every large thing on it, by name, and what there is room for."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+
+from mindrl.allocation.regions import Region
+from mindrl.errors import DeviceMemoryError, ResidueError
+
+
+class DeviceRegion(Protocol):
+    """Memory that comes to the device and leaves it as one."""
+
+    nbytes: int
+    """On the device, where all of it is there."""
+
+    def device_bytes(self) -> int:
+        """Return what is on the device now."""
+
+    def bring(self) -> int:
+        """Allocate it; returns the bytes copied to the device."""
+
+    def release(self) -> int:
+        """Free it; returns the bytes copied to the host."""
+
+    def changed(self) -> None:
+        """Take note that a copy elsewhere is out of date."""
+
+
+class DeviceLedger:
+    """Knows the regions of one device, and refuses what would not fit beside them.
+
+    The host plays the device where there is none: it has no bound of its own, so the one that is
+    set is kept here, before each allocation, as the allocator of a device does.
+    """
+
+    def __init__(self, capacity_bytes: int | None) -> None:
+        """Begin with an empty device.
+
+        Args:
+            capacity_bytes: What all regions may take together. None sets no bound.
+        """
+        self.capacity_bytes = capacity_bytes
+        self.regions: dict[Region, DeviceRegion] = {}
+        self.staging_bytes = 0
+        self.peak_bytes = 0
+        self.fullest: dict[Region, int] = {}
+        """What was there when most was there, of all moments since this was emptied."""
+
+    def add(self, name: Region, region: DeviceRegion) -> None:
+        """Enter a region, which is on the device.
+
+        Raises:
+            DeviceMemoryError: It does not fit beside what is there.
+        """
+        assert name not in self.regions, name
+        self.regions[name] = region
+        self._check(name.value, 0)
+        self.note()
+
+    def region_bytes(self) -> dict[Region, int]:
+        """Return what each region has on the device, by its own storages."""
+        found = {name: region.device_bytes() for name, region in self.regions.items()}
+        found[Region.STAGING] = self.staging_bytes
+        return {name: found[name] for name in Region if found.get(name)}
+
+    def bring(self, name: Region) -> int:
+        """Let a region come; returns the bytes copied to the device.
+
+        Raises:
+            DeviceMemoryError: It does not fit beside what is there.
+        """
+        region = self.regions[name]
+        self._check(name.value, region.nbytes - region.device_bytes())
+        try:
+            copied = region.bring()
+        except torch.OutOfMemoryError as error:
+            raise self._no_room(name.value, region.nbytes) from error
+        self.note()
+        return copied
+
+    def release(self, name: Region) -> int:
+        """Let a region leave; returns the bytes copied to the host.
+
+        Raises:
+            ResidueError: Some of it is still there.
+        """
+        copied = self.regions[name].release()
+        self.require_gone(name)
+        return copied
+
+    @contextmanager
+    def staging(self, nbytes: int) -> Iterator[None]:
+        """Account for messages in flight.
+
+        Raises:
+            DeviceMemoryError: They do not fit beside what is there.
+        """
+        self._check(Region.STAGING.value, nbytes)
+        self.staging_bytes = nbytes
+        self.note()
+        try:
+            yield
+        finally:
+            self.staging_bytes = 0
+
+    def require_gone(self, *names: Region) -> None:
+        """Make sure that regions have nothing on the device.
+
+        Raises:
+            ResidueError: One has; a defect of ours.
+        """
+        for name in names:
+            left = self.regions[name].device_bytes()
+            if left:
+                raise ResidueError(f"{left} bytes of {name.value} are still on the device")
+
+    def flush_peak(self) -> int:
+        """Return the most that all regions took together since the last call."""
+        peak, self.peak_bytes = self.peak_bytes, 0
+        self.note()
+        return peak
+
+    def note(self) -> None:
+        """Take note of what is there: before something leaves that no move of ours releases."""
+        there = self.region_bytes()
+        total = sum(there.values())
+        self.peak_bytes = max(self.peak_bytes, total)
+        if total > sum(self.fullest.values()):
+            self.fullest = there
+
+    def _check(self, name: str, more_bytes: int) -> None:
+        there = sum(self.region_bytes().values())
+        if self.capacity_bytes is not None and there + more_bytes > self.capacity_bytes:
+            raise self._no_room(name, more_bytes)
+
+    def _no_room(self, name: str, nbytes: int) -> DeviceMemoryError:
+        sizes = [f"{each.value} {_mib(size)}" for each, size in self.region_bytes().items()]
+        bound = "" if self.capacity_bytes is None else f" of {_mib(self.capacity_bytes)}"
+        return DeviceMemoryError(
+            f"out of device memory{bound}: {name} needs {_mib(nbytes)} more beside "
+            f"{', '.join(sizes) or 'nothing'}"
+        )
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / 2**20:,.1f} MiB"

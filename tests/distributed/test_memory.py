@@ -1,0 +1,190 @@
+"""The predicted bytes of weights, gradients and optimizer are those that Megatron allocates."""
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from forked_workers import ForkedWorkers
+from test_training_latent import MODELS, save_random
+from test_training_layouts import LOSS, OPTIMIZER, digits, minibatches
+from training_messages import Case, Course
+
+from mindrl.allocation.layout import TrainLayout
+from mindrl.batch.balance import MicroBatching
+from mindrl.models.activations import Passes, update_estimate
+from mindrl.models.decoder import Head, training_side
+from mindrl.models.description import read_description
+from mindrl.models.memory import held_bytes, trained_bytes
+
+pytestmark = pytest.mark.distributed
+
+MakeModel = Callable[..., Path]
+
+
+class Trial(NamedTuple):
+    """A model in a layout; the name is of a folder of `folders`."""
+
+    model: str
+    layout: TrainLayout
+    bf16: bool
+    distributed_optimizer: bool
+    shares: tuple[int, ...] | None = None
+    grouped: bool = False
+    head: Head = "vocabulary"
+
+
+BOTH = (False, True)
+# Type and optimizer.
+ENDS = ((False, False), (True, True))
+TRIALS = {
+    2: [
+        *(Trial("qwen2", TrainLayout(dp=2), *ways) for ways in product(BOTH, BOTH)),
+        *(Trial("tied", TrainLayout(pp=2), *ways) for ways in product(BOTH, BOTH)),
+        *(Trial("tied", TrainLayout(pp=2, vpp=2), *ways) for ways in ENDS),
+        *(Trial("moe", TrainLayout(dp=2, ep=2), *ways) for ways in ENDS),
+        # The router's bias is float32 in a model of bfloat16.
+        *(Trial("latent", TrainLayout(dp=2, ep=2), *ways) for ways in ENDS),
+        Trial("tied", TrainLayout(dp=2), True, True),
+        # The vocabulary of 211 is padded to two times 106.
+        Trial("qwen3", TrainLayout(tp=2), True, True),
+        Trial("qwen3", TrainLayout(cp=2), False, True),
+        Trial("latent", TrainLayout(pp=2, layers_per_chunk=(1, 3)), True, True),
+        # Every rank has half of each expert, and the rest whole.
+        Trial("moe", TrainLayout(dp=2, etp=2), True, True),
+        Trial("moe", TrainLayout(dp=2, ep=2), True, True, grouped=True),
+        # A critic has no copy of a tied embedding, and a head of one row on every rank.
+        Trial("tied", TrainLayout(pp=2), True, True, head="value"),
+        Trial("qwen2", TrainLayout(tp=2), False, False, head="value"),
+    ],
+    # Buckets end at multiples of 384, and the ranks' shares differ.
+    3: [
+        Trial("qwen3", TrainLayout(dp=3), True, True, shares=(3, 3, 2)),
+        Trial("latent", TrainLayout(dp=3), False, True, shares=(3, 3, 2)),
+        Trial("moe", TrainLayout(dp=3), True, True, shares=(3, 3, 2), head="value"),
+    ],
+    4: [
+        Trial("tied", TrainLayout(tp=2, pp=2), True, True),
+        Trial("tied", TrainLayout(pp=2, dp=2), True, True),
+        Trial(
+            "qwen3", TrainLayout(tp=2, dp=2, order=digits("dp", 2, "tp", 2, "pp", 1)), True, True
+        ),
+        Trial("qwen3", TrainLayout(cp=2, dp=2), True, True),
+        # Experts are shared over other ranks than all else.
+        Trial("moe", TrainLayout(tp=2, dp=2, ep=2), True, True),
+        Trial("latent", TrainLayout(dp=4, ep=2, etp=2), True, True),
+    ],
+    # The norms of the last stage are in another rank's part than in one bucket with the embedding.
+    6: [
+        Trial(
+            "tied",
+            TrainLayout(pp=2, dp=3, layers_per_chunk=(3, 1)),
+            True,
+            True,
+            shares=(3, 3, 2),
+        )
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def folders(random_model_of: MakeModel, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    latent = tmp_path_factory.mktemp("latent")
+    save_random(MODELS["V3"], latent)
+    made = {
+        "qwen2": random_model_of("qwen2"),
+        "qwen3": random_model_of("qwen3"),
+        "tied": random_model_of("qwen3", tied=True),
+        "moe": random_model_of("qwen3_moe"),
+        "latent": latent,
+    }
+    return {name: str(folder) for name, folder in made.items()}
+
+
+def predicted(trial: Trial, folder: str) -> Iterator[dict[str, int]]:
+    """Yield what each rank holds, by the names of the probe."""
+    side = training_side(
+        read_description(folder),
+        trial.layout,
+        dtype="bfloat16" if trial.bf16 else "float32",
+        experts="grouped" if trial.grouped else "sequential",
+        head=trial.head,
+    )
+    trained = trained_bytes(side, trial.layout, distributed_optimizer=trial.distributed_optimizer)
+    for read, rank in zip(held_bytes(side), trained, strict=True):
+        yield {
+            "read": read,
+            "train_param": rank.weights,
+            "train_grad": rank.gradients,
+            "train_optimizer": rank.optimizer,
+        }
+
+
+@pytest.mark.parametrize("ranks", list(TRIALS))
+def test_predicted_bytes_of_each_rank_are_those_of_its_storages_to_the_byte(
+    ranks: int, folders: dict[str, str], forked_workers: ForkedWorkers
+) -> None:
+    trials = TRIALS[ranks]
+    minibatch = minibatches(folders["qwen2"], count=1)
+    courses = [
+        (
+            Case(
+                folder=folders[trial.model],
+                layout=trial.layout,
+                bf16=trial.bf16,
+                shares=trial.shares,
+                settings={"grouped_experts": trial.grouped},
+            ),
+            Course(
+                minibatches=minibatch,
+                loss=LOSS,
+                optimizer=OPTIMIZER
+                | {
+                    "bf16": trial.bf16,
+                    "use_distributed_optimizer": trial.distributed_optimizer,
+                },
+                micro_batching=MicroBatching(sequences=4),
+            ),
+            trial.head,
+        )
+        for trial in trials
+    ]
+    replies = forked_workers.run("memory_probe:found_bytes", courses, ranks=ranks)
+    for index, trial in enumerate(trials):
+        expected = list(predicted(trial, folders[trial.model]))
+        assert [reply[index] for reply in replies] == expected, trial
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_what_waits_for_the_backward_pass_is_estimated_to_15_percent(
+    tp: int, folders: dict[str, str], forked_workers: ForkedWorkers
+) -> None:
+    """Rotary tables, masks and the head are left out, and experts are not equally busy."""
+    (minibatch,) = minibatches(folders["qwen2"], count=1)
+    layout = TrainLayout(tp=tp)
+    trials = [(model, bf16) for model in ("qwen2", "qwen3", "moe", "latent") for bf16 in BOTH]
+    courses = [
+        (
+            Case(folder=folders[model], layout=layout, bf16=bf16, sequence_parallel=tp > 1),
+            Course(
+                minibatches=[minibatch],
+                loss=LOSS,
+                optimizer=OPTIMIZER | {"bf16": bf16},
+                micro_batching=MicroBatching(sequences=8),
+            ),
+        )
+        for model, bf16 in trials
+    ]
+    found, *_ = forked_workers.run("memory_probe:kept_bytes", courses, ranks=tp)
+    for (model, bf16), kept in zip(trials, found, strict=True):
+        description = read_description(folders[model])
+        passes = Passes(
+            layout=layout,
+            dtype="bfloat16" if bf16 else "float32",
+            sequence_parallel=tp > 1,
+            tokens=int(minibatch.lengths_B.sum()),
+        )
+        # The estimate has a fifth layer, which is being worked on.
+        estimate = update_estimate(description, passes) * 4 / 5
+        assert estimate == pytest.approx(kept, rel=0.15), (model, bf16)

@@ -1,0 +1,183 @@
+"""Roles of a trainer that answer from memory and write down each call.
+
+What a step computes is proved with real models in tests/distributed and tests/e2e.
+"""
+
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mindrl.algorithms.token_weights import token_mean_weights
+from mindrl.batch.experience import (
+    CriticMinibatch,
+    Minibatch,
+    MinibatchPlan,
+    Scored,
+    Sequences,
+    SequenceScores,
+    Values,
+)
+from mindrl.batch.prompts import Prompt, Sampling
+from mindrl.batch.rollouts import Response, Rollouts
+from mindrl.data.order import PromptOrder
+from mindrl.observability.console import StepConsole
+from mindrl.observability.timeline import TimelineMoment
+from mindrl.observability.trackers import JsonlTracker, Trackers
+from mindrl.rewards.scorer import Scores
+from mindrl.trainer.journal import Journal, Outcome, RunFolder
+from mindrl.trainer.policy_trainer import TrainerData
+from mindrl.trainer.rating import RewardSources
+
+PROMPTS = tuple(
+    Prompt(uid=uid, token_ids=(uid + 1, 9), text=f"prompt {uid}", reference=f"answer {uid}")
+    for uid in range(4)
+)
+SAMPLING = Sampling(temperature=1.0, max_tokens=2, stop_token_ids=(1,), samples_per_prompt=2)
+ROLLOUT_LOGPROB = -1.0
+
+
+class MemoryRoles:
+    """All roles in one, with one list of calls."""
+
+    def __init__(self, *, gap: float = 0.0, grad_norm: float = 0.5) -> None:
+        self.calls: list[str] = []
+        self.asked: list[tuple[list[int], Sampling, int]] = []
+        self.minibatches: list[Minibatch] = []
+        self.critic_minibatches: list[CriticMinibatch] = []
+        self.gap = gap
+        self.grad_norm = grad_norm
+
+    def generate_sequences(
+        self, prompts: Sequence[Prompt], sampling: Sampling, *, step: int
+    ) -> Rollouts:
+        """Answer with two tokens, the second of which counts the samples."""
+        self.calls.append("generate")
+        self.asked.append(([prompt.uid for prompt in prompts], sampling, step))
+        group = [index for index in range(len(prompts)) for _ in range(sampling.samples_per_prompt)]
+        responses = [
+            Response(
+                token_ids=(20, 30 + row % sampling.samples_per_prompt),
+                logprobs=(ROLLOUT_LOGPROB, ROLLOUT_LOGPROB),
+                finished=True,
+            )
+            for row in range(len(group))
+        ]
+        return Rollouts.from_responses([prompts[i].token_ids for i in group], responses, group)
+
+    def compute_log_prob(self, sequences: Sequences) -> Scored:
+        self.calls.append("log-probs")
+        return self._scored(sequences, ROLLOUT_LOGPROB - self.gap)
+
+    def compute_ref_log_prob(self, sequences: Sequences) -> Scored:
+        self.calls.append("reference log-probs")
+        return self._scored(sequences, -3.0)
+
+    def update(self, minibatch: Minibatch) -> dict[str, float]:
+        self.calls.append("update")
+        self.minibatches.append(minibatch)
+        return {"policy_loss": float(len(self.minibatches)), "grad_norm": self.grad_norm}
+
+    def compute_values(self, sequences: Sequences) -> Values:
+        """Expect a quarter of a reward at each response token."""
+        self.calls.append("values")
+        return Values(values_BT=sequences.response_mask_BT * torch.tensor(0.25))
+
+    def update_critic(self, minibatch: CriticMinibatch) -> dict[str, float]:
+        self.calls.append("critic update")
+        self.critic_minibatches.append(minibatch)
+        return {"value_loss": float(len(self.critic_minibatches)), "grad_norm": self.grad_norm}
+
+    def compute_rewards(self, sequences: Sequences) -> SequenceScores:
+        """Score a sequence by its last token."""
+        self.calls.append("reward model")
+        last_B = sequences.tokens_BT.gather(1, sequences.lengths_B[:, None] - 1)[:, 0]
+        return SequenceScores(rewards_B=last_B.float())
+
+    def export(self, folder: Path) -> None:
+        self.calls.append(f"export {folder.name}")
+
+    def flush_metrics(self) -> dict[str, float]:
+        self.calls.append("flush")
+        return {"bytes/reshard_sent": 7.0}
+
+    def record_memory(self, is_on: bool) -> None:
+        self.records_memory = is_on
+
+    def flush_moments(self) -> list[list[TimelineMoment]]:
+        assert self.records_memory, "nothing was noted"
+        return [[TimelineMoment(label="train", phase="train", region_bytes={"actor_weights": 5})]]
+
+    def score(self, responses: Sequence[str], references: Sequence[str]) -> Scores:
+        """Reward 1 where the second token is 31, 0 elsewhere."""
+        assert len(references) == len(responses)
+        self.calls.append("score")
+        right = tuple(float(response.endswith("31")) for response in responses)
+        return Scores(rewards=right, parts={"exact": right}, timeouts=0, crashes=0, errors=0)
+
+    @staticmethod
+    def _scored(sequences: Sequences, logprob: float) -> Scored:
+        logprobs_BT = sequences.response_mask_BT * torch.tensor(logprob)
+        return Scored(logprobs_BT=logprobs_BT, entropy_BT=torch.zeros_like(logprobs_BT))
+
+
+def decode(token_ids: list[int]) -> str:
+    return " ".join(map(str, token_ids))
+
+
+def settings(**changes: Any) -> dict[str, Any]:
+    """Return the settings of one step of two prompts, each an update, with changes."""
+    chosen: dict[str, Any] = {
+        "steps": 1,
+        "prompts_per_step": 2,
+        "sampling": SAMPLING,
+        "minibatches": plan(),
+        "accuracy_reward": "exact",
+        "test_freq": 0,
+        "save_interval": 0,
+        "max_logprob_gap": 0.1,
+        "log_samples": 3,
+        "blocking": True,
+        "memory_timeline_steps": 0,
+    }
+    return chosen | changes
+
+
+def plan(*, epochs: int = 1, seed: int | None = None) -> MinibatchPlan:
+    return MinibatchPlan(
+        prompts_per_update=1,
+        epochs=epochs,
+        token_weights=token_mean_weights,
+        generator=None if seed is None else torch.Generator().manual_seed(seed),
+    )
+
+
+def data(test: Sequence[Prompt] = ()) -> TrainerData:
+    order = PromptOrder(4, 1, shuffle=True)
+    return TrainerData(train=PROMPTS, test=test, order=order, decode=decode)
+
+
+def rewards(roles: MemoryRoles, *, model_weight: float | None = None) -> RewardSources:
+    """Rate by rules, and by the model where it has a weight."""
+    return RewardSources(
+        scorer=roles,
+        reward_model=None if model_weight is None else roles,
+        reward_model_weight=model_weight or 0.0,
+    )
+
+
+def journal(root: Path, steps: int) -> Journal:
+    folder = RunFolder(root=root)
+    return Journal(
+        folder,
+        Outcome(model=root / "model"),
+        StepConsole(steps, io.StringIO()),
+        Trackers([JsonlTracker(folder.metrics)]),
+    )
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]

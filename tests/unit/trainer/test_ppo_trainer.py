@@ -1,0 +1,119 @@
+"""The order of a PPO step, and what actor and critic are given."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from memory_roles import MemoryRoles, data, journal, lines, plan, rewards, settings
+
+from mindrl.trainer.ppo_trainer import PpoRoles, PpoSettings, PpoTrainer
+
+
+def build(
+    root: Path, roles: MemoryRoles, *, model_weight: float | None = None, **changes: Any
+) -> PpoTrainer:
+    ppo = {"gamma": 1.0, "lam": 1.0, "kl_kind": "k1", "reward_kl_coef": 0.0, "critic_warmup": 0}
+    chosen = settings(**(ppo | changes))
+    return PpoTrainer(
+        PpoSettings(**chosen),
+        data(),
+        PpoRoles(
+            policy=roles,
+            reference=roles,
+            workers=roles,
+            rewards=rewards(roles, model_weight=model_weight),
+            critic=roles,
+        ),
+        journal(root, chosen["steps"]),
+    )
+
+
+def test_a_step_gives_each_role_its_turn_once_and_the_critic_two_turns_in_a_row(
+    tmp_path: Path,
+) -> None:
+    roles = MemoryRoles()
+    build(tmp_path, roles, model_weight=1.0).run(tmp_path / "model")
+    assert roles.calls == [
+        "generate",
+        "score",
+        "reward model",
+        "reference log-probs",
+        "log-probs",
+        "values",
+        "critic update",
+        "critic update",
+        "update",
+        "update",
+        "flush",
+        "export model",
+    ]
+
+
+def test_the_actor_gets_whitened_advantages_and_the_critic_the_returns(tmp_path: Path) -> None:
+    """Rewards 0 and 1, values 0.25: advantages -0.25 and 0.75, mean 0.25, deviation 0.5."""
+    roles = MemoryRoles()
+    build(tmp_path, roles).run(tmp_path / "model")
+    assert len(roles.minibatches) == len(roles.critic_minibatches) == 2
+    for minibatch, of_critic in zip(roles.minibatches, roles.critic_minibatches, strict=True):
+        low, high = minibatch.advantages_BT
+        # 1e-8 is added to a variance of 0.25.
+        assert low.tolist() == pytest.approx([0, 0, -1, -1], abs=1e-7)
+        assert high.tolist() == pytest.approx([0, 0, 1, 1], abs=1e-7)
+        assert of_critic.returns_BT.tolist() == [[0, 0, 0, 0], [0, 0, 1, 1]]
+        assert of_critic.old_values_BT.tolist() == [[0, 0, 0.25, 0.25]] * 2
+        assert torch.equal(of_critic.token_weights_BT, minibatch.token_weights_BT)
+    (step,) = lines(tmp_path / "metrics.jsonl")
+    assert step["value/mean"] == 0.25
+    assert step["value/return_mean"] == 0.5
+    assert step["value/explained_variance"] == 0.0
+    assert (step["advantage/mean"], step["advantage/std"]) == (0.25, 0.5)
+    assert step["critic/value_loss"] == 1.5
+    assert "reward/kl" not in step
+    stages = ("rollout", "reward", "ref_log_prob", "log_prob", "values", "update_critic", "update")
+    assert sum(step[f"seconds/{stage}"] for stage in stages) <= step["seconds/step"]
+
+
+def test_gamma_and_lambda_discount_the_reward_of_the_last_token(tmp_path: Path) -> None:
+    """Last token: 1 - 0.25. The one before: 0.5 * 0.25 - 0.25 + 0.25 * 0.75 = 0.0625."""
+    roles = MemoryRoles()
+    build(tmp_path, roles, gamma=0.5, lam=0.5).run(tmp_path / "model")
+    (_, high) = roles.critic_minibatches[0].returns_BT
+    assert high.tolist() == [0, 0, 0.3125, 1.0]
+
+
+def test_a_kl_term_in_the_reward_is_taken_from_each_token(tmp_path: Path) -> None:
+    """Log-probs are -1 of the policy, -3 of the reference: k1 is 2, times 0.125."""
+    roles = MemoryRoles()
+    build(tmp_path, roles, reward_kl_coef=0.125).run(tmp_path / "model")
+    low, high = roles.critic_minibatches[0].returns_BT
+    assert low.tolist() == [0, 0, -0.5, -0.25]
+    assert high.tolist() == [0, 0, 0.5, 0.75]
+    (step,) = lines(tmp_path / "metrics.jsonl")
+    assert step["reward/kl"] == 2.0
+    # The reward that people read is without it.
+    assert step["reward/mean"] == 0.5
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_critic_and_actor_are_updated_on_the_same_minibatches_in_each_epoch(
+    seed: int | None, tmp_path: Path
+) -> None:
+    roles = MemoryRoles()
+    changes = {"prompts_per_step": 4, "minibatches": plan(epochs=3, seed=seed)}
+    build(tmp_path, roles, **changes).run(tmp_path / "model")
+    actors = [minibatch.tokens_BT[0, 0].item() for minibatch in roles.minibatches]
+    critics = [minibatch.tokens_BT[0, 0].item() for minibatch in roles.critic_minibatches]
+    assert len(actors) == 12
+    assert actors == critics
+    assert sorted(actors[:4]) == [1, 2, 3, 4]
+    assert (actors[:4] == actors[4:8]) == (seed is None)
+
+
+def test_for_two_warm_up_steps_of_three_the_critic_learns_alone(tmp_path: Path) -> None:
+    roles = MemoryRoles()
+    build(tmp_path, roles, steps=3, critic_warmup=2).run(tmp_path / "model")
+    assert (len(roles.critic_minibatches), len(roles.minibatches)) == (6, 2)
+    steps = lines(tmp_path / "metrics.jsonl")
+    assert ["update/policy_loss" in step for step in steps] == [False, False, True]
+    assert all("critic/value_loss" in step for step in steps)

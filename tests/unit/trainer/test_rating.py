@@ -1,0 +1,148 @@
+"""Rewards by rules and by a model, one after the other or beside the devices' work."""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from memory_roles import MemoryRoles, data, decode, journal, lines, rewards, settings
+
+from mindrl.batch.experience import Scored, Sequences
+from mindrl.batch.prompts import Prompt, Sampling
+from mindrl.batch.rollouts import Rollouts
+from mindrl.errors import RewardError
+from mindrl.observability.timing import StageTimer
+from mindrl.rewards.functions import boxed_format
+from mindrl.rewards.scorer import RewardScorer, Scores
+from mindrl.trainer.grpo_trainer import GrpoTrainer
+from mindrl.trainer.policy_trainer import TrainerRoles, TrainerSettings
+from mindrl.trainer.rating import Rater, RewardSources
+
+ONE = Sampling(temperature=1.0, max_tokens=2, stop_token_ids=(), samples_per_prompt=2)
+PROMPT = Prompt(uid=0, token_ids=(7, 9), text="", reference="")
+PATIENCE = 20.0
+"""Seconds after which something that should have come is taken for lost."""
+
+
+def rater(sources: RewardSources) -> Rater:
+    return Rater(sources, decode, StageTimer())
+
+
+def rollouts(roles: MemoryRoles) -> Rollouts:
+    """Two responses, `20 30` with reward 0 and `20 31` with reward 1."""
+    return roles.generate_sequences([PROMPT], ONE, step=1)
+
+
+def test_the_score_of_the_model_is_added_with_its_weight_and_shown_without_it() -> None:
+    """The model says 30 and 31, a hundredth of which counts."""
+    roles = MemoryRoles()
+    sources = rewards(roles, model_weight=0.01)
+    with rater(sources).rating([PROMPT], rollouts(roles), blocking=True) as rated:
+        scores = rated().scores
+    assert scores.rewards == pytest.approx((0.30, 1.31))
+    assert scores.parts == {"exact": (0.0, 1.0), "model": (30.0, 31.0)}
+    assert scores.metrics()["reward/mean"] == pytest.approx(0.805)
+    assert scores.metrics()["reward/model"] == 30.5
+
+
+def test_a_model_alone_rates_without_rules() -> None:
+    roles = MemoryRoles()
+    sources = RewardSources(scorer=None, reward_model=roles, reward_model_weight=0.5)
+    with rater(sources).rating([PROMPT], rollouts(roles), blocking=False) as rated:
+        assert rated().responses == ["20 30", "20 31"]
+        assert rated().scores.rewards == (15.0, 15.5)
+        assert rated().scores.parts == {"model": (30.0, 31.0)}
+
+
+class SlowRules(MemoryRoles):
+    """Rules that are not done before the log-probs are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scored = threading.Event()
+        self.in_time = False
+
+    def compute_log_prob(self, sequences: Sequences) -> Scored:
+        found = super().compute_log_prob(sequences)
+        self.scored.set()
+        return found
+
+    def score(self, responses: Sequence[str], references: Sequence[str]) -> Scores:
+        self.in_time = self.scored.wait(PATIENCE)
+        return super().score(responses, references)
+
+
+def trained(root: Path, roles: MemoryRoles, *, blocking: bool) -> dict[str, float]:
+    trainer = GrpoTrainer(
+        TrainerSettings(**settings(blocking=blocking)),
+        data(),
+        TrainerRoles(policy=roles, reference=roles, workers=roles, rewards=rewards(roles)),
+        journal(root, 1),
+    )
+    trainer.run(root / "model")
+    (step,) = lines(root / "metrics.jsonl")
+    return {name: value for name, value in step.items() if not name.startswith(("sec", "through"))}
+
+
+def test_without_blocking_log_probs_are_computed_while_the_rules_work_and_numbers_are_equal(
+    tmp_path: Path,
+) -> None:
+    """These rules wait for the log-probs: one after the other, the step would not end well."""
+    blocked, beside = MemoryRoles(), SlowRules()
+    one_by_one = trained(tmp_path / "blocked", blocked, blocking=True)
+    together = trained(tmp_path / "beside", beside, blocking=False)
+    assert beside.in_time
+    assert beside.calls.index("log-probs") < beside.calls.index("score")
+    assert together == one_by_one
+    for one, other in zip(blocked.minibatches, beside.minibatches, strict=True):
+        assert one.advantages_BT.tolist() == other.advantages_BT.tolist()
+    samples = [
+        (tmp_path / run / "samples.jsonl").read_text("utf-8") for run in ("blocked", "beside")
+    ]
+    assert samples[0] == samples[1]
+
+
+class BrokenRules(MemoryRoles):
+    """Rules whose process is lost."""
+
+    def score(self, responses: Sequence[str], references: Sequence[str]) -> Scores:
+        raise RewardError(f"{len(responses)} responses, {len(references)} references: lost")
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_an_error_of_the_rules_ends_the_run_either_way(blocking: bool, tmp_path: Path) -> None:
+    roles = BrokenRules()
+    with pytest.raises(RewardError, match="4 responses, 4 references: lost"):
+        trained(tmp_path, roles, blocking=blocking)
+    assert "update" not in roles.calls
+
+
+def test_an_error_of_the_devices_does_not_wait_for_the_rules() -> None:
+    roles, held = MemoryRoles(), threading.Event()
+    found = rollouts(roles)
+
+    class HeldRules(MemoryRoles):
+        def score(self, responses: Sequence[str], references: Sequence[str]) -> Scores:
+            held.wait(PATIENCE)
+            return super().score(responses, references)
+
+    sources = rewards(HeldRules())
+    with (
+        pytest.raises(ZeroDivisionError),
+        rater(sources).rating([PROMPT], found, blocking=False),
+    ):
+        raise ZeroDivisionError
+    # Reached while the rules are still held: nobody waited for them.
+    assert not held.is_set()
+    held.set()
+
+
+def test_real_rules_in_their_own_process_give_the_same_scores_from_a_thread() -> None:
+    roles = MemoryRoles()
+    with RewardScorer([boxed_format.__name__], [1.0], 5.0, 1) as scorer:
+        sources = RewardSources(scorer=scorer, reward_model=None, reward_model_weight=0.0)
+        found = []
+        for blocking in (True, False, True):
+            with rater(sources).rating([PROMPT], rollouts(roles), blocking=blocking) as rated:
+                found.append(rated())
+    assert found[0] == found[1] == found[2]

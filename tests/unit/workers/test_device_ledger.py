@@ -1,0 +1,57 @@
+"""The account of a device, with regions that are really stored."""
+
+import contextlib
+
+import pytest
+from recorded_device import RecordedRegion
+
+from mindrl.allocation.regions import Region
+from mindrl.errors import DeviceMemoryError, ResidueError
+from mindrl.workers.device_ledger import DeviceLedger
+
+MIB = 2**20
+
+
+class Sticky(RecordedRegion):
+    """Says that it has left, and stays."""
+
+    def release(self) -> int:
+        return 0
+
+
+def test_a_region_that_stays_after_its_release_is_a_defect_that_is_named() -> None:
+    ledger = DeviceLedger(None)
+    ledger.add(Region.ACTOR_OPTIMIZER, Sticky(Region.ACTOR_OPTIMIZER, [], is_there=True))
+    with pytest.raises(ResidueError, match="600 bytes of actor_optimizer are still on the device"):
+        ledger.release(Region.ACTOR_OPTIMIZER)
+
+
+def test_what_is_built_on_a_device_that_is_too_small_is_refused_at_once() -> None:
+    ledger = DeviceLedger(100)
+    ledger.add(Region.ACTOR_WEIGHTS, RecordedRegion(Region.ACTOR_WEIGHTS, [], is_there=True))
+    critic = RecordedRegion(Region.CRITIC_WEIGHTS, [], is_there=True)
+    with pytest.raises(DeviceMemoryError, match="out of device memory"):
+        ledger.add(Region.CRITIC_WEIGHTS, critic)
+
+
+def test_messages_need_room_too_and_give_it_back_even_after_an_error() -> None:
+    ledger = DeviceLedger(3 * MIB)
+    with contextlib.suppress(ValueError), ledger.staging(2 * MIB):
+        assert ledger.region_bytes() == {Region.STAGING: 2 * MIB}
+        raise ValueError
+    assert ledger.region_bytes() == {}
+    assert ledger.flush_peak() == 2 * MIB
+    with (
+        pytest.raises(DeviceMemoryError, match=r"of 3.0 MiB: staging needs 4.0 MiB more"),
+        ledger.staging(4 * MIB),
+    ):
+        pass
+
+
+def test_the_peak_of_the_next_stretch_begins_with_what_is_there() -> None:
+    ledger = DeviceLedger(None)
+    ledger.add(Region.ACTOR_WEIGHTS, RecordedRegion(Region.ACTOR_WEIGHTS, [], is_there=True))
+    with ledger.staging(50):
+        pass
+    assert ledger.flush_peak() == 150
+    assert ledger.flush_peak() == 100

@@ -26,16 +26,18 @@ from mindrl.platform.environment import prepare_driver
 
 Train = Callable[[RunConfig, Path], object]
 
+_CHECKOUT = Path(__file__).resolve().parents[2]
 _DRY_RUN = "--dry-run"
 
 
-def run_program(train: Train, *, configs: Path, default_config: str) -> int:
+def run_program(train: Train, *, configs: Path, default_config: str, adv_estimator: str) -> int:
     """Run a training program with the command line's arguments; returns the exit code.
 
     Args:
         train: Called with the configuration and the run folder.
         configs: Folder of the configuration files.
         default_config: Used where the command line has no `--config-name`.
+        adv_estimator: The one value of `rl_config.adv_estimator` that is this program's.
     """
     dry_run = _DRY_RUN in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != _DRY_RUN]
@@ -48,6 +50,7 @@ def run_program(train: Train, *, configs: Path, default_config: str) -> int:
     def task(composed: DictConfig) -> None:
         try:
             config = load_run_config(plain_values(composed))
+            _check_program(config, adv_estimator)
             if dry_run:
                 explain(config)
             else:
@@ -66,6 +69,21 @@ def run_program(train: Train, *, configs: Path, default_config: str) -> int:
             raise error
 
     return _exit_code(checked)
+
+
+def config_folder() -> Path:
+    """Return the checkout's configurations, else those of the working folder."""
+    shipped = _CHECKOUT / "configs"
+    return shipped if shipped.is_dir() else Path("configs").resolve()
+
+
+def no_such_config(error: MissingConfigException, folder: Path) -> ConfigError:
+    """Say which configurations there are."""
+    names = sorted(path.stem for path in folder.glob("*.yaml"))
+    there = ", ".join(name for name in names if name != "program")
+    return ConfigError(
+        f"{folder} has no configuration {error.missing_cfg_file}; there are: {there}"
+    )
 
 
 def explain(config: RunConfig) -> None:
@@ -106,16 +124,22 @@ def check_overrides(arguments: Sequence[str]) -> None:
         raise ConfigError("\n".join(findings))
 
 
+def _check_program(config: RunConfig, adv_estimator: str) -> None:
+    found = config.rl_config.adv_estimator
+    if found != adv_estimator:
+        others = {"group_norm": "train_grpo", "gae": "train_ppo"}
+        raise ConfigError(
+            f"rl_config.adv_estimator={found}: {others[adv_estimator]} trains with "
+            f"{adv_estimator}; for {found} there is {others[found]}"
+        )
+
+
 def _checked(program: Callable[[], object], configs: Path) -> None:
     check_overrides(sys.argv[1:])
     try:
         program()
     except MissingConfigException as error:
-        names = sorted(path.stem for path in configs.glob("*.yaml"))
-        there = ", ".join(name for name in names if name != "program")
-        raise ConfigError(
-            f"{configs} has no configuration {error.missing_cfg_file}; there are: {there}"
-        ) from error
+        raise no_such_config(error, configs) from error
     except OSError as error:
         raise OutputError(f"the run folder cannot be made: {error}") from error
 

@@ -4,7 +4,6 @@ Nothing is started and no run folder is made.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException, MissingConfigException
@@ -14,15 +13,7 @@ from mindrl.config.hydra_defaults import plain_values, register_defaults
 from mindrl.config.load import load_run_config
 from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError
-from mindrl.launch.command_line import check_overrides
-
-_CHECKOUT = Path(__file__).resolve().parents[2]
-
-
-def config_folder() -> Path:
-    """Return the checkout's configurations, else those of the working folder."""
-    shipped = _CHECKOUT / "configs"
-    return shipped if shipped.is_dir() else Path("configs").resolve()
+from mindrl.launch.command_line import check_overrides, config_folder, no_such_config
 
 
 def composed_config(name: str, overrides: Sequence[str]) -> RunConfig:
@@ -39,11 +30,7 @@ def composed_config(name: str, overrides: Sequence[str]) -> RunConfig:
             composed = compose(name, overrides=list(overrides))
             values = plain_values(composed)
     except MissingConfigException as error:
-        names = sorted(path.stem for path in folder.glob("*.yaml"))
-        there = ", ".join(each for each in names if each != "program")
-        raise ConfigError(
-            f"{folder} has no configuration {error.missing_cfg_file}; there are: {there}"
-        ) from error
+        raise no_such_config(error, folder) from error
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(str(error)) from error
     return load_run_config(values)

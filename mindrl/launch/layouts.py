@@ -32,7 +32,8 @@ def ordered_train_layout(config: RunConfig) -> TrainLayout:
     if config.generate_config.rank_map == "default":
         return layout
     return choose_orders(
-        read_description(config.actor_config.load),
+        # Sizes are enough: whether the model can be run is asked elsewhere.
+        read_description(config.actor_config.load, to_plan=True),
         layout,
         rollout_layout(config),
         topology(config),

@@ -5,21 +5,23 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from mindrl.config.run import RunConfig
-from mindrl.launch.command_line import run_program
+from mindrl.launch.command_line import config_folder, run_program
 from mindrl.launch.convert_program import convert
 from mindrl.launch.plan_program import plan
-
-_CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 def train_grpo() -> int:
     """Train with GRPO; returns the exit code."""
-    return run_program(_train, configs=_configs(), default_config="grpo_tiny_cpu")
+    return run_program(
+        _train, configs=config_folder(), default_config="grpo_tiny_cpu", adv_estimator="group_norm"
+    )
 
 
 def train_ppo() -> int:
     """Train with PPO; returns the exit code."""
-    return run_program(_train, configs=_configs(), default_config="ppo_tiny_cpu")
+    return run_program(
+        _train, configs=config_folder(), default_config="ppo_tiny_cpu", adv_estimator="gae"
+    )
 
 
 def main() -> None:
@@ -57,9 +59,3 @@ def _train(config: RunConfig, run_dir: Path) -> None:
     from mindrl.launch.train_program import train  # noqa: PLC0415
 
     train(config, run_dir)
-
-
-def _configs() -> Path:
-    """Return the checkout's configurations, else those of the working folder."""
-    shipped = _CHECKOUT / "configs"
-    return shipped if shipped.is_dir() else Path("configs")

@@ -67,11 +67,15 @@ class Program:
 
 
 def start_program(
-    folder: Path, overrides: Sequence[str], environment: Mapping[str, str] | None = None
+    folder: Path,
+    overrides: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    *,
+    program: str = "train_grpo",
 ) -> Program:
-    """Start cli/train_grpo.py with overrides; its run folder is the given one."""
+    """Start a program of cli/ with overrides; its run folder is the given one."""
     output = folder.with_suffix(".txt")
-    command = [sys.executable, "cli/train_grpo.py", *overrides, f"hydra.run.dir={folder}"]
+    command = [sys.executable, f"cli/{program}.py", *overrides, f"hydra.run.dir={folder}"]
     with output.open("w") as file:
         process = subprocess.Popen(
             command,

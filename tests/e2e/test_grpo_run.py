@@ -68,13 +68,13 @@ def test_no_service_of_the_run_listens_beyond_loopback(
 
 
 def test_every_step_tells_its_stage_times_bytes_and_memory(whole_run: Program) -> None:
-    swaps = ("reshard", "offload_train_param", "onload_train_optimizer", "release_rollout")
+    swaps = ("reshard", "release_actor_weights", "bring_actor_optimizer", "release_rollout")
     for step in whole_run.steps():
         for stage in ("rollout", "reward", "log_prob", "update", "step"):
             assert step[f"seconds/{stage}"] > 0
         for swap in swaps:
             assert step[f"seconds/swap_{swap}"] > 0
-        assert step["bytes/offload_train_param"] > 0
+        assert step["bytes/to_device_actor_weights"] > 0
         assert step["memory/worker_1/rss_bytes"] > 1 << 20
 
 

@@ -305,10 +305,10 @@ def test_the_paths_of_all_models_are_made_absolute(run_config: MakeConfig) -> No
 
 def test_a_section_that_may_be_left_out_refuses_unknown_keys_too(run_config: MakeConfig) -> None:
     with pytest.raises(ConfigError) as caught:
-        run_config(MODEL, {"critic_config.learning_rate": 1e-5, "reward_config.weigth": 1.0})
+        run_config(MODEL, {"critic_config.learning_rate": 1e-5, "reward_config.weights": 1.0})
     assert str(caught.value).splitlines() == [
         "critic_config.learning_rate is not a configuration key; known keys: "
         + ", ".join(field_names(["critic_config"])),
         "reward_config.load is missing and has no default",
-        "reward_config.weigth is not a configuration key; did you mean reward_config.weight?",
+        "reward_config.weights is not a configuration key; did you mean reward_config.weight?",
     ]

@@ -166,3 +166,12 @@ def test_an_unknown_configuration_name_ends_with_code_2_and_the_names_there_are(
     assert ended.returncode == 2
     assert "has no configuration grpo_qwen25_7; there are: " in ended.stderr
     assert "grpo_qwen25_7b, grpo_tiny_cpu" in ended.stderr
+
+
+def test_each_program_trains_with_its_own_algorithm_and_names_the_other(tmp_path: Path) -> None:
+    done = started(tmp_path, "--config-name", "ppo_tiny_cpu", "--dry-run")
+    assert done.returncode == 2
+    assert done.stderr.strip() == (
+        "error: rl_config.adv_estimator=gae: train_grpo trains with group_norm; for gae there is "
+        "train_ppo"
+    )

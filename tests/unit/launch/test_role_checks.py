@@ -119,8 +119,10 @@ def test_a_reward_model_needs_a_value_head_of_one_row_and_a_critic_may_lack_it(
         check(run_config(model, gae | {"critic_config.load": str(folder)}), CPU)
     check(run_config(model, overrides(tmp_path) | {"reward_config.load": str(judge)}), CPU)
     assert refused(run_config(model, overrides(tmp_path) | {"reward_config.load": str(model)})) == [
-        f"reward_config.load: {model}: no tensor score.weight; a reward model needs this head, a "
-        "causal language model has none"
+        (
+            f"reward_config.load: {model}: no tensor score.weight; a reward model needs this head, "
+            "a causal language model has none"
+        )
     ]
     for key, base in (("reward_config.load", overrides(tmp_path)), ("critic_config.load", gae)):
         assert refused(run_config(model, base | {key: str(two)})) == [

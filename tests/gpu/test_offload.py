@@ -1,0 +1,73 @@
+"""Regions on a CUDA device leave it by the allocator's own account, and come back to the bit."""
+
+import pytest
+import torch
+
+from mindrl.platform.device_memory import device_account
+from mindrl.platform.host_arena import HostArena
+from mindrl.training.offload import StoredRegion
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+MIB = 2**20
+
+
+def region_of(*tensors: torch.Tensor) -> StoredRegion:
+    size = sum(tensor.nbytes for tensor in tensors) + 4096
+    return StoredRegion(tensors, HostArena(size, device_type="cuda", sharers=1), "cuda")
+
+
+def test_a_released_region_is_gone_by_the_allocators_account_and_comes_back_to_the_bit() -> None:
+    torch.manual_seed(1)
+    tensors = [torch.randn(size * MIB // 4, device="cuda") for size in (64, 256, 1)]
+    expected = [tensor.cpu() for tensor in tensors]
+    before = device_account("cuda")
+    region = region_of(*tensors)
+    assert region.release() == 321 * MIB
+    after = device_account("cuda")
+    assert before is not None
+    assert after is not None
+    assert before.allocated - after.allocated == 321 * MIB
+    assert region.bring() == 321 * MIB
+    for tensor, wanted in zip(tensors, expected, strict=True):
+        assert torch.equal(tensor.cpu(), wanted)
+
+
+def test_a_region_that_did_not_change_leaves_without_a_copy() -> None:
+    tensor = torch.randn(64 * MIB // 4, device="cuda")
+    region = region_of(tensor)
+    region.release()
+    region.bring()
+    assert region.release() == 0
+    region.bring()
+    tensor += 1
+    region.changed()
+    assert region.release() == 64 * MIB
+
+
+def test_what_the_device_still_computes_is_in_the_copy() -> None:
+    tensor = torch.zeros(256 * MIB // 4, device="cuda")
+    region = region_of(tensor)
+    for _ in range(50):
+        tensor += 1
+    region.release()
+    region.bring()
+    assert tensor.min().item() == tensor.max().item() == 50
+
+
+def test_two_hundred_swaps_leave_the_device_as_it_was() -> None:
+    tensor = torch.randn(32 * MIB // 4, device="cuda")
+    region = region_of(tensor)
+    region.release()
+    region.bring()
+    before = device_account("cuda")
+    for _ in range(200):
+        region.changed()
+        region.release()
+        region.bring()
+    after = device_account("cuda")
+    assert before is not None
+    assert after is not None
+    assert after.allocated == before.allocated

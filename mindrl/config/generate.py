@@ -45,7 +45,9 @@ class GenerateConfig:
     max_num_batched_tokens: PositiveInt = 2048
     """Tokens that one replica processes in one engine step."""
     gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
-    """Share of device memory for rollout weights and KV cache, unless `kv_cache_mib` is set."""
+    """Share of a device's memory that all regions together may take during rollout. The KV cache
+    gets what rollout weights and regions that stay leave of it, unless `kv_cache_mib` is set. The
+    rest is for the engine's activations and the buffers of libraries."""
     kv_cache_mib: PositiveInt | None = None
     """Size of each worker's KV cache in MiB. None derives it from `gpu_memory_utilization`."""
     enforce_eager: bool = True

@@ -81,8 +81,8 @@ def _sequence_parallel(config: RunConfig) -> Iterator[str]:
     sizes = [config.layout_sizes(role).tp for role in config.roles]
     if config.megatron_training.sequence_parallel and max(sizes) == 1:
         yield (
-            "megatron_training.sequence_parallel=true needs "
-            "actor_config.tensor_model_parallel_size of 2 or more, found 1"
+            "megatron_training.sequence_parallel=true needs a tensor_model_parallel_size of 2 or "
+            "more, found actor_config.tensor_model_parallel_size=1 and no larger one"
         )
 
 

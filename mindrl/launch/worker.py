@@ -42,7 +42,7 @@ def build_worker(config: RunConfig, platform: Platform) -> IntegratedWorker:
     if config.is_deterministic:
         make_deterministic()
     layouts = role_layouts(config)
-    _configure_megatron(config, platform, layouts["actor"])
+    _configure_megatron(config, platform, layouts)
     made = GroupsByLayout(seed=config.megatron_training.seed)
     groups = {role: made.of(layout) for role, layout in layouts.items()}
     memory = plan_worker_memory(config, platform.device_type)
@@ -55,17 +55,22 @@ def build_worker(config: RunConfig, platform: Platform) -> IntegratedWorker:
     return IntegratedWorker(settings, make_device(config, platform.device_type, memory))
 
 
-def _configure_megatron(config: RunConfig, platform: Platform, layout: TrainLayout) -> None:
+def _configure_megatron(
+    config: RunConfig, platform: Platform, layouts: Mapping[Role, TrainLayout]
+) -> None:
+    tp = max(layout.tp for layout in layouts.values())
+    learning = (config.actor_config, config.critic_config)
+    layout = layouts["actor"]
     # Context parallelism is ours: no vendor's version of it is to be put in.
     configure_megatron(
         platform,
         {
-            "tensor_model_parallel_size": layout.tp,
+            "tensor_model_parallel_size": tp,
             "pipeline_model_parallel_size": layout.pp,
             "expert_model_parallel_size": layout.ep,
             "expert_tensor_parallel_size": layout.etp,
-            "sequence_parallel": config.megatron_training.sequence_parallel,
-            "moe_grouped_gemm": config.actor_config.moe_grouped_gemm,
+            "sequence_parallel": config.megatron_training.sequence_parallel and tp > 1,
+            "moe_grouped_gemm": any(each.moe_grouped_gemm for each in learning if each),
         },
     )
 
@@ -131,7 +136,13 @@ def _reference(
     sequences = rl.ref_forward_micro_batch_size or config.actor_config.micro_batch_size
     return ReadOnlySettings(
         load=config.reference_path,
-        model=_model(config, platform, groups["ref"], config.actor_config),
+        # What recomputes nothing backward needs no recomputation.
+        model=_model(
+            config,
+            platform,
+            groups["ref"],
+            LearningConfig(moe_grouped_gemm=config.actor_config.moe_grouped_gemm),
+        ),
         micro_batching=_micro_batching(config, sequences, rl.ref_max_packing_token_size),
     )
 
@@ -209,7 +220,6 @@ def _engine(config: RunConfig, platform: Platform, kv_cache_bytes: int) -> Engin
         max_num_seqs=generate.max_num_seqs,
         max_model_len=generate.max_model_len,
         max_num_batched_tokens=generate.max_num_batched_tokens,
-        gpu_memory_utilization=generate.gpu_memory_utilization,
         kv_cache_bytes=kv_cache_bytes,
         enforce_eager=generate.enforce_eager,
         enable_prefix_caching=generate.enable_prefix_caching,

@@ -11,7 +11,7 @@ from mindrl.launch.layouts import topology
 from mindrl.launch.memory_plan import MemoryPlan, memory_plan, too_small, with_kv_cache
 from mindrl.launch.memory_regions import RunModels, read_models
 from mindrl.platform.device_memory import device_account
-from mindrl.platform.host_arena import HostArena, rounded
+from mindrl.platform.host_arena import HostArena, require_host_memory, rounded
 from mindrl.workers.device import Device
 from mindrl.workers.device_ledger import DeviceLedger
 
@@ -29,7 +29,7 @@ class WorkerMemory:
 
 
 def plan_worker_memory(config: RunConfig, device_type: str) -> WorkerMemory:
-    """Plan the memory of this rank.
+    """Plan the memory of this rank. A collective.
 
     Raises:
         DeviceMemoryError: The device is too small, and `rl_config.check_memory` asks.
@@ -42,6 +42,8 @@ def plan_worker_memory(config: RunConfig, device_type: str) -> WorkerMemory:
         share = psutil.virtual_memory().total // topology(config).ranks_per_node
         kv_cache_bytes = memory_plan(config, share, models).kv_cache_bytes
         assert kv_cache_bytes is not None, "a share has a size"
+        # Machines may differ, and the engines of a replica must agree.
+        kv_cache_bytes = min(_of_all_ranks(kv_cache_bytes))
         plan = with_kv_cache(plan, kv_cache_bytes)
     if config.rl_config.check_memory and not plan.fits:
         raise DeviceMemoryError(too_small(plan))
@@ -53,28 +55,35 @@ def plan_worker_memory(config: RunConfig, device_type: str) -> WorkerMemory:
 
 
 def make_device(config: RunConfig, device_type: str, memory: WorkerMemory) -> Device:
-    """Make the account of this rank's device and the host memory behind it.
+    """Make the account of this rank's device and the host memory behind it. A collective.
 
     Raises:
         HostMemoryError: The host has no room for what has to leave the device.
     """
+    sizes, per_node = _of_all_ranks(memory.arena_bytes), topology(config).ranks_per_node
+    node = dist.get_rank() // per_node
+    # Nobody allocates before all have looked: what one has pinned is no longer available.
+    require_host_memory(sum(sizes[node * per_node : (node + 1) * per_node]))
+    dist.barrier()
     return Device(
         device_type=device_type,
         ledger=DeviceLedger(memory.plan.capacity_bytes),
-        arena=HostArena(
-            memory.arena_bytes,
-            device_type=device_type,
-            sharers=topology(config).ranks_per_node,
-        ),
+        arena=HostArena(memory.arena_bytes, device_type=device_type),
         movable=memory.plan.movable,
     )
 
 
 def _capacity(config: RunConfig, device_type: str) -> int | None:
-    if config.rl_config.device_memory_mib is not None:
-        return config.rl_config.device_memory_mib << 20
-    account = device_account(device_type)
-    return None if account is None else account.capacity
+    asked, account = config.rl_config.device_memory_mib, device_account(device_type)
+    bounds = [asked << 20] if asked is not None else []
+    bounds += [account.capacity] if account is not None else []
+    return min(bounds, default=None)
+
+
+def _of_all_ranks(value: int) -> list[int]:
+    found: list[int] = [0] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return found
 
 
 def _arena_bytes(plan: MemoryPlan, models: RunModels, rank: int) -> int:

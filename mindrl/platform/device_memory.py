@@ -36,6 +36,6 @@ def device_account(device_type: str) -> DeviceAccount | None:
 
 
 def give_back_unused(device_type: str) -> None:
-    """Let other libraries have what torch's allocator keeps for later; the host has none."""
+    """Let other allocators have what torch's own keeps for later; on the host there is one only."""
     if device_type != "cpu":
         torch.get_device_module(device_type).empty_cache()

@@ -17,24 +17,13 @@ _ALIGNMENT = 512
 class HostArena:
     """Memory that copies of device memory go to; pinned where a device reads it by itself."""
 
-    def __init__(self, nbytes: int, *, device_type: str, sharers: int) -> None:
+    def __init__(self, nbytes: int, *, device_type: str) -> None:
         """Allocate all of it.
 
         Args:
             nbytes: What the regions of this worker need together.
             device_type: Of the device that copies come from.
-            sharers: Workers of this machine, each of which takes as much.
-
-        Raises:
-            HostMemoryError: The host does not have it.
         """
-        available = psutil.virtual_memory().available
-        if nbytes * sharers > available:
-            raise HostMemoryError(
-                f"{sharers} worker(s) of this machine need {nbytes / 2**30:.2f} GiB of host memory "
-                f"each for what leaves the device, {nbytes * sharers / 2**30:.2f} GiB together; "
-                f"{available / 2**30:.2f} GiB are available"
-            )
         self.device_type = device_type
         self.block = _allocate(nbytes, device_type)
         self.used = 0
@@ -63,6 +52,23 @@ class HostArena:
         place = self.block[self.used : self.used + nbytes]
         self.used += rounded(nbytes)
         return place
+
+
+def require_host_memory(nbytes: int) -> None:
+    """Make sure that this machine has room for the arenas of all its workers.
+
+    Args:
+        nbytes: Of all of them together, none of which is allocated yet.
+
+    Raises:
+        HostMemoryError: The host does not have it.
+    """
+    available = psutil.virtual_memory().available
+    if nbytes > available:
+        raise HostMemoryError(
+            f"what leaves the devices of this machine needs {nbytes / 2**30:.2f} GiB of host "
+            f"memory, {available / 2**30:.2f} GiB are available"
+        )
 
 
 def rounded(nbytes: int) -> int:

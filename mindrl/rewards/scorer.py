@@ -113,13 +113,20 @@ class RewardScorer:
             host, self._host = self._host, None
             host.stop()
 
+    def abort(self) -> None:
+        """Kill the processes: a `score` that another thread waits for raises a RewardError."""
+        host = self._host
+        if host is not None:
+            host.kill()
+
     def _outcomes(self, request: ScoreRequest) -> Outcomes:
         self.warm_up()
-        assert self._host is not None
+        host = self._host
+        assert host is not None
         try:
-            return self._host.score(request)
+            return host.score(request)
         except BaseException:  # Ctrl-C too: a late reply must not answer the next request
-            self._host.kill()
+            host.kill()
             self._host = None
             raise
 

@@ -20,6 +20,7 @@ from vllm.model_executor.models.qwen3_moe import Qwen3MoeForCausalLM
 
 from mindrl.batch.prompts import Sampling
 from mindrl.batch.rollouts import Response
+from mindrl.platform.device_memory import give_back_unused
 from mindrl.rollout.random_state import own_random_state
 from mindrl.rollout.shards import EngineShards
 
@@ -37,6 +38,8 @@ _MODELS = (
 EngineTag = Literal["weights", "kv_cache"]
 """What the engine gives back and takes apart from the rest, in its own words."""
 
+_LEAST_SHARE = 0.01
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
@@ -51,7 +54,6 @@ class EngineSettings:
     max_num_seqs: int
     max_model_len: int
     max_num_batched_tokens: int
-    gpu_memory_utilization: float
     kv_cache_bytes: int
     """Of each rank; the engine takes the whole blocks that fit."""
     enforce_eager: bool
@@ -76,6 +78,8 @@ class EngineRegion:
 
     def bring(self) -> int:
         """Allocate it; nothing is copied."""
+        # The engine has an allocator of its own, to which torch's freed blocks are not free.
+        give_back_unused(self.engine.settings.device_type)
         self.engine.wake(self.tag)
         return 0
 
@@ -110,7 +114,9 @@ class RolloutEngine:
                 max_num_seqs=settings.max_num_seqs,
                 max_model_len=settings.max_model_len,
                 max_num_batched_tokens=settings.max_num_batched_tokens,
-                gpu_memory_utilization=settings.gpu_memory_utilization,
+                # The size of the cache is given. All else that this share does is to refuse a
+                # start where less than it is free, whoever has the rest.
+                gpu_memory_utilization=_LEAST_SHARE,
                 kv_cache_memory_bytes=settings.kv_cache_bytes,
                 enforce_eager=settings.enforce_eager,
                 enable_prefix_caching=settings.enable_prefix_caching,

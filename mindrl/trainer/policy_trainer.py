@@ -114,11 +114,13 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
                 self.roles.workers.record_memory(step < self.settings.memory_timeline_steps)
             self._check(step, metrics)
             last = step == self.settings.steps
-            if last or (self.settings.test_freq and step % self.settings.test_freq == 0):
-                self.evaluate(step)
+            # The weights are still there from the update; an evaluation sends them away.
             if last or (self.settings.save_interval and step % self.settings.save_interval == 0):
                 self.roles.workers.export(model_folder)
                 self.journal.outcome.model_saved = True
+                self.roles.workers.flush_metrics()
+            if last or (self.settings.test_freq and step % self.settings.test_freq == 0):
+                self.evaluate(step)
 
     def step(self, step: int) -> tuple[Metrics, list[Sample]]:
         """Roll out, rate, estimate and learn once."""

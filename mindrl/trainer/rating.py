@@ -91,9 +91,13 @@ class Rater:
 
         try:
             yield wait
+        except BaseException:
+            # After an error nobody waits for the rules, and nobody else may meet them.
+            if self.sources.scorer is not None:
+                self.sources.scorer.abort()
+            raise
         finally:
-            # After an error nobody waits for the rules: whoever owns the scorer ends it.
-            pool.shutdown(wait=False)
+            pool.shutdown()
 
     def _model_rewards(self, rollouts: Rollouts) -> tuple[float, ...] | None:
         if self.sources.reward_model is None:

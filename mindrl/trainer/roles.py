@@ -81,3 +81,6 @@ class Scorer(Protocol):
 
     def score(self, responses: Sequence[str], references: Sequence[str]) -> Scores:
         """Rate each response against its reference answer."""
+
+    def abort(self) -> None:
+        """End a rating that another thread waits for; nothing is rated behind it."""

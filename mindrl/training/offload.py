@@ -56,6 +56,8 @@ class StoredRegion:
         self.nbytes = sum(each.nbytes for each in self.stored.values())
         self.keeps = arena is not None
         self.is_clean = False
+        self.is_whole = True
+        """All of it is on the device."""
         self.released_bytes = 0
         self.copies = Copies(device_type)
 
@@ -69,6 +71,8 @@ class StoredRegion:
 
     def release(self) -> int:
         """Leave the device; returns the bytes copied to the host since the region came."""
+        # What left early may still be on its way.
+        self.copies.finish()
         copied, self.released_bytes = self.released_bytes, 0
         copied += sum(self._release(each) for each in self.stored.values())
         self.copies.finish()
@@ -90,6 +94,7 @@ class StoredRegion:
                 self.copies.start(_bytes(each.storage), each.place, lambda: None)
                 copied += each.nbytes
         self.copies.finish()
+        self.is_whole = True
         return copied
 
     def host_copy(self, tensor: Tensor) -> Tensor:
@@ -107,6 +112,7 @@ class StoredRegion:
     def _release(self, stored: _Stored) -> int:
         if stored.storage.nbytes() == 0:
             return 0
+        self.is_whole = False
         if stored.place is None or self.is_clean:
             stored.storage.resize_(0)
             return 0

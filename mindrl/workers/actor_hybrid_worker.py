@@ -75,9 +75,12 @@ class ActorHybridWorker:
             for name, part in ACTOR_REGIONS.items()
         }
 
+        weights = held[Region.ACTOR_WEIGHTS]
+
         def leave(tensor: Tensor) -> None:
-            device.ledger.note()
-            held[Region.ACTOR_WEIGHTS].release_storage_of(tensor)
+            if weights.is_whole:
+                device.ledger.note()
+            weights.release_storage_of(tensor)
 
         device.clear(ACTOR_REGIONS)
         self.inference_model = RolloutEngine(settings.engine)

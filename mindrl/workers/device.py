@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mindrl.allocation.regions import DEAD_AFTER_USE, Region
+from mindrl.platform.device_memory import give_back_unused
 from mindrl.platform.heap import release_free_heap
 from mindrl.platform.host_arena import HostArena
 from mindrl.training.offload import StoredRegion
@@ -39,3 +40,4 @@ class Device:
             if name in self.movable:
                 self.ledger.release(name)
         release_free_heap()
+        give_back_unused(self.device_type)

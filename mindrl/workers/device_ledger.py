@@ -4,8 +4,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-import torch
-
 from mindrl.allocation.regions import Region
 from mindrl.errors import DeviceMemoryError, ResidueError
 
@@ -56,8 +54,8 @@ class DeviceLedger:
             DeviceMemoryError: It does not fit beside what is there.
         """
         assert name not in self.regions, name
+        self._check(name.value, region.device_bytes())
         self.regions[name] = region
-        self._check(name.value, 0)
         self.note()
 
     def region_bytes(self) -> dict[Region, int]:
@@ -76,7 +74,10 @@ class DeviceLedger:
         self._check(name.value, region.nbytes - region.device_bytes())
         try:
             copied = region.bring()
-        except torch.OutOfMemoryError as error:
+        except RuntimeError as error:
+            # Torch's own error is a kind of it, and an engine's allocator has no other.
+            if "out of memory" not in str(error).lower():
+                raise
             raise self._no_room(name.value, region.nbytes) from error
         self.note()
         return copied

@@ -5,7 +5,13 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
-from mindrl.allocation.regions import CHANGED_BY, DEAD_AFTER_USE, Phase, Region
+from mindrl.allocation.regions import (
+    CHANGED_BY,
+    DEAD_AFTER_USE,
+    ROLLOUT_REGIONS,
+    Phase,
+    Region,
+)
 from mindrl.allocation.schedule import Move, MoveKind, after, label_of, leaving, moves
 from mindrl.observability.timeline import TimelineMoment
 from mindrl.platform.device_memory import device_account
@@ -35,7 +41,7 @@ class ShardingManager:
         movable: Collection[Region],
         device_type: str,
     ) -> None:
-        """Take over a device.
+        """Take over a device that has nothing on it but what may not leave.
 
         Args:
             ledger: Knows all regions of the device, whether they are on it or not.
@@ -47,7 +53,8 @@ class ShardingManager:
         self.resharder = resharder
         self.movable = frozenset(movable)
         self.device_type = device_type
-        self.resident = frozenset(ledger.region_bytes())
+        # Not by bytes: a region may be empty here, and be moved by a peer that has some of it.
+        self.resident = frozenset(ledger.regions) - ROLLOUT_REGIONS - self.movable
         self.phase: Phase | None = None
         self.metrics: dict[str, float] = {}
         self.moments: list[TimelineMoment] | None = None

@@ -33,7 +33,7 @@ def regions_of(model: TrainedModel) -> list[StoredRegion]:
 
 
 def arena(nbytes: int) -> HostArena:
-    return HostArena(nbytes, device_type="cpu", sharers=1)
+    return HostArena(nbytes, device_type="cpu")
 
 
 def offload_facts() -> OffloadFacts:

@@ -62,7 +62,6 @@ def settings(folder: str) -> EngineSettings:
         max_num_seqs=8,
         max_model_len=64,
         max_num_batched_tokens=128,
-        gpu_memory_utilization=0.5,
         kv_cache_bytes=4 << 20,
         enforce_eager=True,
         enable_prefix_caching=True,

@@ -16,7 +16,7 @@ MIB = 2**20
 
 def region_of(*tensors: torch.Tensor) -> StoredRegion:
     size = sum(tensor.nbytes for tensor in tensors) + 4096
-    return StoredRegion(tensors, HostArena(size, device_type="cuda", sharers=1), "cuda")
+    return StoredRegion(tensors, HostArena(size, device_type="cuda"), "cuda")
 
 
 def test_a_released_region_is_gone_by_the_allocators_account_and_comes_back_to_the_bit() -> None:
@@ -45,6 +45,13 @@ def test_a_region_that_did_not_change_leaves_without_a_copy() -> None:
     tensor += 1
     region.changed()
     assert region.release() == 64 * MIB
+
+
+def test_a_storage_that_leaves_ahead_of_its_region_is_copied_once() -> None:
+    tensors = [torch.randn(size * MIB // 4, device="cuda") for size in (64, 8)]
+    region = region_of(*tensors)
+    region.release_storage_of(tensors[0])
+    assert region.release() == 72 * MIB
 
 
 def test_what_the_device_still_computes_is_in_the_copy() -> None:

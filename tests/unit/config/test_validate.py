@@ -97,8 +97,8 @@ def test_sequence_parallelism_needs_tensor_parallelism(run_config: MakeConfig) -
     switch = {"megatron_training.sequence_parallel": True, DEVICES: 2}
     assert found(run_config, switch) == [
         (
-            "megatron_training.sequence_parallel=true needs "
-            "actor_config.tensor_model_parallel_size of 2 or more, found 1"
+            "megatron_training.sequence_parallel=true needs a tensor_model_parallel_size of 2 or "
+            "more, found actor_config.tensor_model_parallel_size=1 and no larger one"
         )
     ]
     assert found(run_config, switch | {TRAIN_TP: 2}) == []

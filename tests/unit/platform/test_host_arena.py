@@ -6,11 +6,11 @@ import psutil
 import pytest
 
 from mindrl.errors import HostMemoryError
-from mindrl.platform.host_arena import HostArena, rounded
+from mindrl.platform.host_arena import HostArena, require_host_memory, rounded
 
 
 def test_places_begin_at_multiples_of_512_bytes_and_do_not_overlap() -> None:
-    arena = HostArena(2048, device_type="cpu", sharers=1)
+    arena = HostArena(2048, device_type="cpu")
     first, second = arena.take(100), arena.take(513)
     assert [len(first), len(second)] == [100, 513]
     assert second.data_ptr() - first.data_ptr() == 512
@@ -23,7 +23,7 @@ def test_places_begin_at_multiples_of_512_bytes_and_do_not_overlap() -> None:
 def test_what_does_not_fit_lies_elsewhere_and_is_logged_with_the_figures(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    arena = HostArena(512, device_type="cpu", sharers=1)
+    arena = HostArena(512, device_type="cpu")
     arena.take(500)
     with caplog.at_level(logging.WARNING):
         beyond = arena.take(40)
@@ -32,7 +32,9 @@ def test_what_does_not_fit_lies_elsewhere_and_is_logged_with_the_figures(
     assert "arena of 512 bytes has no room for 40 more behind 512" in caplog.text
 
 
-def test_workers_of_a_machine_that_together_want_too_much_are_refused_with_the_figures() -> None:
-    half = psutil.virtual_memory().total // 2
-    with pytest.raises(HostMemoryError, match=r"3 worker\(s\) of this machine need [\d.]+ GiB"):
-        HostArena(half, device_type="cpu", sharers=3)
+def test_more_than_the_machine_has_is_refused_with_the_figures() -> None:
+    require_host_memory(1 << 20)
+    with pytest.raises(
+        HostMemoryError, match=r"this machine needs [\d.]+ GiB of host memory, [\d.]+"
+    ):
+        require_host_memory(2 * psutil.virtual_memory().total)

@@ -111,6 +111,9 @@ class MemoryRoles:
         assert self.records_memory, "nothing was noted"
         return [[TimelineMoment(label="train", phase="train", region_bytes={"actor_weights": 5})]]
 
+    def abort(self) -> None:
+        self.calls.append("abort")
+
     def score(self, responses: Sequence[str], references: Sequence[str]) -> Scores:
         """Reward 1 where the second token is 31, 0 elsewhere."""
         assert len(references) == len(responses)

@@ -47,6 +47,7 @@ def test_a_step_gives_each_role_its_turn_once_and_the_critic_two_turns_in_a_row(
         "update",
         "flush",
         "export model",
+        "flush",
     ]
 
 

@@ -1,0 +1,223 @@
+"""Managers of a device that scripts/bench_memory.py compares: ours, and the habits of others."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, UntypedStorage
+
+from mindrl.allocation.regions import NEEDS, ROLLOUT_REGIONS, Phase, Region
+from mindrl.allocation.schedule import Move, MoveKind, after
+from mindrl.training.offload import StoredRegion
+from mindrl.workers.integrated_worker import IntegratedWorker
+from mindrl.workers.sharding_manager import ShardingManager
+
+Regions = dict[Region, StoredRegion]
+
+GRADIENTS = frozenset({Region.ACTOR_GRADIENTS, Region.CRITIC_GRADIENTS})
+TRAINED_WEIGHTS = frozenset({Region.ACTOR_WEIGHTS, Region.CRITIC_WEIGHTS})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Habits:
+    """How a system without a schedule treats the regions."""
+
+    reused: frozenset[Region]
+    """Have a place on the host for good; others get new memory each time that they leave."""
+    dropped: frozenset[Region]
+    """Leave without a copy and come back as garbage."""
+    stays: frozenset[Region]
+    """Wait on the device from their first call of a step until the next rollout has read them."""
+
+
+HABITS = {
+    "call by call": Habits(reused=TRAINED_WEIGHTS, dropped=GRADIENTS, stays=frozenset()),
+    "weights stay": Habits(
+        reused=TRAINED_WEIGHTS, dropped=GRADIENTS, stays=frozenset({Region.ACTOR_WEIGHTS})
+    ),
+    "everything": Habits(reused=frozenset(), dropped=frozenset(), stays=frozenset()),
+}
+
+
+class Clocked(ShardingManager):
+    """Counts the processor's seconds of each move, and the host memory behind the regions."""
+
+    host_bytes = 0
+
+    def leave(self) -> None:
+        """Take note that the calls of a role are over."""
+
+    def bytes_on_host(self) -> int:
+        """Return what the host keeps now."""
+        raise NotImplementedError
+
+    def _timed(self, move: Move) -> None:
+        start = time.process_time()
+        self._carry_out(move)
+        self._add(f"seconds/{move.kind.value}", time.process_time() - start)
+        self.host_bytes = max(self.host_bytes, self.bytes_on_host())
+
+
+class Schedule(Clocked):
+    """Ours: a phase lasts until another begins."""
+
+    def __init__(self, worker: IntegratedWorker) -> None:
+        """Take over the device of a worker."""
+        device = worker.device
+        super().__init__(
+            device.ledger, worker.weights, movable=device.movable, device_type=device.device_type
+        )
+        self.arena = device.arena
+
+    def bytes_on_host(self) -> int:
+        """Return the size of the arena."""
+        return self.arena.nbytes
+
+
+class CopiedRegion:
+    """The storages of one of our regions, copied out each time whether they changed or not."""
+
+    def __init__(self, ours: StoredRegion, *, keeps: bool, reuses: bool) -> None:
+        """Take the storages over; they have to be on the device."""
+        self.stored = [(each.storage, each.nbytes) for each in ours.stored.values()]
+        self.nbytes = ours.nbytes
+        self.keeps = keeps
+        self.reuses = reuses
+        self.host: dict[int, Tensor] = {}
+
+    def device_bytes(self) -> int:
+        """Return what is on the device now."""
+        return sum(storage.nbytes() for storage, _ in self.stored)
+
+    def bytes_on_host(self) -> int:
+        """Return what the host keeps of it now."""
+        return sum(copy.nbytes for copy in self.host.values())
+
+    def release(self) -> int:
+        """Leave the device; returns the bytes copied to the host."""
+        copied = 0
+        for index, (storage, nbytes) in enumerate(self.stored):
+            if self.keeps and storage.nbytes():
+                if index not in self.host:
+                    pinned = storage.device.type != "cpu"
+                    self.host[index] = torch.empty(nbytes, dtype=torch.uint8, pin_memory=pinned)
+                self.host[index].copy_(as_bytes(storage))
+                copied += nbytes
+            storage.resize_(0)
+        return copied
+
+    def bring(self) -> int:
+        """Come to the device; returns the bytes copied."""
+        copied = 0
+        for index, (storage, nbytes) in enumerate(self.stored):
+            storage.resize_(nbytes)
+            if self.keeps:
+                as_bytes(storage).copy_(self.host[index])
+                copied += nbytes
+                if not self.reuses:
+                    del self.host[index]
+        return copied
+
+    def changed(self) -> None:
+        """Do nothing: it is copied anyway."""
+
+
+class CallByCall(Clocked):
+    """Loads what a call needs, and takes it off the device behind the call."""
+
+    def __init__(self, worker: IntegratedWorker, habits: Habits) -> None:
+        """Take over the device of a worker, whose regions are copied ones already."""
+        device = worker.device
+        super().__init__(
+            device.ledger, worker.weights, movable=device.movable, device_type=device.device_type
+        )
+        self.habits = habits
+
+    def enter(self, phase: Phase) -> None:
+        """Bring what is missing; nothing leaves before the call but the weights that are read."""
+        if phase is not self.phase:
+            self._go(self._way_into(phase))
+            self.phase = phase
+
+    def leave(self) -> None:
+        """Empty the device but for what stays."""
+        there = [region for region in Region if region in self.resident - self.habits.stays]
+        rollout = [Region.KV_CACHE] if ROLLOUT_REGIONS & set(there) else []
+        gone = rollout + [region for region in there if region not in ROLLOUT_REGIONS]
+        self._go(Move(MoveKind.RELEASE, region) for region in gone)
+        self.phase = None
+
+    def bytes_on_host(self) -> int:
+        """Return what the host keeps now of all regions."""
+        regions = self.ledger.regions.values()
+        return sum(each.bytes_on_host() for each in regions if isinstance(each, CopiedRegion))
+
+    def _way_into(self, phase: Phase) -> Iterator[Move]:
+        weights, rollout = Region.ACTOR_WEIGHTS, Region.ROLLOUT_WEIGHTS
+        into = NEEDS[phase]
+        first = (weights, rollout) if phase is Phase.ROLLOUT else into
+        for region in first:
+            if region not in self.resident:
+                yield Move(MoveKind.BRING, region)
+        if phase is Phase.ROLLOUT:
+            yield Move(MoveKind.RESHARD, rollout)
+            yield Move(MoveKind.RELEASE, weights)
+            yield Move(MoveKind.BRING, Region.KV_CACHE)
+
+    def _go(self, way: Iterator[Move]) -> None:
+        for move in way:
+            self._timed(move)
+            self.resident = after(self.resident, [move])
+
+    def _copied(self, way: str, region: Region, nbytes: int) -> None:
+        if nbytes:
+            self._add(f"bytes/{way}_{region.value}", nbytes)
+
+
+class Ways:
+    """Hands the device of one worker from a manager to another."""
+
+    def __init__(self, worker: IntegratedWorker) -> None:
+        """Remember what our own schedule works with."""
+        self.worker = worker
+        ledger = worker.device.ledger
+        found = ledger.regions.items()
+        self.ours: Regions = {
+            name: region for name, region in found if isinstance(region, StoredRegion)
+        }
+        self.leaves = worker.weights.source.leaves
+        self.names = ("schedule", *HABITS)
+
+    def take(self, name: str) -> Clocked:
+        """Empty the device and give it to a manager of a kind."""
+        worker, ledger = self.worker, self.worker.device.ledger
+        self._bring_all()
+        # The early release of weights that are read belongs to the schedule.
+        worker.weights.source.leaves = self.leaves if name == "schedule" else None
+        for region, ours in self.ours.items():
+            ours.changed()
+            ledger.regions[region] = (
+                ours if name == "schedule" else copied_region(region, ours, HABITS[name])
+            )
+            ledger.release(region)
+        manager = Schedule(worker) if name == "schedule" else CallByCall(worker, HABITS[name])
+        worker.sharding_manager = manager
+        return manager
+
+    def _bring_all(self) -> None:
+        ledger = self.worker.device.ledger
+        ledger.release(Region.KV_CACHE)
+        for region in self.ours:
+            if not ledger.regions[region].device_bytes():
+                ledger.bring(region)
+
+
+def copied_region(name: Region, ours: StoredRegion, habits: Habits) -> CopiedRegion:
+    """Treat a region as others do."""
+    return CopiedRegion(ours, keeps=name not in habits.dropped, reuses=name in habits.reused)
+
+
+def as_bytes(storage: UntypedStorage) -> Tensor:
+    """Look at a storage as a tensor of its bytes."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

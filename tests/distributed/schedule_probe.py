@@ -1,0 +1,39 @@
+"""What the tests of the memory schedule call in prepared processes; see forked_workers.run."""
+
+from mindrl.allocation.schedule import step_phases
+from mindrl.config.run import RunConfig
+from mindrl.errors import DeviceMemoryError
+from mindrl.launch.memory_regions import run_roles
+from mindrl.launch.worker import build_worker
+from mindrl.observability.memory import process_memory
+from mindrl.platform.device import PLATFORMS
+
+
+def refusal(config: RunConfig) -> str:
+    """Build a worker that does not fit its device; returns what it says."""
+    try:
+        build_worker(config, PLATFORMS["cpu"])
+    except DeviceMemoryError as error:
+        return str(error)
+    raise AssertionError("the worker was built")
+
+
+def swaps(config: RunConfig, rounds: int) -> list[dict[str, int]]:
+    """Enter the phases of a step in turn, round and round; returns what is taken behind each round.
+
+    Without their calls, whose activations would hide what a switch leaves behind.
+    """
+    worker = build_worker(config, PLATFORMS["cpu"])
+    taken = []
+    for _ in range(rounds):
+        for phase in step_phases(run_roles(config)):
+            worker.sharding_manager.enter(phase)
+        taken.append(
+            {
+                "device": sum(worker.device.ledger.region_bytes().values()),
+                "host arena": worker.device.arena.nbytes,
+                "places in the arena": worker.device.arena.used,
+                "resident": process_memory().rss_bytes,
+            }
+        )
+    return taken

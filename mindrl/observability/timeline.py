@@ -1,7 +1,7 @@
 """The memory timeline of workers: what lay on each device, moment by moment, as data and drawn."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mindrl.observability.json_lines import JsonLinesFile
@@ -19,6 +19,8 @@ class TimelineMoment:
     phase: str
     """Where the moment belongs to, the way into that phase included."""
     region_bytes: Mapping[str, int]
+    host_bytes: Mapping[str, int] = field(default_factory=dict)
+    """What lay on the host alone. A region that is in neither place was released for good."""
     seconds: float = 0.0
     """Since the worker began."""
     allocated_bytes: int | None = None
@@ -78,6 +80,7 @@ def _records(timeline: WorkerTimeline) -> Iterator[dict[str, object]]:
             "label": moment.label,
             "seconds": moment.seconds,
             "region_bytes": dict(moment.region_bytes),
+            "host_bytes": dict(moment.host_bytes),
             "total_bytes": moment.total_bytes,
             "predicted_bytes": moment.predicted_bytes,
             "allocated_bytes": moment.allocated_bytes,

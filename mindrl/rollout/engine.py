@@ -66,6 +66,8 @@ class EngineSettings:
 class EngineRegion:
     """The engine's weights or its KV cache, as the account of the device sees them."""
 
+    keeps = False
+
     def __init__(self, engine: "RolloutEngine", tag: EngineTag, nbytes: int) -> None:
         """Speak for a part of the engine that takes `nbytes` while it is awake."""
         self.engine = engine

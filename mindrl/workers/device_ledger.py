@@ -13,6 +13,8 @@ class DeviceRegion(Protocol):
 
     nbytes: int
     """On the device, where all of it is there."""
+    keeps: bool
+    """Its contents are on the host while it is not on the device; else they are lost."""
 
     def device_bytes(self) -> int:
         """Return what is on the device now."""
@@ -63,6 +65,16 @@ class DeviceLedger:
         found = {name: region.device_bytes() for name, region in self.regions.items()}
         found[Region.STAGING] = self.staging_bytes
         return {name: found[name] for name in Region if found.get(name)}
+
+    def host_bytes(self) -> dict[Region, int]:
+        """Return what lies on the host alone; what is in neither place was released for good."""
+        return {
+            name: self.regions[name].nbytes
+            for name in Region
+            if name in self.regions
+            and self.regions[name].keeps
+            and not self.regions[name].device_bytes()
+        }
 
     def bring(self, name: Region) -> int:
         """Let a region come; returns the bytes copied to the device.

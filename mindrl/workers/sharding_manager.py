@@ -137,6 +137,9 @@ class ShardingManager:
                 phase=phase.value,
                 seconds=time.perf_counter() - self.began,
                 region_bytes=sizes,
+                host_bytes={
+                    name.value: nbytes for name, nbytes in self.ledger.host_bytes().items()
+                },
                 allocated_bytes=None if account is None else account.peak_allocated,
             )
         )

@@ -54,6 +54,7 @@ def test_the_data_has_one_record_for_each_moment_of_each_worker(tmp_path: Path) 
         "label": "rollout",
         "seconds": 2.5,
         "region_bytes": {"rollout_weights": 2 * MIB, "kv_cache": 8 * MIB},
+        "host_bytes": {},
         "total_bytes": 10 * MIB,
         "predicted_bytes": 10 * MIB,
         "allocated_bytes": 11 * MIB,

@@ -30,6 +30,7 @@ class RecordedRegion:
         self.nbytes = BYTES[name]
         self.is_there = is_there
         self.is_clean = True
+        self.keeps = name not in DEAD_AFTER_USE
 
     def device_bytes(self) -> int:
         return self.nbytes if self.is_there else 0

@@ -55,3 +55,13 @@ def test_the_peak_of_the_next_stretch_begins_with_what_is_there() -> None:
         pass
     assert ledger.flush_peak() == 150
     assert ledger.flush_peak() == 100
+
+
+def test_a_region_is_on_the_device_or_on_the_host_or_was_released_for_good() -> None:
+    ledger = DeviceLedger(None)
+    for name in (Region.ACTOR_WEIGHTS, Region.ACTOR_OPTIMIZER, Region.ACTOR_GRADIENTS):
+        ledger.add(name, RecordedRegion(name, [], is_there=True))
+    for name in (Region.ACTOR_OPTIMIZER, Region.ACTOR_GRADIENTS):
+        ledger.release(name)
+    assert ledger.region_bytes() == {Region.ACTOR_WEIGHTS: 100}
+    assert ledger.host_bytes() == {Region.ACTOR_OPTIMIZER: 600}

@@ -133,6 +133,10 @@ class ColocatedActor:
         """Write the actor's weights as a Hugging Face folder."""
         self.group.call_all("export", str(folder))
 
+    def export_critic(self, folder: Path) -> None:
+        """Write the critic's weights as a Hugging Face folder."""
+        self.group.call_all("export_critic", str(folder))
+
     def device_limits(self) -> tuple[int | None, int]:
         """Return the capacity of a device, None without a bound, and the bytes of its KV cache."""
         limits: tuple[int | None, int] = self.group.call_all("device_limits")[0]

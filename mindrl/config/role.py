@@ -85,6 +85,8 @@ class CriticConfig(RoleLayoutConfig, LearningConfig):
     load: str | None = None
     """Folder of the initial model: of a token classifier with one label, or of a language model,
     whose value head is then drawn at random. None takes `actor_config.load`."""
+    save: str | None = None
+    """Folder for the exported critic. None writes to `critic` in the run folder."""
     micro_batch_size: PositiveInt | None = None
     """Sequences per forward and backward pass of one data-parallel rank. None takes
     `actor_config.micro_batch_size`."""

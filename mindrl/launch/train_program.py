@@ -60,6 +60,8 @@ class _Run:
     platform: Platform
     folder: RunFolder
     model_folder: Path
+    critic_folder: Path | None
+    """None without a critic."""
     tokenizer: PreTrainedTokenizerBase
     data: TrainerData
 
@@ -99,13 +101,11 @@ def _prepare(config: RunConfig, run_dir: Path) -> _Run:
     platform = choose_platform(config.rl_config.device)
     check(config, platform)
     folder = RunFolder(root=run_dir.resolve())
-    model_folder = Path(config.actor_config.save or folder.root / "model").resolve()
-    if model_folder.is_dir() and any(model_folder.iterdir()):
-        raise OutputError(
-            f"actor_config.save={model_folder} holds files already, and an export would replace "
-            "them; name a new folder"
-        )
-    for each in (folder.root, model_folder.parent):
+    asked = {"actor_config.save": config.actor_config.save or folder.root / "model"}
+    if config.critic_config is not None:
+        asked["critic_config.save"] = config.critic_config.save or folder.root / "critic"
+    exports = {key: _new_folder(key, Path(path).resolve()) for key, path in asked.items()}
+    for each in (folder.root, *(export.parent for export in exports.values())):
         check_writable(each, needed_bytes=_NEEDED_BYTES)
     configure_logging(folder.logs / "driver.log", level=logging.INFO)
     tokenizer = load_tokenizer(
@@ -115,10 +115,21 @@ def _prepare(config: RunConfig, run_dir: Path) -> _Run:
         config=config,
         platform=platform,
         folder=folder,
-        model_folder=model_folder,
+        model_folder=exports["actor_config.save"],
+        critic_folder=exports.get("critic_config.save"),
         tokenizer=tokenizer,
         data=_load_data(config, tokenizer),
     )
+
+
+def _new_folder(key: str, folder: Path) -> Path:
+    """Return the folder of an export, which must not hold anything."""
+    if folder.is_dir() and any(folder.iterdir()):
+        raise OutputError(
+            f"{key}={folder} holds files already, and an export would replace them; name a new "
+            "folder"
+        )
+    return folder
 
 
 def _load_data(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> TrainerData:
@@ -205,7 +216,7 @@ def _trainer(
             reward_model_weight=config.reward_config.weight if config.reward_config else 0.0,
         ),
     )
-    if config.critic_config is None:
+    if run.critic_folder is None:
         return GrpoTrainer(settings, run.data, roles, journal)
     with_critic = PpoSettings(
         **vars(settings),
@@ -214,6 +225,7 @@ def _trainer(
         kl_kind=config.rl_config.kl_penalty,
         reward_kl_coef=config.reward_kl_coef,
         critic_warmup=config.rl_config.critic_warmup,
+        critic_folder=run.critic_folder,
     )
     return PpoTrainer(with_critic, run.data, PpoRoles(**vars(roles), critic=actor), journal)
 

@@ -116,11 +116,15 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
             last = step == self.settings.steps
             # The weights are still there from the update; an evaluation sends them away.
             if last or (self.settings.save_interval and step % self.settings.save_interval == 0):
-                self.roles.workers.export(model_folder)
+                self.export(model_folder)
                 self.journal.outcome.model_saved = True
                 self.roles.workers.flush_metrics()
             if last or (self.settings.test_freq and step % self.settings.test_freq == 0):
                 self.evaluate(step)
+
+    def export(self, model_folder: Path) -> None:
+        """Write the models that the run has trained."""
+        self.roles.workers.export(model_folder)
 
     def step(self, step: int) -> tuple[Metrics, list[Sample]]:
         """Roll out, rate, estimate and learn once."""

@@ -5,6 +5,7 @@ Shapes: B sequences of a step, T positions.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -36,6 +37,8 @@ class PpoSettings(TrainerSettings):
     """Weight of the KL to the reference in the reward of each token; 0 leaves it out."""
     critic_warmup: int
     """Steps at the start of the run that train the critic alone."""
+    critic_folder: Path
+    """Where the critic is exported to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +114,11 @@ class PpoTrainer(PolicyTrainer[ValuedExperience]):
         if step <= self.ppo.critic_warmup:
             return metrics
         return metrics | self.update_policy(experience.minibatches(plan, dealt))
+
+    def export(self, model_folder: Path) -> None:
+        """Write the policy and the critic."""
+        super().export(model_folder)
+        self.critic.export_critic(self.ppo.critic_folder)
 
     def _kl_in_reward(self, old_logprobs_BT: Tensor, ref_logprobs_BT: Tensor | None) -> Tensor:
         if self.ppo.reward_kl_coef == 0:

@@ -52,6 +52,9 @@ class Critic(Protocol):
     def update_critic(self, minibatch: CriticMinibatch) -> dict[str, float]:
         """Take one optimizer step."""
 
+    def export_critic(self, folder: Path) -> None:
+        """Write the critic's weights as a Hugging Face folder."""
+
 
 class RewardModel(Protocol):
     """A model that judges whole sequences and never changes."""

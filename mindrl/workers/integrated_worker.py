@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch.distributed as dist
 from torch import Tensor
 
 from mindrl.algorithms.value_loss import ValueLoss
@@ -20,6 +21,7 @@ from mindrl.training.scoring import ScoringModel
 from mindrl.training.value import ValueModel
 from mindrl.workers.actor_hybrid_worker import ActorHybridWorker, ActorSettings
 from mindrl.workers.device import Device
+from mindrl.workers.weights_in_transit import OutwardWeights
 
 CRITIC_REGIONS = {
     Region.CRITIC_WEIGHTS: TrainRegion.PARAMETERS,
@@ -97,6 +99,9 @@ class IntegratedWorker(ActorHybridWorker):
             device.clear([Region.REWARD_WEIGHTS])
         if settings.critic is not None:
             self.critic = _critic(settings.critic, device)
+            self.critic_weights = OutwardWeights(
+                settings.critic.load, self.critic, settings.actor.transit, name="critic"
+            )
         initial = None
         if settings.reference is not None:
             self.reference = Reference(
@@ -149,6 +154,12 @@ class IntegratedWorker(ActorHybridWorker):
     def device_limits(self) -> tuple[int | None, int]:
         """Return the device's capacity, None without a bound, and what the KV cache may take."""
         return self.device.ledger.capacity_bytes, self.settings.engine.kv_cache_bytes
+
+    def export_critic(self, folder: str) -> None:
+        """Export the critic's weights to a Hugging Face folder."""
+        self._critic_role(Phase.CRITIC_FORWARD)
+        self.critic_weights.export(Path(folder))
+        dist.barrier()
 
     def record_memory(self, is_on: bool) -> None:
         """Note from now on what lies on the device at each moment, or no longer."""

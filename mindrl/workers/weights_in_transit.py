@@ -1,9 +1,9 @@
-"""The way of the actor's weights: from the training side into the rollout engine, or to files."""
+"""The ways of trained weights: into the rollout engine, or to files."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,9 @@ from mindrl.resharding.transfer import Names, Transfer
 from mindrl.rollout.engine import RolloutEngine
 from mindrl.training.actor import TrainedActor
 from mindrl.training.export import ExportedModel
+from mindrl.training.trained import TrainedModel
+
+AnyTrained = TrainedModel[Any, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +35,63 @@ class TransitSettings:
     verify: Literal["off", "first", "always"]
 
 
-class WeightsInTransit:
-    """Plans the ways once, since layouts do not change, and goes them as often as wanted."""
+class OutwardWeights:
+    """The weights of a trained model on their way out of it."""
+
+    def __init__(
+        self, load: str, model: AnyTrained, settings: TransitSettings, *, name: str
+    ) -> None:
+        """Take the source. Needs the default process group.
+
+        Args:
+            load: The folder that the model came from.
+            model: Whose weights.
+            settings: How weights travel.
+            name: Of these weights, the same on all ranks and no other's.
+        """
+        self.load = load
+        self.model = model
+        self.settings = settings
+        self.name = name
+        self.transfers = 0
+        self.side: Side = model.model.side
+
+    def export(self, folder: Path) -> None:
+        """Write the weights to a Hugging Face folder, by rank 0. A collective over all ranks.
+
+        Raises:
+            OutputError: The folder cannot be written.
+        """
+        whole = whole_side(
+            self.model.model.description,
+            world_size=dist.get_world_size(),
+            holders=[0],
+            dtype=self.side.dtype,
+            head=self.model.model.head,
+        )
+        source, table = TrainingWeights(self.model, None), whole.table(dist.get_rank())
+        with ExportedModel(self.load, folder, table, dtype=self.side.dtype) as sink:
+            self.transfer_to(whole).run(source, sink)
+
+    def transfer_to(self, target: Side) -> Transfer:
+        """Plan the way to another side."""
+        topology = Topology(ranks_per_node=self.settings.ranks_per_node)
+        rank, group = dist.get_rank(), dist.group.WORLD
+        assert group is not None
+        plan = plan_sides(self.side, target, topology, bucket_bytes=self.settings.bucket_bytes)
+        channel = Channel(
+            group,
+            own_store(f"{self.name} {self.transfers}"),
+            torch.device(self.model.model.settings.device_type),
+            self.settings.timeout_seconds,
+        )
+        self.transfers += 1
+        names = Names(source=tuple(self.side.table(rank)), target=tuple(target.table(rank)))
+        return Transfer(plan, channel, names)
+
+
+class WeightsInTransit(OutwardWeights):
+    """The actor's weights on their way into the engine: planned once, gone as often as wanted."""
 
     def __init__(
         self,
@@ -45,7 +103,7 @@ class WeightsInTransit:
         leaves: Callable[[Tensor], None] | None,
         name: str = "reshard",
     ) -> None:
-        """Plan the way into the engine. Needs the default process group.
+        """Plan the way. Needs the default process group.
 
         Args:
             load: The folder that the model came from.
@@ -56,17 +114,13 @@ class WeightsInTransit:
                 are read. None lets them stay.
             name: Of these weights, the same on all ranks and no other's.
         """
-        self.model = model
+        super().__init__(load, model, settings, name=name)
         self.engine = engine
-        self.load = load
-        self.name = name
-        self.transfers = 0
-        self.settings = settings
-        self.side: Side = model.model.side
         self.source = TrainingWeights(model, leaves)
-        description = model.model.description
-        self.target = rollout_side(description, settings.rollout, dtype=settings.rollout_dtype)
-        self.transfer = self._transfer(self.target)
+        self.target = rollout_side(
+            model.model.description, settings.rollout, dtype=settings.rollout_dtype
+        )
+        self.transfer = self.transfer_to(self.target)
         self.verified = settings.verify == "off"
 
     def reshard(self) -> None:
@@ -101,43 +155,11 @@ class WeightsInTransit:
             "in_flight": int(plan.peak_staging[rank]),
         }
 
-    def export(self, folder: Path) -> None:
-        """Write the weights to a Hugging Face folder, by rank 0. A collective over all ranks.
-
-        Raises:
-            OutputError: The folder cannot be written.
-        """
-        whole = whole_side(
-            self.model.model.description,
-            world_size=dist.get_world_size(),
-            holders=[0],
-            dtype=self.side.dtype,
-            head=self.model.model.head,
-        )
-        source, table = TrainingWeights(self.model, None), whole.table(dist.get_rank())
-        with ExportedModel(self.load, folder, table, dtype=self.side.dtype) as sink:
-            self._transfer(whole).run(source, sink)
-
-    def _transfer(self, target: Side) -> Transfer:
-        topology = Topology(ranks_per_node=self.settings.ranks_per_node)
-        rank, group = dist.get_rank(), dist.group.WORLD
-        assert group is not None
-        plan = plan_sides(self.side, target, topology, bucket_bytes=self.settings.bucket_bytes)
-        channel = Channel(
-            group,
-            own_store(f"{self.name} {self.transfers}"),
-            torch.device(self.model.model.settings.device_type),
-            self.settings.timeout_seconds,
-        )
-        self.transfers += 1
-        names = Names(source=tuple(self.side.table(rank)), target=tuple(target.table(rank)))
-        return Transfer(plan, channel, names)
-
 
 class TrainingWeights:
     """The training weights as a transfer reads them."""
 
-    def __init__(self, model: TrainedActor, leaves: Callable[[Tensor], None] | None) -> None:
+    def __init__(self, model: AnyTrained, leaves: Callable[[Tensor], None] | None) -> None:
         """Read from a model, whose weights leave the device once they are read, or stay (None)."""
         self.model = model
         self.leaves = leaves

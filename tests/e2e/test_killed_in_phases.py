@@ -16,37 +16,47 @@ ONE_WORKER = (
     "rl_config.init_kl_coef=0.001",
     "megatron_training.test_data_path=null",
     "rl_config.test_freq=0",
+    # Long enough for whoever is killed last.
+    "megatron_training.train_iters=200",
 )
 
 
-@pytest.mark.parametrize(
-    ("line", "call"),
-    [
-        ("swap to rollout begins", "generate_sequences"),
-        ("phase rollout begins", "generate_sequences"),
-        ("swap to reference begins", "compute_ref_log_prob"),
-        ("phase forward begins", "compute_log_prob"),
-        ("phase train begins", "update"),
-    ],
+PLACES = (
+    ("swap to rollout begins", "generate_sequences"),
+    ("phase rollout begins", "generate_sequences"),
+    ("swap to reference begins", "compute_ref_log_prob"),
+    ("phase forward begins", "compute_log_prob"),
+    ("phase train begins", "update"),
 )
+
+
+@pytest.mark.parametrize("places", [PLACES[:2], PLACES[2:]], ids=["rollout", "behind"])
 def test_a_worker_killed_in_a_phase_ends_the_run_within_30_seconds_and_says_where(
-    line: str, call: str, tiny_model: Path, tmp_path: Path
+    places: tuple[tuple[str, str], ...], tiny_model: Path, tmp_path: Path
 ) -> None:
     before = set(SHARED_MEMORY.iterdir())
-    program = start_program(tmp_path / "run", [f"actor_config.load={tiny_model}", *ONE_WORKER])
-    # The first step has been through everything once; the second is the one to be hurt.
+    # Side by side: most of a start is waiting.
+    programs = [
+        start_program(tmp_path / f"run{at}", [f"actor_config.load={tiny_model}", *ONE_WORKER])
+        for at in range(len(places))
+    ]
+    for program, (line, call) in zip(programs, places, strict=True):
+        kill_and_look(program, line, call)
+    assert orphans(set(SHARED_MEMORY.iterdir()) - before) == []
+
+
+def kill_and_look(program: Program, line: str, call: str) -> None:
+    # The first step has been through everything once; a later one is to be hurt.
     program.wait_for_steps(1)
     started = program.descendants()
     (worker,) = program.workers()
-    log = program.folder / "logs" / "worker_0.log"
-    wait_for_line(program, log, line)
+    wait_for_line(program, program.folder / "logs" / "worker_0.log", line)
     worker.kill()
     killed = time.monotonic()
 
     assert program.process.wait(timeout=60) == 1
     assert time.monotonic() - killed < 30
     assert gone(started, timeout_seconds=10)
-    assert orphans(set(SHARED_MEMORY.iterdir()) - before) == []
     text = program.text()
     assert re.search(rf"worker-0 \(rank 0, process {worker.pid} on [^)]*\) died", text), text
     assert f"during: {call}" in text

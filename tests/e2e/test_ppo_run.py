@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from program import Program, start_program
+from safetensors import safe_open
 
 pytestmark = pytest.mark.e2e
 
@@ -63,6 +64,14 @@ def test_the_critic_learns_what_to_expect(ppo_run: Program) -> None:
     first, last = steps[0], steps[-1]
     assert last["critic/value_loss"] < 0.5 * first["critic/value_loss"]
     assert last["value/explained_variance"] > first["value/explained_variance"]
+
+
+def test_the_critic_is_exported_as_a_token_classifier(ppo_run: Program) -> None:
+    folder = ppo_run.folder / "critic"
+    described = json.loads((folder / "config.json").read_text())
+    assert described["architectures"] == ["Qwen2ForTokenClassification"]
+    with safe_open(folder / "model.safetensors", "pt") as weights:
+        assert weights.get_slice("score.weight").get_shape() == [1, described["hidden_size"]]
 
 
 def test_all_regions_together_need_more_than_twice_the_device_and_no_moment_more_than_it(

@@ -104,6 +104,9 @@ class MemoryRoles:
         self.calls.append("flush")
         return {"bytes/reshard_sent": 7.0}
 
+    def export_critic(self, folder: Path) -> None:
+        self.calls.append(f"export {folder.name}")
+
     def record_memory(self, is_on: bool) -> None:
         self.records_memory = is_on
 

@@ -14,7 +14,7 @@ def build(
     root: Path, roles: MemoryRoles, *, model_weight: float | None = None, **changes: Any
 ) -> PpoTrainer:
     ppo = {"gamma": 1.0, "lam": 1.0, "kl_kind": "k1", "reward_kl_coef": 0.0, "critic_warmup": 0}
-    chosen = settings(**(ppo | changes))
+    chosen = settings(**(ppo | changes)) | {"critic_folder": root / "critic"}
     return PpoTrainer(
         PpoSettings(**chosen),
         data(),
@@ -47,6 +47,7 @@ def test_a_step_gives_each_role_its_turn_once_and_the_critic_two_turns_in_a_row(
         "update",
         "flush",
         "export model",
+        "export critic",
         "flush",
     ]
 

@@ -13,7 +13,7 @@ CHOOSE = "from mindrl.platform.device import choose_platform; choose_platform('a
     [
         ("import mindrl.config.load, mindrl.config.validate", {"torch", "ray", "transformers"}),
         (
-            "import mindrl.allocation.layout, mindrl.allocation.strings",
+            "import mindrl.allocation.layout, mindrl.allocation.strings, mindrl.allocation.mode",
             {"torch", "ray", "transformers"},
         ),
         (

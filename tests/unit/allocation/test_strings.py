@@ -91,6 +91,8 @@ def test_whether_d_is_stated_is_seen_behind_a_colon_and_behind_a_size() -> None:
         ("", "character 1: the backend is missing; write megatron:d2t2"),
         ("vllm:d4t2", "character 1: 'vllm' cannot stand on this side; write megatron:d4t2"),
         ("fsdp:d4", "character 1: 'fsdp' cannot stand on this side; write megatron:d4"),
+        ("megatron[actor]:d4", "character 9: a name has no place here; write megatron:d4"),
+        ("megatron.d4", "character 9: '.' is the old form; write megatron:d4"),
         ("megatron:", "character 10: megatron needs a dimension, as in d2t2"),
         (
             "megatron:d4x2",
@@ -118,7 +120,7 @@ def test_whether_d_is_stated_is_seen_behind_a_colon_and_behind_a_size() -> None:
         (
             "megatron:(attn:d4t2)",
             (
-                "character 10: '(' is not expected; "
+                "character 20: ')' is not expected; "
                 "write megatron:d4p2t2 or megatron:(attn:d4t2|ffn:d2e4)"
             ),
         ),

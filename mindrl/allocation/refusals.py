@@ -1,0 +1,188 @@
+"""Allocation strings that cannot be read, in words: the character, the need, what to write."""
+
+import re
+from collections.abc import Collection
+from difflib import get_close_matches
+
+from mindrl.allocation.backends import BACKENDS, example_of
+from mindrl.errors import ConfigError
+
+_SIGNS = "|+()[]:."
+_MISSING = {
+    "NAME": "a name is missing, as in [actor]",
+    "RSQB": "']' is missing behind the name, as in [actor]",
+    "JOINT": "':' is missing behind the name, as in [actor]:d4t2",
+    "_ATTN": "'attn:' is missing, as in (attn:d4t2|ffn:d2e4)",
+    "_FFN": "'ffn:' is missing, as in (attn:d4t2|ffn:d2e4)",
+}
+"""What to say by the terminal that the parser misses."""
+_ONE_PART = re.compile(r"(?:\([^)]*\)|[^+|])*")
+_WITHOUT_BACKEND = re.compile(r"(?:\[\w+\])?:?(?:(?:[a-z][0-9]+)+|\(attn:\w+\|ffn:\w+\))")
+
+
+class AllocationError(ConfigError):
+    """An allocation string that cannot be read; `str` shows the character with a caret."""
+
+    def __init__(self, text: str, at: int, what: str, field: str = "") -> None:
+        """Point at a character.
+
+        Args:
+            text: What the user wrote.
+            at: Index of the character; the length of the text points behind its end.
+            what: The need, and what to write.
+            field: Where the user wrote it, such as `actor.backend`.
+        """
+        super().__init__(text, at, what, field)
+        self.text, self.at, self.what, self.field = text, at, what, field
+
+    @property
+    def sentence(self) -> str:
+        """The error in one line, without the caret."""
+        where = f"{self.field}={self.text}" if self.field else self.text
+        return f"{where}, character {self.at + 1}: {self.what}"
+
+    def __str__(self) -> str:
+        shown = "".join(each if each.isprintable() else "?" for each in self.text)
+        return f"{self.sentence}\n  {shown}\n  {' ' * self.at}^"
+
+
+def refusal(text: str, at: int, expected: Collection[str], suggested: str) -> AllocationError:
+    """Put what the parser misses in words.
+
+    Args:
+        text: What the user wrote.
+        at: Where the parser stopped.
+        expected: The terminals of the grammar that it would have taken there.
+        suggested: The backend to propose where the text has none.
+    """
+    if "BARE" in expected:
+        return _missing_part(text, at, suggested)
+    if "LSQB" in expected:
+        return _missing_joint(text, at, suggested)
+    if "SIZE" in expected or "LETTER" in expected:
+        return _bad_sizes(text, at, expected, suggested)
+    for terminal, what in _MISSING.items():
+        if terminal in expected:
+            return AllocationError(text, at, what)
+    return _unexpected(text, at)
+
+
+def missing_backend(text: str, at: int, backend: str) -> AllocationError:
+    """Refuse sizes without a backend, and write them with one."""
+    found = _ONE_PART.match(text, at)
+    assert found is not None, "the pattern matches the empty text"
+    rest = found.group().strip()
+    if not _WITHOUT_BACKEND.fullmatch(rest):
+        rest = "d2t2"
+    joint = "" if rest[0] in ":[" else ":"
+    return AllocationError(text, at, f"the backend is missing; write {backend}{joint}{rest}")
+
+
+def unknown_backend(text: str, at: int, backend: str) -> AllocationError:
+    """Refuse a name that is no backend, and write the nearest one."""
+    near = get_close_matches(backend.lower(), BACKENDS, n=1)
+    fix = f"known: {', '.join(BACKENDS)}"
+    if near:
+        fix = f"write {text[:at]}{near[0]}{text[at + len(backend) :]}"
+    return AllocationError(text, at, f"{backend!r} is no backend; {fix}")
+
+
+def unknown_dimension(text: str, at: int, place: str, letters: str) -> AllocationError:
+    """Refuse a character that is no dimension of a backend, of attn or of ffn."""
+    instead = "; megatron has it" if place == "fsdp" and text[at] in "pev" else ""
+    what = f"{text[at]!r} is no dimension of {place}; known: {', '.join(letters)}{instead}"
+    return AllocationError(text, at, what)
+
+
+def _missing_part(text: str, at: int, suggested: str) -> AllocationError:
+    if text[at : at + 1].isspace():
+        return AllocationError(text, at, "a space has no place here; leave it out")
+    return missing_backend(text, at, suggested)
+
+
+def _bad_sizes(text: str, at: int, expected: Collection[str], suggested: str) -> AllocationError:
+    """Refuse what stands in a list of sizes."""
+    start, place = _place(text, at)
+    if not place:
+        return missing_backend(text, start, suggested)
+    if place not in (*BACKENDS, "attn", "ffn"):
+        return unknown_backend(text, start, place)
+    if "SIZE" in expected:
+        return _missing_size(text, at)
+    found = text[at : at + 1]
+    if text[at - 1] in ":." and found in ("", *"|+)"):
+        return AllocationError(text, at, f"{place} needs a dimension, as in d2t2")
+    if found and found not in _SIGNS:
+        return unknown_dimension(text, at, place, _letters(text, at, place))
+    return _unexpected(text, at)
+
+
+def _missing_size(text: str, at: int) -> AllocationError:
+    start = at - 1
+    if text.startswith(("attn:", "ffn:"), start):
+        backend = _with_experts(_backend_before(text, at))
+        what = f"attn and ffn stand in brackets; write {backend}:(attn:d4t2|ffn:d2e4)"
+        return AllocationError(text, start, what)
+    letter = text[start]
+    return AllocationError(text, at, f"{letter} needs a size of 1 to 99999, as in {letter}2")
+
+
+def _missing_joint(text: str, at: int, suggested: str) -> AllocationError:
+    """Refuse a word that stands alone, or that no colon follows."""
+    if text[at:].lstrip()[:1] not in ("", "|", "+"):
+        return _unexpected(text, at)
+    start, word = _word_before(text, at)
+    if word in BACKENDS:
+        return AllocationError(text, at, f"{word} needs its sizes; write {word}:d2t2")
+    return missing_backend(text, start, suggested)
+
+
+def _unexpected(text: str, at: int) -> AllocationError:
+    example = example_of(_backend_before(text, at))
+    if at == len(text):
+        return AllocationError(text, at, f"the end is missing; write {example}")
+    if text[at:].lstrip(" ")[:1] == "+":
+        at = text.index("+", at)
+        what = "'+' joins engines; write one here, and each other one in a backend of its own"
+        return AllocationError(text, at, what)
+    return AllocationError(text, at, f"{text[at]!r} is not expected; write {example}")
+
+
+def _place(text: str, at: int) -> tuple[int, str]:
+    """Return what has the sizes before a character: a backend, attn or ffn, and where it stands.
+
+    Sizes that stand alone have an empty one where they begin.
+    """
+    colon = max(text.rfind(joint, 0, at) for joint in ":.")
+    joined = max(text.rfind(sign, 0, at) for sign in "+|")
+    if joined >= colon:
+        return at - len(text[joined + 1 : at].lstrip()), ""
+    named = text[colon - 1] == "]"
+    return _word_before(text, text.rfind("[", 0, colon) if named else colon)
+
+
+def _word_before(text: str, at: int) -> tuple[int, str]:
+    start = at
+    while start and (text[start - 1].isalnum() or text[start - 1] == "_"):
+        start -= 1
+    return start, text[start:at]
+
+
+def _letters(text: str, at: int, place: str) -> str:
+    """Return the dimensions of a backend, of its attn or of its ffn."""
+    if place in BACKENDS:
+        return BACKENDS[place].letters
+    rules = BACKENDS[_with_experts(_backend_before(text, at))]
+    return rules.dense_letters if place == "attn" else rules.expert_letters
+
+
+def _with_experts(backend: str) -> str:
+    """Return a backend whose experts may have sizes of their own: this one, or Megatron."""
+    rules = BACKENDS.get(backend)
+    return backend if rules and rules.dense_letters else "megatron"
+
+
+def _backend_before(text: str, at: int) -> str:
+    """Return the last known backend before a character; empty where there is none."""
+    words = re.findall(r"[a-z]+", text[:at])
+    return next((word for word in reversed(words) if word in BACKENDS), "")

@@ -1,0 +1,54 @@
+"""What the reference page of allocation strings says is so."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from mindrl.allocation.backends import BACKENDS
+from mindrl.allocation.mode import parse_mode
+from mindrl.allocation.model_allocation import parse_backend
+from mindrl.allocation.refusals import AllocationError
+
+PAGE = (Path(__file__).parents[3] / "docs/reference/allocation-strings.md").read_text("utf-8")
+STRING_ROW = re.compile(r"^\| `(\S+:\S+|\S+\.\S+)` \| (\d+) \| `(\S+)` \|$", re.MULTILINE)
+BACKEND_ROW = re.compile(r"^\| `(\w+)` \| (trains|generates) \| (.+) \|$", re.MULTILINE)
+DEVICE_ROW = re.compile(r"^\| (\d) \|(.*)\|(.*)\|(.*)\|$", re.MULTILINE)
+
+
+def test_each_string_of_the_page_takes_the_devices_and_has_the_spelling_that_it_says() -> None:
+    rows = [tuple(each.replace("\\|", "|") for each in row) for row in STRING_ROW.findall(PAGE)]
+    assert len(rows) == 11
+    for text, devices, spelled in rows:
+        mode = parse_mode(text)
+        assert (str(mode.world_size), str(mode)) == (devices, spelled)
+
+
+def test_the_page_lists_every_backend_with_its_sizes() -> None:
+    listed = {
+        backend: (does == "trains", re.sub(r"[`, ]", "", letters))
+        for backend, does, letters in BACKEND_ROW.findall(PAGE)
+    }
+    assert listed == {name: (rules.trains, rules.letters) for name, rules in BACKENDS.items()}
+
+
+def test_the_error_of_the_page_is_the_one_that_is_raised() -> None:
+    (error,) = re.findall(r"```text\n(.*?)\n```", PAGE, flags=re.DOTALL)
+    with pytest.raises(AllocationError) as caught:
+        parse_backend(error.partition(",")[0])
+    assert str(caught.value) == error
+
+
+def test_the_example_of_the_page_runs_and_its_table_says_the_same() -> None:
+    (code,) = re.findall(r"```python\n(.*?)\n```", PAGE, flags=re.DOTALL)
+    names: dict[str, object] = {}
+    exec(compile(code, "page", "exec"), names)  # the page is ours
+    device_map = names["device_map"]
+    rows = DEVICE_ROW.findall(PAGE)
+    assert len(rows) == 4
+    for device, *cells in rows:
+        for role, cell in zip(("actor", "critic", "ref"), cells, strict=True):
+            for letter, rank in re.findall(r"([tp]) (\d)", cell):
+                scope = device_map.scope(role, device=int(device))  # type: ignore[attr-defined]
+                assert scope.rank_in(f"{letter}p") == int(rank)
+            assert bool(cell.strip()) == (role in device_map.roles_of(int(device)))  # type: ignore[attr-defined]

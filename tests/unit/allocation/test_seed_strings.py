@@ -1,0 +1,173 @@
+"""Strings that AReaL documents, as they are written there, and what they mean here."""
+
+from typing import Any
+
+import pytest
+import yaml
+
+from mindrl.allocation.backends import BACKENDS
+from mindrl.allocation.device_map import expert_grid
+from mindrl.allocation.engines import map_engines, read_engines
+from mindrl.allocation.layout import RolloutLayout, TrainLayout
+from mindrl.allocation.mode import parse_mode
+from mindrl.allocation.model_allocation import parse_backend
+from mindrl.allocation.refusals import AllocationError
+
+EACH_ENGINE = """
+rollout:
+  backend: "sglang:d4t2"
+actor:
+  backend: "fsdp:d8"
+critic:
+  backend: ""
+ref:
+  backend: ""
+"""
+SIXTEEN_DEVICES = """
+rollout:
+  backend: "sglang:d2t4"
+actor:
+  backend: "fsdp:d4t2"
+"""
+MIXTURE = """
+actor:
+  backend: "megatron:(attn:d4p2t2c2|ffn:d2p2t4e2)"
+"""
+
+
+def fields(text: str) -> dict[str, str]:
+    sections: dict[str, Any] = yaml.safe_load(text)
+    return {engine: section["backend"] for engine, section in sections.items()}
+
+
+@pytest.mark.parametrize(
+    ("text", "devices", "layout"),
+    [
+        ("fsdp:d8", 8, TrainLayout(dp=8)),
+        ("sglang:d2t4", 8, RolloutLayout(dp=2, tp=4)),
+        ("megatron:d2p2t4", 16, TrainLayout(dp=2, pp=2, tp=4)),
+        ("megatron:d2p2t4e4", 16, TrainLayout(dp=2, pp=2, tp=4, ep=4)),
+        ("fsdp:d4t2", 8, TrainLayout(dp=4, tp=2)),
+        ("sglang:d4t2", 8, RolloutLayout(dp=4, tp=2)),
+        ("sglang:d4t4", 16, RolloutLayout(dp=4, tp=4)),
+        ("megatron:d4p2t2", 16, TrainLayout(dp=4, pp=2, tp=2)),
+        ("vllm:d2t4", 8, RolloutLayout(dp=2, tp=4)),
+        ("sglang:d2t2p2", 8, RolloutLayout(dp=2, tp=2, pp=2)),
+        ("archon:d4p2t2", 16, TrainLayout(dp=4, pp=2, tp=2)),
+        (
+            "megatron:(attn:d4p2t2c2|ffn:d2p2t4e2)",
+            32,
+            TrainLayout(dp=4, pp=2, tp=2, cp=2, etp=4, ep=2),
+        ),
+        (
+            "archon:(attn:d1p4t2c2|ffn:d1p4t1e4)",
+            16,
+            TrainLayout(dp=1, pp=4, tp=2, cp=2, ep=4),
+        ),
+    ],
+)
+def test_a_backend_string_has_the_documented_number_of_devices(
+    text: str, devices: int, layout: TrainLayout | RolloutLayout
+) -> None:
+    allocation = parse_backend(text)
+    assert (allocation.world_size, allocation.layout) == (devices, layout)
+    assert allocation.backend == text.partition(":")[0]
+
+
+def test_each_engine_has_a_field_and_an_empty_one_takes_that_of_the_actor() -> None:
+    engines = read_engines(fields(EACH_ENGINE))
+    assert {engine: str(each) for engine, each in engines.items()} == {
+        "rollout": "sglang:d4t2",
+        "actor": "fsdp:d8",
+        "critic": "fsdp:d8",
+        "ref": "fsdp:d8",
+    }
+
+
+def test_sixteen_devices_are_eight_for_the_rollout_and_eight_for_the_training() -> None:
+    device_map = map_engines(read_engines(fields(SIXTEEN_DEVICES)), rollout_apart=True)
+    assert device_map.devices == 16
+    assert device_map.roles["rollout"].devices == range(8)
+    assert device_map.roles["actor"].devices == range(8, 16)
+    # An instance takes t x p = 4 devices.
+    assert device_map.roles["rollout"].groups("tp") == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_attention_and_experts_of_one_engine_cover_the_same_32_devices() -> None:
+    layout = read_engines(fields(MIXTURE))["actor"].layout
+    assert isinstance(layout, TrainLayout)
+    assert (layout.dp, layout.pp, layout.tp, layout.cp, layout.world_size) == (4, 2, 2, 2, 32)
+    experts = dict(expert_grid(layout).digits)
+    assert experts == {"edp": 2, "pp": 2, "etp": 4, "ep": 2}
+    assert expert_grid(layout).world_size == 32
+
+
+@pytest.mark.parametrize(
+    ("backend", "dimensions"),
+    [
+        ("sglang", "dtp"),
+        ("vllm", "dtp"),
+        ("fsdp", "dtc"),
+        ("megatron", "dtpce"),
+        ("archon", "dtpce"),
+    ],
+)
+def test_a_backend_takes_the_documented_dimensions_and_refuses_the_others(
+    backend: str, dimensions: str
+) -> None:
+    ours = {"vllm": "e", "megatron": "v"}.get(backend, "")
+    assert set(BACKENDS[backend].letters) == {*dimensions, *ours}
+    for letter in "dtpcev":
+        text = f"{backend}:d2{letter}2" if letter != "d" else f"{backend}:d2"
+        if letter in BACKENDS[backend].letters:
+            assert str(parse_backend(text)) == text
+        else:
+            with pytest.raises(AllocationError, match=f"'{letter}' is no dimension of {backend}"):
+                parse_backend(text)
+
+
+def test_expert_parallelism_adds_no_devices() -> None:
+    assert parse_backend("megatron:d2p2t4e4").world_size == 2 * 2 * 4
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical", "devices"),
+    [
+        (
+            "sglang.d2t2p1+d1t4p1",
+            "sglang:d2t2+megatron:d1t4",
+            {"rollout": range(4), "actor": range(4, 8)},
+        ),
+        (
+            "sglang:d4t2+fsdp:d8",
+            "sglang:d4t2+fsdp:d8",
+            {"rollout": range(8), "actor": range(8, 16)},
+        ),
+        (
+            "sglang[rollout]:d2+fsdp[actor]:d4|fsdp[critic]:d4",
+            "sglang[rollout]:d2+fsdp[actor]:d4|fsdp[critic]:d4",
+            {"rollout": range(2), "actor": range(2, 6), "critic": range(2, 6)},
+        ),
+        (
+            "vllm:d4t2|megatron:d2p2t2",
+            "vllm:d4t2|megatron:d2p2t2",
+            {"rollout": range(8), "actor": range(8)},
+        ),
+    ],
+)
+def test_an_allocation_mode_puts_engines_on_devices(
+    text: str, canonical: str, devices: dict[str, range]
+) -> None:
+    mode = parse_mode(text)
+    assert str(mode) == canonical
+    placed = {role: placed.devices for role, placed in mode.device_map.roles.items()}
+    assert placed == devices
+    assert mode.world_size == mode.device_map.devices == max(each.stop for each in devices.values())
+
+
+def test_bare_dimensions_are_refused_with_the_backend_that_is_missing() -> None:
+    with pytest.raises(AllocationError) as caught:
+        parse_backend("d4t2")
+    assert str(caught.value) == (
+        "d4t2, character 1: the backend is missing; write megatron:d4t2\n  d4t2\n  ^"
+    )

@@ -7,6 +7,7 @@ from pathlib import Path
 from mindrl.config.run import RunConfig
 from mindrl.launch.command_line import config_folder, run_program
 from mindrl.launch.convert_program import convert
+from mindrl.launch.import_program import import_config
 from mindrl.launch.plan_program import plan
 
 
@@ -31,6 +32,7 @@ def main() -> None:
         "train-ppo": train_ppo,
         "plan": _plan,
         "convert-ckpt": _convert,
+        "import-config": _import_config,
     }
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name not in programs:
@@ -52,6 +54,10 @@ def _plan() -> int:
 
 def _convert() -> int:
     return convert("mindrl convert-ckpt")
+
+
+def _import_config() -> int:
+    return import_config("mindrl import-config")
 
 
 def _train(config: RunConfig, run_dir: Path) -> None:

@@ -1,0 +1,8 @@
+"""Read MindSpeed-RL's YAML: python cli/import_config.py THEIRS.yaml -o OURS.yaml [--json]."""
+
+import sys
+
+from mindrl.launch.import_program import import_config
+
+if __name__ == "__main__":
+    sys.exit(import_config())

@@ -1,0 +1,90 @@
+"""What becomes of the layouts of a MindSpeed-RL file: stages, chunks, experts, heads."""
+
+import pytest
+from mindspeed_rl_files import EXPERTS, imported, of
+
+
+@pytest.mark.parametrize("written", ["6,8,7,7", [6, 8, 7, 7]])
+def test_a_list_of_layers_may_be_text(written: object) -> None:
+    result = imported(
+        {"actor_config.pipeline_model_parallel_size": 4, "actor_config.num_layer_list": written}
+    )
+    assert result.values["actor_config.num_layer_list"] == [6, 8, 7, 7]
+
+
+def test_layers_a_chunk_become_chunks_a_stage() -> None:
+    stages = {"actor_config.pipeline_model_parallel_size": 2}
+    per_chunk = "actor_config.num_layers_per_virtual_pipeline_stage"
+    result = imported({**stages, per_chunk: 7})
+    assert result.values["actor_config.virtual_pipeline_model_parallel_size"] == 2
+    assert of(result, per_chunk).note == "28 layers / 2 stages / 7 layers a chunk"
+    refused = imported({**stages, per_chunk: 5}).refused
+    assert [each.key for each in refused] == [per_chunk]
+
+
+def test_empty_layers_become_uneven_stages() -> None:
+    result = imported(
+        {
+            "actor_config.num_layers": 96,
+            "actor_config.noop_layers": "5,95",
+            "actor_config.pipeline_model_parallel_size": 16,
+        },
+        EXPERTS,
+    )
+    sizes = result.values["actor_config.num_layer_list"]
+    assert sizes == [5, *[6] * 14, 5]
+    assert sum(sizes) == 94
+
+
+@pytest.mark.parametrize(("extends", "expert", "cut"), [(True, 16, 1), (False, 4, 4)])
+def test_tensor_parallel_ranks_share_experts_or_cut_them(
+    extends: bool, expert: int, cut: int
+) -> None:
+    result = imported(
+        {
+            "actor_config.tensor_model_parallel_size": 4,
+            "actor_config.expert_model_parallel_size": 4,
+            "actor_config.moe_tp_extend_ep": extends,
+        },
+        EXPERTS,
+    )
+    assert result.values["actor_config.expert_model_parallel_size"] == expert
+    assert result.values["actor_config.expert_tensor_parallel_size"] == cut
+
+
+def test_rollout_experts_of_several_replicas_come_into_one() -> None:
+    result = imported(
+        {
+            "generate_config.infer_tensor_parallel_size": 1,
+            "generate_config.infer_expert_parallel_size": 8,
+        },
+        EXPERTS,
+    )
+    assert result.values["generate_config.infer_tensor_parallel_size"] == 8
+    assert result.values["generate_config.infer_expert_parallel_size"] == 8
+
+
+def test_ring_attention_becomes_ulysses_and_a_size_of_1_needs_neither() -> None:
+    ring = {"actor_config.context_parallel_algo": "megatron_cp_algo"}
+    ours = "actor_config.context_parallel_algo"
+    result = imported({**ring, "actor_config.context_parallel_size": 2})
+    assert result.values[ours] == "ulysses_cp_algo"
+    assert result.values["actor_config.context_parallel_size"] == 2
+    assert ours not in imported(ring).values
+
+
+@pytest.mark.parametrize(("tensor", "ring", "kept"), [(8, 2, 1), (4, 2, 2), (2, 8, 4), (1, 6, 2)])
+def test_no_more_ranks_share_a_sequence_than_heads_suffice_for(
+    tensor: int, ring: int, kept: int
+) -> None:
+    result = imported(
+        {
+            "actor_config.tensor_model_parallel_size": tensor,
+            "actor_config.context_parallel_size": ring,
+            "actor_config.context_parallel_algo": "megatron_cp_algo",
+        },
+        {"num_attention_heads": 40, "num_query_groups": 8},
+    )
+    assert result.values["actor_config.context_parallel_size"] == kept
+    kind = of(result, "actor_config.context_parallel_size").kind
+    assert kind == ("honoured" if kept == ring else "derived")

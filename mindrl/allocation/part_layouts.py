@@ -8,7 +8,7 @@ from mindrl.allocation.backends import BACKENDS
 from mindrl.allocation.grammar import Dimension, Part
 from mindrl.allocation.layout import RolloutLayout, TrainLayout
 from mindrl.allocation.refusals import AllocationError, unknown_dimension
-from mindrl.config.validate import must_divide
+from mindrl.config.finding import must_divide
 from mindrl.errors import ConfigError
 
 _MOST_DIGITS = 5
@@ -110,7 +110,7 @@ def _replicas(sizes: _Sizes, others: str, world_size: int | None) -> int:
     if "d" not in sizes.of:
         spelled = " x ".join(letter for letter in others if letter in sizes.of)
         for finding in must_divide(f"{sizes.text}: {spelled}", rest, "the ranks", world_size):
-            raise ConfigError(finding)
+            raise ConfigError(str(finding))
         return world_size // rest
     if sizes["d"] * rest != world_size:
         fix = f"write d{world_size // rest}" if world_size % rest == 0 else "change the sizes"
@@ -126,7 +126,7 @@ def _check_experts(expert: _Sizes, ranks_of_stage: int, pp: int) -> None:
     shared = expert["t"] * expert["e"]
     named = [letter for letter in "te" if expert[letter] > 1]
     for finding in must_divide(" x ".join(named), shared, "the ranks of a stage", ranks_of_stage):
-        raise expert.error(named[-1], finding)
+        raise expert.error(named[-1], str(finding))
     copies = ranks_of_stage // shared
     if "d" in expert.of and expert["d"] != copies:
         raise expert.error("d", f"{ranks_of_stage} ranks of a stage leave d{copies}; write that")

@@ -1,38 +1,43 @@
 """Rules between fields: all that can be said of a configuration by itself."""
 
-from collections.abc import Iterator, Mapping
-from math import gcd, isqrt, prod
+from collections.abc import Callable, Iterator, Mapping
+from math import gcd, prod
+from pathlib import Path
 
+from mindrl.config.finding import Finding, divisors_near, must_divide, nearest_divisors, once
 from mindrl.config.layout_sizes import LayoutSizes, Role
-from mindrl.config.role import LearningConfig
+from mindrl.config.learning_rules import learning_findings
 from mindrl.config.run import RunConfig
 
 _DEVICES = "rl_config.actor_resource.num_npus"
-_LARGEST_TRIED = 1_000_000
-"""Beyond it divisors are not searched for: the sizes of a run are far below its square."""
+_ROLLOUT_TP = "generate_config.infer_tensor_parallel_size"
+_BATCH = "megatron_training.global_batch_size"
+_MINI_BATCH = "rl_config.mini_batch_size"
+_SAMPLES = "rl_config.n_samples_per_prompt"
+_RESPONSE = "generate_config.sampling_config.max_tokens"
+_SUFFIXES = (".jsonl", ".parquet")
+
+Rule = Callable[[RunConfig], Iterator[Finding]]
 
 
-def findings(config: RunConfig) -> list[str]:
+def findings(config: RunConfig) -> list[Finding]:
     """Return everything that is wrong with a configuration; empty where nothing is."""
-    return [
-        *layout_findings(config),
-        *_batches(config),
-        *_lengths(config),
-        *_packing(config),
-        *_learning(config),
-        *_estimator(config),
-        *_choices(config),
-    ]
+    return [*layout_findings(config), *(each for rule in _RULES for each in rule(config))]
 
 
-def layout_findings(config: RunConfig) -> list[str]:
+def layout_findings(config: RunConfig) -> list[Finding]:
     """Return what keeps the layouts of the roles and of the rollout from being made."""
     found = [each for role in config.roles for each in role_findings(config, role)]
     # A size that several roles take from the actor is named once.
-    return [*dict.fromkeys(found), *_sequence_parallel(config), *_rollout(config)]
+    return [
+        *once(found),
+        *_sequence_parallel(config),
+        *_rollout_replicas(config),
+        *_rollout_experts(config),
+    ]
 
 
-def role_findings(config: RunConfig, role: Role) -> Iterator[str]:
+def role_findings(config: RunConfig, role: Role) -> Iterator[Finding]:
     """Say what keeps the layout of a role from being made."""
     sizes = config.layout_sizes(role)
     yield from _product_must_divide(sizes, ("tp", "cp", "pp"), _DEVICES, config.world_size)
@@ -50,208 +55,232 @@ def sequence_limits(config: RunConfig) -> tuple[tuple[str, int], ...]:
     )
 
 
-def nearest_divisors(number: int, value: int) -> str:
-    """Name the divisors of `number` that lie next to `value`."""
-    small = [
-        size for size in range(1, min(isqrt(number), _LARGEST_TRIED) + 1) if number % size == 0
-    ]
-    divisors = sorted({*small, *(number // size for size in small)})
-    below = [size for size in divisors if size < value][-1:]
-    above = [size for size in divisors if size > value][:1]
-    return ", ".join(map(str, below + above))
-
-
-def must_divide(field: str, value: int, what: str, number: int) -> Iterator[str]:
-    """Say so where `value` does not divide `number`."""
-    if number % value:
-        near = nearest_divisors(number, value)
-        yield f"{field}={value} must divide {what}={number}; nearest: {near}"
-
-
 def _product_must_divide(
     sizes: LayoutSizes, names: tuple[str, ...], what: str, number: int
-) -> Iterator[str]:
+) -> Iterator[Finding]:
     values: Mapping[str, int] = {name: getattr(sizes, name) for name in names}
-    cut = [sizes.keys[name] for name, size in values.items() if size > 1]
-    if cut:
-        yield from must_divide(" times ".join(cut), prod(values.values()), what, number)
+    cut = {sizes.keys[name]: size for name, size in values.items() if size > 1}
+    product = prod(cut.values())
+    if len(cut) == 1:
+        (field,) = cut
+        yield from must_divide(field, product, what, number)
+    elif number % product:
+        near = nearest_divisors(number, product)
+        text = f"{' times '.join(cut)}={product} must divide {what}={number}; nearest: {near}"
+        # The one to change is the first for which the others leave something.
+        alone = {key for key, size in cut.items() if number % (product // size) == 0}
+        field = next((key for key in cut if key in alone), next(iter(cut)))
+        left = number // (product // cut[field])
+        legal = divisors_near(left, cut[field]) if field in alone else ()
+        yield Finding(text, field, cut[field], legal)
 
 
-def _sequence_parallel(config: RunConfig) -> Iterator[str]:
+def _sequence_parallel(config: RunConfig) -> Iterator[Finding]:
     sizes = [config.layout_sizes(role).tp for role in config.roles]
     if config.megatron_training.sequence_parallel and max(sizes) == 1:
-        yield (
-            "megatron_training.sequence_parallel=true needs a tensor_model_parallel_size of 2 or "
+        field = "megatron_training.sequence_parallel"
+        text = (
+            f"{field}=true needs a tensor_model_parallel_size of 2 or "
             "more, found actor_config.tensor_model_parallel_size=1 and no larger one"
         )
+        yield Finding(text, field, value=True, legal=(False,))
 
 
-def _rollout(config: RunConfig) -> Iterator[str]:
+def _rollout_replicas(config: RunConfig) -> Iterator[Finding]:
+    size = config.generate_config.infer_tensor_parallel_size
+    yield from must_divide(_ROLLOUT_TP, size, _DEVICES, config.world_size)
+
+
+def _rollout_experts(config: RunConfig) -> Iterator[Finding]:
     rollout = config.generate_config
     tensor, expert = rollout.infer_tensor_parallel_size, rollout.infer_expert_parallel_size
-    yield from must_divide(
-        "generate_config.infer_tensor_parallel_size", tensor, _DEVICES, config.world_size
-    )
     if expert not in (1, tensor):
-        yield (
-            f"generate_config.infer_expert_parallel_size={expert} must be 1 or equal to "
-            f"generate_config.infer_tensor_parallel_size={tensor}; experts that are shared across "
+        field = "generate_config.infer_expert_parallel_size"
+        text = (
+            f"{field}={expert} must be 1 or equal to "
+            f"{_ROLLOUT_TP}={tensor}; experts that are shared across "
             "replicas can be planned, not run"
         )
+        yield Finding(text, field, expert, (tensor, 1))
 
 
-def _batches(config: RunConfig) -> Iterator[str]:
-    yield from must_divide(
-        "rl_config.mini_batch_size",
-        config.rl_config.mini_batch_size,
-        "megatron_training.global_batch_size",
-        config.megatron_training.global_batch_size,
-    )
+def _mini_batches(config: RunConfig) -> Iterator[Finding]:
+    mini_batch, batch = config.rl_config.mini_batch_size, config.megatron_training.global_batch_size
+    yield from must_divide(_MINI_BATCH, mini_batch, _BATCH, batch)
+
+
+def _shares(config: RunConfig) -> Iterator[Finding]:
+    """Say so where a role's replicas cannot have equally many sequences."""
     for role in config.roles:
         if config.world_size % config.layout_sizes(role).ranks_per_replica == 0:
-            yield from _shares(config, role)
+            yield from _shares_of(config, role)
 
 
-def _shares(config: RunConfig, role: Role) -> Iterator[str]:
-    """Say so where a role's replicas cannot have equally many sequences."""
+def _shares_of(config: RunConfig, role: Role) -> Iterator[Finding]:
     rl, replicas = config.rl_config, config.data_parallel_size(role)
     learns = role in ("actor", "critic")
     count = config.sequences_per_update if learns else config.sequences_per_step
     if count % replicas == 0:
         return
     field, value = (
-        ("rl_config.mini_batch_size", rl.mini_batch_size)
+        (_MINI_BATCH, rl.mini_batch_size)
         if learns
-        else ("megatron_training.global_batch_size", config.megatron_training.global_batch_size)
+        else (_BATCH, config.megatron_training.global_batch_size)
     )
     multiple = replicas // gcd(replicas, rl.n_samples_per_prompt)
     owner = "" if role == "actor" else f" of {role}_config"
-    yield (
-        f"{field}={value} times rl_config.n_samples_per_prompt={rl.n_samples_per_prompt} gives "
+    text = (
+        f"{field}={value} times {_SAMPLES}={rl.n_samples_per_prompt} gives "
         f"{count} sequences per {'update' if learns else 'step'}, which {replicas} data-parallel "
         f"replicas{owner} must divide; {field} needs a multiple of {multiple}"
     )
+    below = value // multiple * multiple
+    yield Finding(text, field, value, tuple(size for size in (below, below + multiple) if size))
 
 
-def _lengths(config: RunConfig) -> Iterator[str]:
-    generate = config.generate_config
-    prompt, response = config.rl_config.max_prompt_length, generate.sampling_config.max_tokens
+def _longest_sequence(config: RunConfig) -> int:
+    return config.rl_config.max_prompt_length + config.generate_config.sampling_config.max_tokens
+
+
+def _lengths(config: RunConfig) -> Iterator[Finding]:
+    """Prompt and response together must fit what either side accepts."""
+    prompt, response = (
+        config.rl_config.max_prompt_length,
+        config.generate_config.sampling_config.max_tokens,
+    )
+    needed = _longest_sequence(config)
     for field, limit in sequence_limits(config):
-        if prompt + response > limit:
-            yield (
+        if needed > limit:
+            text = (
                 f"{field}={limit} is below rl_config.max_prompt_length={prompt} plus "
-                f"generate_config.sampling_config.max_tokens={response}; needs "
-                f"{prompt + response} or more"
+                f"{_RESPONSE}={response}; needs {needed} or more"
             )
-    if generate.max_num_batched_tokens < generate.max_num_seqs:
-        yield (
-            f"generate_config.max_num_batched_tokens={generate.max_num_batched_tokens} must be "
-            f"at least generate_config.max_num_seqs={generate.max_num_seqs}"
-        )
+            yield Finding(text, field, limit, (needed,))
 
 
-def _packing(config: RunConfig) -> Iterator[str]:
-    rl = config.rl_config
-    if not rl.use_dynamic_bsz:
-        return
-    if not rl.use_remove_padding:
-        yield (
-            "rl_config.use_remove_padding=false: rl_config.use_dynamic_bsz=true counts the tokens "
+def _engine_step(config: RunConfig) -> Iterator[Finding]:
+    """A step of the engine holds a token of every sequence."""
+    tokens, sequences = (
+        config.generate_config.max_num_batched_tokens,
+        config.generate_config.max_num_seqs,
+    )
+    if tokens < sequences:
+        field = "generate_config.max_num_batched_tokens"
+        text = f"{field}={tokens} must be at least generate_config.max_num_seqs={sequences}"
+        yield Finding(text, field, tokens, (sequences,))
+
+
+def _packed(config: RunConfig) -> Iterator[Finding]:
+    if config.rl_config.use_dynamic_bsz and not config.rl_config.use_remove_padding:
+        field = "rl_config.use_remove_padding"
+        text = (
+            f"{field}=false: rl_config.use_dynamic_bsz=true counts the tokens "
             "of packed sequences and needs true"
         )
-    longest = rl.max_prompt_length + config.generate_config.sampling_config.max_tokens
+        yield Finding(text, field, value=False, legal=(True,))
+
+
+def _token_budgets(config: RunConfig) -> Iterator[Finding]:
+    rl, longest = config.rl_config, _longest_sequence(config)
+    if not rl.use_dynamic_bsz:
+        return
     for name in (
         "max_packing_token_size",
         "actor_max_packing_token_size",
         "ref_max_packing_token_size",
         "update_max_packing_token_size",
     ):
-        budget = getattr(rl, name)
+        field, budget = f"rl_config.{name}", getattr(rl, name)
         if budget is not None and budget < longest:
-            yield (
-                f"rl_config.{name}={budget} must hold the longest sequence, "
-                f"rl_config.max_prompt_length={rl.max_prompt_length} plus generate_config."
-                f"sampling_config.max_tokens={longest - rl.max_prompt_length}: {longest} or more"
+            text = (
+                f"{field}={budget} must hold the longest sequence, "
+                f"rl_config.max_prompt_length={rl.max_prompt_length} plus "
+                f"{_RESPONSE}={longest - rl.max_prompt_length}: {longest} or more"
             )
+            yield Finding(text, field, budget, (longest,))
 
 
-def _learning(config: RunConfig) -> Iterator[str]:
-    yield from _of_a_learner(config, "actor_config", config.actor_config)
-    if config.critic_config:
-        yield from _of_a_learner(config, "critic_config", config.critic_config)
-
-
-def _of_a_learner(config: RunConfig, section: str, role: LearningConfig) -> Iterator[str]:
-    granularity = role.recompute_granularity
-    details = {
-        "recompute_method": (role.recompute_method, "uniform or block"),
-        "recompute_num_layers": (role.recompute_num_layers, "1 or more"),
-    }
-    for name, (value, legal) in details.items():
-        if granularity == "full" and value is None:
-            yield f"{section}.{name} is missing: recompute_granularity=full needs {legal}"
-        if granularity != "full" and value is not None:
-            yield (
-                f"{section}.{name}={value} has a meaning only with "
-                f"{section}.recompute_granularity=full, found {granularity}"
-            )
-    if role.moe_grouped_gemm and not config.megatron_training.bf16:
-        yield (
-            f"{section}.moe_grouped_gemm=true needs megatron_training.bf16=true, found false: "
-            "Megatron multiplies grouped experts in bfloat16 only"
-        )
-    if role.min_lr > role.lr:
-        yield f"{section}.min_lr={role.min_lr:g} must not be above {section}.lr={role.lr:g}"
-
-
-def _estimator(config: RunConfig) -> Iterator[str]:
+def _weights(config: RunConfig) -> Iterator[Finding]:
+    """Each reward function has a weight; without a reward model there is one at least."""
     rl = config.rl_config
-    if rl.adv_estimator == "gae":
-        if config.critic_config is None:
-            yield "critic_config is missing: rl_config.adv_estimator=gae needs one, empty or not"
-        if rl.critic_warmup >= config.megatron_training.train_iters:
-            yield (
-                f"rl_config.critic_warmup={rl.critic_warmup} must be below "
-                f"megatron_training.train_iters={config.megatron_training.train_iters}"
-            )
-        return
-    if config.critic_config is not None:
-        yield "critic_config is given: rl_config.adv_estimator=group_norm has no critic; use gae"
-    if rl.use_kl_in_reward:
-        yield "rl_config.use_kl_in_reward=true needs rl_config.adv_estimator=gae, found group_norm"
-    if rl.critic_warmup:
-        yield (
-            f"rl_config.critic_warmup={rl.critic_warmup} needs rl_config.adv_estimator=gae, "
-            "found group_norm"
-        )
-    if rl.n_samples_per_prompt < 2:
-        yield (
-            f"rl_config.n_samples_per_prompt={rl.n_samples_per_prompt}: advantages are normalised "
-            "over the responses to one prompt and need 2 or more"
-        )
-
-
-def _choices(config: RunConfig) -> Iterator[str]:
-    rl, test_data = config.rl_config, config.megatron_training.test_data_path
     weights, functions = len(rl.verifier_weight), len(rl.verifier_function)
     if weights != functions or not (functions or config.reward_config):
-        yield (
-            f"rl_config.verifier_weight has {weights} entries and "
+        field = "rl_config.verifier_weight"
+        text = (
+            f"{field} has {weights} entries and "
             f"rl_config.verifier_function has {functions}; each function needs one weight"
         )
-    elif not functions and test_data is not None:
-        yield (
-            "rl_config.verifier_function is empty: its first entry measures the accuracy on "
+        legal = (*rl.verifier_weight, *(1.0,) * functions)[:functions]
+        yield Finding(text, field, rl.verifier_weight, (legal,) if functions else ())
+
+
+def _accuracy(config: RunConfig) -> Iterator[Finding]:
+    rl, test_data = config.rl_config, config.megatron_training.test_data_path
+    judged = not rl.verifier_weight and config.reward_config is not None
+    if not rl.verifier_function and judged and test_data is not None:
+        field = "rl_config.verifier_function"
+        text = (
+            f"{field} is empty: its first entry measures the accuracy on "
             f"megatron_training.test_data_path={test_data}; name one, or evaluate nothing"
         )
-    if rl.test_freq and test_data is None:
-        yield (
-            f"rl_config.test_freq={rl.test_freq} needs megatron_training.test_data_path, found none"
+        yield Finding(text, field, ())
+
+
+def _rewards_once(config: RunConfig) -> Iterator[Finding]:
+    names = config.rl_config.verifier_function
+    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    if twice:
+        field = "rl_config.verifier_function"
+        text = (
+            f"{field}={','.join(names)} names {', '.join(twice)} more than once; raise its weight"
         )
-    ours, theirs = config.ref_config.load, rl.integrated_mode_config.ref_model_load_path
+        yield Finding(text, field, names)
+
+
+def _evaluation(config: RunConfig) -> Iterator[Finding]:
+    frequency = config.rl_config.test_freq
+    if frequency and config.megatron_training.test_data_path is None:
+        field = "rl_config.test_freq"
+        text = f"{field}={frequency} needs megatron_training.test_data_path, found none"
+        yield Finding(text, field, frequency, (0,))
+
+
+def _reference_folder(config: RunConfig) -> Iterator[Finding]:
+    ours = config.ref_config.load
+    theirs = config.rl_config.integrated_mode_config.ref_model_load_path
     if ours and theirs and ours != theirs:
-        yield (
-            f"ref_config.load={ours} and "
+        field = "ref_config.load"
+        text = (
+            f"{field}={ours} and "
             f"rl_config.integrated_mode_config.ref_model_load_path={theirs} are two names of one "
             "folder; give one of them"
         )
+        yield Finding(text, field, ours, (None, theirs))
+
+
+def _data_format(config: RunConfig) -> Iterator[Finding]:
+    training = config.megatron_training
+    for name, path in (
+        ("data_path", training.data_path),
+        ("test_data_path", training.test_data_path),
+    ):
+        if path is not None and Path(path).suffix.lower() not in _SUFFIXES:
+            field = f"megatron_training.{name}"
+            yield Finding(f"{field}={path} must end in {' or '.join(_SUFFIXES)}", field, path)
+
+
+_RULES: tuple[Rule, ...] = (
+    _mini_batches,
+    _shares,
+    _lengths,
+    _engine_step,
+    _packed,
+    _token_budgets,
+    learning_findings,
+    _weights,
+    _accuracy,
+    _rewards_once,
+    _evaluation,
+    _reference_folder,
+    _data_format,
+)

@@ -1,26 +1,31 @@
-"""Everything that can be known before Ray starts: configuration, model, data, rewards."""
+"""Everything that can be known before Ray starts: configuration, model, data, rewards, memory."""
 
-from collections.abc import Iterator, Mapping
+import difflib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from mindrl.allocation.from_config import role_layout, rollout_layout
-from mindrl.allocation.layout import TrainLayout
-from mindrl.config.layout_sizes import Role
-from mindrl.config.role import LearningConfig
+from mindrl.config.finding import Finding
 from mindrl.config.run import RunConfig
-from mindrl.config.validate import findings, layout_findings, must_divide, sequence_limits
+from mindrl.config.validate import findings
 from mindrl.errors import ConfigError, MindrlError
-from mindrl.launch.memory_plan import memory_plan, too_small
-from mindrl.models.description import ModelDescription, read_description
-from mindrl.models.files import check_files
-from mindrl.models.legality import rollout_findings, training_findings
+from mindrl.launch.memory_checks import Capacity, memory_findings
+from mindrl.launch.model_checks import Models, describe_models, missing_weights, model_findings
 from mindrl.platform.device import Platform
+from mindrl.rewards.functions import BUILTIN_REWARDS
 from mindrl.rewards.resolve import resolve_reward
 
-_ROLLOUT_KEYS = {
-    "tp": "generate_config.infer_tensor_parallel_size",
-    "ep": "generate_config.infer_expert_parallel_size",
-}
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """What a check has found."""
+
+    findings: list[Finding]
+    """What keeps the run from working."""
+    not_checked: list[Finding]
+    """Files that are not there, where that is allowed."""
+    models: Models | None
+    """None where a folder is not there."""
 
 
 def check(config: RunConfig, platform: Platform) -> None:
@@ -29,10 +34,7 @@ def check(config: RunConfig, platform: Platform) -> None:
     Raises:
         ConfigError: All findings, one a line.
     """
-    found = [*_without_files(config, platform), *_files(config), *_models(config)]
-    found = found or list(_memory(config))
-    if found:
-        raise ConfigError("\n".join(found))
+    _refuse(checked_run(config, platform, device_capacity(config)).findings)
 
 
 def check_without_files(config: RunConfig, platform: Platform) -> list[str]:
@@ -41,191 +43,113 @@ def check_without_files(config: RunConfig, platform: Platform) -> list[str]:
     Raises:
         ConfigError: All findings, one a line.
     """
-    missing_models = list(_missing_models(config))
-    found = _without_files(config, platform)
-    if not missing_models:
-        found += _models(config)
-        found = found or list(_memory(config))
-    if found:
-        raise ConfigError("\n".join(found))
-    return [*_files(config), *missing_models]
+    found = checked_run(config, platform, device_capacity(config), needs_files=False)
+    _refuse(found.findings)
+    return list(map(str, found.not_checked))
 
 
-def _without_files(config: RunConfig, platform: Platform) -> list[str]:
-    return [
-        *findings(config),
-        *_backend(config, platform),
-        *_engine(config, platform),
-        *_rewards(config),
-    ]
+def checked_run(
+    config: RunConfig, platform: Platform, capacity: Capacity, *, needs_files: bool = True
+) -> Checked:
+    """Ask every rule.
+
+    Args:
+        config: Of the run.
+        platform: Its devices.
+        capacity: Memory of them and of their machines.
+        needs_files: A data or weight file that is missing is a finding; else it is not checked.
+    """
+    absent = {} if needs_files else missing_weights(config)
+    missing = [*_files(config)]
+    found = [*findings(config), *platform_findings(config, platform), *_rewards(config)]
+    found += missing if needs_files else []
+    models = None
+    if needs_files or all(Path(config.model_path(role)).is_dir() for role in config.roles):
+        models = describe_models(config, without_weights=frozenset(absent))
+        found += model_findings(config, models)
+        found = found or list(memory_findings(config, capacity))
+    # Of a folder that several roles read the same is said once.
+    notes = {str(note): note for note in [*missing, *absent.values()]}
+    return Checked(
+        findings=found, not_checked=[] if needs_files else [*notes.values()], models=models
+    )
 
 
-def _backend(config: RunConfig, platform: Platform) -> Iterator[str]:
-    asked = config.megatron_training.distributed_backend
-    if asked not in ("auto", platform.collective_backend):
-        yield (
-            f"megatron_training.distributed_backend={asked}: {platform.kind} devices use "
-            f"{platform.collective_backend}"
-        )
+def device_capacity(config: RunConfig) -> Capacity:
+    """Return the memory that the configuration tells of."""
+    mib = config.rl_config.device_memory_mib
+    return Capacity(device_bytes=None if mib is None else mib << 20)
 
 
-def _memory(config: RunConfig) -> Iterator[str]:
-    """Say so where the memory of the devices is known, and too small."""
-    capacity = config.rl_config.device_memory_mib
-    if capacity is None or not config.rl_config.check_memory:
-        return
-    try:
-        plan = memory_plan(config, capacity << 20)
-    except MindrlError as error:
-        yield str(error)
-        return
-    if not plan.fits:
-        yield too_small(plan)
+def platform_findings(config: RunConfig, platform: Platform) -> Iterator[Finding]:
+    """Say what the devices do not allow."""
+    yield from _backend(config, platform)
+    yield from _whole_prompts(config, platform)
 
 
-def _engine(config: RunConfig, platform: Platform) -> Iterator[str]:
-    generate = config.generate_config
+def _refuse(found: Iterable[Finding]) -> None:
+    if lines := list(map(str, found)):
+        raise ConfigError("\n".join(lines))
+
+
+def _backend(config: RunConfig, platform: Platform) -> Iterator[Finding]:
+    asked, own = config.megatron_training.distributed_backend, platform.collective_backend
+    if asked not in ("auto", own):
+        field = "megatron_training.distributed_backend"
+        text = f"{field}={asked}: {platform.kind} devices use {own}"
+        yield Finding(text, field, asked, (own, "auto"))
+
+
+def _whole_prompts(config: RunConfig, platform: Platform) -> Iterator[Finding]:
+    tokens, longest = (
+        config.generate_config.max_num_batched_tokens,
+        config.generate_config.max_model_len,
+    )
     whole_prompts = not platform.engine_options.get("enable_chunked_prefill", True)
-    if whole_prompts and generate.max_num_batched_tokens < generate.max_model_len:
-        yield (
-            f"generate_config.max_num_batched_tokens={generate.max_num_batched_tokens} must be at "
-            f"least generate_config.max_model_len={generate.max_model_len} on {platform.kind} "
+    if whole_prompts and tokens < longest:
+        field = "generate_config.max_num_batched_tokens"
+        text = (
+            f"{field}={tokens} must be at "
+            f"least generate_config.max_model_len={longest} on {platform.kind} "
             "devices, whose engine takes a prompt in one piece"
         )
+        yield Finding(text, field, tokens, (longest,))
 
 
-def _rewards(config: RunConfig) -> Iterator[str]:
-    for name in config.rl_config.verifier_function:
+def _rewards(config: RunConfig) -> Iterator[Finding]:
+    names = config.rl_config.verifier_function
+    for place, name in enumerate(names):
         try:
             resolve_reward(name)
         except MindrlError as error:
-            yield str(error)
+            close = difflib.get_close_matches(name, BUILTIN_REWARDS, n=1, cutoff=0.5)
+            legal = tuple((*names[:place], near, *names[place + 1 :]) for near in close)
+            yield Finding(str(error), "rl_config.verifier_function", names, legal)
 
 
-def _files(config: RunConfig) -> Iterator[str]:
+def _files(config: RunConfig) -> Iterator[Finding]:
     training = config.megatron_training
-    for field, path in (
-        ("megatron_training.data_path", training.data_path),
-        ("megatron_training.test_data_path", training.test_data_path),
+    for name, path in (
+        ("data_path", training.data_path),
+        ("test_data_path", training.test_data_path),
     ):
         if path is not None and not Path(path).is_file():
-            yield f"{field}={path}: no such file"
+            field = f"megatron_training.{name}"
+            yield Finding(f"{field}={path}: no such file", field, path)
+    folder = training.tokenizer_name_or_path
+    if folder is not None and not Path(folder).is_dir():
+        field = "megatron_training.tokenizer_name_or_path"
+        text = f"{field}={folder}: no such folder"
+        yield Finding(text, field, folder, (None,))
 
 
-def _missing_models(config: RunConfig) -> Iterator[str]:
-    folders = {config.model_key(role): config.model_path(role) for role in config.roles}
-    for field, path in folders.items():
-        if not Path(path).is_dir():
-            yield f"{field}={path}: no such folder"
-
-
-def _models(config: RunConfig) -> Iterator[str]:
-    models: dict[Role, ModelDescription] = {}
-    broken = []
-    for role in config.roles:
-        try:
-            models[role] = _checked_model(role, config.model_path(role))
-        except MindrlError as error:
-            broken.append(f"{config.model_key(role)}: {error}")
-    if broken:
-        # Of a folder that several roles read the same is said once.
-        yield from dict.fromkeys(broken)
-        return
-    actor = models["actor"]
-    if not layout_findings(config):
-        yield from _layouts(config, models)
-        yield from rollout_findings(actor, rollout_layout(config), _ROLLOUT_KEYS)
-    yield from _lengths(config, actor)
-    for role, model in models.items():
-        if role != "actor":
-            yield from _beside_the_actor(config, role, model, actor)
-
-
-def _layouts(config: RunConfig, models: Mapping[Role, ModelDescription]) -> list[str]:
-    """Compare each layout with its model; a finding on another model than the actor's names it."""
-    found = []
-    for role, model in models.items():
-        same = model == models["actor"]
-        folder = "" if same else f"{config.model_key(role)}={config.model_path(role)}: "
-        found += [f"{folder}{finding}" for finding in _sizes(config, role, model)]
-    # What roles of one model have in common is said once.
-    return list(dict.fromkeys(found))
-
-
-def _checked_model(role: Role, folder: str) -> ModelDescription:
-    """Compare config.json and weight files with what a role needs of them."""
-    model = read_description(folder)
-    check_files(
-        folder,
-        model,
-        head="value" if role in ("critic", "reward") else "vocabulary",
-        draws_missing_head=role == "critic",
-    )
-    return model
-
-
-def _sizes(config: RunConfig, role: Role, model: ModelDescription) -> Iterator[str]:
-    """Compare the layout of a role with its model, and then what it recomputes."""
-    keys = config.layout_sizes(role).keys
-    layout = role_layout(config, role)
-    found = list(training_findings(model, layout, keys))
-    yield from found
-    if model.moe and layout.tp > 1 and not config.megatron_training.sequence_parallel:
-        yield (
-            f"megatron_training.sequence_parallel=false: with {keys['tp']}={layout.tp} "
-            "Megatron trains experts only where it is true"
+def export_findings(config: RunConfig) -> Iterator[Finding]:
+    """Say so where an export would replace files; a trainer asks when it knows its run folder."""
+    folder = config.actor_config.save
+    if folder is not None and Path(folder).is_dir() and any(Path(folder).iterdir()):
+        field = "actor_config.save"
+        text = (
+            f"{field}={folder} holds files already, and an export would replace them; "
+            "name a new folder"
         )
-    learning = {"actor": config.actor_config, "critic": config.critic_config}.get(role)
-    if learning is not None:
-        yield from _experts(f"{role}_config", learning, model)
-        if not found:
-            yield from _recomputed_runs(f"{role}_config", learning, layout, model)
-
-
-def _experts(section: str, learning: LearningConfig, model: ModelDescription) -> Iterator[str]:
-    if model.moe is not None:
-        return
-    if learning.moe_aux_loss_coeff:
-        yield (
-            f"{section}.moe_aux_loss_coeff={learning.moe_aux_loss_coeff:g} needs a "
-            "model with experts; 0 is legal"
-        )
-    if learning.moe_grouped_gemm:
-        yield f"{section}.moe_grouped_gemm=true needs a model with experts; false is legal"
-
-
-def _recomputed_runs(
-    section: str, learning: LearningConfig, layout: TrainLayout, model: ModelDescription
-) -> Iterator[str]:
-    """Say so where the last run of layers would go beyond its chunk: Megatron does not stop."""
-    run = learning.recompute_num_layers
-    if learning.recompute_method != "uniform" or run is None:
-        return
-    for layers in sorted({len(chunk) for chunk in layout.chunks(model.num_hidden_layers)}):
-        field = f"{section}.recompute_num_layers"
-        yield from must_divide(field, run, "the layers of a pipeline chunk", layers)
-
-
-def _lengths(config: RunConfig, model: ModelDescription) -> Iterator[str]:
-    for field, length in sequence_limits(config):
-        if length > model.max_position_embeddings:
-            yield (
-                f"{field}={length} is beyond the model's "
-                f"max_position_embeddings={model.max_position_embeddings}"
-            )
-
-
-def _beside_the_actor(
-    config: RunConfig, role: Role, model: ModelDescription, actor: ModelDescription
-) -> Iterator[str]:
-    """Say why a role could not read what the actor writes."""
-    field = f"{config.model_key(role)}={config.model_path(role)}"
-    ours, theirs = actor.vocab_size, model.vocab_size
-    if ours != theirs:
-        yield f"{field}: vocabulary of {theirs} tokens, the actor has {ours}"
-    length, longest = config.megatron_training.seq_length, model.max_position_embeddings
-    if longest < length <= actor.max_position_embeddings:
-        yield (
-            f"{field}: megatron_training.seq_length={length} is beyond its "
-            f"max_position_embeddings={longest}"
-        )
+        yield Finding(text, field, folder, (None,))

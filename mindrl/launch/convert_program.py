@@ -15,6 +15,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from mindrl.allocation.layout import TrainLayout
 from mindrl.allocation.strings import parse_training, training_string
+from mindrl.config.finding import Finding
 from mindrl.errors import ConfigError, InterruptedRunError, MindrlError, ModelError, OutputError
 from mindrl.launch.arguments import counts, positive
 from mindrl.launch.exits import BAD_CONFIG, FAILED, INTERRUPTED, report
@@ -109,7 +110,7 @@ def _convert(options: argparse.Namespace) -> int:
     layout = _target_layout(options)
     model = read_description(options.source)
     if layout and (findings := list(_findings(model, layout, "--layout"))):
-        return report(findings, FAILED)
+        return report(map(str, findings), FAILED)
     source = _read_source(options.source, model)
     dtype = options.dtype or source.dtype
     if dtype is None:
@@ -156,7 +157,7 @@ def _target_layout(options: argparse.Namespace) -> TrainLayout | None:
     return replace(layout, layers_per_chunk=options.layers_per_chunk)
 
 
-def _findings(model: ModelDescription, layout: TrainLayout, where: str) -> Iterator[str]:
+def _findings(model: ModelDescription, layout: TrainLayout, where: str) -> Iterator[Finding]:
     letters = {"tp": "t", "cp": "c", "pp": "p", "vpp": "v", "ep": "e", "etp": "t of ffn"}
     keys = {name: f"{where} {letter}" for name, letter in letters.items()}
     yield from training_findings(model, layout, keys | {"layers_per_chunk": "--layers-per-chunk"})
@@ -173,7 +174,7 @@ def _read_source(folder: str, model: ModelDescription) -> _Source:
             layout, dtype = read_layout(folder)
             path = Path(folder) / LAYOUT_FILE
             for finding in _findings(model, layout, str(path)):
-                raise ModelError(finding)
+                raise ModelError(str(finding))
             side = training_side(model, layout, dtype=dtype)
             open_rank_files(folder, side, stack, framework="np")
             return _Source(side=side, dtype=dtype)

@@ -126,7 +126,7 @@ def _write(outcome: _Outcome, options: argparse.Namespace) -> _Outcome:
         raise OutputError(f"-o {options.output}: there is a file already") from error
     except OSError as error:
         raise OutputError(f"-o {options.output}: {error.strerror or error}") from error
-    return replace(outcome, written=True, reasons=findings(config))
+    return replace(outcome, written=True, reasons=[str(finding) for finding in findings(config)])
 
 
 def _tell(outcome: _Outcome, options: argparse.Namespace) -> None:

@@ -158,8 +158,18 @@ def memory_plan(
     """
     models = models or read_models(config)
     plan = plan_without_kv_cache(config, capacity_bytes, models)
-    kv_cache_bytes = _kv_cache_bytes(config, plan, models.kv_bytes_per_token)
-    return plan if kv_cache_bytes is None else with_kv_cache(plan, kv_cache_bytes)
+    return with_own_kv_cache(config, plan, models.kv_bytes_per_token)
+
+
+def with_own_kv_cache(config: RunConfig, plan: MemoryPlan, per_token: int) -> MemoryPlan:
+    """Return a plan with the KV cache that a run takes; as it is where nothing says its size.
+
+    Raises:
+        ConfigError: As `memory_plan`.
+        DeviceMemoryError: As `memory_plan`.
+    """
+    nbytes = _kv_cache_bytes(config, plan, per_token)
+    return plan if nbytes is None else with_kv_cache(plan, nbytes)
 
 
 def plan_without_kv_cache(
@@ -203,14 +213,20 @@ def rollout_bytes(plan: MemoryPlan) -> int:
     return int(plan.sum(during.resident - {Region.KV_CACHE}).max())
 
 
+def one_sequence(config: RunConfig, per_token: int) -> tuple[int, str]:
+    """Return the bytes of the smallest KV cache, that of one whole sequence, and words for it."""
+    length = config.generate_config.max_model_len
+    least = per_token * length
+    return least, (
+        f"one sequence of generate_config.max_model_len={length} tokens takes "
+        f"{least / _MIB:,.1f} MiB ({per_token:,} bytes a token)"
+    )
+
+
 def _kv_cache_bytes(config: RunConfig, plan: MemoryPlan, per_token: int) -> int | None:
     """Return the size of the KV cache; None where nothing says it."""
     generate = config.generate_config
-    least = per_token * generate.max_model_len
-    sequence = (
-        f"one sequence of generate_config.max_model_len={generate.max_model_len} tokens takes "
-        f"{least / _MIB:,.1f} MiB ({per_token:,} bytes a token)"
-    )
+    least, sequence = one_sequence(config, per_token)
     if generate.kv_cache_mib is not None:
         if generate.kv_cache_mib * _MIB < least:
             raise ConfigError(f"generate_config.kv_cache_mib={generate.kv_cache_mib}: {sequence}")

@@ -3,24 +3,17 @@
 import argparse
 import json
 import sys
-from collections.abc import Iterator
 from dataclasses import asdict
 
 from rich.console import Console
 
-from mindrl.allocation.from_config import role_layout, rollout_layout
-from mindrl.config.run import RunConfig
-from mindrl.config.validate import findings
-from mindrl.errors import ConfigError, DeviceMemoryError
-from mindrl.launch.arguments import positive
-from mindrl.launch.compose import composed_config
+from mindrl.errors import DeviceMemoryError
 from mindrl.launch.exits import FAILED, report
 from mindrl.launch.memory_figures import MemoryFigures, figures_of
 from mindrl.launch.memory_plan import memory_plan, plan_without_kv_cache
 from mindrl.launch.memory_regions import read_models
 from mindrl.launch.memory_table import memory_text, print_memory
-from mindrl.models.description import read_description
-from mindrl.models.legality import rollout_findings, training_findings
+from mindrl.launch.plan_options import add_run_options, device_bytes, planned_config
 
 _EXAMPLE = """\
 example:
@@ -30,11 +23,6 @@ example:
 Of each model folder only config.json is read. The exit code is 1 where the run does not fit,
 2 where the configuration cannot run at all.
 """
-_DEVICE_KEY = "rl_config.device_memory_mib"
-_ROLLOUT_KEYS = {
-    "tp": "generate_config.infer_tensor_parallel_size",
-    "ep": "generate_config.infer_expert_parallel_size",
-}
 
 
 def add_memory_parser(plans: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -47,25 +35,13 @@ def add_memory_parser(plans: "argparse._SubParsersAction[argparse.ArgumentParser
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = memory.add_argument
-    add("--config-name", required=True, metavar="NAME", help="of a file in configs/")
-    add("overrides", nargs="*", metavar="key=value", help="changes, as for a training program")
-    add(
-        "--device-memory-gib",
-        type=positive,
-        metavar="N",
-        help=f"memory of a device, where the configuration has no {_DEVICE_KEY}",
-    )
-    add("--json", action="store_true", help="print one JSON object, all sizes in bytes")
+    add_run_options(memory)
     memory.set_defaults(run=_memory)
 
 
 def _memory(options: argparse.Namespace) -> int:
-    config = composed_config(options.config_name, options.overrides)
-    found = [*findings(config)] or [*_model_findings(config)]
-    if found:
-        raise ConfigError("\n".join(found))
-    capacity_bytes = _capacity_bytes(config, options.device_memory_gib)
+    config = planned_config(options)
+    capacity_bytes = device_bytes(config, options.device_memory_gib)
     models = read_models(config)
     refusal = []
     try:
@@ -88,22 +64,3 @@ def _refusal(figures: MemoryFigures) -> list[str]:
     needed, there = memory_text(figures.peak_bytes), memory_text(figures.capacity_bytes)
     moment = figures.peak_moment.replace("_", " ")
     return [f"{moment} takes {needed} of a device that has {there}"]
-
-
-def _capacity_bytes(config: RunConfig, asked_gib: float | None) -> int | None:
-    configured = config.rl_config.device_memory_mib
-    if configured is not None and asked_gib is not None:
-        raise ConfigError(f"--device-memory-gib: {_DEVICE_KEY}={configured} says it already")
-    if asked_gib is not None:
-        return int(asked_gib * (1 << 30))
-    return None if configured is None else configured << 20
-
-
-def _model_findings(config: RunConfig) -> Iterator[str]:
-    """Say what keeps the models from being cut by their layouts."""
-    for role in config.roles:
-        model = read_description(config.model_path(role), to_plan=True)
-        keys = config.layout_sizes(role).keys
-        yield from training_findings(model, role_layout(config, role), keys)
-        if role == "actor":
-            yield from rollout_findings(model, rollout_layout(config), _ROLLOUT_KEYS)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mindrl.allocation.from_config import rollout_layout
+from mindrl.allocation.from_config import role_layout, rollout_layout
 from mindrl.allocation.layout import TrainLayout
 from mindrl.allocation.regions import Region
 from mindrl.allocation.schedule import Roles
@@ -66,11 +66,21 @@ def read_models(config: RunConfig) -> RunModels:
         ModelError: A model folder does not hold a known model.
     """
     with _no_collection():
-        return _read_models(config)
+        return _read_models(config, plans_reshard=True)
 
 
-def _read_models(config: RunConfig) -> RunModels:
-    layouts = role_layouts(config)
+def bounding_models(config: RunConfig) -> RunModels:
+    """Read the models without planning the reshard, which takes most of the time.
+
+    The ranks are in Megatron's own order, and messages as large as they may be.
+    """
+    with _no_collection():
+        return _read_models(config, plans_reshard=False)
+
+
+def _read_models(config: RunConfig, *, plans_reshard: bool) -> RunModels:
+    own_order = {role: role_layout(config, role) for role in config.roles}
+    layouts = role_layouts(config) if plans_reshard else own_order
     descriptions = {
         role: read_description(config.model_path(role), to_plan=True) for role in config.roles
     }
@@ -78,13 +88,17 @@ def _read_models(config: RunConfig) -> RunModels:
     target, dtype = rollout_layout(config), config.generate_config.dtype
     rollout = rollout_side(descriptions["actor"], target, dtype=dtype)
     bucket_bytes = config.generate_config.reshard_bucket_mib << 20
-    plan = plan_sides(sides["actor"], rollout, topology(config), bucket_bytes=bucket_bytes)
+    if plans_reshard:
+        plan = plan_sides(sides["actor"], rollout, topology(config), bucket_bytes=bucket_bytes)
+        staging = plan.peak_staging
+    else:
+        staging = np.full(config.world_size, bucket_bytes, dtype=np.int64)
     return RunModels(
         descriptions=descriptions,
         layouts=layouts,
         sides=sides,
         rollout=rollout,
-        staging=plan.peak_staging,
+        staging=staging,
         kv_bytes_per_token=kv_bytes_per_token(descriptions["actor"], target, dtype),
     )
 

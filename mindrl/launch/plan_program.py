@@ -1,4 +1,4 @@
-"""The program that plans without running: `python cli/plan.py reshard ...`, `... memory ...`.
+"""The program that plans without running: `python cli/plan.py reshard ...`, `memory`, `explain`.
 
 Needs no torch.
 """
@@ -23,6 +23,7 @@ from mindrl.allocation.strings import (
 from mindrl.errors import ConfigError, MindrlError, ModelError
 from mindrl.launch.arguments import count, counts, positive
 from mindrl.launch.exits import BAD_CONFIG, FAILED, report
+from mindrl.launch.explain_program import add_explain_parser
 from mindrl.launch.memory_program import add_memory_parser
 from mindrl.launch.reshard_figures import (
     PlanFigures,
@@ -93,6 +94,7 @@ def _parser(name: str) -> argparse.ArgumentParser:
     plans = parser.add_subparsers(title="plans", required=True, metavar="PLAN")
     _add_reshard_parser(plans)
     add_memory_parser(plans)
+    add_explain_parser(plans)
     return parser
 
 
@@ -192,7 +194,7 @@ def _reshard(options: argparse.Namespace) -> int:
         *rollout_findings(model, target, _ROLLOUT_KEYS),
     ]
     if findings:
-        return report(findings, FAILED)
+        return report(map(str, findings), FAILED)
     request = _Request(
         model=model,
         source=source,

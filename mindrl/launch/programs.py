@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from mindrl.config.run import RunConfig
+from mindrl.launch.check_program import check_config
 from mindrl.launch.command_line import config_folder, run_program
 from mindrl.launch.convert_program import convert
 from mindrl.launch.import_program import import_config
@@ -30,6 +31,7 @@ def main() -> None:
     programs: Mapping[str, Callable[[], int]] = {
         "train-grpo": train_grpo,
         "train-ppo": train_ppo,
+        "check": _check,
         "plan": _plan,
         "convert-ckpt": _convert,
         "import-config": _import_config,
@@ -46,6 +48,10 @@ def main() -> None:
         sys.exit(0 if asked_for_help else 2)
     del sys.argv[1]
     sys.exit(programs[name]())
+
+
+def _check() -> int:
+    return check_config("mindrl check")
 
 
 def _plan() -> int:

@@ -26,6 +26,10 @@ CHOOSE = "from mindrl.platform.device import choose_platform; choose_platform('a
             "import mindrl.launch.import_program",
             {"torch", "ray", "vllm", "megatron", "transformers", "math_verify"},
         ),
+        (
+            "import mindrl.launch.check_program",
+            {"torch", "ray", "vllm", "megatron", "transformers"},
+        ),
         ("import mindrl.launch.programs", {"torch", "ray", "vllm", "megatron", "transformers"}),
         (CHOOSE, {"torch", "torch_npu", "ray", "vllm", "megatron"}),
         (

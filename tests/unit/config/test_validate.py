@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from mindrl.config.finding import nearest_divisors
 from mindrl.config.run import RunConfig
-from mindrl.config.validate import findings, nearest_divisors
+from mindrl.config.validate import findings
 
 MakeConfig = Callable[..., RunConfig]
 DEVICES = "rl_config.actor_resource.num_npus"
@@ -22,7 +23,7 @@ RESPONSE = "generate_config.sampling_config.max_tokens"
 
 
 def found(run_config: MakeConfig, overrides: dict[str, Any]) -> list[str]:
-    return findings(run_config(Path("model"), overrides))
+    return [str(each) for each in findings(run_config(Path("model"), overrides))]
 
 
 def test_the_base_configuration_of_these_tests_has_no_findings(run_config: MakeConfig) -> None:

@@ -215,7 +215,8 @@ def test_a_folder_in_place_of_a_data_file_is_refused(
 ) -> None:
     folder = overrides(tmp_path) | {"megatron_training.data_path": str(tmp_path)}
     assert refused(run_config(model_folder(tmp_path / "model"), folder)) == [
-        f"megatron_training.data_path={tmp_path}: no such file"
+        f"megatron_training.data_path={tmp_path} must end in .jsonl or .parquet",
+        f"megatron_training.data_path={tmp_path}: no such file",
     ]
 
 

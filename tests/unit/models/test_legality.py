@@ -36,11 +36,11 @@ def described(name: str, **changes: Any) -> ModelDescription:
 
 
 def trains(model: ModelDescription, **sizes: Any) -> list[str]:
-    return list(training_findings(model, TrainLayout(**sizes), TRAINING))
+    return [str(each) for each in training_findings(model, TrainLayout(**sizes), TRAINING)]
 
 
 def rolls_out(model: ModelDescription, **sizes: int) -> list[str]:
-    return list(rollout_findings(model, RolloutLayout(**sizes), ROLLOUT))
+    return [str(each) for each in rollout_findings(model, RolloutLayout(**sizes), ROLLOUT)]
 
 
 @pytest.mark.parametrize(

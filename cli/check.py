@@ -1,0 +1,8 @@
+"""Check a configuration: python cli/check.py --config-name NAME [key=value ...] [--json]."""
+
+import sys
+
+from mindrl.launch.check_program import check_config
+
+if __name__ == "__main__":
+    sys.exit(check_config())

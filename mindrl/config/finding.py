@@ -1,0 +1,97 @@
+"""What is wrong with a configuration: a finding for each rule that it breaks. Imports no torch."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from math import isqrt
+
+Value = bool | int | float | str | tuple[str | int | float, ...] | None
+"""What a key can have."""
+
+_LARGEST_TRIED = 1_000_000
+"""Beyond it divisors are not searched for: the sizes of a run are far below its square."""
+_REFERENCE = "docs/reference/config.md"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One rule that a configuration breaks; as text, its whole sentence."""
+
+    text: str
+    """For a person: field, value and need."""
+    field: str
+    """Key to change, such as `rl_config.mini_batch_size`; where there is none, the place."""
+    value: Value = None
+    """What was found there."""
+    legal: tuple[Value, ...] = ()
+    """Values that this rule allows, the nearest first; empty where none can be named."""
+    page: str | None = None
+    """Page of the docs that says more; None is that of the field's section."""
+
+    def __str__(self) -> str:
+        """Return the sentence."""
+        return self.text
+
+    @property
+    def need(self) -> str:
+        """What the field needs, in words: the sentence without its beginning."""
+        rest = self.text.removeprefix(self.field)
+        return rest.removeprefix(f"={spelled(self.value)}").lstrip("=: ")
+
+    @property
+    def doc(self) -> str:
+        """Where the docs say more."""
+        section = self.field.rpartition(".")[0] or self.field
+        anchor = section.replace(".", "").lower()
+        return self.page or f"{_REFERENCE}#{anchor}"
+
+
+def spelled(value: Value) -> str:
+    """Write a value as the command line takes it."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case float():
+            return f"{value:g}"
+        case tuple():
+            return ",".join(map(str, value))
+        case None:
+            return "null"
+    return str(value)
+
+
+def once(found: Iterable[Finding]) -> list[Finding]:
+    """Keep one finding of those that say the same."""
+    return list({finding.text: finding for finding in found}.values())
+
+
+def nearest_divisors(number: int, value: int) -> str:
+    """Name the divisors of `number` that lie next to `value`."""
+    divisors = _divisors(number)
+    below = [size for size in divisors if size < value][-1:]
+    above = [size for size in divisors if size > value][:1]
+    return ", ".join(map(str, below + above))
+
+
+def must_divide(field: str, value: int, what: str, number: int) -> Iterator[Finding]:
+    """Say so where `value` does not divide `number`."""
+    if number % value:
+        near = nearest_divisors(number, value)
+        text = f"{field}={value} must divide {what}={number}; nearest: {near}"
+        yield Finding(text, field, value, divisors_near(number, value))
+
+
+def divisors_near(number: int, value: int) -> tuple[int, ...]:
+    """List the divisors of `number`, the nearest to `value` first."""
+    return nearest_first(_divisors(number), value)
+
+
+def nearest_first(sizes: Iterable[int], value: int) -> tuple[int, ...]:
+    """Sort sizes by their distance to `value`; of two at one distance the larger comes first."""
+    return tuple(sorted(sizes, key=lambda size: (abs(size - value), -size)))
+
+
+def _divisors(number: int) -> list[int]:
+    small = [
+        size for size in range(1, min(isqrt(number), _LARGEST_TRIED) + 1) if number % size == 0
+    ]
+    return sorted({*small, *(number // size for size in small)})

@@ -1,0 +1,110 @@
+"""Rules on how actor and critic learn: recomputation, optimizer, advantages."""
+
+from collections.abc import Iterator
+
+from mindrl.config.finding import Finding, Value
+from mindrl.config.role import LearningConfig
+from mindrl.config.run import RunConfig
+
+_ESTIMATOR = "rl_config.adv_estimator"
+_RECOMPUTE: dict[str, tuple[str, tuple[Value, ...]]] = {
+    "recompute_method": ("uniform or block", ("uniform", "block")),
+    "recompute_num_layers": ("1 or more", (1,)),
+}
+"""What full recomputation needs besides, in words and as values."""
+
+
+def learning_findings(config: RunConfig) -> Iterator[Finding]:
+    """Say what keeps actor and critic from learning."""
+    learners: dict[str, LearningConfig | None] = {
+        "actor_config": config.actor_config,
+        "critic_config": config.critic_config,
+    }
+    for section, learner in learners.items():
+        if learner is not None:
+            yield from _recomputation(section, learner)
+            yield from _grouped_experts(section, learner, bf16=config.megatron_training.bf16)
+            yield from _decay(section, learner)
+    yield from _critic(config)
+    if config.rl_config.adv_estimator == "gae":
+        yield from _warmup(config)
+    else:
+        yield from _only_with_a_critic(config)
+        yield from _group(config)
+
+
+def _recomputation(section: str, learner: LearningConfig) -> Iterator[Finding]:
+    """Full recomputation says how, and no other does."""
+    granularity = learner.recompute_granularity
+    for name, (need, legal) in _RECOMPUTE.items():
+        field, value = f"{section}.{name}", getattr(learner, name)
+        if granularity == "full" and value is None:
+            text = f"{field} is missing: recompute_granularity=full needs {need}"
+            yield Finding(text, field, None, legal)
+        if granularity != "full" and value is not None:
+            text = (
+                f"{field}={value} has a meaning only with "
+                f"{section}.recompute_granularity=full, found {granularity}"
+            )
+            yield Finding(text, field, value, (None,))
+
+
+def _grouped_experts(section: str, learner: LearningConfig, *, bf16: bool) -> Iterator[Finding]:
+    if learner.moe_grouped_gemm and not bf16:
+        field = f"{section}.moe_grouped_gemm"
+        text = (
+            f"{field}=true needs megatron_training.bf16=true, found false: "
+            "Megatron multiplies grouped experts in bfloat16 only"
+        )
+        yield Finding(text, field, value=True, legal=(False,))
+
+
+def _decay(section: str, learner: LearningConfig) -> Iterator[Finding]:
+    if learner.min_lr > learner.lr:
+        field = f"{section}.min_lr"
+        text = f"{field}={learner.min_lr:g} must not be above {section}.lr={learner.lr:g}"
+        yield Finding(text, field, learner.min_lr, (learner.lr,))
+
+
+def _critic(config: RunConfig) -> Iterator[Finding]:
+    """There is a critic exactly where advantages come from one."""
+    wanted, there = config.rl_config.adv_estimator == "gae", config.critic_config is not None
+    field = "critic_config"
+    if wanted and not there:
+        text = f"{field} is missing: {_ESTIMATOR}=gae needs one, empty or not"
+        yield Finding(text, field)
+    if there and not wanted:
+        text = f"{field} is given: {_ESTIMATOR}=group_norm has no critic; use gae"
+        yield Finding(text, field, "given", (None,))
+
+
+def _warmup(config: RunConfig) -> Iterator[Finding]:
+    """The actor learns in the last step at least."""
+    warmup, steps = config.rl_config.critic_warmup, config.megatron_training.train_iters
+    if warmup >= steps:
+        field = "rl_config.critic_warmup"
+        text = f"{field}={warmup} must be below megatron_training.train_iters={steps}"
+        yield Finding(text, field, warmup, (steps - 1,))
+
+
+def _only_with_a_critic(config: RunConfig) -> Iterator[Finding]:
+    rl = config.rl_config
+    if rl.use_kl_in_reward:
+        field = "rl_config.use_kl_in_reward"
+        text = f"{field}=true needs {_ESTIMATOR}=gae, found group_norm"
+        yield Finding(text, field, value=True, legal=(False,))
+    if rl.critic_warmup:
+        field = "rl_config.critic_warmup"
+        text = f"{field}={rl.critic_warmup} needs {_ESTIMATOR}=gae, found group_norm"
+        yield Finding(text, field, rl.critic_warmup, (0,))
+
+
+def _group(config: RunConfig) -> Iterator[Finding]:
+    samples = config.rl_config.n_samples_per_prompt
+    if samples < 2:
+        field = "rl_config.n_samples_per_prompt"
+        text = (
+            f"{field}={samples}: advantages are normalised "
+            "over the responses to one prompt and need 2 or more"
+        )
+        yield Finding(text, field, samples, (2,))

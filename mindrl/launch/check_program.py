@@ -1,0 +1,148 @@
+"""The program that checks a configuration and starts nothing: `python cli/check.py`.
+
+Needs no torch.
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from mindrl.config.finding import Finding, Value, spelled
+from mindrl.config.run import RunConfig
+from mindrl.errors import ConfigError
+from mindrl.launch.arguments import positive
+from mindrl.launch.checks import Checked
+from mindrl.launch.compose import composed_config
+from mindrl.launch.exits import BAD_CONFIG, FAILED, report
+from mindrl.launch.legal_values import checked_with_legal_values
+from mindrl.launch.memory_checks import Capacity
+from mindrl.launch.plan_options import add_run_options, device_bytes
+from mindrl.platform.device import PLATFORMS, choose_platform
+
+_GIB = 1 << 30
+_EXAMPLE = """\
+examples:
+  python cli/check.py --config-name grpo_tiny_cpu
+  python cli/check.py --config-name grpo_qwen25_7b actor_config.load=models/Qwen2.5-7B \\
+      --elsewhere --device-memory-gib 64 --json
+
+The exit code is 1 where there are findings, 2 where the configuration cannot be read.
+"""
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What the program says."""
+
+    config: str
+    checked: Checked
+    memory_checked: bool
+
+
+def check_config(name: str = "check.py") -> int:
+    """Check what the command line asks for; returns the exit code.
+
+    Args:
+        name: Of the program, as its help calls it.
+    """
+    options = _parser(name).parse_intermixed_args()
+    try:
+        config = composed_config(options.config_name, options.overrides)
+        capacity = _capacity(config, options)
+    except ConfigError as error:
+        return report(str(error).splitlines(), BAD_CONFIG)
+    answer = _Answer(
+        config=options.config_name,
+        checked=_checked(config, capacity, elsewhere=options.elsewhere),
+        memory_checked=capacity.device_bytes is not None and config.rl_config.check_memory,
+    )
+    if options.json:
+        sys.stdout.write(json.dumps(_as_json(answer), indent=2) + "\n")
+    else:
+        _print(answer)
+    return FAILED if answer.checked.findings else 0
+
+
+def _parser(name: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=name,
+        description="Find everything that keeps a run from working before anything is started: "
+        "each finding with its key, its need and the nearest legal values.",
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_run_options(parser)
+    add = parser.add_argument
+    add(
+        "--elsewhere",
+        action="store_true",
+        help="the run is for another machine: files that are not here are no finding",
+    )
+    add(
+        "--host-memory-gib",
+        type=positive,
+        metavar="N",
+        help="memory of one machine that the run may take for what leaves its devices",
+    )
+    return parser
+
+
+def _capacity(config: RunConfig, options: argparse.Namespace) -> Capacity:
+    host_gib = options.host_memory_gib
+    return Capacity(
+        device_bytes=device_bytes(config, options.device_memory_gib),
+        host_bytes=None if host_gib is None else int(host_gib * _GIB),
+    )
+
+
+def _checked(config: RunConfig, capacity: Capacity, *, elsewhere: bool) -> Checked:
+    kind = config.rl_config.device
+    platform = choose_platform("auto") if kind == "auto" else PLATFORMS[kind]
+    return checked_with_legal_values(config, platform, capacity, needs_files=not elsewhere)
+
+
+def _as_json(answer: _Answer) -> dict[str, Any]:
+    return {
+        "config": answer.config,
+        "findings": [_finding(each) for each in answer.checked.findings],
+        "not_checked": [_finding(each) for each in answer.checked.not_checked],
+        "memory_checked": answer.memory_checked,
+    }
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {
+        "field": finding.field,
+        "value": finding.value,
+        "need": finding.need,
+        "legal": finding.legal,
+        "doc": finding.doc,
+        "text": finding.text,
+    }
+
+
+def _print(answer: _Answer) -> None:
+    """Print findings as every program prints errors, each with its way out below it."""
+    console, errors = Console(), Console(stderr=True)
+    for each in answer.checked.findings:
+        report([str(each)], FAILED)
+        ways = " or ".join(map(_on_command_line, each.legal))
+        way = f"legal: {each.field}={ways}; " if ways else ""
+        line = escape(f"       {way}see {each.doc}")
+        errors.print(line, soft_wrap=True, highlight=False)
+    for note in answer.checked.not_checked:
+        console.print(f"not here, so not checked: {escape(str(note))}", soft_wrap=True)
+    if not answer.memory_checked:
+        console.print("memory of the devices not checked: say --device-memory-gib N")
+    count = len(answer.checked.findings)
+    console.print(f"{answer.config}: {count or 'no'} finding{'' if count == 1 else 's'}")
+
+
+def _on_command_line(value: Value) -> str:
+    text = spelled(value)
+    return f"[{text}]" if isinstance(value, tuple) else text

@@ -1,0 +1,140 @@
+"""Rules between a run's predicted memory and what devices and machines have."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import ceil
+
+import numpy as np
+
+from mindrl.config.finding import Finding, Value
+from mindrl.config.run import RunConfig
+from mindrl.errors import DeviceMemoryError
+from mindrl.launch.layouts import topology
+from mindrl.launch.memory_advice import advice_on
+from mindrl.launch.memory_plan import (
+    MemoryPlan,
+    memory_plan,
+    one_sequence,
+    plan_without_kv_cache,
+    rollout_bytes,
+    too_small,
+    with_own_kv_cache,
+)
+from mindrl.launch.memory_regions import (
+    RunModels,
+    bounding_models,
+    offload_switches,
+    read_models,
+)
+
+_MIB = 1 << 20
+_PAGE = "docs/how-to/plan-memory.md"
+_CAPACITY = "rl_config.device_memory_mib"
+_SHARE = "generate_config.gpu_memory_utilization"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capacity:
+    """Memory that is there, in bytes; None where it is not known."""
+
+    device_bytes: int | None = None
+    host_bytes: int | None = None
+    """Of one machine."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is anything to compare with."""
+        return (self.device_bytes, self.host_bytes) != (None, None)
+
+
+def memory_findings(config: RunConfig, capacity: Capacity) -> Iterator[Finding]:
+    """Say so where a step needs more memory than there is.
+
+    Args:
+        config: Without other findings.
+        capacity: To compare with.
+    """
+    if not capacity.is_known or not config.rl_config.check_memory or surely_fits(config, capacity):
+        return
+    models = read_models(config)
+    try:
+        plan = memory_plan(config, capacity.device_bytes, models)
+    except DeviceMemoryError as error:
+        yield _no_room_for_kv_cache(config, capacity, models, str(error))
+        return
+    if not plan.fits:
+        yield _device(config, plan, models)
+    if capacity.host_bytes is not None:
+        yield from _host(config, plan, capacity.host_bytes)
+
+
+def surely_fits(config: RunConfig, capacity: Capacity) -> bool:
+    """Whether a run fits even where one rank has the largest share of every region.
+
+    Answers in a fraction of the time of the whole plan: no reshard is planned. False says nothing.
+    """
+    models = bounding_models(config)
+    plan = plan_without_kv_cache(config, capacity.device_bytes, models)
+    largest = {region: np.full_like(sizes, sizes.max()) for region, sizes in plan.regions.items()}
+    try:
+        plan = with_own_kv_cache(config, replace(plan, regions=largest), models.kv_bytes_per_token)
+    except DeviceMemoryError:
+        return False
+    there = capacity.host_bytes
+    return plan.fits and (there is None or _of_one_machine(config, plan) <= there)
+
+
+def _device(config: RunConfig, plan: MemoryPlan, models: RunModels) -> Finding:
+    """Name the one key that makes the run fit; where there is none, the memory that it needs."""
+    assert plan.capacity_bytes is not None, "nothing is too small where nothing is known"
+    for advice in advice_on(config, plan, models):
+        if advice.peak_bytes <= plan.capacity_bytes:
+            field, _, setting = advice.setting.partition("=")
+            legal: Value = True if setting == "true" else int(setting)
+            value: Value = False if legal is True else config.generate_config.kv_cache_mib
+            return Finding(too_small(plan), field, value, (legal,), _PAGE)
+    needed = ceil(plan.peak_bytes / _MIB)
+    return Finding(too_small(plan), _CAPACITY, plan.capacity_bytes // _MIB, (needed,), _PAGE)
+
+
+def _no_room_for_kv_cache(
+    config: RunConfig, capacity: Capacity, models: RunModels, text: str
+) -> Finding:
+    """Name the share of the device that holds one sequence beside all else, where there is one."""
+    assert capacity.device_bytes is not None, "a device of unknown size is never too small"
+    others = rollout_bytes(plan_without_kv_cache(config, capacity.device_bytes, models))
+    least, _ = one_sequence(config, models.kv_bytes_per_token)
+    # What is left is cut to whole MiB, so one more may be needed.
+    share = ceil((others + least + _MIB) / capacity.device_bytes * 100) / 100
+    legal = (share,) if share <= 1 else ()
+    return Finding(text, _SHARE, config.generate_config.gpu_memory_utilization, legal, _PAGE)
+
+
+def _host(config: RunConfig, plan: MemoryPlan, there: int) -> Iterator[Finding]:
+    """Compare what the workers of one machine keep on the host with its memory."""
+    needed = _of_one_machine(config, plan)
+    if needed <= there:
+        return
+    regions = [region for region in plan.movable if region in plan.regions]
+    regions.sort(key=lambda region: int(plan.sum([region]).max()), reverse=True)
+    switches = {region: offload_switches(config)[region] for region in regions}
+    fixes = [
+        region
+        for region in regions
+        if _of_one_machine(config, smaller := replace(plan, movable=plan.movable - {region}))
+        <= there
+        and smaller.fits
+    ]
+    switch = switches[(fixes or regions)[0]]
+    field = f"{switch.section}.{switch.key}"
+    text = (
+        f"{field}=true: what the workers of one machine keep on the host is predicted to take "
+        f"{needed / _MIB:,.1f} MiB, and the host has {there / _MIB:,.1f} MiB"
+    )
+    yield Finding(text, field, value=True, legal=(False,) if fixes else (), page=_PAGE)
+
+
+def _of_one_machine(config: RunConfig, plan: MemoryPlan) -> int:
+    per_node = topology(config).ranks_per_node
+    host = plan.host_bytes
+    return max(int(host[at : at + per_node].sum()) for at in range(0, len(host), per_node))

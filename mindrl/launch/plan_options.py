@@ -1,0 +1,68 @@
+"""What the plans of a configuration share: its options, its refusal, the memory of a device."""
+
+import argparse
+from collections.abc import Iterator
+
+from mindrl.allocation.from_config import role_layout, rollout_layout
+from mindrl.config.finding import Finding
+from mindrl.config.run import RunConfig
+from mindrl.config.validate import findings
+from mindrl.errors import ConfigError
+from mindrl.launch.arguments import positive
+from mindrl.launch.compose import composed_config
+from mindrl.launch.model_checks import ROLLOUT_KEYS
+from mindrl.models.description import read_description
+from mindrl.models.legality import rollout_findings, training_findings
+
+_DEVICE_KEY = "rl_config.device_memory_mib"
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Add what names a run, its devices and the form of the answer."""
+    add = parser.add_argument
+    add("--config-name", required=True, metavar="NAME", help="of a file in configs/")
+    add("overrides", nargs="*", metavar="key=value", help="changes, as for a training program")
+    add(
+        "--device-memory-gib",
+        type=positive,
+        metavar="N",
+        help=f"memory of a device, where the configuration has no {_DEVICE_KEY}",
+    )
+    add("--json", action="store_true", help="print one JSON object, all sizes in bytes")
+
+
+def planned_config(options: argparse.Namespace) -> RunConfig:
+    """Read the configuration of a plan.
+
+    Raises:
+        ConfigError: It cannot be read, or cannot run whatever memory there is.
+    """
+    config = composed_config(options.config_name, options.overrides)
+    found = [*findings(config)] or [*_model_findings(config)]
+    if found:
+        raise ConfigError("\n".join(map(str, found)))
+    return config
+
+
+def device_bytes(config: RunConfig, asked_gib: float | None) -> int | None:
+    """Return the memory of a device, by the configuration or by the command line.
+
+    Raises:
+        ConfigError: Both say it.
+    """
+    configured = config.rl_config.device_memory_mib
+    if configured is not None and asked_gib is not None:
+        raise ConfigError(f"--device-memory-gib: {_DEVICE_KEY}={configured} says it already")
+    if asked_gib is not None:
+        return int(asked_gib * (1 << 30))
+    return None if configured is None else configured << 20
+
+
+def _model_findings(config: RunConfig) -> Iterator[Finding]:
+    """Say what keeps the models from being cut by their layouts."""
+    for role in config.roles:
+        model = read_description(config.model_path(role), to_plan=True)
+        keys = config.layout_sizes(role).keys
+        yield from training_findings(model, role_layout(config, role), keys)
+        if role == "actor":
+            yield from rollout_findings(model, rollout_layout(config), ROLLOUT_KEYS)

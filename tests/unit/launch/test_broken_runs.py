@@ -1,0 +1,86 @@
+"""Each broken run has one finding, on the right key, and the legal value that it names passes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from broken_runs import ACTOR, DEVICES, RL, RUNS, TP, WITHOUT_LEGAL, Broken, Values
+from checked_runs import CPU, MakeConfig, model_folder, overrides
+
+from mindrl.config.finding import Finding
+from mindrl.config.run import RunConfig
+from mindrl.launch.legal_values import checked_with_legal_values
+from mindrl.launch.memory_checks import Capacity
+
+
+def found(config: RunConfig, run: Broken) -> list[Finding]:
+    mib = config.rl_config.device_memory_mib
+    capacity = Capacity(
+        device_bytes=None if mib is None else mib << 20,
+        host_bytes=None if run.host_mib is None else run.host_mib << 20,
+    )
+    return checked_with_legal_values(config, CPU, capacity).findings
+
+
+def test_there_are_60_broken_runs_and_more() -> None:
+    assert len(RUNS) >= 60
+    # No two are the same.
+    assert len({repr(run) for run in RUNS.values()}) == len(RUNS)
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS.keys())
+def test_a_broken_run_has_one_finding_and_the_legal_value_that_it_names_passes(
+    run: Broken, tmp_path: Path, run_config: MakeConfig
+) -> None:
+    model = model_folder(tmp_path / "model", **run.model)
+
+    def with_value(value: Any) -> RunConfig:
+        return run_config(model, overrides(tmp_path) | run.beside | {run.field: value})
+
+    (finding,) = found(with_value(run.value), run)
+    assert (finding.field, finding.value) == (run.field, run.value)
+    assert finding.legal[0] == run.legal
+    for value in finding.legal:
+        assert found(with_value(value), run) == []
+
+
+@pytest.mark.parametrize(("field", "broken"), WITHOUT_LEGAL.values(), ids=WITHOUT_LEGAL.keys())
+def test_where_no_single_value_helps_the_finding_names_the_key_and_none(
+    field: str, broken: Values, tmp_path: Path, run_config: MakeConfig
+) -> None:
+    config = run_config(model_folder(tmp_path / "model"), overrides(tmp_path) | broken)
+    (finding,) = checked_with_legal_values(config, CPU, Capacity()).findings
+    assert (finding.field, finding.legal) == (field, ())
+
+
+def test_a_legal_value_pleases_all_rules_and_not_only_its_own(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    """The nearest divisors of 28 heads are 7 and 14, which do not divide 8 devices."""
+    run = RUNS["actor tp and attention heads"]
+    config = run_config(
+        model_folder(tmp_path / "model"), overrides(tmp_path) | run.beside | {run.field: 8}
+    )
+    (finding,) = found(config, run)
+    assert str(finding).endswith("nearest: 7, 14")
+    assert finding.legal == (4, 2)
+
+
+def test_two_findings_are_repaired_each_by_its_own_value(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    both = {DEVICES: 8, f"{ACTOR}.{TP}": 3, f"{RL}.n_samples_per_prompt": 1}
+    config = run_config(model_folder(tmp_path / "model"), overrides(tmp_path) | both)
+    findings = checked_with_legal_values(config, CPU, Capacity()).findings
+    assert [(each.field, each.legal) for each in findings] == [
+        (f"{ACTOR}.{TP}", (4, 2)),
+        (f"{RL}.n_samples_per_prompt", (2,)),
+    ]
+
+
+def test_an_export_would_replace_no_file(tmp_path: Path, run_config: MakeConfig) -> None:
+    model = model_folder(tmp_path / "model")
+    config = run_config(model, overrides(tmp_path) | {"actor_config.save": str(model)})
+    (finding,) = checked_with_legal_values(config, CPU, Capacity()).findings
+    assert (finding.field, finding.legal) == ("actor_config.save", (None,))
+    assert str(finding).startswith(f"actor_config.save={model} holds files already")

@@ -1,0 +1,157 @@
+"""The check program as a user starts it, on a machine without torch."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from mindrl.config.finding import Finding
+
+ROOT = Path(__file__).parents[3]
+MODEL = "actor_config.load=tests/unit/data_models/qwen2_5_7b"
+RUN = ("--config-name", "grpo_qwen25_7b", MODEL)
+TP = "actor_config.tensor_model_parallel_size"
+WITHOUT_TORCH = """
+import runpy, sys
+for name in ("torch", "megatron", "vllm", "ray", "transformers"):
+    sys.modules[name] = None  # import then raises ImportError, as where it is not installed
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def started(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, "cli/check.py", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def answer(*arguments: str, code: int = 0) -> dict[str, Any]:
+    ended = started(*arguments, "--json")
+    assert ended.returncode == code, ended.stderr
+    found: dict[str, Any] = json.loads(ended.stdout)
+    return found
+
+
+def test_a_run_for_another_machine_passes_with_what_could_not_be_checked() -> None:
+    ended = started(*RUN, "--elsewhere", "--device-memory-gib", "64")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines() == [
+        "not here, so not checked: megatron_training.data_path=./data/train.jsonl: no such file",
+        (
+            "not here, so not checked: "
+            "megatron_training.test_data_path=./data/test.jsonl: no such file"
+        ),
+        f"not here, so not checked: {MODEL}: no weight files",
+        "grpo_qwen25_7b: no findings",
+    ]
+
+
+def test_all_findings_come_at_once_each_with_its_way_out() -> None:
+    ended = started(*RUN, f"{TP}=8", "--elsewhere", "rl_config.mini_batch_size=5")
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines() == [
+        (
+            "error: rl_config.mini_batch_size=5 must divide megatron_training.global_batch_size="
+            "32; nearest: 4, 8"
+        ),
+        ("       legal: rl_config.mini_batch_size=4 or 8; see docs/reference/config.md#rl_config"),
+        f"error: {TP}=8 must divide num_attention_heads=28; nearest: 7, 14",
+        # Neither 7 nor 14 divides 8 devices.
+        f"       legal: {TP}=4 or 2; see docs/reference/config.md#actor_config",
+    ]
+    assert ended.stdout.splitlines()[-1] == "grpo_qwen25_7b: 2 findings"
+
+
+def test_a_list_is_shown_as_the_command_line_takes_it() -> None:
+    ended = started(*RUN, "--elsewhere", "rl_config.verifier_weight=[1.0]")
+    assert "       legal: rl_config.verifier_weight=[1.0,1.0]; see" in ended.stderr
+    assert started(*RUN, "--elsewhere", "rl_config.verifier_weight=[1.0,1.0]").returncode == 0
+
+
+def test_files_that_are_missing_are_findings_where_the_run_is_to_start_here() -> None:
+    found = answer(*RUN, code=1)
+    assert [(each["field"], each["need"]) for each in found["findings"]] == [
+        ("megatron_training.data_path", "no such file"),
+        ("megatron_training.test_data_path", "no such file"),
+        (
+            "actor_config.load",
+            "model folder tests/unit/data_models/qwen2_5_7b has no .safetensors file",
+        ),
+    ]
+    assert found["not_checked"] == []
+
+
+def test_a_finding_as_json_has_field_value_need_legal_values_and_page() -> None:
+    (finding,) = answer(*RUN, f"{TP}=8", "--elsewhere", code=1)["findings"]
+    assert finding == {
+        "field": TP,
+        "value": 8,
+        "need": "must divide num_attention_heads=28; nearest: 7, 14",
+        "legal": [4, 2],
+        "doc": "docs/reference/config.md#actor_config",
+        "text": f"{TP}=8 must divide num_attention_heads=28; nearest: 7, 14",
+    }
+
+
+def test_memory_is_judged_where_it_is_known() -> None:
+    """Training keeps 3.55 + 7.09 + 10.64 GiB on a device: see docs/how-to/check-a-run.md."""
+    assert answer(*RUN, "--elsewhere")["memory_checked"] is False
+    small = answer(*RUN, "--elsewhere", "--device-memory-gib", "21", code=1)
+    (finding,) = small["findings"]
+    assert small["memory_checked"] is True
+    assert (finding["field"], finding["value"]) == ("rl_config.device_memory_mib", 21504)
+    assert finding["legal"] == [21791]
+    host = answer(*RUN, "--elsewhere", "--host-memory-gib", "100", code=1)
+    (finding,) = host["findings"]
+    assert finding["text"].startswith("generate_config.offload_train_optimizer=true: ")
+    assert finding["legal"] == [False]
+
+
+def test_a_configuration_that_cannot_be_read_ends_with_code_2() -> None:
+    for argument, words in (
+        ("rl_config.n_sampels_per_prompt=8", "did you mean rl_config.n_samples_per_prompt?"),
+        ("rl_config.epochs=0", "rl_config.epochs=0 must be greater than or equal to 1"),
+    ):
+        ended = started(*RUN, argument)
+        assert ended.returncode == 2
+        assert words in ended.stderr
+    ended = started("--config-name", "no_such_run")
+    assert ended.returncode == 2
+    assert "has no configuration no_such_run" in ended.stderr
+
+
+def test_an_answer_with_memory_takes_less_than_two_seconds_of_a_processor() -> None:
+    """The best of three, and not by the clock: other programs may keep the machine busy."""
+    seconds = []
+    for _ in range(3):
+        before = os.times()
+        started(*RUN, "--elsewhere", "--device-memory-gib", "64")
+        after = os.times()
+        seconds.append(
+            after.children_user
+            + after.children_system
+            - before.children_user
+            - before.children_system
+        )
+    assert min(seconds) < 2.0
+
+
+def test_help_has_an_example() -> None:
+    ended = started("--help")
+    assert ended.returncode == 0
+    assert "python cli/check.py --config-name grpo_tiny_cpu" in ended.stdout
+
+
+def test_every_page_that_a_finding_names_is_there() -> None:
+    page = (ROOT / "docs" / "reference" / "config.md").read_text("utf-8")
+    sections = re.findall(r"^## (.+)$", page, re.MULTILINE)
+    anchors = {f"docs/reference/config.md#{name.replace('.', '')}" for name in sections}
+    assert {Finding("", f"{name}.key").doc for name in sections} == anchors

@@ -1,0 +1,153 @@
+"""The derived numbers of a run as a user reads them, each derived here by hand."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+MODELS = ROOT / "tests" / "unit" / "data_models"
+RUN = ("--config-name", "grpo_qwen25_7b", f"actor_config.load={MODELS / 'qwen2_5_7b'}")
+GIB = 1 << 30
+WITHOUT_TORCH = """
+import runpy, sys
+for name in ("torch", "megatron", "vllm", "ray", "transformers"):
+    sys.modules[name] = None  # import then raises ImportError, as where it is not installed
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+LAYER = (28 + 2 * 4) * 128 * (3584 + 1) + 3584 * 3584 + 3 * 3584 * 18944 + 2 * 3584
+"""Parameters of a layer: query, key, value with bias; output; three of the MLP; two norms."""
+PARAMETERS = 28 * LAYER + 2 * 152064 * 3584 + 3584
+"""All layers, both embeddings, the last norm."""
+
+
+def started(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, "cli/plan.py", "explain", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def figures(*arguments: str) -> dict[str, Any]:
+    ended = started(*arguments, "--json")
+    assert ended.returncode == 0, ended.stderr
+    found: dict[str, Any] = json.loads(ended.stdout)
+    return found
+
+
+@pytest.fixture(scope="module")
+def shipped() -> dict[str, Any]:
+    """The shipped run of Qwen2.5-7B on devices of 64 GiB."""
+    return figures(*RUN, "--device-memory-gib", "64")
+
+
+def test_eight_ranks_are_two_training_replicas_of_four_and_four_rollout_replicas_of_two(
+    shipped: dict[str, Any],
+) -> None:
+    actor, rollout = shipped["roles"]["actor"], shipped["roles"]["rollout"]
+    assert (actor["ranks"], actor["ranks_per_replica"], actor["replicas"]) == (8, 4, 2)
+    assert actor["groups"] == {
+        "tp": [[0, 1, 2, 3], [4, 5, 6, 7]],
+        "dp": [[0, 4], [1, 5], [2, 6], [3, 7]],
+    }
+    assert shipped["roles"]["ref"]["groups"] == actor["groups"]
+    assert rollout["groups"] == {"tp": [[0, 1], [2, 3], [4, 5], [6, 7]]}
+
+
+def test_a_step_of_32_prompts_has_256_sequences_and_64_micro_batches_a_replica(
+    shipped: dict[str, Any],
+) -> None:
+    batch = shipped["batch"]
+    assert batch["sequences_per_step"] == 32 * 8
+    assert batch["rollout_sequences_per_replica"] == 256 / 4
+    assert (batch["updates_per_step"], batch["sequences_per_update"]) == (1, 256)
+    # 128 sequences a replica: 4 in each pass of the log-probs, 2 in each of the update.
+    assert batch["micro_batches_of_replica"] == {"reference": 32, "forward": 32, "update": 64}
+    assert batch["longest_sequence_tokens"] == 2048 + 2048
+
+
+def test_regions_are_the_parameters_over_those_that_share_them(shipped: dict[str, Any]) -> None:
+    """Norms and some biases lie on every rank, less than a part in ten thousand."""
+    assert PARAMETERS == 7_615_616_512
+    largest = {name: region["largest"] for name, region in shipped["regions"].items()}
+    by_hand = {
+        "actor_weights": PARAMETERS * 2 / 4,
+        "actor_gradients": PARAMETERS * 4 / 4,
+        # Main weights and two moments, of 4 bytes each, over 4 x 2 ranks.
+        "actor_optimizer": PARAMETERS * 12 / 8,
+        "reference_weights": PARAMETERS * 2 / 4,
+        "rollout_weights": PARAMETERS * 2 / 2,
+    }
+    for name, expected in by_hand.items():
+        assert largest[name] == pytest.approx(expected, rel=1e-3), name
+    # Half the device less the rollout weights, in whole MiB.
+    left = 32 * GIB - largest["rollout_weights"]
+    assert largest["kv_cache"] == left >> 20 << 20
+    # Keys and values of 28 layers, 2 of 4 heads, 128 numbers, 2 bytes.
+    assert shipped["kv_cache_tokens"] == largest["kv_cache"] // (2 * 28 * 2 * 128 * 2)
+    kept = ("actor_weights", "actor_optimizer", "reference_weights")
+    assert shipped["host_bytes"] == sum(largest[name] for name in kept)
+
+
+def test_the_peak_of_a_phase_is_what_it_needs(shipped: dict[str, Any]) -> None:
+    totals = {phase["label"]: phase["total_bytes"] for phase in shipped["phases"]}
+    largest = {name: region["largest"] for name, region in shipped["regions"].items()}
+    assert list(totals) == ["reshard", "rollout", "reference", "forward", "train"]
+    assert totals["rollout"] == largest["rollout_weights"] + largest["kv_cache"]
+    trained = ("actor_weights", "actor_gradients", "actor_optimizer")
+    assert totals["train"] == sum(largest[name] for name in trained)
+    assert (shipped["peak_moment"], shipped["peak_bytes"]) == ("rollout", totals["rollout"])
+
+
+def test_a_reshard_moves_three_quarters_of_what_the_rollout_holds(shipped: dict[str, Any]) -> None:
+    """Ranks 0, 3, 4 and 7 lack a quarter of the model, the others a half."""
+    quarter = PARAMETERS * 2 / 4
+    moved = shipped["reshard"]
+    expected = [quarter, 2 * quarter, 2 * quarter, quarter] * 2
+    assert moved["received_bytes"]["per_rank"] == pytest.approx(expected, rel=1e-3)
+    assert moved["copied_bytes"]["total"] == pytest.approx(4 * quarter, rel=1e-3)
+    assert moved["across_nodes_bytes"] == 0
+
+
+def test_a_mixture_shows_groups_of_experts_and_no_count_of_token_batches() -> None:
+    mixture = figures(
+        "--config-name",
+        "grpo_qwen25_7b",
+        f"actor_config.load={MODELS / 'qwen3_30b_a3b'}",
+        "actor_config.expert_model_parallel_size=8",
+        "megatron_training.sequence_parallel=true",
+        "rl_config.use_dynamic_bsz=true",
+    )
+    actor = mixture["roles"]["actor"]
+    assert actor["sizes"] == {"tp": 4, "cp": 1, "pp": 1, "dp": 2, "ep": 8, "etp": 1}
+    assert actor["groups"]["ep"] == [[0, 1, 2, 3, 4, 5, 6, 7]]
+    assert mixture["batch"]["micro_batches_of_replica"] is None
+    assert mixture["kv_cache_tokens"] is None
+
+
+def test_the_page_shows_what_the_program_prints() -> None:
+    page = (ROOT / "docs" / "how-to" / "check-a-run.md").read_text("utf-8")
+    ended = started(*RUN, "--device-memory-gib", "64")
+    assert ended.returncode == 0, ended.stderr
+    (printed,) = [part for part in page.split("```") if part.startswith("text\ngrpo_qwen25_7b: 8")]
+    assert [line.rstrip() for line in ended.stdout.splitlines()] == printed.splitlines()[1:]
+
+
+def test_what_cannot_run_is_refused_with_code_2() -> None:
+    ended = started(*RUN, "actor_config.tensor_model_parallel_size=8")
+    assert ended.returncode == 2
+    assert "must divide num_attention_heads=28" in ended.stderr
+
+
+def test_help_has_an_example() -> None:
+    ended = started("--help")
+    assert ended.returncode == 0
+    assert "python cli/plan.py explain --config-name grpo_qwen25_7b" in ended.stdout

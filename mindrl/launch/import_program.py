@@ -126,7 +126,10 @@ def _write(outcome: _Outcome, options: argparse.Namespace) -> _Outcome:
         raise OutputError(f"-o {options.output}: there is a file already") from error
     except OSError as error:
         raise OutputError(f"-o {options.output}: {error.strerror or error}") from error
-    return replace(outcome, written=True, reasons=[str(finding) for finding in findings(config)])
+    # What the user is to settle is in the report already.
+    open_keys = {key for each in imported.mapped if each.kind == "open" for key in each.sets}
+    reasons = [str(each) for each in findings(config) if each.field not in open_keys]
+    return replace(outcome, written=True, reasons=reasons)
 
 
 def _tell(outcome: _Outcome, options: argparse.Namespace) -> None:

@@ -36,7 +36,7 @@ megatron_training:
   seq_length: 512
   train_iters: 3
   stage: ray_grpo
-  data_path: ./data/prompts
+  data_path: ./data/prompts.jsonl
   split: 100,0,0
   seed: 7
 
@@ -296,7 +296,7 @@ def test_whatever_a_text_holds_it_arrives_as_it_is_and_commands_nothing(
     tmp_path: Path, value: str
 ) -> None:
     as_text = json.dumps(value.replace("${", r"\${"), ensure_ascii=False)
-    text = GRPO.replace("./data/prompts", as_text).replace("./ckpt", as_text)
+    text = GRPO.replace("./data/prompts.jsonl", as_text).replace("./ckpt", as_text)
     ended = ran(written(tmp_path, text))
     assert ended.returncode == 0, ended.stderr
     assert "\x1b" not in ended.stdout

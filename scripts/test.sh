@@ -52,7 +52,7 @@ run_tests() {
     local report status=0 failed_before="$failed"
     report="$(mktemp)"
     printf '\n== tests\n'
-    python -m pytest -m "not gpu and not npu" --junitxml "$report" "$@" || status=$?
+    python -m pytest -m "not gpu and not npu" --durations=30 --junitxml "$report" "$@" || status=$?
     count_tests "$report"
     rm -f "$report"
     if ((status)); then

@@ -16,9 +16,9 @@ from rich.markup import escape
 from mindrl.config.hydra_defaults import plain_values, register_defaults
 from mindrl.config.load import field_names, load_run_config, suggest
 from mindrl.config.run import RunConfig
-from mindrl.errors import ConfigError, InterruptedRunError, MindrlError, OutputError
+from mindrl.errors import ConfigError, MindrlError, OutputError
 from mindrl.launch.checks import check_without_files
-from mindrl.launch.exits import BAD_CONFIG, FAILED, INTERRUPTED, report
+from mindrl.launch.exits import exit_code
 from mindrl.launch.explain import derived_numbers, render_numbers
 from mindrl.launch.interrupts import signals_as_errors
 from mindrl.platform.device import PLATFORMS, choose_platform
@@ -62,13 +62,14 @@ def run_program(train: Train, *, configs: Path, default_config: str, adv_estimat
         version_base="1.3", config_path=str(configs.resolve()), config_name=default_config
     )(task)
 
-    def checked() -> None:
+    def checked() -> int:
         with signals_as_errors():
             _checked(program, configs)
         for error in errors:
             raise error
+        return 0
 
-    return _exit_code(checked)
+    return exit_code(checked, HydraException, OmegaConfBaseException)
 
 
 def config_folder() -> Path:
@@ -142,16 +143,3 @@ def _checked(program: Callable[[], object], configs: Path) -> None:
         raise no_such_config(error, configs) from error
     except OSError as error:
         raise OutputError(f"the run folder cannot be made: {error}") from error
-
-
-def _exit_code(action: Callable[[], None]) -> int:
-    """Run, and turn an error that was raised on purpose into words and an exit code."""
-    try:
-        action()
-    except InterruptedRunError as error:
-        return report(str(error).splitlines(), INTERRUPTED)
-    except (ConfigError, HydraException, OmegaConfBaseException) as error:
-        return report(str(error).splitlines(), BAD_CONFIG)
-    except MindrlError as error:
-        return report(str(error).splitlines(), FAILED)
-    return 0

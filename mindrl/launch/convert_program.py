@@ -16,9 +16,9 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from mindrl.allocation.layout import TrainLayout
 from mindrl.allocation.strings import parse_training, training_string
 from mindrl.config.finding import Finding
-from mindrl.errors import ConfigError, InterruptedRunError, MindrlError, ModelError, OutputError
+from mindrl.errors import ConfigError, ModelError, OutputError
 from mindrl.launch.arguments import counts, positive
-from mindrl.launch.exits import BAD_CONFIG, FAILED, INTERRUPTED, report
+from mindrl.launch.exits import FAILED, exit_code, report
 from mindrl.launch.interrupts import signals_as_errors
 from mindrl.launch.reshard_table import in_units
 from mindrl.models.decoder import DType, Side, logical_shapes, training_side
@@ -50,15 +50,12 @@ def convert(name: str = "convert_ckpt.py") -> int:
         name: Of the program, as its help calls it.
     """
     options = _parser(name).parse_args()
-    try:
+
+    def convert_or_stop() -> int:
         with signals_as_errors():
             return _convert(options)
-    except InterruptedRunError as error:
-        return report(str(error).splitlines(), INTERRUPTED)
-    except (ConfigError, ModelError) as error:
-        return report(str(error).splitlines(), BAD_CONFIG)
-    except MindrlError as error:
-        return report(str(error).splitlines(), FAILED)
+
+    return exit_code(convert_or_stop, ModelError)
 
 
 def _parser(name: str) -> argparse.ArgumentParser:

@@ -21,9 +21,9 @@ from mindrl.config.load import load_run_config
 from mindrl.config.mindspeed_rl import Import, import_run
 from mindrl.config.mindspeed_rl_file import TheirRun, their_run
 from mindrl.config.validate import findings
-from mindrl.errors import ConfigError, MindrlError, OutputError
+from mindrl.errors import ConfigError, OutputError
 from mindrl.launch.arguments import count
-from mindrl.launch.exits import BAD_CONFIG, FAILED, report
+from mindrl.launch.exits import FAILED, exit_code, report
 from mindrl.launch.import_text import as_json, nested, report_lines, yaml_text
 
 _EXAMPLE = """\
@@ -42,12 +42,7 @@ def import_config(name: str = "import_config.py") -> int:
         name: Of the program, as its help calls it.
     """
     options = _parser(name).parse_args()
-    try:
-        return _import(options)
-    except ConfigError as error:
-        return report(str(error).splitlines(), BAD_CONFIG)
-    except MindrlError as error:
-        return report(str(error).splitlines(), FAILED)
+    return exit_code(lambda: _import(options))
 
 
 def _parser(name: str) -> argparse.ArgumentParser:

@@ -20,9 +20,9 @@ from mindrl.allocation.strings import (
     states_replicas,
     training_string,
 )
-from mindrl.errors import ConfigError, MindrlError, ModelError
+from mindrl.errors import ConfigError, ModelError
 from mindrl.launch.arguments import count, counts, positive
-from mindrl.launch.exits import BAD_CONFIG, FAILED, report
+from mindrl.launch.exits import FAILED, exit_code, report
 from mindrl.launch.explain_program import add_explain_parser
 from mindrl.launch.memory_program import add_memory_parser
 from mindrl.launch.reshard_figures import (
@@ -69,12 +69,7 @@ def plan(name: str = "plan.py") -> int:
         name: Of the program, as its help calls it.
     """
     options = _options(_parser(name))
-    try:
-        return int(options.run(options))
-    except (ConfigError, ModelError) as error:
-        return report(str(error).splitlines(), BAD_CONFIG)
-    except MindrlError as error:
-        return report(str(error).splitlines(), FAILED)
+    return exit_code(lambda: int(options.run(options)), ModelError)
 
 
 def _options(parser: argparse.ArgumentParser) -> argparse.Namespace:

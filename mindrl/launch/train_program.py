@@ -83,8 +83,9 @@ def train(config: RunConfig, run_dir: Path) -> dict[str, object]:
     journal = Journal(run.folder, outcome, console, _trackers(run))
     try:
         with interrupts_unwrapped(), console, _workers(run, console) as (actor, rewards):
-            plan = with_limits(config, *actor.device_limits())
-            journal.memory_log = MemoryWatch(plan, run.folder.root)
+            if config.rl_config.memory_timeline_steps:
+                plan = with_limits(config, *actor.device_limits())
+                journal.memory_log = MemoryWatch(plan, run.folder.root)
             _trainer(run, actor, rewards, journal).run(run.model_folder)
         outcome.status = "completed"
     except InterruptedRunError:

@@ -11,7 +11,8 @@ from mindrl.config.actor import ActorConfig
 from mindrl.config.layout_sizes import Role
 from mindrl.config.role import CriticConfig, LearningConfig
 from mindrl.config.run import RunConfig
-from mindrl.launch.layouts import role_layouts, topology
+from mindrl.launch.layouts import topology
+from mindrl.launch.memory_regions import read_models
 from mindrl.launch.worker_memory import make_device, plan_worker_memory
 from mindrl.platform.attention import attention_kernel
 from mindrl.platform.determinism import make_deterministic
@@ -41,11 +42,12 @@ def build_worker(config: RunConfig, platform: Platform) -> IntegratedWorker:
     """
     if config.is_deterministic:
         make_deterministic()
-    layouts = role_layouts(config)
+    models = read_models(config)
+    layouts = models.layouts
     _configure_megatron(config, platform, layouts)
     made = GroupsByLayout(seed=config.megatron_training.seed)
     groups = {role: made.of(layout) for role, layout in layouts.items()}
-    memory = plan_worker_memory(config, platform.device_type)
+    memory = plan_worker_memory(config, models, platform.device_type)
     settings = RolesSettings(
         actor=_actor(config, platform, groups["actor"], memory.kv_cache_bytes),
         reference=_reference(config, platform, groups),

@@ -9,7 +9,7 @@ from mindrl.config.run import RunConfig
 from mindrl.errors import DeviceMemoryError
 from mindrl.launch.layouts import topology
 from mindrl.launch.memory_plan import MemoryPlan, memory_plan, too_small, with_kv_cache
-from mindrl.launch.memory_regions import RunModels, read_models
+from mindrl.launch.memory_regions import RunModels
 from mindrl.platform.device_memory import device_account
 from mindrl.platform.host_arena import HostArena, require_host_memory, rounded
 from mindrl.workers.device import Device
@@ -28,13 +28,12 @@ class WorkerMemory:
     kv_cache_bytes: int
 
 
-def plan_worker_memory(config: RunConfig, device_type: str) -> WorkerMemory:
+def plan_worker_memory(config: RunConfig, models: RunModels, device_type: str) -> WorkerMemory:
     """Plan the memory of this rank. A collective.
 
     Raises:
         DeviceMemoryError: The device is too small, and `rl_config.check_memory` asks.
     """
-    models = read_models(config)
     plan = memory_plan(config, _capacity(config, device_type), models)
     kv_cache_bytes = plan.kv_cache_bytes
     if kv_cache_bytes is None:

@@ -13,6 +13,7 @@ import torch
 from assembly import assembled
 from forked_workers import ForkedWorkers
 from safetensors.torch import load_file
+from test_training_layouts import LENGTHS, sequences
 from torch import Tensor, nn
 from training_messages import Case
 from transformers import (
@@ -32,7 +33,6 @@ pytestmark = pytest.mark.distributed
 
 MakeModel = Callable[..., Path]
 FAMILIES = ("qwen2", "qwen3", "llama", "qwen3_moe")
-LENGTHS = (5, 17, 9, 12, 7, 16, 11, 8)
 LOSS = ValueLoss(clip_range=0.5)
 OPTIMIZER: dict[str, Any] = {
     "lr": 1e-2,
@@ -61,19 +61,6 @@ LAYOUTS = {
     ],
     "qwen3_moe": [Case(folder="", layout=TrainLayout(dp=2, ep=2))],
 }
-
-
-def sequences() -> Sequences:
-    """Make eight sequences of which all but the first three tokens are the response."""
-    generator = torch.Generator().manual_seed(1)
-    B, T = len(LENGTHS), max(LENGTHS)
-    lengths_B = torch.tensor(LENGTHS)
-    inside_BT = torch.arange(T) < lengths_B[:, None]
-    return Sequences(
-        tokens_BT=torch.randint(0, 211, (B, T), generator=generator) * inside_BT,
-        lengths_B=lengths_B,
-        response_mask_BT=inside_BT & (torch.arange(T) >= 3),
-    )
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,6 @@ from mindrl.platform.environment import prepare_driver
 
 Train = Callable[[RunConfig, Path], object]
 
-_CHECKOUT = Path(__file__).resolve().parents[2]
 _DRY_RUN = "--dry-run"
 
 
@@ -70,12 +69,6 @@ def run_program(train: Train, *, configs: Path, default_config: str, adv_estimat
         return 0
 
     return exit_code(checked, HydraException, OmegaConfBaseException)
-
-
-def config_folder() -> Path:
-    """Return the checkout's configurations, else those of the working folder."""
-    shipped = _CHECKOUT / "configs"
-    return shipped if shipped.is_dir() else Path("configs").resolve()
 
 
 def no_such_config(error: MissingConfigException, folder: Path) -> ConfigError:

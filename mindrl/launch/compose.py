@@ -13,7 +13,8 @@ from mindrl.config.hydra_defaults import plain_values, register_defaults
 from mindrl.config.load import load_run_config
 from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError
-from mindrl.launch.command_line import check_overrides, config_folder, no_such_config
+from mindrl.launch.command_line import check_overrides, no_such_config
+from mindrl.launch.shipped import config_folder
 
 
 def composed_config(name: str, overrides: Sequence[str]) -> RunConfig:

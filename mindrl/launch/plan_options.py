@@ -11,7 +11,7 @@ from mindrl.errors import ConfigError
 from mindrl.launch.arguments import positive
 from mindrl.launch.compose import composed_config
 from mindrl.launch.model_checks import ROLLOUT_KEYS
-from mindrl.models.description import read_description
+from mindrl.launch.shipped import planned_description
 from mindrl.models.legality import rollout_findings, training_findings
 
 _DEVICE_KEY = "rl_config.device_memory_mib"
@@ -61,7 +61,7 @@ def device_bytes(config: RunConfig, asked_gib: float | None) -> int | None:
 def _model_findings(config: RunConfig) -> Iterator[Finding]:
     """Say what keeps the models from being cut by their layouts."""
     for role in config.roles:
-        model = read_description(config.model_path(role), to_plan=True)
+        model = planned_description(config.model_path(role))
         keys = config.layout_sizes(role).keys
         yield from training_findings(model, role_layout(config, role), keys)
         if role == "actor":

@@ -33,8 +33,9 @@ from mindrl.launch.reshard_figures import (
     full_gather_bytes,
 )
 from mindrl.launch.reshard_table import print_figures
+from mindrl.launch.shipped import planned_description
 from mindrl.models.decoder import DType, Side, elsewhere, rollout_side, training_side
-from mindrl.models.description import ModelDescription, read_description
+from mindrl.models.description import ModelDescription
 from mindrl.models.legality import rollout_findings, training_findings
 from mindrl.resharding.plan import DEFAULT_BUCKET_BYTES, Topology, plan_sides
 from mindrl.resharding.rank_map import RankMap, choose_orders
@@ -181,7 +182,7 @@ class _Request:
 
 
 def _reshard(options: argparse.Namespace) -> int:
-    model = read_description(options.model, to_plan=True)
+    model = planned_description(options.model)
     source, target = _layouts(options.source, options.target, options.world, options.disjoint)
     source = replace(source, layers_per_chunk=options.layers_per_chunk)
     findings = [

@@ -6,10 +6,11 @@ from pathlib import Path
 
 from mindrl.config.run import RunConfig
 from mindrl.launch.check_program import check_config
-from mindrl.launch.command_line import config_folder, run_program
+from mindrl.launch.command_line import run_program
 from mindrl.launch.convert_program import convert
 from mindrl.launch.import_program import import_config
 from mindrl.launch.plan_program import plan
+from mindrl.launch.shipped import config_folder
 
 
 def train_grpo() -> int:

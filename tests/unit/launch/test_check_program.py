@@ -11,7 +11,7 @@ from typing import Any
 from mindrl.config.finding import Finding
 
 ROOT = Path(__file__).parents[3]
-MODEL = "actor_config.load=tests/unit/data_models/qwen2_5_7b"
+MODEL = "actor_config.load=configs/models/Qwen2.5-7B"
 RUN = ("--config-name", "grpo_qwen25_7b", MODEL)
 TP = "actor_config.tensor_model_parallel_size"
 WITHOUT_TORCH = """
@@ -83,7 +83,7 @@ def test_files_that_are_missing_are_findings_where_the_run_is_to_start_here() ->
         ("megatron_training.test_data_path", "no such file"),
         (
             "actor_config.load",
-            "model folder tests/unit/data_models/qwen2_5_7b has no .safetensors file",
+            "model folder configs/models/Qwen2.5-7B has no .safetensors file",
         ),
     ]
     assert found["not_checked"] == []

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[3]
-MODELS = ROOT / "tests" / "unit" / "data_models"
-RUN = ("--config-name", "grpo_qwen25_7b", f"actor_config.load={MODELS / 'qwen2_5_7b'}")
+MODELS = ROOT / "configs" / "models"
+RUN = ("--config-name", "grpo_qwen25_7b", f"actor_config.load={MODELS / 'Qwen2.5-7B'}")
 GIB = 1 << 30
 WITHOUT_TORCH = """
 import runpy, sys
@@ -121,7 +121,7 @@ def test_a_mixture_shows_groups_of_experts_and_no_count_of_token_batches() -> No
     mixture = figures(
         "--config-name",
         "grpo_qwen25_7b",
-        f"actor_config.load={MODELS / 'qwen3_30b_a3b'}",
+        f"actor_config.load={MODELS / 'Qwen3-30B-A3B'}",
         "actor_config.expert_model_parallel_size=8",
         "megatron_training.sequence_parallel=true",
         "rl_config.use_dynamic_bsz=true",

@@ -21,8 +21,8 @@ from mindrl.launch.memory_regions import read_models
 from mindrl.launch.plan_program import plan
 
 ROOT = Path(__file__).parents[3]
-MODELS = ROOT / "tests" / "unit" / "data_models"
-QWEN = f"actor_config.load={MODELS / 'qwen2_5_7b'}"
+MODELS = ROOT / "configs" / "models"
+QWEN = f"actor_config.load={MODELS / 'Qwen2.5-7B'}"
 GIB, MIB = 1 << 30, 1 << 20
 ALL_STAY = tuple(f"generate_config.offload_train_{part}=false" for part in ("param", "grad"))
 WITHOUT_TORCH = """
@@ -162,7 +162,7 @@ def test_a_smaller_kv_cache_is_advised_that_just_fits_the_device() -> None:
 
 def test_critic_and_reward_model_have_layouts_and_switches_of_their_own() -> None:
     grpo = config_of("generate_config.kv_cache_mib=4096")
-    llama = str(MODELS / "llama_3_2_1b")
+    llama = str(MODELS / "Llama-3.2-1B")
     config = replace(
         grpo,
         critic_config=CriticConfig(tensor_model_parallel_size=8, offload_train_grad=False),

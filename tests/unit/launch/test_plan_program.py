@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[3]
-MODELS = ROOT / "tests" / "unit" / "data_models"
+MODELS = ROOT / "configs" / "models"
 WITHOUT_TORCH = """
 import runpy, sys
 for name in ("torch", "megatron", "vllm", "ray", "transformers"):
@@ -53,14 +53,14 @@ def gigabytes(count: int) -> float:
 @pytest.mark.parametrize(
     ("model", "layouts", "ranks", "gathered", "default", "largest", "best"),
     [
-        ("qwen2_5_7b", ("megatron:t2", "vllm:t4"), 8, 60.9, 15.2, 3.8, 0),
-        ("qwen2_5_7b", ("megatron:t4", "vllm:t2"), 8, 91.4, 45.7, 7.6, 30.5),
-        ("qwen2_5_7b", ("megatron:t2p2", "vllm:t4"), 8, 91.4, 22.8, 3.8, 15.2),
-        ("qwen2_5_7b", ("megatron:t4p2", "vllm:t2"), 8, 106.6, 53.3, 7.6, 45.7),
-        ("qwen2_5_32b", ("megatron:t4p2", "vllm:t8"), 16, 917.4, 114.7, 8.2, 65.5),
-        ("qwen3_30b_a3b", ("megatron:p2e4", "vllm:e8"), 8, 418.2, 63.1, 8.8, 41.3),
-        ("qwen3_30b_a3b", ("megatron:t2e4", "vllm:t4e8"), 8, 360.1, 46.5, 8.0, 0),
-        ("qwen3_30b_a3b", ("megatron:t4p2e8", "vllm:t4e16"), 32, 1825.5, 121.4, 4.0, 79.8),
+        ("Qwen2.5-7B", ("megatron:t2", "vllm:t4"), 8, 60.9, 15.2, 3.8, 0),
+        ("Qwen2.5-7B", ("megatron:t4", "vllm:t2"), 8, 91.4, 45.7, 7.6, 30.5),
+        ("Qwen2.5-7B", ("megatron:t2p2", "vllm:t4"), 8, 91.4, 22.8, 3.8, 15.2),
+        ("Qwen2.5-7B", ("megatron:t4p2", "vllm:t2"), 8, 106.6, 53.3, 7.6, 45.7),
+        ("Qwen2.5-32B", ("megatron:t4p2", "vllm:t8"), 16, 917.4, 114.7, 8.2, 65.5),
+        ("Qwen3-30B-A3B", ("megatron:p2e4", "vllm:e8"), 8, 418.2, 63.1, 8.8, 41.3),
+        ("Qwen3-30B-A3B", ("megatron:t2e4", "vllm:t4e8"), 8, 360.1, 46.5, 8.0, 0),
+        ("Qwen3-30B-A3B", ("megatron:t4p2e8", "vllm:t4e16"), 32, 1825.5, 121.4, 4.0, 79.8),
     ],
 )
 def test_bytes_of_known_models_are_those_of_a_model_of_their_own(  # noqa: PLR0917 - a row
@@ -87,7 +87,7 @@ def test_bytes_of_known_models_are_those_of_a_model_of_their_own(  # noqa: PLR09
 
 
 def test_the_chosen_order_of_7b_moves_nothing_and_is_spelled_in_digits() -> None:
-    found = figures("qwen2_5_7b", "megatron:d4t2", "vllm:d2t4")
+    found = figures("Qwen2.5-7B", "megatron:d4t2", "vllm:d2t4")
     assert found["rank_map"]["order"] == [["dp", 2], ["tp", 2], ["dp", 2]]
     assert found["rank_map"]["expert_order"] == []
     assert found["rank_map"]["applied_bytes"] == found["chosen"]["received_bytes"]["total"] == 0
@@ -100,7 +100,7 @@ def test_the_chosen_order_of_7b_moves_nothing_and_is_spelled_in_digits() -> None
 
 def test_per_rank_figures_add_up_to_the_totals_and_the_busiest_have_the_most() -> None:
     found = figures(
-        "qwen2_5_7b", "megatron:d4t2", "vllm:d2t4", "--ranks-per-node", "4", "--rank-map", "default"
+        "Qwen2.5-7B", "megatron:d4t2", "vllm:d2t4", "--ranks-per-node", "4", "--rank-map", "default"
     )
     plan = found["default"]
     assert found["rank_map"] is None
@@ -121,7 +121,7 @@ def test_per_rank_figures_add_up_to_the_totals_and_the_busiest_have_the_most() -
 
 
 def test_half_the_bandwidth_takes_twice_as_long_and_half_the_type_half_the_bytes() -> None:
-    layouts = ("qwen2_5_7b", "megatron:d2t4", "vllm:d4t2", "--rank-map", "default")
+    layouts = ("Qwen2.5-7B", "megatron:d2t4", "vllm:d4t2", "--rank-map", "default")
     plan = figures(*layouts)["default"]
     slow = figures(*layouts, "--bandwidth-gbps-per-rank", "100")["default"]
     wide = figures(*layouts, "--dtype", "float32")["default"]
@@ -132,7 +132,7 @@ def test_half_the_bandwidth_takes_twice_as_long_and_half_the_type_half_the_bytes
 
 
 def test_a_smaller_bucket_makes_more_rounds_and_moves_as_much() -> None:
-    layouts = ("qwen2_5_7b", "megatron:d2t4", "vllm:d4t2", "--rank-map", "default")
+    layouts = ("Qwen2.5-7B", "megatron:d2t4", "vllm:d4t2", "--rank-map", "default")
     large = figures(*layouts)["default"]
     small = figures(*layouts, "--bucket-mib", "32")["default"]
     assert small["received_bytes"] == large["received_bytes"]
@@ -141,7 +141,7 @@ def test_a_smaller_bucket_makes_more_rounds_and_moves_as_much() -> None:
 
 
 def test_disjoint_ranks_send_each_replica_whole_and_have_no_rank_map() -> None:
-    found = figures("qwen2_5_7b", "megatron:d1p2t4", "vllm:t4", "--world", "16", "--disjoint")
+    found = figures("Qwen2.5-7B", "megatron:d1p2t4", "vllm:t4", "--world", "16", "--disjoint")
     assert (found["ranks"], found["rollout"]) == (16, "vllm:d2t4")
     assert found["rank_map"] is None
     plan = found["default"]
@@ -153,16 +153,16 @@ def test_disjoint_ranks_send_each_replica_whole_and_have_no_rank_map() -> None:
 
 
 def test_the_ranks_follow_from_whichever_side_states_d() -> None:
-    only_to = figures("qwen2_5_7b", "megatron:t4", "vllm:d4t2", "--rank-map", "default")
+    only_to = figures("Qwen2.5-7B", "megatron:t4", "vllm:d4t2", "--rank-map", "default")
     assert (only_to["ranks"], only_to["training"]) == (8, "megatron:d2t4")
-    only_from = figures("qwen2_5_7b", "megatron:d2t4", "vllm:t2", "--rank-map", "default")
+    only_from = figures("Qwen2.5-7B", "megatron:d2t4", "vllm:t2", "--rank-map", "default")
     assert (only_from["ranks"], only_from["rollout"]) == (8, "vllm:d4t2")
 
 
 def test_uneven_stages_are_given_by_their_layers() -> None:
-    found = figures("qwen2_5_7b", "megatron:d1p2t2", "vllm:d1t4", "--layers-per-chunk", "20,8")
+    found = figures("Qwen2.5-7B", "megatron:d1p2t2", "vllm:d1t4", "--layers-per-chunk", "20,8")
     assert found["default"]["received_bytes"] == found["default"]["lower_bound_bytes"]
-    ended = reshard("qwen2_5_7b", "megatron:p3", "vllm:t1", "--layers-per-chunk", "10,10,9")
+    ended = reshard("Qwen2.5-7B", "megatron:p3", "vllm:t1", "--layers-per-chunk", "10,10,9")
     assert ended.returncode == 1
     assert errors(ended) == [
         (
@@ -173,7 +173,7 @@ def test_uneven_stages_are_given_by_their_layers() -> None:
 
 
 def test_all_findings_come_at_once_with_code_1() -> None:
-    ended = reshard("qwen2_5_7b", "megatron:p3t8e2", "vllm:t8e8", "--world", "24")
+    ended = reshard("Qwen2.5-7B", "megatron:p3t8e2", "vllm:t8e8", "--world", "24")
     assert ended.returncode == 1
     assert ended.stdout == ""
     assert errors(ended) == [
@@ -192,11 +192,11 @@ def test_all_findings_come_at_once_with_code_1() -> None:
     ("arguments", "message"),
     [
         (
-            ("qwen2_5_7b", "d4t2", "vllm:t4"),
+            ("Qwen2.5-7B", "d4t2", "vllm:t4"),
             "error: d4t2, character 1: the backend is missing; write megatron:d4t2",
         ),
         (
-            ("qwen2_5_7b", "megatron:d4t2", "vllm:d4t4"),
+            ("Qwen2.5-7B", "megatron:d4t2", "vllm:d4t4"),
             "error: vllm:d4t4, character 6: this layout has 16 ranks, not 8; write d2",
         ),
         (
@@ -204,19 +204,19 @@ def test_all_findings_come_at_once_with_code_1() -> None:
             f"error: model folder {MODELS}/nowhere does not exist",
         ),
         (
-            ("qwen2_5_7b", "megatron:t2", "vllm:t4", "--world", "8", "--disjoint"),
+            ("Qwen2.5-7B", "megatron:t2", "vllm:t4", "--world", "8", "--disjoint"),
             "error: --world 8 --disjoint: write d in --from or in --to",
         ),
         (
-            ("qwen2_5_7b", "megatron:d4t2", "vllm:t4", "--world", "8", "--disjoint"),
+            ("Qwen2.5-7B", "megatron:d4t2", "vllm:t4", "--world", "8", "--disjoint"),
             "error: --world 8 --disjoint: one side alone takes 8 ranks",
         ),
         (
-            ("qwen2_5_7b", "megatron:d4t2", "vllm:t4", "--world", "6"),
+            ("Qwen2.5-7B", "megatron:d4t2", "vllm:t4", "--world", "6"),
             ("error: megatron:d4t2, character 10: this layout has 8 ranks, not 6; write d3"),
         ),
         (
-            ("qwen2_5_7b", "megatron:d99999t4", "vllm:t4"),
+            ("Qwen2.5-7B", "megatron:d99999t4", "vllm:t4"),
             "error: 399996 ranks are too many to plan; at most 4096",
         ),
     ],
@@ -242,13 +242,13 @@ def test_what_cannot_be_read_ends_with_code_2_and_one_line(
     ],
 )
 def test_wrong_options_end_with_code_2_and_the_usage(more: tuple[str, ...], message: str) -> None:
-    ended = reshard("qwen2_5_7b", "megatron:t2", "vllm:t2", *more)
+    ended = reshard("Qwen2.5-7B", "megatron:t2", "vllm:t2", *more)
     assert ended.returncode == 2
     assert errors(ended)[-1] == f"plan.py reshard: error: {message}"
 
 
 def test_the_table_shows_both_orders_in_units_of_a_thousand() -> None:
-    ended = reshard("qwen2_5_7b", "megatron:d4t2", "vllm:d2t4")
+    ended = reshard("Qwen2.5-7B", "megatron:d4t2", "vllm:d2t4")
     assert ended.returncode == 0, ended.stderr
     rows = {
         cells[0]: cells[1:]
@@ -266,11 +266,11 @@ def test_the_page_of_the_program_shows_what_it_prints_and_what_it_says_of_30_and
     page = (ROOT / "docs" / "how-to" / "plan-a-reshard.md").read_text("utf-8")
     command = re.search(r"--from (\S+) --to (\S+)\n", page)
     assert command is not None
-    _, *printed = reshard("qwen2_5_7b", *command.groups()).stdout.splitlines()
+    _, *printed = reshard("Qwen2.5-7B", *command.groups()).stdout.splitlines()
     assert len(printed) > 20
     shown = page.splitlines()
     assert [line for line in printed if line.rstrip() not in shown] == []
-    wider = figures("qwen2_5_7b", "megatron:d2t4", "vllm:d4t2")
+    wider = figures("Qwen2.5-7B", "megatron:d2t4", "vllm:d4t2")
     sizes = ("best_bytes", "applied_bytes")
     assert [gigabytes(wider["rank_map"][name]) for name in sizes] == [30.5, 45.7]
 
@@ -280,6 +280,6 @@ def test_help_has_an_example_that_works_and_a_plan_must_be_named() -> None:
     assert shown.returncode == 0
     example = re.search(r"--from (megatron:\S+) --to (vllm:\S+)\n", shown.stdout)
     assert example is not None
-    assert reshard("qwen2_5_7b", *example.groups()).returncode == 0
+    assert reshard("Qwen2.5-7B", *example.groups()).returncode == 0
     assert started().returncode == 2
     assert started("reshard").returncode == 2

@@ -13,7 +13,7 @@ from mindrl.errors import ModelError
 from mindrl.models.decoder import logical_shapes
 from mindrl.models.description import ModelDescription, read_description
 
-MODELS = Path(__file__).parents[1] / "data_models"
+MODELS = Path(__file__).parents[3] / "configs" / "models"
 MakeModel = Callable[[bool], Path]
 FAMILIES = "llama, mistral, phi3, qwen2, qwen3, qwen3_moe, deepseek_v2, deepseek_v3"
 QWEN_7B: dict[str, Any] = {
@@ -83,14 +83,14 @@ def test_what_the_installed_transformers_writes_is_read(
 @pytest.mark.parametrize(
     ("name", "count"),
     [
-        ("llama_3_1_8b", 8_030_261_248),
+        ("Llama-3.1-8B", 8_030_261_248),
         # Tied: its embedding of 262,668,288 counts once.
-        ("llama_3_2_1b", 1_235_814_400),
-        ("phi_4", 14_659_507_200),
-        ("qwen2_5_32b", 32_763_876_352),
-        ("qwen3_30b_a3b", 30_532_122_624),
+        ("Llama-3.2-1B", 1_235_814_400),
+        ("phi-4", 14_659_507_200),
+        ("Qwen2.5-32B", 32_763_876_352),
+        ("Qwen3-30B-A3B", 30_532_122_624),
         # Without its multi-token prediction, which is neither trained nor rolled out.
-        ("deepseek_v3", 671_026_419_200),
+        ("DeepSeek-V3", 671_026_419_200),
     ],
 )
 def test_a_published_config_gives_the_published_number_of_parameters(name: str, count: int) -> None:
@@ -101,24 +101,24 @@ def test_a_published_config_gives_the_published_number_of_parameters(name: str, 
     ("name", "change", "message"),
     [
         (
-            "qwen3_30b_a3b",
+            "Qwen3-30B-A3B",
             {"num_hidden_layers": "48"},
             "num_hidden_layers='48' must be a valid integer",
         ),
         (
-            "qwen3_30b_a3b",
+            "Qwen3-30B-A3B",
             {"decoder_sparse_step": 0},
             "decoder_sparse_step=0 must be greater than or equal to 1",
         ),
-        ("qwen3_30b_a3b", {"mlp_only_layers": 3}, "mlp_only_layers=3 must be a list"),
+        ("Qwen3-30B-A3B", {"mlp_only_layers": 3}, "mlp_only_layers=3 must be a list"),
         (
-            "deepseek_v3",
+            "DeepSeek-V3",
             {"num_hidden_layers": True},
             "num_hidden_layers=True must be a valid integer",
         ),
-        ("deepseek_v3", {"n_group": "8"}, "n_group='8' must be a valid integer"),
+        ("DeepSeek-V3", {"n_group": "8"}, "n_group='8' must be a valid integer"),
         (
-            "deepseek_v3",
+            "DeepSeek-V3",
             {"moe_intermediate_size": "2048"},
             "moe_intermediate_size='2048' must be a valid integer",
         ),
@@ -136,11 +136,11 @@ def test_a_size_of_a_mixture_that_is_no_number_is_named(
 
 
 def test_a_mixture_is_read_under_the_names_of_its_family() -> None:
-    qwen = read_description(str(MODELS / "qwen3_30b_a3b")).moe
+    qwen = read_description(str(MODELS / "Qwen3-30B-A3B")).moe
     assert qwen is not None
     assert (qwen.num_experts, qwen.num_experts_per_tok, qwen.intermediate_size) == (128, 8, 768)
     assert (qwen.norm_topk_prob, qwen.dense_layers) == (True, frozenset())
-    deepseek = read_description(str(MODELS / "deepseek_v3"), to_plan=True)
+    deepseek = read_description(str(MODELS / "DeepSeek-V3"), to_plan=True)
     assert deepseek.moe is not None
     assert deepseek.moe.num_experts == 256
     assert deepseek.moe.dense_layers == {0, 1, 2}
@@ -151,7 +151,7 @@ def test_a_mixture_is_read_under_the_names_of_its_family() -> None:
 
 
 def test_every_second_layer_and_those_in_the_list_are_dense(tmp_path: Path) -> None:
-    values = json.loads((MODELS / "qwen3_30b_a3b" / "config.json").read_text("utf-8"))
+    values = json.loads((MODELS / "Qwen3-30B-A3B" / "config.json").read_text("utf-8"))
     sparse = values | {"num_hidden_layers": 6, "decoder_sparse_step": 2, "mlp_only_layers": [1]}
     moe = read_description(folder_with(tmp_path, sparse)).moe
     assert moe is not None
@@ -160,7 +160,7 @@ def test_every_second_layer_and_those_in_the_list_are_dense(tmp_path: Path) -> N
 
 
 def test_how_deepseek_chooses_experts_and_stretches_its_embedding_is_read() -> None:
-    model = read_description(str(MODELS / "deepseek_v3"))
+    model = read_description(str(MODELS / "DeepSeek-V3"))
     assert model.moe is not None
     assert model.mla is not None
     assert model.mla.yarn is not None
@@ -199,7 +199,7 @@ def test_how_deepseek_chooses_experts_and_stretches_its_embedding_is_read() -> N
 def test_what_megatron_cannot_be_told_of_a_deepseek_is_refused_to_a_run_and_can_be_planned(
     change: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    values = json.loads((MODELS / "deepseek_v3" / "config.json").read_text("utf-8"))
+    values = json.loads((MODELS / "DeepSeek-V3" / "config.json").read_text("utf-8"))
     folder = folder_with(tmp_path, values | change)
     with pytest.raises(ModelError) as caught:
         read_description(folder)
@@ -209,7 +209,7 @@ def test_what_megatron_cannot_be_told_of_a_deepseek_is_refused_to_a_run_and_can_
 
 
 def test_a_config_json_may_be_named_instead_of_its_folder() -> None:
-    folder = MODELS / "qwen2_5_7b"
+    folder = MODELS / "Qwen2.5-7B"
     assert read_description(str(folder / "config.json")) == read_description(str(folder))
 
 

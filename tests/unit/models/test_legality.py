@@ -18,7 +18,7 @@ from mindrl.models.description import (
 )
 from mindrl.models.legality import rollout_findings, training_findings
 
-MODELS = Path(__file__).parents[1] / "data_models"
+MODELS = Path(__file__).parents[3] / "configs" / "models"
 TRAINING = {
     "tp": "train.tp",
     "cp": "train.cp",
@@ -46,11 +46,11 @@ def rolls_out(model: ModelDescription, **sizes: int) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "training", "rollout"),
     [
-        ("qwen2_5_7b", {"tp": 4, "pp": 2, "vpp": 7, "dp": 2}, {"tp": 2, "pp": 3}),
+        ("Qwen2.5-7B", {"tp": 4, "pp": 2, "vpp": 7, "dp": 2}, {"tp": 2, "pp": 3}),
         # Four key-value heads for eight ranks: two ranks share a head, on both sides.
-        ("qwen3_30b_a3b", {"tp": 8, "dp": 2, "ep": 8, "etp": 2}, {"tp": 8, "dp": 2, "ep": 16}),
+        ("Qwen3-30B-A3B", {"tp": 8, "dp": 2, "ep": 8, "etp": 2}, {"tp": 8, "dp": 2, "ep": 16}),
         (
-            "deepseek_v3",
+            "DeepSeek-V3",
             {"tp": 4, "dp": 8, "pp": 2, "ep": 32, "layers_per_chunk": (31, 30)},
             # 256 experts over 24 ranks: vLLM deals 10 or 11 to each.
             {"tp": 8, "dp": 3, "ep": 24},
@@ -66,14 +66,14 @@ def test_a_model_and_the_layouts_that_people_run_it_with_have_no_findings(
 
 
 def test_28_heads_are_not_cut_by_8() -> None:
-    model = described("qwen2_5_7b")
+    model = described("Qwen2.5-7B")
     rest = "=8 must divide num_attention_heads=28; nearest: 7, 14"
     assert trains(model, tp=8) == [f"train.tp{rest}"]
     assert rolls_out(model, tp=8) == [f"infer.tp{rest}"]
 
 
 def test_key_value_heads_are_cut_or_copied_but_not_both() -> None:
-    model = described("qwen2_5_7b", num_attention_heads=24, intermediate_size=24 * 100)
+    model = described("Qwen2.5-7B", num_attention_heads=24, intermediate_size=24 * 100)
     rest = "must divide num_key_value_heads=4 or be a multiple of it; nearest: "
     assert trains(model, tp=6) == [f"train.tp=6 {rest}4, 8"]
     assert trains(model, tp=3) == [f"train.tp=3 {rest}2, 4"]
@@ -81,7 +81,7 @@ def test_key_value_heads_are_cut_or_copied_but_not_both() -> None:
 
 
 def test_context_parallel_ranks_share_the_heads_of_a_tensor_parallel_rank() -> None:
-    model = described("qwen2_5_7b")
+    model = described("Qwen2.5-7B")
     # 28 heads in 4 groups: with tp=2, 14 heads in 2 groups.
     assert trains(model, cp=4) == trains(model, cp=7, tp=4) == trains(model, tp=2, cp=2) == []
     assert trains(model, tp=2, cp=4) == [
@@ -98,7 +98,7 @@ def test_context_parallel_ranks_share_the_heads_of_a_tensor_parallel_rank() -> N
 def test_heads_of_odd_size_may_leave_rows_of_the_fused_qkv_that_16_ranks_cannot_share() -> None:
     # 16 query and 2 x 1 key-value heads of 3: 54 rows. vLLM gives the whole head to every rank.
     sizes = {"num_attention_heads": 16, "num_key_value_heads": 1, "head_dim": 3}
-    model = described("qwen2_5_7b", **sizes)
+    model = described("Qwen2.5-7B", **sizes)
     assert trains(model, tp=16) == [
         "train.tp=16 must divide the rows of the fused QKV=54; nearest: 9, 18"
     ]
@@ -106,9 +106,9 @@ def test_heads_of_odd_size_may_leave_rows_of_the_fused_qkv_that_16_ranks_cannot_
 
 
 def test_the_width_of_a_dense_layer_counts_only_where_there_are_dense_layers() -> None:
-    dense = described("qwen2_5_7b", intermediate_size=1022)
+    dense = described("Qwen2.5-7B", intermediate_size=1022)
     assert trains(dense, tp=4) == ["train.tp=4 must divide intermediate_size=1022; nearest: 2, 7"]
-    experts = described("qwen3_30b_a3b", intermediate_size=1022)
+    experts = described("Qwen3-30B-A3B", intermediate_size=1022)
     assert trains(experts, tp=4) == []
     assert experts.moe is not None
     mixed = replace(experts, moe=replace(experts.moe, dense_layers=frozenset({0})))
@@ -118,7 +118,7 @@ def test_the_width_of_a_dense_layer_counts_only_where_there_are_dense_layers() -
 
 
 def test_shared_experts_are_cut_by_the_tensor_parallel_size_on_both_sides() -> None:
-    model = described("deepseek_v3")
+    model = described("DeepSeek-V3")
     assert model.moe is not None
     odd = replace(model, moe=replace(model.moe, shared_intermediate_size=2050))
     rest = "=4 must divide the width of the shared experts=2050; nearest: 2, 5"
@@ -127,7 +127,7 @@ def test_shared_experts_are_cut_by_the_tensor_parallel_size_on_both_sides() -> N
 
 
 def test_training_deals_experts_evenly_and_the_rollout_at_least_one_to_each_rank() -> None:
-    model = described("qwen3_30b_a3b")
+    model = described("Qwen3-30B-A3B")
     assert trains(model, dp=12, ep=12) == [
         "train.ep=12 must divide num_experts=128; nearest: 8, 16"
     ]
@@ -138,7 +138,7 @@ def test_training_deals_experts_evenly_and_the_rollout_at_least_one_to_each_rank
 
 
 def test_experts_that_are_cut_are_cut_evenly() -> None:
-    model = described("qwen3_30b_a3b", num_attention_heads=40, num_key_value_heads=20)
+    model = described("Qwen3-30B-A3B", num_attention_heads=40, num_key_value_heads=20)
     assert trains(model, dp=5, etp=5) == [
         "train.etp=5 must divide moe_intermediate_size=768; nearest: 4, 6"
     ]
@@ -151,7 +151,7 @@ def test_experts_that_are_cut_are_cut_evenly() -> None:
 
 
 def test_a_model_without_experts_takes_no_expert_sizes() -> None:
-    model = described("qwen2_5_7b")
+    model = described("Qwen2.5-7B")
     assert trains(model, tp=4, ep=2, etp=2) == [
         "train.ep=2 needs a model with experts; 1 is legal",
         "train.etp=2 needs a model with experts; 1 is legal",
@@ -162,7 +162,7 @@ def test_a_model_without_experts_takes_no_expert_sizes() -> None:
 def test_the_vocabulary_of_the_rollout_is_cut_in_its_padded_length() -> None:
     # 100 tokens become 128 rows whatever the ranks, and 105 for 7 ranks in training.
     sizes = {"vocab_size": 100, "num_key_value_heads": 28, "intermediate_size": 700}
-    model = described("qwen2_5_7b", **sizes)
+    model = described("Qwen2.5-7B", **sizes)
     assert rolls_out(model, tp=7) == [
         "infer.tp=7 must divide vocab_size in whole 64s=128; nearest: 4, 8"
     ]
@@ -170,7 +170,7 @@ def test_the_vocabulary_of_the_rollout_is_cut_in_its_padded_length() -> None:
 
 
 def test_stages_cut_the_layers_evenly_or_by_a_list() -> None:
-    model = described("deepseek_v3")
+    model = described("DeepSeek-V3")
     assert trains(model, pp=8) == [
         "train.pp=8 must divide num_hidden_layers=61; nearest: 1, 61; or give train.layers"
     ]
@@ -191,13 +191,13 @@ def test_stages_cut_the_layers_evenly_or_by_a_list() -> None:
 
 
 def test_virtual_stages_need_two_real_ones() -> None:
-    assert trains(described("qwen2_5_7b"), vpp=2) == [
+    assert trains(described("Qwen2.5-7B"), vpp=2) == [
         "train.vpp=2 needs train.pp of 2 or more, found 1"
     ]
 
 
 def test_the_rollout_has_no_more_stages_than_the_model_has_layers() -> None:
-    model = described("qwen2_5_7b")
+    model = described("Qwen2.5-7B")
     assert rolls_out(model, pp=27) == []
     assert rolls_out(model, pp=29) == [
         "infer.pp=29 must be at most num_hidden_layers=28; nearest: 28"
@@ -205,7 +205,7 @@ def test_the_rollout_has_no_more_stages_than_the_model_has_layers() -> None:
 
 
 def test_megatron_cuts_the_rows_of_the_latent_projections_and_vllm_does_not() -> None:
-    model = described("deepseek_v3")
+    model = described("DeepSeek-V3")
     # 512 latent and 64 rotary rows.
     assert trains(model, tp=128) == [
         "train.tp=128 must divide kv_lora_rank + qk_rope_head_dim=576; nearest: 96, 144"

@@ -14,7 +14,7 @@ from mindrl.models.decoder import rollout_side, training_side
 from mindrl.models.description import ModelDescription, read_description
 from mindrl.models.memory import TrainedBytes, held_bytes, kv_bytes_per_token, trained_bytes
 
-MODELS = Path(__file__).parents[1] / "data_models"
+MODELS = Path(__file__).parents[3] / "configs" / "models"
 QWEN_7B = 7_615_616_512
 """Weights of Qwen2.5-7B, as its model card says: 7.61 billion."""
 TINY = ModelDescription(
@@ -89,7 +89,7 @@ def test_two_stages_hold_the_embedding_each_in_a_bucket_of_its_own() -> None:
 
 
 def test_known_models_take_two_bytes_a_weight_on_both_sides() -> None:
-    model = read_description(str(MODELS / "qwen2_5_7b"))
+    model = read_description(str(MODELS / "Qwen2.5-7B"))
     layout = TrainLayout(tp=4, dp=2)
     side = training_side(model, layout, dtype="bfloat16")
     (found,) = set(held_bytes(side))
@@ -103,12 +103,12 @@ def test_known_models_take_two_bytes_a_weight_on_both_sides() -> None:
     ("model", "tp", "expected"),
     [
         # 28 layers, 4 key-value heads of 128, keys and values, 2 bytes.
-        ("qwen2_5_7b", 1, 28 * 4 * 128 * 2 * 2),
-        ("qwen2_5_7b", 4, 28 * 1 * 128 * 2 * 2),
+        ("Qwen2.5-7B", 1, 28 * 4 * 128 * 2 * 2),
+        ("Qwen2.5-7B", 4, 28 * 1 * 128 * 2 * 2),
         # More ranks than heads: each still has one.
-        ("qwen2_5_7b", 8, 28 * 1 * 128 * 2 * 2),
+        ("Qwen2.5-7B", 8, 28 * 1 * 128 * 2 * 2),
         # 61 layers, a latent of 512 and a rotary key of 64, on every rank.
-        ("deepseek_v3", 8, 61 * 576 * 2),
+        ("DeepSeek-V3", 8, 61 * 576 * 2),
     ],
 )
 def test_bytes_of_a_token_in_the_kv_cache(model: str, tp: int, expected: int) -> None:
@@ -124,7 +124,7 @@ LLAMA_LAYER = WHOLE + ROTATION + 4096 * 2 * (3 * (32 + 8) * 128 + 5 * 14336)
 
 
 def llama() -> ModelDescription:
-    return read_description(str(MODELS / "llama_3_1_8b"))
+    return read_description(str(MODELS / "Llama-3.1-8B"))
 
 
 def test_an_update_keeps_what_every_layer_made_and_works_on_one_more() -> None:

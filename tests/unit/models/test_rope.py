@@ -10,11 +10,11 @@ from mindrl.errors import ModelError
 from mindrl.models.description import read_description
 from mindrl.models.rope import LinearScaling, Llama3Scaling
 
-MODELS = Path(__file__).parents[1] / "data_models"
+MODELS = Path(__file__).parents[3] / "configs" / "models"
 
 
 def llama(**change: Any) -> dict[str, Any]:
-    values = json.loads((MODELS / "llama_3_1_8b" / "config.json").read_text("utf-8"))
+    values = json.loads((MODELS / "Llama-3.1-8B" / "config.json").read_text("utf-8"))
     return {key: value for key, value in (values | change).items() if value != "left out"}
 
 
@@ -27,7 +27,7 @@ def folder_with(tmp_path: Path, values: object) -> str:
 
 
 def test_llama_3_1_scales_by_8_and_llama_3_2_by_32_the_waves_longer_than_8192_positions() -> None:
-    model = read_description(str(MODELS / "llama_3_1_8b"))
+    model = read_description(str(MODELS / "Llama-3.1-8B"))
     assert model.rope_scaling == Llama3Scaling(
         factor=8.0,
         low_freq_factor=1.0,
@@ -37,7 +37,7 @@ def test_llama_3_1_scales_by_8_and_llama_3_2_by_32_the_waves_longer_than_8192_po
     assert (model.rope_theta, model.head_dim, model.heads_per_group) == (5e5, 128, 4)
     assert not model.attention_bias
     assert not model.tie_word_embeddings
-    small = read_description(str(MODELS / "llama_3_2_1b"))
+    small = read_description(str(MODELS / "Llama-3.2-1B"))
     assert isinstance(small.rope_scaling, Llama3Scaling)
     assert (small.rope_scaling.factor, small.head_dim) == (32.0, 64)
     assert small.tie_word_embeddings

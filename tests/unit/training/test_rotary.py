@@ -13,7 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from mindrl.models.description import ModelDescription, read_description
 from mindrl.training.rotary import inverse_frequencies
 
-MODELS = Path(__file__).parents[1] / "data_models"
+MODELS = Path(__file__).parents[3] / "configs" / "models"
 SMALL = {"num_attention_heads": 4, "head_dim": 32, "hidden_size": 128, "num_hidden_layers": 2}
 
 
@@ -69,7 +69,7 @@ def test_each_frequency_is_that_of_transformers_to_the_bit(
 
 @pytest.mark.parametrize(
     ("name", "kept", "divided", "factor"),
-    [("llama_3_1_8b", 29, 29, 8.0), ("llama_3_2_1b", 15, 14, 32.0)],
+    [("Llama-3.1-8B", 29, 29, 8.0), ("Llama-3.2-1B", 15, 14, 32.0)],
 )
 def test_a_published_llama_keeps_its_high_frequencies_and_divides_its_low_ones(
     name: str, kept: int, divided: int, factor: float

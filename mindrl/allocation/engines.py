@@ -11,15 +11,26 @@ from mindrl.allocation.refusals import AllocationError
 from mindrl.errors import ConfigError
 
 ENGINES = ("rollout", "actor", "critic", "ref", "reward", "teacher")
+SECTIONS = {
+    "rollout": "generate_config",
+    "actor": "actor_config",
+    "critic": "critic_config",
+    "ref": "ref_config",
+    "reward": "reward_config",
+}
+"""The section of a run's configuration that has the engine's `backend`."""
 FOLLOWERS = frozenset({"critic", "ref"})
 """Engines whose empty field takes the actor's."""
 
 
-def read_engines(backends: Mapping[str, str]) -> Mapping[str, ModelAllocation]:
+def read_engines(
+    backends: Mapping[str, str], sections: Mapping[str, str] | None = None
+) -> Mapping[str, ModelAllocation]:
     """Read the backend fields of a run.
 
     Args:
         backends: The field of each engine that the run has; critic and ref may be empty.
+        sections: What errors call the section of an engine; by default the engine's own name.
 
     Returns:
         The allocation of each engine, in the order of `ENGINES`.
@@ -34,7 +45,10 @@ def read_engines(backends: Mapping[str, str]) -> Mapping[str, ModelAllocation]:
             raise ConfigError(
                 f"{engine}.backend: there is no such engine; known: {', '.join(near)}"
             )
-    return {engine: _read_engine(engine, backends) for engine in ENGINES if engine in backends}
+    named = {engine: f"{(sections or {}).get(engine, engine)}.backend" for engine in ENGINES}
+    return {
+        engine: _read_engine(engine, backends, named) for engine in ENGINES if engine in backends
+    }
 
 
 def map_engines(
@@ -82,12 +96,14 @@ def sharing_finding(allocation: ModelAllocation, other: str, others: ModelAlloca
     return f"this engine has {ranks} ranks and {other}, on the same devices, has {needed}; {fix}"
 
 
-def _read_engine(engine: str, backends: Mapping[str, str]) -> ModelAllocation:
-    text, field = backends[engine], f"{engine}.backend"
+def _read_engine(
+    engine: str, backends: Mapping[str, str], fields: Mapping[str, str]
+) -> ModelAllocation:
+    text, field = backends[engine], fields[engine]
     if not text and engine in FOLLOWERS:
-        text, field = backends.get("actor", ""), "actor.backend"
+        text, field = backends.get("actor", ""), fields["actor"]
         if not text:
-            raise ConfigError(f"{engine}.backend is empty and takes {field}; write that")
+            raise ConfigError(f"{fields[engine]} is empty and takes {field}; write that")
     suggested = "vllm" if engine == "rollout" else "megatron"
     try:
         allocation = parse_backend(text, suggested)
@@ -98,7 +114,7 @@ def _read_engine(engine: str, backends: Mapping[str, str]) -> ModelAllocation:
         does = "generate" if engine == "rollout" else "train"
         what = f"{allocation.backend} does not {does}; write {known}"
         raise AllocationError(text, 0, what, field)
-    if allocation.name not in (None, engine) and field == f"{engine}.backend":
+    if allocation.name not in (None, engine) and field == fields[engine]:
         at = text.index("[")
         what = f"the field says {engine} already; leave [{allocation.name}] out"
         raise AllocationError(text, at, what, field)

@@ -17,6 +17,9 @@ class ActorConfig(LearningConfig):
     """Folder of the initial model in Hugging Face format (config.json, safetensors)."""
     save: str | None = None
     """Folder for the exported model. None writes to `model` in the run folder."""
+    backend: str = ""
+    """The training layout as an allocation string, such as `megatron:d4p2t2`, in place of the keys
+    that it stands for; see [Allocation strings](allocation-strings.md)."""
     tensor_model_parallel_size: PositiveInt = 1
     """Training tensor-parallel size."""
     pipeline_model_parallel_size: PositiveInt = 1

@@ -29,6 +29,9 @@ class SamplingConfig:
 class GenerateConfig:
     """The vLLM engine of each rollout replica."""
 
+    backend: str = ""
+    """The rollout layout as an allocation string, such as `vllm:d4t2`, in place of the keys that it
+    stands for; see [Allocation strings](allocation-strings.md)."""
     infer_tensor_parallel_size: PositiveInt = 1
     """Rollout tensor-parallel size; may differ from the training one."""
     infer_pipeline_parallel_size: Literal[1] = 1

@@ -6,6 +6,7 @@ from typing import Any, get_type_hints
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
+from mindrl.config.layout_sizes import ROLLOUT_SIZE_KEYS, SIZE_KEYS
 from mindrl.config.role import CriticConfig, RewardConfig
 from mindrl.config.run import RunConfig
 
@@ -17,6 +18,10 @@ _OPTIONAL: dict[str, dict[str, type]] = {
     "mindrl_reward_defaults": {"reward_config": RewardConfig},
 }
 """Entries behind it in a file that has the section: all of its keys can then be overridden."""
+
+
+_SIZES = frozenset({*SIZE_KEYS.values(), *ROLLOUT_SIZE_KEYS.values(), "num_npus"})
+"""Keys that a backend string may say instead: here null is not given, whatever the default."""
 
 
 def register_defaults() -> None:
@@ -42,7 +47,7 @@ def _defaults(section: Any) -> dict[str, Any]:
         elif field.default is MISSING:
             values[field.name] = "???"
         else:
-            default = field.default
+            default = None if field.name in _SIZES else field.default
             values[field.name] = list(default) if isinstance(default, tuple) else default
     return values
 

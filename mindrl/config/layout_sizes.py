@@ -18,6 +18,12 @@ SIZE_KEYS = {
     "ep": "expert_model_parallel_size",
     "etp": "expert_tensor_parallel_size",
 }
+ROLLOUT_SIZE_KEYS = {
+    "tp": "infer_tensor_parallel_size",
+    "pp": "infer_pipeline_parallel_size",
+    "ep": "infer_expert_parallel_size",
+}
+DEVICES = "rl_config.actor_resource.num_npus"
 _LAYERS = "num_layer_list"
 
 

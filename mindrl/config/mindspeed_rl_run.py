@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from math import gcd
 
+from mindrl.config.layout_sizes import DEVICES
 from mindrl.config.mindspeed_rl_file import TheirRun
 from mindrl.config.mindspeed_rl_keys import SAME, SAME_OF_RUN
 from mindrl.config.mindspeed_rl_mapped import Mapped, default, raised, same, same_of_role
@@ -10,7 +11,6 @@ from mindrl.config.mindspeed_rl_models import is_moe
 
 _TENSOR = "generate_config.infer_tensor_parallel_size"
 _EXPERT = "generate_config.infer_expert_parallel_size"
-_NPUS = "rl_config.actor_resource.num_npus"
 
 
 def run_rules(theirs: TheirRun, devices_per_node: int) -> Iterator[Mapped]:
@@ -56,12 +56,12 @@ def _data(theirs: TheirRun) -> Iterator[Mapped]:
 
 def _devices(theirs: TheirRun, devices_per_node: int) -> Iterator[Mapped]:
     sets = {"rl_config.actor_resource.npus_per_node": devices_per_node, "rl_config.device": "npu"}
-    if _NPUS in theirs.given:
+    if DEVICES in theirs.given:
         note = "a node has 8 NPUs on Atlas A2 and 16 on A3; --devices-per-node says which"
-        yield Mapped(key=_NPUS, kind="derived", sets=sets, note=note)
+        yield Mapped(key=DEVICES, kind="derived", sets=sets, note=note)
     else:
         note = "not in the file: say how many devices the run has"
-        yield Mapped(key=_NPUS, kind="open", sets={_NPUS: devices_per_node, **sets}, note=note)
+        yield Mapped(key=DEVICES, kind="open", sets={DEVICES: devices_per_node, **sets}, note=note)
     place = theirs.place("actor", "sequence_parallel")
     sizes = [theirs.role("actor", "tensor_model_parallel_size", 1)]
     if theirs.has_critic:
@@ -162,7 +162,7 @@ def _across_replicas(theirs: TheirRun, tensor: int, expert: int) -> Iterator[Map
     shared = tensor * expert
     size = gcd(
         shared,
-        theirs.value(_NPUS, shared),
+        theirs.value(DEVICES, shared),
         theirs.role("actor", "num_attention_heads", shared),
         theirs.role("actor", "num_experts"),
     )

@@ -36,6 +36,9 @@ class RLConfig:
 
     use_integrated_worker: Literal[True] = True
     """Full colocation: all roles share each device. The only mode here."""
+    allocation_mode: str | None = None
+    """Deprecated: the layouts of all engines in one string, such as `vllm:d4t2|megatron:d2p2t2`.
+    [Allocation strings](allocation-strings.md#all-engines-in-one-string) says more."""
     blocking: bool = True
     """Each stage of a step waits for the one before it. False rates the responses on the host while
     the devices compute log-probs and values: the same numbers, sooner."""

@@ -51,6 +51,9 @@ class LearningConfig:
 class RoleLayoutConfig:
     """The training layout of a role beside the actor; what is not given is the actor's."""
 
+    backend: str = ""
+    """The layout as an allocation string, as `actor_config.backend`. Empty takes the actor's, or
+    the keys below."""
     tensor_model_parallel_size: PositiveInt | None = None
     """Tensor-parallel size. None takes the actor's."""
     pipeline_model_parallel_size: PositiveInt | None = None

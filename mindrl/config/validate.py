@@ -5,11 +5,10 @@ from math import gcd, prod
 from pathlib import Path
 
 from mindrl.config.finding import Finding, divisors_near, must_divide, nearest_divisors, once
-from mindrl.config.layout_sizes import LayoutSizes, Role
+from mindrl.config.layout_sizes import DEVICES, LayoutSizes, Role
 from mindrl.config.learning_rules import learning_findings
 from mindrl.config.run import RunConfig
 
-_DEVICES = "rl_config.actor_resource.num_npus"
 _ROLLOUT_TP = "generate_config.infer_tensor_parallel_size"
 _BATCH = "megatron_training.global_batch_size"
 _MINI_BATCH = "rl_config.mini_batch_size"
@@ -40,9 +39,9 @@ def layout_findings(config: RunConfig) -> list[Finding]:
 def role_findings(config: RunConfig, role: Role) -> Iterator[Finding]:
     """Say what keeps the layout of a role from being made."""
     sizes = config.layout_sizes(role)
-    yield from _product_must_divide(sizes, ("tp", "cp", "pp"), _DEVICES, config.world_size)
+    yield from _product_must_divide(sizes, ("tp", "cp", "pp"), DEVICES, config.world_size)
     if config.world_size % sizes.pp == 0:
-        of_a_stage = f"{_DEVICES} per pipeline stage" if sizes.pp > 1 else _DEVICES
+        of_a_stage = f"{DEVICES} per pipeline stage" if sizes.pp > 1 else DEVICES
         ranks = config.world_size // sizes.pp
         yield from _product_must_divide(sizes, ("ep", "etp"), of_a_stage, ranks)
 
@@ -88,7 +87,7 @@ def _sequence_parallel(config: RunConfig) -> Iterator[Finding]:
 
 def _rollout_replicas(config: RunConfig) -> Iterator[Finding]:
     size = config.generate_config.infer_tensor_parallel_size
-    yield from must_divide(_ROLLOUT_TP, size, _DEVICES, config.world_size)
+    yield from must_divide(_ROLLOUT_TP, size, DEVICES, config.world_size)
 
 
 def _rollout_experts(config: RunConfig) -> Iterator[Finding]:

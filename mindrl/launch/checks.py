@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from mindrl.allocation.into_config import in_words_of_backend
 from mindrl.config.finding import Finding
 from mindrl.config.run import RunConfig
 from mindrl.config.validate import findings
@@ -34,7 +35,7 @@ def check(config: RunConfig, platform: Platform) -> None:
     Raises:
         ConfigError: All findings, one a line.
     """
-    _refuse(checked_run(config, platform, device_capacity(config)).findings)
+    _refuse(config, checked_run(config, platform, device_capacity(config)).findings)
 
 
 def check_without_files(config: RunConfig, platform: Platform) -> list[str]:
@@ -44,7 +45,7 @@ def check_without_files(config: RunConfig, platform: Platform) -> list[str]:
         ConfigError: All findings, one a line.
     """
     found = checked_run(config, platform, device_capacity(config), needs_files=False)
-    _refuse(found.findings)
+    _refuse(config, found.findings)
     return list(map(str, found.not_checked))
 
 
@@ -87,8 +88,8 @@ def platform_findings(config: RunConfig, platform: Platform) -> Iterator[Finding
     yield from _whole_prompts(config, platform)
 
 
-def _refuse(found: Iterable[Finding]) -> None:
-    if lines := list(map(str, found)):
+def _refuse(config: RunConfig, found: Iterable[Finding]) -> None:
+    if lines := [str(in_words_of_backend(config, each)) for each in found]:
         raise ConfigError("\n".join(lines))
 
 

@@ -1,23 +1,22 @@
 """What the programs in cli/ share: overrides checked, errors shown in words, exit codes."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.markup import escape
 
-from mindrl.config.hydra_defaults import plain_values, register_defaults
-from mindrl.config.load import field_names, load_run_config, suggest
+from mindrl.config.hydra_defaults import register_defaults
 from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError, MindrlError, OutputError
 from mindrl.launch.checks import check_without_files
+from mindrl.launch.compose import check_overrides, no_such_config, run_config
 from mindrl.launch.exits import exit_code
 from mindrl.launch.explain import derived_numbers, render_numbers
 from mindrl.launch.interrupts import signals_as_errors
@@ -48,7 +47,7 @@ def run_program(train: Train, *, configs: Path, default_config: str, adv_estimat
 
     def task(composed: DictConfig) -> None:
         try:
-            config = load_run_config(plain_values(composed))
+            config = run_config(composed)
             _check_program(config, adv_estimator)
             if dry_run:
                 explain(config)
@@ -71,15 +70,6 @@ def run_program(train: Train, *, configs: Path, default_config: str, adv_estimat
     return exit_code(checked, HydraException, OmegaConfBaseException)
 
 
-def no_such_config(error: MissingConfigException, folder: Path) -> ConfigError:
-    """Say which configurations there are."""
-    names = sorted(path.stem for path in folder.glob("*.yaml"))
-    there = ", ".join(name for name in names if name != "program")
-    return ConfigError(
-        f"{folder} has no configuration {error.missing_cfg_file}; there are: {there}"
-    )
-
-
 def explain(config: RunConfig) -> None:
     """Validate a configuration without a cluster and print what follows from it.
 
@@ -94,28 +84,6 @@ def explain(config: RunConfig) -> None:
     for finding in missing:
         console.print(f"not here, so not checked: {escape(finding)}", soft_wrap=True)
     console.print("the configuration is valid")
-
-
-def check_overrides(arguments: Sequence[str]) -> None:
-    """Refuse overrides of keys that do not exist, and say which was probably meant.
-
-    Raises:
-        ConfigError: All such keys, one a line.
-    """
-    texts = [argument for argument in arguments if "=" in argument and argument[0] != "-"]
-    findings = []
-    for override in OverridesParser.create().parse_overrides(texts):
-        path = override.key_or_group.split(".")
-        if path[0] == "hydra" or "/" in override.key_or_group:
-            continue
-        for depth, key in enumerate(path):
-            known = field_names(path[:depth])
-            if known and key not in known:
-                hint = suggest(path[:depth], key)
-                findings.append(f"{override.key_or_group} is not a configuration key; {hint}")
-                break
-    if findings:
-        raise ConfigError("\n".join(findings))
 
 
 def _check_program(config: RunConfig, adv_estimator: str) -> None:

@@ -1,19 +1,23 @@
-"""The configuration of a run, read as the training programs read it, for programs that train not.
+"""The configuration of a run, from its file and the overrides of the command line.
 
 Nothing is started and no run folder is made.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from mindrl.allocation.into_config import deprecation, with_sizes
 from mindrl.config.hydra_defaults import plain_values, register_defaults
-from mindrl.config.load import load_run_config
+from mindrl.config.load import field_names, load_run_config, suggest
 from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError
-from mindrl.launch.command_line import check_overrides, no_such_config
+from mindrl.launch.exits import note
 from mindrl.launch.shipped import config_folder
 
 
@@ -28,10 +32,52 @@ def composed_config(name: str, overrides: Sequence[str]) -> RunConfig:
     try:
         check_overrides(overrides)
         with initialize_config_dir(str(folder), version_base="1.3"):
-            composed = compose(name, overrides=list(overrides))
-            values = plain_values(composed)
+            return run_config(compose(name, overrides=list(overrides)))
     except MissingConfigException as error:
         raise no_such_config(error, folder) from error
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(str(error)) from error
-    return load_run_config(values)
+
+
+def run_config(composed: DictConfig) -> RunConfig:
+    """Turn what Hydra composed into the configuration of a run; says what is deprecated.
+
+    Raises:
+        ConfigError: A key or a value is not legal.
+    """
+    values = plain_values(composed)
+    sized = with_sizes(values)
+    if (old := deprecation(values)) is not None:
+        note(old)
+    return load_run_config(sized)
+
+
+def no_such_config(error: MissingConfigException, folder: Path) -> ConfigError:
+    """Say which configurations there are."""
+    names = sorted(path.stem for path in folder.glob("*.yaml"))
+    there = ", ".join(name for name in names if name != "program")
+    return ConfigError(
+        f"{folder} has no configuration {error.missing_cfg_file}; there are: {there}"
+    )
+
+
+def check_overrides(arguments: Sequence[str]) -> None:
+    """Refuse overrides of keys that do not exist, and say which was probably meant.
+
+    Raises:
+        ConfigError: All such keys, one a line.
+    """
+    texts = [argument for argument in arguments if "=" in argument and argument[0] != "-"]
+    findings = []
+    for override in OverridesParser.create().parse_overrides(texts):
+        path = override.key_or_group.split(".")
+        if path[0] == "hydra" or "/" in override.key_or_group:
+            continue
+        for depth, key in enumerate(path):
+            known = field_names(path[:depth])
+            if known and key not in known:
+                hint = suggest(path[:depth], key)
+                findings.append(f"{override.key_or_group} is not a configuration key; {hint}")
+                break
+    if findings:
+        raise ConfigError("\n".join(findings))

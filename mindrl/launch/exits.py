@@ -31,8 +31,20 @@ def exit_code(action: Callable[[], int], *bad_input: type[Exception]) -> int:
 
 
 def report(reasons: Iterable[str], code: int) -> int:
-    """Print the reasons, one a line, and return the exit code."""
+    """Print the reasons, one a line, and return the exit code.
+
+    Args:
+        reasons: One that begins with blanks belongs to the one before it.
+        code: To return.
+    """
     console = Console(stderr=True)
     for reason in reasons:
-        console.print(f"[bold red]error:[/] {escape(reason)}", soft_wrap=True, highlight=False)
+        mark = "       " if reason.startswith(" ") else "[bold red]error:[/] "
+        console.print(f"{mark}{escape(reason)}", soft_wrap=True, highlight=False)
     return code
+
+
+def note(text: str) -> None:
+    """Print what a user should know though nothing is wrong, on stderr."""
+    line = f"[bold yellow]note:[/] {escape(text)}"
+    Console(stderr=True).print(line, soft_wrap=True, highlight=False)

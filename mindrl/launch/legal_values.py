@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Any
 
+from mindrl.allocation.into_config import in_words_of_backend
 from mindrl.config.finding import Finding, Value
 from mindrl.config.load import load_run_config
 from mindrl.config.run import RunConfig
@@ -30,7 +31,8 @@ def checked_with_legal_values(
     checked = checked_run(config, platform, capacity, needs_files=needs_files)
     trial = _Trial(config, platform, checked)
     named = [replace(each, legal=trial.nearest(each)) for each in checked.findings]
-    return replace(checked, findings=[*named, *export_findings(config)])
+    spelled = [in_words_of_backend(config, each) for each in named]
+    return replace(checked, findings=[*spelled, *export_findings(config)])
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Iterator
 
 from mindrl.allocation.from_config import role_layout, rollout_layout
+from mindrl.allocation.into_config import in_words_of_backend
 from mindrl.config.finding import Finding
 from mindrl.config.run import RunConfig
 from mindrl.config.validate import findings
@@ -40,7 +41,7 @@ def planned_config(options: argparse.Namespace) -> RunConfig:
     config = composed_config(options.config_name, options.overrides)
     found = [*findings(config)] or [*_model_findings(config)]
     if found:
-        raise ConfigError("\n".join(map(str, found)))
+        raise ConfigError("\n".join(str(in_words_of_backend(config, each)) for each in found))
     return config
 
 

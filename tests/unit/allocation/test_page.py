@@ -4,8 +4,10 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from mindrl.allocation.backends import BACKENDS
+from mindrl.allocation.into_config import with_sizes
 from mindrl.allocation.mode import parse_mode
 from mindrl.allocation.model_allocation import parse_backend
 from mindrl.allocation.refusals import AllocationError
@@ -22,6 +24,17 @@ def test_each_string_of_the_page_takes_the_devices_and_has_the_spelling_that_it_
     for text, devices, spelled in rows:
         mode = parse_mode(text)
         assert (str(mode.world_size), str(mode)) == (devices, spelled)
+
+
+def test_the_strings_and_the_sizes_of_a_configuration_on_the_page_say_the_same() -> None:
+    texts = re.findall(r"```yaml\n(.*?)\n```", PAGE, flags=re.DOTALL)
+    strings, sizes = map(yaml.safe_load, texts)
+    said = with_sizes(strings)
+    ones = {"actor_config": said.pop("actor_config"), "generate_config": said["generate_config"]}
+    for section, values in ones.items():
+        different = {key: value for key, value in values.items() if value != 1}
+        assert different == strings[section] | sizes[section]
+    assert said["rl_config"] == sizes["rl_config"]
 
 
 def test_the_page_lists_every_backend_with_its_sizes() -> None:

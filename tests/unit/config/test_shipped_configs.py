@@ -11,6 +11,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.errors import ConfigCompositionException
 
+from mindrl.allocation.into_config import with_sizes
 from mindrl.config.hydra_defaults import plain_values, register_defaults
 from mindrl.config.load import load_run_config
 from mindrl.config.run import RunConfig
@@ -47,11 +48,11 @@ def test_there_are_two_runs_and_eighty_keys_or_more_to_check() -> None:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_shipped_run_composes_loads_and_has_no_findings(name: str) -> None:
-    assert findings(load_run_config(composed(name, []))) == []
+    assert findings(load_run_config(with_sizes(composed(name, [])))) == []
 
 
 def test_a_value_of_the_command_line_wins_over_the_file_and_the_file_over_the_default() -> None:
-    config = load_run_config(composed("grpo_qwen25_7b", ["actor_config.lr=3e-5"]))
+    config = load_run_config(with_sizes(composed("grpo_qwen25_7b", ["actor_config.lr=3e-5"])))
     assert config.actor_config.lr == 3e-5
     assert config.actor_config.tensor_model_parallel_size == 4
     assert config.actor_config.adam_beta1 == 0.9

@@ -101,6 +101,15 @@ def test_a_finding_as_json_has_field_value_need_legal_values_and_page() -> None:
     }
 
 
+def test_a_backend_string_that_does_not_fit_is_answered_with_strings_that_do() -> None:
+    strings = ("actor_config.backend=megatron:d1t8", f"{TP}=null")
+    (finding,) = answer(*RUN, *strings, "--elsewhere", code=1)["findings"]
+    assert (finding["field"], finding["value"]) == ("actor_config.backend", "megatron:d1t8")
+    assert finding["legal"] == ["megatron:d2t4", "megatron:d4t2"]
+    fixed = (f"actor_config.backend={finding['legal'][0]}", f"{TP}=null")
+    assert answer(*RUN, *fixed, "--elsewhere")["findings"] == []
+
+
 def test_memory_is_judged_where_it_is_known() -> None:
     """Training keeps 3.55 + 7.09 + 10.64 GiB on a device: see docs/how-to/check-a-run.md."""
     assert answer(*RUN, "--elsewhere")["memory_checked"] is False

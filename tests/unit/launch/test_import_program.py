@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 
-from mindrl.config.hydra_defaults import plain_values, register_defaults
-from mindrl.config.load import load_run_config
+from mindrl.config.hydra_defaults import register_defaults
 from mindrl.config.run import RunConfig
 from mindrl.config.validate import findings
+from mindrl.launch.compose import run_config
 
 ROOT = Path(__file__).parents[3]
 PROGRAM_YAML = (ROOT / "configs" / "program.yaml").read_text("utf-8")
@@ -105,7 +105,7 @@ def loaded(folder: Path) -> RunConfig:
     (folder / "program.yaml").write_text(PROGRAM_YAML)
     register_defaults()
     with initialize_config_dir(str(folder), version_base="1.3"):
-        return load_run_config(plain_values(compose("ours")))
+        return run_config(compose("ours"))
 
 
 def test_a_grpo_file_becomes_one_that_our_programs_load(tmp_path: Path) -> None:

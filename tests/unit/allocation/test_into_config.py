@@ -1,0 +1,242 @@
+"""Layouts of a configuration written as strings: the sizes they stand for, and what is refused."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mindrl.allocation.from_config import role_layout, rollout_layout
+from mindrl.allocation.into_config import deprecation, in_words_of_backend, with_sizes
+from mindrl.config.finding import Finding
+from mindrl.config.load import load_run_config
+from mindrl.config.run import RunConfig
+from mindrl.errors import ConfigError
+
+REQUIRED: dict[str, Any] = {
+    "megatron_training": {
+        "train_iters": 1,
+        "global_batch_size": 8,
+        "seq_length": 64,
+        "data_path": "data.jsonl",
+    },
+    "actor_config": {"load": "model"},
+    "rl_config": {"mini_batch_size": 8, "n_samples_per_prompt": 2},
+    "generate_config": {},
+}
+PATH = {
+    "actor": "actor_config.backend",
+    "ref": "ref_config.backend",
+    "critic": "critic_config.backend",
+    "reward": "reward_config.backend",
+    "rollout": "generate_config.backend",
+    "mode": "rl_config.allocation_mode",
+    "devices": "rl_config.actor_resource.num_npus",
+    "tp": "actor_config.tensor_model_parallel_size",
+    "pp": "actor_config.pipeline_model_parallel_size",
+    "cp": "actor_config.context_parallel_size",
+    "vpp": "actor_config.virtual_pipeline_model_parallel_size",
+    "ep": "actor_config.expert_model_parallel_size",
+    "etp": "actor_config.expert_tensor_parallel_size",
+    "rollout_tp": "generate_config.infer_tensor_parallel_size",
+    "rollout_ep": "generate_config.infer_expert_parallel_size",
+    "ref_tp": "ref_config.tensor_model_parallel_size",
+    "reward_model": "reward_config.load",
+}
+
+
+def sections(**given: Any) -> dict[str, Any]:
+    values = {name: dict(section) for name, section in REQUIRED.items()}
+    for name, value in given.items():
+        *path, key = PATH[name].split(".")
+        place = values
+        for part in path:
+            place = place.setdefault(part, {})
+        place[key] = value
+    return values
+
+
+def loaded(**given: Any) -> RunConfig:
+    return load_run_config(with_sizes(sections(**given)))
+
+
+def refusal(**given: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        with_sizes(sections(**given))
+    return str(caught.value)
+
+
+def test_strings_give_the_configuration_that_their_sizes_give() -> None:
+    written = loaded(actor="megatron:d2p2t4c2v3e4", rollout="vllm:d4t8e8")
+    sizes = {"tp": 4, "pp": 2, "cp": 2, "vpp": 3, "ep": 4, "rollout_tp": 8, "rollout_ep": 8}
+    by_keys = loaded(**sizes, devices=32)
+    without_strings = replace(
+        written,
+        actor_config=replace(written.actor_config, backend=""),
+        generate_config=replace(written.generate_config, backend=""),
+    )
+    assert without_strings == by_keys
+    assert role_layout(written, "actor") == role_layout(by_keys, "actor")
+    assert rollout_layout(written) == rollout_layout(by_keys)
+
+
+def test_experts_with_a_tensor_size_of_their_own_give_it_to_the_actor() -> None:
+    actor = loaded(actor="megatron:(attn:d4p2t2c2|ffn:t4e2)").actor_config
+    assert (actor.tensor_model_parallel_size, actor.expert_tensor_parallel_size) == (2, 4)
+    assert actor.expert_model_parallel_size == 2
+
+
+def test_without_strings_a_size_of_none_is_the_default_and_the_devices_are_1() -> None:
+    config = loaded(tp=None, rollout_tp=None, devices=None)
+    assert config == loaded()
+    assert (config.world_size, config.actor_config.tensor_model_parallel_size) == (1, 1)
+
+
+def test_an_empty_reference_lies_as_the_actor_and_one_of_its_own_where_its_string_says() -> None:
+    follows = loaded(actor="megatron:d2t4", ref="")
+    assert role_layout(follows, "ref") == role_layout(follows, "actor")
+    own = loaded(actor="megatron:d2t4", ref="megatron:d4t2")
+    assert (role_layout(own, "ref").tp, role_layout(own, "ref").dp) == (2, 4)
+
+
+def test_critic_and_reward_model_take_strings_too() -> None:
+    config = loaded(
+        actor="megatron:d8", critic="megatron:d4p2", reward="megatron:t8", reward_model="judge"
+    )
+    assert role_layout(config, "critic").pp == 2
+    assert role_layout(config, "reward").tp == 8
+
+
+def test_the_actors_string_says_how_many_devices_there_are() -> None:
+    assert loaded(actor="megatron:d4t2").world_size == 8
+    assert loaded(rollout="vllm:d3t2").world_size == 6
+
+
+def test_allocation_mode_stands_for_all_strings_and_says_what_to_write_instead() -> None:
+    mode = "vllm:d4t2|megatron:d2t4"
+    assert loaded(mode=mode).actor_config == loaded(actor="megatron:d2t4").actor_config
+    assert loaded(mode=mode).generate_config == loaded(rollout="vllm:d4t2").generate_config
+    assert deprecation(sections(mode=mode)) == (
+        "rl_config.allocation_mode is deprecated; write generate_config.backend=vllm:d4t2, "
+        "actor_config.backend=megatron:d2t4"
+    )
+    assert deprecation(sections(actor="megatron:d8")) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"actor": "megatron:d4tt2"},
+            (
+                "actor_config.backend=megatron:d4tt2, character 13: "
+                "t needs a size of 1 to 99999, as in t2\n  megatron:d4tt2\n              ^"
+            ),
+        ),
+        (
+            {"actor": "fsdp:d8"},
+            "actor_config.backend=fsdp:d8: this version trains with megatron; nearest: megatron:d8",
+        ),
+        (
+            {"rollout": "sglang:d4t2"},
+            (
+                "generate_config.backend=sglang:d4t2: this version generates with vllm; "
+                "nearest: vllm:d4t2"
+            ),
+        ),
+        (
+            {"actor": "megatron:d2t4", "tp": 2},
+            (
+                "actor_config.tensor_model_parallel_size=2 and actor_config.backend=megatron:d2t4, "
+                "which says 4, differ; leave actor_config.tensor_model_parallel_size out, "
+                "or set it to null"
+            ),
+        ),
+        (
+            {"actor": "megatron:d2t4", "ref": "megatron:d4t2", "ref_tp": 1},
+            (
+                "ref_config.tensor_model_parallel_size=1 and ref_config.backend=megatron:d4t2, "
+                "which says 2, differ; leave ref_config.tensor_model_parallel_size out, "
+                "or set it to null"
+            ),
+        ),
+        (
+            {"actor": "megatron:d2t4", "devices": 16},
+            (
+                "actor_config.backend=megatron:d2t4 has 8 ranks, "
+                "and rl_config.actor_resource.num_npus=16; write megatron:d4t4"
+            ),
+        ),
+        (
+            {"actor": "megatron:d2t4", "rollout": "vllm:d2t2"},
+            (
+                "generate_config.backend=vllm:d2t2 has 4 ranks, "
+                "and rl_config.actor_resource.num_npus=8; write vllm:d4t2"
+            ),
+        ),
+        (
+            {"actor": "megatron:d2t4", "rollout": "vllm:d1t3"},
+            (
+                "generate_config.backend=vllm:d1t3 has 3 ranks, "
+                "and rl_config.actor_resource.num_npus=8; 3 must divide 8"
+            ),
+        ),
+        (
+            {"mode": "vllm:d4t2+megatron:d2t4"},
+            (
+                "rl_config.allocation_mode=vllm:d4t2+megatron:d2t4: this version runs all engines on "
+                "the same devices; write | for +, with as many ranks on both sides, as in "
+                "vllm:d4t2|megatron:d2t4"
+            ),
+        ),
+        (
+            {"mode": "vllm[rollout]:d8|megatron[actor]:d8|megatron[critic]:d8"},
+            (
+                "rl_config.allocation_mode=vllm[rollout]:d8|megatron[actor]:d8|megatron[critic]:d8: "
+                "this run has no critic; leave it out"
+            ),
+        ),
+        (
+            {"mode": "vllm:d4t2|megatron:d2t4", "actor": "megatron:d8"},
+            (
+                "actor_config.backend=megatron:d8 and "
+                "rl_config.allocation_mode=vllm:d4t2|megatron:d2t4 say different things; "
+                "leave rl_config.allocation_mode out"
+            ),
+        ),
+        (
+            {"mode": "vllm:d4t2|megatron"},
+            "rl_config.allocation_mode=vllm:d4t2|megatron, character 19: ",
+        ),
+    ],
+)
+def test_a_string_that_cannot_be_taken_is_answered_with_the_key_and_the_way_out(
+    given: dict[str, Any], message: str
+) -> None:
+    said = refusal(**given)
+    assert said == message or (message.endswith(": ") and said.startswith(message))
+
+
+def test_sections_that_are_none_are_left_to_the_rules_of_the_configuration() -> None:
+    broken = {"actor_config": 3, "rl_config": {"actor_resource": "all"}, "generate_config": None}
+    assert with_sizes(broken) == broken
+
+
+def test_a_finding_on_a_size_speaks_of_the_string_and_proposes_strings_of_as_many_ranks() -> None:
+    key = "actor_config.tensor_model_parallel_size"
+    finding = Finding(f"{key}=8 must divide num_attention_heads=28", key, 8, (7, 4, 2))
+    told = in_words_of_backend(loaded(actor="megatron:d1t8"), finding)
+    assert str(told) == (
+        "actor_config.backend=megatron:d1t8: actor_config.tensor_model_parallel_size=8 must "
+        "divide num_attention_heads=28"
+    )
+    assert (told.field, told.value) == ("actor_config.backend", "megatron:d1t8")
+    # 7 does not divide the 8 ranks.
+    assert told.legal == ("megatron:d2t4", "megatron:d4t2")
+    assert in_words_of_backend(loaded(tp=8, devices=8), finding) is finding
+
+
+def test_a_proposed_string_never_has_experts_that_do_not_fit_its_ranks() -> None:
+    key = "generate_config.infer_tensor_parallel_size"
+    finding = Finding(f"{key}=8 must be less", key, 8, (4, 3, 2))
+    told = in_words_of_backend(loaded(actor="megatron:d8", rollout="vllm:d1t8e8"), finding)
+    assert told.legal == ("vllm:d2t4e8", "vllm:d4t2e8")

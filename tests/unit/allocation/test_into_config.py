@@ -183,15 +183,17 @@ def test_allocation_mode_stands_for_all_strings_and_says_what_to_write_instead()
         (
             {"mode": "vllm:d4t2+megatron:d2t4"},
             (
-                "rl_config.allocation_mode=vllm:d4t2+megatron:d2t4: this version runs all engines on "
-                "the same devices; write | for +, with as many ranks on both sides, as in "
+                "rl_config.allocation_mode=vllm:d4t2+megatron:d2t4: "
+                "this version runs all engines on the same devices; write | for +, "
+                "with as many ranks on both sides, as in "
                 "vllm:d4t2|megatron:d2t4"
             ),
         ),
         (
             {"mode": "vllm[rollout]:d8|megatron[actor]:d8|megatron[critic]:d8"},
             (
-                "rl_config.allocation_mode=vllm[rollout]:d8|megatron[actor]:d8|megatron[critic]:d8: "
+                "rl_config.allocation_mode="
+                "vllm[rollout]:d8|megatron[actor]:d8|megatron[critic]:d8: "
                 "this run has no critic; leave it out"
             ),
         ),

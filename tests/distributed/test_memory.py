@@ -1,6 +1,9 @@
-"""The predicted bytes of weights, gradients and optimizer are those that Megatron allocates."""
+"""The predicted bytes of weights, gradients and optimizer are those that Megatron allocates.
 
-from collections.abc import Callable, Iterator
+The figures are kept in docs/reference/memory-predictions.md: `pytest --write-tables` renews them.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +15,7 @@ from test_training_layouts import LOSS, OPTIMIZER, digits, minibatches
 from training_messages import Case, Course
 
 from mindrl.allocation.layout import TrainLayout
+from mindrl.allocation.strings import training_string
 from mindrl.batch.balance import MicroBatching
 from mindrl.models.activations import Passes, update_estimate
 from mindrl.models.decoder import Head, training_side
@@ -21,6 +25,19 @@ from mindrl.models.memory import held_bytes, trained_bytes
 pytestmark = pytest.mark.distributed
 
 MakeModel = Callable[..., Path]
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "memory-predictions.md"
+MARK = "## {} ranks\n\n"
+COLUMNS = (
+    "model",
+    "layout",
+    "weights in",
+    "distributed optimizer",
+    "weights",
+    "gradients",
+    "optimizer",
+    "measured - predicted",
+)
+HEAD = f"| {' | '.join(COLUMNS)} |\n{'|-' * len(COLUMNS)}|\n"
 
 
 class Trial(NamedTuple):
@@ -35,6 +52,14 @@ class Trial(NamedTuple):
     head: Head = "vocabulary"
 
 
+Bytes = Mapping[str, int]
+NAMES = {
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "tied": "qwen3 tied",
+    "moe": "qwen3_moe",
+    "latent": "deepseek_v3",
+}
 BOTH = (False, True)
 # Type and optimizer.
 ENDS = ((False, False), (True, True))
@@ -123,7 +148,10 @@ def predicted(trial: Trial, folder: str) -> Iterator[dict[str, int]]:
 
 @pytest.mark.parametrize("ranks", list(TRIALS))
 def test_predicted_bytes_of_each_rank_are_those_of_its_storages_to_the_byte(
-    ranks: int, folders: dict[str, str], forked_workers: ForkedWorkers
+    ranks: int,
+    folders: dict[str, str],
+    forked_workers: ForkedWorkers,
+    request: pytest.FixtureRequest,
 ) -> None:
     trials = TRIALS[ranks]
     minibatch = minibatches(folders["qwen2"], count=1)
@@ -151,9 +179,44 @@ def test_predicted_bytes_of_each_rank_are_those_of_its_storages_to_the_byte(
         for trial in trials
     ]
     replies = forked_workers.run("memory_probe:found_bytes", courses, ranks=ranks)
+    rows = []
     for index, trial in enumerate(trials):
         expected = list(predicted(trial, folders[trial.model]))
-        assert [reply[index] for reply in replies] == expected, trial
+        found = [reply[index] for reply in replies]
+        assert found == expected, trial
+        rows.append(row(trial, found, expected))
+    table = MARK.format(ranks) + HEAD + "".join(rows)
+    if request.config.getoption("--write-tables"):
+        renew(table, ranks)
+    assert table in PAGE.read_text("utf-8")
+
+
+def row(trial: Trial, found: Sequence[Bytes], expected: Sequence[Bytes]) -> str:
+    """Spell a row: what was measured on the fullest rank, and the largest difference on any."""
+    fullest = max(found, key=lambda rank: sum(rank.values()))
+    measured = (f"{fullest[name]:,}" for name in ("train_param", "train_grad", "train_optimizer"))
+    pairs = zip(found, expected, strict=True)
+    difference = max(abs(rank[name] - each[name]) for rank, each in pairs for name in rank)
+    kinds = {"value": "critic", "vocabulary": ""}[trial.head], "grouped" * trial.grouped
+    uneven = trial.layout.layers_per_chunk
+    layout = f"`{training_string(trial.layout)}`".replace("|", r"\|")
+    cells = (
+        " ".join(filter(None, (NAMES[trial.model], *kinds))),
+        layout + (f", layers {uneven}" if uneven else ""),
+        "bfloat16" if trial.bf16 else "float32",
+        "yes" if trial.distributed_optimizer else "no",
+        *measured,
+        f"{difference:,}",
+    )
+    return f"| {' | '.join(cells)} |\n"
+
+
+def renew(table: str, ranks: int) -> None:
+    text = PAGE.read_text("utf-8")
+    before, mark, after = text.partition(MARK.format(ranks))
+    _, end, rest = after.partition("\n\n")
+    assert mark, f"the page has no place for {ranks} ranks"
+    PAGE.write_text(before + table.rstrip("\n") + (end or "\n") + rest, encoding="utf-8")
 
 
 @pytest.mark.parametrize("tp", [1, 2])

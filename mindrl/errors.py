@@ -13,6 +13,10 @@ class ConfigError(MindrlError):
     """A configuration that cannot run. Raised before any process is started."""
 
 
+class InstallationError(MindrlError):
+    """A package that a program needs is not installed."""
+
+
 class DataError(MindrlError):
     """A data file that cannot be read, or a row that breaks the stated format."""
 

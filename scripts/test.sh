@@ -47,16 +47,17 @@ count_tests() {
     skipped=$((skipped + count[skipped]))
 }
 
-# Without a path among the arguments, pytest takes all of tests/ (testpaths in pyproject.toml).
+# The arguments go to pytest.
 run_tests() {
-    local report status=0 failed_before="$failed"
+    local name="$1" report status=0 failed_before="$failed"
+    shift
     report="$(mktemp)"
-    printf '\n== tests\n'
-    python -m pytest -m "not gpu and not npu" --durations=30 --junitxml "$report" "$@" || status=$?
+    printf '\n== %s\n' "$name"
+    python -m pytest -m "not gpu and not npu" --durations=20 --junitxml "$report" "$@" || status=$?
     count_tests "$report"
     rm -f "$report"
     if ((status)); then
-        failures+=("tests")
+        failures+=("$name")
         # A run that broke off, or selected nothing, has no failed test to count.
         ((failed > failed_before)) || failed=$((failed + 1))
     fi
@@ -68,7 +69,13 @@ check "codespell" codespell
 check "shellcheck" shellcheck -x -P SCRIPTDIR scripts/*.sh scripts/lib/*.sh .ci/run
 check "mypy --strict" mypy
 check "import layers" lint-imports --no-logo
-run_tests "$@"
+if (($#)); then
+    run_tests "tests" "$@"
+else
+    # Only unit tests run side by side: the others start several processes each.
+    run_tests "unit tests" -n auto --maxprocesses 4 --dist loadfile tests/unit
+    run_tests "distributed and end-to-end tests" tests/distributed tests/e2e
+fi
 
 printf '\n== total after %ss' "$SECONDS"
 if ((${#failures[@]})); then

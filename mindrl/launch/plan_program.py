@@ -51,6 +51,13 @@ _TRAINING_KEYS = {
     "layers_per_chunk": "--layers-per-chunk",
 }
 _ROLLOUT_KEYS = {"tp": "--to t", "pp": "--to p", "ep": "--to e"}
+_EXAMPLES = """\
+examples:
+  python cli/plan.py explain --config-name grpo_qwen25_7b --device-memory-gib 60
+  python cli/plan.py reshard --model Qwen2.5-7B --from megatron:d4t2 --to vllm:d2t4
+
+plan.py PLAN --help says more. Of a model only config.json is read; configs/models has some.
+"""
 _EXAMPLE = """\
 example:
   python cli/plan.py reshard --model models/Qwen2.5-7B --from megatron:d4t2 --to vllm:d2t4
@@ -85,7 +92,10 @@ def _options(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 def _parser(name: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog=name, description="Plan on any machine, without torch and without devices."
+        prog=name,
+        description="Plan on any machine, without torch and without devices.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     plans = parser.add_subparsers(title="plans", required=True, metavar="PLAN")
     _add_reshard_parser(plans)

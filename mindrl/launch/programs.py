@@ -2,9 +2,11 @@
 
 import sys
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 from mindrl.config.run import RunConfig
+from mindrl.errors import InstallationError
 from mindrl.launch.check_program import check_config
 from mindrl.launch.command_line import run_program
 from mindrl.launch.convert_program import convert
@@ -29,26 +31,30 @@ def train_ppo() -> int:
 
 def main() -> None:
     """Start a program by its name: `mindrl train-grpo --config-name NAME [key=value ...]`."""
-    programs: Mapping[str, Callable[[], int]] = {
-        "train-grpo": train_grpo,
-        "train-ppo": train_ppo,
-        "check": _check,
-        "plan": _plan,
-        "convert-ckpt": _convert,
-        "import-config": _import_config,
-    }
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
-    if name not in programs:
+    if name not in PROGRAMS:
         asked_for_help = name in ("-h", "--help")
-        stream = sys.stdout if asked_for_help else sys.stderr
-        stream.write(
-            "usage: mindrl PROGRAM [arguments]\n\n"
-            f"programs: {', '.join(programs)}\n"
-            "mindrl PROGRAM --help explains a program\n"
-        )
+        (sys.stdout if asked_for_help else sys.stderr).write(_usage())
         sys.exit(0 if asked_for_help else 2)
     del sys.argv[1]
-    sys.exit(programs[name]())
+    start, _ = PROGRAMS[name]
+    sys.exit(start())
+
+
+def _usage() -> str:
+    width = max(map(len, PROGRAMS))
+    lines = [f"  {name:{width}}  {does}" for name, (_, does) in PROGRAMS.items()]
+    return "\n".join(
+        [
+            "usage: mindrl PROGRAM [arguments]",
+            "",
+            "programs:",
+            *lines,
+            "",
+            "mindrl PROGRAM --help explains a program, for example: mindrl check --help",
+            "",
+        ]
+    )
 
 
 def _check() -> int:
@@ -68,7 +74,26 @@ def _import_config() -> int:
 
 
 def _train(config: RunConfig, run_dir: Path) -> None:
+    # Without torch all else works: configurations are written and checked on a laptop.
+    absent = [name for name in ("torch", "megatron", "vllm") if find_spec(name) is None]
+    if absent:
+        raise InstallationError(
+            f"training needs {', '.join(absent)}, which this Python does not have; "
+            "install mindrl[cpu] or mindrl[cuda] (docs/tutorials/first-run.md), "
+            "or mindrl[npu] (docs/how-to/ascend.md)"
+        )
     # Imported late: --help, --cfg and --dry-run answer in a second, without torch and Ray.
     from mindrl.launch.train_program import train  # noqa: PLC0415
 
     train(config, run_dir)
+
+
+PROGRAMS: Mapping[str, tuple[Callable[[], int], str]] = {
+    "check": (_check, "find everything that keeps a run from working, before anything is started"),
+    "plan": (_plan, "predict memory, reshard and all derived numbers of a run"),
+    "import-config": (_import_config, "turn a MindSpeed-RL configuration into one of mindrl"),
+    "convert-ckpt": (_convert, "turn a model folder into rank files of a layout, and back"),
+    "train-grpo": (train_grpo, "train with GRPO"),
+    "train-ppo": (train_ppo, "train with PPO"),
+}
+"""By name: what starts it, and what it does in a line."""

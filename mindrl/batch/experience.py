@@ -39,11 +39,6 @@ class Sequences:
             columns[field.name] = column
         return replace(self, **columns)
 
-    def split(self, size: int) -> Iterator[Self]:
-        """Cut into runs of at most `size` sequences."""
-        for start in range(0, len(self), size):
-            yield self.rows(slice(start, start + size))
-
     def shard(self, index: int, count: int) -> Self:
         """Take the `index`-th of `count` equal parts."""
         per_part = len(self) // count

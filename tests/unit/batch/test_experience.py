@@ -73,13 +73,6 @@ def test_rows_come_in_the_order_asked_for_cut_to_the_longest_of_them() -> None:
     assert part.tokens_BT.is_contiguous()
 
 
-def test_a_split_by_three_gives_rows_3_and_1_each_trimmed_on_its_own() -> None:
-    parts = list(sequences().split(3))
-    assert [len(part) for part in parts] == [3, 1]
-    assert [part.tokens_BT.shape for part in parts] == [(3, 6), (1, 2)]
-    assert parts[1].tokens_BT.tolist() == [[30, 31]]
-
-
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_shards_are_equal_in_number_and_joined_they_are_the_whole(count: int) -> None:
     shards = [sequences().shard(index, count) for index in range(count)]

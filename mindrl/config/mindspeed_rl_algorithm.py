@@ -4,15 +4,19 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mindrl.config.mindspeed_rl_file import TheirRun
-from mindrl.config.mindspeed_rl_mapped import Mapped, default, ignored, same
+from mindrl.config.mindspeed_rl_mapped import Kind, Mapped, default, ignored, same
 from mindrl.errors import ConfigError
 
 _PROGRAMS = {"grpo": "train_grpo", "dapo": "train_grpo", "ppo": "train_ppo"}
-_SAME_SCORE = ("math_17k_acc", "acc_for_ppo")
+_OURS: Mapping[str, str] = {
+    "math_17k_acc": "math_verify",
+    "acc_for_ppo": "math_verify",
+    "base_acc": "base_acc",
+    "math_verify_reward": "math_verify_reward",
+    "acc_for_dapo": "acc_for_dapo",
+}
+"""Verifiers of theirs, and the reward of ours that scores the same."""
 _OTHER_SCORE: Mapping[str, str] = {
-    "base_acc": "1 for the right boxed answer inside <think>...</think><answer>...</answer>",
-    "math_verify_reward": "a right answer inside <think>...</think><answer>...</answer>",
-    "acc_for_dapo": "1 or -1 for what follows the last `Answer:` of 300 characters",
     "retool_reward": "1 or -1 for the box in the last 100 characters, and tool calls",
     "acc": "1, -0.5 or -1, by the answer and its box",
     "format": "the form of the text",
@@ -154,24 +158,28 @@ def _rewards(theirs: TheirRun) -> Iterator[Mapped]:
     names_key, weights_key = "rl_config.verifier_function", "rl_config.verifier_weight"
     names = theirs.value(names_key, ["base_acc"])
     weights = theirs.value(weights_key, [1.0] * len(names))
-    unknown = [name for name in names if name not in (*_SAME_SCORE, *_OTHER_SCORE)]
+    ours: dict[str, float] = {}
+    for name, weight in zip(names, weights, strict=False):
+        if name in _OURS:
+            ours[_OURS[name]] = ours.get(_OURS[name], 0.0) + float(weight)
+    ours = ours or {"math_verify": 1.0}
+    sets = {names_key: list(ours), weights_key: list(ours.values())}
+    unknown = [name for name in names if name not in (*_OURS, *_OTHER_SCORE)]
     other = [name for name in names if name in _OTHER_SCORE]
-    alike = [weight for name, weight in zip(names, weights, strict=False) if name in _SAME_SCORE]
-    sets = {names_key: ["math_verify"], weights_key: [float(sum(alike)) if alike else 1.0]}
     if unknown:
-        known = ", ".join([*_SAME_SCORE, *_OTHER_SCORE])
+        known = ", ".join([*_OURS, *_OTHER_SCORE])
         note = f"{', '.join(unknown)}: no verifier of MindSpeed-RL, which skips it; it has {known}"
         yield Mapped(key=names_key, kind="refused", sets=sets, note=note)
     elif other:
         scores = "; ".join(f"{name} scores {_OTHER_SCORE[name]}" for name in other)
         note = (
-            f"{scores}: write it as a function of your own, or leave it out: math_verify scores "
-            "1 for the right answer in the last box, else 0"
+            f"{scores}: write it as a function of your own, or leave it out for {', '.join(ours)}"
         )
         yield Mapped(key=names_key, kind="refused", sets=sets, note=note)
     else:
-        note = "1 for the right answer in the last box, else 0, as there; equality is math-verify's"
-        yield Mapped(key=names_key, kind="renamed", sets=sets, note=note)
+        kind: Kind = "honoured" if names == list(ours) else "renamed"
+        note = "equality of answers is math-verify's"
+        yield Mapped(key=names_key, kind=kind, sets=sets, note=note)
     if weights_key in theirs.given:
         yield Mapped(key=weights_key, kind="honoured", note=f"with {names_key}")
 

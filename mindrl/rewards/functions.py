@@ -1,4 +1,8 @@
-r"""The built-in rewards: is the boxed answer right, and is there exactly one at the end."""
+r"""The built-in rewards: is the answer right, and does the response have the form asked for.
+
+`base_acc`, `math_verify_reward` and `acc_for_dapo` ask for the forms that MindSpeed-RL's verifiers
+of these names ask for; equality is that of `math_verify`.
+"""
 
 import logging
 import re
@@ -17,6 +21,9 @@ MAX_BOXED_CHARACTERS = 4096
 # math-verify logs whole answers, and warns that it runs without its own time limit.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
+_STRUCTURE = ("<think>", "</think>", "<answer>", "</answer>")
+_LONGEST_DAPO_ANSWER = 300
+_ANSWER_LINE = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
 _BOXED = re.compile(r"\\boxed\s*\{")
 _CLOSING = re.compile(r"[\s.$!*)\]\\]*")
 # LaTeX only: for plain expressions math-verify calls sympy.parse_expr, which evaluates Python.
@@ -47,6 +54,44 @@ def boxed_format(response: str, reference: str) -> float:  # noqa: ARG001 - ever
         return 0.0
     shows_work = any(character.isalnum() for character in response[:start])
     return float(shows_work and _CLOSING.fullmatch(response, end + 1) is not None)
+
+
+def base_acc(response: str, reference: str) -> float:
+    r"""Score 1.0 for the right box in `<think>...</think>...<answer>...\boxed{}...</answer>`.
+
+    Each tag stands there once, and so does the box, in this order; nothing stands before or behind.
+    """
+    once = all(response.count(tag) == 1 for tag in _STRUCTURE)
+    if not once or len(_BOXED.findall(response)) != 1:
+        return 0.0
+    return math_verify_reward(response, reference)
+
+
+def math_verify_reward(response: str, reference: str) -> float:
+    """Score 1.0 as `base_acc`, where tags and boxes may stand there more than once."""
+    think, think_end, answer, answer_end = _STRUCTURE
+    if not (response.startswith(think) and response.endswith(answer_end)):
+        return 0.0
+    _, _, behind = response.partition(think_end)
+    _, _, answered = behind.partition(answer)
+    inside = answered.removesuffix(answer_end)
+    if answered == inside or last_boxed(inside) is None:
+        return 0.0
+    return math_verify(response, reference)
+
+
+def acc_for_dapo(response: str, reference: str) -> float:
+    """Score 1.0 if the line behind the last `Answer:` equals the reference, else -1.0.
+
+    Only the last 300 characters are read.
+    """
+    answers = _ANSWER_LINE.findall(response[-_LONGEST_DAPO_ANSWER:])
+    if not answers:
+        return -1.0
+    line = answers[-1].strip().rstrip(".,;: ")
+    boxed = last_boxed(line)
+    found = line.strip("$ ") if boxed is None else boxed.strip()
+    return 1.0 if _equal(found, reference_answer(reference)) else -1.0
 
 
 def last_boxed(text: str) -> str | None:
@@ -109,6 +154,9 @@ def _parsed(answer: str) -> list[Any]:
 
 
 BUILTIN_REWARDS: dict[str, RewardFunction] = {
+    "acc_for_dapo": acc_for_dapo,
+    "base_acc": base_acc,
     "boxed_format": boxed_format,
     "math_verify": math_verify,
+    "math_verify_reward": math_verify_reward,
 }

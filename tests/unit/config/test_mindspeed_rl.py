@@ -249,9 +249,15 @@ def test_a_kl_term_is_there_only_where_its_loss_or_reward_has_one(
             {"megatron_training.global_batch_size": 16, "rl_config.mini_batch_size": 16},
         ),
         (
-            {"rl_config.verifier_function": ["base_acc"]},
+            {
+                "rl_config.verifier_function": ["format", "base_acc", "acc_for_ppo"],
+                "rl_config.verifier_weight": [1.0, 0.5, 2.0],
+            },
             "rl_config.verifier_function",
-            {"rl_config.verifier_function": ["math_verify"]},
+            {
+                "rl_config.verifier_function": ["base_acc", "math_verify"],
+                "rl_config.verifier_weight": [0.5, 2.0],
+            },
         ),
         (
             {"rl_config.verifier_function": ["math_17_acc"]},

@@ -172,7 +172,7 @@ def test_a_ppo_file_has_a_critic_whose_keys_can_be_overridden(tmp_path: Path) ->
 def test_refused_keys_are_named_and_nothing_is_written_until_they_are_left_out(
     tmp_path: Path,
 ) -> None:
-    text = GRPO.replace("math_17k_acc", "base_acc").replace(
+    text = GRPO.replace("math_17k_acc", "retool_reward").replace(
         "rl_config:\n", "rl_config:\n  overlong_buffer_enable: true\n"
     )
     theirs = written(tmp_path, text)

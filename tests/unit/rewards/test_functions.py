@@ -5,7 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from mindrl.rewards.functions import boxed_format, last_boxed, math_verify
+from mindrl.rewards.functions import (
+    RewardFunction,
+    acc_for_dapo,
+    base_acc,
+    boxed_format,
+    last_boxed,
+    math_verify,
+    math_verify_reward,
+)
 
 
 @pytest.mark.parametrize(
@@ -135,3 +143,76 @@ def test_work_and_then_one_box_scores_1_for_format(response: str) -> None:
 )
 def test_no_work_or_no_single_box_at_the_end_scores_0_for_format(response: str) -> None:
     assert boxed_format(response, "12") == 0.0
+
+
+TAGGED = r"<think>7+5</think> so <answer>It is \boxed{12}.</answer>"
+
+
+def test_a_right_box_among_tags_in_order_scores_1_in_both_ways() -> None:
+    assert base_acc(TAGGED, "12") == math_verify_reward(TAGGED, "12") == 1.0
+    assert base_acc(TAGGED, "13") == math_verify_reward(TAGGED, "13") == 0.0
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        r"\boxed{12}",
+        f" {TAGGED}",
+        f"{TAGGED} ",
+        r"<think>7+5</think><answer>12</answer>",
+        r"<think>\boxed{12}</think><answer>12</answer>",
+        r"<think>7+5<answer>\boxed{12}</answer>",
+        r"<think>7+5</think>\boxed{12}</answer>",
+        r"<think>7+5<answer></think>\boxed{12}</answer>",
+        r"<answer>\boxed{12}</answer><think></think>",
+        "<think></think><answer></answer>",
+        "",
+    ],
+)
+def test_tags_that_are_missing_or_out_of_order_score_0(response: str) -> None:
+    assert base_acc(response, "12") == math_verify_reward(response, "12") == 0.0
+
+
+def test_a_second_tag_or_box_costs_the_score_of_base_acc_only() -> None:
+    for response in (
+        r"<think>\boxed{11}?</think><answer>\boxed{12}</answer>",
+        r"<think></think></think><answer>\boxed{12}</answer>",
+        r"<think></think><answer></answer><answer>\boxed{12}</answer>",
+    ):
+        assert (base_acc(response, "12"), math_verify_reward(response, "12")) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("response", "score"),
+    [
+        ("so it is\nAnswer: 12", 1.0),
+        ("ANSWER : $12$.\n", 1.0),
+        (r"Answer: \boxed{12}", 1.0),
+        ("Answer: 11, no\nAnswer: 12", 1.0),
+        ("Answer: 12\nAnswer: 11", -1.0),
+        ("12", -1.0),
+        ("Answer:", -1.0),
+        ("", -1.0),
+        ("Answer: 12" + " " * 300, -1.0),
+        ("Answer: 12" + " " * 290, 1.0),
+    ],
+)
+def test_the_line_behind_the_last_answer_scores_1_or_minus_1(response: str, score: float) -> None:
+    assert acc_for_dapo(response, "12") == score
+
+
+@pytest.mark.parametrize("function", [base_acc, math_verify_reward, acc_for_dapo])
+def test_a_million_characters_of_tags_take_less_than_a_second(function: RewardFunction) -> None:
+    started = time.monotonic()
+    for repeated in (
+        "<think>",
+        "</think><answer>",
+        "</answer>",
+        "answer:",
+        "Answer : ",
+        r"\boxed{",
+    ):
+        response = "<think>" + repeated * (1_000_000 // len(repeated)) + "</answer>"
+        assert function(response, "12") < 1.0
+    # Six responses; looking for a word in one takes a few milliseconds.
+    assert time.monotonic() - started < 6.0

@@ -44,7 +44,7 @@ def test_a_file_may_define_dataclasses_and_callable_objects(tmp_path: Path) -> N
     [
         ("math_verfy", "did you mean 'math_verify'?"),
         ("format", "did you mean 'boxed_format'?"),
-        ("zzz", "builtins: boxed_format, math_verify"),
+        ("zzz", "builtins: acc_for_dapo, base_acc, boxed_format, math_verify, math_verify_reward"),
         ("no_such_package.rewards:score", "ModuleNotFoundError: No module named 'no_such_package'"),
         ("/no/such/rewards.py:score", "no file at /no/such/rewards.py"),
         ("mindrl.rewards.functions:math_verfy", "did you mean 'math_verify'?"),

@@ -52,7 +52,7 @@ def check_config(name: str = "check.py") -> int:
     """
     options = _parser(name).parse_intermixed_args()
     try:
-        config = composed_config(options.config_name, options.overrides)
+        config = composed_config(options.config_name, options.overrides, options.config_dir)
         capacity = _capacity(config, options)
     except ConfigError as error:
         return report(str(error).splitlines(), BAD_CONFIG)

@@ -21,18 +21,29 @@ from mindrl.launch.exits import note
 from mindrl.launch.shipped import config_folder
 
 
-def composed_config(name: str, overrides: Sequence[str]) -> RunConfig:
+def composed_config(
+    name: str, overrides: Sequence[str], own_folder: str | None = None
+) -> RunConfig:
     """Read a configuration by name, with overrides such as `actor_config.lr=1e-6`.
+
+    Args:
+        name: Of a file, without its suffix.
+        overrides: As a training program takes them.
+        own_folder: Where it is, beside the shipped ones; None is the folder of those.
 
     Raises:
         ConfigError: It does not exist, or a key or a value is not legal.
     """
-    folder = config_folder()
+    shipped = config_folder()
+    folder = shipped if own_folder is None else Path(own_folder).resolve()
+    if not folder.is_dir():
+        raise ConfigError(f"--config-dir {own_folder}: no such folder")
     register_defaults()
     try:
         check_overrides(overrides)
         with initialize_config_dir(str(folder), version_base="1.3"):
-            return run_config(compose(name, overrides=list(overrides)))
+            also = [f"hydra.searchpath=['file://{shipped}']"] if own_folder else []
+            return run_config(compose(name, overrides=[*overrides, *also]))
     except MissingConfigException as error:
         raise no_such_config(error, folder) from error
     except (HydraException, OmegaConfBaseException) as error:

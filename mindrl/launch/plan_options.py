@@ -22,6 +22,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     """Add what names a run, its devices and the form of the answer."""
     add = parser.add_argument
     add("--config-name", required=True, metavar="NAME", help="of a file in configs/")
+    add("--config-dir", metavar="DIR", help="folder of a file of your own, in place of configs/")
     add("overrides", nargs="*", metavar="key=value", help="changes, as for a training program")
     add(
         "--device-memory-gib",
@@ -38,7 +39,7 @@ def planned_config(options: argparse.Namespace) -> RunConfig:
     Raises:
         ConfigError: It cannot be read, or cannot run whatever memory there is.
     """
-    config = composed_config(options.config_name, options.overrides)
+    config = composed_config(options.config_name, options.overrides, options.config_dir)
     found = [*findings(config)] or [*_model_findings(config)]
     if found:
         raise ConfigError("\n".join(str(in_words_of_backend(config, each)) for each in found))

@@ -101,6 +101,17 @@ def test_a_finding_as_json_has_field_value_need_legal_values_and_page() -> None:
     }
 
 
+def test_a_configuration_of_ones_own_is_read_from_its_folder(tmp_path: Path) -> None:
+    own = tmp_path / "with, a comma"
+    own.mkdir()
+    (own / "mine.yaml").write_text("defaults: [grpo_qwen25_7b, _self_]\nactor_config: {lr: 2e-6}\n")
+    ended = started("--config-dir", str(own), "--config-name", "mine", "--elsewhere")
+    assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, "mine: no findings")
+    other = started("--config-dir", str(own), "--config-name", "yours", "--elsewhere")
+    assert other.returncode == 2
+    assert other.stderr == f"error: {own} has no configuration yours; there are: mine\n"
+
+
 def test_a_backend_string_that_does_not_fit_is_answered_with_strings_that_do() -> None:
     strings = ("actor_config.backend=megatron:d1t8", f"{TP}=null")
     (finding,) = answer(*RUN, *strings, "--elsewhere", code=1)["findings"]

@@ -14,13 +14,10 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 
 from mindrl.errors import ClusterError
 from mindrl.platform.device import Platform
-from mindrl.platform.environment import cache_folder, ray_address
+from mindrl.platform.environment import has_room_for_sockets, ray_address, ray_session_folder
 from mindrl.platform.patches import ray_on_loopback
 
 logger = logging.getLogger(__name__)
-
-_LONGEST_SESSION_PATH = 70
-"""Ray puts sockets below its folder, and a socket's path may have 107 bytes."""
 
 
 class RayCluster:
@@ -43,8 +40,10 @@ class RayCluster:
         """Start or join, and reserve the devices.
 
         Raises:
-            ClusterError: The cluster cannot be reached or has too few devices.
+            ClusterError: The cluster cannot be reached or has too few devices, or the environment
+                of this process has a setting that no run starts with.
         """
+        self.platform.refuse_settings()
         self._check_local_devices()
         on_sigterm = signal.getsignal(signal.SIGTERM)
         try:
@@ -129,8 +128,8 @@ class RayCluster:
 
 def _session_folder() -> str | None:
     """Return where Ray keeps its sockets and logs; Ray's own default where the path is too long."""
-    folder = cache_folder() / "ray"
-    if len(str(folder)) > _LONGEST_SESSION_PATH - len("ray"):
+    folder = ray_session_folder()
+    if not has_room_for_sockets(folder):
         logger.warning("%s is too long a path for sockets; Ray uses its own folder", folder)
         return None
     folder.mkdir(parents=True, exist_ok=True)

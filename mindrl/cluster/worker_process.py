@@ -94,4 +94,4 @@ class WorkerProcess:
 
     def _local_device(self) -> int:
         ids = ray.get_runtime_context().get_accelerator_ids().get(self.platform.ray_resource)
-        return int(ids[0]) if ids else self.rank
+        return self.platform.device_index(ids[0]) if ids else self.rank

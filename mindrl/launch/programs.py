@@ -10,6 +10,7 @@ from mindrl.errors import InstallationError
 from mindrl.launch.check_program import check_config
 from mindrl.launch.command_line import run_program
 from mindrl.launch.convert_program import convert
+from mindrl.launch.doctor_program import doctor
 from mindrl.launch.import_program import import_config
 from mindrl.launch.plan_program import plan
 from mindrl.launch.shipped import config_folder
@@ -73,14 +74,17 @@ def _import_config() -> int:
     return import_config("mindrl import-config")
 
 
+def _doctor() -> int:
+    return doctor("mindrl doctor")
+
+
 def _train(config: RunConfig, run_dir: Path) -> None:
     # Without torch all else works: configurations are written and checked on a laptop.
     absent = [name for name in ("torch", "megatron", "vllm") if find_spec(name) is None]
     if absent:
         raise InstallationError(
             f"training needs {', '.join(absent)}, which this Python does not have; "
-            "install mindrl[cpu] or mindrl[cuda] (docs/tutorials/first-run.md), "
-            "or mindrl[npu] (docs/how-to/ascend.md)"
+            "`mindrl doctor` says what to install on this machine"
         )
     # Imported late: --help, --cfg and --dry-run answer in a second, without torch and Ray.
     from mindrl.launch.train_program import train  # noqa: PLC0415
@@ -89,6 +93,7 @@ def _train(config: RunConfig, run_dir: Path) -> None:
 
 
 PROGRAMS: Mapping[str, tuple[Callable[[], int], str]] = {
+    "doctor": (_doctor, "look at this machine: versions, devices, memory, limits, ports, disks"),
     "check": (_check, "find everything that keeps a run from working, before anything is started"),
     "plan": (_plan, "predict memory, reshard and all derived numbers of a run"),
     "import-config": (_import_config, "turn a MindSpeed-RL configuration into one of mindrl"),

@@ -1,7 +1,6 @@
 """The same bits from the same input: what torch has to be told inside a process.
 
-What has to be in the environment before the process starts is in
-`Platform.deterministic_environment`.
+What has to be in the environment before the process starts is in `Platform.settings`.
 """
 
 from collections.abc import Iterator

@@ -13,17 +13,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mindrl.errors import ClusterError
+from mindrl.platform.npu_environment import NPU_SETTINGS
+from mindrl.platform.other_environment import CPU_SETTINGS, ENGINE_SETTINGS, GPU_SETTINGS
+from mindrl.platform.setting import Setting, refusals, values
 
 DeviceKind = Literal["npu", "gpu", "cpu"]
-
-_ENGINE_ENVIRONMENT = {
-    # The engine runs inside the worker's process: no engine process, no socket, no telemetry.
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "HF_HUB_OFFLINE": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +31,10 @@ class Platform:
     """Ray resource that counts the devices."""
     collective_backend: str
     """torch.distributed backend of tensors on the device."""
-    environment: Mapping[str, str]
-    """Set in a worker process before anything heavy is imported."""
-    deterministic_environment: Mapping[str, str]
-    """Set besides where two runs must agree to the bit."""
+    settings: tuple[Setting, ...]
+    """Of the environment of its worker processes."""
+    visible_variable: str | None
+    """Environment variable that says which devices a process may use."""
     patches: tuple[str, ...]
     """Modules of `mindrl.platform.patches`, installed in this order by `prepare_process`."""
     engine_options: Mapping[str, object]
@@ -48,6 +42,12 @@ class Platform:
 
     def local_devices(self) -> int:
         """Count the devices of this machine, without touching them."""
+        present = self.device_files()
+        visible = self.visible_devices()
+        return present if visible is None else min(present, len(visible))
+
+    def device_files(self) -> int:
+        """Count the devices of this machine, those included that this process may not use."""
         match self.kind:
             case "npu":
                 return len(list(Path("/dev").glob("davinci[0-9]*")))
@@ -55,6 +55,22 @@ class Platform:
                 return len(list(Path("/dev").glob("nvidia[0-9]*")))
             case "cpu":
                 return len(os.sched_getaffinity(0))
+
+    def visible_devices(self) -> list[str] | None:
+        """Return the devices that the user lists for this process; None where he lists none."""
+        listed = os.environ.get(self.visible_variable) if self.visible_variable else None
+        if listed is None:
+            return None
+        return [name.strip() for name in listed.split(",") if name.strip()]
+
+    def device_index(self, name: str) -> int:
+        """Return the number that torch knows a device by in this process.
+
+        Args:
+            name: As Ray knows it: its entry in the list of visible devices, if there is one.
+        """
+        visible = self.visible_devices() or []
+        return visible.index(name) if name in visible else int(name)
 
     def ray_options(self, devices: int) -> dict[str, Any]:
         """Return Ray's options for `devices` devices: of a worker (1) or of a whole machine."""
@@ -73,16 +89,29 @@ class Platform:
         threads = max(1, len(os.sched_getaffinity(0)) // workers)
         loopback = {"GLOO_SOCKET_IFNAME": "lo"} if one_machine else {}
         return {
-            **_ENGINE_ENVIRONMENT,
-            **self.environment,
-            **(self.deterministic_environment if deterministic else {}),
+            **values(self.settings, os.environ, deterministic=deterministic),
             **loopback,
             "OMP_NUM_THREADS": str(threads),
         }
 
+    def refuse_settings(self) -> None:
+        """Refuse to go on where this process has a setting that no run starts with.
+
+        Raises:
+            ClusterError: All such settings, one a line.
+        """
+        found = refusals(self.settings, os.environ)
+        if found:
+            raise ClusterError("\n".join(found))
+
 
 def prepare_process(platform: Platform) -> None:
-    """Make this process ready for Megatron-core and vLLM; call it before importing either."""
+    """Make this process ready for Megatron-core and vLLM; call it before importing either.
+
+    Raises:
+        ClusterError: It has a setting that no run starts with, such as one of `ray start`.
+    """
+    platform.refuse_settings()
     for name in platform.patches:
         import_module(f"mindrl.platform.patches.{name}").install()
 
@@ -121,25 +150,8 @@ PLATFORMS: Mapping[DeviceKind, Platform] = {
         device_type="npu",
         ray_resource="NPU",
         collective_backend="hccl",
-        environment={
-            "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES": "1",
-            "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-            "HCCL_CONNECT_TIMEOUT": "1800",
-            # Weights are written in plain layout at every swap; the NZ layout forbids it.
-            "VLLM_ASCEND_ENABLE_NZ": "0",
-            "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-        },
-        # What MindSpeed's and MindSpeed-RL's npu_deterministic sets, and the engine's libraries.
-        deterministic_environment={
-            # Sums of the collectives in one order, in HCCL and in LCCL (small messages).
-            "HCCL_DETERMINISTIC": "true",
-            "LCCL_DETERMINISTIC": "1",
-            # Products are summed along K in one order, whichever core begins: CANN's, then ATB's.
-            "CLOSE_MATMUL_K_SHIFT": "1",
-            "ATB_MATMUL_SHUFFLE_K_ENABLE": "0",
-            # No product that sends its first rows while it computes the last ones.
-            "ATB_LLM_LCOC_ENABLE": "0",
-        },
+        settings=(*ENGINE_SETTINGS, *NPU_SETTINGS),
+        visible_variable="ASCEND_RT_VISIBLE_DEVICES",
         patches=(
             "npu_megatron",
             "megatron_router_without_te",
@@ -152,17 +164,8 @@ PLATFORMS: Mapping[DeviceKind, Platform] = {
         device_type="cuda",
         ray_resource="GPU",
         collective_backend="nccl",
-        environment={
-            "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
-            "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-        },
-        deterministic_environment={
-            # Without it cuBLAS may take another workspace, and another kernel, at each call.
-            "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-            # One order of the sums; else the algorithm follows message size and topology, and
-            # NVLS sums in the switch.
-            "NCCL_ALGO": "Ring",
-        },
+        settings=(*ENGINE_SETTINGS, *GPU_SETTINGS),
+        visible_variable="CUDA_VISIBLE_DEVICES",
         patches=(
             "megatron_router_without_te",
             "megatron_latent_attention_without_te",
@@ -176,13 +179,9 @@ PLATFORMS: Mapping[DeviceKind, Platform] = {
         device_type="cpu",
         ray_resource="CPU",
         collective_backend="gloo",
-        environment={
-            # Compiling the sampler costs 15 s per start and saves nothing at this size.
-            "TORCH_COMPILE_DISABLE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        },
         # Gloo and torch sum in one order already: the threads of a worker are set for every run.
-        deterministic_environment={},
+        settings=(*ENGINE_SETTINGS, *CPU_SETTINGS),
+        visible_variable=None,
         patches=(
             "megatron_on_cpu",
             "megatron_router_without_te",

@@ -4,6 +4,9 @@ import os
 import secrets
 from pathlib import Path
 
+_LONGEST_SESSION_PATH = 70
+"""Ray puts sockets below its folder, and a socket's path may have 107 bytes."""
+
 
 def ray_address() -> str | None:
     """Return the address of a running Ray cluster to join, if the user names one."""
@@ -14,6 +17,16 @@ def cache_folder() -> Path:
     """Return the user's cache folder of mindrl."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "mindrl"
+
+
+def ray_session_folder() -> Path:
+    """Return where Ray is to keep its sockets and logs."""
+    return cache_folder() / "ray"
+
+
+def has_room_for_sockets(folder: Path) -> bool:
+    """Say whether the paths of Ray's sockets below the folder are short enough."""
+    return len(str(folder)) <= _LONGEST_SESSION_PATH - len("ray")
 
 
 def prepare_driver() -> None:

@@ -27,6 +27,10 @@ CHOOSE = "from mindrl.platform.device import choose_platform; choose_platform('a
             {"torch", "ray", "vllm", "megatron", "transformers", "math_verify"},
         ),
         (
+            "import mindrl.launch.doctor_program",
+            {"torch", "ray", "vllm", "megatron", "transformers", "numpy"},
+        ),
+        (
             "import mindrl.launch.check_program",
             {"torch", "ray", "vllm", "megatron", "transformers"},
         ),

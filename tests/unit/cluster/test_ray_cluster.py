@@ -24,6 +24,20 @@ def test_more_devices_than_the_machine_has_are_refused_before_ray_starts(
     )
 
 
+def test_a_setting_that_breaks_the_engine_is_refused_before_ray_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTORCH_NPU_ALLOC_CONF", "expandable_segments:True")
+    cluster = RayCluster(PLATFORMS["npu"], devices=8, timeout_seconds=1)
+    with pytest.raises(ClusterError) as caught:
+        cluster.__enter__()
+    assert str(caught.value) == (
+        "PYTORCH_NPU_ALLOC_CONF=expandable_segments:True: the memory pool of the engine's sleep "
+        "mode refuses expandable segments, and mindrl puts the engine to sleep at every step; "
+        "unset it or change it"
+    )
+
+
 def test_a_named_cluster_is_joined_and_not_counted_on_this_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

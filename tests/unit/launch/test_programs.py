@@ -34,7 +34,7 @@ def test_the_command_lists_its_programs_and_refuses_others() -> None:
     asked = started("--help")
     assert asked.returncode == 0
     assert all(f"  {name} " in asked.stdout for name in PROGRAMS)
-    wrong = started("trian")
+    wrong = started("learn")
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert wrong.stderr == asked.stdout
 
@@ -87,5 +87,6 @@ def test_training_without_torch_ends_in_words_that_say_what_to_install(tmp_path:
     ended = started("train-grpo", "--config-name", "grpo_tiny_cpu", folder=tmp_path)
     assert ended.returncode == 1
     assert ended.stderr.startswith(
-        "error: training needs torch, megatron, vllm, which this Python does not have; install "
+        "error: training needs torch, megatron, vllm, which this Python does not have; "
+        "`mindrl doctor` says what to install"
     )

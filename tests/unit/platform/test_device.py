@@ -72,7 +72,7 @@ def test_every_worker_keeps_the_engine_in_its_process_and_reports_to_nobody(kind
     assert environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
     assert environment["VLLM_NO_USAGE_STATS"] == "1"
     assert environment["HF_HUB_OFFLINE"] == "1"
-    assert environment.items() >= dict(platform.environment).items()
+    assert environment["VLLM_DP_SIZE"] == "1"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,213 @@
+"""What this machine gives a process: limits, memory, network, disks. Looks, and changes nothing."""
+
+import os
+import resource
+import shutil
+import socket
+import stat
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+_ANSWER_SECONDS = 5.0
+_LOOPBACK = "127.0.0.1"
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostFacts:
+    """Limits and memory; bytes where no other unit is named."""
+
+    open_files: int
+    """Soft limit; `resource.RLIM_INFINITY` where there is none, as for every limit here."""
+    open_files_hard: int
+    processes: int
+    memory: int
+    memory_available: int
+    container_memory: int | None
+    """What the control group of this process may take; None where it is not limited."""
+    swap_used: int
+    shared_memory: int | None
+    """Free in /dev/shm; None where there is none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkFacts:
+    """Names, proxies and ports."""
+
+    hostname: str
+    hostname_address: str | None
+    """None where the name has no address."""
+    loopback_works: bool
+    proxies: tuple[str, ...]
+    """Variables that name a proxy which programs would ask for the loopback address too."""
+    ephemeral_ports: range
+    reserved_ports: tuple[range, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenFacts:
+    """The secret of a Ray cluster that is joined."""
+
+    source: str | None
+    """Variable or file that has it; None where there is none."""
+    readable_by_others: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiskFacts:
+    """A folder that a run writes to, made or not."""
+
+    path: Path
+    is_writable: bool
+    free: int
+
+
+def host_facts() -> HostFacts:
+    """Ask the kernel."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    memory = psutil.virtual_memory()
+    shared = Path("/dev/shm")  # noqa: S108 - no file is made there
+    return HostFacts(
+        open_files=soft,
+        open_files_hard=hard,
+        processes=resource.getrlimit(resource.RLIMIT_NPROC)[0],
+        memory=memory.total,
+        memory_available=memory.available,
+        container_memory=container_memory(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")),
+        swap_used=psutil.swap_memory().used,
+        shared_memory=shutil.disk_usage(shared).free if shared.is_dir() else None,
+    )
+
+
+def container_memory(groups: Path, root: Path) -> int | None:
+    """Return the least limit of the control groups that hold this process, in bytes.
+
+    Args:
+        groups: /proc/self/cgroup.
+        root: Where the control groups are mounted; the second version of them, or the first.
+    """
+    limits = []
+    for line in _text(groups).splitlines():
+        _, controllers, path = line.split(":", maxsplit=2)
+        if controllers == "":
+            folders, name = (root, *_below(root, path)), "memory.max"
+        elif "memory" in controllers.split(","):
+            base = root / "memory"
+            folders, name = (base, *_below(base, path)), "memory.limit_in_bytes"
+        else:
+            continue
+        texts = (_text(folder / name).strip() for folder in folders)
+        limits += [int(text) for text in texts if text.isdecimal()]
+    # The first version writes a number near 2^63 for no limit.
+    found = min(limits, default=1 << 62)
+    return found if found < 1 << 60 else None
+
+
+def network_facts(environment: Mapping[str, str]) -> NetworkFacts:
+    """Look up this machine's name and try the loopback address."""
+    hostname = socket.gethostname()
+    address = None
+    with suppress(OSError):
+        address = socket.gethostbyname(hostname)
+    kernel = Path("/proc/sys/net/ipv4")
+    low, high = (_text(kernel / "ip_local_port_range").split() or ["32768", "60999"])[:2]
+    return NetworkFacts(
+        hostname=hostname,
+        hostname_address=address,
+        loopback_works=_loopback_works(),
+        proxies=loopback_proxies(environment),
+        ephemeral_ports=range(int(low), int(high) + 1),
+        reserved_ports=tuple(port_ranges(_text(kernel / "ip_local_reserved_ports").strip())),
+    )
+
+
+def loopback_proxies(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the set variables that send requests to the loopback address to a proxy."""
+    excepted = environment.get("no_proxy") or environment.get("NO_PROXY") or ""
+    entries = {entry.strip() for entry in excepted.split(",")}
+    if entries & {"*", _LOOPBACK, "127.0.0.0/8"}:
+        return ()
+    names = (spelling for name in _PROXIES for spelling in (name, name.upper()))
+    return tuple(name for name in names if environment.get(name))
+
+
+def port_ranges(text: str) -> Iterable[range]:
+    """Read ports as the kernel writes them: 8080,60000-60031."""
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        yield range(int(first), int(last or first) + 1)
+
+
+def token_facts(environment: Mapping[str, str]) -> TokenFacts:
+    """Look for the token where Ray does; its text is not read."""
+    if environment.get("RAY_AUTH_TOKEN"):
+        return TokenFacts(source="RAY_AUTH_TOKEN", readable_by_others=False)
+    named = environment.get("RAY_AUTH_TOKEN_PATH")
+    file = Path(named or "~/.ray/auth_token").expanduser()
+    try:
+        status = file.stat()
+    except OSError:
+        status = None
+    if status is None or not status.st_size:
+        return TokenFacts(source=None, readable_by_others=False)
+    shared = bool(status.st_mode & (stat.S_IRGRP | stat.S_IROTH))
+    return TokenFacts(source=str(file), readable_by_others=shared)
+
+
+def disk_facts(path: Path) -> DiskFacts:
+    """Look at the folder, or at the nearest one above it that is there."""
+    there = next(
+        folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists()
+    )
+    return DiskFacts(
+        path=path,
+        is_writable=there.is_dir() and os.access(there, os.W_OK | os.X_OK),
+        free=shutil.disk_usage(there).free,
+    )
+
+
+def port_is_free(port: int) -> bool:
+    """Say whether a program could listen on the port now, on all addresses."""
+    with socket.socket() as probe:
+        # As servers do: a connection that ended a moment ago does not count.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
+def connection_error(host: str, port: int) -> str:
+    """Return why a port of another machine cannot be reached; empty where it can."""
+    try:
+        socket.create_connection((host, port), timeout=_ANSWER_SECONDS).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _loopback_works() -> bool:
+    try:
+        with socket.create_server((_LOOPBACK, 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=_ANSWER_SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
+def _below(root: Path, path: str) -> list[Path]:
+    """List the folders of a control group, the outer ones first."""
+    group = root / path.strip("/")
+    return [folder for folder in (*reversed(group.parents), group) if root in folder.parents]
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,67 @@
+"""The versions that mindrl was read against on Ascend: the one place that names them.
+
+The npu extra in `pyproject.toml` has to say the same, and so has vllm-ascend, which asks for an
+exact torch and torch_npu: tests/unit/platform compares them.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Origin = Literal["dependency", "extra", "source", "checkout"]
+"""How a package comes to a node: with mindrl; with its npu extra; from the index, built from its
+source by hand; or from a checkout of its repository."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pin:
+    """One package that a node needs."""
+
+    distribution: str
+    """What pip calls it."""
+    module: str
+    """What Python imports."""
+    version: str
+    """What `importlib.metadata` says once it is installed."""
+    origin: Origin
+    branch: str = ""
+    """Of the checkout."""
+    commit: str = ""
+    """Of the checkout."""
+
+    @property
+    def requirement(self) -> str:
+        """Name and version as pip writes them."""
+        return f"{self.distribution}=={self.version}"
+
+
+TORCH = Pin(distribution="torch", module="torch", version="2.10.0", origin="extra")
+TORCH_NPU = Pin(
+    distribution="torch-npu", module="torch_npu", version="2.10.0.post4", origin="extra"
+)
+MEGATRON = Pin(
+    distribution="megatron-core", module="megatron.core", version="0.16.1", origin="extra"
+)
+VLLM_ASCEND = Pin(
+    distribution="vllm-ascend", module="vllm_ascend", version="0.23.0.post1", origin="extra"
+)
+# Its wheel asks for torch 2.11.0, so it is built for no device of its own, without dependencies.
+VLLM = Pin(distribution="vllm", module="vllm", version="0.23.0", origin="source")
+RAY = Pin(distribution="ray", module="ray", version="2.60.0", origin="dependency")
+# Published nowhere but in its repository.
+MINDSPEED = Pin(
+    distribution="mindspeed",
+    module="mindspeed",
+    version="0.16.0",
+    origin="checkout",
+    branch="core_r0.16.0",
+    commit="e4772499f7eb9fa9a68919dd1eaddef00e915b2d",
+)
+
+PINS = (TORCH, TORCH_NPU, MEGATRON, VLLM, VLLM_ASCEND, MINDSPEED, RAY)
+"""Every package whose version matters on a node."""
+
+CANN_VERSION = "9.1.0"
+"""Of the toolkit, the kernels and NNAL: what vllm-ascend asks for."""
+
+PYTHON_VERSIONS = ("3.11", "3.12")
+"""Those of mindrl that torch_npu has wheels for."""

@@ -1,0 +1,112 @@
+"""Write docs/reference/npu-environment.md from the settings in mindrl/platform, or check it."""
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from mindrl.platform.npu_environment import NPU_SETTINGS
+from mindrl.platform.other_environment import CPU_SETTINGS, ENGINE_SETTINGS, GPU_SETTINGS
+from mindrl.platform.setting import Rule, Setting
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "npu-environment.md"
+
+HEADER = """\
+# Environment variables
+
+<!-- Written by scripts/make_environment_reference.py from mindrl/platform/. Do not edit. -->
+
+What mindrl does about the environment variables of HCCL, CANN, torch_npu and vllm-ascend, and below
+them those of the engine, of CUDA and of the CPU.
+
+Workers inherit the environment of the shell that starts the run, or of `ray start` where a cluster
+is joined. On top of it mindrl sets the variables of this page in each worker process, before
+anything heavy is imported. `OMP_NUM_THREADS` is the share that a worker has of the cores, and on
+one machine `GLOO_SOCKET_IFNAME` is `lo`. A value of yours wins where a heading says so: set it in
+the shell that starts the run. [`mindrl doctor`](../how-to/doctor.md) names the variables of its
+shell that a run refuses, replaces, or is slowed by.
+
+**No run on a real NPU has been made with this version.** The reasons come from the sources that
+stand beside them.
+"""
+
+RULES: dict[Rule, tuple[str, str]] = {
+    "fixed": ("Set always", "Value"),
+    "default": ("Set, unless you set it", "Value"),
+    "deterministic": ("Set with `megatron_training.deterministic: true`", "Value"),
+    "refused": ("Refused: no run starts with them", "Values refused (regular expression)"),
+    "left": ("Left to you", "Default"),
+}
+
+SOURCES = """\
+## Sources
+
+vllm-ascend: branch releases/v0.23.0. MindSpeed: branch core_r0.16.0. MindSpeed-RL: commit 05a90d7.
+verl: commit 1dda039b9. CANN: its manual of environment variables, release 9.0.0 where the table
+names no other.
+"""
+
+
+def table(settings: Iterable[Setting], rule: Rule) -> list[str]:
+    """Lay out the settings of one rule; nothing where there are none."""
+    chosen = [setting for setting in settings if setting.rule == rule]
+    if not chosen:
+        return []
+    title, value = RULES[rule]
+    head = [
+        f"### {title}",
+        "",
+        f"| Variable | {value} | Why | Source |",
+        "| --- | --- | --- | --- |",
+    ]
+    return [*head, *map(row, chosen), ""]
+
+
+def row(setting: Setting) -> str:
+    """Lay out one setting as a line of a Markdown table."""
+    value = setting.pattern if setting.rule == "refused" else setting.value
+    shown = f"`{value}`" if value else ""
+    cells = (f"`{setting.name}`", shown, setting.why, setting.source)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def section(title: str, settings: Sequence[Setting]) -> list[str]:
+    """Lay out the settings of one kind of device."""
+    lines = [line for rule in RULES for line in table(settings, rule)]
+    return [f"## {title}", "", *lines]
+
+
+def page() -> str:
+    """Return the whole page."""
+    sections = (
+        section("NPU", NPU_SETTINGS),
+        section("Engine, on every device", ENGINE_SETTINGS),
+        section("CUDA", GPU_SETTINGS),
+        section("CPU", CPU_SETTINGS),
+    )
+    return "\n".join([HEADER, *(line for lines in sections for line in lines), SOURCES])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the page, or compare it with the file; return the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").strip())
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if it differs")
+    parser.add_argument("--output", type=Path, default=PAGE, help="the page (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    wanted = page()
+    is_current = options.output.is_file() and options.output.read_text(encoding="utf-8") == wanted
+    if options.check and not is_current:
+        print(
+            f"{options.output} differs from mindrl/platform/; "
+            "run python scripts/make_environment_reference.py",
+            file=sys.stderr,
+        )
+        return 1
+    if not is_current:
+        options.output.write_text(wanted, encoding="utf-8")
+    print(f"{options.output}: {'up to date' if is_current else 'written'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

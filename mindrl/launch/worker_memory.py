@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import psutil
 import torch.distributed as dist
 
 from mindrl.config.run import RunConfig
@@ -12,6 +11,7 @@ from mindrl.launch.memory_plan import MemoryPlan, memory_plan, too_small, with_k
 from mindrl.launch.memory_regions import RunModels
 from mindrl.platform.device_memory import device_account
 from mindrl.platform.host_arena import HostArena, require_host_memory, rounded
+from mindrl.platform.host_facts import memory_bound
 from mindrl.workers.device import Device
 from mindrl.workers.device_ledger import DeviceLedger
 
@@ -38,7 +38,7 @@ def plan_worker_memory(config: RunConfig, models: RunModels, device_type: str) -
     kv_cache_bytes = plan.kv_cache_bytes
     if kv_cache_bytes is None:
         # A host without a bound: the share that all its workers can have at once.
-        share = psutil.virtual_memory().total // topology(config).ranks_per_node
+        share = memory_bound() // topology(config).ranks_per_node
         kv_cache_bytes = memory_plan(config, share, models).kv_cache_bytes
         assert kv_cache_bytes is not None, "a share has a size"
         # Machines may differ, and the engines of a replica must agree.

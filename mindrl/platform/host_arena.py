@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mindrl.errors import HostMemoryError
+from mindrl.platform.host_facts import memory_bound
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ def require_host_memory(nbytes: int) -> None:
     Raises:
         HostMemoryError: The host does not have it.
     """
-    available = psutil.virtual_memory().available
+    available = min(psutil.virtual_memory().available, memory_bound())
     if nbytes > available:
         raise HostMemoryError(
             f"what leaves the devices of this machine needs {nbytes / 2**30:.2f} GiB of host "

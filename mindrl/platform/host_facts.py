@@ -77,13 +77,21 @@ def host_facts() -> HostFacts:
         processes=resource.getrlimit(resource.RLIMIT_NPROC)[0],
         memory=memory.total,
         memory_available=memory.available,
-        container_memory=container_memory(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")),
+        container_memory=container_memory(),
         swap_used=psutil.swap_memory().used,
         shared_memory=shutil.disk_usage(shared).free if shared.is_dir() else None,
     )
 
 
-def container_memory(groups: Path, root: Path) -> int | None:
+def memory_bound() -> int:
+    """Return the bytes that the processes of this machine or container may have together."""
+    total = psutil.virtual_memory().total
+    return min(total, container_memory() or total)
+
+
+def container_memory(
+    groups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
+) -> int | None:
     """Return the least limit of the control groups that hold this process, in bytes.
 
     Args:

@@ -154,6 +154,7 @@ PLATFORMS: Mapping[DeviceKind, Platform] = {
         visible_variable="ASCEND_RT_VISIBLE_DEVICES",
         patches=(
             "npu_megatron",
+            "npu_grouped_experts",
             "megatron_router_without_te",
             "megatron_latent_attention_without_te",
         ),

@@ -36,7 +36,7 @@ class DeviceNeeds:
     """What to do where the machine has none."""
 
 
-_NPU_PAGE = "docs/how-to/ascend.md"
+_NPU_PAGE = "docs/how-to/install-npu.md"
 _IN_CHECKOUT = "in a checkout of mindrl: "
 
 NEEDS: Mapping[DeviceKind, DeviceNeeds] = {

@@ -30,6 +30,14 @@ _SET = (
         source="vllm-ascend worker/worker.py wake_up; MindSpeed-RL and verl set it",
     ),
     Setting(
+        name="VLLM_ASCEND_ENABLE_FUSED_MC2",
+        rule="fixed",
+        value="0",
+        why="with it the engine keeps the weights of experts in the NZ layout, whatever "
+        "VLLM_ASCEND_ENABLE_NZ says, and a reshard writes them in the plain one",
+        source="vllm-ascend ops/fused_moe/fused_moe.py process_weights_after_loading",
+    ),
+    Setting(
         name="VLLM_WORKER_MULTIPROC_METHOD",
         rule="fixed",
         value="spawn",
@@ -100,14 +108,6 @@ _REFUSED = (
         why="the memory pool of the engine's sleep mode refuses expandable segments, and mindrl "
         "puts the engine to sleep at every step",
         source="vllm-ascend device_allocator/camem.py and platform.py (not in RL scenarios)",
-    ),
-    Setting(
-        name="VLLM_ASCEND_ENABLE_FUSED_MC2",
-        rule="refused",
-        pattern="^[1-9]",
-        why="the engine then keeps the weights of experts in the NZ layout, and a reshard writes "
-        "them in the plain one",
-        source="vllm-ascend ops/fused_moe/fused_moe.py process_weights_after_loading",
     ),
     Setting(
         name="VLLM_ASCEND_ENABLE_FLASHCOMM1",

@@ -151,7 +151,7 @@ check_cann() {
     fi
     if [[ ! -d "${ASCEND_HOME_PATH:-}" ]]; then
         find_fault "CANN: ASCEND_HOME_PATH=${ASCEND_HOME_PATH:-} is no folder, and no set_env.sh under $ASCEND_INSTALL_DIR" \
-            "install the CANN 9 toolkit, kernels and NNAL, or source its set_env.sh first"
+            "install the CANN 9.1.0 toolkit, kernels and NNAL, or source its set_env.sh first"
         return
     fi
     script="$ASCEND_INSTALL_DIR/nnal/atb/set_env.sh"
@@ -189,7 +189,7 @@ check_packages() {
                 ;;
             mindspeed)
                 find_fault "Python package: mindspeed" \
-                    "clone MindSpeed, branch core_r0.16.0, and $PYTHON -m pip install -e MindSpeed"
+                    "clone MindSpeed, branch core_r0.16.0, and $PYTHON -m pip install --no-deps -e MindSpeed"
                 ;;
             megatron.core)
                 find_fault "Python package: megatron.core" "$PYTHON -m pip install megatron-core==0.16.1"

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -161,6 +162,20 @@ def test_mindspeed_is_told_what_its_grouped_experts_ask_for(
     monkeypatch.setattr(npu_megatron, "import_module", {"mindspeed.megatron_adaptor": adaptor}.get)
     npu_megatron.repatch({"moe_grouped_gemm": True})
     assert told == [{"moe_grouped_gemm": True, "fp8": None}]
+
+
+def test_npu_grouped_experts_are_told_that_there_is_no_product_in_8_bits() -> None:
+    from mindrl.platform.patches import npu_grouped_experts
+
+    assert npu_grouped_experts.MODULE not in sys.modules
+    try:
+        npu_grouped_experts.install()
+        asked = import_module(npu_grouped_experts.MODULE)
+        npu_grouped_experts.install()
+        assert import_module(npu_grouped_experts.MODULE) is asked
+        assert asked.get_gmm_quant_func() is None
+    finally:
+        del sys.modules[npu_grouped_experts.MODULE]
 
 
 def test_every_patch_is_named_by_a_test_of_this_file_and_says_upstream_range_and_reason() -> None:

@@ -26,7 +26,6 @@ def test_a_default_is_the_users_where_he_has_set_it_and_a_fixed_one_is_not() -> 
     [
         ("PYTORCH_NPU_ALLOC_CONF", "expandable_segments:True", "max_split_size_mb:250"),
         ("PYTORCH_NPU_ALLOC_CONF", "page_size:1g,expandable_segments:True", "page_size:1g"),
-        ("VLLM_ASCEND_ENABLE_FUSED_MC2", "1", "0"),
         ("VLLM_ASCEND_ENABLE_FLASHCOMM1", "1", "0"),
         ("VLLM_ASCEND_FLASHCOMM2_PARALLEL_SIZE", "2", "0"),
     ],

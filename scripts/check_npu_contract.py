@@ -1,0 +1,98 @@
+"""Look for every name that mindrl's NPU code uses in the published sources of the pinned versions.
+
+Nothing is imported and nothing is installed: files are read as they were published. Files of the
+package index are downloaded once and kept. MindSpeed is published in its repository only.
+
+    python scripts/check_npu_contract.py
+    python scripts/check_npu_contract.py --source mindspeed=../MindSpeed --json
+
+Exit codes: 0 everything is there; 1 something is missing; 2 wrong options; 3 a package could not be
+read, and nothing is missing in the others.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from mindrl.platform.contract_check import Checked, as_values, check_contract, matrix, with_matrix
+from mindrl.platform.contract_sources import CHECKED_PINS, contract_sources
+from mindrl.platform.npu_contract import ENTRIES
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "how-to" / "install-npu.md"
+RESULT = ROOT / "tests" / "unit" / "platform" / "npu_contract.json"
+
+MISSING = 1
+NOT_CHECKED = 3
+
+
+def named_path(text: str) -> tuple[str, Path]:
+    """Read NAME=PATH."""
+    name, _, path = text.partition("=")
+    names = [pin.distribution for pin in CHECKED_PINS]
+    if name not in names or not path:
+        raise argparse.ArgumentTypeError(f"{text}: NAME=PATH with a name of {', '.join(names)}")
+    if not Path(path).exists():
+        raise argparse.ArgumentTypeError(f"{path}: no such file or folder")
+    return name, Path(path)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the reader of the command line."""
+    made = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument(
+        "--source",
+        metavar="NAME=PATH",
+        action="append",
+        default=[],
+        type=named_path,
+        help="read a package from a wheel, an archive, a folder or a git repository; of a "
+        "repository the pinned commit is read",
+    )
+    made.add_argument(
+        "--cache",
+        type=Path,
+        default=ROOT / ".cache" / "npu-contract",
+        help="folder that keeps what is downloaded (default: .cache/npu-contract)",
+    )
+    made.add_argument("--index", help="address of the package index (default: pip's)")
+    made.add_argument("--json", action="store_true", help="print the rows as JSON")
+    made.add_argument(
+        "--write", action="store_true", help="renew the matrix of docs/how-to/install-npu.md"
+    )
+    return made
+
+
+def write(checked: Checked) -> None:
+    """Keep the result for the tests, and put it into the page."""
+    RESULT.write_text(json.dumps(as_values(checked.rows), indent=1) + "\n", encoding="utf-8")
+    page = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(with_matrix(page, checked.rows), encoding="utf-8")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Check, print, and return the exit code."""
+    options = parser().parse_args(arguments)
+    sources = contract_sources(options.cache, given=dict(options.source), index=options.index)
+    checked = check_contract(ENTRIES, sources)
+    if options.json:
+        print(json.dumps({"rows": as_values(checked.rows), "not_checked": checked.not_checked}))
+    else:
+        print(matrix(checked.rows))
+    for line in [*checked.findings(), *checked.notes()]:
+        print(f"error: {line}", file=sys.stderr)
+    if checked.findings():
+        return MISSING
+    if checked.not_checked:
+        return NOT_CHECKED
+    if options.write:
+        write(checked)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -18,18 +18,18 @@ from mindrl.errors import ConfigError
 from mindrl.launch.arguments import positive
 from mindrl.launch.checks import Checked
 from mindrl.launch.compose import composed_config
-from mindrl.launch.exits import BAD_CONFIG, FAILED, report
+from mindrl.launch.exits import BAD_CONFIG, FAILED, note, report
 from mindrl.launch.legal_values import checked_with_legal_values
 from mindrl.launch.memory_checks import Capacity
 from mindrl.launch.plan_options import add_run_options, device_bytes
+from mindrl.launch.shipped import shipped_notes, shipped_sizes
 from mindrl.platform.device import PLATFORMS, choose_platform
 
 _GIB = 1 << 30
 _EXAMPLE = """\
 examples:
   python cli/check.py --config-name grpo_tiny_cpu
-  python cli/check.py --config-name grpo_qwen25_7b actor_config.load=models/Qwen2.5-7B \\
-      --elsewhere --device-memory-gib 64 --json
+  python cli/check.py --config-name grpo_qwen25_7b --elsewhere --host-memory-gib 1536 --json
 
 The exit code is 1 where there are findings, 2 where the configuration cannot be read.
 """
@@ -40,6 +40,8 @@ class _Answer:
     """What the program says."""
 
     config: str
+    shipped_sizes: dict[str, str]
+    """Of which model folders, not here, which sizes were taken."""
     checked: Checked
     memory_checked: bool
 
@@ -58,12 +60,15 @@ def check_config(name: str = "check.py") -> int:
         return report(str(error).splitlines(), BAD_CONFIG)
     answer = _Answer(
         config=options.config_name,
+        shipped_sizes=shipped_sizes(config) if options.elsewhere else {},
         checked=_checked(config, capacity, elsewhere=options.elsewhere),
         memory_checked=capacity.device_bytes is not None and config.rl_config.check_memory,
     )
     if options.json:
         sys.stdout.write(json.dumps(_as_json(answer), indent=2) + "\n")
     else:
+        for text in shipped_notes(config) if options.elsewhere else ():
+            note(text)
         _print(answer)
     return FAILED if answer.checked.findings else 0
 
@@ -81,7 +86,8 @@ def _parser(name: str) -> argparse.ArgumentParser:
     add(
         "--elsewhere",
         action="store_true",
-        help="the run is for another machine: files that are not here are no finding",
+        help="the run is for another machine: files that are not here are no finding, and of "
+        "models that are not here the shipped sizes are taken",
     )
     add(
         "--host-memory-gib",
@@ -112,6 +118,7 @@ def _as_json(answer: _Answer) -> dict[str, Any]:
         "findings": [_finding(each) for each in answer.checked.findings],
         "not_checked": [_finding(each) for each in answer.checked.not_checked],
         "memory_checked": answer.memory_checked,
+        "shipped_sizes": answer.shipped_sizes,
     }
 
 
@@ -135,8 +142,8 @@ def _print(answer: _Answer) -> None:
         way = f"legal: {each.field}={ways}; " if ways else ""
         line = escape(f"       {way}see {each.doc}")
         errors.print(line, soft_wrap=True, highlight=False)
-    for note in answer.checked.not_checked:
-        console.print(f"not here, so not checked: {escape(str(note))}", soft_wrap=True)
+    for missing in answer.checked.not_checked:
+        console.print(f"not here, so not checked: {escape(str(missing))}", soft_wrap=True)
     if not answer.memory_checked:
         console.print("memory of the devices not checked: say --device-memory-gib N")
     count = len(answer.checked.findings)

@@ -12,6 +12,7 @@ from mindrl.config.validate import findings
 from mindrl.errors import ConfigError, MindrlError
 from mindrl.launch.memory_checks import Capacity, memory_findings
 from mindrl.launch.model_checks import Models, describe_models, missing_weights, model_findings
+from mindrl.launch.shipped import published_folder
 from mindrl.platform.device import Platform
 from mindrl.rewards.functions import BUILTIN_REWARDS
 from mindrl.rewards.resolve import resolve_reward
@@ -26,7 +27,7 @@ class Checked:
     not_checked: list[Finding]
     """Files that are not there, where that is allowed."""
     models: Models | None
-    """None where a folder is not there."""
+    """None where a folder is not there, and mindrl knows no model of its name."""
 
 
 def check(config: RunConfig, platform: Platform) -> None:
@@ -58,14 +59,15 @@ def checked_run(
         config: Of the run.
         platform: Its devices.
         capacity: Memory of them and of their machines.
-        needs_files: A data or weight file that is missing is a finding; else it is not checked.
+        needs_files: A data or weight file that is missing is a finding; else it is not checked,
+            and of a model that is not here the shipped sizes are taken.
     """
     absent = {} if needs_files else missing_weights(config)
     missing = [*_files(config)]
     found = [*findings(config), *platform_findings(config, platform), *_rewards(config)]
     found += missing if needs_files else []
     models = None
-    if needs_files or all(Path(config.model_path(role)).is_dir() for role in config.roles):
+    if needs_files or all(_sizes_are_known(config.model_path(role)) for role in config.roles):
         models = describe_models(config, without_weights=frozenset(absent))
         found += model_findings(config, models)
         found = found or list(memory_findings(config, capacity))
@@ -86,6 +88,10 @@ def platform_findings(config: RunConfig, platform: Platform) -> Iterator[Finding
     """Say what the devices do not allow."""
     yield from _backend(config, platform)
     yield from _whole_prompts(config, platform)
+
+
+def _sizes_are_known(folder: str) -> bool:
+    return Path(folder).is_dir() or published_folder(folder) is not None
 
 
 def _refuse(config: RunConfig, found: Iterable[Finding]) -> None:

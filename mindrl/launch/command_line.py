@@ -17,9 +17,10 @@ from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError, MindrlError, OutputError
 from mindrl.launch.checks import check_without_files
 from mindrl.launch.compose import check_overrides, no_such_config, run_config
-from mindrl.launch.exits import exit_code
+from mindrl.launch.exits import exit_code, note
 from mindrl.launch.explain import derived_numbers, render_numbers
 from mindrl.launch.interrupts import signals_as_errors
+from mindrl.launch.shipped import shipped_notes
 from mindrl.platform.device import PLATFORMS, choose_platform
 from mindrl.platform.environment import prepare_driver
 
@@ -83,6 +84,8 @@ def explain(config: RunConfig) -> None:
     console.print(render_numbers(derived_numbers(config, platform)))
     for finding in missing:
         console.print(f"not here, so not checked: {escape(finding)}", soft_wrap=True)
+    for text in shipped_notes(config):
+        note(text)
     console.print("the configuration is valid")
 
 

@@ -3,6 +3,7 @@
 Nothing is started and no run folder is made.
 """
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError
 from mindrl.launch.exits import note
 from mindrl.launch.shipped import config_folder
+
+_DEFAULTS = re.compile("^defaults:", re.MULTILINE)
 
 
 def composed_config(
@@ -65,11 +68,19 @@ def run_config(composed: DictConfig) -> RunConfig:
 
 def no_such_config(error: MissingConfigException, folder: Path) -> ConfigError:
     """Say which configurations there are."""
-    names = sorted(path.stem for path in folder.glob("*.yaml"))
-    there = ", ".join(name for name in names if name != "program")
+    there = ", ".join(run_names(folder))
     return ConfigError(
         f"{folder} has no configuration {error.missing_cfg_file}; there are: {there}"
     )
+
+
+def run_names(folder: Path) -> list[str]:
+    """Return the names of the runs in a folder of configurations.
+
+    What runs only name in their `defaults` has no such list itself.
+    """
+    files = (path for path in folder.glob("*.yaml") if path.stem != "program")
+    return sorted(path.stem for path in files if _DEFAULTS.search(path.read_text("utf-8")))
 
 
 def check_overrides(arguments: Sequence[str]) -> None:

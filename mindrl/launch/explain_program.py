@@ -10,18 +10,20 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from mindrl.launch.exits import note
 from mindrl.launch.memory_plan import memory_plan
 from mindrl.launch.memory_regions import read_models
 from mindrl.launch.memory_table import memory_text
 from mindrl.launch.plan_options import add_run_options, device_bytes, planned_config
 from mindrl.launch.run_figures import BatchFigures, Groups, RunFigures, run_figures
+from mindrl.launch.shipped import shipped_notes, shipped_sizes
 
 _EXAMPLE = """\
 example:
-  python cli/plan.py explain --config-name grpo_qwen25_7b actor_config.load=models/Qwen2.5-7B \\
-      --device-memory-gib 64
+  python cli/plan.py explain --config-name grpo_qwen25_7b
 
-Of each model folder only config.json is read. docs/how-to/check-a-run.md derives the numbers of
+Of each model folder only config.json is read; where the folder is not here, the shipped sizes of
+configs/models are taken and named. docs/how-to/check-a-run.md derives the numbers of
 this run by hand.
 """
 _MOST_RANKS_SPELLED = 16
@@ -48,8 +50,11 @@ def _explain(options: argparse.Namespace) -> int:
     plan = memory_plan(config, device_bytes(config, options.device_memory_gib), models)
     figures = run_figures(options.config_name, config, plan, models)
     if options.json:
-        sys.stdout.write(json.dumps(asdict(figures), indent=2) + "\n")
+        answer = asdict(figures) | {"shipped_sizes": shipped_sizes(config)}
+        sys.stdout.write(json.dumps(answer, indent=2) + "\n")
     else:
+        for text in shipped_notes(config):
+            note(text)
         _print(figures, Console())
     return 0
 

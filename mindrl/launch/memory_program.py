@@ -8,19 +8,20 @@ from dataclasses import asdict
 from rich.console import Console
 
 from mindrl.errors import DeviceMemoryError
-from mindrl.launch.exits import FAILED, report
+from mindrl.launch.exits import FAILED, note, report
 from mindrl.launch.memory_figures import MemoryFigures, figures_of
 from mindrl.launch.memory_plan import memory_plan, plan_without_kv_cache
 from mindrl.launch.memory_regions import read_models
 from mindrl.launch.memory_table import memory_text, print_memory
 from mindrl.launch.plan_options import add_run_options, device_bytes, planned_config
+from mindrl.launch.shipped import shipped_notes, shipped_sizes
 
 _EXAMPLE = """\
 example:
-  python cli/plan.py memory --config-name grpo_qwen25_7b actor_config.load=models/Qwen2.5-7B \\
-      --device-memory-gib 64
+  python cli/plan.py memory --config-name grpo_qwen25_7b
 
-Of each model folder only config.json is read. The exit code is 1 where the run does not fit,
+Of each model folder only config.json is read; where the folder is not here, the shipped sizes of
+configs/models are taken and named. The exit code is 1 where the run does not fit,
 2 where the configuration cannot run at all.
 """
 
@@ -51,8 +52,11 @@ def _memory(options: argparse.Namespace) -> int:
         refusal = [str(error)]
     figures = figures_of(config, plan, models)
     if options.json:
-        sys.stdout.write(json.dumps(asdict(figures), indent=2) + "\n")
+        answer = asdict(figures) | {"shipped_sizes": shipped_sizes(config)}
+        sys.stdout.write(json.dumps(answer, indent=2) + "\n")
     else:
+        for text in shipped_notes(config):
+            note(text)
         print_memory(figures, Console())
     refusal += _refusal(figures)
     return report(refusal, FAILED) if refusal else 0

@@ -19,7 +19,7 @@ from mindrl.launch.shipped import planned_description
 from mindrl.models.decoder import Side, rollout_side, training_side
 from mindrl.models.description import ModelDescription
 from mindrl.models.memory import held_bytes, kv_bytes_per_token, trained_bytes
-from mindrl.resharding.plan import plan_sides
+from mindrl.resharding.plan import ReshardPlan, plan_sides
 
 Counts = NDArray[np.int64]
 RegionBytes = Mapping[Region, Counts]
@@ -54,6 +54,8 @@ class RunModels:
     rollout: Side
     staging: Counts
     """Largest bytes of messages that each rank has in flight during a reshard."""
+    reshard: ReshardPlan | None
+    """From the actor's layout to the rollout's; None where none was planned."""
     kv_bytes_per_token: int
 
 
@@ -87,17 +89,17 @@ def _read_models(config: RunConfig, *, plans_reshard: bool) -> RunModels:
     target, dtype = rollout_layout(config), config.generate_config.dtype
     rollout = rollout_side(descriptions["actor"], target, dtype=dtype)
     bucket_bytes = config.generate_config.reshard_bucket_mib << 20
+    reshard, staging = None, np.full(config.world_size, bucket_bytes, dtype=np.int64)
     if plans_reshard:
-        plan = plan_sides(sides["actor"], rollout, topology(config), bucket_bytes=bucket_bytes)
-        staging = plan.peak_staging
-    else:
-        staging = np.full(config.world_size, bucket_bytes, dtype=np.int64)
+        reshard = plan_sides(sides["actor"], rollout, topology(config), bucket_bytes=bucket_bytes)
+        staging = reshard.peak_staging
     return RunModels(
         descriptions=descriptions,
         layouts=layouts,
         sides=sides,
         rollout=rollout,
         staging=staging,
+        reshard=reshard,
         kv_bytes_per_token=kv_bytes_per_token(descriptions["actor"], target, dtype),
     )
 

@@ -13,6 +13,7 @@ from mindrl.config.run import RunConfig
 from mindrl.config.validate import layout_findings, sequence_limits
 from mindrl.errors import MindrlError
 from mindrl.launch.memory_plan import one_sequence
+from mindrl.launch.shipped import published_folder
 from mindrl.models.description import ModelDescription, read_description
 from mindrl.models.files import check_files
 from mindrl.models.legality import rollout_findings, training_findings
@@ -41,16 +42,19 @@ def describe_models(config: RunConfig, *, without_weights: frozenset[Role] = fro
 
     Args:
         config: Names their folders.
-        without_weights: Roles of which config.json alone is read.
+        without_weights: Roles of which config.json alone is read: a shipped one where the folder
+            is not here.
     """
     models: dict[Role, ModelDescription] = {}
     broken = []
     for role in config.roles:
         key, path = config.model_key(role), config.model_path(role)
         try:
+            if role in without_weights:
+                models[role] = read_description(str(published_folder(path) or path))
+                continue
             models[role] = read_description(path)
-            if role not in without_weights:
-                _check_weights(role, path, models[role])
+            _check_weights(role, path, models[role])
         except MindrlError as error:
             broken.append(Finding(f"{key}: {error}", key, path))
     # Of a folder that several roles read the same is said once.

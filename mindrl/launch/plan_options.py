@@ -28,7 +28,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         "--device-memory-gib",
         type=positive,
         metavar="N",
-        help=f"memory of a device, where the configuration has no {_DEVICE_KEY}",
+        help=f"memory of a device, in place of the configuration's {_DEVICE_KEY}",
     )
     add("--json", action="store_true", help="print one JSON object, all sizes in bytes")
 
@@ -47,14 +47,8 @@ def planned_config(options: argparse.Namespace) -> RunConfig:
 
 
 def device_bytes(config: RunConfig, asked_gib: float | None) -> int | None:
-    """Return the memory of a device, by the configuration or by the command line.
-
-    Raises:
-        ConfigError: Both say it.
-    """
+    """Return the memory of a device: what the command line asks for, else the configuration."""
     configured = config.rl_config.device_memory_mib
-    if configured is not None and asked_gib is not None:
-        raise ConfigError(f"--device-memory-gib: {_DEVICE_KEY}={configured} says it already")
     if asked_gib is not None:
         return int(asked_gib * (1 << 30))
     return None if configured is None else configured << 20

@@ -11,7 +11,6 @@ from mindrl.launch.memory_plan import MemoryPlan
 from mindrl.launch.memory_regions import RunModels
 from mindrl.launch.reshard_figures import PlanFigures
 from mindrl.launch.reshard_figures import figures_of as reshard_figures_of
-from mindrl.resharding.plan import plan_sides
 
 Groups = list[list[int]]
 
@@ -198,7 +197,5 @@ def _micro_batches(config: RunConfig) -> dict[str, int]:
 
 
 def _reshard(config: RunConfig, models: RunModels) -> PlanFigures:
-    bucket_bytes = config.generate_config.reshard_bucket_mib << 20
-    nodes = topology(config)
-    plan = plan_sides(models.sides["actor"], models.rollout, nodes, bucket_bytes=bucket_bytes)
-    return reshard_figures_of(plan, nodes, gbit_per_second=_GBIT_PER_SECOND)
+    assert models.reshard is not None, "a run's figures need the plan of its reshard"
+    return reshard_figures_of(models.reshard, topology(config), gbit_per_second=_GBIT_PER_SECOND)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from mindrl.config.run import RunConfig
 from mindrl.models.description import ModelDescription, read_description
 
 _CHECKOUT = Path(__file__).resolve().parents[2]
@@ -39,3 +40,26 @@ def planned_description(path: str) -> ModelDescription:
         ModelError: It does not hold a known model, or there is none and the name is not known.
     """
     return read_description(str(published_folder(path) or path), to_plan=True)
+
+
+def shipped_sizes(config: RunConfig) -> dict[str, str]:
+    """Say of which model folders, not here, the sizes that are shipped would be read.
+
+    Returns:
+        For example `{"./models/Qwen2.5-7B": "configs/models/Qwen2.5-7B"}`.
+    """
+    folders = map(config.model_path, config.roles)
+    known = {folder: published_folder(folder) for folder in folders}
+    return {
+        folder: f"configs/models/{shipped.name}"
+        for folder, shipped in known.items()
+        if shipped is not None
+    }
+
+
+def shipped_notes(config: RunConfig) -> list[str]:
+    """Spell `shipped_sizes` for a person, one note a folder."""
+    return [
+        f"{folder} is not here: sizes of {shipped}"
+        for folder, shipped in shipped_sizes(config).items()
+    ]

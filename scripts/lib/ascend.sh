@@ -13,15 +13,16 @@ EXIT_PREFLIGHT=3
 EXIT_TIMEOUT=4
 
 ascend_usage() {
-    local script="$1" program="$2" config="$3"
+    local script="$1" what="$2"
     cat <<EOF
 Usage: bash $script [--check | --dry-run | --help] [OVERRIDE ...]
 
-Runs cli/$program with configs/$config.yaml on Ascend NPUs. Every OVERRIDE is a Hydra
-override and goes to the program as it is, for example: rl_config.n_samples_per_prompt=16
+Trains on Ascend NPUs: $what. Every OVERRIDE
+is a Hydra override and goes to the program as it is, for example: rl_config.n_samples_per_prompt=16
 
   --check     only look at this node: what is missing, and how to get it; exit code 3 if anything is
-  --dry-run   only validate the configuration and print the plan; needs no NPU and starts no Ray
+  --dry-run   only validate the configuration and print what follows from it, and the nodes that it
+              takes; needs no NPU and starts no Ray
   --help      this text
 
 One node needs no settings. For several, run the same command on each node with:
@@ -34,7 +35,8 @@ One node needs no settings. For several, run the same command on each node with:
 
 Optional:
 
-  RAY_PORT         port of the head (default 6379 with several nodes, a free port with one)
+  RAY_PORT         port of the head (default: a free one; with several nodes one that all of them derive
+                   from the secret, 20000 to 29999)
   NPUS_PER_NODE    NPUs to use on each node, the same on all (default: those that are visible here;
                    ASCEND_RT_VISIBLE_DEVICES counts)
   SOCKET_IFNAME    network interface for HCCL and gloo (default: the one that reaches MASTER_ADDR)
@@ -48,6 +50,16 @@ Optional:
 Exit codes: the program's own; 2 wrong settings; 3 preflight; 4 head or NPUs not there in WAIT_SECONDS.
 Ctrl-C or SIGTERM asks the program to stop, then ends the Ray node that this script started, and no other.
 EOF
+}
+
+# The runs that configs/ has, without those on CPUs.
+ascend_runs() {
+    local file name names=()
+    for file in "$ROOT"/configs/*_*.yaml; do
+        name="$(basename "$file" .yaml)"
+        [[ "$name" == *_cpu || ! -f "$ROOT/cli/train_${name%%_*}.py" ]] || names+=("$name")
+    done
+    printf '%s\n' "${names[*]}"
 }
 
 say() { printf '[mindrl] %s\n' "$*" >&2; }
@@ -160,6 +172,9 @@ check_cann() {
     fi
 }
 
+# What the npu extra or the dependencies pin of package $1, as pip takes it.
+pinned() { sed -nE "s/^ *\"($1==[^\"]*)\",?\$/\1/p" "$ROOT/pyproject.toml" | head -n 1; }
+
 # find_spec looks for a package without running it: importing one of these without its driver would fail.
 missing_packages() {
     "$PYTHON" -c '
@@ -182,19 +197,19 @@ check_packages() {
     fi
     for name in $names; do
         case "$name" in
-            torch_npu) find_fault "Python package: torch_npu" "$PYTHON -m pip install torch-npu==2.10.0.post4" ;;
+            torch_npu) find_fault "Python package: torch_npu" "$PYTHON -m pip install $(pinned torch-npu)" ;;
             vllm_ascend)
                 find_fault "Python package: vllm_ascend" \
-                    "$PYTHON -m pip install vllm-ascend==0.23.0.post1, and vLLM 0.23.0 built with VLLM_TARGET_DEVICE=empty"
+                    "$PYTHON -m pip install $(pinned vllm-ascend), and vLLM of its version built with VLLM_TARGET_DEVICE=empty"
                 ;;
             mindspeed)
                 find_fault "Python package: mindspeed" \
                     "clone MindSpeed, branch core_r0.16.0, and $PYTHON -m pip install --no-deps -e MindSpeed"
                 ;;
             megatron.core)
-                find_fault "Python package: megatron.core" "$PYTHON -m pip install megatron-core==0.16.1"
+                find_fault "Python package: megatron.core" "$PYTHON -m pip install $(pinned megatron-core)"
                 ;;
-            ray) find_fault "Python package: ray" "$PYTHON -m pip install ray==2.60.0" ;;
+            ray) find_fault "Python package: ray" "$PYTHON -m pip install $(pinned ray)" ;;
         esac
     done
     if [[ " $names " != *ray* ]] && ! command -v ray >/dev/null; then
@@ -218,6 +233,47 @@ preflight() {
     say "preflight: ready, $NPUS_PER_NODE NPU(s) on node $NODE_RANK of $NNODES"
 }
 
+# ---- does the run have the devices that it takes? -------------------------------------------------------
+
+# Sets RUN_NPUS and RUN_NPUS_PER_NODE to what the configuration says, with overrides; RUN_NPUS_ON_NODE
+# to what a run of less than a node takes of one.
+read_run_size() {
+    local size
+    size="$("$PYTHON" scripts/lib/count_devices.py "$@")" || exit "$EXIT_USAGE"
+    read -r RUN_NPUS RUN_NPUS_PER_NODE <<<"$size"
+    RUN_NPUS_ON_NODE=$((RUN_NPUS < RUN_NPUS_PER_NODE ? RUN_NPUS : RUN_NPUS_PER_NODE))
+}
+
+check_run_size() {
+    local there=$((NNODES * NPUS_PER_NODE)) fixes
+    fixes="rl_config.actor_resource.num_npus=$there with layouts of so many"
+    if ((there != RUN_NPUS)); then
+        if ((NPUS_PER_NODE > 0 && RUN_NPUS % NPUS_PER_NODE == 0)); then
+            fixes="NNODES=$((RUN_NPUS / NPUS_PER_NODE)), or $fixes"
+        elif ((NNODES == 1 && there > RUN_NPUS)); then
+            fixes="NPUS_PER_NODE=$RUN_NPUS, or $fixes"
+        fi
+        fail "$EXIT_USAGE" "the run takes $RUN_NPUS NPU(s) (rl_config.actor_resource.num_npus), and" \
+            "NNODES=$NNODES x NPUS_PER_NODE=$NPUS_PER_NODE is $there; set $fixes"
+    fi
+    if ((NPUS_PER_NODE != RUN_NPUS_ON_NODE)); then
+        fail "$EXIT_USAGE" "rl_config.actor_resource.npus_per_node=$RUN_NPUS_PER_NODE, and NPUS_PER_NODE=$NPUS_PER_NODE;" \
+            "set rl_config.actor_resource.npus_per_node=$NPUS_PER_NODE"
+    fi
+}
+
+# A dry run may be made anywhere: the settings count only where there are any.
+say_run_size() {
+    local nodes=$(((RUN_NPUS + RUN_NPUS_PER_NODE - 1) / RUN_NPUS_PER_NODE))
+    if [[ -n "${NNODES:-}${NPUS_PER_NODE:-}" ]]; then
+        NNODES="${NNODES:-1}" NPUS_PER_NODE="${NPUS_PER_NODE:-$RUN_NPUS_ON_NODE}"
+        require_number NNODES 1
+        require_number NPUS_PER_NODE 1
+        check_run_size
+    fi
+    say "the run takes $RUN_NPUS NPU(s) on $nodes node(s) of $RUN_NPUS_PER_NODE: NNODES=$nodes"
+}
+
 # ---- main -----------------------------------------------------------------------------------------------
 
 ascend_main() {
@@ -226,7 +282,7 @@ ascend_main() {
     for argument in "$@"; do
         case "$argument" in
             -h | --help)
-                ascend_usage "scripts/$(basename "$0")" "$program" "$config"
+                ascend_usage "scripts/$(basename "$0")" "cli/$program with configs/$config.yaml"
                 return
                 ;;
             --check | --dry-run) mode="${argument#--}" ;;
@@ -237,12 +293,18 @@ ascend_main() {
     # The workers of every node must find mindrl, installed or not.
     export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
     cd "$ROOT"
-    local command=(cli/"$program" --config-name "$config")
+    local run=(--config-name "$config" ${overrides[@]+"${overrides[@]}"})
     if [[ "$mode" == dry-run ]]; then
-        exec "${PYTHON:-$(default_python)}" "${command[@]}" --dry-run ${overrides[@]+"${overrides[@]}"}
+        PYTHON="${PYTHON:-$(default_python)}"
+        "$PYTHON" "cli/$program" "${run[@]}" --dry-run
+        read_run_size "${run[@]}"
+        say_run_size
+        return
     fi
     read_settings
     preflight
+    read_run_size "${run[@]}"
+    check_run_size
     [[ "$mode" != check ]] || return 0
-    run_on_this_node "${command[@]}" ${overrides[@]+"${overrides[@]}"}
+    run_on_this_node "cli/$program" "${run[@]}"
 }

@@ -79,6 +79,14 @@ is_open() {
     timeout 5 bash -c ": </dev/tcp/$1/$2" 2>/dev/null
 }
 
+# A port that all nodes of a run derive alike, and other runs hardly ever.
+derived_port() {
+    local secret="${RAY_AUTH_TOKEN:-}" sum
+    [[ -n "$secret" ]] || secret="$(cat "${RAY_AUTH_TOKEN_PATH:-$HOME/.ray/auth_token}" 2>/dev/null || true)"
+    sum="$(printf '%s %s' "$HEAD_IP" "$secret" | cksum)"
+    printf '%d\n' $((20000 + ${sum%% *} % 10000))
+}
+
 free_port() {
     "$PYTHON" -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])'
 }
@@ -199,7 +207,7 @@ prepare_environment() {
     if ((NNODES == 1)); then
         RAY_PORT="${RAY_PORT:-$(free_port)}"
     fi
-    RAY_PORT="${RAY_PORT:-6379}"
+    RAY_PORT="${RAY_PORT:-$(derived_port)}"
     export RAY_ADDRESS="$HEAD_IP:$RAY_PORT"
 }
 

@@ -1,6 +1,7 @@
-"""Stands where `python` is: records which program it should run; snippets (-c) it really runs.
+"""Stands where `python` is: records which program it should run; what only answers it really runs.
 
-So package look-up and free ports are the script's own. PYTHON_IS_BARE hides installed packages.
+So package look-up, free ports and the devices of a run are the script's own. PYTHON_IS_BARE
+hides installed packages.
 """
 
 import json
@@ -30,6 +31,8 @@ def stop(*_: object) -> None:
 if sys.argv[1] == "-c":
     bare = ["-I", "-S"] if "PYTHON_IS_BARE" in os.environ else []
     os.execv(sys.executable, [sys.executable, *bare, *sys.argv[1:]])
+if sys.argv[1].endswith("count_devices.py"):
+    os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 signal.signal(signal.SIGTERM, stop)
 address = os.environ.get("RAY_ADDRESS")
 write(program="python", arguments=sys.argv[1:], pids=[os.getpid()], address=address)

@@ -17,11 +17,10 @@ from mindrl.config.load import load_run_config
 from mindrl.config.run import RunConfig
 from mindrl.config.section import documented_fields
 from mindrl.config.validate import findings
+from mindrl.launch.compose import run_names
 
 CONFIGS = Path(__file__).parents[3] / "configs"
-RUNS = sorted(
-    path.stem for path in CONFIGS.glob("*.yaml") if "megatron_training" in path.read_text("utf-8")
-)
+RUNS = run_names(CONFIGS)
 
 
 def composed(name: str, overrides: list[str]) -> dict[str, Any]:
@@ -41,8 +40,10 @@ def sections(section: Any = RunConfig, path: str = "") -> Iterator[tuple[str, An
 KEYS = [f"{path}{field.name}" for path, section in sections() for field in fields(section)]
 
 
-def test_there_are_two_runs_and_eighty_keys_or_more_to_check() -> None:
-    assert len(RUNS) >= 2
+def test_every_file_is_a_run_or_one_of_four_parts_of_runs_and_there_are_eighty_keys() -> None:
+    parts = {path.stem for path in CONFIGS.glob("*.yaml")} - set(RUNS)
+    assert parts == {"ascend", "atlas_a2", "atlas_a3", "program"}
+    assert len(RUNS) >= 15
     assert len(KEYS) >= 80
 
 

@@ -41,8 +41,8 @@ def answer(*arguments: str, code: int = 0) -> dict[str, Any]:
 
 
 def test_a_run_for_another_machine_passes_with_what_could_not_be_checked() -> None:
-    ended = started(*RUN, "--elsewhere", "--device-memory-gib", "64")
-    assert ended.returncode == 0, ended.stderr
+    ended = started(*RUN, "--elsewhere")
+    assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.splitlines() == [
         "not here, so not checked: megatron_training.data_path=./data/train.jsonl: no such file",
         (
@@ -52,6 +52,22 @@ def test_a_run_for_another_machine_passes_with_what_could_not_be_checked() -> No
         f"not here, so not checked: {MODEL}: no weight files",
         "grpo_qwen25_7b: no findings",
     ]
+
+
+def test_a_run_of_a_model_that_is_not_here_is_judged_by_the_shipped_sizes_and_says_so() -> None:
+    named = (*RUN[:2], "--elsewhere", "actor_config.load=/no/Qwen2.5-7B")
+    ended = started(*named, f"{TP}=8")
+    assert ended.returncode == 1
+    note, finding, _ = ended.stderr.splitlines()
+    assert note == "note: /no/Qwen2.5-7B is not here: sizes of configs/models/Qwen2.5-7B"
+    assert finding == f"error: {TP}=8 must divide num_attention_heads=28; nearest: 7, 14"
+    small = answer(*named, "--device-memory-gib", "21", code=1)
+    assert small["shipped_sizes"] == {"/no/Qwen2.5-7B": "configs/models/Qwen2.5-7B"}
+    assert small["findings"][0]["field"] == "rl_config.device_memory_mib"
+    # Where the run is to start here, the missing folder is a finding.
+    here = answer(*RUN[:2], named[-1], code=1)
+    assert here["shipped_sizes"] == {}
+    assert here["findings"][-1]["need"] == "model folder /no/Qwen2.5-7B does not exist"
 
 
 def test_all_findings_come_at_once_each_with_its_way_out() -> None:
@@ -123,13 +139,14 @@ def test_a_backend_string_that_does_not_fit_is_answered_with_strings_that_do() -
 
 def test_memory_is_judged_where_it_is_known() -> None:
     """Training keeps 3.55 + 7.09 + 10.64 GiB on a device: see docs/how-to/check-a-run.md."""
-    assert answer(*RUN, "--elsewhere")["memory_checked"] is False
+    unknown = "rl_config.device_memory_mib=null"
+    assert answer(*RUN, "--elsewhere", unknown)["memory_checked"] is False
     small = answer(*RUN, "--elsewhere", "--device-memory-gib", "21", code=1)
     (finding,) = small["findings"]
     assert small["memory_checked"] is True
     assert (finding["field"], finding["value"]) == ("rl_config.device_memory_mib", 21504)
     assert finding["legal"] == [21791]
-    host = answer(*RUN, "--elsewhere", "--host-memory-gib", "100", code=1)
+    host = answer(*RUN, "--elsewhere", unknown, "--host-memory-gib", "100", code=1)
     (finding,) = host["findings"]
     assert finding["text"].startswith("generate_config.offload_train_optimizer=true: ")
     assert finding["legal"] == [False]
@@ -148,20 +165,17 @@ def test_a_configuration_that_cannot_be_read_ends_with_code_2() -> None:
     assert "has no configuration no_such_run" in ended.stderr
 
 
-def test_an_answer_with_memory_takes_less_than_two_seconds_of_a_processor() -> None:
-    """The best of three, and not by the clock: other programs may keep the machine busy."""
-    seconds = []
-    for _ in range(3):
-        before = os.times()
-        started(*RUN, "--elsewhere", "--device-memory-gib", "64")
-        after = os.times()
-        seconds.append(
-            after.children_user
-            + after.children_system
-            - before.children_user
-            - before.children_system
-        )
-    assert min(seconds) < 2.0
+def processor_seconds(*arguments: str) -> float:
+    before = os.times()
+    started(*arguments)
+    after = os.times()
+    return sum(after[2:4]) - sum(before[2:4])
+
+
+def test_an_answer_with_memory_costs_less_than_starting_the_program() -> None:
+    """Against the help, which starts alike; not by the clock: others keep the machine busy."""
+    start = min(processor_seconds("--help") for _ in range(2))
+    assert min(processor_seconds(*RUN, "--elsewhere") for _ in range(2)) < 2 * start
 
 
 def test_help_has_an_example() -> None:

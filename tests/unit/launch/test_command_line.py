@@ -130,6 +130,8 @@ def test_a_dry_run_of_the_7b_configuration_prints_its_numbers_and_starts_nothing
         "not here, so not checked: megatron_training.data_path=./data/train.jsonl" in ended.stdout
     )
     assert ended.stdout.rstrip().endswith("the configuration is valid")
+    note = "note: ./models/Qwen2.5-7B is not here: sizes of configs/models/Qwen2.5-7B"
+    assert ended.stderr.splitlines() == [note]
 
 
 def test_a_wrong_key_on_the_command_line_ends_with_code_2_and_one_line(tmp_path: Path) -> None:
@@ -165,7 +167,8 @@ def test_an_unknown_configuration_name_ends_with_code_2_and_the_names_there_are(
     ended = started(tmp_path, "--config-name", "grpo_qwen25_7", "--dry-run")
     assert ended.returncode == 2
     assert "has no configuration grpo_qwen25_7; there are: " in ended.stderr
-    assert "grpo_qwen25_7b, grpo_tiny_cpu" in ended.stderr
+    assert "grpo_qwen25_7b, grpo_qwen25_7b_a3, " in ended.stderr
+    assert "grpo_tiny_cpu" in ended.stderr
 
 
 def test_each_program_trains_with_its_own_algorithm_and_names_the_other(tmp_path: Path) -> None:

@@ -236,6 +236,31 @@ def test_what_does_not_fit_ends_with_code_1_and_the_figures(
     assert "what is left of the device; not counted above" in printed
 
 
+def test_the_command_line_says_what_another_device_would_have(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = ("--config-name", "grpo_qwen25_7b", QWEN, "--json")
+    code, printed, _ = started(monkeypatch, capsys, *named)
+    assert (code, json.loads(printed)["capacity_bytes"]) == (0, 62_400 * MIB)
+    code, printed, _ = started(monkeypatch, capsys, *named, "--device-memory-gib", "96")
+    assert (code, json.loads(printed)["capacity_bytes"]) == (0, 96 * GIB)
+
+
+def test_of_a_model_that_is_not_here_the_shipped_sizes_are_taken_and_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = ("--config-name", "grpo_qwen25_7b", "actor_config.load=/no/Qwen2.5-7B")
+    code, printed, errors = started(monkeypatch, capsys, *named)
+    assert code == 0
+    assert errors == ["note: /no/Qwen2.5-7B is not here: sizes of configs/models/Qwen2.5-7B"]
+    code, as_json, errors = started(monkeypatch, capsys, *named, "--json")
+    assert json.loads(as_json)["shipped_sizes"] == {"/no/Qwen2.5-7B": "configs/models/Qwen2.5-7B"}
+    assert errors == []
+    # The shipped folder itself is here, and nothing stands for it.
+    _, here, errors = started(monkeypatch, capsys, *named[:2], QWEN)
+    assert (here, errors) == (printed, [])
+
+
 def test_overrides_may_stand_before_and_behind_the_options(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -254,10 +279,9 @@ def test_overrides_may_stand_before_and_behind_the_options(
         (("actor_config.lr=[",), "no viable alternative at input '['"),
         (("actor_config.load=nowhere",), "model folder nowhere does not exist"),
         (
-            ("rl_config.device_memory_mib=5", "--device-memory-gib", "4"),
-            "--device-memory-gib: rl_config.device_memory_mib=5 says it already",
+            ("--config-name", "none"),
+            "has no configuration none; there are: grpo_deepseek_r1_",
         ),
-        (("--config-name", "none"), "has no configuration none; there are: grpo_qwen25_7b, "),
         (
             ("generate_config.infer_tensor_parallel_size=8",),
             "generate_config.infer_tensor_parallel_size=8 must divide num_attention_heads=28",
@@ -290,7 +314,7 @@ def test_the_page_of_the_program_shows_what_it_prints(
 ) -> None:
     page = (ROOT / "docs" / "how-to" / "plan-memory.md").read_text("utf-8")
     shown = [line.rstrip() for line in page.splitlines()]
-    command = re.search(r"plan\.py memory (--config-name .*) actor_config\.load=\S+ \\\n(.*)", page)
+    command = re.search(r"plan\.py memory (--config-name .*) \\\n(.*)", page)
     assert command is not None
     arguments = " ".join(command.groups()).split()
     code, printed, _ = started(monkeypatch, capsys, *arguments, QWEN)

@@ -88,9 +88,12 @@ def test_what_the_installed_transformers_writes_is_read(
         ("Llama-3.2-1B", 1_235_814_400),
         ("phi-4", 14_659_507_200),
         ("Qwen2.5-32B", 32_763_876_352),
+        ("Qwen3-8B", 8_190_735_360),
         ("Qwen3-30B-A3B", 30_532_122_624),
+        ("Qwen3-235B-A22B", 235_093_634_560),
         # Without its multi-token prediction, which is neither trained nor rolled out.
         ("DeepSeek-V3", 671_026_419_200),
+        ("DeepSeek-R1", 671_026_419_200),
     ],
 )
 def test_a_published_config_gives_the_published_number_of_parameters(name: str, count: int) -> None:

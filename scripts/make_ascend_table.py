@@ -1,0 +1,217 @@
+"""Plan the runs for Ascend machines, and write the tables of docs/reference/ascend-configs.md.
+
+Nothing is run: every figure follows from a configuration and from shipped sizes. Needs no torch.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mindrl.allocation.from_config import rollout_layout, train_layout
+from mindrl.allocation.schedule import MoveKind
+from mindrl.allocation.strings import rollout_string, training_string
+from mindrl.config.run import RunConfig
+from mindrl.launch.compose import composed_config, run_names
+from mindrl.launch.layouts import topology
+from mindrl.launch.memory_estimates import activation_estimates
+from mindrl.launch.memory_plan import MemoryPlan, memory_plan
+from mindrl.launch.memory_regions import RunModels, read_models
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "reference" / "ascend-configs.md"
+MARK = "<!-- The rest is written by scripts/make_ascend_table.py --write. -->\n"
+GIB = 1 << 30
+_LAYOUT_COLUMNS = (
+    "Run | Model | Nodes x devices | Training | Nodes of a stage | Rollout | Sequences | Tokens"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A run in figures; all sizes in bytes."""
+
+    name: str
+    model: str
+    nodes: int
+    devices_per_node: int
+    training: str
+    rollout: str
+    tensor_nodes: int
+    """That a tensor-parallel group of the training lies on, at the most."""
+    stage_nodes: int
+    """That a pipeline stage lies on, at the most."""
+    sequences: int
+    longest_sequence: int
+    capacity: int
+    peak: int
+    peak_phase: str
+    peak_rank: int
+    train_peak: int
+    """The most on any device while the actor is updated."""
+    train_activations: int
+    """By estimate, on top of it."""
+    room: int
+    """What is left of a device beside estimated activations, at the least."""
+    kv_cache_tokens: int
+    """Of a rollout replica."""
+    host_of_node: int
+    """Of the node that keeps most on its host."""
+    reshard_received: int
+    """By all ranks."""
+    reshard_received_most: int
+    """By one rank."""
+    reshard_across_nodes: int
+
+
+def ascend_runs() -> dict[str, RunConfig]:
+    """Read the shipped runs on NPUs, small ones first."""
+    configs = {name: composed_config(name, []) for name in run_names(ROOT / "configs")}
+    npu = {name: config for name, config in configs.items() if config.rl_config.device == "npu"}
+    # Both runs of a model side by side, in the order of what the first one takes.
+    first = {name: npu[name.removesuffix("_a3")].world_size for name in npu}
+    return {name: npu[name] for name in sorted(npu, key=lambda name: (first[name], name))}
+
+
+def row(name: str, config: RunConfig) -> Row:
+    """Plan one run; takes seconds for a large model."""
+    models, capacity = read_models(config), config.rl_config.device_memory_mib
+    if capacity is None or models.reshard is None:
+        raise ValueError(f"configs/{name}.yaml has no rl_config.device_memory_mib")
+    plan = memory_plan(config, capacity << 20, models)
+    per_node = topology(config).ranks_per_node
+    nodes_of = np.arange(config.world_size) // per_node
+    pairs, received = models.reshard.pair_bytes, models.reshard.received
+    peaks, layout = phase_peaks(config, plan, models), models.layouts["actor"]
+    train, activations = peaks["train"]
+    return Row(
+        name=name,
+        model=Path(config.actor_config.load).name,
+        nodes=config.world_size // per_node,
+        devices_per_node=per_node,
+        training=training_string(train_layout(config)),
+        rollout=rollout_string(rollout_layout(config)),
+        tensor_nodes=nodes_spanned(layout.dense_order.groups({"tp"}), per_node),
+        stage_nodes=nodes_spanned(layout.dense_order.groups({"tp", "cp", "dp"}), per_node),
+        sequences=config.sequences_per_step,
+        longest_sequence=config.megatron_training.seq_length,
+        capacity=capacity << 20,
+        peak=plan.peak_bytes,
+        peak_phase=plan.peak_instant.label,
+        peak_rank=plan.peak_rank,
+        train_peak=train,
+        train_activations=activations,
+        room=(capacity << 20) - max(map(sum, peaks.values())),
+        kv_cache_tokens=(plan.kv_cache_bytes or 0) // models.kv_bytes_per_token,
+        host_of_node=int(plan.host_bytes.reshape(-1, per_node).sum(axis=1).max()),
+        reshard_received=int(received.sum()),
+        reshard_received_most=int(received.max()),
+        reshard_across_nodes=int(pairs[nodes_of[:, None] != nodes_of].sum()),
+    )
+
+
+def nodes_spanned(groups: Sequence[Sequence[int]], per_node: int) -> int:
+    """Return on how many nodes a group of ranks lies, at the most."""
+    return max(len({rank // per_node for rank in group}) for group in groups)
+
+
+def phase_peaks(
+    config: RunConfig, plan: MemoryPlan, models: RunModels
+) -> dict[str, tuple[int, int]]:
+    """Return the most on any device in each phase, and the activations estimated on top.
+
+    Those of the reshard have none.
+    """
+    estimates = activation_estimates(config, models)
+    wanted = {phase.value: estimates.get(phase, 0) for phase in plan.phases}
+    wanted[MoveKind.RESHARD.value] = 0
+    return {
+        instant.label: (int(totals.max()), wanted[instant.label])
+        for instant, totals in zip(plan.instants, plan.totals, strict=True)
+        if instant.label in wanted
+    }
+
+
+def tables(rows: Sequence[Row]) -> str:
+    """Lay the rows out: layouts, memory, reshard."""
+    parts = {
+        "Layouts": (
+            _LAYOUT_COLUMNS,
+            [layout_cells(each) for each in rows],
+        ),
+        "Memory": (
+            "Run | Device | Peak | Phase, rank | Update | Room | KV cache tokens | Host",
+            [memory_cells(each) for each in rows],
+        ),
+        "Reshard": (
+            "Run | Received by all ranks | By one rank, at most | Across nodes",
+            [reshard_cells(each) for each in rows],
+        ),
+    }
+    return "\n".join(line for title, part in parts.items() for line in table(title, *part))
+
+
+def table(title: str, head: str, rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Lay one table out under its heading."""
+    yield from (f"### {title}", "", f"| {head} |", "| " + " | ".join(["---"] * len(rows[0])) + " |")
+    yield from ("| " + " | ".join(cells) + " |" for cells in rows)
+    yield ""
+
+
+def layout_cells(each: Row) -> list[str]:
+    """Return what a run is."""
+    machines = f"{each.nodes} x {each.devices_per_node}"
+    layouts = [f"`{each.training}`", f"{each.stage_nodes}", f"`{each.rollout}`"]
+    counts = [f"{each.sequences:,}", f"{each.longest_sequence:,}"]
+    return [f"`{each.name}`", each.model, machines, *layouts, *counts]
+
+
+def memory_cells(each: Row) -> list[str]:
+    """Return what a run keeps."""
+    return [
+        f"`{each.name}`",
+        gib(each.capacity),
+        gib(each.peak),
+        f"{each.peak_phase}, {each.peak_rank}",
+        f"{gib(each.train_peak)} + {gib(each.train_activations)}",
+        gib(each.room),
+        f"{each.kv_cache_tokens:,}",
+        gib(each.host_of_node),
+    ]
+
+
+def reshard_cells(each: Row) -> list[str]:
+    """Return what a run moves in a step."""
+    sizes = (each.reshard_received, each.reshard_received_most, each.reshard_across_nodes)
+    return [f"`{each.name}`", *map(gib, sizes)]
+
+
+def gib(nbytes: int) -> str:
+    """Spell bytes."""
+    return f"{nbytes / GIB:,.2f} GiB"
+
+
+def page_with(written: str) -> str:
+    """Return the page with new tables below its text."""
+    text, mark, _ = PAGE.read_text(encoding="utf-8").partition(MARK)
+    return f"{text}{mark or MARK}\n{written}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the tables, or write them into the page."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", maxsplit=1)[0])
+    parser.add_argument("--write", action="store_true", help=f"write them into {PAGE.name}")
+    options = parser.parse_args(arguments)
+    written = tables([row(name, config) for name, config in ascend_runs().items()])
+    if options.write:
+        PAGE.write_text(page_with(written), encoding="utf-8")
+    else:
+        sys.stdout.write(written)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

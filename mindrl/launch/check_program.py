@@ -17,11 +17,10 @@ from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError
 from mindrl.launch.arguments import positive
 from mindrl.launch.checks import Checked
-from mindrl.launch.compose import composed_config
 from mindrl.launch.exits import BAD_CONFIG, FAILED, note, report
 from mindrl.launch.legal_values import checked_with_legal_values
 from mindrl.launch.memory_checks import Capacity
-from mindrl.launch.plan_options import add_run_options, device_bytes
+from mindrl.launch.plan_options import add_run_options, asked_config, device_bytes
 from mindrl.launch.shipped import shipped_notes, shipped_sizes
 from mindrl.platform.device import PLATFORMS, choose_platform
 
@@ -29,7 +28,7 @@ _GIB = 1 << 30
 _EXAMPLE = """\
 examples:
   python cli/check.py --config-name grpo_tiny_cpu
-  python cli/check.py --config-name grpo_qwen25_7b --elsewhere --host-memory-gib 1536 --json
+  python cli/check.py --config-name grpo_qwen25_7b --elsewhere --host-memory-gib 1024 --json
 
 The exit code is 1 where there are findings, 2 where the configuration cannot be read.
 """
@@ -54,7 +53,7 @@ def check_config(name: str = "check.py") -> int:
     """
     options = _parser(name).parse_intermixed_args()
     try:
-        config = composed_config(options.config_name, options.overrides, options.config_dir)
+        config = asked_config(options)
         capacity = _capacity(config, options)
     except ConfigError as error:
         return report(str(error).splitlines(), BAD_CONFIG)
@@ -101,7 +100,7 @@ def _parser(name: str) -> argparse.ArgumentParser:
 def _capacity(config: RunConfig, options: argparse.Namespace) -> Capacity:
     host_gib = options.host_memory_gib
     return Capacity(
-        device_bytes=device_bytes(config, options.device_memory_gib),
+        device_bytes=device_bytes(config, options),
         host_bytes=None if host_gib is None else int(host_gib * _GIB),
     )
 
@@ -145,7 +144,9 @@ def _print(answer: _Answer) -> None:
     for missing in answer.checked.not_checked:
         console.print(f"not here, so not checked: {escape(str(missing))}", soft_wrap=True)
     if not answer.memory_checked:
-        console.print("memory of the devices not checked: say --device-memory-gib N")
+        console.print(
+            "memory of the devices not checked: say --device-memory-gib N, or --device NAME"
+        )
     count = len(answer.checked.findings)
     console.print(f"{answer.config}: {count or 'no'} finding{'' if count == 1 else 's'}")
 

@@ -47,7 +47,7 @@ def add_explain_parser(plans: "argparse._SubParsersAction[argparse.ArgumentParse
 def _explain(options: argparse.Namespace) -> int:
     config = planned_config(options)
     models = read_models(config)
-    plan = memory_plan(config, device_bytes(config, options.device_memory_gib), models)
+    plan = memory_plan(config, device_bytes(config, options), models)
     figures = run_figures(options.config_name, config, plan, models)
     if options.json:
         answer = asdict(figures) | {"shipped_sizes": shipped_sizes(config)}

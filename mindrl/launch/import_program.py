@@ -21,10 +21,11 @@ from mindrl.config.load import load_run_config
 from mindrl.config.mindspeed_rl import Import, import_run
 from mindrl.config.mindspeed_rl_file import TheirRun, their_run
 from mindrl.config.validate import findings
-from mindrl.errors import ConfigError, OutputError
+from mindrl.errors import ConfigError
 from mindrl.launch.arguments import count
+from mindrl.launch.config_text import needs_yaml_suffix, nested, write_new
 from mindrl.launch.exits import FAILED, exit_code, report
-from mindrl.launch.import_text import as_json, nested, report_lines, yaml_text
+from mindrl.launch.import_text import as_json, report_lines, yaml_text
 
 _EXAMPLE = """\
 example:
@@ -86,8 +87,7 @@ class _Outcome:
 
 
 def _import(options: argparse.Namespace) -> int:
-    if Path(options.output).suffix != ".yaml":
-        raise ConfigError(f"-o {options.output}: needs the suffix .yaml")
+    needs_yaml_suffix(options.output)
     theirs = _read(Path(options.file), options.model_configs)
     imported = import_run(theirs, options.devices_per_node)
     refused = list(_refused(imported, options.leave_out))
@@ -114,13 +114,7 @@ def _write(outcome: _Outcome, options: argparse.Namespace) -> _Outcome:
     """Write the new file, and check it as far as it can be checked by itself."""
     imported = outcome.imported
     config = load_run_config(nested(imported.values))
-    try:
-        with Path(options.output).open("x", encoding="utf-8") as file:
-            file.write(yaml_text(imported, Path(options.file).name))
-    except FileExistsError as error:
-        raise OutputError(f"-o {options.output}: there is a file already") from error
-    except OSError as error:
-        raise OutputError(f"-o {options.output}: {error.strerror or error}") from error
+    write_new(options.output, yaml_text(imported, Path(options.file).name))
     # What the user is to settle is in the report already.
     open_keys = {key for each in imported.mapped if each.kind == "open" for key in each.sets}
     reasons = [str(each) for each in findings(config) if each.field not in open_keys]

@@ -81,7 +81,7 @@ def surely_fits(config: RunConfig, capacity: Capacity) -> bool:
     except DeviceMemoryError:
         return False
     there = capacity.host_bytes
-    return plan.fits and (there is None or _of_one_machine(config, plan) <= there)
+    return plan.fits and (there is None or host_of_one_machine(config, plan) <= there)
 
 
 def _device(config: RunConfig, plan: MemoryPlan, models: RunModels) -> Finding:
@@ -112,7 +112,7 @@ def _no_room_for_kv_cache(
 
 def _host(config: RunConfig, plan: MemoryPlan, there: int) -> Iterator[Finding]:
     """Compare what the workers of one machine keep on the host with its memory."""
-    needed = _of_one_machine(config, plan)
+    needed = host_of_one_machine(config, plan)
     if needed <= there:
         return
     regions = [region for region in plan.movable if region in plan.regions]
@@ -121,7 +121,7 @@ def _host(config: RunConfig, plan: MemoryPlan, there: int) -> Iterator[Finding]:
     fixes = [
         region
         for region in regions
-        if _of_one_machine(config, smaller := replace(plan, movable=plan.movable - {region}))
+        if host_of_one_machine(config, smaller := replace(plan, movable=plan.movable - {region}))
         <= there
         and smaller.fits
     ]
@@ -134,7 +134,8 @@ def _host(config: RunConfig, plan: MemoryPlan, there: int) -> Iterator[Finding]:
     yield Finding(text, field, value=True, legal=(False,) if fixes else (), page=_PAGE)
 
 
-def _of_one_machine(config: RunConfig, plan: MemoryPlan) -> int:
+def host_of_one_machine(config: RunConfig, plan: MemoryPlan) -> int:
+    """Return what the workers of one machine keep on the host, of the machine with most."""
     per_node = topology(config).ranks_per_node
     host = plan.host_bytes
     return max(int(host[at : at + per_node].sum()) for at in range(0, len(host), per_node))

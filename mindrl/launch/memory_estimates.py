@@ -1,15 +1,31 @@
 """Estimates of the activations of each phase, from a configuration; see models/activations."""
 
+from collections.abc import Mapping
+from typing import Protocol
+
+from mindrl.allocation.layout import TrainLayout
 from mindrl.allocation.regions import CHANGED_BY, Phase
 from mindrl.config.layout_sizes import Role
 from mindrl.config.role import LearningConfig
 from mindrl.config.run import RunConfig
 from mindrl.launch.layouts import train_dtype
-from mindrl.launch.memory_regions import RunModels
 from mindrl.models.activations import Passes, forward_estimate, logits_estimate, update_estimate
+from mindrl.models.description import ModelDescription
 
 
-def activation_estimates(config: RunConfig, models: RunModels) -> dict[Phase, int]:
+class PlacedModels(Protocol):
+    """The models of a run and their layouts."""
+
+    @property
+    def descriptions(self) -> Mapping[Role, ModelDescription]:
+        """Sizes of each role's model."""
+
+    @property
+    def layouts(self) -> Mapping[Role, TrainLayout]:
+        """Layout of each role."""
+
+
+def activation_estimates(config: RunConfig, models: PlacedModels) -> dict[Phase, int]:
     """Estimate the bytes that each phase of the training side needs besides its regions.
 
     For a micro-batch of the longest sequences on the rank that needs most. What the rollout
@@ -44,7 +60,7 @@ def _tokens(config: RunConfig, sequences: int, budget: int | None) -> int:
     return sequences * min(config.megatron_training.seq_length, longest)
 
 
-def _logits(config: RunConfig, models: RunModels, role: Role) -> int:
+def _logits(config: RunConfig, models: PlacedModels, role: Role) -> int:
     """Estimate the logits of a role; a value head has none."""
     if role in ("critic", "reward"):
         return 0
@@ -52,7 +68,7 @@ def _logits(config: RunConfig, models: RunModels, role: Role) -> int:
     return logits_estimate(models.descriptions[role], tp, chunk)
 
 
-def _passes(config: RunConfig, models: RunModels, role: Role, tokens: int) -> Passes:
+def _passes(config: RunConfig, models: PlacedModels, role: Role, tokens: int) -> Passes:
     layout = models.layouts[role]
     learning: LearningConfig = config.actor_config
     if role == "critic" and config.critic_config is not None:

@@ -213,6 +213,11 @@ def rollout_bytes(plan: MemoryPlan) -> int:
     return int(plan.sum(during.resident - {Region.KV_CACHE}).max())
 
 
+def kv_cache_left(share: int, others: int) -> int:
+    """Return the KV cache that a share of the device leaves beside all else, in whole MiB."""
+    return max(0, share - others) // _MIB * _MIB
+
+
 def one_sequence(config: RunConfig, per_token: int) -> tuple[int, str]:
     """Return the bytes of the smallest KV cache, that of one whole sequence, and words for it."""
     length = config.generate_config.max_model_len
@@ -235,7 +240,7 @@ def _kv_cache_bytes(config: RunConfig, plan: MemoryPlan, per_token: int) -> int 
         return None
     share = int(plan.capacity_bytes * generate.gpu_memory_utilization)
     others = rollout_bytes(plan)
-    left = max(0, share - others) // _MIB * _MIB
+    left = kv_cache_left(share, others)
     if left < least:
         raise DeviceMemoryError(
             f"generate_config.gpu_memory_utilization={generate.gpu_memory_utilization:g} of "

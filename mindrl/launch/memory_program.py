@@ -42,7 +42,7 @@ def add_memory_parser(plans: "argparse._SubParsersAction[argparse.ArgumentParser
 
 def _memory(options: argparse.Namespace) -> int:
     config = planned_config(options)
-    capacity_bytes = device_bytes(config, options.device_memory_gib)
+    capacity_bytes = device_bytes(config, options)
     models = read_models(config)
     refusal = []
     try:

@@ -14,6 +14,7 @@ from mindrl.launch.compose import composed_config
 from mindrl.launch.model_checks import ROLLOUT_KEYS
 from mindrl.launch.shipped import planned_description
 from mindrl.models.legality import rollout_findings, training_findings
+from mindrl.platform.device_models import EXAMPLE_DEVICE, device_model
 
 _DEVICE_KEY = "rl_config.device_memory_mib"
 
@@ -22,15 +23,26 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     """Add what names a run, its devices and the form of the answer."""
     add = parser.add_argument
     add("--config-name", required=True, metavar="NAME", help="of a file in configs/")
-    add("--config-dir", metavar="DIR", help="folder of a file of your own, in place of configs/")
+    add("--config-dir", metavar="DIR", help="folder of that file, where it is not configs/")
     add("overrides", nargs="*", metavar="key=value", help="changes, as for a training program")
-    add(
+    memory = parser.add_mutually_exclusive_group().add_argument
+    memory(
         "--device-memory-gib",
         type=positive,
         metavar="N",
         help=f"memory of a device, in place of the configuration's {_DEVICE_KEY}",
     )
+    memory("--device", metavar="NAME", help=f"the same by name, such as {EXAMPLE_DEVICE}")
     add("--json", action="store_true", help="print one JSON object, all sizes in bytes")
+
+
+def asked_config(options: argparse.Namespace) -> RunConfig:
+    """Read the configuration that the options name.
+
+    Raises:
+        ConfigError: It does not exist, or a key or a value is not legal.
+    """
+    return composed_config(options.config_name, options.overrides, options.config_dir)
 
 
 def planned_config(options: argparse.Namespace) -> RunConfig:
@@ -39,18 +51,24 @@ def planned_config(options: argparse.Namespace) -> RunConfig:
     Raises:
         ConfigError: It cannot be read, or cannot run whatever memory there is.
     """
-    config = composed_config(options.config_name, options.overrides, options.config_dir)
+    config = asked_config(options)
     found = [*findings(config)] or [*_model_findings(config)]
     if found:
         raise ConfigError("\n".join(str(in_words_of_backend(config, each)) for each in found))
     return config
 
 
-def device_bytes(config: RunConfig, asked_gib: float | None) -> int | None:
-    """Return the memory of a device: what the command line asks for, else the configuration."""
+def device_bytes(config: RunConfig, options: argparse.Namespace) -> int | None:
+    """Return the memory of a device: what the command line asks for, else the configuration.
+
+    Raises:
+        ConfigError: No device is known by the name.
+    """
+    if options.device is not None:
+        return device_model(options.device).memory_mib << 20
+    if options.device_memory_gib is not None:
+        return int(options.device_memory_gib * (1 << 30))
     configured = config.rl_config.device_memory_mib
-    if asked_gib is not None:
-        return int(asked_gib * (1 << 30))
     return None if configured is None else configured << 20
 
 

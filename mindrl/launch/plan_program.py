@@ -1,4 +1,4 @@
-"""The program that plans without running: `python cli/plan.py reshard ...`, `memory`, `explain`.
+"""The program that plans without running: `python cli/plan.py reshard`, `memory`, `explain`, `run`.
 
 Needs no torch.
 """
@@ -33,6 +33,7 @@ from mindrl.launch.reshard_figures import (
     full_gather_bytes,
 )
 from mindrl.launch.reshard_table import print_figures
+from mindrl.launch.run_program import add_run_parser
 from mindrl.launch.shipped import planned_description
 from mindrl.models.decoder import DType, Side, elsewhere, rollout_side, training_side
 from mindrl.models.description import ModelDescription
@@ -101,6 +102,7 @@ def _parser(name: str) -> argparse.ArgumentParser:
     _add_reshard_parser(plans)
     add_memory_parser(plans)
     add_explain_parser(plans)
+    add_run_parser(plans)
     return parser
 
 

@@ -1,5 +1,6 @@
-"""What a sequence costs in the forward pass, from the sizes of the model. Imports no torch."""
+"""What a model has and what a sequence costs in its forward pass. Imports no torch."""
 
+from dataclasses import dataclass
 from math import prod
 
 from mindrl.models.attention import attention_shapes
@@ -26,3 +27,34 @@ def forward_cost(model: ModelDescription) -> tuple[float, float]:
                 weights += prod(shape) * (chosen if name.startswith("mlp.experts.") else 1.0)
     widths = model.mla.qk_head_dim + model.mla.v_head_dim if model.mla else 2 * model.head_dim
     return 2 * weights, float(model.num_hidden_layers * model.num_attention_heads * widths)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameters:
+    """The parameters of a model, by where they lie."""
+
+    dense: tuple[int, ...]
+    """Of each layer, without its routed experts."""
+    experts: tuple[int, ...]
+    """Of the routed experts of each layer."""
+    embedding: int
+    head: int
+    """With the last norm; of a tied head the norm alone."""
+
+
+def parameters_of(model: ModelDescription) -> Parameters:
+    """Count the parameters of a model."""
+    dense, experts = [], []
+    for index in range(model.num_hidden_layers):
+        shapes = attention_shapes(model, "") | feed_forward_shapes(model, index, "")
+        routed = [prod(shape) for name, shape in shapes.items() if name.startswith("mlp.experts.")]
+        experts.append(sum(routed))
+        every = sum(map(prod, shapes.values())) + 2 * model.hidden_size
+        dense.append(every - experts[-1])
+    embedding = model.vocab_size * model.hidden_size
+    return Parameters(
+        dense=tuple(dense),
+        experts=tuple(experts),
+        embedding=embedding,
+        head=model.hidden_size + (0 if model.tie_word_embeddings else embedding),
+    )

@@ -35,6 +35,8 @@ CHOOSE = "from mindrl.platform.device import choose_platform; choose_platform('a
             {"torch", "ray", "vllm", "megatron", "transformers"},
         ),
         ("import mindrl.launch.programs", {"torch", "ray", "vllm", "megatron", "transformers"}),
+        ("import mindrl.platform.device_models", {"torch", "ray", "transformers"}),
+        ("import mindrl.launch.run_program", {"torch", "ray", "vllm", "megatron", "transformers"}),
         (CHOOSE, {"torch", "torch_npu", "ray", "vllm", "megatron"}),
         (
             "import mindrl.rewards.scorer, mindrl.rewards.host",

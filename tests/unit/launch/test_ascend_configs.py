@@ -16,7 +16,7 @@ from mindrl.platform.device import PLATFORMS
 
 ROOT = Path(__file__).parents[3]
 GIB = 1 << 30
-HOST_GIB = {8: 1536, 16: 2048}
+HOST_GIB = {8: 1024, 16: 2048}
 """Of a node with so many devices, as the page assumes."""
 MODELS = (
     "qwen25_7b",

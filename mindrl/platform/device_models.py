@@ -1,0 +1,145 @@
+"""The devices that a run can be planned for by name: memory, speed, links. Pure data.
+
+Of each number either its maker publishes it, or it was seen on a machine, or it is an estimate:
+
+- Memory is what torch reports as the total of a device, cut to whole hundreds of MiB. Seen in
+  error messages of torch_npu: 60.96 GiB (Atlas A2, 64 GB), 29.49 GiB (Atlas A2, 32 GB), 61.27 GiB
+  (Atlas A3). 79.0 GiB of an A100 and an H100 and 139.5 GiB of an H200 are estimates, on the safe
+  side of what drivers leave.
+- `tflops` is the published dense peak in bfloat16. CANN's operator documents give 353 to the Ascend
+  910B2. The 910B4, which has 32 GB, is slower: 280 is an estimate. Of the 910C, 752 are published
+  for a package of two dies (arXiv:2506.12708). A100, H100, H200: data sheets.
+- `memory_gbps` is published for the 910B with 64 GB (CANN's operator documents), for the 910C
+  (arXiv:2506.12708), and for A100, H100, H200 (data sheets); an estimate for the 910B4.
+- `node_gbps` is one device's bandwidth to the others of its node, each way. 392 GB/s of HCCS, both
+  ways together, is what product pages say of the 910B; 392 GB/s each way for a package of two dies
+  is of arXiv:2506.12708; NVLink: data sheets, half of the sum of both ways.
+- `network_gbps` is one device's share of its node's network, each way: 200 Gbit/s a device, and
+  400 Gbit/s beside an H100 or H200, as such servers usually have. The faster bus that joins the
+  nodes of an Atlas A3 supernode is not counted on.
+- `host_gbps` and `host_memory_gib` are estimates: half of what PCIe 4.0 or 5.0 with 16 lanes can
+  do, and what such servers usually have.
+"""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mindrl.errors import ConfigError
+from mindrl.platform.device import DeviceKind
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceModel:
+    """One model of device, in the server that it usually sits in; GB are 10^9 bytes."""
+
+    name: str
+    kind: DeviceKind
+    memory_mib: int
+    """That one process can take."""
+    tflops: float
+    """10^12 floating-point operations a second in bfloat16, at the most."""
+    memory_gbps: float
+    """GB/s of the device's own memory."""
+    devices_per_node: int
+    """Usual in one machine."""
+    node_gbps: float
+    """GB/s each way of one device to those of its node."""
+    network_gbps: float
+    """GB/s each way of one device to those of other nodes."""
+    host_gbps: float
+    """GB/s each way between one device and the memory of its host."""
+    host_memory_gib: int
+    """Of one node."""
+
+
+_MODELS = (
+    DeviceModel(
+        name="ascend-910b-64g",
+        kind="npu",
+        memory_mib=62_400,
+        tflops=353,
+        memory_gbps=1600,
+        devices_per_node=8,
+        node_gbps=196,
+        network_gbps=25,
+        host_gbps=16,
+        host_memory_gib=1024,
+    ),
+    DeviceModel(
+        name="ascend-910b-32g",
+        kind="npu",
+        memory_mib=30_100,
+        tflops=280,
+        memory_gbps=800,
+        devices_per_node=8,
+        node_gbps=196,
+        network_gbps=25,
+        host_gbps=16,
+        host_memory_gib=1024,
+    ),
+    DeviceModel(
+        name="ascend-910c-64g",
+        kind="npu",
+        memory_mib=62_700,
+        tflops=376,
+        memory_gbps=1600,
+        devices_per_node=16,
+        node_gbps=196,
+        network_gbps=25,
+        host_gbps=16,
+        host_memory_gib=2048,
+    ),
+    DeviceModel(
+        name="nvidia-a100-80g",
+        kind="gpu",
+        memory_mib=80_900,
+        tflops=312,
+        memory_gbps=2039,
+        devices_per_node=8,
+        node_gbps=300,
+        network_gbps=25,
+        host_gbps=16,
+        host_memory_gib=1024,
+    ),
+    DeviceModel(
+        name="nvidia-h100-80g",
+        kind="gpu",
+        memory_mib=80_900,
+        tflops=989,
+        memory_gbps=3350,
+        devices_per_node=8,
+        node_gbps=450,
+        network_gbps=50,
+        host_gbps=32,
+        host_memory_gib=2048,
+    ),
+    DeviceModel(
+        name="nvidia-h200-141g",
+        kind="gpu",
+        memory_mib=142_900,
+        tflops=989,
+        memory_gbps=4800,
+        devices_per_node=8,
+        node_gbps=450,
+        network_gbps=50,
+        host_gbps=32,
+        host_memory_gib=2048,
+    ),
+)
+DEVICE_MODELS: Mapping[str, DeviceModel] = {model.name: model for model in _MODELS}
+EXAMPLE_DEVICE = _MODELS[0].name
+"""Named in the help of programs."""
+
+
+def device_model(name: str) -> DeviceModel:
+    """Return a device by its name.
+
+    Raises:
+        ConfigError: There is none of that name.
+    """
+    if name in DEVICE_MODELS:
+        return DEVICE_MODELS[name]
+    near = difflib.get_close_matches(name.lower(), DEVICE_MODELS, n=2, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(DEVICE_MODELS)}"
+    raise ConfigError(f"--device {name}: no such device is known; {hint}")

@@ -89,6 +89,7 @@ def test_what_the_installed_transformers_writes_is_read(
         ("phi-4", 14_659_507_200),
         ("Qwen2.5-32B", 32_763_876_352),
         ("Qwen3-8B", 8_190_735_360),
+        ("Qwen3-32B", 32_762_123_264),
         ("Qwen3-30B-A3B", 30_532_122_624),
         ("Qwen3-235B-A22B", 235_093_634_560),
         # Without its multi-token prediction, which is neither trained nor rolled out.

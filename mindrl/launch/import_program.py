@@ -136,11 +136,10 @@ def _tell(outcome: _Outcome, options: argparse.Namespace) -> None:
     for line in report_lines(outcome.imported):
         console.print(escape(line), soft_wrap=True, highlight=False)
     if outcome.written:
-        program = "train_ppo" if outcome.imported.has_critic else "train_grpo"
         target = Path(options.output)
         console.print(
-            f"written: {escape(options.output)}; next: python cli/{program}.py --config-dir "
-            f"{escape(str(target.parent))} --config-name {escape(target.stem)} --dry-run",
+            f"written: {escape(options.output)}; next: mindrl check --config-dir "
+            f"{escape(str(target.parent))} --config-name {escape(target.stem)} --elsewhere",
             soft_wrap=True,
             highlight=False,
         )

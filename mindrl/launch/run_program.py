@@ -227,7 +227,7 @@ def _file_text(task: Task, proposal: ProposalFigures) -> str:
     what = f"{Path(task.load).name} on {task.devices} x {task.device.name}"
     layouts = f"{proposal.training} -> {proposal.rollout}"
     header = [
-        f"{what}, as python cli/plan.py run proposes: {layouts}.",
+        f"{what}, as mindrl plan run proposes: {layouts}.",
         "Paths, steps and learning rate are the user's own.",
     ]
     return config_text(proposal.config, header=header, comments={}, has_critic=task.has_critic)
@@ -237,8 +237,5 @@ def _print_next(output: str) -> None:
     path = Path(output)
     own = path.parent.absolute() != config_folder()
     folder = f"--config-dir {path.parent} " if own else ""
-    line = (
-        f"written: {output}; next: python cli/check.py {folder}--config-name {path.stem} "
-        "--elsewhere"
-    )
+    line = f"written: {output}; next: mindrl check {folder}--config-name {path.stem} --elsewhere"
     _say(["", line])

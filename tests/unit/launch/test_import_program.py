@@ -123,8 +123,8 @@ def test_a_grpo_file_becomes_one_that_our_programs_load(tmp_path: Path) -> None:
     assert config.rl_config.verifier_timeout == 5.0
     assert "honoured: same name, same meaning (" in ended.stdout
     assert ended.stdout.splitlines()[-1] == (
-        f"written: {tmp_path}/ours.yaml; next: python cli/train_grpo.py --config-dir {tmp_path} "
-        "--config-name ours --dry-run"
+        f"written: {tmp_path}/ours.yaml; next: mindrl check --config-dir {tmp_path} "
+        "--config-name ours --elsewhere"
     )
 
 

@@ -58,7 +58,7 @@ def test_what_is_written_passes_the_checks_and_is_never_replaced(
     ours = tmp_path / "mine.yaml"
     assert ran(monkeypatch, "--algorithm", "ppo", "--top", "1", "-o", str(ours)) == 0
     printed = capsys.readouterr().out.splitlines()
-    command = f"python cli/check.py --config-dir {tmp_path} --config-name mine --elsewhere"
+    command = f"mindrl check --config-dir {tmp_path} --config-name mine --elsewhere"
     assert printed[-1] == f"written: {ours}; next: {command}"
     assert checked(monkeypatch, *command.split()[2:], "--json") == 0
     answer = json.loads(capsys.readouterr().out)

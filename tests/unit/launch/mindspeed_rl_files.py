@@ -5,7 +5,7 @@ from typing import Any
 from mindrl.config.mindspeed_rl import Import, import_run
 from mindrl.config.mindspeed_rl_file import their_run
 from mindrl.config.mindspeed_rl_mapped import Mapped
-from mindrl.launch.import_text import nested
+from mindrl.launch.config_text import nested
 
 BASE: dict[str, Any] = {
     "megatron_training.model": "dense",

@@ -1,5 +1,6 @@
 """What the programs in cli/ share: overrides checked, errors shown in words, exit codes."""
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from rich.markup import escape
 
 from mindrl.config.hydra_defaults import register_defaults
 from mindrl.config.run import RunConfig
-from mindrl.errors import ConfigError, MindrlError, OutputError
+from mindrl.errors import ConfigError, OutputError
 from mindrl.launch.checks import check_without_files
 from mindrl.launch.compose import check_overrides, no_such_config, run_config
 from mindrl.launch.exits import exit_code, note
@@ -43,8 +44,9 @@ def run_program(train: Train, *, configs: Path, default_config: str, adv_estimat
     prepare_driver()
     register_defaults()
 
-    # Hydra would print an error in its own words before it passes it on.
-    errors: list[MindrlError] = []
+    # Hydra would print an error in its own words before it passes it on, and an error of the run
+    # is to be told from one in making its folder.
+    errors: list[Exception] = []
 
     def task(composed: DictConfig) -> None:
         try:
@@ -54,7 +56,7 @@ def run_program(train: Train, *, configs: Path, default_config: str, adv_estimat
                 explain(config)
             else:
                 train(config, Path(HydraConfig.get().runtime.output_dir))
-        except MindrlError as error:
+        except Exception as error:  # noqa: BLE001 - raised again where Hydra does not see it
             errors.append(error)
 
     program = hydra.main(
@@ -105,5 +107,8 @@ def _checked(program: Callable[[], object], configs: Path) -> None:
         program()
     except MissingConfigException as error:
         raise no_such_config(error, configs) from error
+    except BrokenPipeError:
+        # Whoever read the help, such as `head`, has enough of it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
         raise OutputError(f"the run folder cannot be made: {error}") from error

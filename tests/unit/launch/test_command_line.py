@@ -178,3 +178,33 @@ def test_each_program_trains_with_its_own_algorithm_and_names_the_other(tmp_path
         "error: rl_config.adv_estimator=gae: train_grpo trains with group_norm; for gae there is "
         "train_ppo"
     )
+
+
+def test_an_error_of_the_run_is_not_taken_for_one_in_making_its_folder(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from mindrl.launch.command_line import run_program\n"
+        "from mindrl.launch.shipped import config_folder\n"
+        "def train(config, folder):\n"
+        "    raise OSError('the disk is gone')\n"
+        "sys.exit(run_program(train, configs=config_folder(), default_config='grpo_tiny_cpu',"
+        " adv_estimator='group_norm'))\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1] == "OSError: the disk is gone"
+    assert "the run folder cannot be made" not in ended.stderr
+
+
+def test_help_that_nobody_reads_to_its_end_is_no_error(tmp_path: Path) -> None:
+    command = f"{sys.executable} {PROGRAM} --help | head -n 1"
+    ended = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -25,12 +25,10 @@ _OTHER_SCORE: Mapping[str, str] = {
 }
 _DEVICES = "all roles share all devices here; left out, they do"
 _ADAPTERS = "there are no adapters here; left out, the reference is a model of its own"
-_LENGTH = "there is no penalty for length here; left out, rewards are the verifiers' alone"
 _FINISHED = "each response is finished in its own step here; left out, it is"
 _CONSTANT = "the KL coefficient is constant here; left out, it stays at init_kl_coef"
 _PARTS: tuple[tuple[str, Any, str], ...] = (
     ("rl_config.rule_reward", True, "a reward model is reward_config here: write that section"),
-    ("rl_config.overlong_buffer_enable", False, _LENGTH),
     ("rl_config.multi_turn_enable", False, "no tools here; left out, a response is one turn"),
     ("rl_config.share_backbone", False, _ADAPTERS),
     ("rl_config.is_multimodal", False, "no model with images is trained here"),
@@ -50,6 +48,7 @@ def algorithm_rules(theirs: TheirRun) -> Iterator[Mapped]:
     yield from _loss(theirs)
     yield from _divergence(theirs)
     yield from _rewards(theirs)
+    yield from _length_penalty(theirs)
     yield from _critic_devices(theirs)
     for key, legal, note in _PARTS:
         found = theirs.given.get(key, legal)
@@ -108,16 +107,21 @@ def _loss(theirs: TheirRun) -> Iterator[Mapped]:
     if not theirs.given.get(enabled):
         yield from same(theirs, clip)
         return
-    low, high = (theirs.value(f"rl_config.clip_ratio_{side}", 0.1) for side in ("low", "high"))
-    if low == high:
-        note = "both sides alike: clip_ratio_low and clip_ratio_high"
-        yield Mapped(key=enabled, kind="renamed", sets={clip: low}, note=note)
-        return
-    note = (
-        f"clip_ratio_low={low} and clip_ratio_high={high}: one clip_ratio bounds both sides here; "
-        f"set both alike, or leave it out for clip_ratio={low}"
-    )
-    yield Mapped(key=enabled, kind="refused", sets={clip: low}, note=note)
+    yield Mapped(key=enabled, kind="derived", note="clip_ratio_low and clip_ratio_high say it")
+    for side in ("rl_config.clip_ratio_low", "rl_config.clip_ratio_high"):
+        if side in theirs.given:
+            yield from same(theirs, side)
+        else:
+            yield default(side, side, 0.1)
+
+
+def _length_penalty(theirs: TheirRun) -> Iterator[Mapped]:
+    """What a response loses for its length; the reward of DAPO, but read by all stages."""
+    buffer = "rl_config.overlong_buffer"
+    keys = (f"{buffer}_enable", buffer, f"{buffer}_penalty_factor")
+    if theirs.given.get(keys[0]):
+        for key in keys:
+            yield from same(theirs, key)
 
 
 def _divergence(theirs: TheirRun) -> Iterator[Mapped]:

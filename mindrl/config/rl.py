@@ -101,6 +101,11 @@ class RLConfig:
     """Steps at the start of the run that train the critic alone."""
     clip_ratio: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
     """The policy ratio counts only within 1 - clip_ratio and 1 + clip_ratio."""
+    clip_ratio_low: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
+    """The lower side alone: 1 - clip_ratio_low. None takes `clip_ratio`."""
+    clip_ratio_high: Annotated[float, Field(gt=0.0)] | None = None
+    """The upper side alone: 1 + clip_ratio_high, above the lower one in DAPO (arXiv 2503.14476).
+    None takes `clip_ratio`."""
     token_level_loss: bool = True
     """True weighs every response token of an update equally; False every sequence."""
     kl_penalty: Literal["k1", "k2", "k3", "kl", "mse", "low_var_kl", "abs"] = "low_var_kl"
@@ -118,6 +123,13 @@ class RLConfig:
     be empty where there is a `reward_config` and nothing is evaluated."""
     verifier_weight: tuple[float, ...] = (1.0, 0.1)
     """Weight of each reward, in the same order."""
+    overlong_buffer_enable: bool = False
+    """Take from the reward of a response that comes near
+    `generate_config.sampling_config.max_tokens` (DAPO, arXiv 2503.14476, eq. 13)."""
+    overlong_buffer: Annotated[int, Field(ge=0)] = 0
+    """Last tokens of those, over which the penalty grows evenly from 0."""
+    overlong_buffer_penalty_factor: NonNegative = 1.0
+    """Penalty of the longest response."""
     verifier_timeout: Annotated[float, Field(gt=0.0)] = 5.0
     """Seconds for one answer; a later one scores 0 and is counted."""
     verifier_parallel: PositiveInt = 1

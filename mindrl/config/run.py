@@ -167,6 +167,16 @@ class RunConfig:
         return self.rl_config.init_kl_coef > 0
 
     @property
+    def clip_range(self) -> tuple[float, float]:
+        """How far the policy ratio counts below and above 1."""
+        rl = self.rl_config
+        low, high = rl.clip_ratio_low, rl.clip_ratio_high
+        return (
+            rl.clip_ratio if low is None else low,
+            rl.clip_ratio if high is None else high,
+        )
+
+    @property
     def loss_kl_coef(self) -> float:
         """Weight of the KL term in the actor's loss."""
         return 0.0 if self.rl_config.use_kl_in_reward else self.rl_config.init_kl_coef

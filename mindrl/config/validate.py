@@ -169,6 +169,19 @@ def _engine_step(config: RunConfig) -> Iterator[Finding]:
         yield Finding(text, field, tokens, (sequences,))
 
 
+def _length_penalty(config: RunConfig) -> Iterator[Finding]:
+    """The tokens over which the penalty grows are some, and not all, of a response's."""
+    rl, longest = config.rl_config, config.generate_config.sampling_config.max_tokens
+    if rl.overlong_buffer_enable and not 0 < rl.overlong_buffer < longest:
+        field = "rl_config.overlong_buffer"
+        text = (
+            f"{field}={rl.overlong_buffer} must be at least 1 and less than {_RESPONSE}={longest} "
+            "with rl_config.overlong_buffer_enable=true"
+        )
+        legal = (max(1, longest // 4),) if longest > 1 else ()
+        yield Finding(text, field, rl.overlong_buffer, legal)
+
+
 def _packed(config: RunConfig) -> Iterator[Finding]:
     if config.rl_config.use_dynamic_bsz and not config.rl_config.use_remove_padding:
         field = "rl_config.use_remove_padding"
@@ -272,6 +285,7 @@ _RULES: tuple[Rule, ...] = (
     _mini_batches,
     _shares,
     _lengths,
+    _length_penalty,
     _engine_step,
     _packed,
     _token_budgets,

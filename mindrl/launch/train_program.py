@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
+from mindrl.algorithms.length_penalty import LengthPenalty
 from mindrl.algorithms.token_weights import sequence_mean_weights, token_mean_weights
 from mindrl.allocation.from_config import rollout_layout
 from mindrl.batch.balance import sequence_costs
@@ -201,6 +202,17 @@ def _workers(
         yield colocated_actor(group, config), scorer
 
 
+def _length_penalty(config: RunConfig) -> LengthPenalty | None:
+    rl = config.rl_config
+    if not rl.overlong_buffer_enable:
+        return None
+    return LengthPenalty(
+        longest=config.generate_config.sampling_config.max_tokens,
+        buffer=rl.overlong_buffer,
+        factor=rl.overlong_buffer_penalty_factor,
+    )
+
+
 def _trainer(
     run: _Run, actor: ColocatedActor, scorer: RewardScorer | None, journal: Journal
 ) -> GrpoTrainer | PpoTrainer:
@@ -215,6 +227,7 @@ def _trainer(
             scorer=scorer,
             reward_model=actor if "reward" in config.roles else None,
             reward_model_weight=config.reward_config.weight if config.reward_config else 0.0,
+            length_penalty=_length_penalty(config),
         ),
     )
     if run.critic_folder is None:

@@ -104,14 +104,15 @@ def _actor(
     config: RunConfig, platform: Platform, groups: ParallelGroups, kv_cache_bytes: int
 ) -> ActorSettings:
     actor, rl = config.actor_config, config.rl_config
+    clip_low, clip_high = config.clip_range
     return ActorSettings(
         load=actor.load,
         model=_model(config, platform, groups, actor),
         optimizer=_optimizer(config, actor, config.total_updates),
         engine=_engine(config, platform, kv_cache_bytes),
         loss=GrpoLoss(
-            clip_low=rl.clip_ratio,
-            clip_high=rl.clip_ratio,
+            clip_low=clip_low,
+            clip_high=clip_high,
             kl_kind=rl.kl_penalty,
             kl_coef=config.loss_kl_coef,
             entropy_coef=rl.entropy_coeff,

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from mindrl.algorithms.length_penalty import LengthPenalty
 from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Rollouts
 from mindrl.observability.timing import StageTimer
@@ -13,6 +14,10 @@ from mindrl.trainer.roles import RewardModel, Scorer
 
 MODEL_PART = "model"
 """Name of the reward model's score beside those of the functions."""
+
+
+LENGTH_PART = "overlong"
+"""Name of the penalty for length beside them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +29,8 @@ class RewardSources:
     reward_model: RewardModel | None
     reward_model_weight: float
     """Of the model's score, which is added to the weighted sum of the rules."""
+    length_penalty: LengthPenalty | None = None
+    """Added besides, in training alone. None where length costs nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +78,7 @@ class Rater:
         """
         with self._rules(prompts, rollouts, blocking=blocking) as rules:
             model = self._model_rewards(rollouts)
-            yield lambda: self._joined(rules(), model)
+            yield lambda: self._with_penalty(self._joined(rules(), model), rollouts)
 
     @contextmanager
     def _rules(
@@ -116,3 +123,14 @@ class Rater:
         )
         parts = {**scores.parts, MODEL_PART: model}
         return replace(rated, scores=replace(scores, rewards=rewards, parts=parts))
+
+    def _with_penalty(self, rated: Rated, rollouts: Rollouts) -> Rated:
+        """Take what the lengths of the responses cost."""
+        penalty = self.sources.length_penalty
+        if penalty is None:
+            return rated
+        lengths = [len(rollouts.response_tokens(row)) for row in range(len(rated.responses))]
+        cost = tuple(map(penalty, lengths))
+        rewards = tuple(map(sum, zip(rated.scores.rewards, cost, strict=True)))
+        parts = {**rated.scores.parts, LENGTH_PART: cost}
+        return replace(rated, scores=replace(rated.scores, rewards=rewards, parts=parts))

@@ -232,16 +232,6 @@ def test_a_kl_term_is_there_only_where_its_loss_or_reward_has_one(
         (
             {
                 **DAPO,
-                "rl_config.clip_higher_enable": True,
-                "rl_config.clip_ratio_low": 0.2,
-                "rl_config.clip_ratio_high": 0.28,
-            },
-            "rl_config.clip_higher_enable",
-            {"rl_config.clip_ratio": 0.2},
-        ),
-        (
-            {
-                **DAPO,
                 "rl_config.filter_groups_enable": True,
                 "rl_config.filter_groups_train_batch_size": 16,
             },
@@ -264,7 +254,6 @@ def test_a_kl_term_is_there_only_where_its_loss_or_reward_has_one(
             "rl_config.verifier_function",
             {"rl_config.verifier_function": ["math_verify"]},
         ),
-        ({"rl_config.overlong_buffer_enable": True}, "rl_config.overlong_buffer_enable", {}),
         ({"rl_config.multi_turn_enable": True}, "rl_config.multi_turn_enable", {}),
         ({"rl_config.partial_rollout_max_split": 2}, "rl_config.partial_rollout_max_split", {}),
         ({"rl_config.kl_ctrl_type": "adaptive"}, "rl_config.kl_ctrl_type", {}),
@@ -284,6 +273,25 @@ def test_a_part_that_is_not_there_is_refused_with_what_a_run_without_it_is(
     result = imported(changes)
     assert [each.key for each in result.refused] == [key]
     assert left.items() <= result.values.items()
+
+
+def test_both_clip_ratios_and_the_penalty_for_length_of_dapo_are_taken_over() -> None:
+    result = imported(
+        {
+            **DAPO,
+            "rl_config.clip_higher_enable": True,
+            "rl_config.clip_ratio_high": 0.28,
+            "rl_config.overlong_buffer_enable": True,
+            "rl_config.overlong_buffer": 16,
+        }
+    )
+    assert result.refused == ()
+    ours = {key: result.values.get(f"rl_config.{key}") for key in ("clip_ratio", "clip_ratio_high")}
+    assert ours == {"clip_ratio": None, "clip_ratio_high": 0.28}
+    # What the file leaves out is 0.1 there.
+    assert result.values["rl_config.clip_ratio_low"] == 0.1
+    assert result.values["rl_config.overlong_buffer"] == 16
+    assert result.values["rl_config.overlong_buffer_enable"] is True
 
 
 def test_dapo_keys_mean_nothing_to_grpo() -> None:

@@ -79,6 +79,9 @@ RUNS: dict[str, Broken] = {
         f"{TRAINING}.sequence_parallel", True, False, on(8)
     ),
     "rollout experts across replicas": Broken(ROLLOUT_EP, 2, 4, on(8, {ROLLOUT_TP: 4}), MOE),
+    "a penalty over no tokens": Broken(
+        "rl_config.overlong_buffer", 0, 4, on(8, {"rl_config.overlong_buffer_enable": True})
+    ),
     # The model.
     "actor tp and attention heads": Broken(f"{ACTOR}.{TP}", 8, 4, on(8)),
     "rollout tp and attention heads": Broken(ROLLOUT_TP, 8, 4, on(8)),

@@ -173,26 +173,26 @@ def test_refused_keys_are_named_and_nothing_is_written_until_they_are_left_out(
     tmp_path: Path,
 ) -> None:
     text = GRPO.replace("math_17k_acc", "retool_reward").replace(
-        "rl_config:\n", "rl_config:\n  overlong_buffer_enable: true\n"
+        "rl_config:\n", "rl_config:\n  multi_turn_enable: true\n"
     )
     theirs = written(tmp_path, text)
     ended = ran(theirs)
     assert ended.returncode == 1
     assert [line.split(": ")[1] for line in ended.stderr.splitlines()] == [
         "rl_config.verifier_function",
-        "rl_config.overlong_buffer_enable",
+        "rl_config.multi_turn_enable",
     ]
     assert ended.stderr.count("to do without: --leave-out rl_config.") == 2
     assert not (tmp_path / "ours.yaml").exists()
 
-    half = ran(theirs, "--leave-out", "rl_config.overlong_buffer_enable")
+    half = ran(theirs, "--leave-out", "rl_config.multi_turn_enable")
     assert (half.returncode, half.stderr.count("error:")) == (1, 1)
 
     whole = ran(theirs, "--leave-out", "all")
     assert (whole.returncode, whole.stderr) == (0, "")
     assert loaded(tmp_path).rl_config.verifier_function == ("math_verify",)
     head = (tmp_path / "ours.yaml").read_text().split("defaults:")[0]
-    assert "# Left out, rl_config.overlong_buffer_enable: there is no penalty" in head
+    assert "# Left out, rl_config.multi_turn_enable: no tools here" in head
 
 
 def test_json_has_each_key_with_value_kind_and_what_it_sets(tmp_path: Path) -> None:

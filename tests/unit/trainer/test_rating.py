@@ -2,11 +2,13 @@
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from memory_roles import MemoryRoles, data, decode, journal, lines, rewards, settings
 
+from mindrl.algorithms.length_penalty import LengthPenalty
 from mindrl.batch.experience import Scored, Sequences
 from mindrl.batch.prompts import Prompt, Sampling
 from mindrl.batch.rollouts import Rollouts
@@ -43,6 +45,20 @@ def test_the_score_of_the_model_is_added_with_its_weight_and_shown_without_it() 
     assert scores.parts == {"exact": (0.0, 1.0), "model": (30.0, 31.0)}
     assert scores.metrics()["reward/mean"] == pytest.approx(0.805)
     assert scores.metrics()["reward/model"] == 30.5
+
+
+def test_the_penalty_for_length_is_added_in_training_and_not_where_rules_alone_rate() -> None:
+    """Both responses have 2 tokens, of which the second costs 0.5."""
+    roles = MemoryRoles()
+    penalty = LengthPenalty(longest=2, buffer=1, factor=0.5)
+    sources = replace(rewards(roles, model_weight=0.01), length_penalty=penalty)
+    with rater(sources).rating([PROMPT], rollouts(roles), blocking=True) as rated:
+        scores = rated().scores
+    assert scores.rewards == pytest.approx((0.30 - 0.5, 1.31 - 0.5))
+    assert scores.parts["overlong"] == (-0.5, -0.5)
+    assert scores.metrics()["reward/overlong"] == -0.5
+    evaluated = rater(sources).by_rules([PROMPT], rollouts(roles)).scores
+    assert (evaluated.rewards, set(evaluated.parts)) == ((0.0, 1.0), {"exact"})
 
 
 def test_a_model_alone_rates_without_rules() -> None:

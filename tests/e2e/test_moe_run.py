@@ -29,6 +29,8 @@ def moe_run(
         "megatron_training.train_iters=3",
         f"rl_config.verifier_function=[{scratch}/reward.py:length]",
         "rl_config.verifier_weight=[1.0]",
+        *("rl_config.clip_ratio_high=0.28", "rl_config.overlong_buffer_enable=true"),
+        *("rl_config.overlong_buffer=8", "rl_config.overlong_buffer_penalty_factor=0.5"),
     ]
     program = start_program(scratch / "run", overrides)
     assert program.process.wait(timeout=300) == 0, program.text()
@@ -41,6 +43,13 @@ def test_the_experts_arrive_in_every_step_that_changed_them(moe_run: Program) ->
     assert min(step["update/grad_norm"] for step in steps) > 1e-3
     # Equal to the bit would mean that both numbers came from the same place.
     assert 0 < max(step["logprob_gap/mean"] for step in steps) < 1e-4
+
+
+def test_responses_that_never_end_lose_the_whole_penalty_for_length(moe_run: Program) -> None:
+    for step in moe_run.steps():
+        (earned,) = (step[name] for name in step if name.endswith("reward.py:length"))
+        assert -0.5 <= step["reward/overlong"] < -0.25
+        assert step["reward/mean"] == pytest.approx(earned + step["reward/overlong"])
 
 
 def test_two_workers_receive_the_half_of_every_expert_that_the_other_trains(

@@ -45,10 +45,15 @@ def test_the_experts_arrive_in_every_step_that_changed_them(moe_run: Program) ->
     assert 0 < max(step["logprob_gap/mean"] for step in steps) < 1e-4
 
 
-def test_responses_that_never_end_lose_the_whole_penalty_for_length(moe_run: Program) -> None:
+def test_a_penalty_for_length_teaches_random_weights_to_end_their_responses(
+    moe_run: Program,
+) -> None:
+    """From -0.45 of at most -0.5 to -0.002, where this was written."""
+    costs = [step["reward/overlong"] for step in moe_run.steps()]
+    assert -0.5 <= costs[0] < -0.25
+    assert costs[0] / 2 < costs[-1] <= 0
     for step in moe_run.steps():
         (earned,) = (step[name] for name in step if name.endswith("reward.py:length"))
-        assert -0.5 <= step["reward/overlong"] < -0.25
         assert step["reward/mean"] == pytest.approx(earned + step["reward/overlong"])
 
 

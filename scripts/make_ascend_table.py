@@ -9,8 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from mindrl.allocation.from_config import rollout_layout, train_layout
 from mindrl.allocation.schedule import MoveKind
 from mindrl.allocation.strings import rollout_string, training_string
@@ -78,12 +76,12 @@ def ascend_runs() -> dict[str, RunConfig]:
 
 def row(name: str, config: RunConfig) -> Row:
     """Plan one run; takes seconds for a large model."""
-    models, capacity = read_models(config), config.rl_config.device_memory_mib
+    models, capacity = read_models(config), config.rl_config.device_memory_bytes
     if capacity is None or models.reshard is None:
         raise ValueError(f"configs/{name}.yaml has no rl_config.device_memory_mib")
-    plan = memory_plan(config, capacity << 20, models)
-    per_node = topology(config).ranks_per_node
-    nodes_of = np.arange(config.world_size) // per_node
+    plan = memory_plan(config, capacity, models)
+    nodes = topology(config)
+    per_node, together = nodes.ranks_per_node, nodes.shared_nodes(config.world_size)
     pairs, received = models.reshard.pair_bytes, models.reshard.received
     peaks, layout = phase_peaks(config, plan, models), models.layouts["actor"]
     train, activations = peaks["train"]
@@ -98,18 +96,18 @@ def row(name: str, config: RunConfig) -> Row:
         stage_nodes=nodes_spanned(layout.dense_order.groups({"tp", "cp", "dp"}), per_node),
         sequences=config.sequences_per_step,
         longest_sequence=config.megatron_training.seq_length,
-        capacity=capacity << 20,
+        capacity=capacity,
         peak=plan.peak_bytes,
         peak_phase=plan.peak_instant.label,
         peak_rank=plan.peak_rank,
         train_peak=train,
         train_activations=activations,
-        room=(capacity << 20) - max(map(sum, peaks.values())),
+        room=capacity - max(map(sum, peaks.values())),
         kv_cache_tokens=(plan.kv_cache_bytes or 0) // models.kv_bytes_per_token,
-        host_of_node=int(plan.host_bytes.reshape(-1, per_node).sum(axis=1).max()),
+        host_of_node=plan.host_bytes_of_node(per_node),
         reshard_received=int(received.sum()),
         reshard_received_most=int(received.max()),
-        reshard_across_nodes=int(pairs[nodes_of[:, None] != nodes_of].sum()),
+        reshard_across_nodes=int(pairs[~together].sum()),
     )
 
 

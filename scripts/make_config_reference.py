@@ -4,22 +4,21 @@ A field's page entry is its name, its type in words, its default and the text un
 source, so a field that is added without a text, or a page that is edited by hand, is noticed.
 """
 
-import argparse
 import dataclasses
 import json
 import sys
 import types
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt
+from generated_page import REFERENCE, write_or_check
 from pydantic.fields import FieldInfo
 
 from mindrl.config.run import RunConfig
 from mindrl.config.section import documented_fields
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "config.md"
+PAGE = REFERENCE / "config.md"
 
 HEADER = """\
 # Configuration
@@ -152,30 +151,6 @@ def page() -> str:
     return "\n".join([HEADER, *(table(key, section) for key, section in sections(RunConfig))])
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the page, or compare it with the file; return the exit status."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", maxsplit=1)[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if it differs")
-    parser.add_argument("--output", type=Path, default=PAGE, help="the page (default: %(default)s)")
-    options = parser.parse_args(arguments)
-    written, wanted = "", page()
-    if options.output.is_file():
-        written = options.output.read_text(encoding="utf-8")
-    if written == wanted:
-        print(f"{options.output}: up to date")
-        return 0
-    if options.check:
-        print(
-            f"{options.output} differs from mindrl/config/; "
-            "run python scripts/make_config_reference.py",
-            file=sys.stderr,
-        )
-        return 1
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(wanted, encoding="utf-8")
-    print(f"{options.output}: written")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    about = (__doc__ or "").split("\n\n", maxsplit=1)[0]
+    sys.exit(write_or_check(PAGE, page(), source="mindrl/config/", description=about))

@@ -1,15 +1,15 @@
 """Write docs/reference/npu-environment.md from the settings in mindrl/platform, or check it."""
 
-import argparse
 import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
+
+from generated_page import REFERENCE, write_or_check
 
 from mindrl.platform.npu_environment import NPU_SETTINGS
 from mindrl.platform.other_environment import CPU_SETTINGS, ENGINE_SETTINGS, GPU_SETTINGS
 from mindrl.platform.setting import Rule, Setting
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "npu-environment.md"
+PAGE = REFERENCE / "npu-environment.md"
 
 HEADER = """\
 # Environment variables
@@ -87,26 +87,6 @@ def page() -> str:
     return "\n".join([HEADER, *(line for lines in sections for line in lines), SOURCES])
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the page, or compare it with the file; return the exit status."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").strip())
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if it differs")
-    parser.add_argument("--output", type=Path, default=PAGE, help="the page (default: %(default)s)")
-    options = parser.parse_args(arguments)
-    wanted = page()
-    is_current = options.output.is_file() and options.output.read_text(encoding="utf-8") == wanted
-    if options.check and not is_current:
-        print(
-            f"{options.output} differs from mindrl/platform/; "
-            "run python scripts/make_environment_reference.py",
-            file=sys.stderr,
-        )
-        return 1
-    if not is_current:
-        options.output.write_text(wanted, encoding="utf-8")
-    print(f"{options.output}: {'up to date' if is_current else 'written'}")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    about = (__doc__ or "").split("\n\n", maxsplit=1)[0]
+    sys.exit(write_or_check(PAGE, page(), source="mindrl/platform/", description=about))

@@ -61,7 +61,7 @@ def deprecation(values: Mapping[str, Any]) -> str | None:
     if mode is None:
         return None
     fields = ", ".join(
-        f"{SECTIONS[each.role]}.{_BACKEND}={replace(each, name=None)}" for each in mode
+        f"{SECTIONS[role]}.{_BACKEND}={each}" for role, each in mode.backends.items()
     )
     return f"{_MODE} is deprecated; write {fields}"
 
@@ -127,11 +127,11 @@ def _write_backends(sections: Sections, mode: AllocationMode) -> None:
             f"{_MODE}={mode}: this version runs all engines on the same devices; "
             f"write | for +, with as many ranks on both sides, as in {shared}"
         )
-    for allocation in mode:
-        section = SECTIONS.get(allocation.role, "")
+    for role, allocation in mode.backends.items():
+        section = SECTIONS.get(role, "")
         if not isinstance(sections.get(section), dict):
-            raise ConfigError(f"{_MODE}={mode}: this run has no {allocation.role}; leave it out")
-        own, said = sections[section].get(_BACKEND), str(replace(allocation, name=None))
+            raise ConfigError(f"{_MODE}={mode}: this run has no {role}; leave it out")
+        own, said = sections[section].get(_BACKEND), str(allocation)
         if own and own != said:
             raise ConfigError(
                 f"{section}.{_BACKEND}={own} and {_MODE}={mode} say different things; "

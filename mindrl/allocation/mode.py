@@ -5,7 +5,7 @@ the same devices and binds tighter. The older `sglang.d2t2p1+d1t4p1` has points 
 sizes without a backend for the engine that trains.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -46,9 +46,14 @@ class AllocationMode:
         return map_groups([{each.role: each for each in group} for group in self.groups])
 
     @property
+    def backends(self) -> Mapping[str, ModelAllocation]:
+        """What the `backend` field of each role would say."""
+        return {each.role: replace(each, name=None) for each in self}
+
+    @property
     def deprecation(self) -> str:
         """A note for the user: the fields that say the same."""
-        fields = ", ".join(f"{each.role}.backend: {replace(each, name=None)}" for each in self)
+        fields = ", ".join(f"{role}.backend: {each}" for role, each in self.backends.items())
         return f"allocation_mode is deprecated; write {fields}"
 
 

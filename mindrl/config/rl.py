@@ -154,3 +154,8 @@ class RLConfig:
     """Write TensorBoard files into the run folder."""
     worker_start_timeout_seconds: PositiveInt = 600
     """Longest wait for the devices and for the workers to come up."""
+
+    @property
+    def device_memory_bytes(self) -> int | None:
+        """`device_memory_mib` in bytes."""
+        return None if self.device_memory_mib is None else self.device_memory_mib << 20

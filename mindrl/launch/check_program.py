@@ -14,15 +14,14 @@ from rich.markup import escape
 
 from mindrl.config.finding import Finding, Value, spelled
 from mindrl.config.run import RunConfig
-from mindrl.errors import ConfigError
 from mindrl.launch.arguments import positive
 from mindrl.launch.checks import Checked
-from mindrl.launch.exits import BAD_CONFIG, FAILED, note, report
+from mindrl.launch.exits import FAILED, exit_code, report
 from mindrl.launch.legal_values import checked_with_legal_values
 from mindrl.launch.memory_checks import Capacity
 from mindrl.launch.plan_options import add_run_options, asked_config, device_bytes
-from mindrl.launch.shipped import shipped_notes, shipped_sizes
-from mindrl.platform.device import PLATFORMS, choose_platform
+from mindrl.launch.shipped import note_shipped_sizes, shipped_sizes
+from mindrl.platform.device import planned_platform
 
 _GIB = 1 << 30
 _EXAMPLE = """\
@@ -52,11 +51,12 @@ def check_config(name: str = "check.py") -> int:
         name: Of the program, as its help calls it.
     """
     options = _parser(name).parse_intermixed_args()
-    try:
-        config = asked_config(options)
-        capacity = _capacity(config, options)
-    except ConfigError as error:
-        return report(str(error).splitlines(), BAD_CONFIG)
+    return exit_code(lambda: _check(options))
+
+
+def _check(options: argparse.Namespace) -> int:
+    config = asked_config(options)
+    capacity = _capacity(config, options)
     answer = _Answer(
         config=options.config_name,
         shipped_sizes=shipped_sizes(config) if options.elsewhere else {},
@@ -66,8 +66,8 @@ def check_config(name: str = "check.py") -> int:
     if options.json:
         sys.stdout.write(json.dumps(_as_json(answer), indent=2) + "\n")
     else:
-        for text in shipped_notes(config) if options.elsewhere else ():
-            note(text)
+        if options.elsewhere:
+            note_shipped_sizes(config)
         _print(answer)
     return FAILED if answer.checked.findings else 0
 
@@ -106,8 +106,7 @@ def _capacity(config: RunConfig, options: argparse.Namespace) -> Capacity:
 
 
 def _checked(config: RunConfig, capacity: Capacity, *, elsewhere: bool) -> Checked:
-    kind = config.rl_config.device
-    platform = choose_platform("auto") if kind == "auto" else PLATFORMS[kind]
+    platform = planned_platform(config.rl_config.device)
     return checked_with_legal_values(config, platform, capacity, needs_files=not elsewhere)
 
 

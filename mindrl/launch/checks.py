@@ -12,7 +12,7 @@ from mindrl.config.validate import findings
 from mindrl.errors import ConfigError, MindrlError
 from mindrl.launch.memory_checks import Capacity, memory_findings
 from mindrl.launch.model_checks import Models, describe_models, missing_weights, model_findings
-from mindrl.launch.shipped import published_folder
+from mindrl.launch.shipped import sizes_folder
 from mindrl.platform.device import Platform
 from mindrl.rewards.functions import BUILTIN_REWARDS
 from mindrl.rewards.resolve import resolve_reward
@@ -67,7 +67,9 @@ def checked_run(
     found = [*findings(config), *platform_findings(config, platform), *_rewards(config)]
     found += missing if needs_files else []
     models = None
-    if needs_files or all(_sizes_are_known(config.model_path(role)) for role in config.roles):
+    if needs_files or all(
+        Path(sizes_folder(config.model_path(role))).is_dir() for role in config.roles
+    ):
         models = describe_models(config, without_weights=frozenset(absent))
         found += model_findings(config, models)
         found = found or list(memory_findings(config, capacity))
@@ -80,18 +82,13 @@ def checked_run(
 
 def device_capacity(config: RunConfig) -> Capacity:
     """Return the memory that the configuration tells of."""
-    mib = config.rl_config.device_memory_mib
-    return Capacity(device_bytes=None if mib is None else mib << 20)
+    return Capacity(device_bytes=config.rl_config.device_memory_bytes)
 
 
 def platform_findings(config: RunConfig, platform: Platform) -> Iterator[Finding]:
     """Say what the devices do not allow."""
     yield from _backend(config, platform)
     yield from _whole_prompts(config, platform)
-
-
-def _sizes_are_known(folder: str) -> bool:
-    return Path(folder).is_dir() or published_folder(folder) is not None
 
 
 def _refuse(config: RunConfig, found: Iterable[Finding]) -> None:

@@ -18,11 +18,11 @@ from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError, OutputError
 from mindrl.launch.checks import check_without_files
 from mindrl.launch.compose import check_overrides, no_such_config, run_config
-from mindrl.launch.exits import exit_code, note
+from mindrl.launch.exits import exit_code
 from mindrl.launch.explain import derived_numbers, render_numbers
 from mindrl.launch.interrupts import signals_as_errors
-from mindrl.launch.shipped import shipped_notes
-from mindrl.platform.device import PLATFORMS, choose_platform
+from mindrl.launch.shipped import note_shipped_sizes
+from mindrl.platform.device import planned_platform
 from mindrl.platform.environment import prepare_driver
 
 Train = Callable[[RunConfig, Path], object]
@@ -79,15 +79,13 @@ def explain(config: RunConfig) -> None:
     Raises:
         ConfigError: The configuration cannot run.
     """
-    kind = config.rl_config.device
-    platform = choose_platform("auto") if kind == "auto" else PLATFORMS[kind]
+    platform = planned_platform(config.rl_config.device)
     console = Console()
     missing = check_without_files(config, platform)
     console.print(render_numbers(derived_numbers(config, platform)))
     for finding in missing:
         console.print(f"not here, so not checked: {escape(finding)}", soft_wrap=True)
-    for text in shipped_notes(config):
-        note(text)
+    note_shipped_sizes(config)
     console.print("the configuration is valid")
 
 

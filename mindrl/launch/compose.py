@@ -45,7 +45,7 @@ def composed_config(
     try:
         check_overrides(overrides)
         with initialize_config_dir(str(folder), version_base="1.3"):
-            also = [f"hydra.searchpath=['file://{shipped}']"] if own_folder else []
+            also = [] if folder == shipped else [f"hydra.searchpath=['file://{shipped}']"]
             return run_config(compose(name, overrides=[*overrides, *also]))
     except MissingConfigException as error:
         raise no_such_config(error, folder) from error

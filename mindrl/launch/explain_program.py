@@ -1,8 +1,6 @@
 """The numbers of a run as a sub-command: `python cli/plan.py explain ...`. Needs no torch."""
 
 import argparse
-import json
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 
@@ -10,13 +8,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mindrl.launch.exits import note
 from mindrl.launch.memory_plan import memory_plan
 from mindrl.launch.memory_regions import read_models
 from mindrl.launch.memory_table import memory_text
-from mindrl.launch.plan_options import add_run_options, device_bytes, planned_config
+from mindrl.launch.plan_options import add_run_options, device_bytes, planned_config, print_json
 from mindrl.launch.run_figures import BatchFigures, Groups, RunFigures, run_figures
-from mindrl.launch.shipped import shipped_notes, shipped_sizes
+from mindrl.launch.shipped import note_shipped_sizes
 
 _EXAMPLE = """\
 example:
@@ -50,11 +47,9 @@ def _explain(options: argparse.Namespace) -> int:
     plan = memory_plan(config, device_bytes(config, options), models)
     figures = run_figures(options.config_name, config, plan, models)
     if options.json:
-        answer = asdict(figures) | {"shipped_sizes": shipped_sizes(config)}
-        sys.stdout.write(json.dumps(answer, indent=2) + "\n")
+        print_json(config, asdict(figures))
     else:
-        for text in shipped_notes(config):
-            note(text)
+        note_shipped_sizes(config)
         _print(figures, Console())
     return 0
 

@@ -80,8 +80,8 @@ def surely_fits(config: RunConfig, capacity: Capacity) -> bool:
         plan = with_own_kv_cache(config, replace(plan, regions=largest), models.kv_bytes_per_token)
     except DeviceMemoryError:
         return False
-    there = capacity.host_bytes
-    return plan.fits and (there is None or host_of_one_machine(config, plan) <= there)
+    there, per_node = capacity.host_bytes, topology(config).ranks_per_node
+    return plan.fits and (there is None or plan.host_bytes_of_node(per_node) <= there)
 
 
 def _device(config: RunConfig, plan: MemoryPlan, models: RunModels) -> Finding:
@@ -112,7 +112,8 @@ def _no_room_for_kv_cache(
 
 def _host(config: RunConfig, plan: MemoryPlan, there: int) -> Iterator[Finding]:
     """Compare what the workers of one machine keep on the host with its memory."""
-    needed = host_of_one_machine(config, plan)
+    per_node = topology(config).ranks_per_node
+    needed = plan.host_bytes_of_node(per_node)
     if needed <= there:
         return
     regions = [region for region in plan.movable if region in plan.regions]
@@ -121,9 +122,8 @@ def _host(config: RunConfig, plan: MemoryPlan, there: int) -> Iterator[Finding]:
     fixes = [
         region
         for region in regions
-        if host_of_one_machine(config, smaller := replace(plan, movable=plan.movable - {region}))
-        <= there
-        and smaller.fits
+        if (smaller := replace(plan, movable=plan.movable - {region})).fits
+        and smaller.host_bytes_of_node(per_node) <= there
     ]
     switch = switches[(fixes or regions)[0]]
     field = f"{switch.section}.{switch.key}"
@@ -132,10 +132,3 @@ def _host(config: RunConfig, plan: MemoryPlan, there: int) -> Iterator[Finding]:
         f"{needed / _MIB:,.1f} MiB, and the host has {there / _MIB:,.1f} MiB"
     )
     yield Finding(text, field, value=True, legal=(False,) if fixes else (), page=_PAGE)
-
-
-def host_of_one_machine(config: RunConfig, plan: MemoryPlan) -> int:
-    """Return what the workers of one machine keep on the host, of the machine with most."""
-    per_node = topology(config).ranks_per_node
-    host = plan.host_bytes
-    return max(int(host[at : at + per_node].sum()) for at in range(0, len(host), per_node))

@@ -100,6 +100,11 @@ class MemoryPlan:
         """Bytes that each rank keeps on the host: what may leave and is not dead then."""
         return self.sum(self.movable - DEAD_AFTER_USE)
 
+    def host_bytes_of_node(self, ranks_per_node: int) -> int:
+        """Return what the ranks of one machine keep on its host, of the machine with most."""
+        first = range(0, self.world_size, ranks_per_node)
+        return int(np.add.reduceat(self.host_bytes, first).max())
+
     @cached_property
     def copied(self) -> tuple[list[Region], list[Region]]:
         """What a step copies: to the host, and to the device."""

@@ -1,20 +1,18 @@
 """The plan of memory as a sub-command: `python cli/plan.py memory ...`. Needs no torch."""
 
 import argparse
-import json
-import sys
 from dataclasses import asdict
 
 from rich.console import Console
 
 from mindrl.errors import DeviceMemoryError
-from mindrl.launch.exits import FAILED, note, report
+from mindrl.launch.exits import FAILED, report
 from mindrl.launch.memory_figures import MemoryFigures, figures_of
 from mindrl.launch.memory_plan import memory_plan, plan_without_kv_cache
 from mindrl.launch.memory_regions import read_models
 from mindrl.launch.memory_table import memory_text, print_memory
-from mindrl.launch.plan_options import add_run_options, device_bytes, planned_config
-from mindrl.launch.shipped import shipped_notes, shipped_sizes
+from mindrl.launch.plan_options import add_run_options, device_bytes, planned_config, print_json
+from mindrl.launch.shipped import note_shipped_sizes
 
 _EXAMPLE = """\
 example:
@@ -52,11 +50,9 @@ def _memory(options: argparse.Namespace) -> int:
         refusal = [str(error)]
     figures = figures_of(config, plan, models)
     if options.json:
-        answer = asdict(figures) | {"shipped_sizes": shipped_sizes(config)}
-        sys.stdout.write(json.dumps(answer, indent=2) + "\n")
+        print_json(config, asdict(figures))
     else:
-        for text in shipped_notes(config):
-            note(text)
+        note_shipped_sizes(config)
         print_memory(figures, Console())
     refusal += _refusal(figures)
     return report(refusal, FAILED) if refusal else 0

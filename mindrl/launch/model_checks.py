@@ -7,13 +7,13 @@ from pathlib import Path
 from mindrl.allocation.from_config import role_layout, rollout_layout
 from mindrl.allocation.layout import TrainLayout
 from mindrl.config.finding import Finding, must_divide, once
-from mindrl.config.layout_sizes import Role
+from mindrl.config.layout_sizes import ROLLOUT_SIZE_KEYS, Role
 from mindrl.config.role import LearningConfig
 from mindrl.config.run import RunConfig
 from mindrl.config.validate import layout_findings, sequence_limits
 from mindrl.errors import MindrlError
 from mindrl.launch.memory_plan import one_sequence
-from mindrl.launch.shipped import published_folder
+from mindrl.launch.shipped import sizes_folder
 from mindrl.models.description import ModelDescription, read_description
 from mindrl.models.files import check_files
 from mindrl.models.legality import rollout_findings, training_findings
@@ -21,10 +21,7 @@ from mindrl.models.memory import kv_bytes_per_token
 
 _KV_CACHE = "generate_config.kv_cache_mib"
 _MIB = 1 << 20
-ROLLOUT_KEYS = {
-    "tp": "generate_config.infer_tensor_parallel_size",
-    "ep": "generate_config.infer_expert_parallel_size",
-}
+ROLLOUT_KEYS = {name: f"generate_config.{key}" for name, key in ROLLOUT_SIZE_KEYS.items()}
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,7 @@ def describe_models(config: RunConfig, *, without_weights: frozenset[Role] = fro
         key, path = config.model_key(role), config.model_path(role)
         try:
             if role in without_weights:
-                models[role] = read_description(str(published_folder(path) or path))
+                models[role] = read_description(sizes_folder(path))
                 continue
             models[role] = read_description(path)
             _check_weights(role, path, models[role])

@@ -1,7 +1,10 @@
 """What the plans of a configuration share: its options, its refusal, the memory of a device."""
 
 import argparse
+import json
+import sys
 from collections.abc import Iterator
+from typing import Any
 
 from mindrl.allocation.from_config import role_layout, rollout_layout
 from mindrl.allocation.into_config import in_words_of_backend
@@ -12,7 +15,7 @@ from mindrl.errors import ConfigError
 from mindrl.launch.arguments import positive
 from mindrl.launch.compose import composed_config
 from mindrl.launch.model_checks import ROLLOUT_KEYS
-from mindrl.launch.shipped import planned_description
+from mindrl.launch.shipped import planned_description, shipped_sizes
 from mindrl.models.legality import rollout_findings, training_findings
 from mindrl.platform.device_models import EXAMPLE_DEVICE, device_model
 
@@ -65,11 +68,16 @@ def device_bytes(config: RunConfig, options: argparse.Namespace) -> int | None:
         ConfigError: No device is known by the name.
     """
     if options.device is not None:
-        return device_model(options.device).memory_mib << 20
+        return device_model(options.device).memory_bytes
     if options.device_memory_gib is not None:
         return int(options.device_memory_gib * (1 << 30))
-    configured = config.rl_config.device_memory_mib
-    return None if configured is None else configured << 20
+    return config.rl_config.device_memory_bytes
+
+
+def print_json(config: RunConfig, figures: dict[str, Any]) -> None:
+    """Print figures as one JSON object, and of which models the shipped sizes were taken."""
+    answer = figures | {"shipped_sizes": shipped_sizes(config)}
+    sys.stdout.write(json.dumps(answer, indent=2) + "\n")
 
 
 def _model_findings(config: RunConfig) -> Iterator[Finding]:

@@ -161,7 +161,7 @@ def rollout_seconds(
         at_a_time: Sequences that a replica decodes together.
         per_token: Bytes of a token in a rank's KV cache.
     """
-    of_replica = -(-task.sequences // layout.dp)
+    of_replica = task.sequences_of(layout)
     waves = -(-of_replica // at_a_time)
     linear, square = task.forward_operations
     rate = task.device.tflops * _TERA * COMPUTE_SHARE * layout.tp

@@ -7,7 +7,7 @@ from typing import Any
 from mindrl.allocation.layout import TrainLayout
 from mindrl.launch.memory_table import memory_text
 from mindrl.launch.proposal_costs import bubble_share, micro_batches_of
-from mindrl.launch.proposal_memory import Fit, prepared
+from mindrl.launch.proposal_memory import Fit
 from mindrl.launch.proposal_search import Proposal, Search
 from mindrl.launch.proposals import Part, Settings, Task, config_values
 
@@ -16,8 +16,8 @@ _LEAVING: Mapping[Part, str] = {
     "reference": "the reference",
     "weights": "the training weights",
 }
-_LEAST_SECONDS = 0.05
-"""Differences below it are not worth a word."""
+LEAST_SECONDS = 0.05
+"""Less would be printed as 0.0, and is not worth a word."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ def behind(first: Fit, other: Fit) -> str:
     parts = {
         name: seconds - first.seconds.parts[name] for name, seconds in other.seconds.parts.items()
     }
-    told = [name for name, more in parts.items() if abs(more) >= _LEAST_SECONDS]
+    told = [name for name, more in parts.items() if abs(more) >= LEAST_SECONDS]
     told.sort(key=lambda name: -parts[name])
     text = ", ".join(f"{name} {parts[name]:+.1f} s" for name in told) or "in hardly anything"
     return f"{gap:.1f} s behind the first: {text}"
@@ -128,7 +128,7 @@ def _reasons(task: Task, found: Search, proposal: Proposal) -> Iterator[str]:
     yield _pipeline(task, proposal)
     if task.model.moe:
         yield _experts(task, training, task.model.moe.num_experts)
-    yield _activations(task, proposal)
+    yield _activations(proposal)
     yield _offloads(proposal.fit)
     yield _rollout(task, proposal)
     yield _reshard(proposal)
@@ -164,13 +164,13 @@ def _experts(task: Task, layout: TrainLayout, experts: int) -> str:
     return f"ep {layout.ep}: a rank holds {held} experts of a layer{cut}; tokens travel {where}"
 
 
-def _activations(task: Task, proposal: Proposal) -> str:
+def _activations(proposal: Proposal) -> str:
     settings = replace(proposal.fit.settings, offloads=Settings().offloads, at_a_time=1)
-    ready = prepared(task, proposal.candidate.training)
-    kept = max(ready.activations[replace(settings, recomputes=False)].values())
+    activations = proposal.activations
+    kept = max(activations[replace(settings, recomputes=False)].values())
     if not settings.recomputes:
         return f"no recompute: activations take {memory_text(kept)} by estimate and fit"
-    again = max(ready.activations[settings].values())
+    again = max(activations[settings].values())
     less = f"{memory_text(again)} instead of {memory_text(kept)}"
     return f"full recompute: activations take {less} by estimate, for one more forward pass"
 
@@ -186,7 +186,7 @@ def _offloads(fit: Fit) -> str:
 
 def _rollout(task: Task, proposal: Proposal) -> str:
     layout, fit = proposal.candidate.rollout, proposal.fit
-    of_replica = -(-task.sequences // layout.dp)
+    of_replica = task.sequences_of(layout)
     waves = -(-of_replica // fit.settings.at_a_time)
     whole = ", experts whole," if layout.ep > 1 else ""
     where = f" {_where(task, layout.tp)}" if layout.tp > 1 else ""

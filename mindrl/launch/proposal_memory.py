@@ -223,7 +223,7 @@ class _Rollout:
         host, per_node = self.plan.host_bytes, task.ranks_per_node
         if len(host) != task.devices:
             return int(host.mean() * per_node)
-        return int(host.reshape(-1, per_node).sum(axis=1).max())
+        return self.plan.host_bytes_of_node(per_node)
 
 
 def _fit(task: Task, ready: Prepared, choice: _Rollout, sizes: Sizes) -> Fit | Misfit:

@@ -7,10 +7,9 @@ from math import ceil
 from mindrl.errors import ConfigError
 from mindrl.launch.memory_table import memory_text
 from mindrl.launch.proposal_search import Proposal, Search, Tell, search
-from mindrl.launch.proposals import Task
+from mindrl.launch.proposals import MOST_DEVICES, Task
 from mindrl.platform.device_models import DEVICE_MODELS
 
-_MOST_DEVICES = 4096
 _GIB, _ENDLESS = 1 << 30, 1 << 60
 
 
@@ -38,13 +37,13 @@ def remedies(task: Task, found: Search, tell: Tell) -> Iterator[str]:
 
 def _more_devices(task: Task, tell: Tell) -> Iterator[str]:
     devices = task.devices * 2
-    while devices <= _MOST_DEVICES:
+    while devices <= MOST_DEVICES:
         more = replace(task, devices=devices)
         if devices % more.ranks_per_node == 0 and (found := _fitting(more, tell)):
             yield f"it fits with --devices {devices}: {' -> '.join(found.candidate.texts)}"
             return
         devices *= 2
-    yield f"doubling the devices does not help, up to {_MOST_DEVICES}"
+    yield f"doubling the devices does not help, up to {MOST_DEVICES}"
 
 
 def _changes(task: Task) -> Iterator[tuple[str, Task]]:

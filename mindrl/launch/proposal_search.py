@@ -6,12 +6,13 @@ cheapest is always looked at next, so one that comes up with its plan made is be
 """
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from mindrl.allocation.layout import RolloutLayout, TrainLayout
+from mindrl.allocation.regions import Phase
 from mindrl.errors import ConfigError
 from mindrl.launch.memory_regions import Counts, bounding_models, read_models
 from mindrl.launch.proposal_costs import LINK_SHARE
@@ -34,6 +35,7 @@ from mindrl.launch.proposals import (
     legal_training,
     refusals,
 )
+from mindrl.resharding.plan import Topology
 
 MOST_PIECES = 1_000_000
 """Pieces of tensors whose reshard is planned in one search: about a minute's work."""
@@ -60,6 +62,8 @@ class Proposal:
     fit: Fit
     moved: Moved | None
     """None where planning the reshard would take too long: it counts as the longest planned one."""
+    activations: Mapping[Settings, Mapping[Phase, int]]
+    """Estimates for each choice of settings, of the layout alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +149,12 @@ class _Sweep:
                 self._plan(entry)
             elif not refusals(self.task, entry.candidate, entry.fit.settings):
                 found += 1
-                yield Proposal(candidate=entry.candidate, fit=entry.fit, moved=entry.moved)
+                yield Proposal(
+                    candidate=entry.candidate,
+                    fit=entry.fit,
+                    moved=entry.moved,
+                    activations=self.ready[entry.candidate.training].activations,
+                )
 
     def _judge(self, candidate: Candidate, sizes: Sizes, stage: int) -> None:
         found = best_fit(self.task, self.ready[candidate.training], candidate.rollout, sizes)
@@ -210,8 +219,7 @@ def moved_by(task: Task, pairs: Counts) -> Moved:
         task: Says which ranks share a node, and how fast the links are.
         pairs: Bytes from each rank (row) to each rank (column).
     """
-    nodes = np.arange(len(pairs)) // task.ranks_per_node
-    inside = nodes[:, None] == nodes[None, :]
+    inside = Topology(ranks_per_node=task.ranks_per_node).shared_nodes(len(pairs))
     near, far = np.where(inside, pairs, 0), np.where(inside, 0, pairs)
     rates = (task.device.node_gbps, task.device.network_gbps)
     seconds = sum(

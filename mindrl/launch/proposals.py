@@ -33,6 +33,8 @@ PARTS: tuple[Part, ...] = get_args(Part)
 
 ROLLOUT_SHARE = 0.8
 """Of a device that all regions may take during rollout; the engine works in the rest."""
+MOST_DEVICES = 4096
+"""More are not planned for."""
 _MICRO_BATCHES = (1, 2, 4, 8)
 _ENGINE_STEP_TOKENS = 8192
 _MOST_AT_A_TIME = 256
@@ -74,6 +76,10 @@ class Task:
         """Tokens of the longest sequence."""
         return self.prompt_tokens + self.response_tokens
 
+    def sequences_of(self, rollout: RolloutLayout) -> int:
+        """Return the sequences of a rollout replica, of the one with most."""
+        return -(-self.sequences // rollout.dp)
+
     @property
     def ranks_per_node(self) -> int:
         """Devices of a node that the run takes."""
@@ -82,7 +88,7 @@ class Task:
     @property
     def device_bytes(self) -> int:
         """Memory of a device."""
-        return self.device.memory_mib << 20
+        return self.device.memory_bytes
 
     @property
     def has_critic(self) -> bool:
@@ -195,7 +201,7 @@ def most_at_a_time(task: Task, rollout: RolloutLayout, room: int) -> int:
         rollout: Layout.
         room: Sequences that the KV cache has room for.
     """
-    of_replica = -(-task.sequences // rollout.dp)
+    of_replica = task.sequences_of(rollout)
     waves = -(-of_replica // min(room, _MOST_AT_A_TIME))
     return -(-of_replica // waves)
 

@@ -114,8 +114,7 @@ def figures_of(plan: ReshardPlan, topology: Topology, *, gbit_per_second: float)
         gbit_per_second: Bandwidth of a rank, each way.
     """
     sent, received, pairs = plan.sent, plan.received, plan.pair_bytes
-    nodes = np.array([topology.node_of(rank) for rank in range(plan.world_size)])
-    within = int(pairs[nodes[:, None] == nodes].sum())
+    within = int(pairs[topology.shared_nodes(plan.world_size)].sum())
     return PlanFigures(
         received_bytes=_per_rank(received),
         lower_bound_bytes=_per_rank(plan.lower_bound),

@@ -18,17 +18,16 @@ from mindrl.launch.arguments import count, positive
 from mindrl.launch.config_text import config_text, needs_yaml_suffix, write_new
 from mindrl.launch.exits import FAILED, report
 from mindrl.launch.memory_table import memory_text
-from mindrl.launch.proposal_figures import ProposalFigures, RunProposals, figures_of
+from mindrl.launch.proposal_figures import LEAST_SECONDS, ProposalFigures, RunProposals, figures_of
 from mindrl.launch.proposal_remedies import remedies
 from mindrl.launch.proposal_search import Tell, search
-from mindrl.launch.proposals import Task
+from mindrl.launch.proposals import MOST_DEVICES, Task
 from mindrl.launch.shipped import config_folder, planned_description
 from mindrl.platform.device_models import DEVICE_MODELS, EXAMPLE_DEVICE, device_model
 
-_MOST_DEVICES = 4096
 _QUIET_SECONDS = 1.0
-_LEAST_SECONDS, _LEAST_SHARE = 0.05, 0.005
-"""Less would be printed as 0.0, and as 0%."""
+_LEAST_SHARE = 0.005
+"""Less would be printed as 0%."""
 _EXAMPLE = f"""\
 example:
   python cli/plan.py run --model Qwen2.5-7B --devices 16 --device {EXAMPLE_DEVICE} \\
@@ -114,8 +113,8 @@ def _task(options: argparse.Namespace) -> Task:
     device = device_model(options.device)
     per_node, host_gib = options.devices_per_node, options.host_memory_gib
     per_node = device.devices_per_node if per_node is None else per_node
-    if options.devices > _MOST_DEVICES:
-        raise ConfigError(f"--devices {options.devices}: at most {_MOST_DEVICES} can be planned")
+    if options.devices > MOST_DEVICES:
+        raise ConfigError(f"--devices {options.devices}: at most {MOST_DEVICES} can be planned")
     if options.devices > per_node and options.devices % per_node:
         below = options.devices // per_node * per_node
         raise ConfigError(
@@ -193,7 +192,7 @@ def _facts(task: Task, proposal: ProposalFigures) -> Iterator[str]:
     shares = [
         f"{name} {proposal.seconds[name]:.1f} ({_percent(share)})"
         for name, share in sorted(proposal.shares.items(), key=lambda item: -item[1])
-        if proposal.seconds[name] >= _LEAST_SECONDS
+        if proposal.seconds[name] >= LEAST_SECONDS
     ]
     rows = {
         "a step": f"{proposal.step_seconds:.1f} s: {', '.join(shares)}",

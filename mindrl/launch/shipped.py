@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from mindrl.config.run import RunConfig
+from mindrl.launch.exits import note
 from mindrl.models.description import ModelDescription, read_description
 
 _CHECKOUT = Path(__file__).resolve().parents[2]
@@ -30,16 +31,25 @@ def published_folder(path: str) -> Path | None:
     return known if (known / "config.json").is_file() else None
 
 
+def sizes_folder(path: str) -> str:
+    """Return the folder that has the sizes of a model: a shipped one where it is not here itself.
+
+    Args:
+        path: A model folder; returned as it is where neither is there.
+    """
+    return str(published_folder(path) or path)
+
+
 def planned_description(path: str) -> ModelDescription:
     """Read the sizes of a model that is planned, not run: the folder need not be on this machine.
 
     Args:
-        path: A model folder; where it is not here, a shipped one of its name is read.
+        path: As of `sizes_folder`.
 
     Raises:
         ModelError: It does not hold a known model, or there is none and the name is not known.
     """
-    return read_description(str(published_folder(path) or path), to_plan=True)
+    return read_description(sizes_folder(path), to_plan=True)
 
 
 def shipped_sizes(config: RunConfig) -> dict[str, str]:
@@ -57,9 +67,7 @@ def shipped_sizes(config: RunConfig) -> dict[str, str]:
     }
 
 
-def shipped_notes(config: RunConfig) -> list[str]:
-    """Spell `shipped_sizes` for a person, one note a folder."""
-    return [
-        f"{folder} is not here: sizes of {shipped}"
-        for folder, shipped in shipped_sizes(config).items()
-    ]
+def note_shipped_sizes(config: RunConfig) -> None:
+    """Tell a person of `shipped_sizes`, one note a folder."""
+    for folder, shipped in shipped_sizes(config).items():
+        note(f"{folder} is not here: sizes of {shipped}")

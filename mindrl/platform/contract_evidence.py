@@ -49,7 +49,7 @@ class Evidence:
         Raises:
             MissingError: It is not there, or only in part.
         """
-        source = self.python.packages[entry.pin.module.split(".", maxsplit=1)[0]]
+        source = self.python.packages[entry.pin.package]
         return self.finders[entry.kind](entry, source)
 
     def _module(self, entry: Entry, _: PublishedSource) -> str:

@@ -50,7 +50,7 @@ def contract_sources(
     unavailable: dict[str, str] = {}
     for pin in CHECKED_PINS:
         try:
-            packages[_top(pin)] = _source(pin, folder, given or {}, index)
+            packages[pin.package] = _source(pin, folder, given or {}, index)
         except SourceUnavailableError as error:
             unavailable[pin.distribution] = str(error)
     if VLLM.distribution in unavailable and VLLM_ASCEND.module in packages:
@@ -72,7 +72,7 @@ def _source(
 
 
 def _installed(pin: Pin) -> PublishedSource:
-    spec = importlib.util.find_spec(_top(pin))
+    spec = importlib.util.find_spec(pin.package)
     if spec is None or not spec.submodule_search_locations:
         raise SourceUnavailableError(f"{pin.distribution} is not installed here")
     found = importlib.metadata.version(pin.distribution)
@@ -93,7 +93,3 @@ def _archived(pin: Pin, folder: Path) -> PublishedSource:
             file.unlink(missing_ok=True)
             reasons.append(f"{address.split('/')[2]}: {error}")
     raise SourceUnavailableError("; ".join(reasons))
-
-
-def _top(pin: Pin) -> str:
-    return pin.module.split(".", maxsplit=1)[0]

@@ -144,6 +144,11 @@ def choose_platform(kind: Literal["auto", "npu", "gpu", "cpu"]) -> Platform:
     return chosen
 
 
+def planned_platform(kind: Literal["auto", "npu", "gpu", "cpu"]) -> Platform:
+    """Return the platform of a configured device kind, whether or not this machine has any."""
+    return choose_platform("auto") if kind == "auto" else PLATFORMS[kind]
+
+
 PLATFORMS: Mapping[DeviceKind, Platform] = {
     "npu": Platform(
         kind="npu",

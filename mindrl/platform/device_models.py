@@ -52,6 +52,11 @@ class DeviceModel:
     host_memory_gib: int
     """Of one node."""
 
+    @property
+    def memory_bytes(self) -> int:
+        """`memory_mib` in bytes."""
+        return self.memory_mib << 20
+
 
 _MODELS = (
     DeviceModel(

@@ -42,6 +42,10 @@ def _names(pin: Pin, used_by: str, owner: str, *names: str) -> Iterator[Entry]:
         yield Entry(pin=pin, kind="name", name=f"{owner}.{name}", used_by=used_by)
 
 
+def _callable(pin: Pin, used_by: str, name: str, *arguments: str) -> Entry:
+    return Entry(pin=pin, kind="name", name=name, used_by=used_by, arguments=arguments)
+
+
 def _variables(pin: Pin, used_by: str, *names: str) -> Iterator[Entry]:
     for name in names:
         yield Entry(pin=pin, kind="variable", name=name, used_by=used_by)
@@ -202,34 +206,15 @@ _VLLM_ASCEND = (
         used_by=_SHARDS,
         spelled="copy_",
     ),
-    Entry(
-        pin=VLLM_ASCEND,
-        kind="name",
-        name=f"{_FUSED_MOE}.process_weights_after_loading",
-        used_by=_SHARDS,
-        arguments=("layer",),
+    _callable(VLLM_ASCEND, _SHARDS, f"{_FUSED_MOE}.process_weights_after_loading", "layer"),
+    _callable(
+        VLLM_ASCEND,
+        _SHARDS,
+        f"{_ASCEND}.ops.linear.AscendUnquantizedLinearMethod.process_weights_after_loading",
+        "layer",
     ),
-    Entry(
-        pin=VLLM_ASCEND,
-        kind="name",
-        name=f"{_ASCEND}.ops.linear.AscendUnquantizedLinearMethod.process_weights_after_loading",
-        used_by=_SHARDS,
-        arguments=("layer",),
-    ),
-    Entry(
-        pin=VLLM_ASCEND,
-        kind="name",
-        name=f"{_ASCEND}.worker.worker.NPUWorker.sleep",
-        used_by=_ENGINE,
-        arguments=("level",),
-    ),
-    Entry(
-        pin=VLLM_ASCEND,
-        kind="name",
-        name=f"{_ASCEND}.worker.worker.NPUWorker.wake_up",
-        used_by=_ENGINE,
-        arguments=("tags",),
-    ),
+    _callable(VLLM_ASCEND, _ENGINE, f"{_ASCEND}.worker.worker.NPUWorker.sleep", "level"),
+    _callable(VLLM_ASCEND, _ENGINE, f"{_ASCEND}.worker.worker.NPUWorker.wake_up", "tags"),
     *_names(VLLM_ASCEND, _ENGINE, f"{_ASCEND}.worker.worker.NPUWorker", "model_runner"),
     *_names(VLLM_ASCEND, _SHARDS, f"{_ASCEND}.worker.worker.NPUWorker", "vllm_config"),
     *_names(VLLM_ASCEND, _ENGINE, f"{_ASCEND}.worker.model_runner_v1.NPUModelRunner", "kv_caches"),
@@ -269,39 +254,24 @@ _VLLM = (
             "enable_sleep_mode",
         ),
     ),
-    Entry(
-        pin=VLLM,
-        kind="name",
-        name="vllm.SamplingParams",
-        used_by=_ENGINE,
-        arguments=(
-            "temperature",
-            "max_tokens",
-            "top_p",
-            "top_k",
-            "min_p",
-            "stop_token_ids",
-            "seed",
-            "logprobs",
-            "detokenize",
-        ),
+    _callable(
+        VLLM,
+        _ENGINE,
+        "vllm.SamplingParams",
+        "temperature",
+        "max_tokens",
+        "top_p",
+        "top_k",
+        "min_p",
+        "stop_token_ids",
+        "seed",
+        "logprobs",
+        "detokenize",
     ),
-    Entry(
-        pin=VLLM,
-        kind="name",
-        name="vllm.TokensPrompt",
-        used_by=_ENGINE,
-        arguments=("prompt_token_ids",),
-    ),
-    Entry(pin=VLLM, kind="name", name="vllm.LLM.sleep", used_by=_ENGINE, arguments=("level",)),
-    Entry(pin=VLLM, kind="name", name="vllm.LLM.wake_up", used_by=_ENGINE, arguments=("tags",)),
-    Entry(
-        pin=VLLM,
-        kind="name",
-        name="vllm.LLM.generate",
-        used_by=_ENGINE,
-        arguments=("prompts", "sampling_params", "use_tqdm"),
-    ),
+    _callable(VLLM, _ENGINE, "vllm.TokensPrompt", "prompt_token_ids"),
+    _callable(VLLM, _ENGINE, "vllm.LLM.sleep", "level"),
+    _callable(VLLM, _ENGINE, "vllm.LLM.wake_up", "tags"),
+    _callable(VLLM, _ENGINE, "vllm.LLM.generate", "prompts", "sampling_params", "use_tqdm"),
     *_names(VLLM, _ENGINE, "vllm", "ModelRegistry"),
     *_names(VLLM, _ENGINE, "vllm.LLM", "reset_prefix_cache", "llm_engine"),
     *_names(VLLM, _ENGINE, "vllm.v1.engine.llm_engine.LLMEngine", "model_executor"),

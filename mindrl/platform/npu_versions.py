@@ -29,6 +29,11 @@ class Pin:
     """Of the checkout."""
 
     @property
+    def package(self) -> str:
+        """The outermost package of the module."""
+        return self.module.split(".", maxsplit=1)[0]
+
+    @property
     def requirement(self) -> str:
         """Name and version as pip writes them."""
         return f"{self.distribution}=={self.version}"

@@ -37,6 +37,12 @@ class Topology:
         """Return the node of a rank."""
         return rank // self.ranks_per_node
 
+    def shared_nodes(self, world_size: int) -> NDArray[np.bool_]:
+        """Return whether two ranks share a node, [world_size, world_size]."""
+        nodes = np.arange(world_size) // self.ranks_per_node
+        shared: NDArray[np.bool_] = nodes[:, None] == nodes
+        return shared
+
 
 @dataclass(frozen=True, kw_only=True)
 class Routes:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from checked_runs import DEVICES, TRAIN_TP, MakeConfig, model_folder, overrides
 
+from mindrl.config.run import RunConfig
 from mindrl.launch.memory_checks import Capacity, memory_findings, surely_fits
 from mindrl.launch.memory_plan import memory_plan
 
@@ -20,13 +21,17 @@ LAYOUTS: tuple[dict[str, Any], ...] = (
 )
 
 
+def small_run(tmp_path: Path, run_config: MakeConfig, sizes: dict[str, Any]) -> RunConfig:
+    folder = model_folder(tmp_path / "model", num_hidden_layers=3, vocab_size=9600)
+    small = {"generate_config.kv_cache_mib": 1, "generate_config.reshard_bucket_mib": 1}
+    return run_config(folder, overrides(tmp_path) | sizes | small)
+
+
 @pytest.mark.parametrize("sizes", LAYOUTS)
 def test_what_surely_fits_does_fit(
     sizes: dict[str, Any], tmp_path: Path, run_config: MakeConfig
 ) -> None:
-    folder = model_folder(tmp_path / "model", num_hidden_layers=3, vocab_size=9600)
-    small = {"generate_config.kv_cache_mib": 1, "generate_config.reshard_bucket_mib": 1}
-    config = run_config(folder, overrides(tmp_path) | sizes | small)
+    config = small_run(tmp_path, run_config, sizes)
     peak = memory_plan(config, None).peak_bytes
     answers = {mib: surely_fits(config, Capacity(device_bytes=peak + mib * MIB)) for mib in (-1, 8)}
     # Nothing is sure below the peak; 8 MiB hold what the bound adds to this small model.
@@ -38,9 +43,7 @@ def test_a_run_is_refused_exactly_below_its_peak(
     sizes: dict[str, Any], tmp_path: Path, run_config: MakeConfig
 ) -> None:
     """Where the quick answer is no, the whole plan decides."""
-    folder = model_folder(tmp_path / "model", num_hidden_layers=3, vocab_size=9600)
-    small = {"generate_config.kv_cache_mib": 1, "generate_config.reshard_bucket_mib": 1}
-    config = run_config(folder, overrides(tmp_path) | sizes | small)
+    config = small_run(tmp_path, run_config, sizes)
     peak = memory_plan(config, None).peak_bytes
     assert list(memory_findings(config, Capacity(device_bytes=peak))) == []
     assert len(list(memory_findings(config, Capacity(device_bytes=peak - 1)))) == 1

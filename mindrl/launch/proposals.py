@@ -10,7 +10,6 @@ from functools import cached_property
 from itertools import product
 from typing import Any, Literal, get_args
 
-from mindrl.allocation.from_config import role_layout, rollout_layout
 from mindrl.allocation.layout import RolloutLayout, TrainLayout
 from mindrl.allocation.strings import rollout_string, training_string
 from mindrl.config.finding import Finding
@@ -175,11 +174,6 @@ def refusals(task: Task, candidate: Candidate, settings: Settings | None = None)
 def candidate_config(task: Task, candidate: Candidate, settings: Settings) -> RunConfig:
     """Return the configuration of a candidate."""
     return load_run_config(nested(config_values(task, candidate, settings)))
-
-
-def layouts_of(config: RunConfig) -> Candidate:
-    """Return the layouts of a configuration as a candidate, in Megatron's own order."""
-    return Candidate(training=role_layout(config, "actor"), rollout=rollout_layout(config))
 
 
 def all_settings(task: Task, training: TrainLayout) -> list[Settings]:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from mindrl.allocation.from_config import rollout_layout, train_layout
 from mindrl.allocation.strings import parse_rollout, parse_training
 from mindrl.launch.checks import device_capacity
 from mindrl.launch.compose import composed_config
@@ -18,7 +19,6 @@ from mindrl.launch.proposals import (
     Candidate,
     Task,
     candidate_config,
-    layouts_of,
     legal_rollout,
     legal_training,
 )
@@ -78,7 +78,8 @@ def test_proposals_pass_the_checks_of_a_run_and_leave_a_tenth_of_the_device(task
 
 def test_the_first_proposal_costs_no_more_than_the_shipped_layout() -> None:
     """configs/grpo_qwen25_7b.yaml: d2t4 to d4t2 on 8 devices."""
-    shipped = layouts_of(composed_config("grpo_qwen25_7b", []))
+    config = composed_config("grpo_qwen25_7b", [])
+    shipped = Candidate(training=train_layout(config), rollout=rollout_layout(config))
     training, rollout = parse_training("megatron:d2t4"), parse_rollout("vllm:d4t2")
     assert shipped == Candidate(training=training, rollout=rollout)
     task = asked(devices=8)

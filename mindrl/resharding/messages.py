@@ -1,8 +1,8 @@
 """The messages of one round: which moves go together, and the memory that they travel in.
 
 A large move is a message of its own: it leaves from, or arrives in, the weights themselves where
-they lie in one run of memory there, and no byte of it is copied on that side. Small moves to the
-same rank are packed into one message.
+they lie in one run of the device's memory, and no byte of it is copied on that side. Small moves
+to the same rank are packed into one message.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -43,10 +43,10 @@ class Message:
 
 
 class Staging:
-    """Memory for the packed messages of one round, used again for a later one."""
+    """Memory for the packed messages of one round, where the group's backend can reach it."""
 
     def __init__(self, device: torch.device) -> None:
-        """Hold nothing yet."""
+        """Hold nothing yet; the memory is used again for later rounds."""
         self.memory = torch.empty(0, dtype=torch.uint8, device=device)
 
     def reserve(self, size: int) -> None:
@@ -69,8 +69,8 @@ def messages_of(
         view: This rank's end of a move.
         staging: Memory for what is not sent from, or received in, its own place.
     """
-    groups = _grouped(moves_of, wire_dtype)
-    direct = [_in_one_run(moves, dtype, view) for _, dtype, moves in groups]
+    groups, device = _grouped(moves_of, wire_dtype), staging.memory.device
+    direct = [_in_one_run(moves, dtype, view, device) for _, dtype, moves in groups]
     sizes = [
         0 if memory is not None else dtype.itemsize * sum(volume(m.cell.box) for m in moves)
         for (_, dtype, moves), memory in zip(groups, direct, strict=True)
@@ -104,10 +104,14 @@ def _grouped(
 
 
 def _in_one_run(
-    moves: list[Move], dtype: torch.dtype, view: Callable[[Move], Tensor]
+    moves: list[Move], dtype: torch.dtype, view: Callable[[Move], Tensor], device: torch.device
 ) -> Tensor | None:
-    """Return the weights of a single large move, if they lie in one run and have the wire type."""
+    """Return the weights of a single large move, if they can travel from or to where they lie.
+
+    An export fills host memory, which the collective library of a device cannot reach.
+    """
     if len(moves) > 1 or moves[0].cell.wire_bytes < _LARGE_BYTES:
         return None
     values = view(moves[0])
-    return values.view(-1) if values.is_contiguous() and values.dtype == dtype else None
+    fits = values.is_contiguous() and (values.dtype, values.device) == (dtype, device)
+    return values.view(-1) if fits else None

@@ -1,0 +1,93 @@
+"""The messages of a round, and the memory that they travel in: always the device's."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from mindrl.allocation.layout import TrainLayout
+from mindrl.models.decoder import training_side, whole_side
+from mindrl.models.description import ModelDescription
+from mindrl.models.orientation import oriented
+from mindrl.resharding.messages import Message, Staging, messages_of
+from mindrl.resharding.plan import Move, Topology, plan_sides
+from mindrl.training.export import ExportedModel
+
+HOST, OTHER = torch.device("cpu"), torch.device("meta")
+MODEL = ModelDescription(
+    model_type="qwen2",
+    num_hidden_layers=1,
+    hidden_size=256,
+    intermediate_size=1024,
+    num_attention_heads=4,
+    num_key_value_heads=4,
+    head_dim=64,
+    vocab_size=1024,
+    rms_norm_eps=1e-6,
+    rope_theta=1e4,
+    max_position_embeddings=64,
+    tie_word_embeddings=False,
+    attention_bias=True,
+)
+TRAINED = training_side(MODEL, TrainLayout(tp=2), dtype="float32")
+WHOLE = whole_side(MODEL, world_size=2, holders=[0], dtype="float32")
+
+
+PLAN = plan_sides(TRAINED, WHOLE, Topology(ranks_per_node=2), bucket_bytes=64 << 20)
+
+
+def float32(_: str) -> torch.dtype:
+    return torch.float32
+
+
+def incoming(folder: Path, device: torch.device) -> Iterator[Message]:
+    """Lay out what rank 0 receives for an export, whose sink is the host's memory."""
+    sink = ExportedModel("", folder, WHOLE.table(0), dtype="float32")
+
+    def target(move: Move) -> Tensor:
+        spot = move.cell.target
+        return oriented(sink.open(spot.name), spot.box, spot.axes)
+
+    for step in PLAN.of_rank(0):
+        yield from messages_of(step.receives, float32, target, Staging(device))
+
+
+def outgoing(local: Callable[[tuple[int, ...]], Tensor]) -> Iterator[Message]:
+    """Lay out what rank 1 sends, on a device of its own."""
+    table = TRAINED.table(1)
+
+    def read(move: Move) -> Tensor:
+        spot = move.source
+        return oriented(local(table[spot.name].shape), spot.box, spot.axes)
+
+    for step in PLAN.of_rank(1):
+        yield from messages_of(step.sends, float32, read, Staging(OTHER))
+
+
+def test_an_export_into_the_memory_of_the_host_receives_in_that_of_the_device(
+    tmp_path: Path,
+) -> None:
+    messages = list(incoming(tmp_path / "model", OTHER))
+    assert {message.memory.device.type for message in messages} == {"meta"}
+    assert all(message.staged for message in messages)
+    # Half of two embeddings, of seven matrices and three biases; rank 0 has the norms itself.
+    whole = 2 * 1024 * 256 + 4 * 256 * 256 + 3 * 1024 * 256 + 3 * 256
+    assert sum(message.memory.numel() for message in messages) == whole // 2
+
+
+def test_where_both_are_the_host_large_pieces_arrive_in_their_place(tmp_path: Path) -> None:
+    messages = list(incoming(tmp_path / "model", HOST))
+    direct = [message for message in messages if not message.staged]
+    # Halves of two embeddings, and of both matrices that are cut by rows in the feed-forward part.
+    assert sorted(message.memory.nbytes >> 10 for message in direct) == [512] * 4
+
+
+@pytest.mark.parametrize(("at", "sends_directly"), [(OTHER, True), (HOST, False)])
+def test_what_leaves_goes_by_the_memory_of_the_device_too(
+    at: torch.device, sends_directly: bool
+) -> None:
+    messages = list(outgoing(lambda shape: torch.empty(shape, device=at)))
+    assert {message.memory.device.type for message in messages} == {"meta"}
+    assert sends_directly is any(not message.staged for message in messages)

@@ -20,7 +20,8 @@ Kind = Literal[
 - setting: an argument of Megatron's command line that the package reads;
 - entry point: the group and the function in the package's metadata;
 - requirement: the version that the package's metadata asks for;
-- import: that importing a module imports another one, which is why a patch is there;
+- import: that importing a module, or calling a function, imports another one, which is why a
+  patch is there;
 - casts: the functions that convert weights to a format, and no others.
 """
 

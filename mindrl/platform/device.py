@@ -125,6 +125,8 @@ def configure_megatron(platform: Platform, settings: Mapping[str, object]) -> No
     """
     if platform.kind == "npu":
         import_module("mindrl.platform.patches.npu_megatron").repatch(settings)
+        # With its patches MindSpeed has made its dummies anew.
+        import_module("mindrl.platform.patches.npu_without_dummy_flash_attn").install()
 
 
 def choose_platform(kind: Literal["auto", "npu", "gpu", "cpu"]) -> Platform:
@@ -159,6 +161,7 @@ PLATFORMS: Mapping[DeviceKind, Platform] = {
         visible_variable="ASCEND_RT_VISIBLE_DEVICES",
         patches=(
             "npu_megatron",
+            "npu_without_dummy_flash_attn",
             "npu_grouped_experts",
             "megatron_router_without_te",
             "megatron_latent_attention_without_te",

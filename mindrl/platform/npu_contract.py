@@ -28,6 +28,7 @@ _ATTENTION = "mindrl/platform/attention.py"
 _RENDEZVOUS = "mindrl/platform/rendezvous.py"
 _MEGATRON = "mindrl/platform/patches/npu_megatron.py"
 _EXPERTS = "mindrl/platform/patches/npu_grouped_experts.py"
+_FLASH_ATTENTION = "mindrl/platform/patches/npu_without_dummy_flash_attn.py"
 _WORKER = "mindrl/launch/worker.py"
 _ENGINE = "mindrl/rollout/engine.py"
 _SHARDS = "mindrl/rollout/shards.py"
@@ -318,6 +319,14 @@ _VLLM = (
         "VLLM_LOGGING_LEVEL",
     ),
     *_variables(VLLM, _SETTINGS, "VLLM_WORKER_MULTIPROC_METHOD"),
+    Entry(
+        pin=VLLM,
+        kind="import",
+        name=f"{_LAYERS}.rotary_embedding.common.ApplyRotaryEmb.__init__",
+        values=("flash_attn.ops",),
+        used_by=_FLASH_ATTENTION,
+        spelled="flash_attn.ops",
+    ),
 )
 
 _GROUPED = "mindspeed.core.transformer.moe.grouped_matmul_util"
@@ -353,6 +362,14 @@ _MINDSPEED = (
         values=("megatron.training",),
         used_by=_EXPERTS,
         spelled="megatron.training",
+    ),
+    Entry(
+        pin=MINDSPEED,
+        kind="call",
+        name="pm.register_patch",
+        values=("flash_attn.flash_attn_interface.flash_attn_unpadded_func",),
+        used_by=_FLASH_ATTENTION,
+        spelled="flash_attn",
     ),
     *_variables(MINDSPEED, _SETTINGS, "CLOSE_MATMUL_K_SHIFT"),
     *_variables(MINDSPEED, _SCRIPT, "ATB_HOME_PATH"),

@@ -87,12 +87,18 @@ class PublishedPython:
             return _of_function(made.node)
         return Signature(names=tuple(self._fields(found, found.node)), takes_any=False)
 
-    def imports(self, module: str, goal: str) -> list[str]:
+    def imports(self, name: str, goal: str) -> list[str]:
         """Return the chain of modules by which importing one imports `goal`, or something in it.
 
         Imports inside functions, under a condition, or where a failure is caught do not count.
+        Of a function they are its own imports; there those under a condition count.
         """
-        return self._chain(module, goal, set())
+        found = self.find(name)
+        if found is None or not isinstance(found.node, Function):
+            return self._chain(name, goal, set())
+        own = _certain_imports(found.node.body, or_under_a_condition=True)
+        targets = self._targets(found.module, own)
+        return [name, goal] if any(_is_inside(target, goal) for target in targets) else []
 
     def _chain(self, module: str, goal: str, seen: set[str]) -> list[str]:
         parts = module.split(".")
@@ -100,15 +106,17 @@ class PublishedPython:
             if above in seen or self.file_of(above) is None:
                 continue
             seen.add(above)
-            for target in self._targets(above):
-                if target == goal or target.startswith(f"{goal}."):
+            for target in self._targets(above, _certain_imports(self.tree(above).body)):
+                if _is_inside(target, goal):
                     return [above, target]
                 if rest := self._chain(target, goal, seen):
                     return [above, *rest]
         return []
 
-    def _targets(self, module: str) -> Iterator[str]:
-        for node in _certain_imports(self.tree(module).body):
+    def _targets(
+        self, module: str, imports: Iterator[ast.Import | ast.ImportFrom]
+    ) -> Iterator[str]:
+        for node in imports:
             if isinstance(node, ast.Import):
                 yield from (alias.name for alias in node.names)
             else:
@@ -189,6 +197,10 @@ def parsed(text: str) -> ast.Module:
         return ast.parse(text)
 
 
+def _is_inside(name: str, module: str) -> bool:
+    return name == module or name.startswith(f"{module}.")
+
+
 def _top(module: str) -> str:
     return module.split(".", maxsplit=1)[0]
 
@@ -213,13 +225,16 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield from _statements(getattr(node, "orelse", []))
 
 
-def _certain_imports(body: list[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
+def _certain_imports(
+    body: list[ast.stmt], *, or_under_a_condition: bool = False
+) -> Iterator[ast.Import | ast.ImportFrom]:
     for node in body:
         caught = isinstance(node, ast.Try) and any(map(_catches_imports, node.handlers))
+        skipped = caught or (isinstance(node, ast.If) and not or_under_a_condition)
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield node
-        elif isinstance(node, ast.With | ast.ClassDef | ast.Try) and not caught:
-            yield from _certain_imports(node.body)
+        elif isinstance(node, ast.With | ast.ClassDef | ast.Try | ast.If) and not skipped:
+            yield from _certain_imports(node.body, or_under_a_condition=or_under_a_condition)
 
 
 def _catches_imports(handler: ast.ExceptHandler) -> bool:

@@ -48,7 +48,9 @@ def cast(weight, args):
     return npu_format_cast(weight, ACME_NZ) if args.tp_size else weight
 """,
     "acme_npu/heavy.py": "try:\n    import soft.part\nexcept ImportError:\n    pass\n"
-    "import hard.part\n",
+    "import hard.part\n"
+    "def late():\n    if absent:\n        import rare.part\n"
+    "    try:\n        import soft.part\n    except ImportError:\n        pass\n",
     "acme_npu/lib/libacme.so": "\0\0ACME_TIMEOUT\0",
     "docs/faq.md": "Set ACME_SHUFFLE to 0.",
     "acme_npu-1.2.dist-info/METADATA": "Requires-Dist: torch ==2.10.0; extra == 'x'\n",
@@ -146,6 +148,10 @@ def check(tmp_path: Path) -> Check:
             "imported by acme_npu/heavy.py; not published",
         ),
         (
+            entry(kind="import", name="acme_npu.heavy.late", values=("rare",)),
+            "imported by acme_npu/heavy.py; not published",
+        ),
+        (
             entry(kind="casts", name="ACME_NZ", values=("acme_npu.engine.cast",)),
             "npu_format_cast in 1 functions, all known",
         ),
@@ -236,6 +242,16 @@ def test_what_is_published_is_found_with_its_place(
             entry(kind="import", name="acme_npu.engine", values=("soft",)),
             {},
             "acme_npu.engine does not import soft, so no patch is needed",
+        ),
+        (
+            entry(kind="import", name="acme_npu.engine", values=("rare",)),
+            {},
+            "acme_npu.engine does not import rare, so no patch is needed",
+        ),
+        (
+            entry(kind="import", name="acme_npu.heavy.late", values=("soft",)),
+            {},
+            "acme_npu.heavy.late does not import soft, so no patch is needed",
         ),
         (
             entry(kind="casts", name="ACME_NZ", values=("acme_npu.engine.cast",)),

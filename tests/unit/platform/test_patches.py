@@ -6,13 +6,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from mindrl.platform.device import PLATFORMS
+from mindrl.platform.device import PLATFORMS, configure_megatron
 
 PATCHES = Path(__file__).parents[3] / "mindrl" / "platform" / "patches"
 
@@ -137,10 +139,50 @@ def test_the_npu_patch_imports_torch_npu_and_then_mindspeed_and_nothing_here_ins
     assert sys.argv == arguments
 
 
+def make_dummies(*_: object) -> None:
+    """Do what MindSpeed's `create_dummy` does for a function of flash_attn."""
+    for name in ("flash_attn", "flash_attn.flash_attn_interface"):
+        module = sys.modules.setdefault(name, ModuleType(name))
+        module.__file__, module.__spec__ = "mindspeed.dummy_module.py", ModuleSpec(name, None)
+
+
+def test_npu_without_dummy_flash_attn_leaves_no_such_module_neither_before_nor_after_the_layout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from mindrl.platform.patches import npu_megatron, npu_without_dummy_flash_attn
+
+    patches = PLATFORMS["npu"].patches
+    assert patches.index("npu_without_dummy_flash_attn") == patches.index("npu_megatron") + 1
+    assert find_spec("flash_attn") is None, "this test needs an environment without it"
+    make_dummies()
+    assert find_spec("flash_attn") is not None
+    npu_without_dummy_flash_attn.install()
+    assert find_spec("flash_attn") is None
+    # MindSpeed makes its dummies again with every layout that it is told.
+    monkeypatch.setattr(npu_megatron, "repatch", make_dummies)
+    configure_megatron(PLATFORMS["npu"], {})
+    assert [name for name in sys.modules if name.startswith("flash_attn")] == []
+
+
+def test_npu_without_dummy_flash_attn_keeps_an_installed_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mindrl.platform.patches import npu_without_dummy_flash_attn
+
+    (tmp_path / "flash_attn").mkdir()
+    (tmp_path / "flash_attn" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        installed = import_module("flash_attn")
+        npu_without_dummy_flash_attn.install()
+        assert import_module("flash_attn") is installed
+    finally:
+        del sys.modules["flash_attn"]
+
+
 def test_the_layout_goes_to_mindspeed_on_an_npu_and_to_nobody_elsewhere(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from mindrl.platform.device import PLATFORMS, configure_megatron
     from mindrl.platform.patches import npu_megatron
 
     told: list[object] = []

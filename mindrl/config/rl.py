@@ -131,7 +131,7 @@ class RLConfig:
     overlong_buffer_penalty_factor: NonNegative = 1.0
     """Penalty of the longest response."""
     verifier_timeout: Annotated[float, Field(gt=0.0)] = 5.0
-    """Seconds for one answer; a later one scores 0 and is counted."""
+    """Seconds for one answer; a later one gets the function's worst score and is counted."""
     verifier_parallel: PositiveInt = 1
     """Reward processes."""
 

@@ -12,11 +12,13 @@ from typing import Any
 
 from math_verify import LatexExtractionConfig, parse, verify
 
+from mindrl.rewards.score_range import scores
+
 RewardFunction = Callable[[str, str], float]
 """Response text, reference answer -> score."""
 
 MAX_BOXED_CHARACTERS = 4096
-"""A longer boxed answer scores 0.0 unread: parsing it may take minutes."""
+"""A longer boxed answer counts as wrong unread: parsing it may take minutes."""
 
 # math-verify logs whole answers, and warns that it runs without its own time limit.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
@@ -30,6 +32,7 @@ _CLOSING = re.compile(r"[\s.$!*)\]\\]*")
 _LATEX = (LatexExtractionConfig(boxed_match_priority=0),)
 
 
+@scores(0.0, 1.0)
 def math_verify(response: str, reference: str) -> float:
     r"""Score 1.0 if the last \boxed{...} of the response equals the reference, else 0.0.
 
@@ -43,6 +46,7 @@ def math_verify(response: str, reference: str) -> float:
     return float(_equal(boxed.strip().rstrip(".,;: "), reference_answer(reference)))
 
 
+@scores(0.0, 1.0)
 def boxed_format(response: str, reference: str) -> float:  # noqa: ARG001 - every reward takes both
     r"""Score 1.0 if the response shows work, then ends with its only \boxed{...}, else 0.0."""
     openings = list(_BOXED.finditer(response))
@@ -56,6 +60,7 @@ def boxed_format(response: str, reference: str) -> float:  # noqa: ARG001 - ever
     return float(shows_work and _CLOSING.fullmatch(response, end + 1) is not None)
 
 
+@scores(0.0, 1.0)
 def base_acc(response: str, reference: str) -> float:
     r"""Score 1.0 for the right box in `<think>...</think>...<answer>...\boxed{}...</answer>`.
 
@@ -67,6 +72,7 @@ def base_acc(response: str, reference: str) -> float:
     return math_verify_reward(response, reference)
 
 
+@scores(0.0, 1.0)
 def math_verify_reward(response: str, reference: str) -> float:
     """Score 1.0 as `base_acc`, where tags and boxes may stand there more than once."""
     think, think_end, answer, answer_end = _STRUCTURE
@@ -80,6 +86,7 @@ def math_verify_reward(response: str, reference: str) -> float:
     return math_verify(response, reference)
 
 
+@scores(-1.0, 1.0)
 def acc_for_dapo(response: str, reference: str) -> float:
     """Score 1.0 if the line behind the last `Answer:` equals the reference, else -1.0.
 

@@ -38,7 +38,7 @@ def serve(connection_descriptor: int, caller_pid: int) -> None:
             connection.send(error)
             return
         try:
-            connection.send(Ready())
+            connection.send(Ready(ranges=pool.ranges))
             for request in _requests(connection):
                 connection.send(score_request(pool, plan, request))
         finally:

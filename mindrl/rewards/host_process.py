@@ -5,11 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from multiprocessing.connection import Pipe
 from pathlib import Path
 
 from mindrl.errors import MindrlError, RewardError
-from mindrl.rewards.messages import Outcomes, PoolPlan, ScoreRequest
+from mindrl.rewards.messages import Outcomes, PoolPlan, Ready, ScoreRequest
+from mindrl.rewards.score_range import ScoreRange
 
 START_SECONDS = 300.0
 """For the imports of every reward function, on a slow disk."""
@@ -41,7 +43,8 @@ class HostProcess:
                 start_new_session=True,
             )
         self._connection.send(plan)
-        self._ready = False
+        self.ranges: Mapping[str, ScoreRange] = {}
+        """Of the scores, by function; known once something is scored."""
 
     def score(self, request: ScoreRequest) -> Outcomes:
         """Score every answer with every function.
@@ -81,13 +84,13 @@ class HostProcess:
         self._connection.close()
 
     def _wait_until_ready(self) -> None:
-        if self._ready:
+        if self.ranges:
             return
         if not self._connection.poll(START_SECONDS):
             raise RewardError(
                 f"rl_config.verifier_function: the imports took more than {START_SECONDS:.0f} s"
             )
-        reply = self._connection.recv()
+        reply: Ready | MindrlError = self._connection.recv()
         if isinstance(reply, MindrlError):
             raise reply
-        self._ready = True
+        self.ranges = reply.ranges

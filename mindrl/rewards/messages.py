@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from mindrl.rewards.score_range import ScoreRange
+
 SHOWN_CHARACTERS = 200
 
 
@@ -37,6 +39,9 @@ class Failure:
 @dataclass(frozen=True, slots=True)
 class Ready:
     """The host has imported every function and its workers run."""
+
+    ranges: Mapping[str, ScoreRange]
+    """Of the scores, by function."""
 
 
 Outcome = float | Failure

@@ -12,6 +12,7 @@ from pebble import ProcessExpired, ProcessPool
 
 from mindrl.errors import RewardError
 from mindrl.rewards.messages import Failure, Outcome, PoolPlan, ScoreRequest
+from mindrl.rewards.score_range import score_range
 from mindrl.rewards.worker import (
     SETTLING_SECONDS,
     isolate_worker,
@@ -70,8 +71,7 @@ class WorkerPool:
             ConfigError: a function cannot be resolved.
             RewardError: no worker started in time.
         """
-        for function in plan.functions:
-            load_reward(function)
+        self.ranges = {name: score_range(load_reward(name)) for name in plan.functions}
         self._plan = plan
         self._connection_descriptor = connection_descriptor
         self._pool = self._start()

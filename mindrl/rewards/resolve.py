@@ -13,6 +13,7 @@ from typing import cast
 from mindrl.errors import ConfigError
 from mindrl.rewards.functions import BUILTIN_REWARDS, RewardFunction
 from mindrl.rewards.messages import quoted
+from mindrl.rewards.score_range import score_range
 
 FIELD = "rl_config.verifier_function"
 
@@ -22,7 +23,7 @@ def resolve_reward(name: str) -> RewardFunction:
 
     Raises:
         ConfigError: unknown name, failed import, missing attribute, or not a
-            callable of two arguments.
+            callable of two arguments; or its `score_range` is none.
     """
     if name in BUILTIN_REWARDS:
         return BUILTIN_REWARDS[name]
@@ -94,4 +95,8 @@ def _checked(name: str, module: ModuleType, attribute: str) -> RewardFunction:
         ) from error
     except ValueError:
         pass  # a function written in C may have no signature; its calls are checked all the same
+    try:
+        score_range(found)
+    except ValueError as error:
+        raise ConfigError(f"{FIELD}={name!r} has {error}") from error
     return cast(RewardFunction, found)

@@ -3,7 +3,7 @@
 import logging
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -11,6 +11,8 @@ from typing import Self
 from mindrl.errors import ConfigError, RewardError
 from mindrl.rewards.host_process import HostProcess
 from mindrl.rewards.messages import Failure, Outcomes, PoolPlan, ScoreRequest, quoted
+from mindrl.rewards.score_range import ScoreRange
+from mindrl.rewards.worst_scores import WorstScores
 
 FAILURES_LOGGED = 16
 """In one call; the counts cover the rest."""
@@ -25,13 +27,19 @@ class Scores:
     rewards: tuple[float, ...]
     """Weighted sum over the functions."""
     parts: Mapping[str, tuple[float, ...]]
-    """Unweighted scores by function; 0.0 where an answer failed."""
+    """Unweighted scores by function; the worst one where an answer failed."""
+    ranges: Mapping[str, ScoreRange]
+    """Of the functions."""
     timeouts: int
     """Scores that were not there within the time limit."""
     crashes: int
     """Scores whose process died."""
     errors: int
     """Scores whose function raised, or returned no finite number."""
+
+    def accuracy(self, function: str) -> float:
+        """Return where the scores of a function lie in its range, on average: 0 to 1."""
+        return statistics.fmean(map(self.ranges[function].share, self.parts[function]))
 
     def metrics(self) -> dict[str, float]:
         """Return mean and population standard deviation, the mean of each part, and the counts."""
@@ -49,8 +57,8 @@ class Scores:
 class RewardScorer:
     """Scores batches; a context manager, used by one thread at a time.
 
-    An answer that hangs, kills its process or makes a function raise costs itself 0.0
-    for that function, is counted and logged, and costs no other answer anything.
+    An answer that hangs, kills its process or makes a function raise gets that function's
+    worst score, is counted and logged, and costs no other answer anything.
     """
 
     def __init__(
@@ -72,6 +80,7 @@ class RewardScorer:
             functions=tuple(functions), timeout_seconds=timeout_seconds, processes=processes
         )
         self._host: HostProcess | None = None
+        self._worst = WorstScores(dict(zip(functions, weights, strict=True)))
 
     def __enter__(self) -> Self:
         return self
@@ -103,9 +112,21 @@ class RewardScorer:
                 "need one reference for each of at least 1 response"
             )
         request = ScoreRequest(responses=tuple(responses), references=tuple(references))
-        outcomes = self._outcomes(request)
+        outcomes, ranges = self._outcomes(request)
         _log_failures(outcomes, request)
-        return _tally(outcomes, self._weights)
+        parts = self._worst.filled(outcomes, ranges)
+        kinds = [each.kind for each in _failures(outcomes)]
+        return Scores(
+            rewards=tuple(
+                sum(weight * part for weight, part in zip(self._weights, row, strict=True))
+                for row in zip(*parts.values(), strict=True)
+            ),
+            parts=parts,
+            ranges=ranges,
+            timeouts=kinds.count("timeout"),
+            crashes=kinds.count("crash"),
+            errors=kinds.count("error"),
+        )
 
     def close(self) -> None:
         """End every process that was started; a later call starts new ones."""
@@ -119,12 +140,12 @@ class RewardScorer:
         if host is not None:
             host.kill()
 
-    def _outcomes(self, request: ScoreRequest) -> Outcomes:
+    def _outcomes(self, request: ScoreRequest) -> tuple[Outcomes, Mapping[str, ScoreRange]]:
         self.warm_up()
         host = self._host
         assert host is not None
         try:
-            return host.score(request)
+            return host.score(request), host.ranges
         except BaseException:  # Ctrl-C too: a late reply must not answer the next request
             host.kill()
             self._host = None
@@ -149,27 +170,11 @@ def _check(
         raise ConfigError(f"rl_config.verifier_parallel={processes}: need at least 1 process")
 
 
-def _tally(outcomes: Outcomes, weights: Sequence[float]) -> Scores:
-    parts = {
-        function: tuple(0.0 if isinstance(outcome, Failure) else outcome for outcome in column)
-        for function, column in outcomes.items()
-    }
-    kinds = [
-        outcome.kind
-        for column in outcomes.values()
-        for outcome in column
-        if isinstance(outcome, Failure)
-    ]
-    return Scores(
-        rewards=tuple(
-            sum(weight * part for weight, part in zip(weights, row, strict=True))
-            for row in zip(*parts.values(), strict=True)
-        ),
-        parts=parts,
-        timeouts=kinds.count("timeout"),
-        crashes=kinds.count("crash"),
-        errors=kinds.count("error"),
-    )
+def _failures(outcomes: Outcomes) -> Iterator[Failure]:
+    for column in outcomes.values():
+        for outcome in column:
+            if isinstance(outcome, Failure):
+                yield outcome
 
 
 def _log_failures(outcomes: Outcomes, request: ScoreRequest) -> None:
@@ -181,7 +186,7 @@ def _log_failures(outcomes: Outcomes, request: ScoreRequest) -> None:
     ]
     for function, index, failure in failures[:FAILURES_LOGGED]:
         logger.warning(
-            "%s scored answer %d as 0.0: %s: %s; response %s",
+            "%s failed for answer %d: %s: %s; response %s",
             function,
             index,
             failure.kind,
@@ -189,4 +194,4 @@ def _log_failures(outcomes: Outcomes, request: ScoreRequest) -> None:
             quoted(request.responses[index]),
         )
     if len(failures) > FAILURES_LOGGED:
-        logger.warning("%d more answers scored as 0.0", len(failures) - FAILURES_LOGGED)
+        logger.warning("%d more answers failed", len(failures) - FAILURES_LOGGED)

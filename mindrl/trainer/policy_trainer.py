@@ -35,7 +35,7 @@ class TrainerSettings:
     sampling: Sampling
     minibatches: MinibatchPlan
     accuracy_reward: str | None
-    """The reward whose mean over greedy responses is the accuracy; None where none is measured."""
+    """The reward whose scores of greedy responses are the accuracy; None where none is measured."""
     test_freq: int
     save_interval: int
     max_logprob_gap: float
@@ -182,9 +182,9 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
         rollouts = self.roles.policy.generate_sequences(self.data.test, greedy, step=step)
         rated = self.rater.by_rules(self.data.test, rollouts)
         assert self.settings.accuracy_reward is not None, "validated: something measures accuracy"
-        right = rated.scores.parts[self.settings.accuracy_reward]
+        accuracy = rated.scores.accuracy(self.settings.accuracy_reward)
         samples = _samples(self.data.test, rollouts, rated)
-        self.journal.evaluation(step, sum(right) / len(right), samples)
+        self.journal.evaluation(step, accuracy, samples)
         # What the switches of an evaluation cost belongs to no step.
         self.roles.workers.flush_metrics()
 

@@ -58,7 +58,7 @@ class Rater:
         responses = [self.decode(rollouts.response_tokens(row)) for row in range(len(groups))]
         if self.sources.scorer is None:
             nothing = Scores(
-                rewards=(0.0,) * len(groups), parts={}, timeouts=0, crashes=0, errors=0
+                rewards=(0.0,) * len(groups), parts={}, ranges={}, timeouts=0, crashes=0, errors=0
             )
             return Rated(responses=responses, scores=nothing)
         references = [prompts[group].reference for group in groups]

@@ -147,7 +147,7 @@ def loss_metrics() -> set[str]:
 
 def batch_metrics() -> set[str]:
     response = Response(token_ids=(1,), logprobs=(-1.0,), finished=True)
-    scores = Scores(rewards=(1.0,), parts={}, timeouts=0, crashes=0, errors=0)
+    scores = Scores(rewards=(1.0,), parts={}, ranges={}, timeouts=0, crashes=0, errors=0)
     return set(Rollouts.from_responses([[5]], [response], [0]).metrics()) | set(scores.metrics())
 
 

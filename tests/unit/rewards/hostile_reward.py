@@ -51,3 +51,6 @@ HARMS: dict[str, Callable[[], object]] = {
 def obey(response: str, reference: str) -> object:
     """Do the harm of that name; otherwise the reference is the score."""
     return HARMS[response]() if response in HARMS else float(reference)
+
+
+obey.score_range = (-1.0, 100.0)

@@ -13,6 +13,8 @@ from mindrl.rewards.functions import math_verify
 from mindrl.rewards.scorer import RewardScorer, Scores
 
 TIMEOUT_SECONDS = 1.5
+LOWEST = -1.0
+"""Declared in hostile_reward.py; no answer that scores is so bad."""
 TOWER = "Easy: \\boxed{9^{9^{9^{9}}}}"
 
 
@@ -32,7 +34,7 @@ def obeyed(scorer: RewardScorer, answers: int, harms: dict[int, str]) -> Scores:
 
 
 def unharmed(answers: int, harms: dict[int, str]) -> tuple[float, ...]:
-    return tuple(0.0 if index in harms else float(index) for index in range(answers))
+    return tuple(LOWEST if index in harms else float(index) for index in range(answers))
 
 
 def test_100_scores_come_in_order_and_as_the_functions_give_them(scorer: RewardScorer) -> None:
@@ -81,12 +83,21 @@ def test_answers_that_kill_their_process_cost_only_themselves(scorer: RewardScor
     assert (scores.timeouts, scores.crashes, scores.errors) == (0, 4, 0)
 
 
-def test_eight_bad_results_are_eight_errors_of_score_0(scorer: RewardScorer) -> None:
+def test_eight_bad_results_are_eight_errors_of_the_lowest_score(scorer: RewardScorer) -> None:
     kinds = ["raise", "None", "nan", "inf", "text", "decimal", "sys.exit", "allocate 8 GiB"]
     harms = dict(enumerate(kinds, start=1))
     scores = obeyed(scorer, 10, harms)
     assert scores.parts[OBEY] == unharmed(10, harms)
     assert (scores.timeouts, scores.crashes, scores.errors) == (0, 0, 8)
+
+
+def test_a_number_that_takes_for_ever_scores_as_a_wrong_number_does() -> None:
+    responses = ["Answer: 12", "Answer: 11", "Answer: 10!!!!!!"]
+    with RewardScorer(["acc_for_dapo"], [1.0], TIMEOUT_SECONDS, processes=1) as dapo:
+        scores = dapo.score(responses, ["12"] * 3)
+    assert (scores.rewards, scores.timeouts) == ((1.0, -1.0, -1.0), 1)
+    # One of three answers is right, whatever the ends of the range.
+    assert scores.accuracy("acc_for_dapo") == pytest.approx(1 / 3)
 
 
 def test_printing_100_mb_neither_shows_nor_costs(
@@ -104,11 +115,9 @@ def test_a_failure_is_logged_with_its_reason_in_one_short_line(
         obeyed(scorer, 3, {1: "raise", 2: "exit 3"})
         scorer.score(["\n\x1b[31m" + "x" * 10_000] * 20, ["no number"] * 20)
     lines = [record.getMessage() for record in caplog.records]
-    assert "answer 1 as 0.0: error: 'ValueError: long long" in lines[0]
-    assert lines[1].endswith(
-        "answer 2 as 0.0: crash: process ended: exit code 3; response 'exit 3'"
-    )
-    assert lines[-1] == "4 more answers scored as 0.0"
+    assert "answer 1: error: 'ValueError: long long" in lines[0]
+    assert lines[1].endswith("answer 2: crash: process ended: exit code 3; response 'exit 3'")
+    assert lines[-1] == "4 more answers failed"
     assert len(lines) == 2 + 16 + 1
     assert all(len(line) < 700 and line.isprintable() for line in lines)
 

@@ -27,6 +27,7 @@ from mindrl.data.order import PromptOrder
 from mindrl.observability.console import StepConsole
 from mindrl.observability.timeline import TimelineMoment
 from mindrl.observability.trackers import JsonlTracker, Trackers
+from mindrl.rewards.score_range import ScoreRange
 from mindrl.rewards.scorer import Scores
 from mindrl.trainer.journal import Journal, Outcome, RunFolder
 from mindrl.trainer.policy_trainer import TrainerData
@@ -122,7 +123,9 @@ class MemoryRoles:
         assert len(references) == len(responses)
         self.calls.append("score")
         right = tuple(float(response.endswith("31")) for response in responses)
-        return Scores(rewards=right, parts={"exact": right}, timeouts=0, crashes=0, errors=0)
+        ranges = {"exact": ScoreRange(0.0, 1.0)}
+        parts = {"exact": right}
+        return Scores(rewards=right, parts=parts, ranges=ranges, timeouts=0, crashes=0, errors=0)
 
     @staticmethod
     def _scored(sequences: Sequences, logprob: float) -> Scored:

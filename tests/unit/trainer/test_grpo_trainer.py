@@ -1,6 +1,7 @@
 """The order of a GRPO step, and the checks that end a run of any trainer."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from memory_roles import (
 from mindrl.batch.prompts import Prompt
 from mindrl.errors import LogprobGapError, MindrlError
 from mindrl.observability.timeline import TimelineMoment
+from mindrl.rewards.score_range import ScoreRange
+from mindrl.rewards.scorer import Scores
 from mindrl.trainer.grpo_trainer import GrpoTrainer
 from mindrl.trainer.policy_trainer import TrainerRoles, TrainerSettings
 
@@ -150,6 +153,18 @@ def test_evaluations_come_before_every_so_many_steps_and_once_at_the_end(
     assert {(sampling.samples_per_prompt, sampling.max_tokens) for _, sampling in greedy} == {
         (1, 2)
     }
+
+
+def test_the_accuracy_of_a_reward_from_minus_1_to_1_lies_between_0_and_1(tmp_path: Path) -> None:
+    class Halves(MemoryRoles):
+        def score(self, responses: Sequence[str], references: Sequence[str]) -> Scores:
+            found = super().score(responses, references)
+            halves = tuple((-1.0, 1.0)[row % 2] for row in range(len(responses)))
+            return replace(found, parts={"exact": halves}, ranges={"exact": ScoreRange(-1.0, 1.0)})
+
+    trainer = build(tmp_path, Halves(), test=PROMPTS[:4])
+    trainer.evaluate(0)
+    assert trainer.journal.outcome.accuracy_before == 0.5
 
 
 def test_without_held_out_prompts_nothing_is_evaluated(tmp_path: Path) -> None:

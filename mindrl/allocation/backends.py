@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+LETTERS = "dptcev"
+"""Every dimension; a size of 1 is legal for each backend."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class BackendRules:
@@ -23,7 +26,7 @@ class BackendRules:
 
 BACKENDS: Mapping[str, BackendRules] = {
     "megatron": BackendRules(
-        trains=True, letters="dptcev", dense_letters="dptcv", expert_letters="dpte"
+        trains=True, letters=LETTERS, dense_letters="dptcv", expert_letters="dpte"
     ),
     "archon": BackendRules(
         trains=True, letters="dptce", dense_letters="dptc", expert_letters="dpte"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from mindrl.allocation.backends import BACKENDS
+from mindrl.allocation.backends import BACKENDS, LETTERS
 from mindrl.allocation.grammar import Dimension, Part
 from mindrl.allocation.layout import RolloutLayout, TrainLayout
 from mindrl.allocation.refusals import AllocationError, unknown_dimension
@@ -89,7 +89,8 @@ def _sizes(text: str, dimensions: tuple[Dimension, ...], letters: str, place: st
     at: dict[str, int] = {}
     for each in dimensions:
         letter, digits = each.letter, each.digits
-        if letter not in letters:
+        # One rank along a dimension is none: it is as if left out, whatever the backend has.
+        if letter not in letters and (letter not in LETTERS or digits != "1"):
             raise unknown_dimension(text, each.at, place, letters)
         if letter in of:
             raise AllocationError(text, each.at, f"{letter} is given twice; leave one out")

@@ -20,7 +20,7 @@ DEVICE_ROW = re.compile(r"^\| (\d) \|(.*)\|(.*)\|(.*)\|$", re.MULTILINE)
 
 def test_each_string_of_the_page_takes_the_devices_and_has_the_spelling_that_it_says() -> None:
     rows = [tuple(each.replace("\\|", "|") for each in row) for row in STRING_ROW.findall(PAGE)]
-    assert len(rows) == 11
+    assert len(rows) == 12
     for text, devices, spelled in rows:
         mode = parse_mode(text)
         assert (str(mode.world_size), str(mode)) == (devices, spelled)

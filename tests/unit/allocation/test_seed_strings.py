@@ -126,6 +126,20 @@ def test_a_backend_takes_the_documented_dimensions_and_refuses_the_others(
                 parse_backend(text)
 
 
+@pytest.mark.parametrize("backend", sorted(BACKENDS))
+def test_a_size_of_1_is_legal_for_every_backend(backend: str) -> None:
+    for size in (1, 4):
+        assert str(parse_backend(f"{backend}:d{size}p1t1c1e1v1")) == f"{backend}:d{size}"
+    assert str(parse_backend(f"{backend}:d1p1t4")) == f"{backend}:d1t4"
+    with pytest.raises(AllocationError, match="'x' is no dimension"):
+        parse_backend(f"{backend}:d4x1")
+
+
+def test_a_size_of_1_is_legal_on_each_side_of_a_mode_and_of_a_hybrid_string() -> None:
+    assert str(parse_mode("fsdp:d2p1t2 + sglang:d1p2t2")) == "fsdp:d2t2+sglang:d1p2t2"
+    assert str(parse_backend("archon:(attn:d8e1v1|ffn:c1e4)")) == "archon:d8e4"
+
+
 def test_expert_parallelism_adds_no_devices() -> None:
     assert parse_backend("megatron:d2p2t4e4").world_size == 2 * 2 * 4
 

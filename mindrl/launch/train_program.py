@@ -24,20 +24,20 @@ from mindrl.config.run import RunConfig, with_absolute_paths
 from mindrl.data.order import PromptOrder
 from mindrl.data.prompts import PromptSource, load_prompts
 from mindrl.data.tokenizer import load_tokenizer
-from mindrl.errors import InterruptedRunError, OutputError
+from mindrl.errors import InterruptedRunError
 from mindrl.launch.checks import check
 from mindrl.launch.explain import derived_numbers, render_numbers
 from mindrl.launch.interrupts import interrupts_unwrapped
 from mindrl.launch.layouts import role_layouts
 from mindrl.launch.memory_plan import with_limits
 from mindrl.launch.memory_watch import MemoryWatch
+from mindrl.launch.run_folders import check_folders, export_folders
 from mindrl.models.cost import forward_cost
 from mindrl.models.description import read_description
 from mindrl.observability.console import StepConsole
 from mindrl.observability.logs import configure_logging
-from mindrl.observability.run_folder import check_writable
 from mindrl.observability.summary import render_summary
-from mindrl.observability.trackers import JsonlTracker, TensorboardTracker, Tracker, Trackers
+from mindrl.observability.trackers import JsonlTracker, TensorboardTracker, Tracker
 from mindrl.platform.device import Platform, choose_platform
 from mindrl.rewards.scorer import RewardScorer
 from mindrl.trainer.grpo_trainer import GrpoTrainer
@@ -49,8 +49,6 @@ from mindrl.trainer.rating import RewardSources
 logger = logging.getLogger(__name__)
 
 _WORKER_FACTORY = "mindrl.launch.worker:build_worker"
-_NEEDED_BYTES = 64 << 20
-"""Free space that logs and samples want, besides the exported model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,12 +101,8 @@ def _prepare(config: RunConfig, run_dir: Path) -> _Run:
     platform = choose_platform(config.rl_config.device)
     check(config, platform)
     folder = RunFolder(root=run_dir.resolve())
-    asked = {"actor_config.save": config.actor_config.save or folder.root / "model"}
-    if config.critic_config is not None:
-        asked["critic_config.save"] = config.critic_config.save or folder.root / "critic"
-    exports = {key: _new_folder(key, Path(path).resolve()) for key, path in asked.items()}
-    for each in (folder.root, *(export.parent for export in exports.values())):
-        check_writable(each, needed_bytes=_NEEDED_BYTES)
+    exports = export_folders(config, folder.root)
+    check_folders(config, folder.root, exports)
     configure_logging(folder.logs / "driver.log", level=logging.INFO)
     tokenizer = load_tokenizer(
         config.tokenizer_path, trust_remote_code=config.generate_config.trust_remote_code
@@ -117,21 +111,11 @@ def _prepare(config: RunConfig, run_dir: Path) -> _Run:
         config=config,
         platform=platform,
         folder=folder,
-        model_folder=exports["actor_config.save"],
-        critic_folder=exports.get("critic_config.save"),
+        model_folder=exports["actor"],
+        critic_folder=exports.get("critic"),
         tokenizer=tokenizer,
         data=_load_data(config, tokenizer),
     )
-
-
-def _new_folder(key: str, folder: Path) -> Path:
-    """Return the folder of an export, which must not hold anything."""
-    if folder.is_dir() and any(folder.iterdir()):
-        raise OutputError(
-            f"{key}={folder} holds files already, and an export would replace them; name a new "
-            "folder"
-        )
-    return folder
 
 
 def _load_data(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> TrainerData:
@@ -165,11 +149,11 @@ def _load_prompts(
     return found.prompts
 
 
-def _trackers(run: _Run) -> Trackers:
+def _trackers(run: _Run) -> list[Tracker]:
     trackers: list[Tracker] = [JsonlTracker(run.folder.metrics)]
     if run.config.rl_config.use_tensorboard:
         trackers.append(TensorboardTracker(run.folder.tensorboard))
-    return Trackers(trackers)
+    return trackers
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
 from typing import NamedTuple, Self, TextIO
@@ -101,15 +102,18 @@ class StepConsole:
 
     def show(self, renderable: RenderableType) -> None:
         """Show anything that rich can lay out, such as a sample."""
-        self._console.print(renderable)
-        self._stream.flush()
+        # A reader that has gone, or a full disk behind the stream, must not end a run.
+        with suppress(OSError):
+            self._console.print(renderable)
+            self._stream.flush()
 
     def _line(self, text: str, style: str = "") -> None:
-        if self._progress is None:
+        if self._progress is not None:
+            self.show(Text(text, style=style))
+            return
+        with suppress(OSError):
             self._stream.write(f"{text}\n")
             self._stream.flush()
-        else:
-            self._progress.console.print(Text(text, style=style))
 
     def _position(self, step: int) -> str:
         total = str(self._total_steps)

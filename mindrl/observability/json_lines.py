@@ -4,9 +4,8 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from pathlib import Path
 
-from mindrl.observability.output_errors import output_errors
+from mindrl.observability.appended_file import AppendedFile
 
 
 def json_text(value: object, *, indent: int | None = None) -> str:
@@ -30,29 +29,9 @@ def _nulled(value: object) -> object:
             return value
 
 
-class JsonLinesFile:
-    """A file that grows by one JSON record a line, and stays readable if the run is killed.
-
-    Each line goes to the kernel whole, before `append` returns. An existing file is continued.
-
-    Raises:
-        OutputError: from any method, if the file cannot be written.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        with output_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("ab")
+class JsonLinesFile(AppendedFile):
+    """A file that grows by one JSON record a line."""
 
     def append(self, *records: Mapping[str, object]) -> None:
         """Write each record as one line."""
-        lines = "".join(f"{json_text(record)}\n" for record in records)
-        with output_errors(self._path):
-            self._file.write(lines.encode("ascii"))
-            self._file.flush()
-
-    def close(self) -> None:
-        """Close the file; a second call does nothing."""
-        with output_errors(self._path):
-            self._file.close()
+        self.write("".join(f"{json_text(record)}\n" for record in records).encode("ascii"))

@@ -5,7 +5,9 @@ import logging
 import os
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from mindrl.observability.output_errors import output_errors
 from mindrl.observability.printable import printable
@@ -27,8 +29,7 @@ def configure_logging(
     prefix = "" if rank is None else f"[rank {rank}] "
     with output_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        # A lone surrogate in a message must not cost the record, hence backslashreplace.
-        handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
+        handler = _LogHandler(path)
     logging.basicConfig(
         format=f"%(asctime)s %(levelname)s {prefix}%(name)s: %(message)s",
         level=level,
@@ -54,8 +55,8 @@ def redirect_output(path: Path) -> None:
     os.dup2(target, 1)
     os.dup2(target, 2)
     os.close(target)
-    sys.stdout = _line_buffered(1)
-    sys.stderr = _line_buffered(2)
+    sys.stdout = _text(_LogFile(1, "w", closefd=False))
+    sys.stderr = _text(_LogFile(2, "w", closefd=False))
 
 
 def tail(path: Path, lines: int = 20) -> str:
@@ -76,7 +77,21 @@ def tail(path: Path, lines: int = 20) -> str:
     return printable("\n".join(written[-lines:] if lines else []))
 
 
-def _line_buffered(descriptor: int) -> io.TextIOWrapper:
-    return open(
-        descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False
-    )
+class _LogHandler(logging.FileHandler):
+    def _open(self) -> io.TextIOWrapper:
+        return _text(_LogFile(self.baseFilename, "a"))
+
+
+class _LogFile(io.FileIO):
+    """Loses what does not go to the disk: a full one must not end whoever writes a log."""
+
+    def write(self, data: Any) -> int:
+        with suppress(OSError):
+            super().write(data)
+        return len(data)
+
+
+def _text(file: io.FileIO) -> io.TextIOWrapper:
+    """Write lines of text to a file; a lone surrogate must not cost the line."""
+    buffer = io.BufferedWriter(file)
+    return io.TextIOWrapper(buffer, "utf-8", errors="backslashreplace", line_buffering=True)

@@ -1,7 +1,10 @@
-"""The folder a run writes into, checked before anything expensive starts."""
+"""The folders a run writes into, checked before anything expensive starts."""
 
 import os
 import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 from mindrl.errors import OutputError
@@ -10,17 +13,35 @@ from mindrl.observability.output_errors import output_errors
 PROBE = b"mindrl checks that this folder can be written\n"
 
 
-def check_writable(folder: Path, *, needed_bytes: int) -> None:
-    """Create the folder and prove that it takes files and has space for the run.
+@dataclass(frozen=True, kw_only=True)
+class Need:
+    """What is going to be written into a folder."""
+
+    folder: Path
+    needed_bytes: int
+    what: str
+    """For people, such as `logs and samples`."""
+
+
+def check_room(needs: Sequence[Need]) -> None:
+    """Create the folders and prove that they take files, and each disk all that is to lie on it.
 
     Raises:
-        OutputError: if it is a file, cannot be created or written, or has less than
-            `needed_bytes` free.
+        OutputError: if a folder is a file, or cannot be created or written, or if a disk has less
+            free than its folders need together.
     """
-    need = f"the run needs a folder that takes files, with {_mebibytes(needed_bytes)} free"
-    probe = folder / f".probe-{os.getpid()}"
-    with output_errors(folder, need):
-        folder.mkdir(parents=True, exist_ok=True)
+    for need in needs:
+        _check_writable(need)
+    by_disk = sorted(needs, key=_disk)
+    for _, group in groupby(by_disk, key=_disk):
+        _check_disk(list(group))
+
+
+def _check_writable(need: Need) -> None:
+    probe = need.folder / f".probe-{os.getpid()}"
+    asked = f"the run needs a folder that takes files, with {_mebibytes(need.needed_bytes)} free"
+    with output_errors(need.folder, asked):
+        need.folder.mkdir(parents=True, exist_ok=True)
         try:
             with probe.open("wb") as file:
                 file.write(PROBE)
@@ -28,9 +49,23 @@ def check_writable(folder: Path, *, needed_bytes: int) -> None:
                 os.fsync(file.fileno())
         finally:
             probe.unlink(missing_ok=True)
-        free_bytes = shutil.disk_usage(folder).free
+
+
+def _check_disk(needs: Sequence[Need]) -> None:
+    free_bytes = shutil.disk_usage(needs[0].folder).free
+    needed_bytes = sum(need.needed_bytes for need in needs)
     if free_bytes < needed_bytes:
-        raise OutputError(f"{folder} has {_mebibytes(free_bytes)} free; {need}")
+        parts = ", ".join(
+            f"{_mebibytes(need.needed_bytes)} for {need.what} in {need.folder}" for need in needs
+        )
+        raise OutputError(
+            f"the disk of {needs[0].folder} has {_mebibytes(free_bytes)} free; the run needs "
+            f"{_mebibytes(needed_bytes)}: {parts}"
+        )
+
+
+def _disk(need: Need) -> int:
+    return need.folder.stat().st_dev
 
 
 def _mebibytes(size_bytes: int) -> str:

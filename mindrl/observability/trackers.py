@@ -1,16 +1,18 @@
 """Where the metrics of each step are kept: JSON lines and TensorBoard."""
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+import os
+import socket
+import time
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
 
-from torch.utils.tensorboard import SummaryWriter
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
 
+from mindrl.observability.appended_file import AppendedFile
 from mindrl.observability.json_lines import JsonLinesFile
 from mindrl.observability.metrics import Metrics
-from mindrl.observability.output_errors import output_errors
 
 
 class Tracker(Protocol):
@@ -20,7 +22,7 @@ class Tracker(Protocol):
         """Keep the metrics of one step."""
 
     def close(self) -> None:
-        """Write out what is held back and release the place."""
+        """Release the place."""
 
 
 class JsonlTracker:
@@ -44,54 +46,29 @@ class JsonlTracker:
 
 
 class TensorboardTracker:
-    """Write TensorBoard scalars into an event file of the directory.
+    """Write TensorBoard scalars into an event file of the directory, one record a step.
+
+    TensorBoard's own writer does it in a thread, which a full disk ends with a traceback on the
+    terminal.
 
     Raises:
         OutputError: from any method, if the event file cannot be written.
     """
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        with output_errors(directory):
-            self._writer = SummaryWriter(log_dir=str(directory))
+        name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
+        self._file = AppendedFile(directory / name)
+        self._write(Event(file_version="brain.Event:2"))
 
     def log(self, step: int, metrics: Metrics) -> None:
-        """Write one scalar per name, and flush, so that a running step shows at once."""
-        with output_errors(self._directory):
-            for name, value in metrics.items():
-                self._writer.add_scalar(name, value, step)
-            self._writer.flush()
+        """Write one scalar per name."""
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+        self._write(Event(step=step, summary=Summary(value=values)))
 
     def close(self) -> None:
         """Close the event file."""
-        with output_errors(self._directory):
-            self._writer.close()
+        self._file.close()
 
-
-class Trackers:
-    """Hand the same metrics to several trackers, and close all of them at the end."""
-
-    def __init__(self, trackers: Sequence[Tracker]) -> None:
-        self._trackers = tuple(trackers)
-
-    def log(self, step: int, metrics: Metrics) -> None:
-        """Keep the metrics of one step in every tracker."""
-        for tracker in self._trackers:
-            tracker.log(step, metrics)
-
-    def close(self) -> None:
-        """Close every tracker, even if one of them fails to."""
-        with ExitStack() as stack:
-            for tracker in self._trackers:
-                stack.callback(tracker.close)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
+    def _write(self, event: Event) -> None:
+        event.wall_time = time.time()
+        RecordWriter(self._file).write(event.SerializeToString())

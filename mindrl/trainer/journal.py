@@ -2,22 +2,29 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+from mindrl.errors import OutputError
 from mindrl.observability.console import StepConsole
 from mindrl.observability.metrics import Metrics
+from mindrl.observability.output_errors import output_errors
 from mindrl.observability.samples import Sample, SampleLog, render
 from mindrl.observability.summary import write_json_atomically
 from mindrl.observability.timeline import TimelineMoment
-from mindrl.observability.trackers import Trackers
+from mindrl.observability.trackers import Tracker
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _SHOWN_SAMPLES = 1
 """Responses printed after each evaluation; all of them are in the files."""
+_RESERVE_BYTES = 64 << 10
+"""More than a summary takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +63,11 @@ class RunFolder:
         """The outcome of the run."""
         return self.root / "summary.json"
 
+    @property
+    def reserve(self) -> Path:
+        """Room on the disk for the summary."""
+        return self.root / ".summary.reserve"
+
 
 @dataclass
 class Outcome:
@@ -81,16 +93,23 @@ class MemoryLog(Protocol):
 
 
 class Journal:
-    """Writes metrics, samples and evaluations, and keeps the outcome."""
+    """Writes metrics, samples and evaluations, and keeps the outcome.
+
+    No file of these ends a run: one that cannot be written is told of, and left out from then on.
+    """
 
     def __init__(
         self,
         folder: RunFolder,
         outcome: Outcome,
         console: StepConsole,
-        trackers: Trackers,
+        trackers: Sequence[Tracker],
     ) -> None:
-        """Open the sample files in the run folder."""
+        """Open the sample files in the run folder.
+
+        Raises:
+            OutputError: They cannot be opened.
+        """
         self.folder = folder
         self.outcome = outcome
         self.console = console
@@ -98,6 +117,9 @@ class Journal:
         self.memory_log: MemoryLog | None = None
         self.samples = SampleLog(folder.samples)
         self.evaluations = SampleLog(folder.evaluations)
+        self.left_out: set[object] = set()
+        with output_errors(folder.reserve):
+            folder.reserve.write_bytes(bytes(_RESERVE_BYTES))
 
     def step(self, step: int, metrics: Metrics, samples: Sequence[Sample]) -> None:
         """Record a finished step."""
@@ -109,17 +131,17 @@ class Journal:
         # Written so that a gap of NaN stays: max() would drop it.
         if not gap <= outcome.logprob_gap_max_mean:
             outcome.logprob_gap_max_mean = gap
-        self.trackers.log(step, metrics)
-        self.samples.write(step, samples)
+        self._track(step, metrics)
+        self._keep(self.samples, lambda: self.samples.write(step, samples))
         self.console.step(step, metrics)
 
     def memory(self, step: int, workers: Sequence[Sequence[TimelineMoment]]) -> None:
         """Record what the devices held in a step, by rank."""
-        assert self.memory_log is not None, "there is one before the first step"
-        finding = self.memory_log.note(step, workers)
+        log = self.memory_log
+        assert log is not None, "there is one before the first step"
+        finding = self._keep(log, lambda: log.note(step, workers))
         if finding is not None:
-            logger.warning("%s", finding)
-            self.console.note(finding)
+            self._warn(finding)
 
     def evaluation(self, step: int, accuracy: float, samples: Sequence[Sample]) -> None:
         """Record an evaluation; step 0 is the one before training."""
@@ -127,17 +149,18 @@ class Journal:
             self.outcome.accuracy_before = accuracy
         else:
             self.outcome.accuracy_after = accuracy
-        self.trackers.log(step, {"evaluation/accuracy": accuracy})
-        self.evaluations.write(step, samples)
+        self._track(step, {"evaluation/accuracy": accuracy})
+        self._keep(self.evaluations, lambda: self.evaluations.write(step, samples))
         self.console.evaluation(step, accuracy)
         for sample in samples[:_SHOWN_SAMPLES]:
             self.console.show(render(sample))
 
     def close(self) -> dict[str, object]:
         """Close all files and write the summary; returns it."""
-        self.samples.close()
-        self.evaluations.close()
-        self.trackers.close()
+        for log in (self.samples, self.evaluations):
+            self._keep(log, log.close)
+        for tracker in self.trackers:
+            self._keep(tracker, tracker.close)
         outcome, folder = self.outcome, self.folder
         rate = outcome.response_tokens / outcome.step_seconds if outcome.step_seconds else 0.0
         summary: dict[str, object] = {
@@ -155,5 +178,24 @@ class Journal:
             "samples": str(folder.samples),
             "model": str(outcome.model) if outcome.model_saved else None,
         }
-        write_json_atomically(folder.summary, summary)
+        folder.reserve.unlink(missing_ok=True)
+        self._keep(folder, lambda: write_json_atomically(folder.summary, summary))
         return summary
+
+    def _track(self, step: int, metrics: Metrics) -> None:
+        for tracker in self.trackers:
+            self._keep(tracker, partial(tracker.log, step, metrics))
+
+    def _keep(self, place: object, write: Callable[[], T]) -> T | None:
+        """Write to a place, unless it could not be written before; returns what `write` does."""
+        if place not in self.left_out:
+            try:
+                return write()
+            except OutputError as error:
+                self.left_out.add(place)
+                self._warn(f"{error}; the run goes on without it")
+        return None
+
+    def _warn(self, text: str) -> None:
+        logger.warning("%s", text)
+        self.console.note(text)

@@ -21,7 +21,6 @@ from mindrl.batch.rollouts import Response, Rollouts
 from mindrl.config.load import field_names
 from mindrl.observability.console import StepConsole
 from mindrl.observability.samples import Sample, SampleLog
-from mindrl.observability.trackers import Trackers
 from mindrl.rewards.scorer import Scores
 from mindrl.trainer.journal import Journal, Outcome, RunFolder
 
@@ -194,7 +193,7 @@ def test_the_page_of_metrics_names_exactly_the_metrics_of_a_step() -> None:
 def test_the_page_of_outputs_names_every_file_and_every_key(tmp_path: Path) -> None:
     folder = RunFolder(root=tmp_path)
     console = StepConsole(1, io.StringIO())
-    journal = Journal(folder, Outcome(model=tmp_path / "model"), console, Trackers([]))
+    journal = Journal(folder, Outcome(model=tmp_path / "model"), console, [])
     sample = Sample(
         prompt="",
         response="",

@@ -141,3 +141,28 @@ def test_tail_of_an_empty_file_is_empty_and_of_a_missing_one_says_so(tmp_path: P
     assert tail(tmp_path / "gone.log") == f"({tmp_path}/gone.log: No such file or directory)"
     (tmp_path / "one.log").write_text("one\n")
     assert tail(tmp_path / "one.log", lines=0) == ""
+
+
+def test_a_full_disk_costs_log_lines_and_ends_neither_the_process_nor_its_words(
+    tmp_path: Path,
+) -> None:
+    result = run_python(
+        "import logging, os, resource, sys; from pathlib import Path\n"
+        "from mindrl.observability.logs import configure_logging, redirect_output\n"
+        "folder = Path(sys.argv[1])\n"
+        "kept = os.dup(2)\n"
+        "configure_logging(folder / 'driver.log')\n"
+        "redirect_output(folder / 'worker.log')\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "for line in range(100):\n"
+        "    print('line', line)\n"
+        "    logging.getLogger('a').info('line %d', line)\n"
+        "os.write(kept, b'at the end\\n')\n",
+        str(tmp_path),
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "at the end\n")
+    for name in ("driver.log", "worker.log"):
+        log = (tmp_path / name).read_text()
+        assert "line 5\n" in log
+        assert len(log) <= 1000
+        assert "Traceback" not in log

@@ -26,7 +26,7 @@ from mindrl.batch.rollouts import Response, Rollouts
 from mindrl.data.order import PromptOrder
 from mindrl.observability.console import StepConsole
 from mindrl.observability.timeline import TimelineMoment
-from mindrl.observability.trackers import JsonlTracker, Trackers
+from mindrl.observability.trackers import JsonlTracker
 from mindrl.rewards.score_range import ScoreRange
 from mindrl.rewards.scorer import Scores
 from mindrl.trainer.journal import Journal, Outcome, RunFolder
@@ -184,7 +184,7 @@ def journal(root: Path, steps: int) -> Journal:
         folder,
         Outcome(model=root / "model"),
         StepConsole(steps, io.StringIO()),
-        Trackers([JsonlTracker(folder.metrics)]),
+        [JsonlTracker(folder.metrics)],
     )
 
 

@@ -2,6 +2,9 @@
 
 import io
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,7 @@ import pytest
 
 from mindrl.observability.console import StepConsole
 from mindrl.observability.samples import Sample
-from mindrl.observability.trackers import JsonlTracker, Trackers
+from mindrl.observability.trackers import JsonlTracker
 from mindrl.trainer.journal import Journal, Outcome, RunFolder
 
 SAMPLE = Sample(
@@ -29,7 +32,7 @@ def open_journal(root: Path, stream: io.StringIO | None = None) -> Journal:
         folder,
         Outcome(model=root / "model"),
         StepConsole(10, stream or io.StringIO()),
-        Trackers([JsonlTracker(folder.metrics)]),
+        [JsonlTracker(folder.metrics)],
     )
 
 
@@ -122,3 +125,53 @@ def test_an_evaluation_is_shown_with_its_accuracy(step: int, tmp_path: Path) -> 
     journal.evaluation(step, 0.5, [SAMPLE])
     journal.close()
     assert f"eval  {step}/10  accuracy 0.500" in stream.getvalue()
+
+
+def test_on_a_full_disk_the_run_goes_on_tells_each_file_once_and_leaves_its_summary(
+    tmp_path: Path,
+) -> None:
+    program = (
+        "import io, json, resource, sys; from pathlib import Path\n"
+        "sys.path.insert(0, sys.argv[2])\n"
+        "from test_journal import SAMPLE, metrics, open_journal\n"
+        "from mindrl.observability.logs import configure_logging\n"
+        "from mindrl.observability.trackers import TensorboardTracker\n"
+        "folder = Path(sys.argv[1]); shown = io.StringIO()\n"
+        "configure_logging(folder / 'driver.log')\n"
+        "journal = open_journal(folder, shown)\n"
+        "journal.trackers.append(TensorboardTracker(folder / 'tensorboard'))\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048))\n"
+        "for step in range(1, 41):\n"
+        "    journal.evaluation(step, 0.5, [SAMPLE])\n"
+        "    journal.step(step, metrics(tokens=1.0, seconds=1.0, gap=0.0), [SAMPLE])\n"
+        "summary = journal.close()\n"
+        "assert summary == json.loads((folder / 'summary.json').read_text())\n"
+        "told = [line for line in shown.getvalue().splitlines() if 'cannot' in line]\n"
+        "print(summary['steps'], *told, sep='\\n')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path), str(Path(__file__).parent)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    steps, *told = done.stdout.splitlines()
+    assert steps == "40"
+    files = [
+        re.sub(r" cannot be written: .*; the run goes on without it$", "", each) for each in told
+    ]
+    assert sorted(re.sub(r"tfevents.*", "tfevents", file) for file in files) == [
+        f"{tmp_path}/evaluations.jsonl",
+        f"{tmp_path}/metrics.jsonl",
+        f"{tmp_path}/samples.jsonl",
+        f"{tmp_path}/tensorboard/events.out.tfevents",
+    ]
+
+
+def test_a_summary_that_cannot_be_written_is_told_and_returned_all_the_same(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    journal = open_journal(tmp_path, stream)
+    (tmp_path / "summary.json").mkdir()
+    assert journal.close()["status"] == "failed"
+    assert f"{tmp_path}/summary.json cannot be written: Is a directory" in stream.getvalue()

@@ -15,10 +15,12 @@ from mindrl.config.mindspeed_rl_keys import (
 )
 from mindrl.config.mindspeed_rl_mapped import Mapped, ignored
 from mindrl.config.mindspeed_rl_models import model_rules
+from mindrl.config.mindspeed_rl_releases import LEFT_OVER
 from mindrl.config.mindspeed_rl_run import run_rules
 
 _REASONS: Mapping[str, str] = {
     **RULED,
+    **LEFT_OVER,
     **{key: why for why, keys in IGNORED.items() for key in keys},
 }
 _REASONS_OF_ROLE: Mapping[str, str] = {

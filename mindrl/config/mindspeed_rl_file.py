@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mindrl.config.mindspeed_rl_keys import DEFAULTS, DOTTED, OF_ROLE, WATCHED
+from mindrl.config.mindspeed_rl_releases import looks_like
 from mindrl.errors import ConfigError
 
 Learner = Literal["actor", "critic"]
@@ -92,6 +93,11 @@ class TheirRun:
         by_estimator = "ppo" if self.has_critic else "grpo"
         return str(self.role("actor", "stage", f"ray_{by_estimator}")).removeprefix("ray_")
 
+    @property
+    def release(self) -> str:
+        """The releases of MindSpeed-RL that have all keys of the file."""
+        return looks_like(map(_of_any_role, [*self.given, *self.nulls]))
+
     def value(self, key: str, default: Any = None) -> Any:
         """Return what the file says of a key, else MindSpeed-RL's default."""
         return self.given.get(key, DEFAULTS.get(key, default))
@@ -174,6 +180,14 @@ def _is_known(key: str, value: Any) -> bool:
     # A resource that is null stands for all that it holds.
     whole = value is None and any(known.startswith(f"{key}.") for known in DOTTED)
     return name in OF_ROLE if section in _ROLE_SECTIONS else key in DOTTED or whole
+
+
+def _of_any_role(key: str) -> str:
+    """Name a key of a model whichever section it stands in."""
+    section, _, name = key.partition(".")
+    if section == "model":
+        name = name.partition(".")[2]
+    return f"role.{name}" if section in (*_ROLE_SECTIONS, "model") else key
 
 
 def _unknown(key: str) -> str:

@@ -1,11 +1,13 @@
 """The keys of a MindSpeed-RL file, by what becomes of them here. Data only.
 
-Read from its configuration classes. `role` stands for a model: its file, `megatron_training`,
-`actor_config` and `critic_config` have the same keys.
+Read from the configuration classes of its releases. `role` stands for a model: its file,
+`megatron_training`, `actor_config` and `critic_config` have the same keys.
 """
 
 from collections.abc import Mapping
 from typing import Any
+
+from mindrl.config.mindspeed_rl_releases import LEFT_OVER
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -121,7 +123,9 @@ IGNORED_OF_ROLE: Mapping[str, tuple[str, ...]] = {
         "moe_router_num_groups moe_router_group_topk moe_router_topk_scaling_factor "
         "norm_topk_prob moe_router_score_function make_vocab_size_divisible_by padded_vocab_size "
         "add_qkv_bias disable_bias_linear position_embedding_type rotary_base normalization "
-        "norm_epsilon swiglu attention_bias vocab_extra_ids"
+        "norm_epsilon swiglu attention_bias vocab_extra_ids moe_intermediate_size "
+        "multi_head_latent_attention qk_nope_head_dim qk_rope_head_dim n_group topk_group "
+        "routed_scaling_factor rope_scaling_beta_fast rope_scaling_beta_slow"
     ),
     _ENGINE: _words(
         "use_mcore_models use_flash_attn use_fused_rmsnorm use_fused_swiglu shape_order "
@@ -129,8 +133,8 @@ IGNORED_OF_ROLE: Mapping[str, tuple[str, ...]] = {
         "use_fused_moe_token_permute_and_unpermute moe_token_dispatcher_type "
         "no_masked_softmax_fusion attention_softmax_in_fp32 no_gradient_accumulation_fusion "
         "use_fused_rotary_pos_emb gemm_gradient_accumulation_fusion transformer_impl ai_framework "
-        "attention_mask_type accumulate_allreduce_grads_in_fp32 initial_loss_scale do_sample "
-        "use_kv_cache init_method_std use_fused_ring_attention_update"
+        "attention_mask_type cp_attention_mask_type accumulate_allreduce_grads_in_fp32 "
+        "initial_loss_scale do_sample use_kv_cache init_method_std use_fused_ring_attention_update"
     ),
     _OVERLAP: _words(
         "moe_alltoall_overlap_comm overlap_grad_reduce overlap_param_gather ddp_bucket_size "
@@ -141,8 +145,8 @@ IGNORED_OF_ROLE: Mapping[str, tuple[str, ...]] = {
         "reuse_fp32_param swap_attention recompute_activation_function"
     ),
     _PADDING: _words(
-        "no_pad_to_seq_lengths variable_seq_lengths reset_position_ids reset_attention_mask "
-        "pad_to_multiple_of"
+        "no_pad_to_seq_lengths variable_seq_lengths variable_seq_length reset_position_ids "
+        "reset_attention_mask pad_to_multiple_of"
     ),
     "the platform chooses it: hccl on NPUs": ("distributed_backend",),
     "the bias that chooses experts stays as the model has it, where Megatron may move it": (
@@ -156,7 +160,9 @@ IGNORED_OF_ROLE: Mapping[str, tuple[str, ...]] = {
     "the reference answer is in the column megatron_training.answer_column": (
         "dataset_additional_keys",
     ),
-    _PREFERENCES: _words("is_pairwise_dataset dpo_loss_type ref_model refer_model_iter algorithm"),
+    _PREFERENCES: _words(
+        "is_pairwise_dataset dpo_loss_type ref_model refer_model_iter ref_model_iter algorithm"
+    ),
     _NO_EVALUATION: _words("eval_iters eval_interval skip_train"),
     "every step is logged": _words("log_interval log_throughput"),
     "a run starts at step 0 from the weights alone, and writes only weights": _words(
@@ -181,8 +187,9 @@ IGNORED: Mapping[str, tuple[str, ...]] = {
         "rl_config.actor_update_dispatch_size rl_config.critic_update_dispatch_size "
         "rl_config.critic_value_dispatch_size rl_config.kl_dispatch_size rl_config.data_strategy "
         "rl_config.transfer_queue_data_shard_num rl_config.transfer_queue_data_shard_port_base "
-        "rl_config.zmq_communication"
+        "rl_config.zmq_communication rl_config.td_status_log"
     ),
+    "a self-test of their resharding": ("rl_config.enable_sharding_validate",),
     "environment variables are set where the run is started": _words(
         "rl_config.runtime_env_path rl_config.hccl_buffersize"
     ),
@@ -251,6 +258,7 @@ RULED_OF_ROLE: Mapping[str, str] = {
     "recompute_method": "only with recompute_granularity: full",
     "recompute_num_layers": "only with recompute_granularity: full",
     "swap_optimizer": "off, as here",
+    "use_deter_comp": "npu_deterministic has the last word",
     "lora_target_modules": "",
     "mm_model": "",
 }
@@ -333,7 +341,7 @@ OF_ROLE: frozenset[str] = frozenset(
 """All keys of a role."""
 
 DOTTED: frozenset[str] = frozenset(
-    [*SAME, *RULED]
+    [*SAME, *RULED, *LEFT_OVER]
     + [key for keys in IGNORED.values() for key in keys]
     + [f"{section}.{key}" for section, keys in WATCHED.items() for key in keys]
 )

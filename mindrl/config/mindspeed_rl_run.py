@@ -8,6 +8,7 @@ from mindrl.config.mindspeed_rl_file import TheirRun
 from mindrl.config.mindspeed_rl_keys import SAME, SAME_OF_RUN
 from mindrl.config.mindspeed_rl_mapped import Mapped, default, raised, same, same_of_role
 from mindrl.config.mindspeed_rl_models import is_moe
+from mindrl.config.mindspeed_rl_releases import RELEASES
 
 _TENSOR = "generate_config.infer_tensor_parallel_size"
 _EXPERT = "generate_config.infer_expert_parallel_size"
@@ -19,12 +20,24 @@ def run_rules(theirs: TheirRun, devices_per_node: int) -> Iterator[Mapped]:
         yield from same(theirs, key)
     for key in SAME_OF_RUN:
         yield from same_of_role(theirs, "actor", key, "megatron_training")
+    yield from _of_releases(theirs)
     yield from _data(theirs)
     yield from _devices(theirs, devices_per_node)
     yield from _lengths(theirs)
     yield from _packing(theirs)
     yield from _optimizer_state(theirs)
     yield from _rollout_layout(theirs)
+
+
+def _of_releases(theirs: TheirRun) -> Iterator[Mapped]:
+    """What a release calls otherwise, or takes otherwise where it is left out."""
+    old, new = theirs.place("actor", "use_deter_comp"), "npu_deterministic"
+    if old in theirs.given and theirs.place("actor", new) not in theirs.given:
+        sets = {f"megatron_training.{new}": theirs.given[old]}
+        yield Mapped(key=old, kind="renamed", sets=sets, note="its name until 2.2")
+    precision = theirs.place("actor", "bf16")
+    if theirs.release == RELEASES[0] and precision not in theirs.given:
+        yield default(precision, "megatron_training.bf16", False)
 
 
 def _data(theirs: TheirRun) -> Iterator[Mapped]:

@@ -114,17 +114,23 @@ def _write(outcome: _Outcome, options: argparse.Namespace) -> _Outcome:
     """Write the new file, and check it as far as it can be checked by itself."""
     imported = outcome.imported
     config = load_run_config(nested(imported.values))
-    write_new(options.output, yaml_text(imported, Path(options.file).name))
+    write_new(options.output, yaml_text(imported, _source(outcome, options)))
     # What the user is to settle is in the report already.
     open_keys = {key for each in imported.mapped if each.kind == "open" for key in each.sets}
     reasons = [str(each) for each in findings(config) if each.field not in open_keys]
     return replace(outcome, written=True, reasons=reasons)
 
 
+def _source(outcome: _Outcome, options: argparse.Namespace) -> str:
+    """Name their file, and the releases that it may be of."""
+    return f"{Path(options.file).name}, a file of MindSpeed-RL {outcome.theirs.release}"
+
+
 def _tell(outcome: _Outcome, options: argparse.Namespace) -> None:
     if options.json:
         answer = {
             "source": options.file,
+            "release": outcome.theirs.release,
             "output": options.output if outcome.written else None,
             "keys": as_json(outcome.imported, outcome.theirs.given),
             "findings": list(outcome.reasons),
@@ -133,6 +139,7 @@ def _tell(outcome: _Outcome, options: argparse.Namespace) -> None:
         sys.stdout.write("\n")
         return
     console = Console()
+    console.print(f"{escape(_source(outcome, options))}\n", soft_wrap=True, highlight=False)
     for line in report_lines(outcome.imported):
         console.print(escape(line), soft_wrap=True, highlight=False)
     if outcome.written:

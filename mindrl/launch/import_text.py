@@ -21,13 +21,18 @@ _COMMENTED = ("open", "derived", "renamed", "refused")
 
 
 def yaml_text(imported: Import, source: str) -> str:
-    """Write the file, with a comment over each key that is not simply taken over."""
+    """Write the file, with a comment over each key that is not simply taken over.
+
+    Args:
+        imported: What to write.
+        source: What it was imported from.
+    """
     comments = {
         next(iter(each.sets)): f"{each.key}: {each.note}"
         for each in imported.mapped
         if each.kind in _COMMENTED and each.sets
     }
-    header = [f"Imported from {source}, a file of MindSpeed-RL."]
+    header = [f"Imported from {source}."]
     header += [f"Left out, {each.key}: {each.note}" for each in imported.refused]
     return config_text(
         imported.values, header=header, comments=comments, has_critic=imported.has_critic

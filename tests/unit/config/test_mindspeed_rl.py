@@ -9,16 +9,6 @@ from mindrl.config.load import load_run_config
 from mindrl.config.mindspeed_rl_keys import DEFAULTS, DOTTED, OF_ROLE
 from mindrl.errors import ConfigError
 
-
-def test_the_tables_name_all_174_106_and_26_keys_of_its_three_classes() -> None:
-    assert len(OF_ROLE) == 174
-    counted = {
-        section: len({key.split(".")[1] for key in DOTTED if key.startswith(section)})
-        for section in ("rl_config.", "generate_config.", "msprobe_config.")
-    }
-    assert counted == {"rl_config.": 106, "generate_config.": 26, "msprobe_config.": 12}
-
-
 SAMPLES: dict[str, Any] = {
     "verifier_function": ["math_17k_acc"],
     "verifier_weight": [1.0],

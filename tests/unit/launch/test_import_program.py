@@ -132,7 +132,7 @@ def test_the_new_file_says_over_a_key_where_it_comes_from(tmp_path: Path) -> Non
     ran(written(tmp_path))
     lines = (tmp_path / "ours.yaml").read_text().splitlines()
     assert lines[:5] == [
-        "# Imported from theirs.yaml, a file of MindSpeed-RL.",
+        "# Imported from theirs.yaml, a file of MindSpeed-RL 2.0 or later.",
         "defaults:",
         "  - mindrl_defaults",
         "  - program",
@@ -199,7 +199,7 @@ def test_json_has_each_key_with_value_kind_and_what_it_sets(tmp_path: Path) -> N
     ended = ran(written(tmp_path), "--json")
     answer = json.loads(ended.stdout)
     assert answer["output"] == f"{tmp_path}/ours.yaml"
-    assert answer["findings"] == []
+    assert (answer["release"], answer["findings"]) == ("2.0 or later", [])
     found: dict[str, Any] = {each["key"]: each for each in answer["keys"]}
     assert found["actor_config.num_layer_list"] == {
         "key": "actor_config.num_layer_list",

@@ -61,5 +61,9 @@ class InterruptedRunError(MindrlError):
     """The run was asked to stop, by Ctrl-C or SIGTERM."""
 
 
+class StopRequestedError(InterruptedRunError):
+    """The same, between two calls of the workers: they are free, and the model can be exported."""
+
+
 class ReshardError(MindrlError):
     """The weights could not be moved from the training to the rollout layout."""

@@ -129,13 +129,17 @@ class ColocatedActor:
         """Take one optimizer step of the critic; returns metrics of the whole minibatch."""
         return self._update("update_critic", self.layouts["critic"], minibatch)
 
-    def export(self, folder: Path) -> None:
-        """Write the actor's weights as a Hugging Face folder."""
-        self.group.call_all("export", str(folder))
+    def export(self, folder: Path, record: Mapping[str, object]) -> None:
+        """Write the actor's weights as a Hugging Face folder, with a record of them."""
+        self.group.call_all("export", str(folder), record)
 
-    def export_critic(self, folder: Path) -> None:
-        """Write the critic's weights as a Hugging Face folder."""
-        self.group.call_all("export_critic", str(folder))
+    def export_critic(self, folder: Path, record: Mapping[str, object]) -> None:
+        """Write the critic's weights as a Hugging Face folder, with a record of them."""
+        self.group.call_all("export_critic", str(folder), record)
+
+    def keep_export(self, folder: Path, kept: Path) -> None:
+        """Keep an exported folder under a second name, whatever replaces the first."""
+        self.group.call_all("keep_export", str(folder), str(kept))
 
     def device_limits(self) -> tuple[int | None, int]:
         """Return the capacity of a device, None without a bound, and the bytes of its KV cache."""

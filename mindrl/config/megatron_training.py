@@ -53,4 +53,5 @@ class MegatronTrainingConfig:
     distributed_timeout_minutes: PositiveInt = 10
     """A collective that lasts longer ends the run with an error, never with a hang."""
     save_interval: Annotated[int, Field(ge=0)] = 0
-    """Export the model every so many steps. 0 exports only at the end."""
+    """Export the model every so many steps. 0 exports only at the end, or when the run is stopped.
+    A multiple of `rl_config.test_freq` has every export evaluated, and the best one kept."""

@@ -1,13 +1,15 @@
 """Ctrl-C and SIGTERM end a run in order: everything is closed, nothing is left behind."""
 
+import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 
-from mindrl.errors import InterruptedRunError
+from mindrl.errors import InterruptedRunError, StopRequestedError
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_ASKED = b"stopping: what runs is finished and the model exported; once more stops at once\n"
 
 
 @contextmanager
@@ -29,6 +31,41 @@ def signals_as_errors() -> Iterator[None]:
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
+
+
+@contextmanager
+def stop_requests() -> Iterator[Callable[[], None]]:
+    """Take the first signal for a wish, which whoever heeds it meets at a good moment.
+
+    The next signal does what one does outside the block.
+
+    Yields:
+        Raises StopRequestedError once a signal has come.
+    """
+    asked: list[signal.Signals] = []
+    before = {each: signal.getsignal(each) for each in _SIGNALS}
+
+    def give_back() -> None:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+    def ask(number: int, _frame: FrameType | None) -> None:
+        asked.append(signal.Signals(number))
+        give_back()
+        # Not by print: the signal may have come in the middle of one.
+        with suppress(OSError):
+            os.write(2, _ASKED)
+
+    def heed() -> None:
+        if asked:
+            raise StopRequestedError(f"stopped by {asked[0].name}")
+
+    for each in _SIGNALS:
+        signal.signal(each, ask)
+    try:
+        yield heed
+    finally:
+        give_back()
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from mindrl.models.decoder import whole_side
 from mindrl.models.description import read_description
 from mindrl.models.rank_files import table_bytes
 from mindrl.observability.run_folder import Need, check_room
+from mindrl.trainer.journal import best_folder
 
 LOG_BYTES = 64 << 20
 """Free space that logs and samples want, besides the exported models."""
@@ -27,11 +28,11 @@ def export_folders(config: RunConfig, root: Path) -> dict[Exported, Path]:
     if config.critic_config is not None:
         asked["critic"] = config.critic_config.save or root / "critic"
     folders = {role: Path(folder).resolve() for role, folder in asked.items()}
-    for role, folder in folders.items():
+    for role, folder in (*folders.items(), ("actor", best_folder(folders["actor"]))):
         if folder.is_dir() and any(folder.iterdir()):
             raise OutputError(
-                f"{role}_config.save={folder} holds files already, and an export would replace "
-                "them; name a new folder"
+                f"{role}_config.save={folders[role]}: {folder} holds files already, and an export "
+                "would replace them; name a new folder"
             )
     return folders
 
@@ -43,14 +44,15 @@ def check_folders(config: RunConfig, root: Path, exports: Mapping[Exported, Path
         OutputError: A folder cannot be written, or a disk is too small.
     """
     training = config.megatron_training
-    # An export stands beside the one before it until it is whole.
-    copies = 2 if 0 < training.save_interval < training.train_iters else 1
+    # An export stands beside the one before it until it is whole, and beside the best one.
+    several = 0 < training.save_interval < training.train_iters
+    copies = {"actor": 3 if training.test_data_path else 2, "critic": 2} if several else {}
     needs = [Need(folder=root, needed_bytes=LOG_BYTES, what="logs and samples")]
     needs += [
         Need(
             folder=folder.parent,
-            needed_bytes=copies * export_bytes(config, role),
-            what=f"{copies} x the exported {role}",
+            needed_bytes=copies.get(role, 1) * export_bytes(config, role),
+            what=f"{copies.get(role, 1)} x the exported {role}",
         )
         for role, folder in exports.items()
     ]

@@ -27,10 +27,11 @@ from mindrl.data.tokenizer import load_tokenizer
 from mindrl.errors import InterruptedRunError
 from mindrl.launch.checks import check
 from mindrl.launch.explain import derived_numbers, render_numbers
-from mindrl.launch.interrupts import interrupts_unwrapped
+from mindrl.launch.interrupts import interrupts_unwrapped, stop_requests
 from mindrl.launch.layouts import role_layouts
 from mindrl.launch.memory_plan import with_limits
 from mindrl.launch.memory_watch import MemoryWatch
+from mindrl.launch.provenance import provenance
 from mindrl.launch.run_folders import check_folders, export_folders
 from mindrl.models.cost import forward_cost
 from mindrl.models.description import read_description
@@ -77,7 +78,7 @@ def train(config: RunConfig, run_dir: Path) -> dict[str, object]:
     """
     run = _prepare(config, run_dir)
     Console().print(render_numbers(derived_numbers(config, run.platform)))
-    outcome = Outcome(model=run.model_folder)
+    outcome = Outcome(model=run.model_folder, provenance=provenance(config))
     console = StepConsole(config.megatron_training.train_iters)
     journal = Journal(run.folder, outcome, console, _trackers(run))
     try:
@@ -85,7 +86,9 @@ def train(config: RunConfig, run_dir: Path) -> dict[str, object]:
             if config.rl_config.memory_timeline_steps:
                 plan = with_limits(config, *actor.device_limits())
                 journal.memory_log = MemoryWatch(plan, run.folder.root)
-            _trainer(run, actor, rewards, journal).run(run.model_folder)
+            trainer = _trainer(run, actor, rewards, journal)
+            with stop_requests() as heed:
+                trainer.run(run.model_folder, heed)
         outcome.status = "completed"
     except InterruptedRunError:
         outcome.status = "interrupted"

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -74,6 +74,8 @@ class Outcome:
     """What is known of a run so far; it becomes the summary, however the run ends."""
 
     model: Path
+    provenance: Mapping[str, object] = field(default_factory=dict)
+    """What the run was made with: for the summary and the exported models."""
     started: float = field(default_factory=time.perf_counter)
     status: str = "failed"
     steps: int = 0
@@ -81,8 +83,18 @@ class Outcome:
     step_seconds: float = 0.0
     accuracy_before: float | None = None
     accuracy_after: float | None = None
+    accuracy_best: float | None = None
+    """Of the exported models that were evaluated."""
     logprob_gap_max_mean: float = 0.0
-    model_saved: bool = False
+    model_step: int | None = None
+    """Step of the newest exported model; None before the first."""
+    model_best_step: int | None = None
+    """Step of the exported model with the best accuracy."""
+
+
+def best_folder(model: Path) -> Path:
+    """Return the folder of the best exported model, beside that of the newest."""
+    return model.with_name(f"{model.name}_best")
 
 
 class MemoryLog(Protocol):
@@ -132,14 +144,14 @@ class Journal:
         if not gap <= outcome.logprob_gap_max_mean:
             outcome.logprob_gap_max_mean = gap
         self._track(step, metrics)
-        self._keep(self.samples, lambda: self.samples.write(step, samples))
+        self.keep(self.samples, lambda: self.samples.write(step, samples))
         self.console.step(step, metrics)
 
     def memory(self, step: int, workers: Sequence[Sequence[TimelineMoment]]) -> None:
         """Record what the devices held in a step, by rank."""
         log = self.memory_log
         assert log is not None, "there is one before the first step"
-        finding = self._keep(log, lambda: log.note(step, workers))
+        finding = self.keep(log, lambda: log.note(step, workers))
         if finding is not None:
             self._warn(finding)
 
@@ -150,7 +162,7 @@ class Journal:
         else:
             self.outcome.accuracy_after = accuracy
         self._track(step, {"evaluation/accuracy": accuracy})
-        self._keep(self.evaluations, lambda: self.evaluations.write(step, samples))
+        self.keep(self.evaluations, lambda: self.evaluations.write(step, samples))
         self.console.evaluation(step, accuracy)
         for sample in samples[:_SHOWN_SAMPLES]:
             self.console.show(render(sample))
@@ -158,10 +170,11 @@ class Journal:
     def close(self) -> dict[str, object]:
         """Close all files and write the summary; returns it."""
         for log in (self.samples, self.evaluations):
-            self._keep(log, log.close)
+            self.keep(log, log.close)
         for tracker in self.trackers:
-            self._keep(tracker, tracker.close)
+            self.keep(tracker, tracker.close)
         outcome, folder = self.outcome, self.folder
+        best = outcome.model_best_step
         rate = outcome.response_tokens / outcome.step_seconds if outcome.step_seconds else 0.0
         summary: dict[str, object] = {
             "status": outcome.status,
@@ -176,18 +189,22 @@ class Journal:
             "tensorboard": str(folder.tensorboard),
             "metrics": str(folder.metrics),
             "samples": str(folder.samples),
-            "model": str(outcome.model) if outcome.model_saved else None,
+            "model": None if outcome.model_step is None else str(outcome.model),
+            "model_step": outcome.model_step,
+            "model_best": None if best is None else str(best_folder(outcome.model)),
+            "model_best_step": best,
+            "model_best_accuracy": outcome.accuracy_best,
+            **outcome.provenance,
         }
         folder.reserve.unlink(missing_ok=True)
-        self._keep(folder, lambda: write_json_atomically(folder.summary, summary))
+        self.keep(folder, lambda: write_json_atomically(folder.summary, summary))
         return summary
 
-    def _track(self, step: int, metrics: Metrics) -> None:
-        for tracker in self.trackers:
-            self._keep(tracker, partial(tracker.log, step, metrics))
+    def keep(self, place: object, write: Callable[[], T]) -> T | None:
+        """Write what the run can do without; returns what `write` does.
 
-    def _keep(self, place: object, write: Callable[[], T]) -> T | None:
-        """Write to a place, unless it could not be written before; returns what `write` does."""
+        A place that could not be written is told of, and not tried again.
+        """
         if place not in self.left_out:
             try:
                 return write()
@@ -195,6 +212,10 @@ class Journal:
                 self.left_out.add(place)
                 self._warn(f"{error}; the run goes on without it")
         return None
+
+    def _track(self, step: int, metrics: Metrics) -> None:
+        for tracker in self.trackers:
+            self.keep(tracker, partial(tracker.log, step, metrics))
 
     def _warn(self, text: str) -> None:
         logger.warning("%s", text)

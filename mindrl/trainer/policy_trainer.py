@@ -3,8 +3,9 @@
 Shapes: B sequences of a step, T positions.
 """
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -15,11 +16,11 @@ from mindrl.batch.experience import Experience, Minibatch, MinibatchPlan
 from mindrl.batch.prompts import Prompt, Sampling
 from mindrl.batch.rollouts import Rollouts
 from mindrl.data.order import PromptOrder
-from mindrl.errors import LogprobGapError, MindrlError
+from mindrl.errors import LogprobGapError, MindrlError, StopRequestedError
 from mindrl.observability.metrics import Metrics, mean_metrics, merge, nonfinite_keys
 from mindrl.observability.samples import Sample
 from mindrl.observability.timing import StageTimer
-from mindrl.trainer.journal import Journal
+from mindrl.trainer.journal import Journal, best_folder
 from mindrl.trainer.rating import Rated, Rater, RewardSources
 from mindrl.trainer.roles import Policy, Reference, Workers
 
@@ -81,6 +82,7 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
         self.journal = journal
         self.timer = StageTimer()
         self.rater = Rater(roles.rewards, data.decode, self.timer)
+        self.heed: Callable[[], None] = lambda: None
 
     @abstractmethod
     def estimate(
@@ -97,16 +99,33 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
     def learn(self, step: int, experience: ExperienceT) -> Metrics:
         """Take the optimizer steps of a step."""
 
-    def run(self, model_folder: Path) -> None:
+    def run(self, model_folder: Path, heed: Callable[[], None] | None = None) -> None:
         """Train from the first step to the last, evaluate, and export the model.
+
+        Args:
+            model_folder: For the newest export; one beside it has the best by evaluation.
+            heed: Raises StopRequestedError where the run has been asked to stop; what has been
+                learned is then exported first. None: nobody asks.
 
         Raises:
             LogprobGapError: The rollout engine did not have the trainer's weights.
+            StopRequestedError: The run was asked to stop.
             MindrlError: A metric is not finite, or whatever a role raises.
         """
+        self.heed = heed or self.heed
+        try:
+            self._run(model_folder)
+        except StopRequestedError:
+            # No step is left half learned: the weights are those of the last one on record.
+            if self.journal.outcome.steps != (self.journal.outcome.model_step or 0):
+                self._export(model_folder)
+            raise
+
+    def _run(self, model_folder: Path) -> None:
         self.evaluate(0)
         self.roles.workers.record_memory(self.settings.memory_timeline_steps > 0)
         for step in range(1, self.settings.steps + 1):
+            self.heed()
             metrics, samples = self.step(step)
             self.journal.step(step, metrics, samples)
             if step <= self.settings.memory_timeline_steps:
@@ -116,15 +135,14 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
             last = step == self.settings.steps
             # The weights are still there from the update; an evaluation sends them away.
             if last or (self.settings.save_interval and step % self.settings.save_interval == 0):
-                self.export(model_folder)
-                self.journal.outcome.model_saved = True
-                self.roles.workers.flush_metrics()
+                self._export(model_folder)
             if last or (self.settings.test_freq and step % self.settings.test_freq == 0):
                 self.evaluate(step)
+                self._keep_best(model_folder)
 
-    def export(self, model_folder: Path) -> None:
-        """Write the models that the run has trained."""
-        self.roles.workers.export(model_folder)
+    def export(self, model_folder: Path, record: Mapping[str, object]) -> None:
+        """Write the models that the run has trained, with a record of them."""
+        self.roles.workers.export(model_folder, record)
 
     def step(self, step: int) -> tuple[Metrics, list[Sample]]:
         """Roll out, rate, estimate and learn once."""
@@ -135,8 +153,10 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
                 rollouts = self.roles.policy.generate_sequences(
                     prompts, settings.sampling, step=step
                 )
+            self.heed()
             with self.rater.rating(prompts, rollouts, blocking=settings.blocking) as rated:
                 experience, estimated = self.estimate(rollouts, rated)
+            self.heed()
             learned = self.learn(step, experience)
         metrics = merge(
             rollouts.metrics(),
@@ -187,6 +207,28 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
         self.journal.evaluation(step, accuracy, samples)
         # What the switches of an evaluation cost belongs to no step.
         self.roles.workers.flush_metrics()
+
+    def _export(self, model_folder: Path) -> None:
+        """Export what the recorded steps have learned."""
+        outcome = self.journal.outcome
+        self.export(model_folder, {"step": outcome.steps, **outcome.provenance})
+        outcome.model_step = outcome.steps
+        # What the switches of an export cost belongs to no step.
+        self.roles.workers.flush_metrics()
+
+    def _keep_best(self, model_folder: Path) -> None:
+        """Keep an export that was evaluated as the best so far, before the next one replaces it."""
+        outcome = self.journal.outcome
+        accuracy = outcome.accuracy_after
+        best = -math.inf if outcome.accuracy_best is None else outcome.accuracy_best
+        if outcome.model_step != outcome.steps or accuracy is None or accuracy <= best:
+            return
+
+        def keep() -> None:
+            self.roles.workers.keep_export(model_folder, best_folder(model_folder))
+            outcome.accuracy_best, outcome.model_best_step = accuracy, outcome.steps
+
+        self.journal.keep("best model", keep)
 
     def _prompts(self, step: int) -> list[Prompt]:
         indices = self.data.order.indices(step - 1, self.settings.prompts_per_step)

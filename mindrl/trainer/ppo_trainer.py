@@ -3,7 +3,7 @@
 Shapes: B sequences of a step, T positions.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -115,10 +115,10 @@ class PpoTrainer(PolicyTrainer[ValuedExperience]):
             return metrics
         return metrics | self.update_policy(experience.minibatches(plan, dealt))
 
-    def export(self, model_folder: Path) -> None:
-        """Write the policy and the critic."""
-        super().export(model_folder)
-        self.critic.export_critic(self.ppo.critic_folder)
+    def export(self, model_folder: Path, record: Mapping[str, object]) -> None:
+        """Write the policy and the critic, with a record of them."""
+        super().export(model_folder, record)
+        self.critic.export_critic(self.ppo.critic_folder, record)
 
     def _kl_in_reward(self, old_logprobs_BT: Tensor, ref_logprobs_BT: Tensor | None) -> Tensor:
         if self.ppo.reward_kl_coef == 0:

@@ -3,7 +3,7 @@
 The models share their devices: each call first gives the devices to its own model.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -52,8 +52,8 @@ class Critic(Protocol):
     def update_critic(self, minibatch: CriticMinibatch) -> dict[str, float]:
         """Take one optimizer step."""
 
-    def export_critic(self, folder: Path) -> None:
-        """Write the critic's weights as a Hugging Face folder."""
+    def export_critic(self, folder: Path, record: Mapping[str, object]) -> None:
+        """Write the critic's weights as a Hugging Face folder, with a record of them."""
 
 
 class RewardModel(Protocol):
@@ -66,8 +66,11 @@ class RewardModel(Protocol):
 class Workers(Protocol):
     """What holds the models."""
 
-    def export(self, folder: Path) -> None:
-        """Write the policy's weights as a Hugging Face folder."""
+    def export(self, folder: Path, record: Mapping[str, object]) -> None:
+        """Write the policy's weights as a Hugging Face folder, with a record of them."""
+
+    def keep_export(self, folder: Path, kept: Path) -> None:
+        """Keep an exported folder under a second name, whatever replaces the first."""
 
     def flush_metrics(self) -> dict[str, float]:
         """Return what the changes of phase cost, and the memory of each worker."""

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -37,6 +37,7 @@ class ExportedModel:
         *,
         dtype: DType,
         shard_bytes: int = SHARD_BYTES,
+        record: Mapping[str, object] | None = None,
     ) -> None:
         """Name what is to be written.
 
@@ -46,12 +47,14 @@ class ExportedModel:
             table: The logical tensors; empty on a rank that writes nothing.
             dtype: Of all tensors but those that are always float32.
             shard_bytes: Most bytes of the tensors of a file; a larger tensor has one of its own.
+            record: What else is to be known of the model, for a file of the folder; None: nothing.
         """
         head: Head = "value" if VALUE_HEAD in table else "vocabulary"
         self.folder = NewFolder(source, target, dtype, head)
         self.kinds = {name: (dtype_of(entry, dtype), entry.shape) for name, entry in table.items()}
         self.total_bytes = table_bytes(table, dtype)
         self.shard_bytes = shard_bytes
+        self.record = record
         self.files: dict[str, TensorFile] = {}
         self.filling: dict[str, Tensor] = {}
         self.missing = set(table)
@@ -102,7 +105,7 @@ class ExportedModel:
         try:
             if error is None:
                 assert not self.missing, f"{len(self.missing)} tensors never came"
-                self.folder.complete()
+                self.folder.complete(self.record)
         except OSError as failed:
             raise self.folder.failure(failed) from failed
         finally:

@@ -119,8 +119,8 @@ class ActorHybridWorker:
         self.sharding_manager.enter(Phase.TRAIN)
         return self.model.update(minibatch, self.settings.micro_batching)
 
-    def save(self, folder: Path) -> None:
-        """Export the weights to a Hugging Face folder."""
+    def save(self, folder: Path, record: Mapping[str, object]) -> None:
+        """Export the weights to a Hugging Face folder, with what else is to be known of them."""
         self.sharding_manager.enter(Phase.FORWARD)
-        self.weights.export(folder)
+        self.weights.export(folder, record)
         dist.barrier()

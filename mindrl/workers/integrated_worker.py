@@ -15,6 +15,7 @@ from mindrl.observability.memory import process_memory
 from mindrl.observability.timeline import TimelineMoment
 from mindrl.training.critic import TrainedCritic
 from mindrl.training.model import ModelSettings
+from mindrl.training.new_folder import keep_folder
 from mindrl.training.offload import StoredRegion
 from mindrl.training.optimizer import OptimizerSettings
 from mindrl.training.scoring import ScoringModel
@@ -147,18 +148,27 @@ class IntegratedWorker(ActorHybridWorker):
         self.sharding_manager.enter(Phase.REWARD)
         return self.reward.compute_rewards(sequences, role.micro_batching)
 
-    def export(self, folder: str) -> None:
-        """Export the actor's weights to a Hugging Face folder."""
-        self.save(Path(folder))
+    def export(self, folder: str, record: Mapping[str, object]) -> None:
+        """Export the actor's weights to a Hugging Face folder, with a record of them."""
+        self.save(Path(folder), record)
+
+    def keep_export(self, folder: str, kept: str) -> None:
+        """Keep an exported folder under a second name, by the rank that wrote it.
+
+        Raises:
+            OutputError: It cannot be written.
+        """
+        if dist.get_rank() == 0:
+            keep_folder(Path(folder), Path(kept))
 
     def device_limits(self) -> tuple[int | None, int]:
         """Return the device's capacity, None without a bound, and what the KV cache may take."""
         return self.device.ledger.capacity_bytes, self.settings.engine.kv_cache_bytes
 
-    def export_critic(self, folder: str) -> None:
-        """Export the critic's weights to a Hugging Face folder."""
+    def export_critic(self, folder: str, record: Mapping[str, object]) -> None:
+        """Export the critic's weights to a Hugging Face folder, with a record of them."""
         self._critic_role(Phase.CRITIC_FORWARD)
-        self.critic_weights.export(Path(folder))
+        self.critic_weights.export(Path(folder), record)
         dist.barrier()
 
     def record_memory(self, is_on: bool) -> None:

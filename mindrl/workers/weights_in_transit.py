@@ -56,8 +56,12 @@ class OutwardWeights:
         self.transfers = 0
         self.side: Side = model.model.side
 
-    def export(self, folder: Path) -> None:
+    def export(self, folder: Path, record: Mapping[str, object] | None = None) -> None:
         """Write the weights to a Hugging Face folder, by rank 0. A collective over all ranks.
+
+        Args:
+            folder: New, or to be replaced.
+            record: What else is to be known of them, for a file of the folder; None: nothing.
 
         Raises:
             OutputError: The folder cannot be written.
@@ -70,7 +74,7 @@ class OutwardWeights:
             head=self.model.model.head,
         )
         source, table = TrainingWeights(self.model, None), whole.table(dist.get_rank())
-        with ExportedModel(self.load, folder, table, dtype=self.side.dtype) as sink:
+        with ExportedModel(self.load, folder, table, dtype=self.side.dtype, record=record) as sink:
             self.transfer_to(whole).run(source, sink)
 
     def transfer_to(self, target: Side) -> Transfer:

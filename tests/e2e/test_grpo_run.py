@@ -102,6 +102,19 @@ def test_the_exported_model_answers_alike_in_vllm_and_transformers(whole_run: Pr
     assert answers["transformers"] == expected[:32]
 
 
+def test_the_exported_models_say_what_they_are(whole_run: Program) -> None:
+    summary = whole_run.summary()
+    record = json.loads((Path(summary["model"]) / "mindrl_export.json").read_text())
+    made_with = ("seed", "commit", "versions")
+    assert record == {"step": 30, **{name: summary[name] for name in made_with}}
+    assert summary["versions"]["mindrl"]
+    # The one export of the run is the best one, and takes its room once.
+    assert (summary["model_step"], summary["model_best_step"]) == (30, 30)
+    assert summary["model_best_accuracy"] == summary["accuracy_after"]
+    newest, best = (Path(summary[key]) / "model.safetensors" for key in ("model", "model_best"))
+    assert newest.samefile(best)
+
+
 def test_the_run_leaves_readable_files(whole_run: Program) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -127,6 +140,11 @@ def test_sigterm_ends_the_run_whole_and_the_same_seed_gives_the_same_bits(
     assert program.summary()["status"] == "interrupted"
     assert program.summary()["steps"] >= 3
     assert "stopped by SIGTERM" in program.text()
+    # What was learned is not lost, though the run exports at its end only.
+    assert program.summary()["model_step"] == program.summary()["steps"] == len(program.steps())
+    record = json.loads((program.folder / "model" / "mindrl_export.json").read_text())
+    assert record["step"] == program.summary()["steps"]
+    assert (program.folder / "model" / "model.safetensors").is_file()
     for mine, theirs in zip(program.steps(), whole_run.steps(), strict=False):
         assert [mine[name] for name in TRACED] == [theirs[name] for name in TRACED]
 

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from mindrl.errors import InterruptedRunError
-from mindrl.launch.interrupts import interrupts_unwrapped, signals_as_errors
+from mindrl.errors import InterruptedRunError, StopRequestedError
+from mindrl.launch.interrupts import interrupts_unwrapped, signals_as_errors, stop_requests
 
 BOTH = (signal.SIGINT, signal.SIGTERM)
 
@@ -61,11 +61,35 @@ def test_a_second_signal_while_the_run_winds_down_is_ignored() -> None:
     assert wound_down == [True]
 
 
+@pytest.mark.parametrize("number", BOTH)
+def test_a_first_signal_is_heeded_where_it_is_asked_for_and_a_second_one_at_once(
+    number: signal.Signals, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = [signal.getsignal(each) for each in BOTH]
+    reached: list[str] = []
+
+    def run() -> None:
+        with signals_as_errors(), stop_requests() as heed:
+            heed()
+            os.kill(os.getpid(), number)
+            reached.append("behind the first signal")
+            with pytest.raises(StopRequestedError, match=rf"^stopped by {number.name}$"):
+                heed()
+            os.kill(os.getpid(), signal.SIGTERM)
+            reached.append("behind the second")
+
+    with pytest.raises(InterruptedRunError, match=r"^stopped by SIGTERM$"):
+        run()
+    assert reached == ["behind the first signal"]
+    assert capfd.readouterr().err.count("once more stops at once") == 1
+    assert [signal.getsignal(each) for each in BOTH] == before
+
+
 def test_a_blocked_program_is_woken_by_a_signal_of_another_process() -> None:
     code = (
         "import time\n"
         "from mindrl.errors import InterruptedRunError\n"
-        "from mindrl.launch.interrupts import interrupts_unwrapped, signals_as_errors\n"
+        "from mindrl.launch.interrupts import signals_as_errors\n"
         "try:\n"
         "    with signals_as_errors():\n"
         "        print('ready', flush=True)\n"

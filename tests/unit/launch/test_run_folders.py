@@ -43,18 +43,22 @@ def test_an_export_takes_the_bytes_of_its_tensors_in_the_training_type(
 
 
 @pytest.mark.parametrize(
-    ("save_interval", "copies"),
-    [(0, 1), (1, 2), (3, 1)],
+    ("save_interval", "test_data", "copies"),
+    [(0, "test.jsonl", 1), (1, None, 2), (1, "test.jsonl", 3), (3, "test.jsonl", 1)],
 )
-def test_a_disk_must_hold_the_logs_and_an_export_twice_where_a_second_one_replaces_it(
+def test_a_disk_must_hold_the_logs_and_the_newest_export_the_next_and_the_best(  # noqa: PLR0917 - a row
     save_interval: int,
+    test_data: str | None,
     copies: int,
     random_model_of: MakeModel,
     run_config: MakeConfig,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    changes: dict[str, Any] = {"megatron_training.save_interval": save_interval}
+    changes: dict[str, Any] = {
+        "megatron_training.save_interval": save_interval,
+        "megatron_training.test_data_path": test_data,
+    }
     model = random_model_of("qwen3")
     asked = room_asked_for(run_config(model, changes), tmp_path, monkeypatch)
     export = copies * weights_of(model) / 2**20
@@ -82,3 +86,16 @@ def test_a_critic_is_counted_beside_the_actor_wherever_it_lies_on_the_disk(
     asked = room_asked_for(config, tmp_path, monkeypatch)
     assert asked.startswith(f"{(LOG_BYTES + actor + critic) / 2**20:,.1f} MiB: ")
     assert asked.endswith(f"1 x the exported critic in {tmp_path}/elsewhere")
+
+
+@pytest.mark.parametrize("taken", ["model", "model_best"])
+def test_a_folder_that_an_export_would_replace_is_refused(
+    taken: str, random_model_of: MakeModel, run_config: MakeConfig, tmp_path: Path
+) -> None:
+    (tmp_path / taken).mkdir()
+    (tmp_path / taken / "mine").touch()
+    config = run_config(random_model_of("qwen3"))
+    with pytest.raises(
+        OutputError, match=f"^actor_config.save={tmp_path}/model: {tmp_path}/{taken} holds files"
+    ):
+        export_folders(config, tmp_path)

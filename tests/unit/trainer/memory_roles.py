@@ -5,7 +5,7 @@ What a step computes is proved with real models in tests/distributed and tests/e
 
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ class MemoryRoles:
 
     def __init__(self, *, gap: float = 0.0, grad_norm: float = 0.5) -> None:
         self.calls: list[str] = []
+        self.records: list[dict[str, object]] = []
         self.asked: list[tuple[list[int], Sampling, int]] = []
         self.minibatches: list[Minibatch] = []
         self.critic_minibatches: list[CriticMinibatch] = []
@@ -98,14 +99,19 @@ class MemoryRoles:
         last_B = sequences.tokens_BT.gather(1, sequences.lengths_B[:, None] - 1)[:, 0]
         return SequenceScores(rewards_B=last_B.float())
 
-    def export(self, folder: Path) -> None:
+    def export(self, folder: Path, record: Mapping[str, object]) -> None:
         self.calls.append(f"export {folder.name}")
+        self.records.append(dict(record))
+
+    def keep_export(self, folder: Path, kept: Path) -> None:
+        self.calls.append(f"keep {folder.name} as {kept.name}")
 
     def flush_metrics(self) -> dict[str, float]:
         self.calls.append("flush")
         return {"bytes/reshard_sent": 7.0}
 
-    def export_critic(self, folder: Path) -> None:
+    def export_critic(self, folder: Path, record: Mapping[str, object]) -> None:
+        assert record == self.records[-1]
         self.calls.append(f"export {folder.name}")
 
     def record_memory(self, is_on: bool) -> None:

@@ -1,6 +1,6 @@
 """The order of a GRPO step, and the checks that end a run of any trainer."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from memory_roles import (
 )
 
 from mindrl.batch.prompts import Prompt
-from mindrl.errors import LogprobGapError, MindrlError
+from mindrl.errors import LogprobGapError, MindrlError, StopRequestedError
 from mindrl.observability.timeline import TimelineMoment
 from mindrl.rewards.score_range import ScoreRange
 from mindrl.rewards.scorer import Scores
@@ -184,7 +184,7 @@ def test_the_model_is_exported_every_so_many_steps_and_once_at_the_end(
     assert roles.calls.count("export model") == exports
     # What the switches of an export cost belongs to no step either.
     assert roles.calls[-2:] == ["export model", "flush"]
-    assert trainer.journal.outcome.model_saved
+    assert trainer.journal.outcome.model_step == 5
 
 
 @pytest.mark.parametrize(("gap", "shown"), [(0.5, "0.5"), (-0.5, "0.5"), (float("nan"), "nan")])
@@ -202,7 +202,7 @@ def test_a_gap_beyond_the_limit_ends_the_run_at_its_step_with_the_step_on_record
     )
     assert len(lines(tmp_path / "metrics.jsonl")) == 1
     assert "export model" not in roles.calls
-    assert not trainer.journal.outcome.model_saved
+    assert trainer.journal.outcome.model_step is None
 
 
 class MemoryNotes:
@@ -237,3 +237,93 @@ def test_a_metric_that_is_no_finite_number_ends_the_run_and_is_named(
         build(tmp_path, roles, steps=3).run(tmp_path / "model")
     assert str(caught.value) == "step 1: not a finite number: update/grad_norm"
     assert "export model" not in roles.calls
+
+
+def test_an_export_says_its_step_and_what_the_run_was_made_with(tmp_path: Path) -> None:
+    roles = MemoryRoles()
+    trainer = build(tmp_path, roles, steps=5, save_interval=2)
+    trainer.journal.outcome.provenance = {"seed": 7}
+    trainer.run(tmp_path / "model")
+    assert roles.records == [{"step": step, "seed": 7} for step in (2, 4, 5)]
+    summary = trainer.journal.close()
+    assert (summary["model_step"], summary["seed"]) == (5, 7)
+
+
+class Learner(MemoryRoles):
+    """Answers right in some steps' evaluations: those of the second update, and the fourth."""
+
+    def score(self, responses: Sequence[str], references: Sequence[str]) -> Scores:
+        scores = super().score(responses, references)
+        greedy = len(responses) == 1
+        right = (float(len(self.minibatches) in (4, 8)),)
+        return replace(scores, rewards=right, parts={"exact": right}) if greedy else scores
+
+
+def test_the_best_export_by_evaluation_is_kept_beside_the_newest_and_the_first_of_equals_wins(
+    tmp_path: Path,
+) -> None:
+    roles = Learner()
+    # Two updates a step: step 2 and step 4 are right, and 4 is no better than 2.
+    trainer = build(tmp_path, roles, steps=5, test=PROMPTS[:1], test_freq=1, save_interval=1)
+    trainer.run(tmp_path / "model")
+    exports = [call for call in roles.calls if call.startswith(("export", "keep"))]
+    kept = "keep model as model_best"
+    assert exports == ["export model", kept, "export model", kept, *["export model"] * 3]
+    summary = trainer.journal.close()
+    assert summary["model_best"] == str(tmp_path / "model_best")
+    assert (summary["model_best_step"], summary["model_best_accuracy"]) == (2, 1.0)
+    assert (summary["model_step"], summary["accuracy_after"]) == (5, 0.0)
+
+
+def test_an_evaluation_of_a_step_that_is_not_exported_keeps_nothing(tmp_path: Path) -> None:
+    roles = Learner()
+    build(tmp_path, roles, steps=3, test=PROMPTS[:1], test_freq=2).run(tmp_path / "model")
+    exports = [call for call in roles.calls if call.startswith(("export", "keep"))]
+    assert exports == ["export model", "keep model as model_best"]
+
+
+def asked_in(calls: Sequence[str], moment: str, count: int) -> Callable[[], None]:
+    """Ask to stop as soon as a call has been made so often."""
+
+    def heed() -> None:
+        if calls.count(moment) >= count:
+            raise StopRequestedError("stopped by SIGINT")
+
+    return heed
+
+
+@pytest.mark.parametrize(
+    ("moment", "count", "steps"),
+    [
+        # In the rollout and in the scoring of the third step: that step is given up.
+        ("generate", 3, 2),
+        ("log-probs", 3, 2),
+        # In its second update, of two: it is finished.
+        ("update", 6, 3),
+    ],
+)
+def test_a_run_that_is_asked_to_stop_exports_its_last_whole_step(
+    moment: str, count: int, steps: int, tmp_path: Path
+) -> None:
+    roles = MemoryRoles()
+    trainer = build(tmp_path, roles, steps=9)
+    with pytest.raises(StopRequestedError):
+        trainer.run(tmp_path / "model", asked_in(roles.calls, moment, count))
+    assert roles.calls.count("update") == 2 * steps
+    assert roles.calls[-2:] == ["export model", "flush"]
+    assert roles.records == [{"step": steps}]
+    assert trainer.journal.close()["model_step"] == steps
+
+
+def test_what_is_exported_or_was_never_learned_is_not_exported_again_on_the_way_out(
+    tmp_path: Path,
+) -> None:
+    first, second = MemoryRoles(), MemoryRoles()
+    with pytest.raises(StopRequestedError):
+        build(tmp_path, first).run(tmp_path / "model", asked_in(first.calls, "generate", 1))
+    assert "export model" not in first.calls
+    with pytest.raises(StopRequestedError):
+        build(tmp_path, second, steps=9, save_interval=2).run(
+            tmp_path / "model", asked_in(second.calls, "export model", 1)
+        )
+    assert second.records == [{"step": 2}]

@@ -88,7 +88,10 @@ def test_the_summary_says_what_became_of_the_run(tmp_path: Path) -> None:
     journal.step(2, metrics(tokens=200.0, seconds=4.0, gap=1e-6), [])
     journal.evaluation(2, 0.75, [])
     journal.outcome.status = "completed"
-    journal.outcome.model_saved = True
+    journal.outcome.model_step = 2
+    journal.outcome.model_best_step = 1
+    journal.outcome.accuracy_best = 0.8
+    journal.outcome.provenance = {"seed": 1, "commit": None, "versions": {"python": "3.11"}}
     summary = journal.close()
 
     assert summary == json.loads((tmp_path / "summary.json").read_text("utf-8"))
@@ -106,6 +109,13 @@ def test_the_summary_says_what_became_of_the_run(tmp_path: Path) -> None:
         "metrics": str(tmp_path / "metrics.jsonl"),
         "samples": str(tmp_path / "samples.jsonl"),
         "model": str(tmp_path / "model"),
+        "model_step": 2,
+        "model_best": str(tmp_path / "model_best"),
+        "model_best_step": 1,
+        "model_best_accuracy": 0.8,
+        "seed": 1,
+        "commit": None,
+        "versions": {"python": "3.11"},
     }
 
 

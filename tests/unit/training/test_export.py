@@ -14,6 +14,7 @@ from mindrl.models.decoder import DType, whole_side
 from mindrl.models.description import read_description
 from mindrl.models.files import INDEX_FILE
 from mindrl.training.export import ExportedModel
+from mindrl.training.new_folder import keep_folder
 
 MakeModel = Callable[..., Path]
 
@@ -108,3 +109,48 @@ def test_a_critic_is_written_as_a_classifier_of_tokens_with_one_label_and_no_bia
         "token_classification_bias": False,
     }
     assert read_description(str(tmp_path / "critic")) == model
+
+
+def test_a_record_lies_in_the_folder_and_does_not_travel_with_a_conversion(
+    random_model_of: MakeModel, tmp_path: Path
+) -> None:
+    source = random_model_of("qwen3")
+    tensors = load_file(source / "model.safetensors")
+    model = read_description(str(source))
+    table = whole_side(model, world_size=1, holders=[0], dtype="float32").table(0)
+    record = {"step": 3, "seed": 1}
+    with ExportedModel(
+        str(source), tmp_path / "new", table, dtype="float32", record=record
+    ) as sink:
+        for name in table:
+            sink.open(name).copy_(tensors[name])
+            sink.close(name)
+    assert json.loads((tmp_path / "new" / "mindrl_export.json").read_text()) == record
+    # Whatever reads the folder passes it by.
+    assert read_description(str(tmp_path / "new")) == read_description(str(source))
+    export(tmp_path / "new", tmp_path / "again", list(tensors), 1 << 30)
+    assert not (tmp_path / "again" / "mindrl_export.json").exists()
+
+
+def test_a_kept_export_shares_its_files_and_outlives_the_one_it_was_made_of(
+    random_model_of: MakeModel, tmp_path: Path
+) -> None:
+    source = random_model_of("qwen3")
+    names = list(load_file(source / "model.safetensors"))
+    export(source, tmp_path / "model", names, 1 << 30)
+    before = contents(tmp_path / "model")
+    keep_folder(tmp_path / "model", tmp_path / "model_best")
+    assert (tmp_path / "model_best" / "model.safetensors").samefile(
+        tmp_path / "model" / "model.safetensors"
+    )
+    export(source, tmp_path / "model", names, 1 << 30, "bfloat16")
+    assert contents(tmp_path / "model_best") == before != contents(tmp_path / "model")
+    # A second one replaces the first.
+    keep_folder(tmp_path / "model", tmp_path / "model_best")
+    assert contents(tmp_path / "model_best") == contents(tmp_path / "model")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "model_best"]
+    with pytest.raises(
+        OutputError, match=r"none could not be kept as .*/model_best: .*No such file"
+    ):
+        keep_folder(tmp_path / "none", tmp_path / "model_best")
+    assert contents(tmp_path / "model_best") == contents(tmp_path / "model")

@@ -43,7 +43,8 @@ Optional:
   NODE_IP          address of this node (default: the one it reaches MASTER_ADDR with)
   WAIT_SECONDS     how long to wait for the head and for all NPUs (default 600)
   STOP_SECONDS     how long the program may take to stop (default 120)
-  PYTHON           interpreter with the NPU packages (default: python)
+  PYTHON           interpreter with the NPU packages, and ray beside it (default: python, or that of .venv
+                   where python has not the packages of mindrl)
   ASCEND_INSTALL_DIR  where CANN is installed (default /usr/local/Ascend)
   DEVICE_DIR       where the device files davinci<N> are (default /dev)
 
@@ -85,7 +86,6 @@ read_settings() {
     NODE_RANK="${NODE_RANK:-0}"
     WAIT_SECONDS="${WAIT_SECONDS:-600}"
     STOP_SECONDS="${STOP_SECONDS:-120}"
-    PYTHON="${PYTHON:-$(default_python)}"
     ASCEND_INSTALL_DIR="${ASCEND_INSTALL_DIR:-/usr/local/Ascend}"
     DEVICE_DIR="${DEVICE_DIR:-/dev}"
     require_number NNODES 1
@@ -100,7 +100,23 @@ read_settings() {
     fi
 }
 
-default_python() { command -v python || command -v python3 || printf 'python\n'; }
+# The packages that every program of mindrl needs, NPU or not.
+has_packages() { "$1" -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("hydra"))' 2>/dev/null; }
+
+# Sets PYTHON, unless the user has, to that of the active environment or of .venv; its folder's `ray`
+# comes first from then on.
+choose_python() {
+    local each
+    for each in python "$ROOT/.venv/bin/python" python3; do
+        if [[ -z "${PYTHON:-}" ]] && has_packages "$each"; then
+            PYTHON="$each"
+        fi
+    done
+    PYTHON="${PYTHON:-python}"
+    if [[ "$PYTHON" == */* && -x "$(dirname "$PYTHON")/ray" ]]; then
+        PATH="$(cd "$(dirname "$PYTHON")" && pwd):$PATH"
+    fi
+}
 
 # The devices that this process may use: those listed, or every davinci<N> file.
 count_devices() {
@@ -186,7 +202,7 @@ for name in sys.argv[1:]:
         found = None
     if found is None:
         print(name)
-' torch_npu vllm_ascend mindspeed megatron.core ray
+' torch_npu vllm_ascend mindspeed megatron.core ray hydra
 }
 
 check_packages() {
@@ -209,6 +225,7 @@ check_packages() {
             megatron.core)
                 find_fault "Python package: megatron.core" "$PYTHON -m pip install $(pinned megatron-core)"
                 ;;
+            hydra) find_fault "Python package: hydra" "$PYTHON -m pip install -e . for the packages of mindrl itself" ;;
             ray) find_fault "Python package: ray" "$PYTHON -m pip install $(pinned ray)" ;;
         esac
     done
@@ -293,9 +310,11 @@ ascend_main() {
     # The workers of every node must find mindrl, installed or not.
     export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
     cd "$ROOT"
+    choose_python
     local run=(--config-name "$config" ${overrides[@]+"${overrides[@]}"})
     if [[ "$mode" == dry-run ]]; then
-        PYTHON="${PYTHON:-$(default_python)}"
+        has_packages "$PYTHON" || fail "$EXIT_USAGE" "PYTHON=$PYTHON has not the packages of mindrl;" \
+            "run scripts/install.sh, activate an environment that has them, or set PYTHON to its python"
         "$PYTHON" "cli/$program" "${run[@]}" --dry-run
         read_run_size "${run[@]}"
         say_run_size

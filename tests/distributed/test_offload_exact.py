@@ -75,11 +75,11 @@ class Course:
 def run_of(workers: ForkedWorkers, config: RunConfig, folder: Path) -> Course:
     group = workers.start(config)
     actor = colocated_actor(group, config)
-    actor.export(folder / "initial")
+    actor.export(folder / "initial", {"step": 0})
     traces = [take_step(actor, config, step) for step in range(STEPS)]
     answers = actor.generate_sequences(PROMPTS, GREEDY, step=0)
     metrics = actor.flush_metrics()
-    actor.export(folder / "trained")
+    actor.export(folder / "trained", {"step": STEPS})
     group.stop()
     return Course(
         tokens=[trace.sequences.tokens_BT.tolist() for trace in traces],

@@ -23,7 +23,7 @@ def test_a_machine_without_npus_gets_every_finding_at_once_and_exit_code_3(node:
     shutil.rmtree(node.folder / "dev")
     (node.folder / "bin" / "npu-smi").unlink()
 
-    result = node.run("megatron_training.seed=1", PYTHON_IS_BARE="1")
+    result = node.run("megatron_training.seed=1", PYTHON="python", PYTHON_IS_BARE="1")
 
     assert result.returncode == 3
     findings = [line for line in result.stderr.splitlines() if line.startswith("    - ")]
@@ -36,10 +36,11 @@ def test_a_machine_without_npus_gets_every_finding_at_once_and_exit_code_3(node:
         "mindspeed",
         "megatron.core",
         "ray",
+        "hydra",
     ]
-    assert "8 finding(s)" in result.stderr
+    assert "9 finding(s)" in result.stderr
     assert [word for word, line in zip(expected, findings, strict=True) if word in line] == expected
-    assert result.stderr.count("      -> ") == 8  # each says how to get it
+    assert result.stderr.count("      -> ") == 9  # each says how to get it
     assert "pip install torch-npu==2.10.0.post4\n" in result.stderr  # as pyproject.toml pins it
     assert node.calls("ray") == []
 
@@ -98,6 +99,43 @@ def test_dry_run_goes_to_the_program_without_preflight_or_ray(node: Node) -> Non
     override = "megatron_training.seed=1"
     assert call["arguments"] == ["cli/train_grpo.py", *config, override, "--dry-run"]
     assert node.calls("ray") == []
+
+
+def test_dry_run_without_an_environment_takes_that_of_the_checkout_or_says_what_to_do(
+    node: Node, tmp_path: Path
+) -> None:
+    # Of a checkout in which nothing is installed, and then of one with an environment.
+    checkout = tmp_path / "checkout"
+    for name in ("scripts", "configs", "cli", "mindrl", "pyproject.toml"):
+        (checkout / name).parent.mkdir(exist_ok=True)
+        (checkout / name).symlink_to(Path(node.checkout, name))
+    shutil.copytree(Path(node.checkout, "scripts"), tmp_path / "copied")
+    (checkout / "scripts").unlink()
+    (tmp_path / "copied").rename(checkout / "scripts")
+    node.checkout = checkout
+
+    nothing = node.run("--dry-run", PYTHON_IS_BARE="1", PATH="/usr/bin:/bin")
+    assert nothing.returncode == 2
+    assert "has not the packages of mindrl; run scripts/install.sh, activate" in nothing.stderr
+    assert "Traceback" not in nothing.stderr
+
+    (checkout / ".venv").symlink_to(Path(sys.executable).parents[1])
+    run_folder = f"hydra.run.dir={tmp_path / 'run'}"
+    found = node.run("--dry-run", run_folder, PATH="/usr/bin:/bin", PYTHONPATH="")
+    assert found.returncode == 0, found.stderr
+    assert "the configuration is valid" in found.stdout
+
+
+def test_python_alone_names_an_environment_with_its_ray(node: Node, tmp_path: Path) -> None:
+    environment = tmp_path / "environment"
+    environment.mkdir()
+    for name in ("python", "ray"):
+        (node.folder / "bin" / name).rename(environment / name)
+
+    result = node.run("--check", PYTHON=str(environment / "python"))
+
+    assert result.returncode == 0, result.stderr
+    assert "ready, 8 NPU(s)" in result.stderr
 
 
 def test_dry_run_accepts_the_configuration_that_is_shipped(node: Node) -> None:

@@ -8,10 +8,10 @@ from typing import Literal, assert_never
 import torch
 from torch import Tensor
 
+from mindrl.algorithms.log_ratio import log_ratio
+
 KlKind = Literal["k1", "kl", "k2", "mse", "k3", "low_var_kl", "abs"]
 """Schulman's names, and the names MindSpeed-RL and verl users know for the same estimates."""
-
-MAX_LOG_RATIO = 20.0
 
 
 def kl_estimate(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, kind: KlKind) -> Tensor:
@@ -25,9 +25,8 @@ def kl_estimate(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, kind: KlKind) -> T
     - `abs`: |d|.
 
     J. Schulman, "Approximating KL divergence", http://joschu.net/blog/kl-approx.html.
-    For k3, d is clamped to +-20 as in MindSpeed-RL and verl, since exp would overflow
-    float32; a token beyond that bound has no gradient. Unlike theirs, the estimate
-    itself is not clamped to 10 afterwards.
+    For k3, d is kept within +-20 by `log_ratio`; a token beyond that bound has no gradient. Unlike
+    that of MindSpeed-RL and verl, the estimate itself is not clamped to 10 afterwards.
     """
     match kind:
         case "k1" | "kl":
@@ -35,7 +34,7 @@ def kl_estimate(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, kind: KlKind) -> T
         case "k2" | "mse":
             return 0.5 * (logprobs_BT - ref_logprobs_BT).square()
         case "k3" | "low_var_kl":
-            ratio_log_BT = (ref_logprobs_BT - logprobs_BT).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+            ratio_log_BT = log_ratio(ref_logprobs_BT, logprobs_BT)
             # expm1 keeps the digits that exp(x) - 1 loses where the two policies almost agree.
             return torch.expm1(ratio_log_BT) - ratio_log_BT
         case "abs":

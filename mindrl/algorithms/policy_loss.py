@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mindrl.algorithms.log_ratio import log_ratio
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PolicyLoss:
@@ -32,9 +34,9 @@ def clipped_policy_loss(
     """Return -min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A) for each token.
 
     PPO (arXiv 1707.06347) eq. 7, where clip_low = clip_high; DAPO (arXiv 2503.14476) sets
-    them apart. Nothing else is clamped: a ratio may overflow to inf.
+    them apart. The ratio lies within e^-20 and e^20 (see `log_ratio`).
     """
-    ratio_BT = (logprobs_BT - old_logprobs_BT).exp()
+    ratio_BT = log_ratio(logprobs_BT, old_logprobs_BT).exp()
     free_BT = ratio_BT * advantages_BT
     limited_BT = ratio_BT.clamp(1 - clip_low, 1 + clip_high) * advantages_BT
     return PolicyLoss(

@@ -146,8 +146,13 @@ class RLConfig:
 
     test_freq: Annotated[int, Field(ge=0)] = 0
     """Evaluate greedily on the held-out file every so many steps. 0: only before and after."""
-    max_logprob_gap: Annotated[float, Field(gt=0.0)] = 0.1
-    """Largest mean |rollout - training log-prob| in nats; beyond it the run fails."""
+    max_logprob_gap: Annotated[float, Field(gt=0.0)] | None = None
+    """Largest mean |rollout - training log-prob| of a step in nats; a larger one is warned of. None
+    takes 0.01 where both sides compute in float32, else 0.1, and 0.3 for mixtures of experts; and
+    no limit where `top_p`, `top_k` or `min_p` cut the distribution that the engine draws from, for
+    then the gap has a floor."""
+    logprob_gap_steps: PositiveInt = 3
+    """Steps in a row beyond `max_logprob_gap` that end the run."""
     log_samples: Annotated[int, Field(ge=0)] = 4
     """Sampled responses stored per step."""
     use_tensorboard: bool = True

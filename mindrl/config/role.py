@@ -30,11 +30,12 @@ class LearningConfig:
     lr: Annotated[float, Field(gt=0.0)] = 1e-6
     """Peak learning rate."""
     min_lr: Annotated[float, Field(ge=0.0)] = 0.0
-    """Learning rate that the decay ends at."""
+    """Learning rate that the decay ends at: that of the step after the last."""
     lr_decay_style: Literal["constant", "linear", "cosine"] = "constant"
     """Schedule of the learning rate after the warm-up."""
     lr_warmup_fraction: Fraction = 0.0
-    """Share of all optimizer steps in which the learning rate rises linearly from 0."""
+    """Share of all optimizer steps, w of them, in which the learning rate rises linearly: step i of
+    them takes i/(w + 1) of the peak, and the first step behind them all of it."""
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.01
     """Decoupled weight decay (AdamW)."""
     clip_grad: Annotated[float, Field(ge=0.0)] = 1.0

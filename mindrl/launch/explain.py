@@ -4,6 +4,7 @@ from rich.table import Table
 
 from mindrl.config.layout_sizes import Role
 from mindrl.config.run import RunConfig
+from mindrl.launch.logprob_gap import logprob_gap_text
 from mindrl.platform.device import Platform
 
 
@@ -34,6 +35,7 @@ def derived_numbers(config: RunConfig, platform: Platform) -> dict[str, str]:
             f"of {training.seq_length} tokens"
         ),
         "precision": f"training {'bf16' if training.bf16 else 'fp32'}, rollout {generate.dtype}",
+        "log-prob gap": logprob_gap_text(config),
         "reference": _role(config, "ref") or "none (init_kl_coef is 0)",
         **_further_roles(config),
         "rewards": _rewards(config),

@@ -29,6 +29,7 @@ from mindrl.launch.checks import check
 from mindrl.launch.explain import derived_numbers, render_numbers
 from mindrl.launch.interrupts import interrupts_unwrapped, stop_requests
 from mindrl.launch.layouts import role_layouts
+from mindrl.launch.logprob_gap import logprob_gap_limit
 from mindrl.launch.memory_plan import with_limits
 from mindrl.launch.memory_watch import MemoryWatch
 from mindrl.launch.provenance import provenance
@@ -252,6 +253,7 @@ def _costs(config: RunConfig) -> Callable[[Sequence[int]], Sequence[float]] | No
 
 def _settings(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> TrainerSettings:
     training, rl = config.megatron_training, config.rl_config
+    has_experts = read_description(config.actor_config.load).moe is not None
     sampling = config.generate_config.sampling_config
     generator = None
     if rl.shuffle_mini_batch:
@@ -277,7 +279,8 @@ def _settings(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> TrainerS
         accuracy_reward=rl.verifier_function[0] if rl.verifier_function else None,
         test_freq=rl.test_freq,
         save_interval=training.save_interval,
-        max_logprob_gap=rl.max_logprob_gap,
+        max_logprob_gap=logprob_gap_limit(config, has_experts=has_experts),
+        logprob_gap_steps=rl.logprob_gap_steps,
         log_samples=rl.log_samples,
         blocking=rl.blocking,
         memory_timeline_steps=rl.memory_timeline_steps,

@@ -18,6 +18,18 @@ def mean_metrics(parts: Sequence[Metrics]) -> Metrics:
     return {name: sum(part[name] for part in parts) / len(parts) for name in names}
 
 
+def update_metrics(model: str, updates: Sequence[Metrics]) -> Metrics:
+    """Average the optimizer steps of a step, as `<model>/<name>`, and count those not taken.
+
+    `<model>/skipped` is that count. Only steps that were taken enter the means: where none was,
+    the count stands alone.
+    """
+    taken = [update for update in updates if not update["skipped"]]
+    means = mean_metrics(taken) if taken else {}
+    means["skipped"] = float(len(updates) - len(taken))
+    return {f"{model}/{name}": value for name, value in means.items()}
+
+
 def merge(*parts: Metrics) -> Metrics:
     """Join metrics into one, in order; a name may come from one part only."""
     merged: Metrics = {}

@@ -16,6 +16,7 @@ from mindrl.observability.samples import Sample, SampleLog, render
 from mindrl.observability.summary import write_json_atomically
 from mindrl.observability.timeline import TimelineMoment
 from mindrl.observability.trackers import Tracker
+from mindrl.trainer.step_checks import MODELS
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +87,7 @@ class Outcome:
     accuracy_best: float | None = None
     """Of the exported models that were evaluated."""
     logprob_gap_max_mean: float = 0.0
+    skipped_updates: int = 0
     model_step: int | None = None
     """Step of the newest exported model; None before the first."""
     model_best_step: int | None = None
@@ -143,6 +145,8 @@ class Journal:
         # Written so that a gap of NaN stays: max() would drop it.
         if not gap <= outcome.logprob_gap_max_mean:
             outcome.logprob_gap_max_mean = gap
+        for name in MODELS:
+            outcome.skipped_updates += int(metrics.get(name, 0))
         self._track(step, metrics)
         self.keep(self.samples, lambda: self.samples.write(step, samples))
         self.console.step(step, metrics)
@@ -153,7 +157,7 @@ class Journal:
         assert log is not None, "there is one before the first step"
         finding = self.keep(log, lambda: log.note(step, workers))
         if finding is not None:
-            self._warn(finding)
+            self.warn(finding)
 
     def evaluation(self, step: int, accuracy: float, samples: Sequence[Sample]) -> None:
         """Record an evaluation; step 0 is the one before training."""
@@ -182,6 +186,7 @@ class Journal:
             "accuracy_after": outcome.accuracy_after,
             "logprob_gap_max_mean": outcome.logprob_gap_max_mean,
             "steps": outcome.steps,
+            "skipped_updates": outcome.skipped_updates,
             "seconds": time.perf_counter() - outcome.started,
             "response_tokens_per_second": rate,
             "run_dir": str(folder.root),
@@ -210,13 +215,13 @@ class Journal:
                 return write()
             except OutputError as error:
                 self.left_out.add(place)
-                self._warn(f"{error}; the run goes on without it")
+                self.warn(f"{error}; the run goes on without it")
         return None
 
     def _track(self, step: int, metrics: Metrics) -> None:
         for tracker in self.trackers:
             self.keep(tracker, partial(tracker.log, step, metrics))
 
-    def _warn(self, text: str) -> None:
+    def warn(self, text: str) -> None:
         logger.warning("%s", text)
         self.console.note(text)

@@ -16,13 +16,14 @@ from mindrl.batch.experience import Experience, Minibatch, MinibatchPlan
 from mindrl.batch.prompts import Prompt, Sampling
 from mindrl.batch.rollouts import Rollouts
 from mindrl.data.order import PromptOrder
-from mindrl.errors import LogprobGapError, MindrlError, StopRequestedError
-from mindrl.observability.metrics import Metrics, mean_metrics, merge, nonfinite_keys
+from mindrl.errors import StopRequestedError
+from mindrl.observability.metrics import Metrics, merge, update_metrics
 from mindrl.observability.samples import Sample
 from mindrl.observability.timing import StageTimer
 from mindrl.trainer.journal import Journal, best_folder
 from mindrl.trainer.rating import Rated, Rater, RewardSources
 from mindrl.trainer.roles import Policy, Reference, Workers
+from mindrl.trainer.step_checks import StepChecks
 
 ExperienceT = TypeVar("ExperienceT", bound=Experience)
 
@@ -39,7 +40,8 @@ class TrainerSettings:
     """The reward whose scores of greedy responses are the accuracy; None where none is measured."""
     test_freq: int
     save_interval: int
-    max_logprob_gap: float
+    max_logprob_gap: float | None
+    logprob_gap_steps: int
     log_samples: int
     memory_timeline_steps: int
     """Steps at the start of the run whose memory is noted moment by moment."""
@@ -81,6 +83,7 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
         self.roles = roles
         self.journal = journal
         self.timer = StageTimer()
+        self.checks = StepChecks(settings.max_logprob_gap, settings.logprob_gap_steps)
         self.rater = Rater(roles.rewards, data.decode, self.timer)
         self.heed: Callable[[], None] = lambda: None
 
@@ -110,7 +113,7 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
         Raises:
             LogprobGapError: The rollout engine did not have the trainer's weights.
             StopRequestedError: The run was asked to stop.
-            MindrlError: A metric is not finite, or whatever a role raises.
+            MindrlError: A metric is not finite, nothing is learned, or whatever a role raises.
         """
         self.heed = heed or self.heed
         try:
@@ -131,7 +134,8 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
             if step <= self.settings.memory_timeline_steps:
                 self.journal.memory(step, self.roles.workers.flush_moments())
                 self.roles.workers.record_memory(step < self.settings.memory_timeline_steps)
-            self._check(step, metrics)
+            for warning in self.checks.warnings(step, metrics):
+                self.journal.warn(warning)
             last = step == self.settings.steps
             # The weights are still there from the update; an evaluation sends them away.
             if last or (self.settings.save_interval and step % self.settings.save_interval == 0):
@@ -188,7 +192,7 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
         """Take one optimizer step of the policy on each minibatch."""
         with self.timer("update"):
             updates = [self.roles.policy.update(minibatch) for minibatch in minibatches]
-        return {f"update/{name}": value for name, value in mean_metrics(updates).items()}
+        return update_metrics("update", updates)
 
     def evaluate(self, step: int) -> None:
         """Answer the held-out prompts greedily; without such prompts do nothing."""
@@ -233,17 +237,6 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
     def _prompts(self, step: int) -> list[Prompt]:
         indices = self.data.order.indices(step - 1, self.settings.prompts_per_step)
         return [self.data.train[index] for index in indices]
-
-    def _check(self, step: int, metrics: Metrics) -> None:
-        gap, limit = metrics["logprob_gap/mean"], self.settings.max_logprob_gap
-        if not gap <= limit:
-            raise LogprobGapError(
-                f"step {step}: rollout and training log-probs differ by {gap:.3g} nats on average, "
-                f"rl_config.max_logprob_gap={limit:g}: the rollout engine has other weights, "
-                "another temperature or another precision than the trainer"
-            )
-        if broken := nonfinite_keys(metrics):
-            raise MindrlError(f"step {step}: not a finite number: {', '.join(broken)}")
 
 
 def _logprob_gap(rollouts: Rollouts, old_logprobs_BT: Tensor) -> Metrics:

@@ -14,7 +14,7 @@ from mindrl.algorithms.gae import explained_variance, gae_advantages, token_rewa
 from mindrl.algorithms.kl import KlKind, kl_estimate
 from mindrl.batch.experience import ValuedExperience
 from mindrl.batch.rollouts import Rollouts
-from mindrl.observability.metrics import Metrics, mean_metrics
+from mindrl.observability.metrics import Metrics, update_metrics
 from mindrl.trainer.journal import Journal
 from mindrl.trainer.policy_trainer import (
     PolicyTrainer,
@@ -110,7 +110,7 @@ class PpoTrainer(PolicyTrainer[ValuedExperience]):
                 self.critic.update_critic(minibatch)
                 for minibatch in experience.critic_minibatches(plan, dealt)
             ]
-        metrics = {f"critic/{name}": value for name, value in mean_metrics(updates).items()}
+        metrics = update_metrics("critic", updates)
         if step <= self.ppo.critic_warmup:
             return metrics
         return metrics | self.update_policy(experience.minibatches(plan, dealt))

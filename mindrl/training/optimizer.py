@@ -1,9 +1,11 @@
 """Megatron's optimizer and learning-rate schedule."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
@@ -50,7 +52,8 @@ def build_optimizer(
     allocate_moments(optimizer)
     schedule = OptimizerParamScheduler(
         optimizer,
-        init_lr=0.0,
+        # The first update has a share of the peak too, and the one behind the warm-up the whole.
+        init_lr=settings.lr / (settings.warmup_updates + 1),
         max_lr=settings.lr,
         min_lr=settings.min_lr,
         lr_warmup_steps=settings.warmup_updates,
@@ -63,6 +66,34 @@ def build_optimizer(
         wd_incr_style="constant",
     )
     return optimizer, schedule
+
+
+def take_step(
+    optimizer: MegatronOptimizer, schedule: OptimizerParamScheduler, device_type: str
+) -> dict[str, float]:
+    """Take one optimizer step, or none where the norm of the gradient is not finite.
+
+    A collective over all ranks, which agree: what one of them cannot take, none takes. A step that
+    is not taken changes no weight, no moment and no learning rate.
+
+    Args:
+        optimizer: The gradients of the update are in its parameters' buffers.
+        schedule: Goes on by one update.
+        device_type: Where collectives run.
+
+    Returns:
+        `grad_norm` before clipping, `lr` of this update, and `skipped`: 1 for a step not taken.
+    """
+    # Megatron's step clips and updates in one go, whatever the norm is: ask before.
+    optimizer.prepare_grads()
+    grad_norm = float(optimizer.get_grad_norm())
+    finite = torch.tensor(int(math.isfinite(grad_norm)), device=device_type)
+    dist.all_reduce(finite, op=dist.ReduceOp.MIN)
+    lr = float(optimizer.param_groups[0]["lr"])
+    if finite:
+        optimizer.step()
+        schedule.step(increment=1)
+    return {"grad_norm": grad_norm, "lr": lr, "skipped": float(not finite)}
 
 
 def allocate_moments(optimizer: MegatronOptimizer) -> None:

@@ -21,7 +21,7 @@ from mindrl.platform.determinism import deterministic_gradients
 from mindrl.training.balance_loss import taken_balance_loss
 from mindrl.training.loaded import LoadedModel, cut_by_rows
 from mindrl.training.offload import gradient_tensors, optimizer_tensors, parameter_tensors
-from mindrl.training.optimizer import OptimizerSettings, build_optimizer
+from mindrl.training.optimizer import OptimizerSettings, build_optimizer, take_step
 from mindrl.training.packs import Pack
 from mindrl.training.passes import run_passes
 
@@ -86,17 +86,8 @@ class TrainedModel(ABC, Generic[Model, Batch]):
 
         with deterministic_gradients():
             terms = run_passes(self.chunks, packs, loss, forward_only=False)
-        # Before the step: the very first update must not have a learning rate of zero.
-        self.schedule.step(increment=1)
-        _, grad_norm, _ = self.optimizer.step()
-        return (
-            _total(terms)
-            | self._balance(len(packs))
-            | {
-                "grad_norm": float(grad_norm),
-                "lr": float(self.optimizer.param_groups[0]["lr"]),
-            }
-        )
+        step = take_step(self.optimizer, self.schedule, self.model.settings.device_type)
+        return _total(terms) | self._balance(len(packs)) | step
 
     def _balance(self, passes: int) -> dict[str, float]:
         """Say how unequally busy the experts were, where the loss asks for it."""

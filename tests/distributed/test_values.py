@@ -293,7 +293,7 @@ def plain_updates(model: Any, course: CriticCourse) -> list[dict[str, float]]:
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), OPTIMIZER["clip_grad"])
         adam.step()
         found = {name: value.item() for name, value in terms.metrics.items()}
-        metrics.append(found | {"grad_norm": norm.item(), "lr": OPTIMIZER["lr"]})
+        metrics.append(found | {"grad_norm": norm.item(), "lr": OPTIMIZER["lr"], "skipped": 0.0})
     return metrics
 
 

@@ -67,3 +67,18 @@ def test_clip_low_01_and_clip_high_02_at_ratios_one_can_check_by_hand(
     assert result.token_loss_BT.item() == pytest.approx(loss)
     assert result.clipped_BT.item() == clipped
     assert grad_BT.item() == pytest.approx(slope)
+
+
+@pytest.mark.parametrize("log_ratio", [89.0, -89.0, 1e4, -1e4])
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_a_log_ratio_that_exp_cannot_hold_gives_a_finite_loss_and_no_gradient(
+    log_ratio: float, advantage: float
+) -> None:
+    """e^89 is beyond float32; the ratio ends at e^20, about 4.85e8."""
+    new_BT = torch.tensor([[log_ratio, 0.0]], requires_grad=True)
+    gain_BT = torch.full((1, 2), advantage)
+    result = clipped_policy_loss(new_BT, torch.zeros(1, 2), gain_BT, clip_low=0.2, clip_high=0.2)
+    (grad_BT,) = torch.autograd.grad(result.token_loss_BT.sum(), new_BT)
+    assert grad_BT.tolist() == [[0.0, -advantage]]
+    assert result.token_loss_BT.isfinite().all()
+    assert result.ratio_BT[0, 0].item() == pytest.approx(math.exp(math.copysign(20, log_ratio)))

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from mindrl.observability.metrics import mean_metrics, merge, nonfinite_keys
+from mindrl.observability.metrics import mean_metrics, merge, nonfinite_keys, update_metrics
 
 
 def test_the_mean_of_1_and_3_is_2_for_each_name() -> None:
@@ -40,3 +40,14 @@ def test_merge_keeps_order_and_values_and_leaves_its_parts_alone() -> None:
 def test_merge_refuses_a_name_given_twice_even_with_equal_values() -> None:
     with pytest.raises(AssertionError, match=r"\['loss'\]"):
         merge({"loss": 1.0}, {"kl": 0.0}, {"loss": 1.0})
+
+
+def test_updates_that_were_not_taken_are_counted_and_enter_no_mean() -> None:
+    taken = [{"loss": 1.0, "skipped": 0.0}, {"loss": 3.0, "skipped": 0.0}]
+    skipped = {"loss": math.nan, "skipped": 1.0}
+    assert update_metrics("critic", taken) == {"critic/loss": 2.0, "critic/skipped": 0.0}
+    assert update_metrics("critic", [*taken, skipped, skipped]) == {
+        "critic/loss": 2.0,
+        "critic/skipped": 2.0,
+    }
+    assert update_metrics("update", [skipped]) == {"update/skipped": 1.0}

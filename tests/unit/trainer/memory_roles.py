@@ -5,7 +5,8 @@ What a step computes is proved with real models in tests/distributed and tests/e
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,9 @@ ROLLOUT_LOGPROB = -1.0
 class MemoryRoles:
     """All roles in one, with one list of calls."""
 
-    def __init__(self, *, gap: float = 0.0, grad_norm: float = 0.5) -> None:
+    def __init__(
+        self, *, gap: float = 0.0, grad_norm: Callable[[int], float] = lambda _: 0.5
+    ) -> None:
         self.calls: list[str] = []
         self.records: list[dict[str, object]] = []
         self.asked: list[tuple[list[int], Sampling, int]] = []
@@ -52,6 +55,7 @@ class MemoryRoles:
         self.critic_minibatches: list[CriticMinibatch] = []
         self.gap = gap
         self.grad_norm = grad_norm
+        """Of the update with this number, from 1."""
 
     def generate_sequences(
         self, prompts: Sequence[Prompt], sampling: Sampling, *, step: int
@@ -81,7 +85,7 @@ class MemoryRoles:
     def update(self, minibatch: Minibatch) -> dict[str, float]:
         self.calls.append("update")
         self.minibatches.append(minibatch)
-        return {"policy_loss": float(len(self.minibatches)), "grad_norm": self.grad_norm}
+        return self._updated("policy_loss", len(self.minibatches))
 
     def compute_values(self, sequences: Sequences) -> Values:
         """Expect a quarter of a reward at each response token."""
@@ -91,7 +95,7 @@ class MemoryRoles:
     def update_critic(self, minibatch: CriticMinibatch) -> dict[str, float]:
         self.calls.append("critic update")
         self.critic_minibatches.append(minibatch)
-        return {"value_loss": float(len(self.critic_minibatches)), "grad_norm": self.grad_norm}
+        return self._updated("value_loss", len(self.critic_minibatches))
 
     def compute_rewards(self, sequences: Sequences) -> SequenceScores:
         """Score a sequence by its last token."""
@@ -133,6 +137,11 @@ class MemoryRoles:
         parts = {"exact": right}
         return Scores(rewards=right, parts=parts, ranges=ranges, timeouts=0, crashes=0, errors=0)
 
+    def _updated(self, loss: str, updates: int) -> dict[str, float]:
+        """Tell of an update that is skipped where its gradient is not finite."""
+        skipped = float(not math.isfinite(self.grad_norm(updates)))
+        return {loss: float(updates), "grad_norm": self.grad_norm(updates), "skipped": skipped}
+
     @staticmethod
     def _scored(sequences: Sequences, logprob: float) -> Scored:
         logprobs_BT = sequences.response_mask_BT * torch.tensor(logprob)
@@ -154,6 +163,7 @@ def settings(**changes: Any) -> dict[str, Any]:
         "test_freq": 0,
         "save_interval": 0,
         "max_logprob_gap": 0.1,
+        "logprob_gap_steps": 3,
         "log_samples": 3,
         "blocking": True,
         "memory_timeline_steps": 0,

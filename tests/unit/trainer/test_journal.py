@@ -102,6 +102,7 @@ def test_the_summary_says_what_became_of_the_run(tmp_path: Path) -> None:
         "accuracy_after": 0.75,
         "logprob_gap_max_mean": 3e-6,
         "steps": 2,
+        "skipped_updates": 0,
         "response_tokens_per_second": 50.0,
         "run_dir": str(tmp_path),
         "logs": str(tmp_path / "logs"),

@@ -41,4 +41,4 @@ def logprob_gap_text(config: RunConfig) -> str:
         return f"not judged: {cut_distribution(config)} (rl_config.max_logprob_gap sets a limit)"
     mixture = "" if experts == dense else f" ({experts:g} with experts)"
     steps = config.rl_config.logprob_gap_steps
-    return f"warns beyond {dense:g} nats{mixture}, ends after {steps} step(s) in a row"
+    return f"warns beyond {dense:g} nats{mixture}, ends after {steps} steps"

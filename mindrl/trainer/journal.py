@@ -223,5 +223,6 @@ class Journal:
             self.keep(tracker, partial(tracker.log, step, metrics))
 
     def warn(self, text: str) -> None:
+        """Tell a person at once, on the console and in the log."""
         logger.warning("%s", text)
         self.console.note(text)

@@ -164,9 +164,8 @@ def literal_metrics() -> set[str]:
     stages = {f"seconds/{name}" for name in re.findall(r'timer\("(\w+)"\)', "".join(trainer))}
     memory = written_out(read("mindrl/workers/integrated_worker.py"), METRIC)
     literal = {name for source in trainer for name in written_out(source, METRIC)}
-    update = written_out(
-        read("mindrl/training/trained.py"), re.compile("grad_norm|lr|moe_aux_loss")
-    )
+    learning = "".join(read(f"mindrl/training/{name}.py") for name in ("trained", "optimizer"))
+    update = written_out(learning, re.compile("grad_norm|lr|skipped|moe_aux_loss"))
     named = {f"update/{name}" for name in update}
     critic = {f"critic/{name}" for name in update}
     return literal | stages | memory | named | critic

@@ -44,9 +44,7 @@ def test_a_dry_run_says_how_the_gap_is_judged_and_why_it_is_not(
         return logprob_gap_text(run_config(Path("model"), changes))
 
     in_bf16 = {"megatron_training.bf16": True, "rl_config.logprob_gap_steps": 5}
-    assert text(**in_bf16) == (
-        "warns beyond 0.1 nats (0.3 with experts), ends after 5 step(s) in a row"
-    )
-    assert text(**FLOAT32) == "warns beyond 0.01 nats, ends after 3 step(s) in a row"
+    assert text(**in_bf16) == ("warns beyond 0.1 nats (0.3 with experts), ends after 5 steps")
+    assert text(**FLOAT32) == "warns beyond 0.01 nats, ends after 3 steps"
     cut = {f"{SAMPLING}.top_p": 0.9, f"{SAMPLING}.top_k": 50}
     assert text(**cut) == "not judged: top_p=0.9, top_k=50 (rl_config.max_logprob_gap sets a limit)"

@@ -191,7 +191,7 @@ class Course:
         seeds = [self.draw.getrandbits(60) for _ in repeated]
         responses = self.worker.generate_sequences(repeated, sampling, seeds)
         group = [index // SAMPLES for index in range(len(repeated))]
-        return Rollouts.from_responses(repeated, responses, group)
+        return Rollouts.from_responses(prompts, responses, group)
 
 
 def measure(algorithm: str, folder: str, *, quick: bool, repeats: int) -> dict[str, Any]:

@@ -6,6 +6,7 @@ A sequence is its prompt followed at once by its response, padded on the right.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Self
 
 import torch
@@ -15,18 +16,51 @@ from mindrl.batch.experience import Sequences
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Response:
-    """One response of the rollout engine."""
+class Responses:
+    """What the rollout engine answers, end to end: the N tokens of B responses.
 
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    """The engine's log-prob of each of its own tokens, in nats."""
-    finished: bool
-    """It ended by itself rather than at the length limit."""
+    Tensors from the engine on: a step of 67 million tokens has no time for as many objects.
+    """
+
+    token_ids_N: Tensor
+    """int64."""
+    logprobs_N: Tensor
+    """float32; the engine's log-prob of each of its own tokens, in nats."""
+    lengths_B: Tensor
+    """int64; tokens of each response."""
+    finished_B: Tensor
+    """bool; it ended by itself rather than at the length limit."""
 
     def __post_init__(self) -> None:
-        """Check that each token has its log-prob."""
-        assert len(self.token_ids) == len(self.logprobs), "one log-prob for each token"
+        """Check that each token has its log-prob, and each response its tokens."""
+        assert len(self.token_ids_N) == len(self.logprobs_N), "one log-prob for each token"
+        assert len(self.token_ids_N) == int(self.lengths_B.sum()), "lengths add up to the tokens"
+        assert len(self.lengths_B) == len(self.finished_B), "each response ended or was cut"
+
+    @classmethod
+    def of(
+        cls,
+        token_ids: Sequence[Sequence[int]],
+        logprobs: Sequence[Sequence[float]],
+        finished: Sequence[bool],
+    ) -> Self:
+        """Take lists as an engine gives them; all three have B entries."""
+        return cls(
+            token_ids_N=torch.tensor([*chain.from_iterable(token_ids)], dtype=torch.int64),
+            logprobs_N=torch.tensor([*chain.from_iterable(logprobs)], dtype=torch.float32),
+            lengths_B=torch.tensor([len(each) for each in token_ids], dtype=torch.int64),
+            finished_B=torch.tensor(finished, dtype=torch.bool),
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Put the responses of all replicas into one, in order."""
+        return cls(
+            token_ids_N=torch.cat([part.token_ids_N for part in parts]),
+            logprobs_N=torch.cat([part.logprobs_N for part in parts]),
+            lengths_B=torch.cat([part.lengths_B for part in parts]),
+            finished_B=torch.cat([part.finished_B for part in parts]),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,32 +82,36 @@ class Rollouts:
 
     @classmethod
     def from_responses(
-        cls,
-        prompts: Sequence[Sequence[int]],
-        responses: Sequence[Response],
-        group: Sequence[int],
+        cls, prompts: Sequence[Sequence[int]], responses: Responses, group: Sequence[int]
     ) -> Self:
-        """Lay out prompts with their responses; all three sequences have B entries."""
-        lengths = [
-            len(prompt) + len(response.token_ids)
-            for prompt, response in zip(prompts, responses, strict=True)
-        ]
-        B, T = len(lengths), max(lengths)
-        tokens_BT = torch.zeros(B, T, dtype=torch.int64)
-        mask_BT = torch.zeros(B, T, dtype=torch.bool)
-        logprobs_BT = torch.zeros(B, T, dtype=torch.float32)
-        for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
-            start, end = len(prompt), lengths[row]
-            tokens_BT[row, :end] = torch.tensor([*prompt, *response.token_ids])
-            mask_BT[row, start:end] = True
-            logprobs_BT[row, start:end] = torch.tensor(response.logprobs)
+        """Lay out prompts with their responses.
+
+        Args:
+            prompts: Token ids of the step's prompts.
+            responses: B of them.
+            group: B entries; which prompt a response answers.
+        """
+        assert len(group) == len(responses.lengths_B), "each response answers a prompt"
+        prompts_P = [torch.tensor(prompt) for prompt in prompts]
+        asked = [prompts_P[index] for index in group]
+        asked_B = torch.tensor([len(prompt) for prompt in asked])
+        lengths_B = asked_B + responses.lengths_B
+        positions_T = torch.arange(int(lengths_B.max()))
+        prompt_mask_BT = positions_T < asked_B[:, None]
+        mask_BT = (positions_T < lengths_B[:, None]) & ~prompt_mask_BT
+        # A mask is filled row by row: what lies end to end falls where it belongs.
+        tokens_BT = torch.zeros(mask_BT.shape, dtype=torch.int64)
+        tokens_BT.masked_scatter_(prompt_mask_BT, torch.cat(asked))
+        tokens_BT.masked_scatter_(mask_BT, responses.token_ids_N)
         return cls(
             tokens_BT=tokens_BT,
-            lengths_B=torch.tensor(lengths),
+            lengths_B=lengths_B,
             response_mask_BT=mask_BT,
-            rollout_logprobs_BT=logprobs_BT,
+            rollout_logprobs_BT=torch.zeros(mask_BT.shape).masked_scatter_(
+                mask_BT, responses.logprobs_N
+            ),
             group_B=torch.tensor(group),
-            finished_B=torch.tensor([response.finished for response in responses]),
+            finished_B=responses.finished_B,
         )
 
     def sequences(self) -> Sequences:

@@ -4,7 +4,7 @@ Shapes: B sequences, T positions.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,7 +22,7 @@ from mindrl.batch.experience import (
     Values,
 )
 from mindrl.batch.prompts import Prompt, Sampling, sequence_seed
-from mindrl.batch.rollouts import Response, Rollouts
+from mindrl.batch.rollouts import Responses, Rollouts
 from mindrl.config.layout_sizes import Role
 from mindrl.observability.timeline import TimelineMoment
 
@@ -30,8 +30,13 @@ from mindrl.observability.timeline import TimelineMoment
 class Ranks(Protocol):
     """Workers that are called together, such as a `WorkerGroup`."""
 
-    def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Call a method on each rank with its own arguments."""
+    def call(
+        self,
+        method: str,
+        arguments: Sequence[tuple[Any, ...]],
+        answering: Collection[int] | None = None,
+    ) -> list[Any]:
+        """Call a method on each rank with its own arguments; not all of them need to answer."""
 
     def call_all(self, method: str, *arguments: Any) -> list[Any]:
         """Call a method on each rank with the same arguments."""
@@ -89,11 +94,12 @@ class ColocatedActor:
             (token_ids[start:end], sampling, seeds[start:end])
             for start, end in even_bounds(len(repeated), self.rollout.replicas)
         ]
-        replies: list[list[Response]] = self._per_replica(
-            "generate_sequences", self.rollout, shares
+        replies: list[Responses] = self._per_replica("generate_sequences", self.rollout, shares)
+        return Rollouts.from_responses(
+            [prompt.token_ids for prompt in prompts],
+            Responses.joined(replies),
+            [index for index, _, _ in repeated],
         )
-        responses = [response for reply in replies for response in reply]
-        return Rollouts.from_responses(token_ids, responses, [index for index, _, _ in repeated])
 
     def compute_log_prob(self, sequences: Sequences) -> Scored:
         """Score sequences with the actor's current weights."""
@@ -205,7 +211,7 @@ class ColocatedActor:
     ) -> list[Any]:
         """Give all ranks of a replica its share; return what the replicas' first ranks say."""
         arguments = [shares[layout.replica_of(rank)] for rank in range(layout.world_size)]
-        replies = self.group.call(method, arguments)
+        replies = self.group.call(method, arguments, layout.leaders)
         return [replies[rank] for rank in layout.leaders]
 
 

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -71,25 +71,35 @@ class WorkerGroup:
         """End the processes."""
         self.stop()
 
-    def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def call(
+        self,
+        method: str,
+        arguments: Sequence[tuple[Any, ...]],
+        answering: Collection[int] | None = None,
+    ) -> list[Any]:
         """Call a method on every worker at once and wait for all of them.
 
         Args:
             method: Of the worker.
-            arguments: One tuple for each rank.
+            arguments: One tuple for each rank. One that several ranks share is pickled once.
+            answering: Ranks whose results travel here; None asks all of them.
 
         Returns:
-            What each rank returned.
+            What each rank returned; None of a rank that was not to answer.
 
         Raises:
             WorkerDiedError: A worker died or raised; names it, the stage and its last log lines.
             MindrlError: Raised by a worker on purpose; passed on as it is.
         """
         self.stage = method
+        shares = {id(given): given for given in arguments}
+        stored = {key: ray.put(given) for key, given in shares.items()}
         return self._wait(
             [
-                handle.call.remote(method, given)
-                for handle, given in zip(self.handles, arguments, strict=True)
+                handle.call.remote(
+                    method, stored[id(given)], answers=answering is None or rank in answering
+                )
+                for rank, (handle, given) in enumerate(zip(self.handles, arguments, strict=True))
             ]
         )
 

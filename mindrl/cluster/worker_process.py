@@ -76,13 +76,13 @@ class WorkerProcess:
             self.worker = getattr(import_module(module), function)(config, self.platform)
         logger.info("worker %d is ready", self.rank)
 
-    def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        """Call a method of the worker."""
+    def call(self, method: str, arguments: tuple[Any, ...], *, answers: bool) -> Any:
+        """Call a method of the worker; its result is returned where this rank is to answer."""
         logger.info("%s begins", method)
         with self._failures_logged():
             result = getattr(self.worker, method)(*arguments)
         logger.info("%s ends", method)
-        return result
+        return result if answers else None
 
     @contextmanager
     def _failures_logged(self) -> Iterator[None]:

@@ -19,7 +19,7 @@ from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
 from vllm.model_executor.models.qwen3_moe import Qwen3MoeForCausalLM
 
 from mindrl.batch.prompts import Sampling
-from mindrl.batch.rollouts import Response
+from mindrl.batch.rollouts import Responses
 from mindrl.platform.device_memory import give_back_unused
 from mindrl.rollout.random_state import own_random_state
 from mindrl.rollout.shards import EngineShards
@@ -178,7 +178,7 @@ class RolloutEngine:
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]
-    ) -> list[Response]:
+    ) -> Responses:
         """Answer each prompt once, in order.
 
         All ranks of a replica must make the same call. Each sequence is drawn with its own
@@ -190,7 +190,7 @@ class RolloutEngine:
             seeds: One for each prompt.
         """
         if not prompts:
-            return []
+            return Responses.of([], [], [])
         greedy = sampling.temperature == 0.0
         with own_random_state(self.settings.seed):
             outputs = self.llm.generate(
@@ -211,18 +211,18 @@ class RolloutEngine:
                 ],
                 use_tqdm=False,
             )
-        return [_response(output.outputs[0]) for output in outputs]
+        answers = [output.outputs[0] for output in outputs]
+        return Responses.of(
+            token_ids=[answer.token_ids for answer in answers],
+            logprobs=[_logprobs(answer) for answer in answers],
+            finished=[answer.finish_reason == "stop" for answer in answers],
+        )
 
 
-def _response(output: Any) -> Response:
-    """Translate one completion; a greedy one carries log-probs of 0."""
-    tokens = tuple(output.token_ids)
-    logprobs = output.logprobs or [None] * len(tokens)
-    return Response(
-        token_ids=tokens,
-        logprobs=tuple(
-            0.0 if entry is None else entry[token].logprob
-            for token, entry in zip(tokens, logprobs, strict=True)
-        ),
-        finished=output.finish_reason == "stop",
-    )
+def _logprobs(answer: Any) -> list[float]:
+    """Return the log-prob of each token of a completion; 0 in a greedy one, which has none."""
+    if not answer.logprobs:
+        return [0.0] * len(answer.token_ids)
+    return [
+        entry[token].logprob for token, entry in zip(answer.token_ids, answer.logprobs, strict=True)
+    ]

@@ -154,12 +154,17 @@ def cut_by_rows(
     return rows_of, [sequences.rows(torch.tensor(rows)) for rows in rows_of]
 
 
-def put_back(parts: Sequence[Tensor], rows_of: Sequence[Sequence[int]], width: int) -> Tensor:
-    """Put what was read of micro-batches, [K, B, T] each, to its rows: float32 [K, B, width]."""
-    whole_KBT = torch.zeros(parts[0].size(0), sum(map(len, rows_of)), width)
+def put_back(parts: Sequence[Tensor], rows_of: Sequence[Sequence[int]], width: int) -> list[Tensor]:
+    """Put what was read of micro-batches, [K, B, T] each, to its rows.
+
+    Returns:
+        K times float32 [B, width]. No two in one storage, which would be pickled with each.
+    """
+    whole = [torch.zeros(sum(map(len, rows_of)), width) for _ in parts[0]]
     for found_KBT, rows in zip(parts, rows_of, strict=True):
-        whole_KBT[:, rows, : found_KBT.size(2)] = found_KBT
-    return whole_KBT
+        for whole_BT, found_BT in zip(whole, found_KBT, strict=True):
+            whole_BT[rows, : found_BT.size(1)] = found_BT
+    return whole
 
 
 def _nothing_asked(batch: Batch) -> Batch:

@@ -12,7 +12,7 @@ from mindrl.allocation.regions import Phase, Region, TrainRegion
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import Minibatch, Scored, Sequences
 from mindrl.batch.prompts import Sampling
-from mindrl.batch.rollouts import Response
+from mindrl.batch.rollouts import Responses
 from mindrl.rollout.engine import EngineSettings, RolloutEngine
 from mindrl.training.actor import TrainedActor
 from mindrl.training.model import ModelSettings
@@ -100,7 +100,7 @@ class ActorHybridWorker:
 
     def generate_sequences(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]
-    ) -> list[Response]:
+    ) -> Responses:
         """Answer this replica's prompts, in order."""
         self.sharding_manager.enter(Phase.ROLLOUT)
         return self.inference_model.generate(prompts, sampling, seeds)

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from multiprocessing.connection import Connection, Listener, Pipe
 from pathlib import Path
 from typing import Any
@@ -88,10 +88,16 @@ class ForkedGroup:
     def __init__(self, ranks: Sequence[Connection]) -> None:
         self.ranks = ranks
 
-    def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def call(
+        self,
+        method: str,
+        arguments: Sequence[tuple[Any, ...]],
+        answering: Collection[int] | None = None,
+    ) -> list[Any]:
         for rank, given in zip(self.ranks, arguments, strict=True):
             send(rank, (method, given))
-        return self.collect()
+        answers = enumerate(self.collect())
+        return [each if answering is None or rank in answering else None for rank, each in answers]
 
     def call_all(self, method: str, *arguments: Any) -> list[Any]:
         return self.call(method, [arguments] * len(self.ranks))

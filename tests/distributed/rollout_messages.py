@@ -6,7 +6,7 @@ Without vLLM: the test process must be able to read it.
 from dataclasses import dataclass
 
 from mindrl.batch.prompts import Sampling
-from mindrl.batch.rollouts import Response
+from mindrl.batch.rollouts import Responses
 
 Tokens = tuple[int, ...]
 
@@ -42,9 +42,9 @@ class DeviceBytes:
 class Life:
     """What an engine said and held, from its start to its second set of weights."""
 
-    answers: list[list[Response]]
+    answers: list[Responses]
     """To each question, with the weights of the first folder."""
-    later_answers: list[list[Response]]
+    later_answers: list[Responses]
     """To each question, with those of the second folder, after a sleep in between."""
     device_bytes: dict[str, DeviceBytes]
     random_state_kept: bool

@@ -10,7 +10,7 @@ from torch import Tensor
 from weight_files import load_one_by_one, rollout_table
 
 from mindrl.allocation.layout import RolloutLayout, TrainLayout
-from mindrl.batch.rollouts import Response
+from mindrl.batch.rollouts import Responses
 from mindrl.platform.device import PLATFORMS
 from mindrl.rollout.engine import EngineSettings, RolloutEngine
 from mindrl.training.parallel import initialise_model_parallel
@@ -71,7 +71,7 @@ def settings(folder: str) -> EngineSettings:
     )
 
 
-def ask(engine: RolloutEngine, question: Question) -> list[Response]:
+def ask(engine: RolloutEngine, question: Question) -> Responses:
     return engine.generate(question.prompts, question.sampling, question.seeds)
 
 

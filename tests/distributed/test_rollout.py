@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import Qwen2ForCausalLM
 
 from mindrl.batch.prompts import Sampling
-from mindrl.batch.rollouts import Response
+from mindrl.batch.rollouts import Responses
 
 pytestmark = pytest.mark.distributed
 
@@ -76,13 +76,17 @@ def engine(
     return life, folder, later
 
 
-def answers(life: Life, name: str) -> list[Response]:
-    found: list[Response] = life.answers[list(QUESTIONS).index(name)]
+def answers(life: Life, name: str) -> Responses:
+    found: Responses = life.answers[list(QUESTIONS).index(name)]
     return found
 
 
-def tokens(responses: list[Response]) -> list[Tokens]:
-    return [response.token_ids for response in responses]
+def tokens(responses: Responses) -> list[Tokens]:
+    return [tuple(each.tolist()) for each in per_response(responses, responses.token_ids_N)]
+
+
+def per_response(responses: Responses, column_N: Tensor) -> tuple[Tensor, ...]:
+    return column_N.split(responses.lengths_B.tolist())
 
 
 def logits_behind(model: Qwen2ForCausalLM, prompt: Tokens, response: Tokens) -> Tensor:
@@ -92,11 +96,11 @@ def logits_behind(model: Qwen2ForCausalLM, prompt: Tokens, response: Tokens) -> 
     return logits_TV[len(prompt) - 1 : -1]
 
 
-def check_greedy(folder: Path, responses: list[Response]) -> None:
+def check_greedy(folder: Path, responses: Responses) -> None:
     model = Qwen2ForCausalLM.from_pretrained(folder)
-    for prompt, response in zip(PROMPTS, responses, strict=True):
-        best_T = logits_behind(model, prompt, response.token_ids).argmax(-1)
-        assert best_T.tolist() == list(response.token_ids)
+    for prompt, response in zip(PROMPTS, tokens(responses), strict=True):
+        best_T = logits_behind(model, prompt, response).argmax(-1)
+        assert best_T.tolist() == list(response)
 
 
 def test_greedy_answers_are_the_most_likely_tokens_of_hugging_face(
@@ -105,8 +109,9 @@ def test_greedy_answers_are_the_most_likely_tokens_of_hugging_face(
     life, folder, _ = engine
     responses = answers(life, "greedy")
     check_greedy(folder, responses)
-    assert {len(response.token_ids) for response in responses} == {12}
-    assert not any(response.finished for response in responses)
+    assert responses.lengths_B.tolist() == [12] * 5
+    assert not responses.finished_B.any()
+    assert responses.logprobs_N.tolist() == [0.0] * 60
     assert tokens(responses)[0] == tokens(responses)[4]
     assert len(set(tokens(responses))) == 4
 
@@ -124,12 +129,13 @@ def test_weights_that_come_after_a_sleep_are_the_ones_that_answer(
 def test_a_stop_token_ends_an_answer_and_belongs_to_it(engine: tuple[Life, Path, Path]) -> None:
     life, _, _ = engine
     whole, cut = answers(life, "greedy"), answers(life, "greedy with stops")
-    assert any(response.finished for response in cut)
-    for response, longer in zip(cut, whole, strict=True):
-        stops = [place for place, token in enumerate(longer.token_ids) if token in STOPS]
+    assert cut.finished_B.any()
+    ended = cut.finished_B.tolist()
+    for response, longer, finished in zip(tokens(cut), tokens(whole), ended, strict=True):
+        stops = [place for place, token in enumerate(longer) if token in STOPS]
         length = stops[0] + 1 if stops else 12
-        assert response.token_ids == longer.token_ids[:length]
-        assert response.finished == bool(stops)
+        assert response == longer[:length]
+        assert finished == bool(stops)
 
 
 def test_log_probs_at_temperature_0_7_are_those_of_hugging_face_over_0_7(
@@ -137,12 +143,14 @@ def test_log_probs_at_temperature_0_7_are_those_of_hugging_face_over_0_7(
 ) -> None:
     life, folder, _ = engine
     model = Qwen2ForCausalLM.from_pretrained(folder)
-    for prompt, response in zip(PROMPTS, answers(life, "sampled"), strict=True):
-        logits_TV = logits_behind(model, prompt, response.token_ids)
+    responses = answers(life, "sampled")
+    found = per_response(responses, responses.logprobs_N)
+    for prompt, response, found_T in zip(PROMPTS, tokens(responses), found, strict=True):
+        logits_TV = logits_behind(model, prompt, response)
         all_TV = torch.log_softmax(logits_TV / 0.7, dim=-1)
-        expected_T = all_TV.gather(1, torch.tensor(response.token_ids)[:, None])[:, 0]
+        expected_T = all_TV.gather(1, torch.tensor(response)[:, None])[:, 0]
         # float32 logits of size 10, divided by 0.7.
-        assert list(response.logprobs) == pytest.approx(expected_T.tolist(), abs=2e-5)
+        assert found_T.tolist() == pytest.approx(expected_T.tolist(), abs=2e-5)
 
 
 def test_log_probs_of_a_truncated_distribution_are_those_that_were_drawn_with(
@@ -150,12 +158,14 @@ def test_log_probs_of_a_truncated_distribution_are_those_that_were_drawn_with(
 ) -> None:
     life, folder, _ = engine
     model = Qwen2ForCausalLM.from_pretrained(folder)
-    for prompt, response in zip(PROMPTS, answers(life, "two most likely"), strict=True):
-        two_T2, ids_T2 = (logits_behind(model, prompt, response.token_ids) / 0.7).topk(2)
-        chosen_T2 = ids_T2 == torch.tensor(response.token_ids)[:, None]
+    responses = answers(life, "two most likely")
+    found = per_response(responses, responses.logprobs_N)
+    for prompt, response, found_T in zip(PROMPTS, tokens(responses), found, strict=True):
+        two_T2, ids_T2 = (logits_behind(model, prompt, response) / 0.7).topk(2)
+        chosen_T2 = ids_T2 == torch.tensor(response)[:, None]
         assert chosen_T2.any(1).all()
         expected_T = torch.log_softmax(two_T2, dim=-1)[chosen_T2]
-        assert list(response.logprobs) == pytest.approx(expected_T.tolist(), abs=2e-5)
+        assert found_T.tolist() == pytest.approx(expected_T.tolist(), abs=2e-5)
 
 
 def test_a_sequence_depends_on_its_own_seed_and_on_no_other_sequence(
@@ -172,7 +182,8 @@ def test_a_sequence_depends_on_its_own_seed_and_on_no_other_sequence(
 
 
 def test_no_prompts_have_no_answers(engine: tuple[Life, Path, Path]) -> None:
-    assert answers(engine[0], "nothing") == []
+    nothing = answers(engine[0], "nothing")
+    assert (len(nothing.token_ids_N), len(nothing.lengths_B)) == (0, 0)
 
 
 def test_asleep_the_engine_holds_no_weight_and_no_kv_cache(

@@ -141,6 +141,8 @@ def test_log_probs_at_temperature_0_7_are_those_of_a_plain_computation(
             torch.testing.assert_close(scored.logprobs_BT, logprobs_BT, atol=2e-5, rtol=0)
             torch.testing.assert_close(scored.entropy_BT, entropy_BT, atol=2e-5, rtol=0)
             assert not scored.logprobs_BT[~batch.response_mask_BT].any()
+            # Its storage holds no entropies, which would travel with either of the two.
+            assert scored.logprobs_BT.untyped_storage().nbytes() == 4 * logprobs_BT.numel()
 
 
 def minibatches(model: Qwen2ForCausalLM) -> list[Minibatch]:

@@ -17,7 +17,7 @@ from mindrl.algorithms.grpo import GrpoLoss
 from mindrl.algorithms.value_loss import ValueLoss
 from mindrl.allocation.regions import Region
 from mindrl.allocation.schedule import Roles, step_phases
-from mindrl.batch.rollouts import Response, Rollouts
+from mindrl.batch.rollouts import Responses, Rollouts
 from mindrl.config.load import field_names
 from mindrl.observability.console import StepConsole
 from mindrl.observability.samples import Sample, SampleLog
@@ -145,9 +145,9 @@ def loss_metrics() -> set[str]:
 
 
 def batch_metrics() -> set[str]:
-    response = Response(token_ids=(1,), logprobs=(-1.0,), finished=True)
+    responses = Responses.of([[1]], [[-1.0]], [True])
     scores = Scores(rewards=(1.0,), parts={}, ranges={}, timeouts=0, crashes=0, errors=0)
-    return set(Rollouts.from_responses([[5]], [response], [0]).metrics()) | set(scores.metrics())
+    return set(Rollouts.from_responses([[5]], responses, [0]).metrics()) | set(scores.metrics())
 
 
 def written_out(source: str, pattern: re.Pattern[str]) -> set[str]:

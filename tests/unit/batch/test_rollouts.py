@@ -1,20 +1,20 @@
 """How prompts and responses become one padded batch."""
 
+import pickle
+
 import pytest
 import torch
 
-from mindrl.batch.rollouts import Response, Rollouts
+from mindrl.batch.rollouts import Responses, Rollouts
 
-PROMPTS = [(5, 6, 7), (5, 6, 7), (8,)]
-RESPONSES = [
-    Response(token_ids=(11, 12), logprobs=(-0.5, -1.5), finished=True),
-    Response(token_ids=(13,), logprobs=(-2.0,), finished=True),
-    Response(token_ids=(14, 15, 16), logprobs=(-0.25, 0.0, -3.0), finished=False),
-]
+PROMPTS = [(5, 6, 7), (8,)]
+TO_FIRST = Responses.of([(11, 12), (13,)], [(-0.5, -1.5), (-2.0,)], [True, True])
+TO_SECOND = Responses.of([(14, 15, 16)], [(-0.25, 0.0, -3.0)], [False])
+"""As two replicas answer; the first prompt is sampled twice."""
 
 
 def rollouts() -> Rollouts:
-    return Rollouts.from_responses(PROMPTS, RESPONSES, [0, 0, 1])
+    return Rollouts.from_responses(PROMPTS, Responses.joined([TO_FIRST, TO_SECOND]), [0, 0, 1])
 
 
 def test_a_sequence_is_its_prompt_then_its_response_then_zeros() -> None:
@@ -66,8 +66,8 @@ def test_metrics_count_six_tokens_in_three_responses_of_which_one_was_cut() -> N
 
 
 def test_a_response_that_stops_at_once_is_an_empty_row_of_the_mask() -> None:
-    empty = Response(token_ids=(), logprobs=(), finished=True)
-    batch = Rollouts.from_responses([(5, 6), (7,)], [empty, RESPONSES[0]], [0, 1])
+    empty = Responses.of([(), (11, 12)], [(), (-0.5, -1.5)], [True, True])
+    batch = Rollouts.from_responses([(5, 6), (7,)], empty, [0, 1])
     assert batch.response_mask_BT.sum(1).tolist() == [0, 2]
     assert batch.response_tokens(0) == []
 
@@ -77,9 +77,24 @@ def test_a_response_without_one_logprob_for_each_token_is_refused(
     logprobs: tuple[float, ...],
 ) -> None:
     with pytest.raises(AssertionError, match="one log-prob for each token"):
-        Response(token_ids=(11, 12), logprobs=logprobs, finished=True)
+        Responses.of([(11, 12)], [logprobs], [True])
 
 
-def test_prompts_and_responses_of_unequal_number_are_refused() -> None:
-    with pytest.raises(ValueError, match="shorter"):
-        Rollouts.from_responses(PROMPTS, RESPONSES[:2], [0, 0, 1])
+@pytest.mark.parametrize("group", [[0], [0, 0, 1]])
+def test_two_responses_to_another_number_of_prompts_are_refused(group: list[int]) -> None:
+    with pytest.raises(AssertionError, match="each response answers a prompt"):
+        Rollouts.from_responses(PROMPTS, TO_FIRST, group)
+
+
+def test_a_replica_that_had_no_prompt_changes_nothing() -> None:
+    nothing = Responses.of([], [], [])
+    joined = Responses.joined([nothing, TO_SECOND, nothing])
+    assert torch.equal(joined.token_ids_N, TO_SECOND.token_ids_N)
+    assert joined.finished_B.tolist() == [False]
+
+
+def test_a_response_travels_as_12_bytes_a_token_and_without_one_object_for_each() -> None:
+    """8 for the token and 4 for its log-prob; 1 KiB more for names and lengths of two responses."""
+    tokens = range(100_000, 100_000 + 4096)
+    sent = pickle.dumps(Responses.of([tokens] * 2, [[-0.5] * 4096] * 2, [True, False]))
+    assert 12 * 8192 < len(sent) < 12 * 8192 + 2048

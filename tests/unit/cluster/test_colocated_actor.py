@@ -1,6 +1,6 @@
 """How whole batches are dealt to replicas and joined again; the workers are recorded."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -8,22 +8,33 @@ import torch
 from mindrl.allocation.layout import RolloutLayout, TrainLayout
 from mindrl.batch.experience import CriticMinibatch, Scored, Sequences, SequenceScores, Values
 from mindrl.batch.prompts import Prompt, Sampling
-from mindrl.batch.rollouts import Response
+from mindrl.batch.rollouts import Responses
 from mindrl.cluster.colocated_actor import ColocatedActor
 from mindrl.config.layout_sizes import Role
 
 
 class RecordingGroup:
-    """Four ranks that answer token 9, and score a token by its own number."""
+    """Four ranks that answer token 9, and score a token by its own number, where they are to."""
 
     def __init__(self) -> None:
         self.given: list[Sequence[tuple[Any, ...]]] = []
+        self.asked: list[Collection[int] | None] = []
 
-    def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def call(
+        self,
+        method: str,
+        arguments: Sequence[tuple[Any, ...]],
+        answering: Collection[int] | None = None,
+    ) -> list[Any]:
         self.given.append(arguments)
+        self.asked.append(answering)
+        answers = enumerate(self.answers(method, arguments))
+        return [each if answering is None or rank in answering else None for rank, each in answers]
+
+    def answers(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         if method == "generate_sequences":
-            answer = Response(token_ids=(9,), logprobs=(-1.0,), finished=True)
-            return [[answer] * len(prompts) for prompts, _, _ in arguments]
+            counts = [len(prompts) for prompts, _, _ in arguments]
+            return [Responses.of([[9]] * n, [[-1.0]] * n, [True] * n) for n in counts]
         if method.startswith("update"):
             return [{"rank": float(rank)} for rank in range(4)]
         tokens = [part.tokens_BT.float() for (part,) in arguments]
@@ -60,8 +71,11 @@ def test_both_ranks_of_a_replica_get_the_same_share_and_replicas_get_halves() ->
     rollouts = actor.generate_sequences([prompt(1), prompt(2)], SAMPLING, step=1)
 
     (shares,) = group.given
-    assert shares[0] == shares[1]
-    assert shares[2] == shares[3]
+    # The same objects, which travel once for both.
+    assert shares[0] is shares[1]
+    assert shares[2] is shares[3]
+    # One rank of a replica answers for it.
+    assert group.asked == [(0, 2)]
     assert [list(shares[rank][0]) for rank in (0, 2)] == [[(5, 1)] * 3, [(5, 2)] * 3]
     assert rollouts.group_B.tolist() == [0, 0, 0, 1, 1, 1]
 

@@ -23,7 +23,7 @@ from mindrl.batch.experience import (
     Values,
 )
 from mindrl.batch.prompts import Prompt, Sampling
-from mindrl.batch.rollouts import Response, Rollouts
+from mindrl.batch.rollouts import Responses, Rollouts
 from mindrl.data.order import PromptOrder
 from mindrl.observability.console import StepConsole
 from mindrl.observability.timeline import TimelineMoment
@@ -64,15 +64,12 @@ class MemoryRoles:
         self.calls.append("generate")
         self.asked.append(([prompt.uid for prompt in prompts], sampling, step))
         group = [index for index in range(len(prompts)) for _ in range(sampling.samples_per_prompt)]
-        responses = [
-            Response(
-                token_ids=(20, 30 + row % sampling.samples_per_prompt),
-                logprobs=(ROLLOUT_LOGPROB, ROLLOUT_LOGPROB),
-                finished=True,
-            )
-            for row in range(len(group))
-        ]
-        return Rollouts.from_responses([prompts[i].token_ids for i in group], responses, group)
+        responses = Responses.of(
+            token_ids=[(20, 30 + row % sampling.samples_per_prompt) for row in range(len(group))],
+            logprobs=[(ROLLOUT_LOGPROB, ROLLOUT_LOGPROB)] * len(group),
+            finished=[True] * len(group),
+        )
+        return Rollouts.from_responses([prompt.token_ids for prompt in prompts], responses, group)
 
     def compute_log_prob(self, sequences: Sequences) -> Scored:
         self.calls.append("log-probs")

@@ -1,0 +1,75 @@
+"""What a call of all workers sends and brings back; pickled here as Ray would."""
+
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+
+from mindrl.cluster.worker_group import WorkerGroup
+from mindrl.cluster.worker_process import WorkerProcess
+
+
+class Worker:
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def add(self, numbers: list[int]) -> int:
+        return sum(numbers) + self.rank
+
+
+class Reference:
+    """To a result that is there."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+
+def handle(rank: int) -> Any:
+    """A worker process that is called in place, with what lies in the object store."""
+    process = object.__new__(WorkerProcess)
+    process.worker = Worker(rank)
+
+    def remote(method: str, stored: bytes, *, answers: bool) -> object:
+        return Reference(process.call(method, pickle.loads(stored), answers=answers))
+
+    return SimpleNamespace(call=SimpleNamespace(remote=remote))
+
+
+@pytest.fixture
+def group() -> WorkerGroup:
+    made = object.__new__(WorkerGroup)
+    made.handles = [handle(rank) for rank in range(4)]
+    return made
+
+
+@pytest.fixture
+def pickled(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """What was put into the object store."""
+    store: list[bytes] = []
+
+    def put(value: object) -> bytes:
+        store.append(pickle.dumps(value))
+        return store[-1]
+
+    monkeypatch.setattr(ray, "put", put)
+    monkeypatch.setattr(ray, "wait", lambda waiting, **_: (waiting[:1], waiting[1:]))
+    monkeypatch.setattr(ray, "get", lambda reference: reference.value)
+    return store
+
+
+def test_a_share_is_pickled_once_for_the_two_ranks_of_its_replica(
+    group: WorkerGroup, pickled: list[bytes]
+) -> None:
+    first, second = ([1, 2],), ([10, 20],)
+    assert group.call("add", [first, first, second, second]) == [3, 4, 32, 33]
+    assert [pickle.loads(each) for each in pickled] == [first, second]
+
+
+def test_only_the_ranks_that_are_asked_send_their_results(
+    group: WorkerGroup, pickled: list[bytes]
+) -> None:
+    assert group.call("add", [([5],)] * 4, (0, 2)) == [5, None, 7, None]
+    assert group.call_all("add", [5]) == [5, 6, 7, 8]
+    assert len(pickled) == 2

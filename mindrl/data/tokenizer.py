@@ -1,13 +1,17 @@
-"""The tokenizer of a model folder."""
+"""The tokenizer of a model folder, and the tokens that end a response."""
 
+import json
 from pathlib import Path
+from typing import Any
 
+from jinja2 import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from mindrl.data.vocabulary import VOCABULARY_FILES, has_vocabulary
 from mindrl.errors import ModelError
 
-# Without one of these some families answer with an empty vocabulary instead of an error.
-_VOCABULARY_FILES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken")
+_ANSWER = "mindrl"
+"""Stands for an answer where the template is asked what comes behind one."""
 
 
 def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
@@ -19,10 +23,9 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> PreTrainedT
     folder = Path(path)
     if not folder.is_dir():
         raise ModelError(f"tokenizer folder {path}: no such folder")
-    # Code from the folder may bring a vocabulary file of any name.
-    if not trust_remote_code and not any(any(folder.glob(name)) for name in _VOCABULARY_FILES):
+    if not has_vocabulary(path, trust_remote_code=trust_remote_code):
         raise ModelError(
-            f"tokenizer folder {path}: no vocabulary; needed one of {', '.join(_VOCABULARY_FILES)}"
+            f"tokenizer folder {path}: no vocabulary; needed one of {', '.join(VOCABULARY_FILES)}"
         )
     try:
         tokenizer = AutoTokenizer.from_pretrained(
@@ -38,3 +41,52 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> PreTrainedT
             "chat_template in tokenizer_config.json"
         )
     return tokenizer
+
+
+def stop_token_ids(tokenizer: PreTrainedTokenizerBase, model_path: str) -> tuple[int, ...]:
+    """Return the tokens that end a response, by id.
+
+    What the chat template puts behind an answer, the tokenizer's end of sequence, and what the
+    model folder names for generation. A base model's end of sequence is often not the first.
+
+    Raises:
+        ModelError: There is none, or the folder's file cannot be read.
+    """
+    found = {tokenizer.eos_token_id, _end_of_turn(tokenizer), *_named_for_generation(model_path)}
+    ids = sorted(found - {None})
+    if not ids:
+        raise ModelError(
+            f"tokenizer of {model_path}: no token ends a response; needed eos_token in "
+            "tokenizer_config.json, eos_token_id in generation_config.json, or a chat template "
+            "with a special token behind an answer"
+        )
+    return tuple(ids)
+
+
+def _end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Return the special token that the chat template puts behind an answer, if there is one."""
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False)
+    except TemplateError:
+        return None
+    _, found, behind = text.rpartition(_ANSWER)
+    ids = tokenizer(behind.lstrip(), add_special_tokens=False)["input_ids"] if found else []
+    added = tokenizer.added_tokens_decoder
+    return ids[0] if ids and ids[0] in added and added[ids[0]].special else None
+
+
+def _named_for_generation(model_path: str) -> list[int]:
+    """Return `eos_token_id` of the first of two files that is there, as the engine does."""
+    files = (Path(model_path, name) for name in ("generation_config.json", "config.json"))
+    file = next(filter(Path.is_file, files), None)
+    if file is None:
+        return []
+    try:
+        value: Any = json.loads(file.read_text("utf-8")).get("eos_token_id")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ModelError(f"{file} cannot be read ({error})") from error
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if any(type(each) is not int for each in ids):
+        raise ModelError(f"{file}: eos_token_id is {value!r}; needed a number or a list of numbers")
+    return ids

@@ -5,9 +5,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from mindrl.data.tokenizer import load_tokenizer
+from mindrl.data.tokenizer import load_tokenizer, stop_token_ids
 from mindrl.errors import ModelError
 
 
@@ -64,3 +64,86 @@ def test_code_of_the_folder_does_not_run_unless_it_is_trusted(folder: Path) -> N
     with pytest.raises(ModelError, match="trust_remote_code"):
         load_tokenizer(str(folder))
     assert not trace.exists()
+
+
+END_OF_TEXT, END_OF_TURN = 256, 258
+
+
+def as_base_model(folder: Path, template: str | None = None) -> PreTrainedTokenizerBase:
+    """Load the tokenizer as base models have it: it ends a text, the template ends a turn."""
+    loaded = load_tokenizer(str(folder))
+    loaded.eos_token = "<|endoftext|>"
+    if template is not None:
+        loaded.chat_template = template
+    return loaded
+
+
+def test_a_chat_models_answer_ends_with_its_one_end_of_turn(folder: Path) -> None:
+    (folder / "generation_config.json").write_text(f'{{"eos_token_id": {END_OF_TURN}}}')
+    assert stop_token_ids(load_tokenizer(str(folder)), str(folder)) == (END_OF_TURN,)
+
+
+def test_a_base_models_answer_ends_with_its_end_of_text_and_the_templates_end_of_turn(
+    folder: Path,
+) -> None:
+    (folder / "generation_config.json").write_text(f'{{"eos_token_id": {END_OF_TEXT}}}')
+    assert stop_token_ids(as_base_model(folder), str(folder)) == (END_OF_TEXT, END_OF_TURN)
+
+
+@pytest.mark.parametrize(
+    ("template", "found"),
+    [
+        ("{{ messages[1]['content'] }} <|im_end|>\n", {END_OF_TURN}),
+        ("{{ messages[1]['content'] }}\n\nuser: <|im_end|>", set()),
+        ("{{ messages[1]['content'] }}", set()),
+        ("{{ messages[0]['content'] }}<|im_end|>", set()),
+        ("{{ raise_exception('no answers') }}", set()),
+    ],
+    ids=["behind a blank", "behind words", "nothing", "no answer", "refuses"],
+)
+def test_only_a_special_token_right_behind_the_answer_ends_a_turn(
+    template: str, found: set[int], folder: Path
+) -> None:
+    stops = stop_token_ids(as_base_model(folder, template), str(folder))
+    assert set(stops) == found | {END_OF_TEXT}
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "found"),
+    [
+        ("generation_config.json", '{"eos_token_id": [7, 9]}', (7, 9, END_OF_TURN)),
+        ("generation_config.json", '{"eos_token_id": null}', (END_OF_TURN,)),
+        ("config.json", '{"eos_token_id": 7}', (7, END_OF_TURN)),
+    ],
+)
+def test_what_the_model_folder_names_ends_a_response_too(
+    file: str, content: str, found: tuple[int, ...], folder: Path
+) -> None:
+    tokenizer = load_tokenizer(str(folder))
+    (folder / file).write_text(content)
+    assert stop_token_ids(tokenizer, str(folder)) == found
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{"eos_token_id": "</s>"}', "eos_token_id is '</s>'; needed a number or a list of num"),
+        ('{"eos_token_id": [true]}', r"eos_token_id is \[True\]; needed a number"),
+        ("{", "cannot be read"),
+        ("[]", "cannot be read"),
+    ],
+)
+def test_a_broken_generation_config_is_a_model_error(
+    content: str, words: str, folder: Path
+) -> None:
+    tokenizer = load_tokenizer(str(folder))
+    (folder / "generation_config.json").write_text(content)
+    with pytest.raises(ModelError, match=words):
+        stop_token_ids(tokenizer, str(folder))
+
+
+def test_a_model_that_nothing_stops_is_refused(folder: Path) -> None:
+    tokenizer = as_base_model(folder, "{{ messages[1]['content'] }}")
+    tokenizer.eos_token = None
+    with pytest.raises(ModelError, match="no token ends a response; needed eos_token in"):
+        stop_token_ids(tokenizer, str(folder))

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-SCRIPTS = Path(__file__).parents[3] / "scripts"
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 @pytest.fixture(scope="session")

@@ -40,6 +40,7 @@ class PromptSource:
 class PromptSet:
     """The prompts of one file, in its order."""
 
+    path: str
     prompts: tuple[Prompt, ...]
     dropped: int
     """Prompts left out for their length."""
@@ -80,7 +81,7 @@ def _limit_length(
     kept = tuple(prompt for prompt in prompts if len(prompt.token_ids) <= limit)
     dropped = len(prompts) - len(kept)
     if dropped == 0:
-        return PromptSet(prompts=prompts, dropped=0)
+        return PromptSet(path=source.path, prompts=prompts, dropped=0)
     longest = max(len(prompt.token_ids) for prompt in prompts)
     if source.overlong_prompt_policy == "error":
         first = next(prompt for prompt in prompts if len(prompt.token_ids) > limit)
@@ -101,7 +102,7 @@ def _limit_length(
         len(prompts),
         limit,
     )
-    return PromptSet(prompts=kept, dropped=dropped)
+    return PromptSet(path=source.path, prompts=kept, dropped=dropped)
 
 
 def _render(row: Row, source: PromptSource, tokenizer: PreTrainedTokenizerBase) -> _Rendered:

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hydra
@@ -15,6 +15,7 @@ from rich.markup import escape
 
 from mindrl.config.hydra_defaults import register_defaults
 from mindrl.config.run import RunConfig
+from mindrl.data.vocabulary import has_vocabulary
 from mindrl.errors import ConfigError, OutputError
 from mindrl.launch.checks import check_without_files
 from mindrl.launch.compose import check_overrides, no_such_config, run_config
@@ -86,7 +87,22 @@ def explain(config: RunConfig) -> None:
     for finding in missing:
         console.print(f"not here, so not checked: {escape(finding)}", soft_wrap=True)
     note_shipped_sizes(config)
+    for line in _data_lines(config):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     console.print("the configuration is valid")
+
+
+def _data_lines(config: RunConfig) -> Iterator[str]:
+    training, trusts = config.megatron_training, config.generate_config.trust_remote_code
+    files = (training.data_path, training.test_data_path)
+    rows_here = all(path is None or Path(path).is_file() for path in files)
+    if not (rows_here and has_vocabulary(config.tokenizer_path, trust_remote_code=trusts)):
+        yield "rows and chat template not checked: a data file or the tokenizer is not here"
+        return
+    # Imported late: it brings transformers along.
+    from mindrl.launch.run_data import data_lines, read_data  # noqa: PLC0415
+
+    yield from data_lines(read_data(config))
 
 
 def _check_program(config: RunConfig, adv_estimator: str) -> None:

@@ -9,21 +9,18 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from transformers import PreTrainedTokenizerBase
 
 from mindrl.algorithms.length_penalty import LengthPenalty
 from mindrl.algorithms.token_weights import sequence_mean_weights, token_mean_weights
 from mindrl.allocation.from_config import rollout_layout
 from mindrl.batch.balance import sequence_costs
 from mindrl.batch.experience import MinibatchPlan
-from mindrl.batch.prompts import Prompt, Sampling
+from mindrl.batch.prompts import Sampling
 from mindrl.cluster.colocated_actor import ColocatedActor, Ranks
 from mindrl.cluster.ray_cluster import RayCluster
 from mindrl.cluster.worker_group import WorkerGroup
 from mindrl.config.run import RunConfig, with_absolute_paths
 from mindrl.data.order import PromptOrder
-from mindrl.data.prompts import PromptSource, load_prompts
-from mindrl.data.tokenizer import load_tokenizer
 from mindrl.errors import InterruptedRunError
 from mindrl.launch.checks import check
 from mindrl.launch.explain import derived_numbers, render_numbers
@@ -33,6 +30,7 @@ from mindrl.launch.logprob_gap import logprob_gap_limit
 from mindrl.launch.memory_plan import with_limits
 from mindrl.launch.memory_watch import MemoryWatch
 from mindrl.launch.provenance import provenance
+from mindrl.launch.run_data import RunData, data_lines, read_data
 from mindrl.launch.run_folders import check_folders, export_folders
 from mindrl.models.cost import forward_cost
 from mindrl.models.description import read_description
@@ -63,7 +61,7 @@ class _Run:
     model_folder: Path
     critic_folder: Path | None
     """None without a critic."""
-    tokenizer: PreTrainedTokenizerBase
+    stop_token_ids: tuple[int, ...]
     data: TrainerData
 
 
@@ -108,49 +106,28 @@ def _prepare(config: RunConfig, run_dir: Path) -> _Run:
     exports = export_folders(config, folder.root)
     check_folders(config, folder.root, exports)
     configure_logging(folder.logs / "driver.log", level=logging.INFO)
-    tokenizer = load_tokenizer(
-        config.tokenizer_path, trust_remote_code=config.generate_config.trust_remote_code
-    )
+    data = read_data(config)
+    for line in data_lines(data):
+        Console().print(line, markup=False, highlight=False, soft_wrap=True)
     return _Run(
         config=config,
         platform=platform,
         folder=folder,
         model_folder=exports["actor"],
         critic_folder=exports.get("critic"),
-        tokenizer=tokenizer,
-        data=_load_data(config, tokenizer),
+        stop_token_ids=data.stop_token_ids,
+        data=_trainer_data(config, data),
     )
 
 
-def _load_data(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> TrainerData:
-    training = config.megatron_training
-    train = _load_prompts(config, training.data_path, tokenizer)
-    test: tuple[Prompt, ...] = ()
-    if training.test_data_path is not None:
-        test = _load_prompts(config, training.test_data_path, tokenizer)
+def _trainer_data(config: RunConfig, data: RunData) -> TrainerData:
+    training, prompts = config.megatron_training, data.train.prompts
     return TrainerData(
-        train=train,
-        test=test,
-        order=PromptOrder(len(train), training.seed, shuffle=not training.no_shuffle),
-        decode=partial(tokenizer.decode, skip_special_tokens=True),
+        train=prompts,
+        test=data.test.prompts if data.test else (),
+        order=PromptOrder(len(prompts), training.seed, shuffle=not training.no_shuffle),
+        decode=partial(data.tokenizer.decode, skip_special_tokens=True),
     )
-
-
-def _load_prompts(
-    config: RunConfig, path: str, tokenizer: PreTrainedTokenizerBase
-) -> tuple[Prompt, ...]:
-    source = PromptSource(
-        path=path,
-        prompt_column=config.megatron_training.prompt_column,
-        answer_column=config.megatron_training.answer_column,
-        max_prompt_length=config.rl_config.max_prompt_length,
-        overlong_prompt_policy=config.rl_config.overlong_prompt_policy,
-        system_prompt=config.megatron_training.system_prompt,
-    )
-    found = load_prompts(source, tokenizer)
-    dropped = f", {found.dropped} longer ones dropped" if found.dropped else ""
-    Console().print(f"{path}: {len(found.prompts)} prompts{dropped}", markup=False, soft_wrap=True)
-    return found.prompts
 
 
 def _trackers(run: _Run) -> list[Tracker]:
@@ -206,7 +183,7 @@ def _trainer(
 ) -> GrpoTrainer | PpoTrainer:
     """Put the parts of the algorithm together."""
     config = run.config
-    settings = _settings(config, run.tokenizer)
+    settings = _settings(config, run.stop_token_ids)
     roles = TrainerRoles(
         policy=actor,
         reference=actor if "ref" in config.roles else None,
@@ -251,7 +228,7 @@ def _costs(config: RunConfig) -> Callable[[Sequence[int]], Sequence[float]] | No
     return partial(sequence_costs, linear=linear, quadratic=quadratic)
 
 
-def _settings(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> TrainerSettings:
+def _settings(config: RunConfig, stop_token_ids: tuple[int, ...]) -> TrainerSettings:
     training, rl = config.megatron_training, config.rl_config
     has_experts = read_description(config.actor_config.load).moe is not None
     sampling = config.generate_config.sampling_config
@@ -264,7 +241,7 @@ def _settings(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> TrainerS
         sampling=Sampling(
             temperature=sampling.temperature,
             max_tokens=sampling.max_tokens,
-            stop_token_ids=(tokenizer.eos_token_id,),
+            stop_token_ids=stop_token_ids,
             samples_per_prompt=rl.n_samples_per_prompt,
             top_p=sampling.top_p,
             top_k=sampling.top_k,

@@ -114,12 +114,12 @@ CASES: dict[str, Case] = {
     ),
     "a malformed line": (
         lambda _model, scratch: [data(scratch, row("1+1=?"), row("2+0=?"), '{"messages": [')],
-        1,
+        2,
         ["data.jsonl:3"],
     ),
     "a prompt that is too long": (
         lambda _model, scratch: [data(scratch, row("1+1=?"), row("1" * 50))],
-        1,
+        2,
         ["data.jsonl:2", "rl_config.max_prompt_length"],
     ),
     "a layout that does not divide the heads": (

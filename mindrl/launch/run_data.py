@@ -1,0 +1,79 @@
+"""What a run reads before anything is started: rows, tokenizer, chat template."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from mindrl.config.run import RunConfig
+from mindrl.data.prompts import PromptSet, PromptSource, load_prompts
+from mindrl.data.tokenizer import load_tokenizer, stop_token_ids
+from mindrl.errors import ConfigError, DataError, ModelError
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunData:
+    """The prompts of a run as token ids."""
+
+    tokenizer: PreTrainedTokenizerBase
+    stop_token_ids: tuple[int, ...]
+    """A response ends behind the first of these."""
+    train: PromptSet
+    test: PromptSet | None
+    """None where nothing is evaluated."""
+
+
+def read_data(config: RunConfig) -> RunData:
+    """Read the tokenizer and all rows, and render every prompt.
+
+    Raises:
+        ConfigError: The tokenizer or the data cannot serve the run.
+    """
+    training = config.megatron_training
+    try:
+        tokenizer = load_tokenizer(
+            config.tokenizer_path, trust_remote_code=config.generate_config.trust_remote_code
+        )
+        stops = stop_token_ids(tokenizer, config.actor_config.load)
+        train = load_prompts(_source(config, training.data_path), tokenizer)
+        test = None
+        if training.test_data_path is not None:
+            test = load_prompts(_source(config, training.test_data_path), tokenizer)
+    except (DataError, ModelError) as error:
+        raise ConfigError(str(error)) from error
+    return RunData(tokenizer=tokenizer, stop_token_ids=stops, train=train, test=test)
+
+
+def data_lines(data: RunData) -> Iterator[str]:
+    """Say how much was read, what a test would find again, and what ends a response."""
+    yield _rows_line(data.train)
+    if data.test is not None:
+        yield _rows_line(data.test)
+        trained_on = {prompt.text for prompt in data.train.prompts}
+        again = sum(prompt.text in trained_on for prompt in data.test.prompts)
+        if again:
+            yield (
+                f"{again} of the {len(data.test.prompts)} test prompts are training prompts too: "
+                "the accuracy counts what is trained on"
+            )
+    tokens = data.tokenizer.convert_ids_to_tokens(list(data.stop_token_ids))
+    stops = (f"{token} ({id_})" for token, id_ in zip(tokens, data.stop_token_ids, strict=True))
+    yield f"a response ends with {' or '.join(stops)}"
+
+
+def _rows_line(found: PromptSet) -> str:
+    rows = len(found.prompts) + found.dropped
+    longest = max(len(prompt.token_ids) for prompt in found.prompts)
+    dropped = f", {found.dropped} longer ones dropped" if found.dropped else ""
+    return f"{found.path}: {rows} rows, prompts of up to {longest} tokens{dropped}"
+
+
+def _source(config: RunConfig, path: str) -> PromptSource:
+    return PromptSource(
+        path=path,
+        prompt_column=config.megatron_training.prompt_column,
+        answer_column=config.megatron_training.answer_column,
+        max_prompt_length=config.rl_config.max_prompt_length,
+        overlong_prompt_policy=config.rl_config.overlong_prompt_policy,
+        system_prompt=config.megatron_training.system_prompt,
+    )

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 
 from mindrl.algorithms.length_penalty import LengthPenalty
 from mindrl.batch.prompts import Prompt
@@ -70,6 +71,8 @@ class Rater:
     ) -> Iterator[Callable[[], Rated]]:
         """Rate by all sources; the body of the `with` asks for the outcome when it needs it.
 
+        However often it asks, the sources are put together once.
+
         Args:
             prompts: Of the step.
             rollouts: What answers them.
@@ -78,7 +81,12 @@ class Rater:
         """
         with self._rules(prompts, rollouts, blocking=blocking) as rules:
             model = self._model_rewards(rollouts)
-            yield lambda: self._with_penalty(self._joined(rules(), model), rollouts)
+
+            @cache
+            def rated() -> Rated:
+                return self._with_penalty(self._joined(rules(), model), rollouts)
+
+            yield rated
 
     @contextmanager
     def _rules(
@@ -129,8 +137,7 @@ class Rater:
         penalty = self.sources.length_penalty
         if penalty is None:
             return rated
-        lengths = [len(rollouts.response_tokens(row)) for row in range(len(rated.responses))]
-        cost = tuple(map(penalty, lengths))
+        cost = tuple(map(penalty, rollouts.response_mask_BT.sum(dim=1).tolist()))
         rewards = tuple(map(sum, zip(rated.scores.rewards, cost, strict=True)))
         parts = {**rated.scores.parts, LENGTH_PART: cost}
         return replace(rated, scores=replace(rated.scores, rewards=rewards, parts=parts))

@@ -61,6 +61,28 @@ def test_the_penalty_for_length_is_added_in_training_and_not_where_rules_alone_r
     assert (evaluated.rewards, set(evaluated.parts)) == ((0.0, 1.0), {"exact"})
 
 
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_step_that_asks_three_times_for_its_rewards_has_them_put_together_once(
+    blocking: bool,
+) -> None:
+    """Two responses of 2 tokens each: their lengths are charged twice, not six times."""
+    charged: list[int] = []
+
+    class Counted(LengthPenalty):
+        def __call__(self, length: int) -> float:
+            charged.append(length)
+            return super().__call__(length)
+
+    roles = MemoryRoles()
+    penalty = Counted(longest=2, buffer=1, factor=0.5)
+    sources = replace(rewards(roles, model_weight=0.01), length_penalty=penalty)
+    with rater(sources).rating([PROMPT], rollouts(roles), blocking=blocking) as rated:
+        first = rated()
+        assert rated() is first
+    assert rated() is first
+    assert charged == [2, 2]
+
+
 def test_a_model_alone_rates_without_rules() -> None:
     roles = MemoryRoles()
     sources = RewardSources(scorer=None, reward_model=roles, reward_model_weight=0.5)

@@ -10,6 +10,7 @@ from mindrl.config.finding import Finding
 from mindrl.config.run import RunConfig
 from mindrl.config.validate import findings
 from mindrl.errors import ConfigError, MindrlError
+from mindrl.launch.export_checks import export_findings, export_places
 from mindrl.launch.memory_checks import Capacity, memory_findings
 from mindrl.launch.model_checks import Models, describe_models, missing_weights, model_findings
 from mindrl.launch.shipped import sizes_folder
@@ -73,6 +74,7 @@ def checked_run(
         models = describe_models(config, without_weights=frozenset(absent))
         found += model_findings(config, models)
         found = found or list(memory_findings(config, capacity))
+    found += export_findings(export_places(config))
     # Of a folder that several roles read the same is said once.
     notes = {str(note): note for note in [*missing, *absent.values()]}
     return Checked(
@@ -144,16 +146,4 @@ def _files(config: RunConfig) -> Iterator[Finding]:
     if folder is not None and not Path(folder).is_dir():
         field = "megatron_training.tokenizer_name_or_path"
         text = f"{field}={folder}: no such folder"
-        yield Finding(text, field, folder, (None,))
-
-
-def export_findings(config: RunConfig) -> Iterator[Finding]:
-    """Say so where an export would replace files; a trainer asks when it knows its run folder."""
-    folder = config.actor_config.save
-    if folder is not None and Path(folder).is_dir() and any(Path(folder).iterdir()):
-        field = "actor_config.save"
-        text = (
-            f"{field}={folder} holds files already, and an export would replace them; "
-            "name a new folder"
-        )
         yield Finding(text, field, folder, (None,))

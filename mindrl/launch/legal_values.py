@@ -11,7 +11,7 @@ from mindrl.config.load import load_run_config
 from mindrl.config.run import RunConfig
 from mindrl.config.validate import findings
 from mindrl.errors import ConfigError
-from mindrl.launch.checks import Checked, checked_run, export_findings, platform_findings
+from mindrl.launch.checks import Checked, checked_run, platform_findings
 from mindrl.launch.memory_checks import Capacity
 from mindrl.launch.model_checks import Models, model_findings
 from mindrl.platform.device import Platform
@@ -31,8 +31,7 @@ def checked_with_legal_values(
     checked = checked_run(config, platform, capacity, needs_files=needs_files)
     trial = _Trial(config, platform, checked)
     named = [replace(each, legal=trial.nearest(each)) for each in checked.findings]
-    spelled = [in_words_of_backend(config, each) for each in named]
-    return replace(checked, findings=[*spelled, *export_findings(config)])
+    return replace(checked, findings=[in_words_of_backend(config, each) for each in named])
 
 
 @dataclass(frozen=True)

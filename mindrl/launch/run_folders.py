@@ -2,39 +2,30 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
 
 from mindrl.config.run import RunConfig
 from mindrl.errors import OutputError
+from mindrl.launch.export_checks import Exported, export_findings, export_places
 from mindrl.launch.layouts import train_dtype
 from mindrl.models.decoder import whole_side
 from mindrl.models.description import read_description
 from mindrl.models.rank_files import table_bytes
 from mindrl.observability.run_folder import Need, check_room
-from mindrl.trainer.journal import best_folder
 
 LOG_BYTES = 64 << 20
 """Free space that logs and samples want, besides the exported models."""
-Exported = Literal["actor", "critic"]
 
 
 def export_folders(config: RunConfig, root: Path) -> dict[Exported, Path]:
-    """Return the folder of each model that the run exports, which must not hold anything.
+    """Return the folder of each model that the run exports, those in the run folder included.
 
     Raises:
-        OutputError: One holds files.
+        OutputError: One holds something, or lies in the other.
     """
-    asked: dict[Exported, str | Path] = {"actor": config.actor_config.save or root / "model"}
-    if config.critic_config is not None:
-        asked["critic"] = config.critic_config.save or root / "critic"
-    folders = {role: Path(folder).resolve() for role, folder in asked.items()}
-    for role, folder in (*folders.items(), ("actor", best_folder(folders["actor"]))):
-        if folder.is_dir() and any(folder.iterdir()):
-            raise OutputError(
-                f"{role}_config.save={folders[role]}: {folder} holds files already, and an export "
-                "would replace them; name a new folder"
-            )
-    return folders
+    places = export_places(config, root)
+    if found := [*export_findings(places)]:
+        raise OutputError("\n".join(map(str, found)))
+    return {role: Path(folder).resolve() for role, folder in places.items()}
 
 
 def check_folders(config: RunConfig, root: Path, exports: Mapping[Exported, Path]) -> None:

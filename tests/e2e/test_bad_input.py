@@ -147,7 +147,7 @@ CASES: dict[str, Case] = {
     ),
     "an export folder with files in it": (
         lambda model, _scratch: [f"actor_config.save={model}"],
-        1,
+        2,
         ["actor_config.save=", "holds files already"],
     ),
 }

@@ -4,11 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broken_runs import ACTOR, DEVICES, RL, RUNS, TP, WITHOUT_LEGAL, Broken, Values
+from broken_runs import ACTOR, CRITIC, DEVICES, RL, RUNS, TP, WITHOUT_LEGAL, Broken, Values
 from checked_runs import CPU, MakeConfig, model_folder, overrides
 
 from mindrl.config.finding import Finding
 from mindrl.config.run import RunConfig
+from mindrl.errors import ConfigError
+from mindrl.launch.checks import check
+from mindrl.launch.export_checks import export_findings, export_places
 from mindrl.launch.legal_values import checked_with_legal_values
 from mindrl.launch.memory_checks import Capacity
 
@@ -78,9 +81,56 @@ def test_two_findings_are_repaired_each_by_its_own_value(
     ]
 
 
-def test_an_export_would_replace_no_file(tmp_path: Path, run_config: MakeConfig) -> None:
-    model = model_folder(tmp_path / "model")
-    config = run_config(model, overrides(tmp_path) | {"actor_config.save": str(model)})
+PPO = {f"{RL}.adv_estimator": "gae", f"{CRITIC}.lr": 1e-5}
+
+
+@pytest.mark.parametrize(
+    ("saves", "field", "trouble"),
+    [
+        ({f"{ACTOR}.save": "full"}, f"{ACTOR}.save", "holds files already"),
+        ({f"{ACTOR}.save": "full/x"}, f"{ACTOR}.save", "is a file"),
+        ({f"{CRITIC}.save": "full/x/y", **PPO}, f"{CRITIC}.save", "cannot be made: "),
+        # MindSpeed-RL's own PPO file has both at one path.
+        ({f"{ACTOR}.save": "a", f"{CRITIC}.save": "b/../a", **PPO}, f"{CRITIC}.save", "replace"),
+        ({f"{ACTOR}.save": "a", f"{CRITIC}.save": "a/b", **PPO}, f"{CRITIC}.save", "replace"),
+        ({f"{ACTOR}.save": "a/b", f"{CRITIC}.save": "a", **PPO}, f"{CRITIC}.save", "replace"),
+        # The actor's best model lies beside its newest.
+        ({f"{ACTOR}.save": "a", f"{CRITIC}.save": "a_best", **PPO}, f"{CRITIC}.save", "replace"),
+    ],
+)
+def test_an_export_would_replace_neither_files_nor_the_other_model(
+    saves: Values, field: str, trouble: str, tmp_path: Path, run_config: MakeConfig
+) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").write_text("mine")
+    placed = {
+        key: f"{tmp_path}/{value}" if key.endswith(".save") else value
+        for key, value in saves.items()
+    }
+    config = run_config(model_folder(tmp_path / "model"), overrides(tmp_path) | placed)
     (finding,) = checked_with_legal_values(config, CPU, Capacity()).findings
-    assert (finding.field, finding.legal) == ("actor_config.save", (None,))
-    assert str(finding).startswith(f"actor_config.save={model} holds files already")
+    assert (finding.field, finding.legal) == (field, (None,))
+    assert str(finding).startswith(f"{field}={placed[field]} ")
+    assert trouble in str(finding)
+    with pytest.raises(ConfigError, match=trouble):
+        check(config, CPU)
+
+
+def test_two_exports_beside_each_other_are_let_through(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    apart = {f"{ACTOR}.save": f"{tmp_path}/a", f"{CRITIC}.save": f"{tmp_path}/ab", **PPO}
+    config = run_config(model_folder(tmp_path / "model"), overrides(tmp_path) | apart)
+    assert checked_with_legal_values(config, CPU, Capacity()).findings == []
+
+
+def test_an_export_into_the_run_folder_is_judged_once_that_is_known(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    config = run_config(model_folder(tmp_path / "model"), overrides(tmp_path) | PPO)
+    assert [*export_findings(export_places(config))] == []
+    folders = export_places(config, tmp_path / "run")
+    assert [Path(each).name for each in folders.values()] == ["model", "critic"]
+    assert [*export_findings(folders)] == []
+    (finding,) = export_findings(export_places(config, tmp_path))
+    assert str(finding).startswith(f"{ACTOR}.save={tmp_path}/model holds files already")

@@ -88,14 +88,13 @@ def test_a_critic_is_counted_beside_the_actor_wherever_it_lies_on_the_disk(
     assert asked.endswith(f"1 x the exported critic in {tmp_path}/elsewhere")
 
 
-@pytest.mark.parametrize("taken", ["model", "model_best"])
+@pytest.mark.parametrize(("taken", "beside"), [("model", ""), ("model_best", ": {}/model_best")])
 def test_a_folder_that_an_export_would_replace_is_refused(
-    taken: str, random_model_of: MakeModel, run_config: MakeConfig, tmp_path: Path
+    taken: str, beside: str, random_model_of: MakeModel, run_config: MakeConfig, tmp_path: Path
 ) -> None:
     (tmp_path / taken).mkdir()
     (tmp_path / taken / "mine").touch()
     config = run_config(random_model_of("qwen3"))
-    with pytest.raises(
-        OutputError, match=f"^actor_config.save={tmp_path}/model: {tmp_path}/{taken} holds files"
-    ):
+    text = f"^actor_config.save={tmp_path}/model{beside.format(tmp_path)} holds files"
+    with pytest.raises(OutputError, match=text):
         export_folders(config, tmp_path)

@@ -13,7 +13,8 @@ from mindrl.allocation.from_config import rollout_layout, train_layout
 from mindrl.allocation.schedule import MoveKind
 from mindrl.allocation.strings import rollout_string, training_string
 from mindrl.config.run import RunConfig
-from mindrl.launch.compose import composed_config, run_names
+from mindrl.launch.compose import composed_config
+from mindrl.launch.config_files import run_names
 from mindrl.launch.layouts import topology
 from mindrl.launch.memory_estimates import activation_estimates
 from mindrl.launch.memory_plan import MemoryPlan, memory_plan

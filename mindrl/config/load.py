@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Any, get_args, get_type_hints
@@ -13,6 +14,10 @@ from mindrl.config.section import documented_fields
 from mindrl.errors import ConfigError
 
 _LIKE_ENOUGH = 0.6
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_A_SECTION = "must be a section with keys"
+_NEEDS = {"dataclass_type": _A_SECTION, "tuple_type": "must be a list"}
+"""In our words."""
 
 
 def load_run_config(values: Mapping[str, Any]) -> RunConfig:
@@ -24,12 +29,24 @@ def load_run_config(values: Mapping[str, Any]) -> RunConfig:
     Raises:
         ConfigError: Unknown keys, missing keys, wrong types and values out of range, all at once.
     """
+    if unreadable := [*_unreadable(values)]:
+        raise ConfigError("\n".join(unreadable))
     try:
         # JSON lets a list stand for a tuple while every other type stays strict.
         return TypeAdapter(RunConfig).validate_json(json.dumps(values))
     except ValidationError as error:
         findings = [_describe(finding) for finding in error.errors(include_url=False)]
     raise ConfigError("\n".join(findings))
+
+
+def wrong_sections(values: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[str]:
+    """Say so where a value stands in the place of a section; null leaves a section out."""
+    for key, value in values.items():
+        place = (*path, str(key))
+        if isinstance(value, Mapping):
+            yield from wrong_sections(value, place)
+        elif value is not None and field_names(place):
+            yield f"{'.'.join(place)}={value} {_A_SECTION}"
 
 
 def field_names(path: Sequence[str]) -> list[str]:
@@ -46,6 +63,8 @@ def field_names(path: Sequence[str]) -> list[str]:
 def suggest(path: Sequence[str], key: str) -> str:
     """Say which key was probably meant by an unknown one."""
     known = field_names(path)
+    if not known:
+        return f"{'.'.join(path)} has no keys"
     near = max(known, key=lambda name: _likeness(key, name), default=None)
     if near is not None and _likeness(key, near) > _LIKE_ENOUGH:
         return f"did you mean {'.'.join([*path, near])}?"
@@ -53,6 +72,18 @@ def suggest(path: Sequence[str], key: str) -> str:
         if key in field_names(place):
             return f"did you mean {'.'.join([*place, key])}?"
     return f"known keys: {', '.join(known)}"
+
+
+def _unreadable(value: Any, path: str = "") -> Iterator[str]:
+    """Name values that no key can have: bytes, and text with half a letter."""
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _unreadable(each, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list):
+        for each in value:
+            yield from _unreadable(each, path)
+    elif isinstance(value, bytes) or (isinstance(value, str) and _SURROGATE.search(value)):
+        yield f"{path}={value!r} must be text that UTF-8 can say, a number, true, false or null"
 
 
 def _sections(path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -83,5 +114,5 @@ def _describe(finding: Any) -> str:
             return f"{name} is not a configuration key; {suggest(path[:-1], path[-1])}"
         case "missing" | "missing_argument" | "missing_keyword_only_argument":
             return f"{name} is missing and has no default"
-    need = finding["msg"].replace("Input should be", "must be")
+    need = _NEEDS.get(finding["type"], finding["msg"].replace("Input should be", "must be"))
     return f"{name}={json.dumps(finding['input'])} {need[0].lower()}{need[1:]}"

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.markup import escape
 
@@ -18,7 +16,7 @@ from mindrl.config.run import RunConfig
 from mindrl.data.vocabulary import has_vocabulary
 from mindrl.errors import ConfigError, OutputError
 from mindrl.launch.checks import check_without_files
-from mindrl.launch.compose import check_overrides, no_such_config, run_config
+from mindrl.launch.compose import beside, check_overrides, composing, run_config, searched
 from mindrl.launch.exits import exit_code
 from mindrl.launch.explain import derived_numbers, render_numbers
 from mindrl.launch.interrupts import signals_as_errors
@@ -31,12 +29,11 @@ Train = Callable[[RunConfig, Path], object]
 _DRY_RUN = "--dry-run"
 
 
-def run_program(train: Train, *, configs: Path, default_config: str, adv_estimator: str) -> int:
+def run_program(train: Train, *, default_config: str, adv_estimator: str) -> int:
     """Run a training program with the command line's arguments; returns the exit code.
 
     Args:
         train: Called with the configuration and the run folder.
-        configs: Folder of the configuration files.
         default_config: Used where the command line has no `--config-name`.
         adv_estimator: The one value of `rl_config.adv_estimator` that is this program's.
     """
@@ -60,18 +57,14 @@ def run_program(train: Train, *, configs: Path, default_config: str, adv_estimat
         except Exception as error:  # noqa: BLE001 - raised again where Hydra does not see it
             errors.append(error)
 
-    program = hydra.main(
-        version_base="1.3", config_path=str(configs.resolve()), config_name=default_config
-    )(task)
-
     def checked() -> int:
         with signals_as_errors():
-            _checked(program, configs)
+            _start(task, default_config)
         for error in errors:
             raise error
         return 0
 
-    return exit_code(checked, HydraException, OmegaConfBaseException)
+    return exit_code(checked)
 
 
 def explain(config: RunConfig) -> None:
@@ -115,14 +108,36 @@ def _check_program(config: RunConfig, adv_estimator: str) -> None:
         )
 
 
-def _checked(program: Callable[[], object], configs: Path) -> None:
+def _start(task: Callable[[DictConfig], None], default_config: str) -> None:
+    """Let Hydra compose the configuration that the command line names, and call the task."""
+    name = _taken("--config-name", "-cn") or default_config
+    # Hydra would look for one of them beside this file, and for the other behind configs/.
+    own, *shipped = folders = searched(_taken("--config-dir", "-cd", "--config-path", "-cp"))
     check_overrides(sys.argv[1:])
-    try:
-        program()
-    except MissingConfigException as error:
-        raise no_such_config(error, configs) from error
-    except BrokenPipeError:
-        # Whoever read the help, such as `head`, has enough of it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except OSError as error:
-        raise OutputError(f"the run folder cannot be made: {error}") from error
+    sys.argv += beside(shipped)
+    program = hydra.main(version_base="1.3", config_path=str(own), config_name=name)(task)
+    with composing(name, folders):
+        try:
+            program()
+        except BrokenPipeError:
+            # Whoever read the help, such as `head`, has enough of it.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except OSError as error:
+            if error.errno is None:
+                # OmegaConf's, of a file that holds no sections.
+                raise
+            raise OutputError(f"the run folder cannot be made: {error}") from error
+
+
+def _taken(*names: str) -> str | None:
+    """Take an option and its value out of the command line."""
+    value, rest = None, []
+    arguments = iter(sys.argv)
+    for argument in arguments:
+        name, equals, given = argument.partition("=")
+        if name in names:
+            value = given if equals else next(arguments, None)
+        else:
+            rest.append(argument)
+    sys.argv = rest
+    return value

@@ -3,8 +3,8 @@
 Nothing is started and no run folder is made.
 """
 
-import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
@@ -15,13 +15,18 @@ from omegaconf.errors import OmegaConfBaseException
 
 from mindrl.allocation.into_config import deprecation, with_sizes
 from mindrl.config.hydra_defaults import plain_values, register_defaults
-from mindrl.config.load import field_names, load_run_config, suggest
+from mindrl.config.load import field_names, load_run_config, suggest, wrong_sections
 from mindrl.config.run import RunConfig
-from mindrl.errors import ConfigError
+from mindrl.errors import ConfigError, MindrlError
+from mindrl.launch.config_files import first_trouble, in_words, no_such_name
+from mindrl.launch.config_text import nested
 from mindrl.launch.exits import note
 from mindrl.launch.shipped import config_folder
 
-_DEFAULTS = re.compile("^defaults:", re.MULTILINE)
+_AN_OVERRIDE = (
+    "cannot be read: it must be key=value, and text with blanks or any of ,=:()[]{}' stands in "
+    "quotes of its own: \"key='a, b'\""
+)
 
 
 def composed_config(
@@ -37,20 +42,31 @@ def composed_config(
     Raises:
         ConfigError: It does not exist, or a key or a value is not legal.
     """
-    shipped = config_folder()
-    folder = shipped if own_folder is None else Path(own_folder).resolve()
-    if not folder.is_dir():
-        raise ConfigError(f"--config-dir {own_folder}: no such folder")
+    own, *shipped = folders = searched(own_folder)
+    check_overrides(overrides)
     register_defaults()
-    try:
-        check_overrides(overrides)
-        with initialize_config_dir(str(folder), version_base="1.3"):
-            also = [] if folder == shipped else [f"hydra.searchpath=['file://{shipped}']"]
-            return run_config(compose(name, overrides=[*overrides, *also]))
-    except MissingConfigException as error:
-        raise no_such_config(error, folder) from error
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(str(error)) from error
+    with composing(name, folders), initialize_config_dir(str(own), version_base="1.3"):
+        composed = compose(name, overrides=[*overrides, *beside(shipped)])
+    return run_config(composed)
+
+
+def searched(own_folder: str | None) -> list[Path]:
+    """Return the folders that configurations are looked for in: one's own, then the shipped.
+
+    Raises:
+        ConfigError: The own one is not there.
+    """
+    shipped = config_folder()
+    own = shipped if own_folder is None else Path(own_folder).resolve()
+    if not own.is_dir():
+        raise ConfigError(f"--config-dir {own_folder}: no such folder")
+    return [*dict.fromkeys([own, shipped])]
+
+
+def beside(folders: Sequence[Path]) -> list[str]:
+    """Return the override by which Hydra finds configurations in further folders too."""
+    places = ",".join(f"'file://{folder}'" for folder in folders)
+    return [f"hydra.searchpath=[{places}]"] if places else []
 
 
 def run_config(composed: DictConfig) -> RunConfig:
@@ -59,47 +75,65 @@ def run_config(composed: DictConfig) -> RunConfig:
     Raises:
         ConfigError: A key or a value is not legal.
     """
-    values = plain_values(composed)
+    try:
+        values = plain_values(composed)
+    except OmegaConfBaseException as error:
+        raise ConfigError(in_words(error)) from error
     sized = with_sizes(values)
     if (old := deprecation(values)) is not None:
         note(old)
     return load_run_config(sized)
 
 
-def no_such_config(error: MissingConfigException, folder: Path) -> ConfigError:
-    """Say which configurations there are."""
-    there = ", ".join(run_names(folder))
-    return ConfigError(
-        f"{folder} has no configuration {error.missing_cfg_file}; there are: {there}"
-    )
+@contextmanager
+def composing(name: str, folders: Sequence[Path]) -> Iterator[None]:
+    """Turn what Hydra, OmegaConf and PyYAML raise into words.
 
+    Args:
+        name: Of the configuration that is composed.
+        folders: Where its files are looked for, the user's own first.
 
-def run_names(folder: Path) -> list[str]:
-    """Return the names of the runs in a folder of configurations.
-
-    What runs only name in their `defaults` has no such list itself.
+    Raises:
+        ConfigError: Something else than mindrl has refused the configuration.
     """
-    files = (path for path in folder.glob("*.yaml") if path.stem != "program")
-    return sorted(path.stem for path in files if _DEFAULTS.search(path.read_text("utf-8")))
+    try:
+        yield
+    except MindrlError:
+        raise
+    except MissingConfigException as error:
+        # The file itself, or one that its defaults name.
+        missing = str(error.missing_cfg_file)
+        asked = name if missing == name.lstrip("/") else missing
+        raise ConfigError(no_such_name(asked, folders)) from error
+    except Exception as error:
+        # Their parsers raise errors of many kinds for what a file may hold.
+        raise ConfigError(first_trouble(name, folders) or in_words(error)) from error
 
 
 def check_overrides(arguments: Sequence[str]) -> None:
-    """Refuse overrides of keys that do not exist, and say which was probably meant.
+    """Refuse overrides that cannot be read or whose keys do not exist.
 
     Raises:
-        ConfigError: All such keys, one a line.
+        ConfigError: All of them, one a line, with what was probably meant.
     """
-    texts = [argument for argument in arguments if "=" in argument and argument[0] != "-"]
-    findings = []
-    for override in OverridesParser.create().parse_overrides(texts):
-        path = override.key_or_group.split(".")
-        if path[0] == "hydra" or "/" in override.key_or_group:
-            continue
-        for depth, key in enumerate(path):
-            known = field_names(path[:depth])
-            if known and key not in known:
-                hint = suggest(path[:depth], key)
-                findings.append(f"{override.key_or_group} is not a configuration key; {hint}")
-                break
-    if findings:
+    texts = [argument for argument in arguments if "=" in argument[1:] and argument[0] != "-"]
+    if findings := [found for text in texts if (found := _trouble(text))]:
         raise ConfigError("\n".join(findings))
+
+
+def _trouble(argument: str) -> str | None:
+    """Say what is wrong with an override."""
+    try:
+        override = OverridesParser.create().parse_override(argument)
+    except HydraException:
+        return f"{argument} {_AN_OVERRIDE}"
+    name = override.key_or_group
+    if name.startswith("hydra.") or "/" in name:
+        return None
+    path = name.split(".")
+    for depth, key in enumerate(path):
+        if key not in field_names(path[:depth]):
+            return f"{name} is not a configuration key; {suggest(path[:depth], key)}"
+    if override.is_delete() or override.is_sweep_override():
+        return None
+    return next(wrong_sections(nested({name: override.value()})), None)

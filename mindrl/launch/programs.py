@@ -13,21 +13,16 @@ from mindrl.launch.convert_program import convert
 from mindrl.launch.doctor_program import doctor
 from mindrl.launch.import_program import import_config
 from mindrl.launch.plan_program import plan
-from mindrl.launch.shipped import config_folder
 
 
 def train_grpo() -> int:
     """Train with GRPO; returns the exit code."""
-    return run_program(
-        _train, configs=config_folder(), default_config="grpo_tiny_cpu", adv_estimator="group_norm"
-    )
+    return run_program(_train, default_config="grpo_tiny_cpu", adv_estimator="group_norm")
 
 
 def train_ppo() -> int:
     """Train with PPO; returns the exit code."""
-    return run_program(
-        _train, configs=config_folder(), default_config="ppo_tiny_cpu", adv_estimator="gae"
-    )
+    return run_program(_train, default_config="ppo_tiny_cpu", adv_estimator="gae")
 
 
 def main() -> None:

@@ -80,8 +80,8 @@ def test_an_unknown_key_is_refused_with_the_one_that_was_probably_meant(
         ("actor_config.lr", "1e-6", '="1e-6" must be a valid number'),
         ("actor_config.load", 7, "=7 must be a valid string"),
         ("actor_config.load", None, "=null must be a valid string"),
-        ("rl_config.actor_resource", 8, "=8 must be an object"),
-        ("rl_config.verifier_function", "f", '="f" must be a valid array'),
+        ("rl_config.actor_resource", 8, "=8 must be a section with keys"),
+        ("rl_config.verifier_function", "f", '="f" must be a list'),
         ("rl_config.verifier_function", ["f", 1], ".1=1 must be a valid string"),
     ],
 )

@@ -166,7 +166,10 @@ def test_an_unknown_configuration_name_ends_with_code_2_and_the_names_there_are(
 ) -> None:
     ended = started(tmp_path, "--config-name", "grpo_qwen25_7", "--dry-run")
     assert ended.returncode == 2
-    assert "has no configuration grpo_qwen25_7; there are: " in ended.stderr
+    assert (
+        "has no configuration grpo_qwen25_7; did you mean grpo_qwen25_7b? there are: "
+        in ended.stderr
+    )
     assert "grpo_qwen25_7b, grpo_qwen25_7b_a3, " in ended.stderr
     assert "grpo_tiny_cpu" in ended.stderr
 
@@ -184,10 +187,9 @@ def test_an_error_of_the_run_is_not_taken_for_one_in_making_its_folder(tmp_path:
     code = (
         "import sys\n"
         "from mindrl.launch.command_line import run_program\n"
-        "from mindrl.launch.shipped import config_folder\n"
         "def train(config, folder):\n"
         "    raise OSError('the disk is gone')\n"
-        "sys.exit(run_program(train, configs=config_folder(), default_config='grpo_tiny_cpu',"
+        "sys.exit(run_program(train, default_config='grpo_tiny_cpu',"
         " adv_estimator='group_norm'))\n"
     )
     ended = subprocess.run(

@@ -1,0 +1,193 @@
+"""Prove that a change alters no number of a run: the same three short runs before and after it.
+
+    python scripts/compare_runs.py b87699c               # that revision against the working tree
+    python scripts/compare_runs.py b87699c HEAD --only ppo
+    python scripts/compare_runs.py b87699c --set actor_config.lr_decay_style=constant
+
+grpo   two workers, TP 2 in training and TP 1 in rollout
+moe    experts halved between two workers in training, each expert halved in rollout
+ppo    actor, reference and critic on two workers
+
+Each run is made with the code of either side, with the quickstarts' data and models. All responses,
+rewards, metrics (but seconds, rates and memory of processes) and exported weights must be equal to
+the bit. Metrics that only one side has are told; they are no difference unless the first side has
+them. The exit code is 1 where something differs.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+
+ROOT = Path(__file__).resolve().parents[1]
+CACHE = ROOT / ".cache/tiny"
+CONSOLE = Console(highlight=False, soft_wrap=True)
+RUNS = {
+    "grpo": ("train_grpo", "grpo_tiny_cpu", ("actor_config.tensor_model_parallel_size=2",)),
+    "moe": ("train_grpo", "grpo_tiny_moe_cpu", ()),
+    "ppo": ("train_ppo", "ppo_tiny_cpu", ()),
+}
+MODELS = {"model": "qwen2", "moe_model": "qwen3_moe"}
+UNTIMED = ("seconds/", "throughput/", "memory/")
+SAMPLE_KEYS = ("step", "prompt", "response", "reward", "parts", "finished", "response_tokens")
+
+
+def main() -> int:
+    """Compare; returns the exit code."""
+    options = _options()
+    _make_models()
+    differences = 0
+    with ExitStack() as stack:
+        work = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        sides = [
+            stack.enter_context(_checkout(revision, work / name))
+            for name, revision in (("before", options.before), ("after", options.after))
+        ]
+        for name in options.only or RUNS:
+            folders = [_run(name, side, work, options) for side in sides]
+            found = [*_differences(*folders)]
+            differences += len(found)
+            CONSOLE.print(f"{name}: {f'{len(found)} differences' if found else 'equal to the bit'}")
+            for line in found:
+                CONSOLE.print(f"  {line}", markup=False)
+    return min(differences, 1)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("before", help="revision to compare with")
+    parser.add_argument("after", nargs="?", help="revision; default: the working tree")
+    parser.add_argument("--only", nargs="+", choices=RUNS, help="default: all")
+    parser.add_argument("--steps", type=int, default=3, help="of each run (default: 3)")
+    parser.add_argument(
+        "--set", nargs="+", default=[], metavar="KEY=VALUE", help="overrides of both sides"
+    )
+    return parser.parse_args()
+
+
+def _make_models() -> None:
+    data = str(CACHE / "data")
+    _python("scripts/make_tiny_data.py", "--output", data, "--seed", "1")
+    for name, family in MODELS.items():
+        script = ("scripts/make_tiny_model.py", "--output", str(CACHE / name), "--data", data)
+        _python(*script, "--seed", "1", "--family", family)
+
+
+def _python(*command: str) -> None:
+    subprocess.run([sys.executable, *command], cwd=ROOT, check=True)
+
+
+@contextmanager
+def _checkout(revision: str | None, folder: Path) -> Iterator[Path]:
+    """Lay a revision out in a folder; None is the working tree itself."""
+    if revision is None:
+        yield ROOT
+        return
+    _git("worktree", "add", "--detach", "--quiet", str(folder), revision)
+    try:
+        yield folder
+    finally:
+        _git("worktree", "remove", "--force", str(folder))
+
+
+def _git(*command: str) -> None:
+    subprocess.run(["git", *command], cwd=ROOT, check=True)
+
+
+def _run(name: str, checkout: Path, work: Path, options: argparse.Namespace) -> Path:
+    """Make a run with the code of a checkout; returns its folder."""
+    program, config, overrides = RUNS[name]
+    folder = work / f"{checkout.name}-{name}"
+    CONSOLE.print(f"{name}: {options.steps} steps of {config} with {checkout}", style="dim")
+    command = [
+        *(sys.executable, f"cli/{program}.py", "--config-name", config),
+        f"actor_config.load={CACHE / ('moe_model' if name == 'moe' else 'model')}",
+        f"megatron_training.data_path={CACHE / 'data/train.jsonl'}",
+        f"megatron_training.test_data_path={CACHE / 'data/test.jsonl'}",
+        f"megatron_training.train_iters={options.steps}",
+        "rl_config.log_samples=1000000",
+        f"hydra.run.dir={folder}",
+        *overrides,
+        *options.set,
+    ]
+    log = folder.with_suffix(".txt")
+    with log.open("w") as file:
+        done = subprocess.run(
+            command,
+            cwd=checkout,
+            # Before the environment's own installation of the project, in the workers too.
+            env=os.environ | {"PYTHONPATH": str(checkout)},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+    if done.returncode:
+        CONSOLE.print(log.read_text(), markup=False)
+        raise SystemExit(f"{name} with {checkout} ended with {done.returncode}")
+    return folder
+
+
+def _differences(before: Path, after: Path) -> Iterator[str]:
+    """Say what is not equal in two run folders."""
+    yield from _metrics_apart(_lines(before / "metrics.jsonl"), _lines(after / "metrics.jsonl"))
+    for name in ("samples.jsonl", "evaluations.jsonl"):
+        if _samples(before / name) != _samples(after / name):
+            yield f"{name}: other responses or rewards"
+    for model in (path.parent for path in before.glob("*/config.json")):
+        yield from _weights_apart(model, after / model.name)
+
+
+def _metrics_apart(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> Iterator[str]:
+    if len(before) != len(after):
+        yield f"metrics.jsonl: {len(before)} lines before, {len(after)} after"
+    for ours, theirs in zip(before, after, strict=False):
+        for name, value in ours.items():
+            if not name.startswith(UNTIMED) and theirs.get(name) != value:
+                yield f"step {ours['step']}: {name} was {value}, is {theirs.get(name, 'missing')}"
+    new = sorted(
+        {name for line in after for name in line} - {name for line in before for name in line}
+    )
+    if new:
+        CONSOLE.print(f"  metrics that are new: {', '.join(new)}", style="dim")
+
+
+def _samples(path: Path) -> list[str]:
+    """Return what was said to what, in an order that does not hang on that of the file."""
+    return sorted(
+        json.dumps([line.get(key) for key in SAMPLE_KEYS], sort_keys=True) for line in _lines(path)
+    )
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def _weights_apart(before: Path, after: Path) -> Iterator[str]:
+    ours, theirs = _weights(before), _weights(after)
+    if ours.keys() != theirs.keys():
+        yield f"{before.name}: other tensors"
+        return
+    other = [name for name in ours if not torch.equal(ours[name], theirs[name])]
+    if other:
+        yield f"{before.name}: {len(other)} of {len(ours)} tensors, such as {other[0]}"
+
+
+def _weights(folder: Path) -> dict[str, torch.Tensor]:
+    files = sorted(folder.glob("*.safetensors"))
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

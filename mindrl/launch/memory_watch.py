@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mindrl.allocation.schedule import MoveKind
+from mindrl.allocation.regions import Region
+from mindrl.allocation.schedule import Move, MoveKind, label_of
 from mindrl.launch.memory_plan import MemoryPlan
 from mindrl.observability.timeline import TimelineMoment, WorkerTimeline, write_timeline
 
@@ -13,6 +14,10 @@ logger = logging.getLogger(__name__)
 
 _LARGEST_ERROR = 0.05
 """Of a prediction, relative to it; beyond it the run says so."""
+
+_TAKEN_LATER = label_of(Move(MoveKind.BRING, Region.ROLLOUT_WEIGHTS))
+"""An engine may take the memory of its weights with this move, or while they are loaded, in the
+reshard that follows at once: only there do measurement and prediction speak of one instant."""
 
 Moments = Sequence[TimelineMoment]
 
@@ -70,6 +75,7 @@ class MemoryWatch:
         predicted = {
             (instant.phase.value, instant.label): sum(nbytes.values())
             for instant, nbytes in self.plan.of_rank(rank)
+            if instant.label != _TAKEN_LATER
         }
         return [
             replace(moment, predicted_bytes=predicted.get((moment.phase, moment.label)))

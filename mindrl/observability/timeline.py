@@ -26,7 +26,7 @@ class TimelineMoment:
     allocated_bytes: int | None = None
     """By the allocator of the device, the most since the moment before; None where it has none."""
     predicted_bytes: int | None = None
-    """What a plan said of all regions together; None where there is no plan."""
+    """What a plan says of all regions together; None where it does not speak of this moment."""
 
     @property
     def total_bytes(self) -> int:

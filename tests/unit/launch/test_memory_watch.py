@@ -1,0 +1,43 @@
+"""The prediction beside a measurement speaks of the same instant."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from mindrl.allocation.regions import Region
+from mindrl.config.run import RunConfig
+from mindrl.launch.memory_plan import MemoryPlan, memory_plan
+from mindrl.launch.memory_watch import MemoryWatch
+from mindrl.observability.timeline import TimelineMoment
+
+
+def measured(plan: MemoryPlan) -> list[TimelineMoment]:
+    """Return what an engine on a CPU shows: its weights are there once they are loaded."""
+    late = f"bring {Region.ROLLOUT_WEIGHTS.value}"
+    return [
+        TimelineMoment(
+            label=instant.label,
+            phase=instant.phase.value,
+            region_bytes={
+                region.value: size
+                for region, size in nbytes.items()
+                if instant.label != late or region is not Region.ROLLOUT_WEIGHTS
+            },
+        )
+        for instant, nbytes in plan.of_rank(0)
+    ]
+
+
+def test_every_mark_stands_at_its_bar_though_an_engine_takes_its_weights_late(
+    random_model: Callable[[bool], Path], run_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    plan = memory_plan(run_config(random_model(True)), None)
+    assert MemoryWatch(plan, tmp_path).note(2, [measured(plan)]) is None
+    lines = [json.loads(line) for line in (tmp_path / "memory.jsonl").read_text().splitlines()]
+    bare = [line["label"] for line in lines if line["predicted_bytes"] is None]
+    assert bare == ["bring rollout_weights"]
+    marked = [line for line in lines if line["label"] not in bare]
+    assert len(marked) >= 8
+    assert {"reshard", "rollout", "forward", "train"} <= {line["label"] for line in marked}
+    for line in marked:
+        assert line["predicted_bytes"] == line["total_bytes"], line["label"]

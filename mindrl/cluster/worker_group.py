@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -26,7 +26,14 @@ _GRACE_SECONDS = 3.0
 class WorkerGroup:
     """One worker per device of the cluster, in the order of their ranks."""
 
-    def __init__(self, cluster: RayCluster, config: RunConfig, logs: Path, factory: str) -> None:
+    def __init__(
+        self,
+        cluster: RayCluster,
+        config: RunConfig,
+        logs: Path,
+        factory: str,
+        tell: Callable[[str], None] = lambda _line: None,
+    ) -> None:
         """Start the processes and build the workers in them.
 
         Args:
@@ -34,6 +41,7 @@ class WorkerGroup:
             config: The run.
             logs: Folder for one log file per worker.
             factory: `module:function` that builds a worker inside its process.
+            tell: Takes a line about how far the start is.
 
         Raises:
             WorkerDiedError: A process ended while it started.
@@ -51,6 +59,7 @@ class WorkerGroup:
             deadline = time.monotonic() + config.rl_config.worker_start_timeout_seconds
             starting = [handle.identify.remote() for handle in self.handles]
             self.identities = self._wait(starting, deadline)
+            tell(f"{len(self.handles)} worker(s) started; loading the models")
             address = self.identities[0].address
             building = [handle.build.remote(address, config, factory) for handle in self.handles]
             self._wait(building, deadline)

@@ -94,7 +94,7 @@ def train(config: RunConfig, run_dir: Path) -> dict[str, object]:
         raise
     finally:
         summary = journal.close()
-        Console().print(render_summary(summary))
+        console.show(render_summary(summary), folds=False)
     return summary
 
 
@@ -162,8 +162,11 @@ def _workers(
             timeout_seconds=rl.worker_start_timeout_seconds,
         )
         stack.enter_context(cluster)
-        group = WorkerGroup(cluster, with_absolute_paths(config), run.folder.logs, _WORKER_FACTORY)
+        console.note("Ray is up; starting the workers' processes")
+        whole = with_absolute_paths(config)
+        group = WorkerGroup(cluster, whole, run.folder.logs, _WORKER_FACTORY, console.note)
         stack.enter_context(group)
+        console.note("the models are loaded")
         yield colocated_actor(group, config), scorer
 
 

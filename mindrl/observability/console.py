@@ -16,6 +16,8 @@ from mindrl.observability.metrics import Metrics
 from mindrl.observability.printable import printable
 
 NARROWEST_CELL = 7
+_UNFOLDED = 10_000
+"""Columns of what has no width."""
 ROWS_PER_HEADER = 20
 
 
@@ -100,11 +102,20 @@ class StepConsole:
         """Show a line of text; control characters and rich markup in it do nothing."""
         self._line(printable(text))
 
-    def show(self, renderable: RenderableType) -> None:
-        """Show anything that rich can lay out, such as a sample."""
+    def show(self, renderable: RenderableType, *, folds: bool = True) -> None:
+        """Show anything that rich can lay out, such as a sample.
+
+        Args:
+            renderable: What to show.
+            folds: False leaves lines whole where no terminal has a width, so that what reads them,
+                a program or a search, finds a path in one piece.
+        """
+        console = self._console
+        if not folds and not console.is_terminal:
+            console = Console(file=self._stream, highlight=False, width=_UNFOLDED)
         # A reader that has gone, or a full disk behind the stream, must not end a run.
         with suppress(OSError):
-            self._console.print(renderable)
+            console.print(renderable)
             self._stream.flush()
 
     def _line(self, text: str, style: str = "") -> None:

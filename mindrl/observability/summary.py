@@ -27,6 +27,7 @@ PLACES = (
     ("samples", "samples"),
     ("logs", "logs"),
     ("exported model", "model"),
+    ("best model", "model_best"),
 )
 
 
@@ -55,8 +56,9 @@ def render_summary(summary: Mapping[str, object]) -> RenderableType:
     """Lay out the end of a run for a person; what is absent or None shows as "-".
 
     Keys: status ("completed", "interrupted" or "failed"), accuracy_before and accuracy_after
-    (0 to 1), steps, seconds, response_tokens_per_second, logprob_gap_max_mean (nats), and the
-    paths run_dir, metrics, tensorboard, samples, logs, model.
+    (0 to 1), steps, seconds, response_tokens_per_second, logprob_gap_max_mean (nats), the paths
+    run_dir, metrics, tensorboard, samples, logs, model and model_best, and the steps of the last
+    two, model_step and model_best_step.
     """
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
@@ -67,7 +69,7 @@ def render_summary(summary: Mapping[str, object]) -> RenderableType:
         table.add_row(label, _number(summary.get(key), spec))
     for label, key in PLACES:
         # Text, since a path may hold brackets that rich would take for markup.
-        table.add_row(label, Text(_place(summary.get(key))))
+        table.add_row(label, Text(_place(summary.get(key)) + _step(summary.get(f"{key}_step"))))
     status = str(summary["status"])
     title = Text(f"run {status}", style=STATUS_STYLES[status])
     return Panel(table, title=title, title_align="left", expand=False)
@@ -91,3 +93,7 @@ def _number(value: object, spec: str) -> str:
 
 def _place(path: object) -> str:
     return "-" if path is None else printable(str(path))
+
+
+def _step(step: object) -> str:
+    return "" if step is None else f" (step {step})"

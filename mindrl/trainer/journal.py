@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -22,8 +23,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_SHOWN_SAMPLES = 1
-"""Responses printed after each evaluation; all of them are in the files."""
 _RESERVE_BYTES = 64 << 10
 """More than a summary takes."""
 
@@ -132,6 +131,7 @@ class Journal:
         self.samples = SampleLog(folder.samples)
         self.evaluations = SampleLog(folder.evaluations)
         self.left_out: set[object] = set()
+        self.answers: Sequence[Sample] = ()
         with output_errors(folder.reserve):
             folder.reserve.write_bytes(bytes(_RESERVE_BYTES))
 
@@ -168,8 +168,9 @@ class Journal:
         self._track(step, {"evaluation/accuracy": accuracy})
         self.keep(self.evaluations, lambda: self.evaluations.write(step, samples))
         self.console.evaluation(step, accuracy)
-        for sample in samples[:_SHOWN_SAMPLES]:
-            self.console.show(render(sample))
+        if samples:
+            self.console.show(render(_telling(samples, self.answers)))
+        self.answers = samples
 
     def close(self) -> dict[str, object]:
         """Close all files and write the summary; returns it."""
@@ -226,3 +227,11 @@ class Journal:
         """Tell a person at once, on the console and in the log."""
         logger.warning("%s", text)
         self.console.note(text)
+
+
+def _telling(samples: Sequence[Sample], before: Sequence[Sample]) -> Sample:
+    """Choose an answer to show: one that is rated otherwise than before, or reads otherwise."""
+    pairs = list(zip(samples, before, strict=False))
+    rated = (now for now, then in pairs if now.reward != then.reward)
+    read = (now for now, then in pairs if now.response != then.response)
+    return next(chain(rated, read, samples))

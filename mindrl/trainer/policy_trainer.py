@@ -173,7 +173,10 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
         )
         rate = metrics["rollout/response_tokens"] / metrics["seconds/step"]
         metrics["throughput/response_tokens_per_second"] = rate
-        return metrics, _samples(prompts, rollouts, rated())[: settings.log_samples]
+        # The first response to each prompt, then the second: they lie prompt by prompt.
+        each = settings.sampling.samples_per_prompt
+        spread = sorted(range(len(rollouts.group_B)), key=lambda row: row % each)
+        return metrics, _samples(prompts, rollouts, rated(), spread[: settings.log_samples])
 
     def logprobs(self, rollouts: Rollouts) -> tuple[Tensor, Tensor | None]:
         """Return the log-probs of the policy, and of the reference where there is one.
@@ -207,7 +210,7 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
         rated = self.rater.by_rules(self.data.test, rollouts)
         assert self.settings.accuracy_reward is not None, "validated: something measures accuracy"
         accuracy = rated.scores.accuracy(self.settings.accuracy_reward)
-        samples = _samples(self.data.test, rollouts, rated)
+        samples = _samples(self.data.test, rollouts, rated, range(len(rated.responses)))
         self.journal.evaluation(step, accuracy, samples)
         # What the switches of an evaluation cost belongs to no step.
         self.roles.workers.flush_metrics()
@@ -244,17 +247,19 @@ def _logprob_gap(rollouts: Rollouts, old_logprobs_BT: Tensor) -> Metrics:
     return {"logprob_gap/mean": gap_N.mean().item(), "logprob_gap/max": gap_N.max().item()}
 
 
-def _samples(prompts: Sequence[Prompt], rollouts: Rollouts, rated: Rated) -> list[Sample]:
-    scores = rated.scores
+def _samples(
+    prompts: Sequence[Prompt], rollouts: Rollouts, rated: Rated, rows: Iterable[int]
+) -> list[Sample]:
+    scores, groups = rated.scores, rollouts.group_B.tolist()
     return [
         Sample(
-            prompt=prompts[group].text,
+            prompt=prompts[groups[row]].text,
             response=rated.responses[row],
-            reference=prompts[group].reference,
+            reference=prompts[groups[row]].reference,
             reward=scores.rewards[row],
             parts={name: part[row] for name, part in scores.parts.items()},
             finished=bool(rollouts.finished_B[row]),
             response_tokens=int(rollouts.response_mask_BT[row].sum()),
         )
-        for row, group in enumerate(rollouts.group_B.tolist())
+        for row in rows
     ]

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rich.panel import Panel
 
 from mindrl.observability.console import StepConsole
 
@@ -163,3 +164,32 @@ def test_a_terminal_that_calls_itself_dumb_gets_plain_lines(
     raw = on_a_terminal(lambda console: console.step(1, METRICS), 5)
     assert raw.startswith("step 1/5  reward 0.713")
     assert "\x1b" not in raw
+
+
+def test_a_path_that_no_terminal_folds_is_in_one_piece_and_the_box_no_wider_than_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    path = "/runs/" + "a" * 200
+    stream = io.StringIO()
+    StepConsole(1, stream).show(Panel(path, expand=False), folds=False)
+    top, line, bottom = stream.getvalue().splitlines()
+    assert line.strip("│ ") == path
+    assert len(top) == len(line) == len(bottom) == len(path) + 4
+
+
+def test_a_stream_that_takes_nothing_any_more_ends_no_run() -> None:
+    calls: list[str] = []
+
+    def run() -> None:
+        with Path("/dev/full").open("w", buffering=1) as stream:
+            console = StepConsole(2, stream)
+            console.step(1, METRICS)
+            console.evaluation(2, 0.5)
+            console.show(Panel("a sample"))
+            calls.append("the run goes on")
+
+    # Only whoever closes the stream hears of it.
+    with pytest.raises(OSError, match="No space left"):
+        run()
+    assert calls == ["the run goes on"]

@@ -26,7 +26,10 @@ SUMMARY: dict[str, object] = {
     "tensorboard": "/runs/a/tb",
     "samples": "/runs/a/samples.jsonl",
     "metrics": "/runs/a/metrics.jsonl",
-    "model": None,
+    "model": "/runs/a/model",
+    "model_step": 60,
+    "model_best": None,
+    "model_best_step": None,
 }
 
 
@@ -49,7 +52,8 @@ def test_the_table_gives_accuracy_duration_speed_gap_and_every_place() -> None:
         "TensorBoard                /runs/a/tb",
         "samples                    /runs/a/samples.jsonl",
         "logs                       /runs/a/logs",
-        "exported model             -",
+        "exported model             /runs/a/model (step 60)",
+        "best model                 -",
         "",
     ]
 
@@ -64,8 +68,8 @@ def test_a_run_that_failed_before_its_first_step_still_has_a_table() -> None:
 
 def test_a_path_longer_than_the_terminal_is_folded_and_loses_no_letter() -> None:
     path = "/" + "".join(f"{number:04}" for number in range(40))
-    lines = shown({**SUMMARY, "model": path}, width=60)
-    start = next(i for i, line in enumerate(lines) if line.startswith("exported model"))
+    lines = shown({**SUMMARY, "model_best": path}, width=60)
+    start = next(i for i, line in enumerate(lines) if line.startswith("best model"))
     assert "".join(line.split()[-1] for line in lines[start:-1]) == path
 
 

@@ -122,18 +122,16 @@ def test_metrics_of_a_step_join_all_parts_under_their_names(tmp_path: Path) -> N
     assert sum(step[f"seconds/{stage}"] for stage in stages) <= step["seconds/step"]
 
 
-def test_samples_of_a_step_are_as_many_as_asked_for_with_text_and_reward(tmp_path: Path) -> None:
+def test_samples_of_a_step_go_over_its_prompts_with_text_and_reward(tmp_path: Path) -> None:
     roles = MemoryRoles()
     build(tmp_path, roles).run(tmp_path / "model")
     samples = lines(tmp_path / "samples.jsonl")
-    first = roles.asked[0][0][0]
-    assert len(samples) == 3
-    assert [(sample["response"], sample["reward"]) for sample in samples] == [
-        ("20 30", 0.0),
-        ("20 31", 1.0),
-        ("20 30", 0.0),
+    first, second = roles.asked[0][0]
+    assert [(each["prompt"], each["response"], each["reward"]) for each in samples] == [
+        (f"prompt {first}", "20 30", 0.0),
+        (f"prompt {second}", "20 30", 0.0),
+        (f"prompt {first}", "20 31", 1.0),
     ]
-    assert samples[0]["prompt"] == f"prompt {first}"
     assert samples[0]["reference"] == f"answer {first}"
     assert samples[0]["response_tokens"] == 2
 

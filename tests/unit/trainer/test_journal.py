@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,27 @@ def test_an_evaluation_is_shown_with_its_accuracy(step: int, tmp_path: Path) -> 
     journal.evaluation(step, 0.5, [SAMPLE])
     journal.close()
     assert f"eval  {step}/10  accuracy 0.500" in stream.getvalue()
+
+
+def test_an_evaluation_shows_an_answer_that_became_another_one(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    journal = open_journal(tmp_path, stream)
+
+    def shown(*changed: Sample) -> str:
+        """Evaluate four prompts, the last of which have these answers; return what is shown."""
+        stream.seek(0)
+        stream.truncate()
+        same = [replace(SAMPLE, response=f"answer {at}") for at in range(4 - len(changed))]
+        journal.evaluation(1, 0.5, [*same, *changed])
+        return stream.getvalue()
+
+    assert "answer 0" in shown()
+    reworded, better = replace(SAMPLE, response="other words"), replace(SAMPLE, reward=1.0)
+    # What is rated otherwise says more than what only reads otherwise.
+    assert "reward 1.000" in shown(reworded, better)
+    assert "answer 2" in shown(better)
+    assert "answer 0" in shown(better)
+    journal.close()
 
 
 def test_on_a_full_disk_the_run_goes_on_tells_each_file_once_and_leaves_its_summary(

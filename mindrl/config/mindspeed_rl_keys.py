@@ -67,7 +67,6 @@ SAME = tuple(
         for key in (
             "infer_pipeline_parallel_size",
             "dtype",
-            "max_num_seqs",
             "gpu_memory_utilization",
             "enforce_eager",
             "enable_prefix_caching",
@@ -315,6 +314,7 @@ RULED: Mapping[str, str] = {
     "generate_config.enable_expert_parallel": "the other sizes say where the experts lie",
     "generate_config.max_model_len": "",
     "generate_config.max_num_batched_tokens": "",
+    "generate_config.max_num_seqs": "",
     "generate_config.offload_train_optimizer": "",
 }
 """Dotted keys that rules look at, with the reason where no rule has anything to say."""

@@ -12,6 +12,7 @@ from mindrl.config.mindspeed_rl_releases import RELEASES
 
 _TENSOR = "generate_config.infer_tensor_parallel_size"
 _EXPERT = "generate_config.infer_expert_parallel_size"
+_SEQUENCES = "generate_config.max_num_seqs"
 
 
 def run_rules(theirs: TheirRun, devices_per_node: int) -> Iterator[Mapped]:
@@ -27,6 +28,7 @@ def run_rules(theirs: TheirRun, devices_per_node: int) -> Iterator[Mapped]:
     yield from _packing(theirs)
     yield from _optimizer_state(theirs)
     yield from _rollout_layout(theirs)
+    yield from _sequences(theirs)
 
 
 def _of_releases(theirs: TheirRun) -> Iterator[Mapped]:
@@ -106,8 +108,11 @@ def _lengths(theirs: TheirRun) -> Iterator[Mapped]:
     accepted = theirs.value(model, 2048)
     note = f"prompt and response take {longest}; there the engine cuts a response short unseen"
     yield raised(model, model, (theirs.given.get(model, 2048), longest), note)
-    least = max(accepted, longest, theirs.value("generate_config.max_num_seqs", 1))
-    note = "the engine takes a prompt in one piece on NPUs: at least max_model_len"
+    least = max(accepted, longest, _at_a_time(theirs))
+    note = (
+        "at least max_model_len, for the engine takes a prompt in one piece on NPUs, and "
+        "at least max_num_seqs"
+    )
     yield raised(batched, batched, (theirs.given.get(batched, 2048), least), note)
 
 
@@ -172,13 +177,7 @@ def _rollout_layout(theirs: TheirRun) -> Iterator[Mapped]:
 
 def _across_replicas(theirs: TheirRun, tensor: int, expert: int) -> Iterator[Mapped]:
     """Experts that several replicas share there; one larger replica has them here."""
-    shared = tensor * expert
-    size = gcd(
-        shared,
-        theirs.value(DEVICES, shared),
-        theirs.role("actor", "num_attention_heads", shared),
-        theirs.role("actor", "num_experts"),
-    )
+    shared, size = tensor * expert, _replica_ranks(theirs)
     note = (
         f"{tensor} there, in {expert} replicas that share their experts over {shared} ranks; here "
         f"a replica has experts of its own: {size} ranks, the most of those {shared} that divide "
@@ -186,3 +185,34 @@ def _across_replicas(theirs: TheirRun, tensor: int, expert: int) -> Iterator[Map
     )
     yield Mapped(key=_TENSOR, kind="derived", sets={_TENSOR: size}, note=note)
     yield Mapped(key=_EXPERT, kind="derived", sets={_EXPERT: size}, note=f"see {_TENSOR}")
+
+
+def _replica_ranks(theirs: TheirRun) -> int:
+    """Return the ranks of a rollout replica here: theirs, or more where those share experts."""
+    tensor: int = theirs.value(_TENSOR, 8)
+    expert: int = theirs.value(_EXPERT, 1)
+    if not is_moe(theirs, "actor") or expert == 1:
+        return tensor
+    shared = tensor * expert
+    heads = theirs.role("actor", "num_attention_heads", shared)
+    experts: int = theirs.role("actor", "num_experts")
+    return gcd(shared, theirs.value(DEVICES, shared), heads, experts)
+
+
+def _at_a_time(theirs: TheirRun) -> int:
+    """Return how many sequences a replica decodes: all devices decode as many as there."""
+    there: int = theirs.value(_SEQUENCES)
+    tensor: int = theirs.value(_TENSOR, 8)
+    return max(1, there * _replica_ranks(theirs) // tensor)
+
+
+def _sequences(theirs: TheirRun) -> Iterator[Mapped]:
+    there, here = theirs.value(_SEQUENCES), _at_a_time(theirs)
+    if here == there:
+        yield from same(theirs, _SEQUENCES)
+        return
+    note = (
+        f"{there} there, for each replica of {theirs.value(_TENSOR, 8)} ranks; a replica has "
+        f"{_replica_ranks(theirs)} here, and all devices decode as many sequences as there"
+    )
+    yield Mapped(key=_SEQUENCES, kind="derived", sets={_SEQUENCES: here}, note=note)

@@ -64,6 +64,37 @@ def test_rollout_experts_of_several_replicas_come_into_one() -> None:
     assert result.values["generate_config.infer_expert_parallel_size"] == 8
 
 
+@pytest.mark.parametrize(
+    ("tensor", "expert", "there", "here", "tokens"),
+    [
+        (1, 8, 16, 128, 4096),
+        # 16 devices are four replicas there and one here.
+        (4, 16, 96, 96 * 16 // 4, 4096),
+        (2, 8, 1024, 8192, 8192),
+        (4, 1, 96, 96, 4096),
+    ],
+)
+def test_a_larger_replica_decodes_what_its_devices_did(
+    tensor: int, expert: int, there: int, here: int, tokens: int
+) -> None:
+    key = "generate_config.max_num_seqs"
+    result = imported(
+        {
+            "rl_config.actor_resource.num_npus": 16,
+            "generate_config.infer_tensor_parallel_size": tensor,
+            "generate_config.infer_expert_parallel_size": expert,
+            key: there,
+        },
+        EXPERTS,
+    )
+    (entry,) = (each for each in result.mapped if each.key == key)
+    assert entry.sets == {key: here}
+    assert (entry.kind, f"{there} there, for each replica" in entry.note) == (
+        ("honoured", False) if here == there else ("derived", True)
+    )
+    assert result.values["generate_config.max_num_batched_tokens"] == tokens
+
+
 def test_ring_attention_becomes_ulysses_and_a_size_of_1_needs_neither() -> None:
     ring = {"actor_config.context_parallel_algo": "megatron_cp_algo"}
     ours = "actor_config.context_parallel_algo"

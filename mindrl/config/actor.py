@@ -15,6 +15,9 @@ class ActorConfig(LearningConfig):
 
     load: str
     """Folder of the initial model in Hugging Face format (config.json, safetensors)."""
+    sizes: str | None = None
+    """A config.json, or a folder with one, that says how large the model is: for checks and plans
+    where `load` is not on the machine. None takes the shipped one of `load`'s name."""
     save: str | None = None
     """Folder for the exported model. None writes to `model` in the run folder."""
     backend: str = ""

@@ -13,7 +13,7 @@ from mindrl.errors import ConfigError, MindrlError
 from mindrl.launch.export_checks import export_findings, export_places
 from mindrl.launch.memory_checks import Capacity, memory_findings
 from mindrl.launch.model_checks import Models, describe_models, missing_weights, model_findings
-from mindrl.launch.shipped import sizes_folder
+from mindrl.launch.shipped import unknown_sizes
 from mindrl.platform.device import Platform
 from mindrl.rewards.functions import BUILTIN_REWARDS
 from mindrl.rewards.resolve import resolve_reward
@@ -68,9 +68,7 @@ def checked_run(
     found = [*findings(config), *platform_findings(config, platform), *_rewards(config)]
     found += missing if needs_files else []
     models = None
-    if needs_files or all(
-        Path(sizes_folder(config.model_path(role))).is_dir() for role in config.roles
-    ):
+    if needs_files or not unknown_sizes(config):
         models = describe_models(config, without_weights=frozenset(absent))
         found += model_findings(config, models)
         found = found or list(memory_findings(config, capacity))

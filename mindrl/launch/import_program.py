@@ -20,12 +20,15 @@ from rich.markup import escape
 from mindrl.config.load import load_run_config
 from mindrl.config.mindspeed_rl import Import, import_run
 from mindrl.config.mindspeed_rl_file import TheirRun, their_run
+from mindrl.config.mindspeed_rl_mapped import Mapped
+from mindrl.config.mindspeed_rl_sizes import model_sizes
 from mindrl.config.validate import findings
-from mindrl.errors import ConfigError
+from mindrl.errors import ConfigError, OutputError
 from mindrl.launch.arguments import count
 from mindrl.launch.config_text import needs_yaml_suffix, nested, write_new
 from mindrl.launch.exits import FAILED, exit_code, report
 from mindrl.launch.import_text import as_json, report_lines, yaml_text
+from mindrl.launch.shipped import sizes_path
 
 _EXAMPLE = """\
 example:
@@ -112,13 +115,34 @@ def _refused(imported: Import, leave_out: str) -> Iterator[str]:
 
 def _write(outcome: _Outcome, options: argparse.Namespace) -> _Outcome:
     """Write the new file, and check it as far as it can be checked by itself."""
-    imported = outcome.imported
+    imported, sizes = _with_sizes(outcome, options.output)
     config = load_run_config(nested(imported.values))
-    write_new(options.output, yaml_text(imported, _source(outcome, options)))
+    files = {options.output: yaml_text(imported, _source(outcome, options)), **sizes}
+    if there := [path for path in files if Path(path).exists()]:
+        raise OutputError(f"-o {there[0]}: there is a file already")
+    for path, text in files.items():
+        write_new(path, text)
     # What the user is to settle is in the report already.
     open_keys = {key for each in imported.mapped if each.kind == "open" for key in each.sets}
     reasons = [str(each) for each in findings(config) if each.field not in open_keys]
-    return replace(outcome, written=True, reasons=reasons)
+    return replace(outcome, imported=imported, written=True, reasons=reasons)
+
+
+def _with_sizes(outcome: _Outcome, output: str) -> tuple[Import, dict[str, str]]:
+    """Keep the sizes of the model file where no others are known, in a file beside the new one."""
+    imported, theirs = outcome.imported, outcome.theirs
+    config = load_run_config(nested(imported.values))
+    sizes = None if Path(sizes_path(config, "actor")).exists() else model_sizes(theirs)
+    if sizes is None:
+        return imported, {}
+    path = str(Path(output).with_suffix("")) + "-sizes.json"
+    kept = Mapped(
+        key=theirs.place("actor", "num_layers").rpartition(".")[0],
+        kind="derived",
+        sets={"actor_config.sizes": path},
+        note="the sizes, for checks and plans where actor_config.load is not on the machine",
+    )
+    return replace(imported, mapped=[*imported.mapped, kept]), {path: json.dumps(sizes) + "\n"}
 
 
 def _source(outcome: _Outcome, options: argparse.Namespace) -> str:

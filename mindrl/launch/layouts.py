@@ -6,7 +6,7 @@ from mindrl.allocation.from_config import role_layout, rollout_layout, train_lay
 from mindrl.allocation.layout import TrainLayout
 from mindrl.config.layout_sizes import Role
 from mindrl.config.run import RunConfig
-from mindrl.launch.shipped import planned_description
+from mindrl.launch.shipped import planned_description, sizes_path
 from mindrl.models.decoder import DType
 from mindrl.resharding.plan import Topology
 from mindrl.resharding.rank_map import choose_orders
@@ -33,7 +33,7 @@ def ordered_train_layout(config: RunConfig) -> TrainLayout:
         return layout
     return choose_orders(
         # Sizes are enough: whether the model can be run is asked elsewhere.
-        planned_description(config.actor_config.load),
+        planned_description(sizes_path(config, "actor")),
         layout,
         rollout_layout(config),
         topology(config),

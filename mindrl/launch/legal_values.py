@@ -14,6 +14,7 @@ from mindrl.errors import ConfigError
 from mindrl.launch.checks import Checked, checked_run, platform_findings
 from mindrl.launch.memory_checks import Capacity
 from mindrl.launch.model_checks import Models, model_findings
+from mindrl.launch.shipped import unknown_sizes
 from mindrl.platform.device import Platform
 
 _MOST_TRIED = 64
@@ -31,7 +32,9 @@ def checked_with_legal_values(
     checked = checked_run(config, platform, capacity, needs_files=needs_files)
     trial = _Trial(config, platform, checked)
     named = [replace(each, legal=trial.nearest(each)) for each in checked.findings]
-    return replace(checked, findings=[in_words_of_backend(config, each) for each in named])
+    spelled = [in_words_of_backend(config, each) for each in named]
+    unknown = [] if needs_files else unknown_sizes(config)
+    return replace(checked, findings=[*spelled, *unknown])
 
 
 @dataclass(frozen=True)

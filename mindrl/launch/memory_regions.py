@@ -15,7 +15,7 @@ from mindrl.allocation.schedule import Roles
 from mindrl.config.layout_sizes import Role
 from mindrl.config.run import RunConfig
 from mindrl.launch.layouts import role_layouts, topology, train_dtype
-from mindrl.launch.shipped import planned_description
+from mindrl.launch.shipped import planned_description, sizes_path
 from mindrl.models.decoder import Side, rollout_side, training_side
 from mindrl.models.description import ModelDescription
 from mindrl.models.memory import held_bytes, kv_bytes_per_token, trained_bytes
@@ -84,7 +84,7 @@ def bounding_models(config: RunConfig) -> RunModels:
 def _read_models(config: RunConfig, *, plans_reshard: bool) -> RunModels:
     own_order = {role: role_layout(config, role) for role in config.roles}
     layouts = role_layouts(config) if plans_reshard else own_order
-    descriptions = {role: planned_description(config.model_path(role)) for role in config.roles}
+    descriptions = {role: planned_description(sizes_path(config, role)) for role in config.roles}
     sides = {role: _side(config, role, descriptions[role], layouts[role]) for role in layouts}
     target, dtype = rollout_layout(config), config.generate_config.dtype
     rollout = rollout_side(descriptions["actor"], target, dtype=dtype)

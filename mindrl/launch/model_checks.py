@@ -13,7 +13,7 @@ from mindrl.config.run import RunConfig
 from mindrl.config.validate import layout_findings, sequence_limits
 from mindrl.errors import MindrlError
 from mindrl.launch.memory_plan import one_sequence
-from mindrl.launch.shipped import sizes_folder
+from mindrl.launch.shipped import sizes_path
 from mindrl.models.description import ModelDescription, read_description
 from mindrl.models.files import check_files
 from mindrl.models.legality import rollout_findings, training_findings
@@ -48,7 +48,7 @@ def describe_models(config: RunConfig, *, without_weights: frozenset[Role] = fro
         key, path = config.model_key(role), config.model_path(role)
         try:
             if role in without_weights:
-                models[role] = read_description(sizes_folder(path))
+                models[role] = read_description(sizes_path(config, role))
                 continue
             models[role] = read_description(path)
             _check_weights(role, path, models[role])

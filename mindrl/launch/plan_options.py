@@ -15,7 +15,7 @@ from mindrl.errors import ConfigError
 from mindrl.launch.arguments import positive
 from mindrl.launch.compose import composed_config
 from mindrl.launch.model_checks import ROLLOUT_KEYS
-from mindrl.launch.shipped import planned_description, shipped_sizes
+from mindrl.launch.shipped import planned_description, shipped_sizes, sizes_path
 from mindrl.models.legality import rollout_findings, training_findings
 from mindrl.platform.device_models import EXAMPLE_DEVICE, device_model
 
@@ -83,7 +83,7 @@ def print_json(config: RunConfig, figures: dict[str, Any]) -> None:
 def _model_findings(config: RunConfig) -> Iterator[Finding]:
     """Say what keeps the models from being cut by their layouts."""
     for role in config.roles:
-        model = planned_description(config.model_path(role))
+        model = planned_description(sizes_path(config, role))
         keys = config.layout_sizes(role).keys
         yield from training_findings(model, role_layout(config, role), keys)
         if role == "actor":

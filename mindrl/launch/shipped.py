@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from mindrl.config.finding import Finding, once
+from mindrl.config.layout_sizes import Role
 from mindrl.config.run import RunConfig
 from mindrl.launch.exits import note
 from mindrl.models.description import ModelDescription, read_description
@@ -31,39 +33,59 @@ def published_folder(path: str) -> Path | None:
     return known if (known / "config.json").is_file() else None
 
 
-def sizes_folder(path: str) -> str:
-    """Return the folder that has the sizes of a model: a shipped one where it is not here itself.
-
-    Args:
-        path: A model folder; returned as it is where neither is there.
-    """
-    return str(published_folder(path) or path)
-
-
 def planned_description(path: str) -> ModelDescription:
     """Read the sizes of a model that is planned, not run: the folder need not be on this machine.
 
     Args:
-        path: As of `sizes_folder`.
+        path: Of the folder, or of a config.json by itself.
 
     Raises:
         ModelError: It does not hold a known model, or there is none and the name is not known.
     """
-    return read_description(sizes_folder(path), to_plan=True)
+    return read_description(str(published_folder(path) or path), to_plan=True)
+
+
+def sizes_path(config: RunConfig, role: Role) -> str:
+    """Return what has the sizes of a role's model: its folder, where that is here.
+
+    Else it is what `actor_config.sizes` names, or the shipped folder of the same name. Where none
+    is there, the model's folder is returned as it is.
+    """
+    path = config.model_path(role)
+    own = config.actor_config.sizes
+    if own is not None and path == config.actor_config.load and not Path(path).is_dir():
+        path = own
+    return str(published_folder(path) or path)
+
+
+def unknown_sizes(config: RunConfig) -> list[Finding]:
+    """Say of which models nothing is known, so that neither a check nor a plan can judge them."""
+    found = []
+    for role in config.roles:
+        if not Path(sizes_path(config, role)).exists():
+            key, path = config.model_key(role), config.model_path(role)
+            is_actor = path == config.actor_config.load
+            way = "name it with actor_config.sizes" if is_actor else "put it there"
+            text = (
+                f"{key}={path}: not here, and no sizes of that name are shipped, so the model is "
+                f"not checked and cannot be planned; its config.json says them: {way}"
+            )
+            found.append(Finding(text, key, path))
+    return once(found)
 
 
 def shipped_sizes(config: RunConfig) -> dict[str, str]:
-    """Say of which model folders, not here, the sizes that are shipped would be read.
+    """Say of which model folders, not here, the sizes are read from elsewhere.
 
     Returns:
         For example `{"./models/Qwen2.5-7B": "configs/models/Qwen2.5-7B"}`.
     """
-    folders = map(config.model_path, config.roles)
-    known = {folder: published_folder(folder) for folder in folders}
+    known = {config.model_path(role): Path(sizes_path(config, role)) for role in config.roles}
+    shipped = config_folder() / "models"
     return {
-        folder: f"configs/models/{shipped.name}"
-        for folder, shipped in known.items()
-        if shipped is not None
+        folder: f"configs/models/{path.name}" if path.parent == shipped else str(path)
+        for folder, path in known.items()
+        if path != Path(folder)
     }
 
 

@@ -56,7 +56,7 @@ def test_six_values_are_enough_and_the_rest_has_defaults() -> None:
         # A section.
         ("rl_cofig", "did you mean rl_config?"),
         # Nothing like it anywhere.
-        ("actor_config.zzz", "known keys: load, save, backend, tensor_model_parallel_size, "),
+        ("actor_config.zzz", "known keys: load, sizes, save, backend, tensor_model_parallel_"),
         ("generate_config.sampling_config.zzz", "known keys: temperature, max_tokens, top_p, "),
     ],
 )

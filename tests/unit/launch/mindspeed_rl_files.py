@@ -43,3 +43,84 @@ def imported(changes: dict[str, Any], model: dict[str, Any] = DENSE) -> Import:
 def of(result: Import, key: str) -> Mapped:
     """Return the one entry of a key that says the most of it."""
     return next(each for each in result.mapped if each.key == key)
+
+
+QWEN25_7B: dict[str, Any] = {
+    "num_layers": 28,
+    "hidden_size": 3584,
+    "ffn_hidden_size": 18944,
+    "num_attention_heads": 28,
+    "group_query_attention": True,
+    "num_query_groups": 4,
+    "max_position_embeddings": 32768,
+    "padded_vocab_size": 152064,
+    "untie_embeddings_and_output_weights": True,
+    "add_qkv_bias": True,
+}
+LLAMA_32_1B: dict[str, Any] = {
+    "num_layers": 16,
+    "hidden_size": 2048,
+    "ffn_hidden_size": 8192,
+    "num_attention_heads": 32,
+    "group_query_attention": True,
+    "num_query_groups": 8,
+    "max_position_embeddings": 8192,
+    "padded_vocab_size": 128256,
+}
+QWEN3_30B: dict[str, Any] = {
+    "num_layers": 48,
+    "hidden_size": 2048,
+    "ffn_hidden_size": 8192,
+    "num_attention_heads": 32,
+    "kv_channels": 128,
+    "group_query_attention": True,
+    "num_query_groups": 4,
+    "qk_layernorm": True,
+    "max_position_embeddings": 40960,
+    "padded_vocab_size": 151936,
+    "untie_embeddings_and_output_weights": True,
+    "num_experts": 128,
+    "moe_router_topk": 8,
+    "moe_ffn_hidden_size": 768,
+    "norm_topk_prob": True,
+}
+DEEPSEEK_V3: dict[str, Any] = {
+    "num_layers": 61,
+    "hidden_size": 7168,
+    "ffn_hidden_size": 18432,
+    "num_attention_heads": 128,
+    "max_position_embeddings": 163840,
+    "padded_vocab_size": 129280,
+    "untie_embeddings_and_output_weights": True,
+    "multi_latent_attention": True,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_head_dim": 128,
+    "qk_pos_emb_head_dim": 64,
+    "v_head_dim": 128,
+    "num_experts": 256,
+    "moe_router_topk": 8,
+    "moe_ffn_hidden_size": 2048,
+    "first_k_dense_replace": 3,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "moe_router_score_function": "sigmoid",
+    "moe_router_num_groups": 8,
+    "moe_router_group_topk": 4,
+    "moe_router_topk_scaling_factor": 2.5,
+}
+"""Sizes of published models, in the words of 2.3."""
+OLD_NAMES = {
+    "multi_latent_attention": "multi_head_latent_attention",
+    "qk_head_dim": "qk_nope_head_dim",
+    "qk_pos_emb_head_dim": "qk_rope_head_dim",
+    "moe_ffn_hidden_size": "moe_intermediate_size",
+    "moe_router_num_groups": "n_group",
+    "moe_router_group_topk": "topk_group",
+    "moe_router_topk_scaling_factor": "routed_scaling_factor",
+}
+
+
+def with_names_of_2_2(model: dict[str, Any]) -> dict[str, Any]:
+    """Say the same in the words of 2.1 and 2.2."""
+    return {OLD_NAMES.get(key, key): value for key, value in model.items()}

@@ -23,6 +23,7 @@ from mindrl.launch.interrupts import signals_as_errors
 from mindrl.launch.shipped import note_shipped_sizes
 from mindrl.platform.device import planned_platform
 from mindrl.platform.environment import prepare_driver
+from mindrl.rewards.trial import try_rewards
 
 Train = Callable[[RunConfig, Path], object]
 
@@ -95,7 +96,10 @@ def _data_lines(config: RunConfig) -> Iterator[str]:
     # Imported late: it brings transformers along.
     from mindrl.launch.run_data import data_lines, read_data  # noqa: PLC0415
 
-    yield from data_lines(read_data(config))
+    data = read_data(config)
+    yield from data_lines(data)
+    rl = config.rl_config
+    try_rewards(rl.verifier_function, rl.verifier_timeout, data.train.prompts[0].reference)
 
 
 def _check_program(config: RunConfig, adv_estimator: str) -> None:

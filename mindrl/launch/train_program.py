@@ -40,6 +40,7 @@ from mindrl.observability.summary import render_summary
 from mindrl.observability.trackers import JsonlTracker, TensorboardTracker, Tracker
 from mindrl.platform.device import Platform, choose_platform
 from mindrl.rewards.scorer import RewardScorer
+from mindrl.rewards.trial import try_rewards
 from mindrl.trainer.grpo_trainer import GrpoTrainer
 from mindrl.trainer.journal import Journal, Outcome, RunFolder
 from mindrl.trainer.policy_trainer import TrainerData, TrainerRoles, TrainerSettings
@@ -109,6 +110,8 @@ def _prepare(config: RunConfig, run_dir: Path) -> _Run:
     data = read_data(config)
     for line in data_lines(data):
         Console().print(line, markup=False, highlight=False, soft_wrap=True)
+    rl = config.rl_config
+    try_rewards(rl.verifier_function, rl.verifier_timeout, data.train.prompts[0].reference)
     return _Run(
         config=config,
         platform=platform,

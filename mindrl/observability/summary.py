@@ -1,7 +1,7 @@
 """The end of a run: one JSON file for programs, one table for people."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 
@@ -56,9 +56,10 @@ def render_summary(summary: Mapping[str, object]) -> RenderableType:
     """Lay out the end of a run for a person; what is absent or None shows as "-".
 
     Keys: status ("completed", "interrupted" or "failed"), accuracy_before and accuracy_after
-    (0 to 1), steps, seconds, response_tokens_per_second, logprob_gap_max_mean (nats), the paths
-    run_dir, metrics, tensorboard, samples, logs, model and model_best, and the steps of the last
-    two, model_step and model_best_step.
+    (0 to 1), steps, seconds, response_tokens_per_second, logprob_gap_max_mean (nats),
+    reward_failures (counts by function and kind), steps_without_signal, the paths run_dir, metrics,
+    tensorboard, samples, logs, model and model_best, and the steps of the last two, model_step and
+    model_best_step.
     """
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
@@ -67,12 +68,25 @@ def render_summary(summary: Mapping[str, object]) -> RenderableType:
     table.add_row("duration", _duration(summary.get("seconds")))
     for label, key, spec in NUMBERS:
         table.add_row(label, _number(summary.get(key), spec))
+    for label, text in _warnings(summary):
+        table.add_row(label, Text(printable(text), style="yellow"))
     for label, key in PLACES:
         # Text, since a path may hold brackets that rich would take for markup.
         table.add_row(label, Text(_place(summary.get(key)) + _step(summary.get(f"{key}_step"))))
     status = str(summary["status"])
     title = Text(f"run {status}", style=STATUS_STYLES[status])
     return Panel(table, title=title, title_align="left", expand=False)
+
+
+def _warnings(summary: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    """Yield what should not have happened, if it has."""
+    failures = summary.get("reward_failures")
+    if isinstance(failures, Mapping):
+        for function, counts in failures.items():
+            kinds = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+            yield "scores not given", f"{function}: {kinds}"
+    if steps := summary.get("steps_without_signal"):
+        yield "steps without signal", str(steps)
 
 
 def _accuracy(summary: Mapping[str, object]) -> str:

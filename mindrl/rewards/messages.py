@@ -9,6 +9,9 @@ from mindrl.rewards.score_range import ScoreRange
 
 SHOWN_CHARACTERS = 200
 
+FailureKind = Literal["timeout", "crash", "exception", "value"]
+"""No score in time; the process died; the function raised; it returned no finite number."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolPlan:
@@ -32,8 +35,11 @@ class ScoreRequest:
 class Failure:
     """Why an answer has no score."""
 
-    kind: Literal["timeout", "crash", "error"]
+    kind: FailureKind
     detail: str
+    """What happened, and the file and line of the function, on one line."""
+    trace: str = ""
+    """The calls that led to an exception, from the function on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from mindrl.rewards.worker import (
     SETTLING_SECONDS,
     isolate_worker,
     load_reward,
+    reward_place,
     score_answers,
     score_suspect,
 )
@@ -71,6 +72,8 @@ class WorkerPool:
             ConfigError: a function cannot be resolved.
             RewardError: no worker started in time.
         """
+        for name in plan.functions:
+            reward_place(name)
         self.ranges = {name: score_range(load_reward(name)) for name in plan.functions}
         self._plan = plan
         self._connection_descriptor = connection_descriptor
@@ -84,7 +87,7 @@ class WorkerPool:
             self._replace()
         futures = [(chunk, self._schedule(chunk, request)) for chunk in chunks]
         self._wait([future for _, future in futures])
-        return [(chunk, self._result(future)) for chunk, future in futures]
+        return [(chunk, self._result(chunk.function, future)) for chunk, future in futures]
 
     def close(self) -> None:
         """Kill and reap the workers."""
@@ -148,19 +151,18 @@ class WorkerPool:
                 self._replace()
                 return
 
-    def _result(self, future: Future[list[Outcome]]) -> ChunkResult:
+    def _result(self, function: str, future: Future[list[Outcome]]) -> ChunkResult:
         if not future.done():
             return None
         match future.exception():
             case None:
                 return future.result()
             case TimeoutError():
-                limit = self._plan.timeout_seconds
-                return Failure(kind="timeout", detail=f"no score within {limit:g} s")
+                detail = f"no score within {self._plan.timeout_seconds:g} s"
+                return Failure(kind="timeout", detail=f"{detail} ({reward_place(function)})")
             case ProcessExpired() as error:
-                return Failure(
-                    kind="crash", detail=f"process ended: {_exit_reason(error.exitcode)}"
-                )
+                detail = f"process ended: {_exit_reason(error.exitcode)}"
+                return Failure(kind="crash", detail=f"{detail} ({reward_place(function)})")
             case _:
                 return None
 

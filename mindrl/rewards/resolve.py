@@ -1,11 +1,13 @@
 """From the name of a reward in a configuration to the function."""
 
+import contextlib
 import difflib
 import hashlib
 import importlib
 import importlib.util
 import inspect
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import cast
@@ -22,7 +24,7 @@ def resolve_reward(name: str) -> RewardFunction:
     """Return a builtin reward, `package.module:function` or `path/to/file.py:function`.
 
     Raises:
-        ConfigError: unknown name, failed import, missing attribute, or not a
+        ConfigError: unknown name, failed import, missing attribute, or not a plain
             callable of two arguments; or its `score_range` is none.
     """
     if name in BUILTIN_REWARDS:
@@ -32,6 +34,15 @@ def resolve_reward(name: str) -> RewardFunction:
         raise ConfigError(_unknown_builtin(name))
     module = _load_file(name, Path(place)) if place.endswith(".py") else _load_module(name, place)
     return _checked(name, module, attribute)
+
+
+def place_of(function: Callable[..., object]) -> str:
+    """Return file and line of what is called, or the function itself where it has no source."""
+    plain = inspect.unwrap(function)
+    for source in (plain, type(plain).__call__):
+        with contextlib.suppress(TypeError, OSError):
+            return f"{inspect.getsourcefile(source)}:{inspect.getsourcelines(source)[1]}"
+    return quoted(function)
 
 
 def _unknown_builtin(name: str) -> str:
@@ -86,17 +97,27 @@ def _checked(name: str, module: ModuleType, attribute: str) -> RewardFunction:
         raise ConfigError(
             f"{FIELD}={name!r} is {quoted(found)} of type {type(found).__name__}; need a function"
         )
+    if fault := _fault(found):
+        raise ConfigError(f"{FIELD}={name!r} ({place_of(found)}) {fault}")
+    return cast(RewardFunction, found)
+
+
+def _fault(found: Callable[..., object]) -> str | None:
+    """Say what can be seen of a function, without a call, that keeps it from serving."""
+    called = found if inspect.isroutine(found) else type(found).__call__
+    if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
+        return "is asynchronous; need a plain `def` that returns the score"
     try:
         inspect.signature(found).bind("response", "reference")
     except TypeError as error:
-        raise ConfigError(
-            f"{FIELD}={name!r} has the signature {inspect.signature(found)}; "
+        return (
+            f"has the signature {inspect.signature(found)}; "
             f"need (response: str, reference: str) -> float: {error}"
-        ) from error
+        )
     except ValueError:
         pass  # a function written in C may have no signature; its calls are checked all the same
     try:
         score_range(found)
     except ValueError as error:
-        raise ConfigError(f"{FIELD}={name!r} has {error}") from error
-    return cast(RewardFunction, found)
+        return f"has {error}"
+    return None

@@ -2,56 +2,19 @@
 
 import logging
 import math
-import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
 from mindrl.errors import ConfigError, RewardError
+from mindrl.observability.printable import printable
 from mindrl.rewards.host_process import HostProcess
-from mindrl.rewards.messages import Failure, Outcomes, PoolPlan, ScoreRequest, quoted
+from mindrl.rewards.messages import FailureKind, Outcomes, PoolPlan, ScoreRequest, quoted
 from mindrl.rewards.score_range import ScoreRange
+from mindrl.rewards.scores import Failures, Scores, failures_of
 from mindrl.rewards.worst_scores import WorstScores
 
-FAILURES_LOGGED = 16
-"""In one call; the counts cover the rest."""
-
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Scores:
-    """Rewards of a batch of responses, in the order of the responses."""
-
-    rewards: tuple[float, ...]
-    """Weighted sum over the functions."""
-    parts: Mapping[str, tuple[float, ...]]
-    """Unweighted scores by function; the worst one where an answer failed."""
-    ranges: Mapping[str, ScoreRange]
-    """Of the functions."""
-    timeouts: int
-    """Scores that were not there within the time limit."""
-    crashes: int
-    """Scores whose process died."""
-    errors: int
-    """Scores whose function raised, or returned no finite number."""
-
-    def accuracy(self, function: str) -> float:
-        """Return where the scores of a function lie in its range, on average: 0 to 1."""
-        return statistics.fmean(map(self.ranges[function].share, self.parts[function]))
-
-    def metrics(self) -> dict[str, float]:
-        """Return mean and population standard deviation, the mean of each part, and the counts."""
-        parts = {f"reward/{name}": statistics.fmean(part) for name, part in self.parts.items()}
-        return {
-            "reward/mean": statistics.fmean(self.rewards),
-            "reward/std": statistics.pstdev(self.rewards),
-            **parts,
-            "reward/timeouts": float(self.timeouts),
-            "reward/crashes": float(self.crashes),
-            "reward/errors": float(self.errors),
-        }
 
 
 class RewardScorer:
@@ -80,6 +43,7 @@ class RewardScorer:
             functions=tuple(functions), timeout_seconds=timeout_seconds, processes=processes
         )
         self._host: HostProcess | None = None
+        self._logged: set[tuple[str, FailureKind]] = set()
         self._worst = WorstScores(dict(zip(functions, weights, strict=True)))
 
     def __enter__(self) -> Self:
@@ -113,9 +77,9 @@ class RewardScorer:
             )
         request = ScoreRequest(responses=tuple(responses), references=tuple(references))
         outcomes, ranges = self._outcomes(request)
-        _log_failures(outcomes, request)
         parts = self._worst.filled(outcomes, ranges)
-        kinds = [each.kind for each in _failures(outcomes)]
+        failures = failures_of(outcomes)
+        self._log(failures, responses)
         return Scores(
             rewards=tuple(
                 sum(weight * part for weight, part in zip(self._weights, row, strict=True))
@@ -123,9 +87,7 @@ class RewardScorer:
             ),
             parts=parts,
             ranges=ranges,
-            timeouts=kinds.count("timeout"),
-            crashes=kinds.count("crash"),
-            errors=kinds.count("error"),
+            failures=failures,
         )
 
     def close(self) -> None:
@@ -151,6 +113,23 @@ class RewardScorer:
             self._host = None
             raise
 
+    def _log(self, failures: Sequence[Failures], responses: Sequence[str]) -> None:
+        """Log the first failure of each function and kind; where it is new, with its calls."""
+        for each in failures:
+            is_new = (each.function, each.kind) not in self._logged
+            self._logged.add((each.function, each.kind))
+            logger.warning(
+                "%s failed for %d of %d responses: %s: %s; the first is response %d: %s%s",
+                each.function,
+                each.count,
+                len(responses),
+                each.kind,
+                each.first.detail,
+                each.response,
+                quoted(responses[each.response]),
+                f"\n{printable(each.first.trace)}".rstrip() if is_new else "",
+            )
+
 
 def _check(
     functions: Sequence[str], weights: Sequence[float], timeout_seconds: float, processes: int
@@ -168,30 +147,3 @@ def _check(
         raise ConfigError(f"rl_config.verifier_timeout={timeout_seconds}: need seconds above 0")
     if processes < 1:
         raise ConfigError(f"rl_config.verifier_parallel={processes}: need at least 1 process")
-
-
-def _failures(outcomes: Outcomes) -> Iterator[Failure]:
-    for column in outcomes.values():
-        for outcome in column:
-            if isinstance(outcome, Failure):
-                yield outcome
-
-
-def _log_failures(outcomes: Outcomes, request: ScoreRequest) -> None:
-    failures = [
-        (function, index, outcome)
-        for function, column in outcomes.items()
-        for index, outcome in enumerate(column)
-        if isinstance(outcome, Failure)
-    ]
-    for function, index, failure in failures[:FAILURES_LOGGED]:
-        logger.warning(
-            "%s failed for answer %d: %s: %s; response %s",
-            function,
-            index,
-            failure.kind,
-            failure.detail,
-            quoted(request.responses[index]),
-        )
-    if len(failures) > FAILURES_LOGGED:
-        logger.warning("%d more answers failed", len(failures) - FAILURES_LOGGED)

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from mindrl.rewards.functions import RewardFunction
 from mindrl.rewards.messages import Failure, Outcome, quoted
-from mindrl.rewards.resolve import resolve_reward
+from mindrl.rewards.resolve import place_of, resolve_reward
 
 EXTRA_ADDRESS_SPACE_BYTES = 4 * 2**30
 """What scoring may map beyond what the imports have mapped."""
@@ -23,8 +22,18 @@ SETTLING_SECONDS = 0.02
 
 PR_SET_PDEATHSIG = 1
 
+TRACED_CALLS = 8
+"""The innermost ones."""
+TRACE_CHARACTERS = 2000
+
 load_reward = cache(resolve_reward)
 """Filled by the host before it forks, so that a replaced worker imports nothing."""
+
+
+@cache
+def reward_place(function: str) -> str:
+    """Return file and line of a function; also filled by the host."""
+    return place_of(load_reward(function))
 
 
 def isolate_worker(host_pid: int, connection_descriptor: int) -> None:
@@ -50,11 +59,10 @@ def score_answers(
 
     The caller sends the rest again, so that slow functions are not mistaken for hanging ones.
     """
-    reward = load_reward(function)
     started = time.monotonic()
     outcomes: list[Outcome] = []
     for response, reference in answers:
-        outcomes.append(_score_one(reward, response, reference))
+        outcomes.append(_score_one(function, response, reference))
         if time.monotonic() - started > budget_seconds:
             break
     return outcomes
@@ -70,13 +78,26 @@ def score_suspect(function: str, answer: tuple[str, str]) -> list[Outcome]:
     return score_answers(function, [answer], budget_seconds=0.0)
 
 
-def _score_one(reward: RewardFunction, response: str, reference: str) -> Outcome:
+def _score_one(function: str, response: str, reference: str) -> Outcome:
     try:
-        value: object = reward(response, reference)
+        value: object = load_reward(function)(response, reference)
         if isinstance(value, numbers.Real) and math.isfinite(value):
             return float(value)
-        return Failure(kind="error", detail=f"returned {quoted(value)}; need a finite number")
+        detail = f"returned {quoted(value)}; need a finite number ({reward_place(function)})"
+        return Failure(kind="value", detail=detail)
     except BaseException as error:  # noqa: BLE001 - SystemExit of a reward must not end the worker
-        return Failure(
-            kind="error", detail=quoted(traceback.format_exception_only(error)[-1].strip())
-        )
+        return _raised(function, error)
+
+
+def _raised(function: str, error: BaseException) -> Failure:
+    """Tell of an exception by the innermost line of the function's own file."""
+    place = reward_place(function)
+    file = place.rpartition(":")[0]
+    calls = traceback.extract_tb(error.__traceback__)[1:]  # the first one is of this file
+    lines = [f"{call.filename}:{call.lineno}" for call in calls if call.filename == file]
+    message = quoted(traceback.format_exception_only(error)[-1].strip())
+    return Failure(
+        kind="exception",
+        detail=f"{message} ({[place, *lines][-1]})",
+        trace="".join(traceback.format_list(calls[-TRACED_CALLS:]))[-TRACE_CHARACTERS:],
+    )

@@ -17,6 +17,8 @@ from mindrl.observability.samples import Sample, SampleLog, render
 from mindrl.observability.summary import write_json_atomically
 from mindrl.observability.timeline import TimelineMoment
 from mindrl.observability.trackers import Tracker
+from mindrl.rewards.messages import FailureKind
+from mindrl.rewards.scores import Failures
 from mindrl.trainer.step_checks import MODELS
 
 logger = logging.getLogger(__name__)
@@ -87,6 +89,9 @@ class Outcome:
     """Of the exported models that were evaluated."""
     logprob_gap_max_mean: float = 0.0
     skipped_updates: int = 0
+    reward_failures: dict[str, dict[FailureKind, int]] = field(default_factory=dict)
+    """By function: how many scores it did not give, by what happened."""
+    steps_without_signal: int = 0
     model_step: int | None = None
     """Step of the newest exported model; None before the first."""
     model_best_step: int | None = None
@@ -150,6 +155,13 @@ class Journal:
         self._track(step, metrics)
         self.keep(self.samples, lambda: self.samples.write(step, samples))
         self.console.step(step, metrics)
+        if _lacks_signal(metrics):
+            if not outcome.steps_without_signal:
+                self.warn(
+                    f"step {step} has nothing to learn from: the responses to each prompt have "
+                    "equal rewards, or the gradient is 0; the summary counts such steps"
+                )
+            outcome.steps_without_signal += 1
 
     def memory(self, step: int, workers: Sequence[Sequence[TimelineMoment]]) -> None:
         """Record what the devices held in a step, by rank."""
@@ -158,6 +170,18 @@ class Journal:
         finding = self.keep(log, lambda: log.note(step, workers))
         if finding is not None:
             self.warn(finding)
+
+    def reward_failures(self, step: int, failures: Sequence[Failures]) -> None:
+        """Count the scores that functions did not give; tell of the first of each kind."""
+        for each in failures:
+            counts = self.outcome.reward_failures.setdefault(each.function, {})
+            if each.kind not in counts:
+                self.console.note(
+                    f"warning: step {step}: {each.function} gave {each.count} response(s) no "
+                    f"score: {each.kind}: {each.first.detail}; more in driver.log, the summary "
+                    "counts them all"
+                )
+            counts[each.kind] = counts.get(each.kind, 0) + each.count
 
     def evaluation(self, step: int, accuracy: float, samples: Sequence[Sample]) -> None:
         """Record an evaluation; step 0 is the one before training."""
@@ -188,6 +212,8 @@ class Journal:
             "logprob_gap_max_mean": outcome.logprob_gap_max_mean,
             "steps": outcome.steps,
             "skipped_updates": outcome.skipped_updates,
+            "steps_without_signal": outcome.steps_without_signal,
+            "reward_failures": outcome.reward_failures,
             "seconds": time.perf_counter() - outcome.started,
             "response_tokens_per_second": rate,
             "run_dir": str(folder.root),
@@ -226,7 +252,12 @@ class Journal:
     def warn(self, text: str) -> None:
         """Tell a person at once, on the console and in the log."""
         logger.warning("%s", text)
-        self.console.note(text)
+        self.console.note(f"warning: {text}")
+
+
+def _lacks_signal(metrics: Metrics) -> bool:
+    """Say whether a step could not change the policy, or not by its rewards."""
+    return metrics.get("advantage/zero_fraction") == 1 or metrics.get("update/grad_norm") == 0
 
 
 def _telling(samples: Sequence[Sample], before: Sequence[Sample]) -> Sample:

@@ -16,10 +16,11 @@ from mindrl.batch.experience import Experience, Minibatch, MinibatchPlan
 from mindrl.batch.prompts import Prompt, Sampling
 from mindrl.batch.rollouts import Rollouts
 from mindrl.data.order import PromptOrder
-from mindrl.errors import StopRequestedError
+from mindrl.errors import RewardError, StopRequestedError
 from mindrl.observability.metrics import Metrics, merge, update_metrics
 from mindrl.observability.samples import Sample
 from mindrl.observability.timing import StageTimer
+from mindrl.rewards.scores import Scores
 from mindrl.trainer.journal import Journal, best_folder
 from mindrl.trainer.rating import Rated, Rater, RewardSources
 from mindrl.trainer.roles import Policy, Reference, Workers
@@ -112,13 +113,14 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
 
         Raises:
             LogprobGapError: The rollout engine did not have the trainer's weights.
+            RewardError: A reward function failed for all responses of a step.
             StopRequestedError: The run was asked to stop.
             MindrlError: A metric is not finite, nothing is learned, or whatever a role raises.
         """
         self.heed = heed or self.heed
         try:
             self._run(model_folder)
-        except StopRequestedError:
+        except (RewardError, StopRequestedError):
             # No step is left half learned: the weights are those of the last one on record.
             if self.journal.outcome.steps != (self.journal.outcome.model_step or 0):
                 self._export(model_folder)
@@ -160,6 +162,7 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
             self.heed()
             with self.rater.rating(prompts, rollouts, blocking=settings.blocking) as rated:
                 experience, estimated = self.estimate(rollouts, rated)
+            self._note_failures(step, rated().scores)
             self.heed()
             learned = self.learn(step, experience)
         metrics = merge(
@@ -208,12 +211,25 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
         )
         rollouts = self.roles.policy.generate_sequences(self.data.test, greedy, step=step)
         rated = self.rater.by_rules(self.data.test, rollouts)
+        self._note_failures(step, rated.scores)
         assert self.settings.accuracy_reward is not None, "validated: something measures accuracy"
         accuracy = rated.scores.accuracy(self.settings.accuracy_reward)
         samples = _samples(self.data.test, rollouts, rated, range(len(rated.responses)))
         self.journal.evaluation(step, accuracy, samples)
         # What the switches of an evaluation cost belongs to no step.
         self.roles.workers.flush_metrics()
+
+    def _note_failures(self, step: int, scores: Scores) -> None:
+        """Tell of rewards that failed, and end the run where a function gave no score at all."""
+        self.journal.reward_failures(step, scores.failures)
+        lines = [
+            f"rl_config.verifier_function={each.function!r}: no score for any of "
+            f"{len(scores.rewards)} responses of step {step}; the first: {each.kind}: "
+            f"{each.first.detail}"
+            for each in scores.without_any_score()
+        ]
+        if lines:
+            raise RewardError("\n".join(lines))
 
     def _export(self, model_folder: Path) -> None:
         """Export what the recorded steps have learned."""

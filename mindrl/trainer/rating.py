@@ -10,7 +10,7 @@ from mindrl.algorithms.length_penalty import LengthPenalty
 from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Rollouts
 from mindrl.observability.timing import StageTimer
-from mindrl.rewards.scorer import Scores
+from mindrl.rewards.scores import Scores
 from mindrl.trainer.roles import RewardModel, Scorer
 
 MODEL_PART = "model"
@@ -58,9 +58,7 @@ class Rater:
         groups = rollouts.group_B.tolist()
         responses = [self.decode(rollouts.response_tokens(row)) for row in range(len(groups))]
         if self.sources.scorer is None:
-            nothing = Scores(
-                rewards=(0.0,) * len(groups), parts={}, ranges={}, timeouts=0, crashes=0, errors=0
-            )
+            nothing = Scores(rewards=(0.0,) * len(groups), parts={}, ranges={}, failures=())
             return Rated(responses=responses, scores=nothing)
         references = [prompts[group].reference for group in groups]
         return Rated(responses=responses, scores=self.sources.scorer.score(responses, references))

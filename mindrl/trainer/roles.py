@@ -18,7 +18,7 @@ from mindrl.batch.experience import (
 from mindrl.batch.prompts import Prompt, Sampling
 from mindrl.batch.rollouts import Rollouts
 from mindrl.observability.timeline import TimelineMoment
-from mindrl.rewards.scorer import Scores
+from mindrl.rewards.scores import Scores
 
 
 class Policy(Protocol):

@@ -44,6 +44,13 @@ def data(scratch: Path, *lines: str) -> str:
     return f"megatron_training.data_path={path}"
 
 
+def reward(scratch: Path, body: str) -> str:
+    """Write a reward function; returns the override that rates with it."""
+    path = scratch / "reward.py"
+    path.write_text(f"def score(response, reference):\n    {body}\n")
+    return f"rl_config.verifier_function=[{path}:score]"
+
+
 def row(question: str) -> str:
     return json.dumps({"messages": [{"role": "user", "content": question}], "answer": "2"})
 
@@ -130,10 +137,13 @@ CASES: dict[str, Case] = {
         2,
         ["actor_config.tensor_model_parallel_size=8 must divide num_attention_heads=4; nearest: 4"],
     ),
-    "a reward that does not import": (
-        lambda _model, _scratch: ["rl_config.verifier_function=[no.such.module:score]"],
+    "a reward that returns a list": (
+        lambda _model, scratch: [
+            reward(scratch, "return [float(reference in response)]"),
+            "rl_config.verifier_weight=[1.0]",
+        ],
         2,
-        ["rl_config.verifier_function", "no.such.module"],
+        ["rl_config.verifier_function='", "a trial call: value: returned [1.0];", "reward.py:1)"],
     ),
     "too few devices": (
         lambda _model, _scratch: ["rl_config.actor_resource.num_npus=64"],

@@ -21,7 +21,7 @@ from mindrl.batch.rollouts import Responses, Rollouts
 from mindrl.config.load import field_names
 from mindrl.observability.console import StepConsole
 from mindrl.observability.samples import Sample, SampleLog
-from mindrl.rewards.scorer import Scores
+from mindrl.rewards.scores import Scores
 from mindrl.trainer.journal import Journal, Outcome, RunFolder
 
 ROOT = Path(__file__).parents[2]
@@ -146,7 +146,7 @@ def loss_metrics() -> set[str]:
 
 def batch_metrics() -> set[str]:
     responses = Responses.of([[1]], [[-1.0]], [True])
-    scores = Scores(rewards=(1.0,), parts={}, ranges={}, timeouts=0, crashes=0, errors=0)
+    scores = Scores(rewards=(1.0,), parts={}, ranges={}, failures=())
     return set(Rollouts.from_responses([[5]], responses, [0]).metrics()) | set(scores.metrics())
 
 

@@ -58,6 +58,15 @@ def test_the_table_gives_accuracy_duration_speed_gap_and_every_place() -> None:
     ]
 
 
+def test_what_should_not_have_happened_is_in_the_table_where_it_has() -> None:
+    failures = {"rewards.py:[b]": {"exception": 256, "timeout": 3}}
+    lines = shown(SUMMARY | {"reward_failures": failures, "steps_without_signal": 4})
+    assert lines[6:8] == [
+        "scores not given           rewards.py:[b]: 256 exception, 3 timeout",
+        "steps without signal       4",
+    ]
+
+
 def test_a_run_that_failed_before_its_first_step_still_has_a_table() -> None:
     lines = shown({"status": "failed", "accuracy_before": None, "logs": "/runs/\x1b[31mb"})
     assert lines[0] == "run failed"

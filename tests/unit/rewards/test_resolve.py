@@ -68,6 +68,8 @@ def test_a_wrong_name_is_refused_with_the_field_and_the_need(name: str, needed: 
         ("def score(:", "SyntaxError"),
         ("raise SystemExit(3)", "SystemExit: 3"),
         ("def score(a, b, c): return 1.0", "has the signature (a, b, c)"),
+        ("async def score(a, b): return 1.0", "reward.py:1) is asynchronous; need a plain `def`"),
+        ("\n\nasync def score(a, b): yield 1.0", "reward.py:3) is asynchronous"),
         ("def score(a, b): return 1.0\nscore.score_range = 1", "need (lowest, highest)"),
         ("def score(a, b): return 1.0\nscore.score_range = (1, 0)", "need (lowest, highest)"),
     ],

@@ -10,11 +10,13 @@ import pytest
 
 from mindrl.errors import ConfigError, RewardError
 from mindrl.rewards.functions import math_verify
-from mindrl.rewards.scorer import RewardScorer, Scores
+from mindrl.rewards.scorer import RewardScorer
+from mindrl.rewards.scores import Scores
 
 TIMEOUT_SECONDS = 1.5
 LOWEST = -1.0
 """Declared in hostile_reward.py; no answer that scores is so bad."""
+KINDS = ("timeouts", "crashes", "errors")
 TOWER = "Easy: \\boxed{9^{9^{9^{9}}}}"
 
 
@@ -33,6 +35,13 @@ def obeyed(scorer: RewardScorer, answers: int, harms: dict[int, str]) -> Scores:
     return scorer.score(responses, [str(index) for index in range(answers)])
 
 
+def counts(scores: Scores) -> tuple[int, int, int]:
+    """Return how many scores were late, took their process along, or were none."""
+    found = scores.metrics()
+    timeouts, crashes, errors = (found[f"reward/{name}"] for name in KINDS)
+    return int(timeouts), int(crashes), int(errors)
+
+
 def unharmed(answers: int, harms: dict[int, str]) -> tuple[float, ...]:
     return tuple(LOWEST if index in harms else float(index) for index in range(answers))
 
@@ -47,7 +56,7 @@ def test_100_scores_come_in_order_and_as_the_functions_give_them(scorer: RewardS
     assert scores.rewards == tuple(
         float(reference) + 0.5 * part for reference, part in zip(references, expected, strict=True)
     )
-    assert (scores.timeouts, scores.crashes, scores.errors) == (0, 0, 0)
+    assert counts(scores) == (0, 0, 0)
 
 
 def test_metrics_of_rewards_1_and_2_are_mean_1_5_and_std_0_5(scorer: RewardScorer) -> None:
@@ -71,7 +80,7 @@ def test_three_hanging_answers_of_96_cost_only_themselves_and_bounded_time(
     scores = obeyed(scorer, 96, harms)
     elapsed = time.monotonic() - started
     assert scores.parts[OBEY] == unharmed(96, harms)
-    assert (scores.timeouts, scores.crashes, scores.errors) == (3, 0, 0)
+    assert counts(scores) == (3, 0, 0)
     # Each hangs once in its chunk and once alone; 5 s for new workers on a busy machine.
     assert elapsed < 6 * TIMEOUT_SECONDS + 5.0
 
@@ -80,7 +89,7 @@ def test_answers_that_kill_their_process_cost_only_themselves(scorer: RewardScor
     harms = {3: "exit 3", 20: "exit 0", 21: "segfault", 63: "killed"}
     scores = obeyed(scorer, 64, harms)
     assert scores.parts[OBEY] == unharmed(64, harms)
-    assert (scores.timeouts, scores.crashes, scores.errors) == (0, 4, 0)
+    assert counts(scores) == (0, 4, 0)
 
 
 def test_eight_bad_results_are_eight_errors_of_the_lowest_score(scorer: RewardScorer) -> None:
@@ -88,14 +97,14 @@ def test_eight_bad_results_are_eight_errors_of_the_lowest_score(scorer: RewardSc
     harms = dict(enumerate(kinds, start=1))
     scores = obeyed(scorer, 10, harms)
     assert scores.parts[OBEY] == unharmed(10, harms)
-    assert (scores.timeouts, scores.crashes, scores.errors) == (0, 0, 8)
+    assert counts(scores) == (0, 0, 8)
 
 
 def test_a_number_that_takes_for_ever_scores_as_a_wrong_number_does() -> None:
     responses = ["Answer: 12", "Answer: 11", "Answer: 10!!!!!!"]
     with RewardScorer(["acc_for_dapo"], [1.0], TIMEOUT_SECONDS, processes=1) as dapo:
         scores = dapo.score(responses, ["12"] * 3)
-    assert (scores.rewards, scores.timeouts) == ((1.0, -1.0, -1.0), 1)
+    assert (scores.rewards, scores.failed("timeout")) == ((1.0, -1.0, -1.0), 1)
     # One of three answers is right, whatever the ends of the range.
     assert scores.accuracy("acc_for_dapo") == pytest.approx(1 / 3)
 
@@ -108,18 +117,48 @@ def test_printing_100_mb_neither_shows_nor_costs(
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_failure_is_logged_with_its_reason_in_one_short_line(
+def test_the_first_failure_of_each_kind_is_logged_with_the_calls_and_their_lines(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    source = OBEY.removesuffix(":obey")
+    code = Path(source).read_text("utf-8").splitlines()
+    with (
+        RewardScorer([OBEY], [1.0], TIMEOUT_SECONDS, 1) as fresh,
+        caplog.at_level(logging.WARNING, logger="mindrl.rewards.scorer"),
+    ):
+        obeyed(fresh, 4, {1: "raise", 2: "exit 3", 3: "raise"})
+        obeyed(fresh, 4, {0: "raise", 1: "None"})
+    raised, crashed, again, none = (record.getMessage() for record in caplog.records)
+
+    first, *calls = raised.splitlines()
+    where = f"{source}:{code.index('    raise ValueError(text)') + 1}"
+    assert first.startswith(f"{OBEY} failed for 2 of 4 responses: exception: 'ValueError: long")
+    assert first.endswith(f" ({where}); the first is response 1: 'raise'")
+    assert [line.strip() for line in calls if "File" not in line and "^" not in line] == [
+        "return HARMS[response]() if response in HARMS else float(reference)",
+        '"raise": lambda: fail("long " * 1000),',
+        "raise ValueError(text)",
+    ]
+    # Without a call to blame, the function itself.
+    obey = f"{source}:{code.index('def obey(response: str, reference: str) -> object:') + 1}"
+    assert crashed == (
+        f"{OBEY} failed for 1 of 4 responses: crash: process ended: exit code 3 ({obey}); "
+        "the first is response 2: 'exit 3'"
+    )
+    assert again.startswith(f"{OBEY} failed for 1 of 4 responses: exception: 'ValueError: long")
+    assert "\n" not in again
+    assert f"value: returned None; need a finite number ({obey})" in none
+    assert all(len(record.getMessage()) < 3000 for record in caplog.records)
+
+
+def test_foreign_text_cannot_command_a_terminal_from_the_log(
     scorer: RewardScorer, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, logger="mindrl.rewards.scorer"):
-        obeyed(scorer, 3, {1: "raise", 2: "exit 3"})
         scorer.score(["\n\x1b[31m" + "x" * 10_000] * 20, ["no number"] * 20)
-    lines = [record.getMessage() for record in caplog.records]
-    assert "answer 1: error: 'ValueError: long long" in lines[0]
-    assert lines[1].endswith("answer 2: crash: process ended: exit code 3; response 'exit 3'")
-    assert lines[-1] == "4 more answers failed"
-    assert len(lines) == 2 + 16 + 1
-    assert all(len(line) < 700 and line.isprintable() for line in lines)
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert "failed for 20 of 20 responses" in line
+    assert line.replace("\n", "").isprintable()
 
 
 def test_hostile_text_gives_the_same_scores_twice(scorer: RewardScorer) -> None:
@@ -136,7 +175,7 @@ def test_hostile_text_gives_the_same_scores_twice(scorer: RewardScorer) -> None:
     first, second = (scorer.score(responses, ["72"] * len(responses)) for _ in range(2))
     assert first == second
     assert first.parts["math_verify"] == (0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0)
-    assert (first.timeouts, first.crashes, first.errors) == (1, 0, 0)
+    assert counts(first) == (1, 0, 0)
 
 
 def test_one_reference_too_few_or_no_responses_are_refused(scorer: RewardScorer) -> None:
@@ -151,7 +190,7 @@ def test_slow_answers_within_the_limit_all_score(tmp_path: Path) -> None:
     file.write_text("import time\ndef slow(r, a):\n    time.sleep(0.6)\n    return 1.0\n")
     with RewardScorer([f"{file}:slow"], [1.0], timeout_seconds=1.0, processes=1) as scorer:
         scores = scorer.score(["a"] * 5, ["72"] * 5)  # a chunk of 2 would take 1.2 s
-    assert (scores.rewards, scores.timeouts) == ((1.0,) * 5, 0)
+    assert (scores.rewards, scores.failed("timeout")) == ((1.0,) * 5, 0)
 
 
 def test_an_unknown_function_is_refused_at_the_first_score() -> None:

@@ -29,7 +29,7 @@ from mindrl.observability.console import StepConsole
 from mindrl.observability.timeline import TimelineMoment
 from mindrl.observability.trackers import JsonlTracker
 from mindrl.rewards.score_range import ScoreRange
-from mindrl.rewards.scorer import Scores
+from mindrl.rewards.scores import Scores
 from mindrl.trainer.journal import Journal, Outcome, RunFolder
 from mindrl.trainer.policy_trainer import TrainerData
 from mindrl.trainer.rating import RewardSources
@@ -132,7 +132,7 @@ class MemoryRoles:
         right = tuple(float(response.endswith("31")) for response in responses)
         ranges = {"exact": ScoreRange(0.0, 1.0)}
         parts = {"exact": right}
-        return Scores(rewards=right, parts=parts, ranges=ranges, timeouts=0, crashes=0, errors=0)
+        return Scores(rewards=right, parts=parts, ranges=ranges, failures=())
 
     def _updated(self, loss: str, updates: int) -> dict[str, float]:
         """Tell of an update that is skipped where its gradient is not finite."""

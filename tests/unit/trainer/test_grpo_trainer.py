@@ -19,10 +19,11 @@ from memory_roles import (
 )
 
 from mindrl.batch.prompts import Prompt
-from mindrl.errors import StopRequestedError
+from mindrl.errors import RewardError, StopRequestedError
 from mindrl.observability.timeline import TimelineMoment
+from mindrl.rewards.messages import Failure
 from mindrl.rewards.score_range import ScoreRange
-from mindrl.rewards.scorer import Scores
+from mindrl.rewards.scores import Failures, Scores
 from mindrl.trainer.grpo_trainer import GrpoTrainer
 from mindrl.trainer.policy_trainer import TrainerRoles, TrainerSettings
 
@@ -163,6 +164,53 @@ def test_the_accuracy_of_a_reward_from_minus_1_to_1_lies_between_0_and_1(tmp_pat
     trainer = build(tmp_path, Halves(), test=PROMPTS[:4])
     trainer.evaluate(0)
     assert trainer.journal.outcome.accuracy_before == 0.5
+
+
+class FailingRules(MemoryRoles):
+    """Rules that fail for the first responses of a batch, batch by batch."""
+
+    def __init__(self, *failed: int) -> None:
+        super().__init__()
+        self.failed = list(failed)
+
+    def score(self, responses: Sequence[str], references: Sequence[str]) -> Scores:
+        found, count = super().score(responses, references), self.failed.pop(0)
+        first = Failure(kind="exception", detail="'KeyError: 1' (/rewards.py:3)")
+        return replace(
+            found, failures=(Failures(function="exact", count=count, first=first, response=0),)
+        )
+
+
+def test_a_run_goes_on_where_all_but_one_of_its_rewards_fail(tmp_path: Path) -> None:
+    trainer = build(tmp_path, FailingRules(3, 3), steps=2)
+    trainer.run(tmp_path / "model")
+    assert trainer.journal.close()["reward_failures"] == {"exact": {"exception": 6}}
+
+
+def test_a_function_that_fails_for_a_whole_step_ends_the_run_before_the_step_is_learned(
+    tmp_path: Path,
+) -> None:
+    roles = FailingRules(1, 4)
+    trainer = build(tmp_path, roles, steps=3)
+    with pytest.raises(RewardError) as caught:
+        trainer.run(tmp_path / "model")
+    assert str(caught.value) == (
+        "rl_config.verifier_function='exact': no score for any of 4 responses of step 2; "
+        "the first: exception: 'KeyError: 1' (/rewards.py:3)"
+    )
+    assert roles.calls.count("update") == 2
+    # What the first step has learned is not lost.
+    assert (roles.calls[-2:], roles.records) == (["export model", "flush"], [{"step": 1}])
+    assert trainer.journal.close()["reward_failures"] == {"exact": {"exception": 5}}
+
+
+def test_a_function_that_fails_for_a_whole_evaluation_ends_the_run_before_it_trains(
+    tmp_path: Path,
+) -> None:
+    roles = FailingRules(3)
+    with pytest.raises(RewardError, match="any of 3 responses of step 0"):
+        build(tmp_path, roles, test=PROMPTS[:3]).run(tmp_path / "model")
+    assert roles.calls == ["generate", "score"]
 
 
 def test_without_held_out_prompts_nothing_is_evaluated(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ import pytest
 from mindrl.observability.console import StepConsole
 from mindrl.observability.samples import Sample
 from mindrl.observability.trackers import JsonlTracker
+from mindrl.rewards.messages import Failure, FailureKind
+from mindrl.rewards.scores import Failures
 from mindrl.trainer.journal import Journal, Outcome, RunFolder
 
 SAMPLE = Sample(
@@ -104,6 +106,8 @@ def test_the_summary_says_what_became_of_the_run(tmp_path: Path) -> None:
         "logprob_gap_max_mean": 3e-6,
         "steps": 2,
         "skipped_updates": 0,
+        "steps_without_signal": 0,
+        "reward_failures": {},
         "response_tokens_per_second": 50.0,
         "run_dir": str(tmp_path),
         "logs": str(tmp_path / "logs"),
@@ -128,6 +132,40 @@ def test_a_run_that_ended_before_its_first_step_has_a_summary_without_numbers(
     assert (summary["status"], summary["steps"]) == ("failed", 0)
     assert summary["accuracy_before"] is summary["accuracy_after"] is summary["model"] is None
     assert summary["response_tokens_per_second"] == 0.0
+
+
+def failed(kind: FailureKind, count: int) -> Failures:
+    first = Failure(kind=kind, detail="'KeyError: 1' (/rewards.py:3)")
+    return Failures(function="rewards.py:score", count=count, first=first, response=0)
+
+
+def test_failing_rewards_are_told_once_for_each_kind_and_counted(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    journal = open_journal(tmp_path, stream)
+    for step in (0, 1, 2):
+        journal.reward_failures(step, [failed("exception", 8), failed("timeout", 1)])
+    said = stream.getvalue().splitlines()
+    assert said == [
+        f"warning: step 0: rewards.py:score gave {count} response(s) no score: {kind}: "
+        "'KeyError: 1' (/rewards.py:3); more in driver.log, the summary counts them all"
+        for count, kind in ((8, "exception"), (1, "timeout"))
+    ]
+    assert journal.close()["reward_failures"] == {
+        "rewards.py:score": {"exception": 24, "timeout": 3}
+    }
+
+
+def test_steps_without_signal_are_told_once_and_counted(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    journal = open_journal(tmp_path, stream)
+    equal, flat = {"advantage/zero_fraction": 1.0}, {"update/grad_norm": 0.0}
+    some = {"advantage/zero_fraction": 0.5, "update/grad_norm": 0.1}
+    for step, signal in enumerate((some, equal, flat, equal, {}), start=1):
+        journal.step(step, metrics(tokens=1.0, seconds=1.0, gap=0.0) | signal, [])
+    warnings = [line for line in stream.getvalue().splitlines() if "warning" in line]
+    assert len(warnings) == 1
+    assert warnings[0].startswith("warning: step 2 has nothing to learn from: the responses to")
+    assert journal.close()["steps_without_signal"] == 3
 
 
 @pytest.mark.parametrize("step", [0, 3])
@@ -192,7 +230,8 @@ def test_on_a_full_disk_the_run_goes_on_tells_each_file_once_and_leaves_its_summ
     steps, *told = done.stdout.splitlines()
     assert steps == "40"
     files = [
-        re.sub(r" cannot be written: .*; the run goes on without it$", "", each) for each in told
+        re.sub(r"^warning: (.*) cannot be written: .*; the run goes on without it$", r"\1", each)
+        for each in told
     ]
     assert sorted(re.sub(r"tfevents.*", "tfevents", file) for file in files) == [
         f"{tmp_path}/evaluations.jsonl",

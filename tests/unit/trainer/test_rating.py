@@ -15,7 +15,8 @@ from mindrl.batch.rollouts import Rollouts
 from mindrl.errors import RewardError
 from mindrl.observability.timing import StageTimer
 from mindrl.rewards.functions import boxed_format
-from mindrl.rewards.scorer import RewardScorer, Scores
+from mindrl.rewards.scorer import RewardScorer
+from mindrl.rewards.scores import Scores
 from mindrl.trainer.grpo_trainer import GrpoTrainer
 from mindrl.trainer.policy_trainer import TrainerRoles, TrainerSettings
 from mindrl.trainer.rating import Rater, RewardSources

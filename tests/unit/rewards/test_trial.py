@@ -1,0 +1,86 @@
+"""Reward functions that cannot serve are refused before anything else is started."""
+
+import pytest
+
+from mindrl.errors import ConfigError
+from mindrl.rewards.trial import try_rewards
+
+FUNCTIONS = """
+import os
+import re
+import time
+
+async def waits(response, reference):
+    return 1.0
+
+def good(response, reference):
+    return float(reference in response)
+
+def late(response, reference):
+    return waits(response, reference)
+
+def batch(responses, references):
+    return [1.0 for response in responses]
+
+def forgetful(response, reference):
+    if reference in response:
+        return 1.0
+
+def strict(response, reference):
+    return float(re.search("Answer: .(.*)", response).group(1) == reference)
+
+def broken(response, reference):
+    return response.no_such_method()
+
+def slow(response, reference):
+    time.sleep(1000)
+
+def fatal(response, reference):
+    os._exit(3)
+"""
+
+
+def line(text: str) -> int:
+    return FUNCTIONS.splitlines().index(text) + 1
+
+
+@pytest.fixture(scope="module")
+def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Try all functions but the asynchronous one at once; the refusals by function."""
+    file = tmp_path_factory.mktemp("rewards") / "own.py"
+    file.write_text(FUNCTIONS, encoding="utf-8")
+    names = ("good", "strict", "late", "batch", "forgetful", "broken", "slow", "fatal")
+    with pytest.raises(ConfigError) as caught:
+        try_rewards([f"{file}:{name}" for name in names], timeout_seconds=1.0, reference="12")
+    lines = str(caught.value).replace(f"{file}:", "own.py:").splitlines()
+    start = "rl_config.verifier_function='own.py:"
+    assert all(each.startswith(start) for each in lines)
+    return dict(each.removeprefix(start).split("' fails in a trial call: ", 1) for each in lines)
+
+
+def test_a_function_that_scores_one_of_the_two_responses_and_raises_at_the_other_may_try(
+    refusals: dict[str, str],
+) -> None:
+    assert set(refusals) == {"late", "batch", "forgetful", "broken", "slow", "fatal"}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "said", "place"),
+    [
+        ("late", "value", "returned <coroutine object waits at ", "def late(response, reference):"),
+        ("batch", "value", "returned [1.0, 1.0, ", "def batch(responses, references):"),
+        ("forgetful", "value", "returned None; need a", "def forgetful(response, reference):"),
+        ("broken", "exception", "\"AttributeError: 'str'", "    return response.no_such_method()"),
+        ("slow", "timeout", "no score within 1 s", "def slow(response, reference):"),
+        ("fatal", "crash", "process ended: exit code 3", "def fatal(response, reference):"),
+    ],
+)
+def test_a_refusal_says_what_happened_and_names_the_line(
+    name: str, kind: str, said: str, place: str, refusals: dict[str, str]
+) -> None:
+    assert refusals[name].startswith(f"{kind}: {said}")
+    assert f"(own.py:{line(place)}); the response was '" in refusals[name]
+
+
+def test_built_in_functions_need_no_trial() -> None:
+    try_rewards(["math_verify", "boxed_format"], timeout_seconds=1e-9, reference="12")

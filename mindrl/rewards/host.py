@@ -1,18 +1,19 @@
 """The host: one light process, started afresh, that forks the workers and speaks for them.
 
+Above it is its guard, which outlives it to kill what reward functions leave behind.
+
 A trainer process is full of threads and its main module is heavy, so workers are neither
 forked off it nor made to import its main module. They are forked off this one.
 """
 
 import os
 import signal
-import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing.connection import Connection
 
 from mindrl.errors import MindrlError
+from mindrl.rewards.guard import SWEEP
 from mindrl.rewards.messages import Failure, Outcome, Outcomes, PoolPlan, Ready, ScoreRequest
 from mindrl.rewards.pool import Chunk, ChunkResult, WorkerPool
 
@@ -20,16 +21,15 @@ ANSWERS_PER_CHUNK = 32
 CHUNKS_PER_PROCESS = 4
 """At least, where there are answers enough: an even load matters more than the cost of a task."""
 LOSSES_ALLOWED = 3
-CALLER_CHECK_SECONDS = 0.5
 
 
-def serve(connection_descriptor: int, caller_pid: int) -> None:
+def serve(connection_descriptor: int) -> None:
     """Score the requests that arrive on the connection until it says None or closes.
 
     Takes a `PoolPlan` first and answers `Ready`, or the error that forbids it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_die_with_caller, args=(caller_pid,), daemon=True).start()
+    guard_pid = os.getppid()
     with Connection(connection_descriptor) as connection:
         plan: PoolPlan = connection.recv()
         try:
@@ -40,7 +40,9 @@ def serve(connection_descriptor: int, caller_pid: int) -> None:
         try:
             connection.send(Ready(ranges=pool.ranges))
             for request in _requests(connection):
-                connection.send(score_request(pool, plan, request))
+                outcomes = score_request(pool, plan, request)
+                os.kill(guard_pid, SWEEP)  # no call is under way: what is left was left behind
+                connection.send(outcomes)
         finally:
             pool.close()
 
@@ -115,10 +117,3 @@ def _requests(connection: Connection) -> Iterator[ScoreRequest]:
         if request is None:
             return
         yield request
-
-
-def _die_with_caller(caller_pid: int) -> None:
-    """Kill the host, its workers and what they started once the caller is gone."""
-    while os.getppid() == caller_pid:
-        time.sleep(CALLER_CHECK_SECONDS)
-    os.killpg(os.getpid(), signal.SIGKILL)

@@ -16,12 +16,17 @@ from mindrl.rewards.score_range import ScoreRange
 START_SECONDS = 300.0
 """For the imports of every reward function, on a slow disk."""
 STOP_SECONDS = 5.0
+GUARD_SECONDS = 10.0
+"""For the guard to kill what is below it; beyond what it takes itself."""
 
 _PROGRAM = """\
 import sys
 sys.path[:] = sys.argv[3:]
+from mindrl.rewards.guard import fork_guarded
+connection_descriptor, caller_pid = map(int, sys.argv[1:3])
+fork_guarded(caller_pid, connection_descriptor)
 from mindrl.rewards.host import serve
-serve(int(sys.argv[1]), int(sys.argv[2]))
+serve(connection_descriptor)
 """
 
 
@@ -34,7 +39,7 @@ class HostProcess:
         descriptor = theirs.fileno()
         command = [sys.executable, "-c", _PROGRAM, str(descriptor), str(os.getpid()), *paths]
         with theirs:
-            # A session of its own: Ctrl-C does not reach it, and one signal ends all its processes.
+            # A session of its own, which Ctrl-C does not reach. The guard is this very process.
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -74,13 +79,13 @@ class HostProcess:
         self.kill()
 
     def kill(self) -> None:
-        """Kill the host with all its descendants and reap it; nothing happens the second time."""
-        if (
-            self._process.returncode is not None
-        ):  # reaped: the number may be another process's by now
-            return
-        os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        """Let the guard kill all its descendants, and reap it; a second call does nothing."""
+        self._process.terminate()
+        try:
+            self._process.wait(GUARD_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
         self._connection.close()
 
     def _wait_until_ready(self) -> None:

@@ -17,6 +17,20 @@ def hang_deaf() -> None:
     time.sleep(1000)
 
 
+def leave_orphans() -> float:
+    """Start a shell with a child in a session of its own, whose parent ends at once."""
+    subprocess.run(["setsid", "sh", "-c", "sh -c 'sleep 1000; true' & exit"], check=True)
+    return 1.0
+
+
+def hang_with_children() -> None:
+    """Start two more, one of which has a session of its own, and wait for ever."""
+    leave_orphans()
+    subprocess.Popen(["sleep", "1000"])
+    subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    time.sleep(1000)
+
+
 def fail(text: str) -> None:
     raise ValueError(text)
 
@@ -31,7 +45,8 @@ HARMS: dict[str, Callable[[], object]] = {
     "hang": lambda: time.sleep(1000),
     "hang in C": lambda: re.match("(a+)+$", "a" * 64 + "b"),
     "hang deaf": hang_deaf,
-    "hang with a child": lambda: subprocess.run(["sleep", "1000"], check=False),
+    "leave orphans": leave_orphans,
+    "hang with children": hang_with_children,
     "exit 3": lambda: os._exit(3),
     "exit 0": lambda: os._exit(0),
     "segfault": lambda: ctypes.string_at(0),

@@ -9,8 +9,10 @@ import time
 import uuid
 from pathlib import Path
 
+import psutil
 import pytest
 
+from mindrl.errors import RewardError
 from mindrl.rewards.host import remaining, settled
 from mindrl.rewards.messages import Failure
 from mindrl.rewards.pool import Chunk
@@ -29,7 +31,7 @@ if __name__ == "__main__":
     scorer = RewardScorer([sys.argv[1]], [1.0], 600.0, 2)
     scorer.score(["fine"], ["72"])
     print("scoring", flush=True)
-    scorer.score(["hang with a child"] * 8, ["72"] * 8)
+    scorer.score(["hang with children"] * 8, ["72"] * 8)
 """
 
 
@@ -63,8 +65,8 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_close_leaves_no_process_and_may_be_called_twice(mark: str) -> None:
     with RewardScorer([OBEY], [1.0], 1.0, 2) as scorer:
-        scorer.score(["fine"] * 4 + ["hang with a child"], ["72"] * 5)
-        assert len(marked_processes(mark)) >= 3  # the host and 2 workers
+        scorer.score(["fine"] * 4 + ["hang with children"], ["72"] * 5)
+        assert len(marked_processes(mark)) >= 4  # the guard, the host and 2 workers
     assert marked_processes(mark) == []
     scorer.close()
 
@@ -96,20 +98,36 @@ def test_a_killed_caller_leaves_no_process_and_its_main_module_ran_once(
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as caller:
         assert caller.stdout is not None
         assert caller.stdout.readline() == b"scoring\n"
-        # The caller, the host, 2 hanging workers and the child of each.
-        assert wait_for_count(mark, 6, 99, seconds=20.0) >= 6
+        # The caller, the guard, the host, 2 hanging workers and the 4 children of each.
+        assert wait_for_count(mark, 13, 99, seconds=20.0) >= 13
         caller.kill()
     assert wait_for_count(mark, 0, 0, seconds=10.0) == 0
     assert imports.read_text(encoding="utf-8") == "imported\n"
 
 
-def test_a_killed_host_takes_its_hanging_workers_along(mark: str) -> None:
-    """The workers die by the kernel's hand: neither the host nor the caller is there to do it."""
+def test_processes_that_calls_leave_behind_end_with_the_batch(mark: str) -> None:
+    """Three answers leave two each; the one whose worker is killed leaves four."""
+    with RewardScorer([OBEY], [1.0], 1.5, 2) as scorer:
+        scores = scorer.score(["leave orphans"] * 3 + ["hang with children"], ["72"] * 4)
+        assert scores.rewards == (1.0, 1.0, 1.0, -1.0)
+        assert wait_for_count(mark, 0, 4, seconds=5.0) == 4  # the guard, the host and 2 workers
+        assert scorer.score(["fine"], ["72"]).rewards == (72.0,)
+    assert marked_processes(mark) == []
+
+
+@pytest.mark.parametrize("killed", ["guard", "host"])
+def test_a_killed_guard_or_host_takes_its_workers_along(killed: str, mark: str) -> None:
+    """The workers die by the kernel's hand; of what they started the guard takes care."""
     scorer = RewardScorer([OBEY], [1.0], 600.0, 2)
     scorer.score(["fine"], ["72"])
-    sessions = {os.getsid(process) for process in marked_processes(mark)}
-    assert len(sessions) == 1
-    os.kill(sessions.pop(), signal.SIGKILL)
+    (guard,) = {os.getsid(process) for process in marked_processes(mark)}
+    (host,) = psutil.Process(guard).children()
+    if killed == "host":
+        threading.Timer(1.0, host.kill).start()
+        with pytest.raises(RewardError, match="ended with exit code 137"):
+            scorer.score(["hang with children"] * 4, ["72"] * 4)
+    else:
+        os.kill(guard, signal.SIGKILL)
     assert wait_for_count(mark, 0, 0, seconds=5.0) == 0
     scorer.close()
 
@@ -123,7 +141,7 @@ def test_the_scorer_works_on_after_an_interrupted_call(mark: str) -> None:
             assert main is not None
             threading.Timer(0.5, signal.pthread_kill, (main, signal.SIGUSR1)).start()
             with pytest.raises(KeyboardInterrupt):
-                scorer.score(["hang with a child"] * 4, ["72"] * 4)
+                scorer.score(["hang with children"] * 4, ["72"] * 4)
             assert wait_for_count(mark, 0, 0, seconds=5.0) == 0
             assert scorer.score(["fine", "fine"], ["1", "2"]).rewards == (1.0, 2.0)
     finally:

@@ -17,6 +17,7 @@ from mindrl.launch.memory_regions import (
     Counts,
     RegionBytes,
     RunModels,
+    host_rounding,
     movable_regions,
     read_models,
     region_bytes,
@@ -38,6 +39,8 @@ class MemoryPlan:
     """May leave the device while it is not needed, besides what belongs to the rollout."""
     regions: RegionBytes
     """Every region of the run; without the KV cache where its size is not known."""
+    host_rounding: Counts
+    """What rounding adds at most to what each rank keeps on the host."""
 
     @property
     def kv_cache_bytes(self) -> int | None:
@@ -97,8 +100,9 @@ class MemoryPlan:
 
     @cached_property
     def host_bytes(self) -> Counts:
-        """Bytes that each rank keeps on the host: what may leave and is not dead then."""
-        return self.sum(self.movable - DEAD_AFTER_USE)
+        """Bytes of each rank's host arena: what may leave and is not dead then, and rounding."""
+        kept = (self.movable & self.regions.keys()) - DEAD_AFTER_USE
+        return self.sum(kept) + self.host_rounding * bool(kept)
 
     def host_bytes_of_node(self, ranks_per_node: int) -> int:
         """Return what the ranks of one machine keep on its host, of the machine with most."""
@@ -186,6 +190,7 @@ def plan_without_kv_cache(
         roles=run_roles(config),
         movable=movable_regions(config),
         regions=region_bytes(config, models),
+        host_rounding=host_rounding(models),
     )
 
 

@@ -19,12 +19,15 @@ from mindrl.launch.shipped import planned_description, sizes_path
 from mindrl.models.decoder import Side, rollout_side, training_side
 from mindrl.models.description import ModelDescription
 from mindrl.models.memory import held_bytes, kv_bytes_per_token, trained_bytes
+from mindrl.platform.host_blocks import rounded
 from mindrl.resharding.plan import ReshardPlan, plan_sides
 
 Counts = NDArray[np.int64]
 RegionBytes = Mapping[Region, Counts]
 """Bytes of each region on each rank."""
 
+_STORAGES_PER_TENSOR = 4
+"""At most: weight, main weight, two moments; each has a place of its own on the host."""
 _TRAINED: Mapping[Role, tuple[Region, Region, Region]] = {
     "actor": (Region.ACTOR_WEIGHTS, Region.ACTOR_GRADIENTS, Region.ACTOR_OPTIMIZER),
     "critic": (Region.CRITIC_WEIGHTS, Region.CRITIC_GRADIENTS, Region.CRITIC_OPTIMIZER),
@@ -119,6 +122,16 @@ def region_bytes(config: RunConfig, models: RunModels) -> dict[Region, Counts]:
         parts = [(rank.weights, rank.gradients, rank.optimizer) for rank in ranks]
         found |= dict(zip(_TRAINED[role], np.array(parts).T, strict=True))
     return found
+
+
+def host_rounding(models: RunModels) -> Counts:
+    """Return what rounding adds at most to what each rank keeps on the host."""
+    tensors = [
+        [sum(len(side.shards[shard]) for shard in held) for held in side.held_by]
+        for side in models.sides.values()
+    ]
+    counts: Counts = np.array(tensors, dtype=np.int64).sum(axis=0)
+    return counts * _STORAGES_PER_TENSOR * rounded(1)
 
 
 def run_roles(config: RunConfig) -> Roles:

@@ -19,7 +19,13 @@ from mindrl.allocation.schedule import Roles
 from mindrl.config.layout_sizes import Role
 from mindrl.launch.memory_estimates import activation_estimates
 from mindrl.launch.memory_plan import MemoryPlan, kv_cache_left, rollout_bytes, with_kv_cache
-from mindrl.launch.memory_regions import Counts, RegionBytes, RunModels, region_bytes
+from mindrl.launch.memory_regions import (
+    Counts,
+    RegionBytes,
+    RunModels,
+    host_rounding,
+    region_bytes,
+)
 from mindrl.launch.proposal_costs import (
     LINK_SHARE,
     StepSeconds,
@@ -75,6 +81,8 @@ class Sizes:
 
     regions: RegionBytes
     """A column for each rank, or, as a lower bound, one for each pipeline stage."""
+    host_rounding: Counts
+    """What rounding adds at most to what each of them keeps on the host."""
     per_token: int
     """In a rank's KV cache."""
     reshard_seconds: float
@@ -161,6 +169,7 @@ def least_sizes(task: Task, candidate: Candidate) -> Sizes:
     regions[Region.STAGING] = np.zeros(layout.pp, dtype=np.int64)
     return Sizes(
         regions=regions,
+        host_rounding=np.zeros(layout.pp, dtype=np.int64),
         per_token=kv_bytes_per_token(task.model, rollout, "bfloat16"),
         reshard_seconds=least_reshard_seconds(task, regions),
     )
@@ -178,6 +187,7 @@ def exact_sizes(task: Task, candidate: Candidate, models: RunModels) -> Sizes:
     regions = region_bytes(config, models)
     return Sizes(
         regions=regions,
+        host_rounding=host_rounding(models),
         per_token=models.kv_bytes_per_token,
         reshard_seconds=least_reshard_seconds(task, regions),
     )
@@ -200,6 +210,7 @@ def best_fit(task: Task, ready: Prepared, rollout: RolloutLayout, sizes: Sizes) 
             roles=Roles(reference=True, critic=task.has_critic),
             movable=_movable(offloads),
             regions=sizes.regions,
+            host_rounding=sizes.host_rounding,
         )
         found = _fit(task, ready, _Rollout(plan, rollout, offloads), sizes)
         if isinstance(found, Misfit):

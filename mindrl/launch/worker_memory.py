@@ -10,13 +10,10 @@ from mindrl.launch.layouts import topology
 from mindrl.launch.memory_plan import MemoryPlan, memory_plan, too_small, with_kv_cache
 from mindrl.launch.memory_regions import RunModels
 from mindrl.platform.device_memory import device_account
-from mindrl.platform.host_arena import HostArena, require_host_memory, rounded
+from mindrl.platform.host_arena import HostArena, require_host_memory
 from mindrl.platform.host_facts import memory_bound
 from mindrl.workers.device import Device
 from mindrl.workers.device_ledger import DeviceLedger
-
-_STORAGES_PER_TENSOR = 4
-"""At most: weight, main weight, two moments; each has a place of its own on the host."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +45,7 @@ def plan_worker_memory(config: RunConfig, models: RunModels, device_type: str) -
         raise DeviceMemoryError(too_small(plan))
     return WorkerMemory(
         plan=plan,
-        arena_bytes=_arena_bytes(plan, models, dist.get_rank()),
+        arena_bytes=int(plan.host_bytes[dist.get_rank()]),
         kv_cache_bytes=kv_cache_bytes,
     )
 
@@ -83,9 +80,3 @@ def _of_all_ranks(value: int) -> list[int]:
     found: list[int] = [0] * dist.get_world_size()
     dist.all_gather_object(found, value)
     return found
-
-
-def _arena_bytes(plan: MemoryPlan, models: RunModels, rank: int) -> int:
-    """Return what this rank keeps on the host, and what rounding adds to each storage."""
-    tensors = sum(len(side.table(rank)) for side in models.sides.values())
-    return int(plan.host_bytes[rank]) + tensors * _STORAGES_PER_TENSOR * rounded(1)

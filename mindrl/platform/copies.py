@@ -1,7 +1,7 @@
 """Copies between device and host: beside the computation where the device has streams."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -23,18 +23,24 @@ class Copies:
             self.stream = self.device.Stream()
         self.pending: deque[tuple[Any, Callable[[], object]]] = deque()
 
-    def start(self, target: Tensor, source: Tensor, then: Callable[[], object]) -> None:
+    def start(self, pairs: Iterable[tuple[Tensor, Tensor]], then: Callable[[], object]) -> None:
         """Copy, and call `then` once it is done: at the latest in `finish`.
 
         What runs on the device already is waited for by the copy, not by the caller.
+
+        Args:
+            pairs: Targets, each with its source.
+            then: Called once, behind the last of them.
         """
         if self.stream is None:
-            target.copy_(source)
+            for target, source in pairs:
+                target.copy_(source)
             then()
             return
         self.stream.wait_stream(self.device.current_stream())
         with self.device.stream(self.stream):
-            target.copy_(source, non_blocking=True)
+            for target, source in pairs:
+                target.copy_(source, non_blocking=True)
             done = self.device.Event()
             done.record()
         self.pending.append((done, then))

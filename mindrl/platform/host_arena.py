@@ -1,18 +1,35 @@
-"""The host memory of a worker: one allocation, in which each region has its place for good."""
+"""The host memory of a worker, taken at once, in which each region has its place for good."""
 
 import logging
+from collections import deque
+from dataclasses import dataclass
 
 import psutil
 import torch
 from torch import Tensor
 
 from mindrl.errors import HostMemoryError
+from mindrl.platform.host_blocks import block_sizes, rounded
 from mindrl.platform.host_facts import memory_bound
 
 logger = logging.getLogger(__name__)
 
-_ALIGNMENT = 512
-"""Bytes; copies between device and host like round addresses."""
+
+@dataclass(frozen=True, kw_only=True)
+class HostPlace:
+    """Room for the bytes of one storage; in several parts where a block ended."""
+
+    parts: tuple[Tensor, ...]
+    """uint8, each in one run of memory."""
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """Return some of the bytes: as they lie there, or, of several parts, a copy."""
+        found, first = [], 0
+        for part in self.parts:
+            found.append(part[max(0, start - first) : max(0, stop - first)])
+            first += len(part)
+        found = [piece for piece in found if len(piece)]
+        return found[0] if len(found) == 1 else torch.cat(found)
 
 
 class HostArena:
@@ -26,33 +43,45 @@ class HostArena:
             device_type: Of the device that copies come from.
         """
         self.device_type = device_type
-        self.block = _allocate(nbytes, device_type)
+        self.free: deque[Tensor] = deque()
+        self.nbytes = 0
+        """Host memory taken."""
         self.used = 0
         self.beyond = 0
-        """Bytes that did not fit in and lie elsewhere."""
+        """Bytes that had to be added."""
+        self._grow(nbytes)
 
-    @property
-    def nbytes(self) -> int:
-        """Host memory taken."""
-        return len(self.block) + self.beyond
+    def take(self, nbytes: int) -> HostPlace:
+        """Return a place of its own; nobody else gets it.
 
-    def take(self, nbytes: int) -> Tensor:
-        """Return a place of its own, uint8 [nbytes]; nobody else gets it.
-
-        A place that the arena has no room for lies elsewhere; a warning says so with the figures.
+        Where there is no room the arena grows; a warning says so with the figures.
         """
-        if self.used + nbytes > len(self.block):
+        lacking = self.used + rounded(nbytes) - self.nbytes
+        if lacking > 0:
             logger.warning(
                 "the host arena of %d bytes has no room for %d more behind %d: the plan is wrong",
-                len(self.block),
+                self.nbytes,
                 nbytes,
                 self.used,
             )
-            self.beyond += nbytes
-            return _allocate(nbytes, self.device_type)
-        place = self.block[self.used : self.used + nbytes]
+            self._grow(lacking)
+            self.beyond += lacking
         self.used += rounded(nbytes)
-        return place
+        parts = []
+        while nbytes:
+            block = self.free.popleft()
+            part, rest = block[:nbytes], block[rounded(nbytes) :]
+            if len(rest):
+                self.free.appendleft(rest)
+            parts.append(part)
+            nbytes -= len(part)
+        return HostPlace(parts=tuple(parts))
+
+    def _grow(self, nbytes: int) -> None:
+        for size in block_sizes(nbytes):
+            pinned = self.device_type != "cpu"
+            self.free.append(torch.empty(size, dtype=torch.uint8, pin_memory=pinned))
+            self.nbytes += size
 
 
 def require_host_memory(nbytes: int) -> None:
@@ -70,12 +99,3 @@ def require_host_memory(nbytes: int) -> None:
             f"what leaves the devices of this machine needs {nbytes / 2**30:.2f} GiB of host "
             f"memory, {available / 2**30:.2f} GiB are available"
         )
-
-
-def rounded(nbytes: int) -> int:
-    """Return the bytes of the arena that a place takes."""
-    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
-
-
-def _allocate(nbytes: int, device_type: str) -> Tensor:
-    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=device_type != "cpu")

@@ -15,7 +15,7 @@ from megatron.core.optimizer import MegatronOptimizer
 from torch import Tensor, UntypedStorage
 
 from mindrl.platform.copies import Copies
-from mindrl.platform.host_arena import HostArena
+from mindrl.platform.host_arena import HostArena, HostPlace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +24,12 @@ class _Stored:
 
     storage: UntypedStorage
     nbytes: int
-    place: Tensor | None
-    """uint8; None where the contents are not kept."""
+    place: HostPlace | None
+    """None where the contents are not kept."""
+
+    def device_parts(self, place: HostPlace) -> Sequence[Tensor]:
+        """Look at the bytes on the device as they are cut on the host."""
+        return _bytes(self.storage).split_with_sizes([len(part) for part in place.parts])
 
 
 class StoredRegion:
@@ -91,7 +95,8 @@ class StoredRegion:
                 continue
             each.storage.resize_(each.nbytes)
             if each.place is not None:
-                self.copies.start(_bytes(each.storage), each.place, lambda: None)
+                parts = zip(each.device_parts(each.place), each.place.parts, strict=True)
+                self.copies.start(parts, lambda: None)
                 copied += each.nbytes
         self.copies.finish()
         self.is_whole = True
@@ -102,12 +107,9 @@ class StoredRegion:
         place = self.stored[tensor.untyped_storage()._cdata].place
         assert place is not None, "the contents of this region are not kept"
         assert self.is_clean, "the host has no copy yet"
-        return torch.empty(0, dtype=tensor.dtype).set_(
-            place.untyped_storage(),
-            (place.storage_offset() // tensor.element_size()) + tensor.storage_offset(),
-            tensor.shape,
-            tensor.stride(),
-        )
+        assert tensor.is_contiguous(), "its bytes do not follow each other"
+        start = int(tensor.storage_offset()) * tensor.element_size()
+        return place.read(start, start + tensor.nbytes).view(tensor.dtype).view(tensor.shape)
 
     def _release(self, stored: _Stored) -> int:
         if stored.storage.nbytes() == 0:
@@ -116,7 +118,8 @@ class StoredRegion:
         if stored.place is None or self.is_clean:
             stored.storage.resize_(0)
             return 0
-        self.copies.start(stored.place, _bytes(stored.storage), lambda: stored.storage.resize_(0))
+        parts = zip(stored.place.parts, stored.device_parts(stored.place), strict=True)
+        self.copies.start(parts, lambda: stored.storage.resize_(0))
         return stored.nbytes
 
 

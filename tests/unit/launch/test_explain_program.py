@@ -94,7 +94,9 @@ def test_regions_are_the_parameters_over_those_that_share_them(shipped: dict[str
     # Keys and values of 28 layers, 2 of 4 heads, 128 numbers, 2 bytes.
     assert shipped["kv_cache_tokens"] == largest["kv_cache"] // (2 * 28 * 2 * 128 * 2)
     kept = ("actor_weights", "actor_optimizer", "reference_weights")
-    assert shipped["host_bytes"] == sum(largest[name] for name in kept)
+    rounding = shipped["host_bytes"] - sum(largest[name] for name in kept)
+    # Less than 512 bytes for each storage of two models.
+    assert 0 < rounding < 1 * MIB
 
 
 def test_the_peak_of_a_phase_is_what_it_needs(shipped: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ from mindrl.launch.memory_advice import advice_on
 from mindrl.launch.memory_plan import MemoryPlan, memory_plan
 from mindrl.launch.memory_regions import read_models
 from mindrl.launch.plan_program import plan
+from mindrl.platform.host_blocks import block_sizes
 
 ROOT = Path(__file__).parents[3]
 MODELS = ROOT / "configs" / "models"
@@ -75,10 +76,33 @@ def test_what_may_not_leave_is_there_in_every_phase_and_what_may_lies_on_the_hos
     memory = plan_of(*ALL_STAY, "ref_config.offload_param=false")
     stay = {Region.ACTOR_WEIGHTS, Region.ACTOR_GRADIENTS, Region.REFERENCE_WEIGHTS}
     assert all(stay <= instant.resident for instant in memory.instants)
-    assert memory.host_bytes.tolist() == memory.regions[Region.ACTOR_OPTIMIZER].tolist()
+    optimizer = memory.regions[Region.ACTOR_OPTIMIZER]
+    assert memory.host_bytes.tolist() == (optimizer + memory.host_rounding).tolist()
+    nothing = plan_of(
+        *ALL_STAY,
+        "ref_config.offload_param=false",
+        "generate_config.offload_train_optimizer=false",
+        "generate_config.kv_cache_mib=1024",
+    )
+    assert set(nothing.host_bytes.tolist()) == {0}
+
+
+def test_a_host_of_the_7b_run_takes_141_87_gib_where_one_block_for_each_worker_would_take_256() -> (
+    None
+):
     everything = plan_of()
     kept = {Region.ACTOR_WEIGHTS, Region.ACTOR_OPTIMIZER, Region.REFERENCE_WEIGHTS}
-    assert everything.host_bytes.tolist() == everything.sum(kept).tolist()
+    assert (
+        everything.host_bytes.tolist() == (everything.sum(kept) + everything.host_rounding).tolist()
+    )
+    # Actor and reference have 7 tensors in each of 28 layers, embedding, norm and head, each in
+    # four storages at most, of which each takes up to 512 bytes more.
+    assert set(everything.host_rounding.tolist()) == {2 * (28 * 7 + 3) * 4 * 512}
+    assert everything.host_bytes_of_node(8) / GIB == pytest.approx(141.87, abs=0.005)
+    taken = sum(sum(block_sizes(nbytes)) for nbytes in everything.host_bytes.tolist())
+    assert 0 <= taken - everything.host_bytes_of_node(8) < 8 * 512
+    alone = [1 << (nbytes - 1).bit_length() for nbytes in everything.host_bytes.tolist()]
+    assert sum(alone) == 256 * GIB
 
 
 def test_a_step_copies_weights_and_optimizer_out_and_those_and_the_reference_back() -> None:

@@ -17,7 +17,7 @@ def with_streams() -> Copies:
 
 def test_the_host_copies_at_once() -> None:
     copies, target, done = Copies("cpu"), torch.zeros(3), []
-    copies.start(target, torch.ones(3), lambda: done.append(1))
+    copies.start([(target, torch.ones(3))], lambda: done.append(1))
     assert target.tolist() == [1, 1, 1]
     assert done == [1]
 
@@ -26,7 +26,8 @@ def test_at_most_two_copies_are_under_way_and_what_follows_them_keeps_their_orde
     copies, done = with_streams(), list[int]()
     targets = [torch.zeros(2) for _ in range(5)]
     for index, target in enumerate(targets):
-        copies.start(target, torch.full((2,), index + 1.0), lambda index=index: done.append(index))
+        source = torch.full((2,), index + 1.0)
+        copies.start([(target, source)], lambda index=index: done.append(index))
         assert len(copies.pending) == min(index + 1, 2)
     assert done == [0, 1, 2]
     copies.finish()

@@ -22,3 +22,20 @@ def test_a_storage_that_leaves_ahead_of_its_region_is_copied_once_even_if_it_is_
     assert region.device_bytes() == 0
     assert region.bring() == 24
     assert first.tolist() == [0, 1, 2, 3]
+
+
+def test_a_storage_whose_place_lies_in_several_blocks_comes_back_to_the_bit() -> None:
+    # Blocks of 2048, 1024 and 512 bytes: the second storage lies in all three.
+    arena = HostArena(3584, device_type="cpu")
+    first, second = torch.randn(300), torch.randn(480)
+    head, tail = second[:100], second[100:].view(20, 19)
+    kept = [tensor.clone() for tensor in (first, second)]
+    region = StoredRegion([first, second], arena, "cpu")
+    assert region.release() == 4 * 780
+    assert (region.device_bytes(), arena.beyond) == (0, 0)
+    # As another model takes its first weights: from the host, while these are away.
+    assert torch.equal(region.host_copy(head), kept[1][:100])
+    assert torch.equal(region.host_copy(tail), kept[1][100:].view(20, 19))
+    region.bring()
+    assert torch.equal(first, kept[0])
+    assert torch.equal(second, kept[1])

@@ -89,6 +89,8 @@ class StoredRegion:
 
     def bring(self) -> int:
         """Come to the device; returns the bytes copied. Contents that were dropped are garbage."""
+        # What left early, behind a reshard that then failed, may still be on its way out.
+        self.copies.finish()
         copied = 0
         for each in self.stored.values():
             if each.storage.nbytes() == each.nbytes:

@@ -76,6 +76,10 @@ class DeviceLedger:
             and not self.regions[name].device_bytes()
         }
 
+    def is_whole(self, name: Region) -> bool:
+        """Say whether all of a region is on the device."""
+        return self.regions[name].device_bytes() == self.regions[name].nbytes
+
     def bring(self, name: Region) -> int:
         """Let a region come; returns the bytes copied to the device.
 
@@ -90,6 +94,8 @@ class DeviceLedger:
             # Torch's own error is a kind of it, and an engine's allocator has no other.
             if "out of memory" not in str(error).lower():
                 raise
+            # A part of it would be in the way of whatever comes instead.
+            region.release()
             raise self._no_room(name.value, region.nbytes) from error
         self.note()
         return copied

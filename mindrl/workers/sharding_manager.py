@@ -70,6 +70,10 @@ class ShardingManager:
         if phase is self.phase:
             return
         logger.info("swap to %s begins", phase.value)
+        if self.phase is None:
+            # Nothing yet, or a switch that failed, and what was on its way then is not there.
+            self.resident = frozenset(filter(self.ledger.is_whole, self.resident))
+        self.phase = None
         for move in moves(self.resident, phase, self.movable):
             self._timed(move)
             self.resident = after(self.resident, [move])

@@ -19,6 +19,23 @@ class Sticky(RecordedRegion):
         return 0
 
 
+class Half(RecordedRegion):
+    """Comes in two storages, and the device has room for one."""
+
+    def bring(self) -> int:
+        super().bring()
+        raise RuntimeError("NPU out of memory. Tried to allocate 300 bytes")
+
+
+def test_of_a_region_that_the_device_refuses_halfway_nothing_stays() -> None:
+    ledger = DeviceLedger(None)
+    ledger.add(Region.ACTOR_WEIGHTS, RecordedRegion(Region.ACTOR_WEIGHTS, [], is_there=True))
+    ledger.add(Region.ACTOR_OPTIMIZER, Half(Region.ACTOR_OPTIMIZER, [], is_there=False))
+    with pytest.raises(DeviceMemoryError, match=r"actor_optimizer needs .* beside actor_weights 0"):
+        ledger.bring(Region.ACTOR_OPTIMIZER)
+    assert ledger.region_bytes() == {Region.ACTOR_WEIGHTS: 100}
+
+
 def test_a_region_that_stays_after_its_release_is_a_defect_that_is_named() -> None:
     ledger = DeviceLedger(None)
     ledger.add(Region.ACTOR_OPTIMIZER, Sticky(Region.ACTOR_OPTIMIZER, [], is_there=True))

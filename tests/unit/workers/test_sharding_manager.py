@@ -5,11 +5,16 @@ in tests/distributed.
 """
 
 import pytest
-from recorded_device import BYTES, IN_FLIGHT, MOVABLE, manager
+import torch
+from recorded_device import BYTES, IN_FLIGHT, MOVABLE, RecordedRegion, RecordedResharder, manager
 
 from mindrl.allocation.regions import Phase, Region
 from mindrl.allocation.schedule import Roles, step_phases
-from mindrl.errors import DeviceMemoryError
+from mindrl.errors import DeviceMemoryError, ReshardError
+from mindrl.platform.host_arena import HostArena
+from mindrl.training.offload import StoredRegion
+from mindrl.workers.device_ledger import DeviceLedger
+from mindrl.workers.sharding_manager import ShardingManager
 
 WHOLE_STEP = step_phases(Roles(reference=True, critic=True, reward=True))
 
@@ -162,6 +167,43 @@ def test_a_device_that_is_too_small_says_what_did_not_fit_beside_what() -> None:
         "actor_weights 0.0 MiB, actor_gradients 0.0 MiB"
     )
     assert calls == ["bring actor_gradients"]
+
+
+def test_after_a_refused_switch_the_phase_of_before_begins_anew() -> None:
+    built, calls = manager(Phase.FORWARD, capacity=850)
+    with pytest.raises(DeviceMemoryError):
+        built.enter(Phase.TRAIN)
+    assert built.phase is None
+    calls.clear()
+    built.enter(Phase.FORWARD)
+    assert calls == ["release actor_gradients"]
+    assert (built.phase, built.ledger.region_bytes()) == (
+        Phase.FORWARD,
+        {Region.ACTOR_WEIGHTS: 100},
+    )
+
+
+def test_weights_that_left_in_a_reshard_that_failed_come_back_from_the_host() -> None:
+    first, second = torch.arange(4.0), torch.ones(2)
+    weights = StoredRegion([first, second], HostArena(4096, device_type="cpu"), "cpu")
+
+    class Failing(RecordedResharder):
+        def reshard(self) -> None:
+            weights.release_storage_of(first)
+            raise ReshardError("rank 1 waited in vain")
+
+    ledger = DeviceLedger(None)
+    ledger.add(Region.ACTOR_WEIGHTS, weights)
+    for name in (Region.ROLLOUT_WEIGHTS, Region.KV_CACHE):
+        ledger.add(name, RecordedRegion(name, [], is_there=False))
+    built = ShardingManager(ledger, Failing([]), movable={Region.ACTOR_WEIGHTS}, device_type="cpu")
+    built.enter(Phase.FORWARD)
+    with pytest.raises(ReshardError):
+        built.enter(Phase.ROLLOUT)
+    assert weights.device_bytes() == 8
+    built.enter(Phase.FORWARD)
+    assert ledger.region_bytes() == {Region.ACTOR_WEIGHTS: 24}
+    assert (first.tolist(), second.tolist()) == ([0, 1, 2, 3], [1, 1])
 
 
 def test_metrics_name_the_bytes_and_seconds_of_each_move_and_are_given_once() -> None:

@@ -1,16 +1,19 @@
 """A Ray cluster for one run: joined where the user names one, else started on this machine."""
 
 import logging
+import operator
 import shutil
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 from uuid import uuid4
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from mindrl.errors import ClusterError
 from mindrl.platform.device import Platform
@@ -21,11 +24,17 @@ logger = logging.getLogger(__name__)
 
 
 class RayCluster:
-    """Holds one device per worker in a placement group; takes down only what it started."""
+    """Holds the devices of each node of a run; takes down only what it started.
 
-    def __init__(self, platform: Platform, *, devices: int, timeout_seconds: float) -> None:
+    A bundle of the placement group is a node's share of the run, and no two lie on one node.
+    """
+
+    def __init__(
+        self, platform: Platform, *, devices: int, devices_per_node: int, timeout_seconds: float
+    ) -> None:
         self.platform = platform
         self.devices = devices
+        self.devices_per_node = devices_per_node
         self.timeout_seconds = timeout_seconds
         self.address = ray_address()
         self.session: Path | None = None
@@ -66,6 +75,24 @@ class RayCluster:
         """Give the devices back and take down what this run started."""
         self._leave()
 
+    def worker_options(self, rank: int, *, deterministic: bool) -> dict[str, Any]:
+        """Return Ray's options for a worker: its device is on node `rank // devices_per_node`."""
+        environment = self.platform.worker_environment(
+            workers=min(self.devices, self.devices_per_node),
+            one_machine=self.started_here,
+            deterministic=deterministic,
+        )
+        return {
+            "name": f"worker-{rank}",
+            **self.platform.ray_options(1),
+            "max_restarts": 0,
+            "runtime_env": {"env_vars": environment},
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                placement_group=self.placement,
+                placement_group_bundle_index=rank // self.devices_per_node,
+            ),
+        }
+
     def _connect(self) -> None:
         namespace = f"mindrl-{uuid4().hex[:8]}"
         if not self.started_here:
@@ -95,20 +122,28 @@ class RayCluster:
                 f"{self.platform.ray_resource} device(s); use {present} or fewer, or set "
                 "RAY_ADDRESS to join a larger cluster"
             )
+        if self.started_here and self.devices > self.devices_per_node:
+            raise ClusterError(
+                f"rl_config.actor_resource.npus_per_node={self.devices_per_node}: all "
+                f"{self.devices} devices of this run are on this machine; use {self.devices}, or "
+                "set RAY_ADDRESS to join a larger cluster"
+            )
 
     def _reserve(self) -> PlacementGroup:
         resource = self.platform.ray_resource
-        bundle = {"CPU": 1.0} | {resource: 1.0}
+        shares = node_shares(self.devices, self.devices_per_node)
         deadline = time.monotonic() + self.timeout_seconds
-        while (present := int(ray.cluster_resources().get(resource, 0))) < self.devices:
+        while not fits(shares, present := _devices_of_nodes(resource)):
             if time.monotonic() > deadline:
                 raise ClusterError(
-                    f"rl_config.actor_resource.num_npus={self.devices}: the cluster has {present} "
-                    f"{resource} device(s) after {self.timeout_seconds:.0f} s "
-                    "(rl_config.worker_start_timeout_seconds)"
+                    f"rl_config.actor_resource.num_npus={self.devices} with npus_per_node="
+                    f"{self.devices_per_node}: needs {len(shares)} node(s) with {shares[0]} "
+                    f"{resource} device(s) each; the cluster has nodes with {present} after "
+                    f"{self.timeout_seconds:.0f} s (rl_config.worker_start_timeout_seconds)"
                 )
             time.sleep(0.5)
-        placement = placement_group([bundle] * self.devices, strategy="PACK")
+        bundles = [{"CPU": float(share)} | {resource: float(share)} for share in shares]
+        placement = placement_group(bundles, strategy="STRICT_SPREAD")
         if not placement.wait(timeout_seconds=max(1.0, deadline - time.monotonic())):
             remove_placement_group(placement)
             raise ClusterError(
@@ -124,6 +159,22 @@ class RayCluster:
         ray.shutdown()
         if self.session is not None:
             shutil.rmtree(self.session, ignore_errors=True)
+
+
+def node_shares(devices: int, per_node: int) -> list[int]:
+    """Return the devices that a run takes of each of its nodes; only the last may give fewer."""
+    return [min(per_node, devices - first) for first in range(0, devices, per_node)]
+
+
+def fits(shares: Sequence[int], present: Sequence[int]) -> bool:
+    """Say whether each share finds a node of its own; both fall from the largest on."""
+    return len(shares) <= len(present) and all(map(operator.le, shares, present))
+
+
+def _devices_of_nodes(resource: str) -> list[int]:
+    """Count the devices of each living node of the cluster, the largest first."""
+    alive = (node["Resources"] for node in ray.nodes() if node["Alive"])
+    return sorted((int(there.get(resource, 0)) for there in alive), reverse=True)
 
 
 def _session_folder() -> str | None:

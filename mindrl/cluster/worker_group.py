@@ -11,12 +11,11 @@ from typing import Any, Self
 import psutil
 import ray
 from ray.exceptions import RayActorError, RayTaskError
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from mindrl.cluster.ray_cluster import RayCluster
 from mindrl.cluster.worker_process import Identity, WorkerProcess
 from mindrl.config.run import RunConfig
-from mindrl.errors import MindrlError, WorkerDiedError
+from mindrl.errors import ClusterError, MindrlError, WorkerDiedError
 from mindrl.observability.logs import tail
 
 _GRACE_SECONDS = 3.0
@@ -45,6 +44,7 @@ class WorkerGroup:
 
         Raises:
             WorkerDiedError: A process ended while it started.
+            ClusterError: A process is not on the node that its rank belongs on.
             MindrlError: Whatever building a worker raises.
         """
         self.cluster = cluster
@@ -59,6 +59,7 @@ class WorkerGroup:
             deadline = time.monotonic() + config.rl_config.worker_start_timeout_seconds
             starting = [handle.identify.remote() for handle in self.handles]
             self.identities = self._wait(starting, deadline)
+            refuse_misplaced(self.identities, cluster.devices_per_node)
             tell(f"{len(self.handles)} worker(s) started; loading the models")
             address = self.identities[0].address
             building = [handle.build.remote(address, config, factory) for handle in self.handles]
@@ -125,22 +126,9 @@ class WorkerGroup:
         psutil.wait_procs([each for pid in local for each in _processes(pid)], timeout=10)
 
     def _start(self, rank: int, *, deterministic: bool) -> Any:
-        platform = self.cluster.platform
-        environment = platform.worker_environment(
-            workers=self.cluster.devices,
-            one_machine=self.cluster.started_here,
-            deterministic=deterministic,
-        )
-        remote = ray.remote(WorkerProcess).options(
-            name=f"worker-{rank}",
-            **platform.ray_options(1),
-            max_restarts=0,
-            runtime_env={"env_vars": environment},
-            scheduling_strategy=PlacementGroupSchedulingStrategy(
-                placement_group=self.cluster.placement, placement_group_bundle_index=rank
-            ),
-        )
-        return remote.remote(platform.kind, rank, self.logs[rank])
+        options = self.cluster.worker_options(rank, deterministic=deterministic)
+        remote = ray.remote(WorkerProcess).options(**options)
+        return remote.remote(self.cluster.platform.kind, rank, self.logs[rank])
 
     def _wait(self, references: list[Any], deadline: float = math.inf) -> list[Any]:
         results: list[Any] = [None] * len(references)
@@ -193,6 +181,30 @@ class WorkerGroup:
             f"during: {self.stage}\n"
             f"last lines of {self.logs[rank]}:\n{tail(self.logs[rank], lines=20)}"
         )
+
+
+def refuse_misplaced(identities: Sequence[Identity], devices_per_node: int) -> None:
+    """Refuse processes that are elsewhere than every part of a run takes its ranks to be.
+
+    Each `devices_per_node` ranks in a row belong on a node of their own, on a device each.
+
+    Raises:
+        ClusterError: Names the first rank that is elsewhere.
+    """
+    for rank, found in enumerate(identities):
+        first = rank - rank % devices_per_node
+        peers, others = identities[first:rank], identities[:first]
+        if (
+            any(other.node_id == found.node_id for other in others)
+            or any(peer.node_id != found.node_id for peer in peers)
+            or (found.device is not None and found.device in [peer.device for peer in peers])
+        ):
+            raise ClusterError(
+                f"rl_config.actor_resource.npus_per_node={devices_per_node}: ranks {first} to "
+                f"{first + devices_per_node - 1} belong on a node of their own, on a device each; "
+                f"Ray put rank {rank} on node {found.node}, device {found.device}, beside "
+                f"{[(each.node, each.device) for each in peers or others]}"
+            )
 
 
 def _death(reference: Any) -> RayActorError | None:

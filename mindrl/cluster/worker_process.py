@@ -27,6 +27,11 @@ class Identity:
 
     pid: int
     node: str
+    """Its address."""
+    node_id: str
+    """Ray's name of it."""
+    device: str | None
+    """As Ray names it; None where it names none, as on CPUs."""
     address: tuple[str, int] | None
     """Where the other ranks find rank 0; None for them."""
 
@@ -50,7 +55,13 @@ class WorkerProcess:
         if self.rank == 0:
             self.listener = listen(node)
             address = self.listener.getsockname()[:2]
-        return Identity(pid=os.getpid(), node=node, address=address)
+        return Identity(
+            pid=os.getpid(),
+            node=node,
+            node_id=ray.get_runtime_context().get_node_id(),
+            device=self._device(),
+            address=address,
+        )
 
     def build(self, address: tuple[str, int], config: RunConfig, factory: str) -> None:
         """Join the other ranks and become a worker. A collective over all ranks.
@@ -61,10 +72,11 @@ class WorkerProcess:
             factory: `module:function` that builds the worker. A name, because its module
                 imports Megatron-core and vLLM, which only a prepared process may do.
         """
+        device, per_node = self._device(), config.rl_config.actor_resource.npus_per_node
         seat = Seat(
             rank=self.rank,
             world_size=config.world_size,
-            local_device=self._local_device(),
+            local_device=self.platform.device_index(device) if device else self.rank % per_node,
         )
         timeout = timedelta(minutes=config.megatron_training.distributed_timeout_minutes)
         module, function = factory.split(":")
@@ -92,6 +104,6 @@ class WorkerProcess:
             logger.exception("failed")
             raise
 
-    def _local_device(self) -> int:
+    def _device(self) -> str | None:
         ids = ray.get_runtime_context().get_accelerator_ids().get(self.platform.ray_resource)
-        return self.platform.device_index(ids[0]) if ids else self.rank
+        return ids[0] if ids else None

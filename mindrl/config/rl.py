@@ -18,8 +18,9 @@ class ActorResource:
     num_npus: PositiveInt = 1
     """Devices, one worker process on each. NPUs, GPUs or CPU slots by `rl_config.device`."""
     npus_per_node: PositiveInt = 8
-    """Devices of one machine: 8 on Atlas A2, 16 on Atlas A3. Weights are fetched from the own
-    machine where they can be, and training groups stay inside one."""
+    """Devices of one machine: 8 on Atlas A2, 16 on Atlas A3. Each machine of the run gives as many.
+    Weights are fetched from the own machine where they can be, and training groups stay inside
+    one."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)

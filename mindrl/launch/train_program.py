@@ -162,6 +162,7 @@ def _workers(
         cluster = RayCluster(
             run.platform,
             devices=config.world_size,
+            devices_per_node=rl.actor_resource.npus_per_node,
             timeout_seconds=rl.worker_start_timeout_seconds,
         )
         stack.enter_context(cluster)

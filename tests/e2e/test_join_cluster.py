@@ -27,32 +27,42 @@ def accepts(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
+def start_node(token: dict[str, str], *options: str) -> subprocess.Popen[bytes]:
+    """Start one CPU's worth of a cluster on the loopback address."""
+    ray = str(Path(sys.executable).with_name("ray"))
+    common = ("--block", "--node-ip-address=127.0.0.1", "--num-cpus=1", "--disable-usage-stats")
+    return subprocess.Popen(
+        [ray, "start", *common, *options],
+        env=os.environ | token,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
 @pytest.fixture
 def users_cluster() -> Iterator[tuple[subprocess.Popen[bytes], dict[str, str]]]:
-    """A Ray head with two CPUs that belongs to somebody else; and the environment to join it."""
+    """Somebody else's head node with one CPU, and the environment to join it; a node joins too."""
     port = free_port()
+    address = f"127.0.0.1:{port}"
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
     # A short path: Ray makes sockets below it.
     with tempfile.TemporaryDirectory(prefix="ray-") as folder:
-        head = subprocess.Popen(
-            [
-                *(str(Path(sys.executable).with_name("ray")), "start", "--head", "--block"),
-                *("--node-ip-address=127.0.0.1", f"--port={port}", "--num-cpus=2"),
-                *(f"--ray-client-server-port={free_port()}", "--include-dashboard=false"),
-                *(f"--temp-dir={folder}", "--disable-usage-stats"),
-            ],
-            env=os.environ | token,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
+        head = start_node(
+            token,
+            *("--head", f"--port={port}", f"--temp-dir={folder}"),
+            *(f"--ray-client-server-port={free_port()}", "--include-dashboard=false"),
         )
         deadline = time.monotonic() + 60
         while not accepts(port) and time.monotonic() < deadline:
             time.sleep(0.2)
-        yield head, token | {"RAY_ADDRESS": f"127.0.0.1:{port}"}
-        processes = psutil.Process(head.pid).children(recursive=True)
-        head.terminate()
-        head.wait(timeout=30)
+        nodes = (start_node(token, f"--address={address}"), head)
+        yield head, token | {"RAY_ADDRESS": address}
+        processes = []
+        for node in nodes:
+            processes += psutil.Process(node.pid).children(recursive=True)
+            node.terminate()
+            node.wait(timeout=30)
         for process in psutil.wait_procs(processes, timeout=10)[1]:
             process.kill()
 
@@ -62,7 +72,12 @@ def test_a_run_joins_a_cluster_and_leaves_it_as_it_was(
     users_cluster: tuple[subprocess.Popen[bytes], dict[str, str]], tiny_model: Path, tmp_path: Path
 ) -> None:
     head, environment = users_cluster
-    overrides = [f"actor_config.load={tiny_model}", "megatron_training.train_iters=1"]
+    # Two workers, so one on each node.
+    overrides = [
+        f"actor_config.load={tiny_model}",
+        "megatron_training.train_iters=1",
+        "rl_config.actor_resource.npus_per_node=1",
+    ]
 
     program = start_program(tmp_path / "run", overrides, environment)
     code = program.process.wait(timeout=300)

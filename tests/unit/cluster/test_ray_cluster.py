@@ -1,21 +1,27 @@
-"""What a cluster refuses before it is started."""
+"""What a cluster refuses before it is started, and what it asks of Ray."""
 
 import os
 
 import pytest
 
-from mindrl.cluster.ray_cluster import RayCluster
+from mindrl.cluster.ray_cluster import RayCluster, fits, node_shares
 from mindrl.errors import ClusterError
-from mindrl.platform.device import PLATFORMS
+from mindrl.platform.device import PLATFORMS, Platform
 
 CORES = len(os.sched_getaffinity(0))
+
+
+def cluster_of(platform: Platform, *, devices: int, per_node: int | None = None) -> RayCluster:
+    return RayCluster(
+        platform, devices=devices, devices_per_node=per_node or devices, timeout_seconds=1
+    )
 
 
 def test_more_devices_than_the_machine_has_are_refused_before_ray_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    cluster = RayCluster(PLATFORMS["cpu"], devices=CORES + 1, timeout_seconds=1)
+    cluster = cluster_of(PLATFORMS["cpu"], devices=CORES + 1)
     with pytest.raises(ClusterError) as caught:
         cluster.__enter__()
     assert str(caught.value) == (
@@ -28,7 +34,7 @@ def test_a_setting_that_breaks_the_engine_is_refused_before_ray_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PYTORCH_NPU_ALLOC_CONF", "expandable_segments:True")
-    cluster = RayCluster(PLATFORMS["npu"], devices=8, timeout_seconds=1)
+    cluster = cluster_of(PLATFORMS["npu"], devices=8)
     with pytest.raises(ClusterError) as caught:
         cluster.__enter__()
     assert str(caught.value) == (
@@ -42,13 +48,60 @@ def test_a_named_cluster_is_joined_and_not_counted_on_this_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
-    cluster = RayCluster(PLATFORMS["cpu"], devices=CORES + 1, timeout_seconds=1)
+    cluster = cluster_of(PLATFORMS["cpu"], devices=CORES + 1)
     assert not cluster.started_here
     cluster._check_local_devices()
 
 
 def test_without_an_address_the_cluster_is_the_runs_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    cluster = RayCluster(PLATFORMS["cpu"], devices=CORES, timeout_seconds=1)
+    cluster = cluster_of(PLATFORMS["cpu"], devices=CORES)
     assert cluster.started_here
     cluster._check_local_devices()
+
+
+def test_one_machine_is_one_node_whatever_the_devices_of_a_node_are_said_to_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(Platform, "local_devices", lambda _: 16)
+    with pytest.raises(ClusterError) as caught:
+        cluster_of(PLATFORMS["npu"], devices=16, per_node=8)._check_local_devices()
+    assert str(caught.value) == (
+        "rl_config.actor_resource.npus_per_node=8: all 16 devices of this run are on this machine; "
+        "use 16, or set RAY_ADDRESS to join a larger cluster"
+    )
+
+
+def test_a_worker_is_on_the_node_of_its_rank_and_has_its_share_of_that_nodes_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(192)))
+    cluster = cluster_of(PLATFORMS["npu"], devices=384, per_node=16)
+    options = [cluster.worker_options(rank, deterministic=False) for rank in range(384)]
+    bundles = [each["scheduling_strategy"].placement_group_bundle_index for each in options]
+    assert bundles == [node for node in range(24) for _ in range(16)]
+    threads = {each["runtime_env"]["env_vars"]["OMP_NUM_THREADS"] for each in options}
+    assert threads == {"12"}
+    small = cluster_of(PLATFORMS["npu"], devices=4, per_node=16)
+    environment = small.worker_options(0, deterministic=False)["runtime_env"]["env_vars"]
+    assert environment["OMP_NUM_THREADS"] == "48"
+
+
+@pytest.mark.parametrize(
+    ("devices", "per_node", "shares"), [(16, 8, [8, 8]), (20, 8, [8, 8, 4]), (4, 8, [4])]
+)
+def test_a_node_gives_its_share_of_the_devices(
+    devices: int, per_node: int, shares: list[int]
+) -> None:
+    assert node_shares(devices, per_node) == shares
+
+
+@pytest.mark.parametrize(
+    ("present", "holds"),
+    [([8, 8], True), ([16, 8, 1], True), ([16], False), ([16, 7], False), ([], False)],
+)
+def test_16_devices_on_nodes_of_8_need_two_nodes_with_8_each(
+    present: list[int], holds: bool
+) -> None:
+    assert fits([8, 8], present) is holds

@@ -103,6 +103,8 @@ class RayCluster:
             return
         ray_on_loopback.install()
         context = ray.init(
+            # Without an address Ray may join another user's cluster that it finds a trace of.
+            address="local",
             **self.platform.ray_options(self.devices),
             object_store_memory=1 << 30,
             include_dashboard=False,

@@ -1,8 +1,12 @@
 """What a cluster refuses before it is started, and what it asks of Ray."""
 
 import os
+from pathlib import Path
+from typing import Any
 
 import pytest
+import ray
+from ray._private.services import canonicalize_bootstrap_address
 
 from mindrl.cluster.ray_cluster import RayCluster, fits, node_shares
 from mindrl.errors import ClusterError
@@ -105,3 +109,27 @@ def test_16_devices_on_nodes_of_8_need_two_nodes_with_8_each(
     present: list[int], holds: bool
 ) -> None:
     assert fits([8, 8], present) is holds
+
+
+def test_no_cluster_that_somebody_else_started_here_is_joined_unasked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # Where the cache folder's path is too long for sockets, Ray takes its own folder. There a
+    # user's `ray start` has left its address.
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ("x" * 80)))
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("192.0.2.9:6379")
+    asked: dict[str, Any] = {}
+
+    def init(**options: Any) -> None:
+        asked.update(options)
+        raise ConnectionError
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(ConnectionError):
+        cluster_of(PLATFORMS["cpu"], devices=1).__enter__()
+    assert asked["_temp_dir"] is None
+    assert canonicalize_bootstrap_address(None, None) == "192.0.2.9:6379"
+    assert canonicalize_bootstrap_address(asked.get("address"), asked["_temp_dir"]) is None

@@ -71,7 +71,7 @@ class Trainer:
     def __init__(self, folder: str, minibatch: Minibatch, recompute: Recompute) -> None:
         """Build it; its learning rate is 0, so that every update begins with the same weights."""
         settings = ModelSettings(
-            groups=ParallelGroups(TrainLayout(), seed=1),
+            groups=ParallelGroups(TrainLayout(), seed=1, timeout_minutes=10),
             seq_length=minibatch.tokens_BT.size(1),
             bf16=False,
             sequence_parallel=False,

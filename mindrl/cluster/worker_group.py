@@ -1,8 +1,7 @@
 """The worker processes of a run, called together, watched while they work."""
 
-import math
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +19,10 @@ from mindrl.observability.logs import tail
 
 _GRACE_SECONDS = 3.0
 """A worker that dies makes its peers fail too: wait so long to see which one was first."""
+_END_SECONDS = 10.0
+"""Ray's request to end is obeyed at once, unless the process is stopped."""
+_MOST_NAMED = 8
+"""Workers that an error names one by one."""
 
 
 class WorkerGroup:
@@ -43,27 +46,31 @@ class WorkerGroup:
             tell: Takes a line about how far the start is.
 
         Raises:
-            WorkerDiedError: A process ended while it started.
+            WorkerDiedError: A process ended, or was silent for too long, while it started.
             ClusterError: A process is not on the node that its rank belongs on.
             MindrlError: Whatever building a worker raises.
         """
         self.cluster = cluster
         self.stage = "start-up"
         self.logs = [logs / f"worker_{rank}.log" for rank in range(config.world_size)]
+        self.call_seconds = config.rl_config.worker_call_timeout_seconds
         self.identities: list[Identity] = []
+        self.processes_here: list[psutil.Process] = []
         self.handles = [
             self._start(rank, deterministic=config.is_deterministic)
             for rank in range(config.world_size)
         ]
         try:
-            deadline = time.monotonic() + config.rl_config.worker_start_timeout_seconds
+            start_seconds = config.rl_config.worker_start_timeout_seconds
+            limit = _Limit("rl_config.worker_start_timeout_seconds", start_seconds)
             starting = [handle.identify.remote() for handle in self.handles]
-            self.identities = self._wait(starting, deadline)
+            self.identities = self._wait(starting, limit)
+            self.processes_here = _processes_here(self.identities)
             refuse_misplaced(self.identities, cluster.devices_per_node)
             tell(f"{len(self.handles)} worker(s) started; loading the models")
             address = self.identities[0].address
             building = [handle.build.remote(address, config, factory) for handle in self.handles]
-            self._wait(building, deadline)
+            self._wait(building, limit)
         except BaseException:
             self.stop()
             raise
@@ -98,20 +105,21 @@ class WorkerGroup:
             What each rank returned; None of a rank that was not to answer.
 
         Raises:
-            WorkerDiedError: A worker died or raised; names it, the stage and its last log lines.
+            WorkerDiedError: A worker died, raised, or gave no answer within
+                `rl_config.worker_call_timeout_seconds`; names it, the stage and its last log lines.
             MindrlError: Raised by a worker on purpose; passed on as it is.
         """
         self.stage = method
         shares = {id(given): given for given in arguments}
         stored = {key: ray.put(given) for key, given in shares.items()}
-        return self._wait(
-            [
-                handle.call.remote(
-                    method, stored[id(given)], answers=answering is None or rank in answering
-                )
-                for rank, (handle, given) in enumerate(zip(self.handles, arguments, strict=True))
-            ]
-        )
+        calls = [
+            handle.call.remote(
+                method, stored[id(given)], answers=answering is None or rank in answering
+            )
+            for rank, (handle, given) in enumerate(zip(self.handles, arguments, strict=True))
+        ]
+        limit = _Limit("rl_config.worker_call_timeout_seconds", self.call_seconds)
+        return self._wait(calls, limit)
 
     def call_all(self, method: str, *arguments: Any) -> list[Any]:
         """Call a method on every worker with the same arguments."""
@@ -121,23 +129,26 @@ class WorkerGroup:
         """End the worker processes and wait until those on this machine are gone."""
         for handle in self.handles:
             ray.kill(handle)
-        here = ray.util.get_node_ip_address()
-        local = [identity.pid for identity in self.identities if identity.node == here]
-        psutil.wait_procs([each for pid in local for each in _processes(pid)], timeout=10)
+        _, stopped = psutil.wait_procs(self.processes_here, timeout=_END_SECONDS)
+        for process in stopped:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(stopped, timeout=_END_SECONDS)
 
     def _start(self, rank: int, *, deterministic: bool) -> Any:
         options = self.cluster.worker_options(rank, deterministic=deterministic)
         remote = ray.remote(WorkerProcess).options(**options)
         return remote.remote(self.cluster.platform.kind, rank, self.logs[rank])
 
-    def _wait(self, references: list[Any], deadline: float = math.inf) -> list[Any]:
+    def _wait(self, references: list[Any], limit: "_Limit") -> list[Any]:
         results: list[Any] = [None] * len(references)
         pending = {reference: rank for rank, reference in enumerate(references)}
         while pending:
-            left = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
-            done, _ = ray.wait(list(pending), num_returns=1, timeout=left)
+            done, _ = ray.wait(list(pending), num_returns=1, timeout=limit.left())
             if not done:
-                raise self._too_slow(list(pending.values()))
+                silent = list(pending.values())
+                what = f"{worker_names(silent, self.identities)} gave no answer within {limit.said}"
+                raise WorkerDiedError(self._with_log(what, silent[0]))
             rank = pending.pop(done[0])
             try:
                 results[rank] = ray.get(done[0])
@@ -158,29 +169,41 @@ class WorkerGroup:
                 rank, error = (rank, error) if death is None else (other, death)
         if isinstance(error, RayTaskError) and isinstance(error.cause, MindrlError):
             return error.cause
-        return self._died(rank, error)
+        who = worker_names([rank], self.identities)
+        if isinstance(error, RayActorError):
+            return WorkerDiedError(self._with_log(f"{who} died: its process is gone", rank))
+        what = f"{who} failed: {type(error.cause).__name__}: {error.cause}"
+        if silent := list(pending.values()):
+            # Whoever waits too long for another rank fails in its place.
+            what += f"\nno answer yet from {worker_names(silent, self.identities)}"
+        return WorkerDiedError(self._with_log(what, rank))
 
-    def _too_slow(self, ranks: list[int]) -> WorkerDiedError:
-        log = self.logs[ranks[0]]
-        return WorkerDiedError(
-            f"rank(s) {', '.join(map(str, ranks))} did not come up within "
-            "rl_config.worker_start_timeout_seconds\n"
-            f"last lines of {log}:\n{tail(log, lines=20)}"
-        )
+    def _with_log(self, what: str, rank: int) -> str:
+        log = self.logs[rank]
+        return f"{what}\nduring: {self.stage}\nlast lines of {log}:\n{tail(log, lines=20)}"
 
-    def _died(self, rank: int, error: RayActorError | RayTaskError) -> WorkerDiedError:
-        if isinstance(error, RayTaskError):
-            what = f"failed: {type(error.cause).__name__}: {error.cause}"
-        else:
-            what = "died: its process is gone"
-        where = ""
-        if self.identities:
-            where = f", process {self.identities[rank].pid} on {self.identities[rank].node}"
-        return WorkerDiedError(
-            f"worker-{rank} (rank {rank}{where}) {what}\n"
-            f"during: {self.stage}\n"
-            f"last lines of {self.logs[rank]}:\n{tail(self.logs[rank], lines=20)}"
-        )
+
+class _Limit:
+    """How long workers may be silent, counted from when it is made."""
+
+    def __init__(self, key: str, seconds: int) -> None:
+        self.said = f"{seconds} s ({key})"
+        self.end = time.monotonic() + seconds
+
+    def left(self) -> float:
+        """Return the seconds that are left."""
+        return max(0.0, self.end - time.monotonic())
+
+
+def worker_names(ranks: Sequence[int], identities: Sequence[Identity]) -> str:
+    """Name workers by rank, process and node; there are no identities while they start."""
+    names = []
+    for rank in ranks[:_MOST_NAMED]:
+        where = f", process {identities[rank].pid} on {identities[rank].node}" if identities else ""
+        names.append(f"worker-{rank} (rank {rank}{where})")
+    if len(ranks) > _MOST_NAMED:
+        names.append(f"{len(ranks) - _MOST_NAMED} more")
+    return ", ".join(names)
 
 
 def refuse_misplaced(identities: Sequence[Identity], devices_per_node: int) -> None:
@@ -218,7 +241,15 @@ def _death(reference: Any) -> RayActorError | None:
     return None
 
 
-def _processes(pid: int) -> Iterator[psutil.Process]:
-    """Yield the process, or nothing where it has ended already."""
-    with suppress(psutil.NoSuchProcess):
-        yield psutil.Process(pid)
+def _processes_here(identities: Sequence[Identity]) -> list[psutil.Process]:
+    """Return the processes on this machine; each stands for itself, whoever has its number later.
+
+    One that has ended already is left out.
+    """
+    here = ray.get_runtime_context().get_node_id()
+    found = []
+    for identity in identities:
+        with suppress(psutil.NoSuchProcess):
+            if identity.node_id == here:
+                found.append(psutil.Process(identity.pid))
+    return found

@@ -51,7 +51,8 @@ class MegatronTrainingConfig:
     distributed_backend: Literal["auto", "hccl", "nccl", "gloo"] = "auto"
     """Backend of the process groups. `auto` takes the platform's own."""
     distributed_timeout_minutes: PositiveInt = 10
-    """A collective that lasts longer ends the run with an error, never with a hang."""
+    """A collective of the trainer that lasts longer ends the run with an error; the engine is told
+    the same limit."""
     save_interval: Annotated[int, Field(ge=0)] = 0
     """Export the model every so many steps. 0 exports only at the end, or when the run is stopped.
     A multiple of `rl_config.test_freq` has every export evaluated, and the best one kept."""

@@ -8,6 +8,7 @@ from pydantic.dataclasses import dataclass
 from mindrl.config.megatron_training import Fraction, PositiveInt
 from mindrl.config.section import SECTION
 
+_WEEK_SECONDS = 7 * 24 * 3600
 NonNegative = Annotated[float, Field(ge=0.0)]
 
 
@@ -160,6 +161,9 @@ class RLConfig:
     """Write TensorBoard files into the run folder."""
     worker_start_timeout_seconds: PositiveInt = 600
     """Longest wait for the devices and for the workers to come up."""
+    worker_call_timeout_seconds: Annotated[int, Field(ge=1, le=_WEEK_SECONDS)] = 14_400
+    """Longest wait for the workers' answers to one call, such as the rollout of a step, the first
+    one included; beyond it the run fails and names the silent ranks."""
 
     @property
     def device_memory_bytes(self) -> int | None:

@@ -45,7 +45,8 @@ def build_worker(config: RunConfig, platform: Platform) -> IntegratedWorker:
     models = read_models(config)
     layouts = models.layouts
     _configure_megatron(config, platform, layouts)
-    made = GroupsByLayout(seed=config.megatron_training.seed)
+    training = config.megatron_training
+    made = GroupsByLayout(seed=training.seed, timeout_minutes=training.distributed_timeout_minutes)
     groups = {role: made.of(layout) for role, layout in layouts.items()}
     memory = plan_worker_memory(config, models, platform.device_type)
     settings = RolesSettings(
@@ -228,6 +229,7 @@ def _engine(config: RunConfig, platform: Platform, kv_cache_bytes: int) -> Engin
         enable_prefix_caching=generate.enable_prefix_caching,
         trust_remote_code=generate.trust_remote_code,
         seed=config.megatron_training.seed,
+        collective_timeout_seconds=config.megatron_training.distributed_timeout_minutes * 60,
         platform_options=platform.engine_options,
     )
 

@@ -252,6 +252,8 @@ _VLLM = (
             "trust_remote_code",
             "logprobs_mode",
             "disable_log_stats",
+            "distributed_timeout_seconds",
+            "cpu_distributed_timeout_seconds",
             "enable_sleep_mode",
         ),
     ),

@@ -60,6 +60,8 @@ class EngineSettings:
     enable_prefix_caching: bool
     trust_remote_code: bool
     seed: int
+    collective_timeout_seconds: int
+    """A collective between the ranks of a replica that lasts longer raises."""
     platform_options: Mapping[str, object]
 
 
@@ -126,6 +128,8 @@ class RolloutEngine:
                 # Of the distribution that is sampled from: after temperature and truncation.
                 logprobs_mode="processed_logprobs",
                 disable_log_stats=True,
+                distributed_timeout_seconds=settings.collective_timeout_seconds,
+                cpu_distributed_timeout_seconds=settings.collective_timeout_seconds,
                 **settings.platform_options,
             )
         self.awake: set[EngineTag] = {"weights", "kv_cache"}

@@ -29,12 +29,13 @@ _NO_GROUPS = {name: getattr(parallel_state, name) for name in _NAMES}
 class ParallelGroups:
     """Megatron's process groups of one layout."""
 
-    def __init__(self, layout: TrainLayout, *, seed: int) -> None:
+    def __init__(self, layout: TrainLayout, *, seed: int, timeout_minutes: int) -> None:
         """Make the groups. A collective over the default process group, which must exist.
 
         Args:
             layout: Of all ranks.
             seed: Of Megatron's random states.
+            timeout_minutes: A collective of these groups that lasts longer raises.
         """
         self.layout = layout
         self._globals = _NO_GROUPS
@@ -42,7 +43,7 @@ class ParallelGroups:
         with self.active():
             # The scratch memory stays, for all layouts; Megatron asserts that there is none.
             parallel_state.destroy_global_memory_buffer()
-            initialise_model_parallel(layout, seed=seed)
+            initialise_model_parallel(layout, seed=seed, timeout_minutes=timeout_minutes)
             self._globals = _present_globals()
             self._random_states = tensor_parallel.get_cuda_rng_tracker().get_states()
 
@@ -70,19 +71,23 @@ class ParallelGroups:
 class GroupsByLayout:
     """The groups of each layout of this process; layouts that compare equal share them."""
 
-    def __init__(self, *, seed: int) -> None:
+    def __init__(self, *, seed: int, timeout_minutes: int) -> None:
         """Begin without any.
 
         Args:
             seed: Of Megatron's random states.
+            timeout_minutes: A collective of these groups that lasts longer raises.
         """
         self.seed = seed
+        self.timeout_minutes = timeout_minutes
         self.made: dict[TrainLayout, ParallelGroups] = {}
 
     def of(self, layout: TrainLayout) -> ParallelGroups:
         """Return the groups of a layout; the first call for it is a collective over all ranks."""
         if layout not in self.made:
-            self.made[layout] = ParallelGroups(layout, seed=self.seed)
+            self.made[layout] = ParallelGroups(
+                layout, seed=self.seed, timeout_minutes=self.timeout_minutes
+            )
         return self.made[layout]
 
 
@@ -90,7 +95,7 @@ def _present_globals() -> dict[str, Any]:
     return {name: getattr(parallel_state, name) for name in _NAMES}
 
 
-def initialise_model_parallel(layout: TrainLayout, *, seed: int) -> None:
+def initialise_model_parallel(layout: TrainLayout, *, seed: int, timeout_minutes: int) -> None:
     """Make Megatron's groups; the default process group must exist already."""
     _check_token_order(layout)
 
@@ -108,6 +113,7 @@ def initialise_model_parallel(layout: TrainLayout, *, seed: int) -> None:
             virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
             expert_model_parallel_size=layout.ep,
             expert_tensor_parallel_size=layout.etp,
+            distributed_timeout_minutes=timeout_minutes,
         )
     _check_coordinates(layout)
     tensor_parallel.model_parallel_cuda_manual_seed(seed)

@@ -49,3 +49,7 @@ class Life:
     device_bytes: dict[str, DeviceBytes]
     random_state_kept: bool
     """The generators of this process are where they were before the engine was started."""
+    megatron_timeouts: dict[str, float]
+    """Seconds that a collective may last, for each of the groups that Megatron made."""
+    engine_timeouts: set[float]
+    """The same of the engine's own groups."""

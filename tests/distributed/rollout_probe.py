@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from rollout_messages import DeviceBytes, Life, Question
 from torch import Tensor
 from weight_files import load_one_by_one, rollout_table
@@ -21,9 +22,12 @@ ONE_RANK = RolloutLayout()
 def life_of_an_engine(folder: str, later_folder: str, questions: list[Question]) -> Life:
     """Start an engine, give it weights, ask, put it to sleep, and do it again with others."""
     # As in a worker: Megatron's groups are there before the engine makes its own.
-    initialise_model_parallel(TrainLayout(), seed=1)
+    default = set(groups())
+    initialise_model_parallel(TrainLayout(), seed=1, timeout_minutes=7)
+    megatron = set(groups()) - default
     before = random_states()
     engine = sleeping_engine(settings(folder))
+    own = set(groups()) - default - megatron
     seen = {"started": device_bytes(engine)}
     engine.wake("weights")
     seen["weights allocated"] = device_bytes(engine)
@@ -42,7 +46,19 @@ def life_of_an_engine(folder: str, later_folder: str, questions: list[Question])
         later_answers=later_answers,
         device_bytes=seen,
         random_state_kept=random_states() == before,
+        megatron_timeouts={group.group_desc: seconds(group) for group in megatron},
+        engine_timeouts={seconds(group) for group in own},
     )
+
+
+def groups() -> list[dist.ProcessGroup]:
+    return list(dist.distributed_c10d._world.pg_map)
+
+
+def seconds(group: dist.ProcessGroup) -> float:
+    """Return how long a collective of a group may last."""
+    backend = group._get_backend(torch.device("cpu"))
+    return float(backend.options._timeout.total_seconds())
 
 
 def sleeping_engine(how: EngineSettings) -> RolloutEngine:
@@ -67,6 +83,7 @@ def settings(folder: str) -> EngineSettings:
         enable_prefix_caching=True,
         trust_remote_code=False,
         seed=3,
+        collective_timeout_seconds=540,
         platform_options=PLATFORMS["cpu"].engine_options,
     )
 

@@ -126,6 +126,17 @@ def test_weights_that_come_after_a_sleep_are_the_ones_that_answer(
     assert tokens(responses) != tokens(answers(life, "greedy"))
 
 
+def test_the_time_limit_of_a_collective_reaches_megatrons_groups_and_the_engines(
+    engine: tuple[Life, Path, Path],
+) -> None:
+    life, _, _ = engine
+    assert life.megatron_timeouts["TENSOR_MODEL_PARALLEL_GROUP"] == 7 * 60
+    others = {name for name, seconds in life.megatron_timeouts.items() if seconds != 7 * 60}
+    # Megatron does not pass it on to this one, over which only its own checkpoints go.
+    assert others == {"EXPERT_DATA_PARALLEL_GROUP_GLOO"}
+    assert life.engine_timeouts == {540}
+
+
 def test_a_stop_token_ends_an_answer_and_belongs_to_it(engine: tuple[Life, Path, Path]) -> None:
     life, _, _ = engine
     whole, cut = answers(life, "greedy"), answers(life, "greedy with stops")

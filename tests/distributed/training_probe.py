@@ -61,7 +61,7 @@ def join(layout: TrainLayout) -> ParallelGroups:
     for group in _GROUPS & made.keys():
         dist.destroy_process_group(group)
     others = set(made)
-    groups = ParallelGroups(layout, seed=1)
+    groups = ParallelGroups(layout, seed=1, timeout_minutes=10)
     _GROUPS.clear()
     _GROUPS.update(made.keys() - others)
     return groups

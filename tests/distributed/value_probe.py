@@ -87,7 +87,7 @@ def evening(cast: Cast, sequences: Sequences) -> Evening:
     _play(
         cast, sequences, {"reference": _scoring(cast.reference, join(cast.reference.layout))}, alone
     )
-    groups = GroupsByLayout(seed=1)
+    groups = GroupsByLayout(seed=1, timeout_minutes=10)
     roles = {
         "actor": _actor(cast, groups.of(cast.actor.layout)),
         "critic": _critic(cast, groups.of(cast.critic.layout)),

@@ -149,10 +149,30 @@ def test_sigterm_ends_the_run_whole_and_the_same_seed_gives_the_same_bits(
         assert [mine[name] for name in TRACED] == [theirs[name] for name in TRACED]
 
 
-def test_a_killed_worker_ends_the_run_within_30_seconds_by_name(
+def test_a_killed_worker_ends_the_run_within_30_seconds_by_name_and_a_stopped_one_at_its_limit(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    program = start_program(tmp_path / "run", [f"actor_config.load={tiny_model}"])
+    # Side by side: most of the second run is waiting.
+    overrides = [f"actor_config.load={tiny_model}"]
+    program = start_program(tmp_path / "killed", overrides)
+    other = start_program(
+        tmp_path / "stopped", [*overrides, "rl_config.worker_call_timeout_seconds=30"]
+    )
+    other.wait_for_steps(1)
+    others = other.descendants()
+    stopped = other.workers()[1]
+    stopped.suspend()
+    kill_and_look(program)
+
+    assert other.process.wait(timeout=90) == 1
+    assert gone(others, timeout_seconds=10)
+    named = rf"worker-(\d) \(rank \1, process {stopped.pid} on [^)]*\)"
+    limit = r"gave no answer within 30 s \(rl_config\.worker_call_timeout_seconds\)"
+    assert re.search(rf"{named}.* {limit}", other.text()), other.text()
+    assert other.summary()["status"] == "failed"
+
+
+def kill_and_look(program: Program) -> None:
     program.wait_for_steps(1)
     started = program.descendants()
     workers = program.workers()

@@ -1,10 +1,16 @@
-"""Where the workers of a run may be."""
+"""Where the workers of a run may be, and how an error names those that are silent."""
+
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import ray
+from ray.exceptions import RayTaskError
 
-from mindrl.cluster.worker_group import refuse_misplaced
+from mindrl.cluster import worker_group
+from mindrl.cluster.worker_group import WorkerGroup, refuse_misplaced, worker_names
 from mindrl.cluster.worker_process import Identity
-from mindrl.errors import ClusterError
+from mindrl.errors import ClusterError, WorkerDiedError
 
 EIGHT_ON_TWO_NODES = [(node, device) for node in "ab" for device in "0123"]
 
@@ -53,3 +59,83 @@ def test_the_first_rank_on_a_wrong_node_or_on_a_peers_device_is_named(
         rf"on a node .* rank {rank} on node host-{places[rank][0]}, device {places[rank][1]}, ",
     ):
         refuse_misplaced(identities(places), 4)
+
+
+def test_eight_workers_are_named_with_process_and_node_and_the_rest_is_counted() -> None:
+    found = identities([("a", None)] * 20)
+    assert worker_names([2, 7], found) == (
+        "worker-2 (rank 2, process 2 on host-a), worker-7 (rank 7, process 7 on host-a)"
+    )
+    many = worker_names(range(20), found)
+    assert many.count("worker-") == 8
+    assert many.endswith("worker-7 (rank 7, process 7 on host-a), 12 more")
+    # Before they have said where they are.
+    assert worker_names([3], []) == "worker-3 (rank 3)"
+
+
+class Call:
+    """To a worker that answers at once with a value or an error, or is silent."""
+
+    def __init__(self, answer: object) -> None:
+        self.answer = answer
+
+
+def group_of(
+    answers: list[object], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[WorkerGroup, list[float]]:
+    """Return workers that give these answers, None for silence, and the waits that follow."""
+    waits: list[float] = []
+
+    def wait(calls: list[Call], *, timeout: float, **_: object) -> tuple[list[Call], list[Call]]:
+        waits.append(timeout)
+        return [call for call in calls if call.answer is not None][:1], []
+
+    def get(call: Call) -> object:
+        if isinstance(call.answer, Exception):
+            raise call.answer
+        return call.answer
+
+    monkeypatch.setattr(ray, "put", lambda value: value)
+    monkeypatch.setattr(ray, "wait", wait)
+    monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr(worker_group, "_GRACE_SECONDS", 0.01)
+    group = object.__new__(WorkerGroup)
+    group.call_seconds = 600
+    group.identities = identities([("a", None)] * len(answers))
+    group.logs = [folder / f"worker_{rank}.log" for rank in range(len(answers))]
+    for log in group.logs:
+        log.write_text(f"the end of {log.stem}\n")
+    group.handles = [
+        SimpleNamespace(call=SimpleNamespace(remote=lambda *_, answer=answer, **__: Call(answer)))
+        for answer in answers
+    ]
+    return group, waits
+
+
+def test_a_call_waits_for_its_limit_and_no_longer_and_names_who_gave_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group, waits = group_of(["fine", None, "fine", None], tmp_path, monkeypatch)
+    with pytest.raises(WorkerDiedError) as caught:
+        group.call_all("update")
+    assert str(caught.value) == (
+        "worker-1 (rank 1, process 1 on host-a), worker-3 (rank 3, process 3 on host-a) gave no "
+        "answer within 600 s (rl_config.worker_call_timeout_seconds)\n"
+        f"during: update\nlast lines of {group.logs[1]}:\nthe end of worker_1"
+    )
+    assert len(waits) == 3
+    assert 590 < min(waits) <= max(waits) <= 600
+
+
+def test_a_rank_that_failed_because_it_waited_too_long_names_whom_it_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = RayTaskError("call", "", RuntimeError("Timed out"))
+    group, _ = group_of([failed, None], tmp_path, monkeypatch)
+    with pytest.raises(WorkerDiedError) as caught:
+        group.call_all("update")
+    assert str(caught.value).splitlines()[:3] == [
+        "worker-0 (rank 0, process 0 on host-a) failed: RuntimeError: Timed out",
+        "no answer yet from worker-1 (rank 1, process 1 on host-a)",
+        "during: update",
+    ]

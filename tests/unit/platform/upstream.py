@@ -56,7 +56,11 @@ def error_of(action: Callable[[], Any]) -> str | None:
 
 def megatron_on_cpu(folder: str) -> dict[str, str | None]:
     """Try on CPU, one by one, what a run needs of Megatron-core."""
-    errors = {"process groups": error_of(lambda: initialise_model_parallel(TrainLayout(), seed=1))}
+
+    def make_groups() -> None:
+        initialise_model_parallel(TrainLayout(), seed=1, timeout_minutes=10)
+
+    errors = {"process groups": error_of(make_groups)}
     settings = ModelSettings(
         # Made as far as it goes, and in place.
         groups=SimpleNamespace(layout=TrainLayout(), active=nullcontext),

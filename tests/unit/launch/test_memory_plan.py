@@ -300,7 +300,7 @@ def test_overrides_may_stand_before_and_behind_the_options(
         (("actor_config.tensor_model_parallel_size=3",), "tensor_model_parallel_size=3 must"),
         (("actor_config.lr=-1",), "actor_config.lr=-1 must be greater than 0"),
         (("actor_config.rl=1",), "actor_config.rl is not a configuration key"),
-        (("actor_config.lr=[",), "no viable alternative at input '['"),
+        (("actor_config.lr=[",), "actor_config.lr=[ cannot be read: it must be key=value"),
         (("actor_config.load=nowhere",), "model folder nowhere does not exist"),
         (
             ("--config-name", "none"),

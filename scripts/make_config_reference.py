@@ -16,7 +16,7 @@ from generated_page import REFERENCE, write_or_check
 from pydantic.fields import FieldInfo
 
 from mindrl.config.run import RunConfig
-from mindrl.config.section import documented_fields
+from mindrl.config.section import LARGEST, documented_fields
 
 PAGE = REFERENCE / "config.md"
 
@@ -28,7 +28,8 @@ HEADER = """\
 Every key of a run, with its type, its default and its meaning. A configuration file in `configs/`
 states only what differs from the defaults; any key can be overridden on the command line as
 `section.key=value`. An unknown key, a wrong type or a value out of range is refused before
-anything starts, with exit code 2. "Required" means that there is no default.
+anything starts, with exit code 2. "Required" means that there is no default. A whole number
+goes up to 2147483647 where nothing else is said.
 
 [Before Ray starts](../explanation/architecture.md#before-ray-starts) lists the rules between keys;
 [Change one thing](../tutorials/first-run.md#change-one-thing) shows overrides at work.
@@ -90,10 +91,10 @@ def range_in_words(limits: Sequence[Any]) -> Iterator[str]:
                 bounds.append(f">= {bound:g}")
             case Gt(gt=bound):
                 bounds.append(f"> {bound:g}")
-            case Le(le=bound):
-                bounds.append(f"<= {bound:g}")
+            case Le(le=bound) if bound != LARGEST:
+                bounds.append(f"<= {bound:.10g}")
             case Lt(lt=bound):
-                bounds.append(f"< {bound:g}")
+                bounds.append(f"< {bound:.10g}")
     if bounds:
         yield " and ".join(bounds)
 

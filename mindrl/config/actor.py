@@ -4,21 +4,20 @@ from typing import Literal
 
 from pydantic.dataclasses import dataclass
 
-from mindrl.config.megatron_training import PositiveInt
 from mindrl.config.role import LearningConfig
-from mindrl.config.section import SECTION
+from mindrl.config.section import SECTION, PathText, PositiveInt
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class ActorConfig(LearningConfig):
     """The actor: model folder, training layout, optimizer."""
 
-    load: str
+    load: PathText
     """Folder of the initial model in Hugging Face format (config.json, safetensors)."""
-    sizes: str | None = None
+    sizes: PathText | None = None
     """A config.json, or a folder with one, that says how large the model is: for checks and plans
     where `load` is not on the machine. None takes the shipped one of `load`'s name."""
-    save: str | None = None
+    save: PathText | None = None
     """Folder for the exported model. None writes to `model` in the run folder."""
     backend: str = ""
     """The training layout as an allocation string, such as `megatron:d4p2t2`, in place of the keys

@@ -5,8 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from mindrl.config.megatron_training import PositiveInt
-from mindrl.config.section import SECTION
+from mindrl.config.section import LARGEST, SECTION, PositiveInt, Seconds
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -19,7 +18,7 @@ class SamplingConfig:
     """Longest response in tokens."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """Nucleus of the distribution that is sampled from. Below 1 the log-prob gap grows."""
-    top_k: Annotated[int, Field(ge=-1)] = -1
+    top_k: Annotated[int, Field(ge=-1, le=LARGEST)] = -1
     """Most likely tokens that are sampled from. -1 or 0 keeps all."""
     min_p: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     """Least probability of a token, relative to the most likely one."""
@@ -70,7 +69,7 @@ class GenerateConfig:
     Megatron's groups can be given, `default` Megatron's own."""
     reshard_bucket_mib: PositiveInt = 256
     """Bound on the messages that a worker has in flight while weights are resharded, in MiB."""
-    reshard_timeout_seconds: PositiveInt = 300
+    reshard_timeout_seconds: Seconds = 300
     """Longest wait for a peer during a reshard; beyond it the run fails and names the peer."""
     verify_weights: Literal["off", "first", "always"] = "first"
     """After which reshards the rollout weights are compared with the training side, by a 64-bit

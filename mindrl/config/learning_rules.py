@@ -7,6 +7,7 @@ from mindrl.config.role import LearningConfig
 from mindrl.config.run import RunConfig
 
 _ESTIMATOR = "rl_config.adv_estimator"
+_HIGH_RATE = 1e-2
 _RECOMPUTE: dict[str, tuple[str, tuple[Value, ...]]] = {
     "recompute_method": ("uniform or block", ("uniform", "block")),
     "recompute_num_layers": ("1 or more", (1,)),
@@ -31,6 +32,21 @@ def learning_findings(config: RunConfig) -> Iterator[Finding]:
     else:
         yield from _only_with_a_critic(config)
         yield from _group(config)
+
+
+def learning_warnings(config: RunConfig) -> Iterator[Finding]:
+    """Say what no rule forbids and hardly anybody means."""
+    rates = {"actor_config": config.actor_config.lr}
+    if config.critic_config is not None:
+        rates["critic_config"] = config.critic_config.lr
+    for section, rate in rates.items():
+        if rate > _HIGH_RATE:
+            field = f"{section}.lr"
+            text = (
+                f"{field}={rate:g}: an update of Adam moves a weight by up to about this much; "
+                "1e-7 to 1e-3 are usual"
+            )
+            yield Finding(text, field, rate)
 
 
 def _recomputation(section: str, learner: LearningConfig) -> Iterator[Finding]:

@@ -5,10 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from mindrl.config.section import SECTION
-
-PositiveInt = Annotated[int, Field(ge=1)]
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+from mindrl.config.section import SECTION, WEEK_SECONDS, Count, PathText, PositiveInt
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -21,9 +18,9 @@ class MegatronTrainingConfig:
     """Prompts per step, each sampled `rl_config.n_samples_per_prompt` times."""
     seq_length: PositiveInt
     """Longest sequence in tokens, prompt and response together, that the trainer accepts."""
-    data_path: str
+    data_path: PathText
     """Training prompts: a `.jsonl` or `.parquet` file."""
-    test_data_path: str | None = None
+    test_data_path: PathText | None = None
     """Held-out prompts for evaluation, same format. None evaluates nothing."""
     prompt_column: str = "messages"
     """Column of the prompt: a list of chat messages, or a string that becomes one user message."""
@@ -31,11 +28,11 @@ class MegatronTrainingConfig:
     """Column of the reference answer. The tail behind `####` counts where there is one (GSM8K)."""
     system_prompt: str | None = None
     """Put before every prompt as a system message. None adds nothing."""
-    tokenizer_name_or_path: str | None = None
+    tokenizer_name_or_path: PathText | None = None
     """Folder with the tokenizer and its chat template. None takes `actor_config.load`."""
     no_shuffle: bool = False
     """True reads the prompts in file order; False draws a fresh permutation per epoch."""
-    seed: Annotated[int, Field(ge=0)] = 1234
+    seed: Annotated[int, Field(ge=0, lt=1 << 32)] = 1234
     """Seed of data order, sampling and initialisation. Equal seeds give equal runs."""
     deterministic: bool = False
     """Two runs agree to the bit: deterministic kernels and collectives, at some cost in speed."""
@@ -50,9 +47,9 @@ class MegatronTrainingConfig:
     whose tensor-parallel size is above 1."""
     distributed_backend: Literal["auto", "hccl", "nccl", "gloo"] = "auto"
     """Backend of the process groups. `auto` takes the platform's own."""
-    distributed_timeout_minutes: PositiveInt = 10
+    distributed_timeout_minutes: Annotated[int, Field(ge=1, le=WEEK_SECONDS // 60)] = 10
     """A collective of the trainer that lasts longer ends the run with an error; the engine is told
     the same limit."""
-    save_interval: Annotated[int, Field(ge=0)] = 0
+    save_interval: Count = 0
     """Export the model every so many steps. 0 exports only at the end, or when the run is stopped.
     A multiple of `rl_config.test_freq` has every export evaluated, and the best one kept."""

@@ -5,8 +5,15 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from mindrl.config.megatron_training import Fraction, PositiveInt
-from mindrl.config.section import SECTION
+from mindrl.config.section import (
+    SECTION,
+    WEEK_SECONDS,
+    Count,
+    Fraction,
+    PathText,
+    PositiveInt,
+    Seconds,
+)
 
 _WEEK_SECONDS = 7 * 24 * 3600
 NonNegative = Annotated[float, Field(ge=0.0)]
@@ -16,7 +23,7 @@ NonNegative = Annotated[float, Field(ge=0.0)]
 class ActorResource:
     """Devices of the run."""
 
-    num_npus: PositiveInt = 1
+    num_npus: Annotated[int, Field(ge=1, le=1 << 16)] = 1
     """Devices, one worker process on each. NPUs, GPUs or CPU slots by `rl_config.device`."""
     npus_per_node: PositiveInt = 8
     """Devices of one machine: 8 on Atlas A2, 16 on Atlas A3. Each machine of the run gives as many.
@@ -28,7 +35,7 @@ class ActorResource:
 class IntegratedModeConfig:
     """Settings of the roles that share the actor's process."""
 
-    ref_model_load_path: str | None = None
+    ref_model_load_path: PathText | None = None
     """MindSpeed-RL's name for `ref_config.load`: either is enough."""
 
 
@@ -99,7 +106,7 @@ class RLConfig:
     cliprange_value: Annotated[float, Field(gt=0.0)] = 0.5
     """With `gae`: a value counts only within its old value -/+ cliprange_value, in units of
     reward."""
-    critic_warmup: Annotated[int, Field(ge=0)] = 0
+    critic_warmup: Count = 0
     """Steps at the start of the run that train the critic alone."""
     clip_ratio: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
     """The policy ratio counts only within 1 - clip_ratio and 1 + clip_ratio."""
@@ -128,11 +135,11 @@ class RLConfig:
     overlong_buffer_enable: bool = False
     """Take from the reward of a response that comes near
     `generate_config.sampling_config.max_tokens` (DAPO, arXiv 2503.14476, eq. 13)."""
-    overlong_buffer: Annotated[int, Field(ge=0)] = 0
+    overlong_buffer: Count = 0
     """Last tokens of those, over which the penalty grows evenly from 0."""
     overlong_buffer_penalty_factor: NonNegative = 1.0
     """Penalty of the longest response."""
-    verifier_timeout: Annotated[float, Field(gt=0.0)] = 5.0
+    verifier_timeout: Annotated[float, Field(gt=0.0, le=WEEK_SECONDS)] = 5.0
     """Seconds for one answer; a later one gets the function's worst score and is counted."""
     verifier_parallel: PositiveInt = 1
     """Reward processes."""
@@ -143,10 +150,10 @@ class RLConfig:
     check_memory: bool = True
     """Refuse a run whose predicted memory exceeds the device's before it starts; False starts it
     all the same."""
-    memory_timeline_steps: Annotated[int, Field(ge=0)] = 2
+    memory_timeline_steps: Count = 2
     """Steps at the start of the run whose memory timeline is written; 0 writes none."""
 
-    test_freq: Annotated[int, Field(ge=0)] = 0
+    test_freq: Count = 0
     """Evaluate greedily on the held-out file every so many steps. 0: only before and after."""
     max_logprob_gap: Annotated[float, Field(gt=0.0)] | None = None
     """Largest mean |rollout - training log-prob| of a step in nats; a larger one is warned of. None
@@ -155,11 +162,11 @@ class RLConfig:
     then the gap has a floor."""
     logprob_gap_steps: PositiveInt = 3
     """Steps in a row beyond `max_logprob_gap` that end the run."""
-    log_samples: Annotated[int, Field(ge=0)] = 4
+    log_samples: Count = 4
     """Sampled responses stored per step."""
     use_tensorboard: bool = True
     """Write TensorBoard files into the run folder."""
-    worker_start_timeout_seconds: PositiveInt = 600
+    worker_start_timeout_seconds: Seconds = 600
     """Longest wait for the devices and for the workers to come up."""
     worker_call_timeout_seconds: Annotated[int, Field(ge=1, le=_WEEK_SECONDS)] = 14_400
     """Longest wait for the workers' answers to one call, such as the rollout of a step, the first

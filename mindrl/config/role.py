@@ -5,8 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from mindrl.config.megatron_training import Fraction, PositiveInt
-from mindrl.config.section import SECTION
+from mindrl.config.section import SECTION, Fraction, PathText, PositiveInt
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -76,7 +75,7 @@ class RoleLayoutConfig:
 class RefConfig(RoleLayoutConfig):
     """The reference: model folder, layout. There is one where `rl_config.init_kl_coef` is not 0."""
 
-    load: str | None = None
+    load: PathText | None = None
     """Folder of the reference model. None takes `actor_config.load`."""
     offload_param: bool = True
     """Keep the weights on the host while no log-probs of the reference are computed."""
@@ -86,10 +85,10 @@ class RefConfig(RoleLayoutConfig):
 class CriticConfig(RoleLayoutConfig, LearningConfig):
     """The critic of PPO. Left out by default; there with `rl_config.adv_estimator: gae`."""
 
-    load: str | None = None
+    load: PathText | None = None
     """Folder of the initial model: of a token classifier with one label, or of a language model,
     whose value head is then drawn at random. None takes `actor_config.load`."""
-    save: str | None = None
+    save: PathText | None = None
     """Folder for the exported critic. None writes to `critic` in the run folder."""
     micro_batch_size: PositiveInt | None = None
     """Sequences per forward and backward pass of one data-parallel rank. None takes
@@ -106,7 +105,7 @@ class CriticConfig(RoleLayoutConfig, LearningConfig):
 class RewardConfig(RoleLayoutConfig):
     """A neural reward model, beside the verifiers or in their place. Left out by default."""
 
-    load: str
+    load: PathText
     """Folder of a sequence classifier with one label, with the actor's vocabulary."""
     weight: float = 1.0
     """Weight of its score, which is added to the weighted sum of the verifiers."""

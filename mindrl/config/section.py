@@ -1,7 +1,10 @@
 """What all configuration sections have in common."""
 
-from pydantic import ConfigDict
+from typing import Annotated
+
+from pydantic import AfterValidator, ConfigDict, Field
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
 
 SECTION = ConfigDict(
     extra="forbid",
@@ -10,6 +13,37 @@ SECTION = ConfigDict(
     allow_inf_nan=False,
 )
 """Unknown keys and wrong types are refused; the text under a field documents it."""
+
+LARGEST = (1 << 31) - 1
+"""Whole numbers stop here: sizes in bytes that are made of them stay within 64 bits."""
+Count = Annotated[int, Field(ge=0, le=LARGEST)]
+PositiveInt = Annotated[int, Field(ge=1, le=LARGEST)]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+WEEK_SECONDS = 7 * 24 * 3600
+"""Longest time to wait: beyond some weeks, clocks that count milliseconds in 32 bits overflow."""
+Seconds = Annotated[int, Field(ge=1, le=WEEK_SECONDS)]
+
+_LONGEST_PATH, _LONGEST_NAME = 4000, 240
+"""In bytes. Linux takes 4095 and 255; what is written stands for a while under a longer name."""
+
+
+def _is_path(text: str) -> str:
+    """Refuse what no file system takes."""
+    path = text.encode()
+    longest = max(map(len, path.split(b"/")))
+    if "\0" in text:
+        raise PydanticCustomError("path", "must be a path, without a zero byte")
+    if longest > _LONGEST_NAME or len(path) > _LONGEST_PATH:
+        raise PydanticCustomError(
+            "path",
+            "must be a path of at most {most} bytes with names of at most {name}; "
+            "it has {bytes}, with a name of {longest}",
+            {"most": _LONGEST_PATH, "name": _LONGEST_NAME, "bytes": len(path), "longest": longest},
+        )
+    return text
+
+
+PathText = Annotated[str, AfterValidator(_is_path)]
 
 
 def documented_fields(section: type) -> dict[str, FieldInfo]:

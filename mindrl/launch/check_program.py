@@ -16,7 +16,7 @@ from mindrl.config.finding import Finding, Value, spelled
 from mindrl.config.run import RunConfig
 from mindrl.launch.arguments import positive
 from mindrl.launch.checks import Checked
-from mindrl.launch.exits import FAILED, exit_code, report
+from mindrl.launch.exits import FAILED, exit_code, note, report
 from mindrl.launch.legal_values import checked_with_legal_values
 from mindrl.launch.memory_checks import Capacity
 from mindrl.launch.plan_options import add_run_options, asked_config, device_bytes
@@ -41,7 +41,8 @@ class _Answer:
     shipped_sizes: dict[str, str]
     """Of which model folders, not here, which sizes were taken."""
     checked: Checked
-    memory_checked: bool
+    memory_unknown: bool
+    """Nothing says what a device has."""
 
 
 def check_config(name: str = "check.py") -> int:
@@ -61,7 +62,7 @@ def _check(options: argparse.Namespace) -> int:
         config=options.config_name,
         shipped_sizes=shipped_sizes(config) if options.elsewhere else {},
         checked=_checked(config, capacity, elsewhere=options.elsewhere),
-        memory_checked=capacity.device_bytes is not None and config.rl_config.check_memory,
+        memory_unknown=capacity.device_bytes is None,
     )
     if options.json:
         sys.stdout.write(json.dumps(_as_json(answer), indent=2) + "\n")
@@ -114,8 +115,9 @@ def _as_json(answer: _Answer) -> dict[str, Any]:
     return {
         "config": answer.config,
         "findings": [_finding(each) for each in answer.checked.findings],
+        "warnings": [_finding(each) for each in answer.checked.warnings],
         "not_checked": [_finding(each) for each in answer.checked.not_checked],
-        "memory_checked": answer.memory_checked,
+        "memory_checked": answer.checked.memory_checked,
         "shipped_sizes": answer.shipped_sizes,
     }
 
@@ -142,12 +144,21 @@ def _print(answer: _Answer) -> None:
         errors.print(line, soft_wrap=True, highlight=False)
     for missing in answer.checked.not_checked:
         console.print(f"not here, so not checked: {escape(str(missing))}", soft_wrap=True)
-    if not answer.memory_checked:
-        console.print(
-            "memory of the devices not checked: say --device-memory-gib N, or --device NAME"
-        )
+    for warning in answer.checked.warnings:
+        note(str(warning))
+    if not answer.checked.memory_checked:
+        console.print(f"memory of the devices not checked{_remedy(answer)}", soft_wrap=True)
     count = len(answer.checked.findings)
     console.print(f"{answer.config}: {count or 'no'} finding{'' if count == 1 else 's'}")
+
+
+def _remedy(answer: _Answer) -> str:
+    """Say what memory of the devices would be judged with."""
+    if answer.memory_unknown:
+        return ": say --device-memory-gib N, or --device NAME"
+    if answer.checked.findings:
+        return ": it is, once nothing else is found"
+    return ": the model or rl_config.check_memory=false keeps it from that"
 
 
 def _on_command_line(value: Value) -> str:

@@ -1,17 +1,19 @@
 """Everything that can be known before Ray starts: configuration, model, data, rewards, memory."""
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from mindrl.allocation.into_config import in_words_of_backend
 from mindrl.config.finding import Finding
+from mindrl.config.learning_rules import learning_warnings
 from mindrl.config.run import RunConfig
 from mindrl.config.validate import findings
 from mindrl.errors import ConfigError, MindrlError
+from mindrl.launch.exits import note
 from mindrl.launch.export_checks import export_findings, export_places
-from mindrl.launch.memory_checks import Capacity, memory_findings
+from mindrl.launch.memory_checks import Capacity, judged_memory
 from mindrl.launch.model_checks import Models, describe_models, missing_weights, model_findings
 from mindrl.launch.shipped import unknown_sizes
 from mindrl.platform.device import Platform
@@ -25,8 +27,12 @@ class Checked:
 
     findings: list[Finding]
     """What keeps the run from working."""
+    warnings: list[Finding]
+    """What does not, and deserves a word."""
     not_checked: list[Finding]
     """Files that are not there, where that is allowed."""
+    memory_checked: bool
+    """Whether memory of the devices was compared with anything."""
     models: Models | None
     """None where a folder is not there, and mindrl knows no model of its name."""
 
@@ -37,7 +43,7 @@ def check(config: RunConfig, platform: Platform) -> None:
     Raises:
         ConfigError: All findings, one a line.
     """
-    _refuse(config, checked_run(config, platform, device_capacity(config)).findings)
+    _refuse(config, checked_run(config, platform, device_capacity(config)))
 
 
 def check_without_files(config: RunConfig, platform: Platform) -> list[str]:
@@ -47,7 +53,7 @@ def check_without_files(config: RunConfig, platform: Platform) -> list[str]:
         ConfigError: All findings, one a line.
     """
     found = checked_run(config, platform, device_capacity(config), needs_files=False)
-    _refuse(config, found.findings)
+    _refuse(config, found)
     return list(map(str, found.not_checked))
 
 
@@ -67,16 +73,24 @@ def checked_run(
     missing = [*_files(config)]
     found = [*findings(config), *platform_findings(config, platform), *_rewards(config)]
     found += missing if needs_files else []
-    models = None
+    warnings = [*learning_warnings(config)]
+    models, judges_memory = None, False
     if needs_files or not unknown_sizes(config):
         models = describe_models(config, without_weights=frozenset(absent))
         found += model_findings(config, models)
-        found = found or list(memory_findings(config, capacity))
+        judges_memory = not found and config.rl_config.check_memory
+        if not found:
+            memory = judged_memory(config, capacity)
+            found, warnings = memory.findings, warnings + memory.warnings
     found += export_findings(export_places(config))
     # Of a folder that several roles read the same is said once.
     notes = {str(note): note for note in [*missing, *absent.values()]}
     return Checked(
-        findings=found, not_checked=[] if needs_files else [*notes.values()], models=models
+        findings=found,
+        warnings=warnings,
+        not_checked=[] if needs_files else [*notes.values()],
+        memory_checked=judges_memory and capacity.device_bytes is not None,
+        models=models,
     )
 
 
@@ -91,9 +105,12 @@ def platform_findings(config: RunConfig, platform: Platform) -> Iterator[Finding
     yield from _whole_prompts(config, platform)
 
 
-def _refuse(config: RunConfig, found: Iterable[Finding]) -> None:
-    if lines := [str(in_words_of_backend(config, each)) for each in found]:
+def _refuse(config: RunConfig, checked: Checked) -> None:
+    """Raise what was found; say what was not enough for that."""
+    if lines := [str(in_words_of_backend(config, each)) for each in checked.findings]:
         raise ConfigError("\n".join(lines))
+    for warning in checked.warnings:
+        note(str(warning))
 
 
 def _backend(config: RunConfig, platform: Platform) -> Iterator[Finding]:

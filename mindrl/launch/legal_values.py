@@ -26,8 +26,7 @@ def checked_with_legal_values(
 ) -> Checked:
     """Ask every rule, as `checked_run`, and keep of legal values the nearest that help.
 
-    A value helps where it ends all findings on its key and makes none on another. While another
-    finding hides what a value would do, those of the rule by itself stay.
+    A value helps where it ends all findings on its key and makes none on another.
     """
     checked = checked_run(config, platform, capacity, needs_files=needs_files)
     trial = _Trial(config, platform, checked)
@@ -49,7 +48,7 @@ class _Trial:
         """Return the nearest values that help."""
         tried = finding.legal[:_MOST_TRIED]
         good = (value for value in tried if self._helps(finding.field, value))
-        return tuple(islice(good, _MOST_NAMED)) or tried[:_MOST_NAMED]
+        return tuple(islice(good, _MOST_NAMED))
 
     def _helps(self, field: str, value: Value) -> bool:
         try:

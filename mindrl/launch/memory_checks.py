@@ -11,6 +11,7 @@ from mindrl.config.run import RunConfig
 from mindrl.errors import DeviceMemoryError
 from mindrl.launch.layouts import topology
 from mindrl.launch.memory_advice import advice_on
+from mindrl.launch.memory_estimates import activation_estimates
 from mindrl.launch.memory_plan import (
     MemoryPlan,
     memory_plan,
@@ -47,15 +48,61 @@ class Capacity:
         return (self.device_bytes, self.host_bytes) != (None, None)
 
 
-def memory_findings(config: RunConfig, capacity: Capacity) -> Iterator[Finding]:
-    """Say so where a step needs more memory than there is.
+@dataclass(frozen=True, kw_only=True)
+class JudgedMemory:
+    """What is to be said of a run's memory."""
+
+    findings: list[Finding]
+    """A step needs more than there is."""
+    warnings: list[Finding]
+    """By estimate it does, once its activations come on top."""
+
+
+def judged_memory(config: RunConfig, capacity: Capacity) -> JudgedMemory:
+    """Compare a step with the memory that there is.
 
     Args:
         config: Without other findings.
         capacity: To compare with.
     """
-    if not capacity.is_known or not config.rl_config.check_memory or surely_fits(config, capacity):
-        return
+    if not capacity.is_known or not config.rl_config.check_memory:
+        return JudgedMemory(findings=[], warnings=[])
+    models = bounding_models(config)
+    bound = _bounding_plan(config, capacity, models)
+    if bound is None or not _has_room(config, capacity, bound):
+        found = [*_findings(config, capacity)]
+    else:
+        found = []
+    warnings = [] if found or bound is None else [*_activations(config, bound, models)]
+    return JudgedMemory(findings=found, warnings=warnings)
+
+
+def surely_fits(config: RunConfig, capacity: Capacity) -> bool:
+    """Whether a run fits even where one rank has the largest share of every region.
+
+    Answers in a fraction of the time of the whole plan: no reshard is planned. False says nothing.
+    """
+    bound = _bounding_plan(config, capacity, bounding_models(config))
+    return bound is not None and _has_room(config, capacity, bound)
+
+
+def _bounding_plan(config: RunConfig, capacity: Capacity, models: RunModels) -> MemoryPlan | None:
+    """Give every rank the largest share of every region; None where no KV cache is left then."""
+    plan = plan_without_kv_cache(config, capacity.device_bytes, models)
+    largest = {region: np.full_like(sizes, sizes.max()) for region, sizes in plan.regions.items()}
+    try:
+        return with_own_kv_cache(config, replace(plan, regions=largest), models.kv_bytes_per_token)
+    except DeviceMemoryError:
+        return None
+
+
+def _has_room(config: RunConfig, capacity: Capacity, plan: MemoryPlan) -> bool:
+    there, per_node = capacity.host_bytes, topology(config).ranks_per_node
+    return plan.fits and (there is None or plan.host_bytes_of_node(per_node) <= there)
+
+
+def _findings(config: RunConfig, capacity: Capacity) -> Iterator[Finding]:
+    """Ask the whole plan."""
     models = read_models(config)
     try:
         plan = memory_plan(config, capacity.device_bytes, models)
@@ -68,20 +115,23 @@ def memory_findings(config: RunConfig, capacity: Capacity) -> Iterator[Finding]:
         yield from _host(config, plan, capacity.host_bytes)
 
 
-def surely_fits(config: RunConfig, capacity: Capacity) -> bool:
-    """Whether a run fits even where one rank has the largest share of every region.
-
-    Answers in a fraction of the time of the whole plan: no reshard is planned. False says nothing.
-    """
-    models = bounding_models(config)
-    plan = plan_without_kv_cache(config, capacity.device_bytes, models)
-    largest = {region: np.full_like(sizes, sizes.max()) for region, sizes in plan.regions.items()}
-    try:
-        plan = with_own_kv_cache(config, replace(plan, regions=largest), models.kv_bytes_per_token)
-    except DeviceMemoryError:
-        return False
-    there, per_node = capacity.host_bytes, topology(config).ranks_per_node
-    return plan.fits and (there is None or plan.host_bytes_of_node(per_node) <= there)
+def _activations(config: RunConfig, plan: MemoryPlan, models: RunModels) -> Iterator[Finding]:
+    """Name the phase that is furthest beyond the device with the estimate of its activations."""
+    estimates = activation_estimates(config, models)
+    needs = {
+        instant.phase: int(plan.sum(instant.resident).max()) + estimates[instant.phase]
+        for instant in plan.instants
+        if instant.label == instant.phase.value and instant.phase in estimates
+    }
+    phase = max(needs, key=lambda each: needs[each])
+    if plan.capacity_bytes is not None and needs[phase] > plan.capacity_bytes:
+        there = plan.capacity_bytes // _MIB
+        text = (
+            f"{_CAPACITY}={there}: by estimate {phase.value} needs {needs[phase] / _MIB:,.0f} MiB, "
+            f"{estimates[phase] / _MIB:,.0f} of them for activations; smaller micro-batches or "
+            "recompute_granularity=full take less"
+        )
+        yield Finding(text, _CAPACITY, there, page=_PAGE)
 
 
 def _device(config: RunConfig, plan: MemoryPlan, models: RunModels) -> Finding:

@@ -18,7 +18,8 @@ PAGE = ROOT / "docs" / "reference" / "config.md"
         "| `infer_pipeline_parallel_size` | only `1` | `1` | ",
         "| `kv_cache_mib` | whole number >= 1, or `null` | `null` | ",
         "| `verifier_weight` | list, each entry a number | `[1.0, 0.1]` | ",
-        "| `num_npus` | whole number >= 1 | `1` | ",
+        "| `seed` | whole number >= 0 and < 4294967296 | `1234` | ",
+        "| `num_npus` | whole number >= 1 and <= 65536 | `1` | ",
     ],
 )
 def test_a_row_tells_type_range_and_default(row: str) -> None:

@@ -4,7 +4,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broken_runs import ACTOR, CRITIC, DEVICES, RL, RUNS, TP, WITHOUT_LEGAL, Broken, Values
+from broken_runs import (
+    ACTOR,
+    CRITIC,
+    DEVICES,
+    GENERATE,
+    RL,
+    RUNS,
+    TP,
+    WITHOUT_LEGAL,
+    Broken,
+    Values,
+)
 from checked_runs import CPU, MakeConfig, model_folder, overrides
 
 from mindrl.config.finding import Finding
@@ -78,6 +89,50 @@ def test_two_findings_are_repaired_each_by_its_own_value(
     assert [(each.field, each.legal) for each in findings] == [
         (f"{ACTOR}.{TP}", (4, 2)),
         (f"{RL}.n_samples_per_prompt", (2,)),
+    ]
+
+
+def changed(given: Values, field: str, value: Any) -> Values:
+    return given | {field: list(value) if isinstance(value, tuple) else value}
+
+
+PAIRS = [*zip(RUNS, [*RUNS][7:], strict=False)]
+
+
+@pytest.mark.parametrize("names", PAIRS, ids=map(" and ".join, PAIRS))
+def test_of_two_broken_rules_each_value_that_is_named_ends_all_findings_on_its_key(
+    names: tuple[str, str], tmp_path: Path, run_config: MakeConfig
+) -> None:
+    """A value that another finding keeps from helping is not named."""
+    runs = [RUNS[name] for name in names]
+    model = model_folder(tmp_path / "model", **(runs[0].model | runs[1].model))
+    given = overrides(tmp_path) | runs[0].beside | runs[1].beside
+    given |= {run.field: run.value for run in runs}
+    findings = found(run_config(model, given), runs[0])
+    fields = {each.field for each in findings}
+    assert fields
+    for finding in findings:
+        for value in finding.legal:
+            try:
+                config = run_config(model, changed(given, finding.field, value))
+            except ConfigError:
+                pytest.fail(f"{finding.field}={value} is out of range")
+            left = {each.field for each in found(config, runs[0]) if each.page is None}
+            # Memory has a page of its own, and is judged once nothing else is found.
+            assert finding.field not in left
+            assert left <= fields
+
+
+def test_a_length_that_the_model_refuses_is_not_named(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    """32 tokens of a prompt and 200 of a response; the model counts to 128."""
+    longer = {f"{GENERATE}.sampling_config.max_tokens": 200, f"{GENERATE}.max_model_len": 128}
+    config = run_config(model_folder(tmp_path / "model"), overrides(tmp_path) | longer)
+    findings = checked_with_legal_values(config, CPU, Capacity()).findings
+    assert [(each.field, each.legal) for each in findings] == [
+        ("megatron_training.seq_length", ()),
+        ("generate_config.max_model_len", ()),
     ]
 
 

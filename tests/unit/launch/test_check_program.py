@@ -189,3 +189,21 @@ def test_every_page_that_a_finding_names_is_there() -> None:
     sections = re.findall(r"^## (.+)$", page, re.MULTILINE)
     anchors = {f"docs/reference/config.md#{name.replace('.', '')}" for name in sections}
     assert {Finding("", f"{name}.key").doc for name in sections} == anchors
+
+
+def test_a_rate_and_activations_that_are_hardly_meant_deserve_a_word() -> None:
+    """A micro-batch of 64 sequences of 4,096 tokens fits no device, whatever its regions take."""
+    odd = (*RUN, "--elsewhere", "--device-memory-gib", "60", "actor_config.lr=1e6")
+    found = answer(*odd, "actor_config.micro_batch_size=64")
+    assert (found["findings"], found["memory_checked"]) == ([], True)
+    rate, activations = (each["text"] for each in found["warnings"])
+    assert rate.startswith("actor_config.lr=1e+06: an update of Adam moves a weight by up to")
+    assert activations.startswith("rl_config.device_memory_mib=61440: by estimate train needs ")
+    assert answer(*odd[:-1])["warnings"] == []
+
+
+def test_memory_that_was_not_judged_is_not_called_checked() -> None:
+    broken = (*RUN, "--elsewhere", "--device-memory-gib", "60", "rl_config.mini_batch_size=5")
+    assert answer(*broken, code=1)["memory_checked"] is False
+    said = "memory of the devices not checked: it is, once nothing else is found"
+    assert said in started(*broken).stdout

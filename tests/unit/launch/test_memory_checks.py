@@ -7,7 +7,7 @@ import pytest
 from checked_runs import DEVICES, TRAIN_TP, MakeConfig, model_folder, overrides
 
 from mindrl.config.run import RunConfig
-from mindrl.launch.memory_checks import Capacity, memory_findings, surely_fits
+from mindrl.launch.memory_checks import Capacity, judged_memory, surely_fits
 from mindrl.launch.memory_plan import memory_plan
 
 MIB = 1 << 20
@@ -45,8 +45,8 @@ def test_a_run_is_refused_exactly_below_its_peak(
     """Where the quick answer is no, the whole plan decides."""
     config = small_run(tmp_path, run_config, sizes)
     peak = memory_plan(config, None).peak_bytes
-    assert list(memory_findings(config, Capacity(device_bytes=peak))) == []
-    assert len(list(memory_findings(config, Capacity(device_bytes=peak - 1)))) == 1
+    assert judged_memory(config, Capacity(device_bytes=peak)).findings == []
+    assert len(judged_memory(config, Capacity(device_bytes=peak - 1)).findings) == 1
 
 
 def test_a_derived_kv_cache_never_makes_a_run_too_large(

@@ -95,6 +95,8 @@ def test_a_file_that_cannot_be_read_ends_in_words_with_its_name_and_code_2(
     assert len(error.splitlines()) <= 4
 
 
+LONG = "x" * 300
+MOST = "must be less than or equal to"
 OVERRIDES = {
     "actor_config=[5]": "actor_config=[5] must be a section with keys",
     "rl_config.actor_resource=3": "rl_config.actor_resource=3 must be a section with keys",
@@ -103,12 +105,27 @@ OVERRIDES = {
     "actor_config.lr=[1": "cannot be read: it must be key=value",
     "actor_config.lr=${nope}": "actor_config.lr: Interpolation key 'nope' not found",
     "rl_config.verifier_function=abc": 'verifier_function="abc" must be a list',
+    "generate_config.kv_cache_mib=1000000000000000000": f"{MOST} 2147483647",
+    "generate_config.reshard_bucket_mib=1000000000000000000": f"{MOST} 2147483647",
+    "rl_config.device_memory_mib=1000000000000000000": f"{MOST} 2147483647",
+    "rl_config.actor_resource.num_npus=1000000000": f"{MOST} 65536",
+    "rl_config.worker_start_timeout_seconds=100000000": f"{MOST} 604800",
+    "rl_config.verifier_timeout=1e300": f"{MOST} 604800",
+    "megatron_training.distributed_timeout_minutes=1000000": f"{MOST} 10080",
+    "megatron_training.seed=4294967296": "must be less than 4294967296",
+    **{
+        f"{key}={folder}{LONG}": "must be a path of at most 4000 bytes with names of at most 240"
+        for key in ("actor_config.load", "actor_config.save", "megatron_training.data_path")
+        for folder in ("", "/tmp/")
+    },
     "critic_config.lr=1": "Could not override 'critic_config.lr'",
 }
 
 
 @pytest.mark.parametrize("program", ANSWERS)
-@pytest.mark.parametrize(("override", "words"), OVERRIDES.items(), ids=OVERRIDES.keys())
+@pytest.mark.parametrize(
+    ("override", "words"), OVERRIDES.items(), ids=[name[:50] for name in OVERRIDES]
+)
 def test_an_override_of_a_wrong_kind_ends_in_one_line_and_code_2(
     override: str,
     words: str,

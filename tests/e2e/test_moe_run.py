@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import psutil
 import pytest
 from program import Program, fresh_answers, start_program
 
@@ -9,9 +10,18 @@ pytestmark = pytest.mark.e2e
 
 # Any random model earns it, and unequally, so that every step has a gradient.
 REWARD = """
+import subprocess
+
 def length(response: str, reference: str) -> float:
     return min(1.0, len(response) / 400)
+
+def failing(response: str, reference: str) -> float:
+    if response and int(reference) % 4 == 0:
+        subprocess.Popen(["sleep", "86421"], start_new_session=True)
+        raise ValueError(reference)
+    return 0.0
 """
+SLEEP = ["sleep", "86421"]
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +37,8 @@ def moe_run(
         f"actor_config.load={untaught_moe_model}",
         *("actor_config.lr=1e-3", "actor_config.lr_decay_style=constant"),
         "megatron_training.train_iters=3",
-        f"rl_config.verifier_function=[{scratch}/reward.py:length]",
-        "rl_config.verifier_weight=[1.0]",
+        f"rl_config.verifier_function=[{scratch}/reward.py:length,{scratch}/reward.py:failing]",
+        "rl_config.verifier_weight=[1.0,0.0]",
         *("rl_config.clip_ratio_high=0.28", "rl_config.overlong_buffer_enable=true"),
         *("rl_config.overlong_buffer=8", "rl_config.overlong_buffer_penalty_factor=0.5"),
     ]
@@ -55,6 +65,19 @@ def test_a_penalty_for_length_teaches_random_weights_to_end_their_responses(
     for step in moe_run.steps():
         (earned,) = (step[name] for name in step if name.endswith("reward.py:length"))
         assert step["reward/mean"] == pytest.approx(earned + step["reward/overlong"])
+
+
+def test_failing_rewards_are_told_once_and_counted_and_what_they_started_ends_with_the_run(
+    moe_run: Program,
+) -> None:
+    ((function, counts),) = moe_run.summary()["reward_failures"].items()
+    in_steps = sum(step["reward/errors"] for step in moe_run.steps())
+    # The evaluations before and behind the steps count too.
+    assert counts["exception"] > in_steps > 0
+    assert moe_run.text().count(f"{function} gave ") == 1
+    log = (moe_run.folder / "logs/driver.log").read_text()
+    assert log.count("    raise ValueError(reference)\n") == 1
+    assert not [each for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"] == SLEEP]
 
 
 def test_two_workers_receive_the_half_of_every_expert_that_the_other_trains(

@@ -18,7 +18,8 @@ class ActorConfig(LearningConfig):
     """A config.json, or a folder with one, that says how large the model is: for checks and plans
     where `load` is not on the machine. None takes the shipped one of `load`'s name."""
     save: PathText | None = None
-    """Folder for the exported model. None writes to `model` in the run folder."""
+    """Folder for the exported model. None writes to `model` in the run folder. The best export by
+    evaluation lies beside it, as `<folder>_best`."""
     backend: str = ""
     """The training layout as an allocation string, such as `megatron:d4p2t2`, in place of the keys
     that it stands for; see [Allocation strings](allocation-strings.md)."""

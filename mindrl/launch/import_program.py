@@ -28,7 +28,7 @@ from mindrl.launch.arguments import count
 from mindrl.launch.config_text import needs_yaml_suffix, nested, write_new
 from mindrl.launch.exits import FAILED, exit_code, report
 from mindrl.launch.import_text import as_json, report_lines, yaml_text
-from mindrl.launch.shipped import sizes_path
+from mindrl.launch.shipped import has_sizes, sizes_path
 
 _EXAMPLE = """\
 example:
@@ -132,7 +132,7 @@ def _with_sizes(outcome: _Outcome, output: str) -> tuple[Import, dict[str, str]]
     """Keep the sizes of the model file where no others are known, in a file beside the new one."""
     imported, theirs = outcome.imported, outcome.theirs
     config = load_run_config(nested(imported.values))
-    sizes = None if Path(sizes_path(config, "actor")).exists() else model_sizes(theirs)
+    sizes = None if has_sizes(sizes_path(config, "actor")) else model_sizes(theirs)
     if sizes is None:
         return imported, {}
     path = str(Path(output).with_suffix("")) + "-sizes.json"

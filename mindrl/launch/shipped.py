@@ -53,9 +53,14 @@ def sizes_path(config: RunConfig, role: Role) -> str:
     """
     path = config.model_path(role)
     own = config.actor_config.sizes
-    if own is not None and path == config.actor_config.load and not Path(path).is_dir():
+    if own is not None and path == config.actor_config.load and not has_sizes(path):
         path = own
     return str(published_folder(path) or path)
+
+
+def has_sizes(path: str) -> bool:
+    """Tell a config.json, or a folder with one."""
+    return Path(path).is_file() or (Path(path) / "config.json").is_file()
 
 
 def unknown_sizes(config: RunConfig) -> list[Finding]:

@@ -4,13 +4,8 @@ r"""The built-in rewards: is the answer right, and does the response have the fo
 of these names ask for; equality is that of `math_verify`.
 """
 
-import logging
 import re
 from collections.abc import Callable
-from functools import lru_cache
-from typing import Any
-
-from math_verify import LatexExtractionConfig, parse, verify
 
 from mindrl.rewards.score_range import scores
 
@@ -20,16 +15,11 @@ RewardFunction = Callable[[str, str], float]
 MAX_BOXED_CHARACTERS = 4096
 """A longer boxed answer counts as wrong unread: parsing it may take minutes."""
 
-# math-verify logs whole answers, and warns that it runs without its own time limit.
-logging.getLogger("math_verify").setLevel(logging.ERROR)
-
 _STRUCTURE = ("<think>", "</think>", "<answer>", "</answer>")
 _LONGEST_DAPO_ANSWER = 300
 _ANSWER_LINE = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
 _BOXED = re.compile(r"\\boxed\s*\{")
 _CLOSING = re.compile(r"[\s.$!*)\]\\]*")
-# LaTeX only: for plain expressions math-verify calls sympy.parse_expr, which evaluates Python.
-_LATEX = (LatexExtractionConfig(boxed_match_priority=0),)
 
 
 @scores(0.0, 1.0)
@@ -138,26 +128,16 @@ def _closing_brace(text: str, start: int) -> int | None:
     return None
 
 
-@lru_cache(maxsize=4096)
-def _equal(boxed: str, reference: str) -> bool:
-    """Compare two answers; samples of one prompt mostly repeat each other."""
-    if not boxed or not reference:
+def _equal(found: str, reference: str) -> bool:
+    """Compare two answers by their text, then by what they mean."""
+    if not found or not reference:
         return False
-    if boxed == reference:
+    if found == reference:
         return True
-    return bool(verify(_parsed(reference), _parsed(boxed), timeout_seconds=None))
+    # Imported late: a check of a configuration compares no answers, and sympy takes a while.
+    from mindrl.rewards.answers import mean_the_same  # noqa: PLC0415
 
-
-@lru_cache(maxsize=4096)
-def _parsed(answer: str) -> list[Any]:
-    """Parse LaTeX into sympy objects, and the normalised text as the last resort."""
-    latex = rf"\boxed{{{answer}}}"
-    if answer.endswith("%"):  # math-verify sees a percent sign only after the closing delimiter
-        number = answer.removesuffix("%").removesuffix("\\").rstrip()
-        latex = rf"${number}$\%"
-    # Its own limit is SIGALRM, which works in a main thread only and counts nothing.
-    expressions: list[Any] = parse(latex, extraction_config=_LATEX, parsing_timeout=None)
-    return expressions
+    return mean_the_same(found, reference)
 
 
 BUILTIN_REWARDS: dict[str, RewardFunction] = {

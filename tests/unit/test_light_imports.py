@@ -24,7 +24,7 @@ CHOOSE = "from mindrl.platform.device import choose_platform; choose_platform('a
         ("import mindrl.launch.plan_program", {"torch", "ray", "vllm", "megatron", "transformers"}),
         (
             "import mindrl.launch.import_program",
-            {"torch", "ray", "vllm", "megatron", "transformers", "math_verify"},
+            {"torch", "ray", "vllm", "megatron", "transformers", "sympy"},
         ),
         (
             "import mindrl.launch.doctor_program",
@@ -32,9 +32,12 @@ CHOOSE = "from mindrl.platform.device import choose_platform; choose_platform('a
         ),
         (
             "import mindrl.launch.check_program",
-            {"torch", "ray", "vllm", "megatron", "transformers"},
+            {"torch", "ray", "vllm", "megatron", "transformers", "sympy"},
         ),
-        ("import mindrl.launch.programs", {"torch", "ray", "vllm", "megatron", "transformers"}),
+        (
+            "import mindrl.launch.programs",
+            {"torch", "ray", "vllm", "megatron", "transformers", "sympy"},
+        ),
         ("import mindrl.platform.device_models", {"torch", "ray", "transformers"}),
         ("import mindrl.launch.run_program", {"torch", "ray", "vllm", "megatron", "transformers"}),
         (CHOOSE, {"torch", "torch_npu", "ray", "vllm", "megatron"}),
@@ -58,3 +61,8 @@ def test_an_import_brings_nothing_heavy_along(statement: str, heavy: set[str]) -
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
     assert ended.returncode == 0, ended.stderr
+
+
+def test_sympy_is_there_before_a_scoring_process_is_forked() -> None:
+    code = "import mindrl.rewards.host, sys; sys.exit('sympy' not in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

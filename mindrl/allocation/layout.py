@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 from mindrl.allocation.rank_order import RankOrder
@@ -51,13 +52,13 @@ class TrainLayout:
         """Copies of each expert; 0 where the sizes do not fit."""
         return self.tp * self.cp * self.dp // (self.etp * self.ep)
 
-    @property
+    @cached_property
     def dense_order(self) -> RankOrder:
         """The order of the dense grid."""
         sizes = (("tp", self.tp), ("cp", self.cp), ("dp", self.dp), ("pp", self.pp))
         return self.order or RankOrder(digits=sizes)
 
-    @property
+    @cached_property
     def experts_order(self) -> RankOrder:
         """The order of the expert grid."""
         sizes = (("etp", self.etp), ("ep", self.ep), ("dp", self.expert_dp), ("pp", self.pp))

@@ -6,6 +6,7 @@ from math import ceil
 
 import numpy as np
 
+from mindrl.allocation.regions import Region
 from mindrl.config.finding import Finding, Value
 from mindrl.config.run import RunConfig
 from mindrl.errors import DeviceMemoryError
@@ -25,7 +26,8 @@ from mindrl.launch.memory_regions import (
     RunModels,
     bounding_models,
     offload_switches,
-    read_models,
+    ordered_models,
+    with_reshard,
 )
 
 _MIB = 1 << 20
@@ -103,9 +105,13 @@ def _has_room(config: RunConfig, capacity: Capacity, plan: MemoryPlan) -> bool:
 
 def _findings(config: RunConfig, capacity: Capacity) -> Iterator[Finding]:
     """Ask the whole plan."""
-    models = read_models(config)
+    models = ordered_models(config)
     try:
         plan = memory_plan(config, capacity.device_bytes, models)
+        if not plan.fits and Region.STAGING in plan.peak_instant.resident:
+            # The bound on the messages alone may be what does not fit.
+            models = with_reshard(config, models)
+            plan = memory_plan(config, capacity.device_bytes, models)
     except DeviceMemoryError as error:
         yield _no_room_for_kv_cache(config, capacity, models, str(error))
         return

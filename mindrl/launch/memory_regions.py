@@ -3,24 +3,33 @@
 import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mindrl.allocation.from_config import role_layout, rollout_layout
+from mindrl.allocation.from_config import rollout_layout
 from mindrl.allocation.layout import TrainLayout
 from mindrl.allocation.regions import Region
 from mindrl.allocation.schedule import Roles
 from mindrl.config.layout_sizes import Role
 from mindrl.config.run import RunConfig
-from mindrl.launch.layouts import role_layouts, topology, train_dtype
+from mindrl.launch.layouts import (
+    bucket_bytes,
+    ordered_layouts,
+    own_layouts,
+    topology,
+    train_dtype,
+)
 from mindrl.launch.shipped import planned_description, sizes_path
-from mindrl.models.decoder import Side, rollout_side, training_side
+from mindrl.models.decoder import Head, Side, rollout_side, training_side
 from mindrl.models.description import ModelDescription
+from mindrl.models.feed_forward import ExpertStorage
 from mindrl.models.memory import held_bytes, kv_bytes_per_token, trained_bytes
 from mindrl.platform.host_blocks import rounded
-from mindrl.resharding.plan import ReshardPlan, plan_sides
+from mindrl.resharding.cells import Cell
+from mindrl.resharding.plan import ReshardPlan, cells_for_bucket, plan_sides
 
 Counts = NDArray[np.int64]
 RegionBytes = Mapping[Region, Counts]
@@ -55,15 +64,17 @@ class RunModels:
     layouts: Mapping[Role, TrainLayout]
     sides: Mapping[Role, Side]
     rollout: Side
-    staging: Counts
-    """Largest bytes of messages that each rank has in flight during a reshard."""
+    cells: list[Cell] | None
+    """What travels from the actor's layout to the rollout's; None where that was not looked at."""
     reshard: ReshardPlan | None
-    """From the actor's layout to the rollout's; None where none was planned."""
+    """How it travels; None where that was not planned."""
+    staging: Counts
+    """Largest bytes of messages that each rank has in flight then; without a plan, the bound."""
     kv_bytes_per_token: int
 
 
 def read_models(config: RunConfig) -> RunModels:
-    """Read the models of a run from their config.json files.
+    """Read the models of a run from their config.json files, and plan the reshard.
 
     Args:
         config: Without findings.
@@ -71,38 +82,46 @@ def read_models(config: RunConfig) -> RunModels:
     Raises:
         ModelError: A model folder does not hold a known model.
     """
+    return with_reshard(config, ordered_models(config))
+
+
+def with_reshard(config: RunConfig, models: RunModels) -> RunModels:
+    """Plan the reshard, which takes most of the time for large models."""
     with _no_collection():
-        return _read_models(config, plans_reshard=True)
+        reshard = plan_sides(
+            models.sides["actor"],
+            models.rollout,
+            topology(config),
+            bucket_bytes=bucket_bytes(config),
+            cells=models.cells,
+        )
+        return replace(models, reshard=reshard, staging=reshard.peak_staging)
+
+
+def ordered_models(config: RunConfig) -> RunModels:
+    """Read the models, with the ranks in the order of the run; no reshard is planned."""
+    with _no_collection():
+        models = bounding_models(config)
+        source, target = models.sides["actor"], models.rollout
+        cells = cells_for_bucket(source, target, bucket_bytes(config))
+        layouts = ordered_layouts(config, source, target, cells)
+        sides = _sides(config, models.descriptions, layouts)
+        return replace(models, layouts=layouts, sides=sides, cells=cells)
 
 
 def bounding_models(config: RunConfig) -> RunModels:
-    """Read the models without planning the reshard, which takes most of the time.
-
-    The ranks are in Megatron's own order, and messages as large as they may be.
-    """
-    with _no_collection():
-        return _read_models(config, plans_reshard=False)
-
-
-def _read_models(config: RunConfig, *, plans_reshard: bool) -> RunModels:
-    own_order = {role: role_layout(config, role) for role in config.roles}
-    layouts = role_layouts(config) if plans_reshard else own_order
+    """Read the models, with the ranks in Megatron's own order; nothing is looked for."""
     descriptions = {role: planned_description(sizes_path(config, role)) for role in config.roles}
-    sides = {role: _side(config, role, descriptions[role], layouts[role]) for role in layouts}
-    target, dtype = rollout_layout(config), config.generate_config.dtype
-    rollout = rollout_side(descriptions["actor"], target, dtype=dtype)
-    bucket_bytes = config.generate_config.reshard_bucket_mib << 20
-    reshard, staging = None, np.full(config.world_size, bucket_bytes, dtype=np.int64)
-    if plans_reshard:
-        reshard = plan_sides(sides["actor"], rollout, topology(config), bucket_bytes=bucket_bytes)
-        staging = reshard.peak_staging
+    layouts, target = own_layouts(config), rollout_layout(config)
+    dtype = config.generate_config.dtype
     return RunModels(
         descriptions=descriptions,
         layouts=layouts,
-        sides=sides,
-        rollout=rollout,
-        staging=staging,
-        reshard=reshard,
+        sides=_sides(config, descriptions, layouts),
+        rollout=rollout_side(descriptions["actor"], target, dtype=dtype),
+        cells=None,
+        reshard=None,
+        staging=np.full(config.world_size, bucket_bytes(config), dtype=np.int64),
         kv_bytes_per_token=kv_bytes_per_token(descriptions["actor"], target, dtype),
     )
 
@@ -178,13 +197,23 @@ def _switch_keys() -> Iterator[tuple[Role, Region, str, str]]:
         yield role, region, f"{role}_config", "offload_param"
 
 
-def _side(config: RunConfig, role: Role, model: ModelDescription, layout: TrainLayout) -> Side:
-    learning = {"critic": config.critic_config, "reward": None}.get(role, config.actor_config)
-    grouped = learning is not None and learning.moe_grouped_gemm
-    return training_side(
-        model,
-        layout,
-        dtype=train_dtype(config),
-        experts="grouped" if grouped else "sequential",
-        head="value" if role in ("critic", "reward") else "vocabulary",
-    )
+def _sides(
+    config: RunConfig,
+    models: Mapping[Role, ModelDescription],
+    layouts: Mapping[Role, TrainLayout],
+) -> dict[Role, Side]:
+    """Return who holds which part of each model; roles that are alike share the answer."""
+
+    @cache
+    def side(
+        model: ModelDescription, layout: TrainLayout, experts: ExpertStorage, head: Head
+    ) -> Side:
+        return training_side(model, layout, dtype=train_dtype(config), experts=experts, head=head)
+
+    found: dict[Role, Side] = {}
+    for role, layout in layouts.items():
+        learning = {"critic": config.critic_config, "reward": None}.get(role, config.actor_config)
+        grouped = learning is not None and learning.moe_grouped_gemm
+        head: Head = "value" if role in ("critic", "reward") else "vocabulary"
+        found[role] = side(models[role], layout, "grouped" if grouped else "sequential", head)
+    return found

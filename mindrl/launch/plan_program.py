@@ -38,7 +38,12 @@ from mindrl.launch.shipped import planned_description
 from mindrl.models.decoder import DType, Side, elsewhere, rollout_side, training_side
 from mindrl.models.description import ModelDescription
 from mindrl.models.legality import rollout_findings, training_findings
-from mindrl.resharding.plan import DEFAULT_BUCKET_BYTES, Topology, plan_sides
+from mindrl.resharding.plan import (
+    DEFAULT_BUCKET_BYTES,
+    Topology,
+    cells_for_bucket,
+    plan_sides,
+)
 from mindrl.resharding.rank_map import RankMap, choose_orders
 
 _MOST_RANKS = 4096
@@ -223,17 +228,19 @@ def _figures(request: _Request, options: argparse.Namespace) -> ReshardFigures:
     bucket_bytes = options.bucket_mib << 20
     bandwidth = options.bandwidth_gbps_per_rank
 
-    def planned(layout: TrainLayout) -> PlanFigures:
-        plan = plan_sides(*request.sides(layout), request.topology, bucket_bytes=bucket_bytes)
+    source, target = request.sides(request.source)
+    cells = cells_for_bucket(source, target, bucket_bytes)
+
+    def planned(source: Side) -> PlanFigures:
+        plan = plan_sides(source, target, request.topology, bucket_bytes=bucket_bytes, cells=cells)
         return figures_of(plan, request.topology, gbit_per_second=bandwidth)
 
-    default = planned(request.source)
+    default = chosen = planned(source)
     ranks: RankMap | None = None
     if options.rank_map == "best" and not request.disjoint:
-        ranks = choose_orders(
-            request.model, request.source, request.target, request.topology, dtypes=request.dtypes
-        )
-    other = ranks is not None and ranks.layout != request.source
+        ranks = choose_orders(request.source, source, target, cells, request.topology)
+        if ranks.layout != request.source:
+            chosen = planned(request.sides(ranks.layout)[0])
     return ReshardFigures(
         model=options.model,
         training=training_string(request.source),
@@ -244,10 +251,10 @@ def _figures(request: _Request, options: argparse.Namespace) -> ReshardFigures:
         dtypes=request.dtypes,
         bucket_bytes=bucket_bytes,
         gbit_per_second_per_rank=bandwidth,
-        full_gather_bytes=full_gather_bytes(request.model, *request.sides(request.source)),
+        full_gather_bytes=full_gather_bytes(request.model, source, target),
         rank_map=None if ranks is None else _rank_map(ranks, experts=request.model.moe is not None),
         default=default,
-        chosen=planned(ranks.layout) if ranks and other else default,
+        chosen=chosen,
     )
 
 

@@ -4,8 +4,9 @@ A side deals its tensors out in shards: a shard is what all ranks with the same 
 so a thousand ranks need no thousand tables.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 from mindrl.allocation.layout import RolloutLayout, TrainLayout
@@ -32,6 +33,30 @@ _EMBEDDING, _HEAD, _NORM = "model.embed_tokens.weight", "lm_head.weight", "model
 _ROLLOUT_VOCABULARY_MULTIPLE = 64
 
 
+class LazyTables(Mapping[str, ShardingTable]):
+    """Tables by the shard's name, each made when it is first asked for: many a plan needs few."""
+
+    def __init__(self) -> None:
+        """Hold none."""
+        self._makers: dict[str, Callable[[], ShardingTable]] = {}
+        self._made: dict[str, ShardingTable] = {}
+
+    def add(self, name: str, maker: Callable[[], ShardingTable]) -> None:
+        """Name a table; the first maker of a name stays."""
+        self._makers.setdefault(name, maker)
+
+    def __getitem__(self, name: str) -> ShardingTable:
+        if name not in self._made:
+            self._made[name] = self._makers[name]()
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._makers)
+
+    def __len__(self) -> int:
+        return len(self._makers)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Side:
     """Who holds what: the shards of a model and the ranks that hold them."""
@@ -42,6 +67,8 @@ class Side:
     """Shards of each rank of the world; empty for a rank that is not on this side."""
     dtype: DType
     """Of all tensors but those that are always float32."""
+    twins: Mapping[str, str] = field(default_factory=dict)
+    """Shards whose local tensors have the names and shapes of another shard's, and that shard."""
 
     def table(self, rank: int) -> ShardingTable:
         """Return all that a rank holds."""
@@ -103,40 +130,40 @@ def training_side(
 
     Local names are Megatron's, behind the chunk that they belong to: `chunk0.decoder...`.
     """
-    shards: dict[str, ShardingTable] = {}
-    held_by = []
+    tables, twins, held_by = LazyTables(), {}, []
     for rank in range(layout.world_size):
         dense = layout.dense_order.coordinates[rank]
         stage, tp_rank = dense["pp"], dense["tp"]
         names = [f"stage {stage}, tensor {tp_rank}"]
-        if names[0] not in shards:
-            shards[names[0]] = _training_dense(model, layout, head, (stage, tp_rank))
+        tables.add(names[0], partial(_training_dense, model, layout, head, (stage, tp_rank)))
+        twins[names[0]] = f"stage {stage}, tensor 0"
         if model.moe:
             place = layout.experts_order.coordinates[rank]
             assert place["pp"] == stage, "the stages of both grids must agree"
             names.append(f"stage {stage}, expert {place['ep']}, expert tensor {place['etp']}")
-            if names[1] not in shards:
-                shards[names[1]] = _training_experts(model, layout, experts, place)
+            tables.add(names[1], partial(_training_experts, model, layout, experts, place))
+            twins[names[1]] = f"stage {stage}, expert 0, expert tensor 0"
         held_by.append(tuple(names))
-    return Side(shards=shards, held_by=tuple(held_by), dtype=dtype)
+    return Side(shards=tables, held_by=tuple(held_by), dtype=dtype, twins=twins)
 
 
 def rollout_side(model: ModelDescription, layout: RolloutLayout, *, dtype: DType) -> Side:
     """Return who holds what on the rollout side; local names are vLLM's."""
-    shards: dict[str, ShardingTable] = {}
-    held_by = []
+    tables, twins, held_by = LazyTables(), {}, []
     for rank in range(layout.world_size):
         stage, tp_rank = layout.stage_of(rank), layout.tensor_rank_of(rank)
         names = [f"stage {stage}, tensor {tp_rank}"]
-        if names[0] not in shards:
-            shards[names[0]] = _rollout_dense(model, layout, stage, tp_rank)
+        tables.add(names[0], partial(_rollout_dense, model, layout, stage, tp_rank))
+        twins[names[0]] = f"stage {stage}, tensor 0"
         if model.moe:
             part = layout.expert_rank_of(rank) if layout.ep > 1 else tp_rank
             names.append(f"stage {stage}, experts {part}")
-            if names[1] not in shards:
-                shards[names[1]] = _rollout_experts(model, layout, stage, part)
+            tables.add(names[1], partial(_rollout_experts, model, layout, stage, part))
+            # Expert-parallel ranks may have one expert more or less.
+            if layout.ep == 1:
+                twins[names[1]] = f"stage {stage}, experts 0"
         held_by.append(tuple(names))
-    return Side(shards=shards, held_by=tuple(held_by), dtype=dtype)
+    return Side(shards=tables, held_by=tuple(held_by), dtype=dtype, twins=twins)
 
 
 def whole_side(
@@ -158,7 +185,7 @@ def elsewhere(side: Side, *, first_rank: int, world_size: int) -> Side:
     """Return the same side on the ranks from `first_rank` on, in a larger world."""
     after = world_size - first_rank - len(side.held_by)
     held_by = ((),) * first_rank + side.held_by + ((),) * after
-    return Side(shards=side.shards, held_by=held_by, dtype=side.dtype)
+    return replace(side, held_by=held_by)
 
 
 def _training_dense(

@@ -11,6 +11,7 @@ Python and numpy.
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import lcm, prod
 
 import numpy as np
@@ -64,9 +65,11 @@ def held_bytes(side: Side) -> tuple[int, ...]:
     """Return the bytes of each rank's weights, where every tensor has a storage of its own."""
     sizes = {
         shard: sum(prod(entry.shape) * _element_bytes(side, entry) for entry in table.values())
-        for shard, table in side.shards.items()
+        for shard, table in _distinct_tables(side).items()
     }
-    return tuple(sum(sizes[shard] for shard in held) for held in side.held_by)
+    return tuple(
+        sum(sizes[side.twins.get(shard, shard)] for shard in held) for held in side.held_by
+    )
 
 
 def trained_bytes(
@@ -81,23 +84,38 @@ def trained_bytes(
     """
     dense = _places(layout.dense_order.groups(("dp", "cp")))
     experts = _places(layout.experts_order.groups(("dp",)))
-    shares_embedding = any(_is_copy(name, at) for name, at in _all_entries(side))
-    made: dict[tuple[str, int, int], list[_Buffer]] = {}
-
-    def buffers(rank: int) -> Iterator[tuple[_Buffer, int]]:
-        for shard in side.held_by[rank]:
-            key = shard, dense[rank][1], experts[rank][1]
-            if key not in made:
-                divisors = (key[1], key[2]) if distributed_optimizer else None
-                made[key] = list(_buffers(side.shards[shard], divisors, shares_embedding))
-            for buffer in made[key]:
-                yield buffer, (experts if buffer.of_experts else dense)[rank][0]
-
-    float32 = {name: _always_float32_bytes(table) for name, table in side.shards.items()}
-    return tuple(
-        _sum(buffers(rank), side.dtype, sum(float32[shard] for shard in side.held_by[rank]))
-        for rank in range(layout.world_size)
+    tables = _distinct_tables(side)
+    shares_embedding = any(
+        _is_copy(name, entry) for table in tables.values() for name, entry in table.items()
     )
+
+    @cache
+    def buffers(shard: str, dense_ranks: int, expert_ranks: int) -> list[_Buffer]:
+        divisors = (dense_ranks, expert_ranks) if distributed_optimizer else None
+        return list(_buffers(tables[shard], divisors, shares_embedding))
+
+    @cache
+    def trained(
+        shards: tuple[str, ...], in_dense: tuple[int, int], in_experts: tuple[int, int]
+    ) -> TrainedBytes:
+        placed = (
+            (buffer, (in_experts if buffer.of_experts else in_dense)[0])
+            for shard in shards
+            for buffer in buffers(shard, in_dense[1], in_experts[1])
+        )
+        float32 = sum(_always_float32_bytes(tables[shard]) for shard in shards)
+        return _sum(placed, side.dtype, float32)
+
+    return tuple(
+        trained(tuple(side.twins.get(each, each) for each in held), dense[rank], experts[rank])
+        for rank, held in enumerate(side.held_by)
+    )
+
+
+def _distinct_tables(side: Side) -> dict[str, ShardingTable]:
+    """Return one table of all that have equal names and shapes."""
+    names = dict.fromkeys(side.twins.get(shard, shard) for shard in side.shards)
+    return {name: side.shards[name] for name in names}
 
 
 def kv_bytes_per_token(model: ModelDescription, layout: RolloutLayout, dtype: DType) -> int:
@@ -217,11 +235,6 @@ def _first(name: str, prefixes: Sequence[str]) -> int:
 def _places(groups: Iterable[Sequence[int]]) -> Mapping[int, tuple[int, int]]:
     """Return each rank's place in its group, and the size of the group."""
     return {rank: (at, len(group)) for group in groups for at, rank in enumerate(group)}
-
-
-def _all_entries(side: Side) -> Iterator[tuple[str, LocalTensor]]:
-    for table in side.shards.values():
-        yield from table.items()
 
 
 def _is_copy(name: str, entry: LocalTensor) -> bool:

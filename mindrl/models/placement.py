@@ -8,13 +8,13 @@ the same tables, so no second mapping exists. Pure Python.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 Box = tuple[tuple[int, int], ...]
 """Start and stop along each dimension."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """A box of a logical tensor, and the equally large box of a local tensor that holds it."""
 
     tensor: str
@@ -28,6 +28,11 @@ class Placement:
 
     Local dimensions that are not named are one element wide.
     """
+
+    @property
+    def boxes(self) -> tuple[Box, Box, tuple[int, ...] | None]:
+        """What it is without the tensor's name."""
+        return self.source, self.local, self.axes
 
     def local_part(self, part: Box) -> Box:
         """Return where a box inside `source` lies in the local tensor."""

@@ -1,7 +1,7 @@
 """The cells of a reshard: parts of logical tensors that lie in one piece on both sides."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise, product
 from typing import NamedTuple
 
@@ -31,15 +31,31 @@ class Cell(NamedTuple):
     """Where each of the source shards holds it."""
 
 
-_Holders = Mapping[str, Sequence[tuple[str, str, Placement]]]
-"""Shard, local name and placement of everything that holds a part of a logical tensor."""
+class _Holders(NamedTuple):
+    """All that hold a part of a logical tensor: shard, local name and placement of each."""
+
+    shards: tuple[str, ...]
+    names: tuple[str, ...]
+    placements: tuple[Placement, ...]
+    boxes: tuple[object, ...]
+    """Of the placements: tensors whose boxes are alike are cut alike."""
+
+
+class _Part(NamedTuple):
+    """A cell without its names: boxes, and which of the holders have it."""
+
+    box: Box
+    elements: int
+    target: Box
+    sources: tuple[tuple[int, Box], ...]
 
 
 def cut_into_cells(source: Side, target: Side, *, largest_bytes: int) -> list[Cell]:
     """Cut what the target side needs into cells, in the order that they should travel in.
 
     The order takes turns between the holders of the source side: were the layers sent one
-    after the other, only one pipeline stage would send at a time.
+    after the other, only one pipeline stage would send at a time. It does not hang on which
+    rank holds which shard.
 
     Args:
         source: Who holds the weights.
@@ -49,107 +65,118 @@ def cut_into_cells(source: Side, target: Side, *, largest_bytes: int) -> list[Ce
     Raises:
         ReshardError: The source side lacks something that the target side needs.
     """
-    holders = _holders(source)
+    held = _holders(source)
+    made: dict[tuple[object, ...], list[_Part]] = {}
     cells: list[Cell] = []
-    for shard, table in target.shards.items():
-        for name, entry in table.items():
-            for placement in entry.placements:
-                size = min(
-                    source.element_bytes(placement.tensor), target.element_bytes(placement.tensor)
-                )
-                largest = max(1, largest_bytes // size)
-                found = _cells(shard, name, placement, holders.get(placement.tensor, ()))
-                cells += [part for cell in found for part in _split(cell, largest, size)]
+    for shard, name, wanted in _placements(target):
+        tensor = wanted.tensor
+        shards, names, placements, boxes = held.get(tensor, _NOBODY)
+        element_bytes = min(source.element_bytes(tensor), target.element_bytes(tensor))
+        key = element_bytes, wanted.boxes, boxes
+        if key not in made:
+            largest = max(1, largest_bytes // element_bytes)
+            made[key] = list(_parts(name, wanted, placements, largest))
+        cells += [
+            Cell(
+                tensor=tensor,
+                box=box,
+                wire_bytes=elements * element_bytes,
+                target_shard=shard,
+                target=Spot(name, local, wanted.axes),
+                source_shards=tuple([shards[at] for at, _ in sources]),
+                sources=tuple([Spot(names[at], here, placements[at].axes) for at, here in sources]),
+            )
+            for box, elements, local, sources in made[key]
+        ]
     return _taking_turns(cells)
 
 
-def _holders(source: Side) -> _Holders:
-    holders: dict[str, list[tuple[str, str, Placement]]] = {}
-    for shard, table in source.shards.items():
+def bytes_by_shards(cells: Iterable[Cell]) -> dict[tuple[str, tuple[str, ...]], int]:
+    """Add up what each target shard needs, by the source shards that hold it."""
+    sums: dict[tuple[str, tuple[str, ...]], int] = {}
+    for cell in cells:
+        key = cell.target_shard, cell.source_shards
+        sums[key] = sums.get(key, 0) + cell.wire_bytes
+    return sums
+
+
+def _placements(side: Side) -> Iterator[tuple[str, str, Placement]]:
+    """Yield shard, local name and placement of everything on a side."""
+    for shard, table in side.shards.items():
         for name, entry in table.items():
             for placement in entry.placements:
-                holders.setdefault(placement.tensor, []).append((shard, name, placement))
+                yield shard, name, placement
+
+
+def _holders(source: Side) -> dict[str, _Holders]:
+    found: dict[str, list[tuple[str, str, Placement]]] = {}
+    for row in _placements(source):
+        found.setdefault(row[2].tensor, []).append(row)
+    holders = {}
+    for tensor, rows in found.items():
+        shards, names, placements = zip(*rows, strict=True)
+        boxes = tuple([placement.boxes for placement in placements])
+        holders[tensor] = _Holders(shards, names, placements, boxes)
     return holders
 
 
-def _cells(
-    shard: str, name: str, wanted: Placement, holders: Sequence[tuple[str, str, Placement]]
-) -> Iterator[Cell]:
+def _parts(
+    name: str, wanted: Placement, holders: Sequence[Placement], largest: int
+) -> Iterator[_Part]:
     """Cut one placement along all edges of what the source side holds of it."""
-    touching = [holder for holder in holders if intersect(wanted.source, holder[2].source)]
-    edges = [_edges(wanted, touching, dim) for dim in range(len(wanted.source))]
-    for box in product(*(list(pairwise(cuts)) for cuts in edges)):
-        sources = [
-            (held_by, Spot(local, held.local_part(box), held.axes))
-            for held_by, local, held in touching
-            if intersect(box, held.source) == box
-        ]
-        if not sources:
+    touching = [at for at, held in enumerate(holders) if intersect(wanted.source, held.source)]
+    near = [holders[at].source for at in touching]
+    edges = [_edges(bounds, [box[dim] for box in near]) for dim, bounds in enumerate(wanted.source)]
+    for piece in product(*(list(pairwise(cuts)) for cuts in edges)):
+        having = [at for at in touching if intersect(piece, holders[at].source) == piece]
+        if not having:
             raise ReshardError(
-                f"no rank of the source side holds {wanted.tensor}{_show(box)}, which the target "
+                f"no rank of the source side holds {wanted.tensor}{_show(piece)}, which the target "
                 f"side needs in {name}"
             )
-        yield Cell(
-            tensor=wanted.tensor,
-            box=box,
-            wire_bytes=0,
-            target_shard=shard,
-            target=Spot(name, wanted.local_part(box), wanted.axes),
-            source_shards=tuple(held_by for held_by, _ in sources),
-            sources=tuple(spot for _, spot in sources),
-        )
+        for box in _split(piece, largest):
+            sources = tuple([(at, holders[at].local_part(box)) for at in having])
+            yield _Part(box, volume(box), wanted.local_part(box), sources)
 
 
-def _edges(wanted: Placement, holders: Sequence[tuple[str, str, Placement]], dim: int) -> list[int]:
-    start, stop = wanted.source[dim]
-    inner = {edge for _, _, held in holders for edge in held.source[dim] if start < edge < stop}
+def _edges(bounds: tuple[int, int], held: Sequence[tuple[int, int]]) -> list[int]:
+    start, stop = bounds
+    inner = {edge for each in held for edge in each if start < edge < stop}
     return [start, *sorted(inner), stop]
 
 
-def _split(cell: Cell, largest: int, element_bytes: int) -> Iterator[Cell]:
-    """Cut a cell into parts of at most `largest` elements, along its first wide dimension."""
-    elements = volume(cell.box)
+def _split(box: Box, largest: int) -> Iterator[Box]:
+    """Cut a box into parts of at most `largest` elements, along its first wide dimension."""
+    elements = volume(box)
     if elements <= largest:
-        yield cell._replace(wire_bytes=elements * element_bytes)
+        yield box
         return
-    dim = next(dim for dim, (start, stop) in enumerate(cell.box) if stop - start > 1)
-    start, stop = cell.box[dim]
+    dim = next(dim for dim, (start, stop) in enumerate(box) if stop - start > 1)
+    start, stop = box[dim]
     # As many rows as fit; where not even one does, rows one by one, each cut further.
     step = max(1, largest * (stop - start) // elements)
     for first in range(start, stop, step):
         bounds = (first, min(first + step, stop))
-        part = _part(cell, dim, bounds)
-        yield from _split(part, largest, element_bytes)
-
-
-def _part(cell: Cell, dim: int, bounds: tuple[int, int]) -> Cell:
-    box = (*cell.box[:dim], bounds, *cell.box[dim + 1 :])
-
-    def narrowed(spot: Spot) -> Spot:
-        axis = dim if spot.axes is None else spot.axes[dim]
-        offset = spot.box[axis][0] - cell.box[dim][0]
-        inside = (bounds[0] + offset, bounds[1] + offset)
-        return spot._replace(box=(*spot.box[:axis], inside, *spot.box[axis + 1 :]))
-
-    return cell._replace(
-        box=box,
-        target=narrowed(cell.target),
-        sources=tuple(narrowed(spot) for spot in cell.sources),
-    )
+        yield from _split((*box[:dim], bounds, *box[dim + 1 :]), largest)
 
 
 def _taking_turns(cells: list[Cell]) -> list[Cell]:
     """Order cells by their place among those of the same holders."""
     places: dict[tuple[str, Box], int] = {}
     seen: Counter[tuple[str, ...]] = Counter()
+    turns = []
     for cell in cells:
         key = (cell.tensor, cell.box)
         if key not in places:
             places[key] = seen[cell.source_shards]
             seen[cell.source_shards] += 1
+        turns.append(places[key])
     # Sorting is stable: within a turn the order of the target tables is kept.
-    return sorted(cells, key=lambda cell: places[cell.tensor, cell.box])
+    return [cells[at] for at in sorted(range(len(cells)), key=turns.__getitem__)]
 
 
 def _show(box: Box) -> str:
     return "[" + ", ".join(f"{start}:{stop}" for start, stop in box) + "]"
+
+
+_NOBODY = _Holders((), (), (), ())

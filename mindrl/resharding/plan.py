@@ -17,11 +17,10 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from mindrl.allocation.layout import RolloutLayout, TrainLayout
-from mindrl.models.decoder import ELEMENT_BYTES, DType, Side, rollout_side, training_side
-from mindrl.models.description import ModelDescription
-from mindrl.resharding.cells import Cell, Spot, cut_into_cells
+from mindrl.models.decoder import ELEMENT_BYTES, DType, Side
+from mindrl.resharding.cells import Cell, Spot, bytes_by_shards, cut_into_cells
 from mindrl.resharding.rounds import assign_rounds
+from mindrl.resharding.senders import choose_senders
 
 Counts = NDArray[np.int64]
 DEFAULT_BUCKET_BYTES = 256 << 20
@@ -183,57 +182,40 @@ class ReshardPlan:
         return sums.astype(np.int64)
 
 
-def plan_reshard(
-    model: ModelDescription,
-    source: TrainLayout,
-    target: RolloutLayout,
-    topology: Topology,
-    *,
-    dtypes: tuple[DType, DType] = ("bfloat16", "bfloat16"),
-    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
-) -> ReshardPlan:
-    """Plan the way of a model's weights from the training to the rollout layout, colocated.
-
-    Args:
-        model: Its sizes.
-        source: Training layout.
-        target: Rollout layout, over as many ranks.
-        topology: Which ranks share a node.
-        dtypes: Of the training and of the rollout weights; the smaller one travels.
-        bucket_bytes: Bound on the messages that a rank has in flight.
-    """
-    return plan_sides(
-        training_side(model, source, dtype=dtypes[0]),
-        rollout_side(model, target, dtype=dtypes[1]),
-        topology,
-        bucket_bytes=bucket_bytes,
-    )
-
-
 def plan_sides(
     source: Side,
     target: Side,
     topology: Topology,
     *,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+    cells: list[Cell] | None = None,
 ) -> ReshardPlan:
     """Plan the way from any side to any other; a rank may be on one of them, or on both.
+
+    Args:
+        source: Who holds the weights.
+        target: Who needs them.
+        topology: Which ranks share a node.
+        bucket_bytes: Bound on the messages that a rank has in flight.
+        cells: Of `cells_for_bucket`, where they are known: they do not change with the order of
+            the ranks. None cuts them.
 
     Raises:
         ReshardError: The source side lacks something that the target side needs.
     """
     world_size = len(source.held_by)
     assert len(target.held_by) == world_size, "both sides speak of the same world"
-    per_round = bucket_bytes // 4
-    cells = cut_into_cells(source, target, largest_bytes=per_round)
-    cell, variant, sender, receiver = _routes(cells, source, target, topology)
+    if cells is None:
+        cells = cells_for_bucket(source, target, bucket_bytes)
+    nodes = [topology.node_of(rank) for rank in range(world_size)]
+    cell, variant, sender, receiver = choose_senders(cells, source, target, nodes)
     sizes = np.array([item.wire_bytes for item in cells], dtype=np.int64)
     routes = Routes(
         cell=cell,
         variant=variant,
         source=sender,
         target=receiver,
-        round=assign_rounds(sender, receiver, sizes[cell], per_round),
+        round=assign_rounds(sender, receiver, sizes[cell], _bytes_of_round(bucket_bytes)),
     )
     return ReshardPlan(
         world_size=world_size,
@@ -245,61 +227,17 @@ def plan_sides(
     )
 
 
-def _routes(
-    cells: Sequence[Cell], source: Side, target: Side, topology: Topology
-) -> tuple[Counts, Counts, Counts, Counts]:
-    """Choose a source for each cell and each rank that needs it."""
-    ranks_of = _ranks_of(target)
-    chooser = _Sources(source, topology)
-    cell_index, variants, senders, receivers = [], [], [], []
-    for index, cell in enumerate(cells):
-        for rank in ranks_of.get(cell.target_shard, ()):
-            sender, variant = chooser.choose(cell, rank)
-            cell_index.append(index)
-            variants.append(variant)
-            senders.append(sender)
-            receivers.append(rank)
-    lists = (cell_index, variants, senders, receivers)
-    first, second, third, fourth = (np.array(values, dtype=np.int64) for values in lists)
-    return first, second, third, fourth
+def cells_for_bucket(source: Side, target: Side, bucket_bytes: int) -> list[Cell]:
+    """Return what travels between two sides, none of it too large for a round.
+
+    Raises:
+        ReshardError: The source side lacks something that the target side needs.
+    """
+    return cut_into_cells(source, target, largest_bytes=_bytes_of_round(bucket_bytes))
 
 
-class _Sources:
-    """Chooses where a rank reads a cell: itself, its own node, whoever has sent least."""
-
-    def __init__(self, side: Side, topology: Topology) -> None:
-        self.side = side
-        self.topology = topology
-        self.ranks_of = _ranks_of(side)
-        self.sent = [0] * len(side.held_by)
-        self.candidates: dict[tuple[tuple[str, ...], int], list[int]] = {}
-
-    def choose(self, cell: Cell, rank: int) -> tuple[int, int]:
-        """Return the rank to read from, and the index of the shard there."""
-        for variant, shard in enumerate(cell.source_shards):
-            if shard in self.side.held_by[rank]:
-                return rank, variant
-        key = cell.source_shards, self.topology.node_of(rank)
-        if key not in self.candidates:
-            self.candidates[key] = self._nearest(*key)
-        sender = min(self.candidates[key], key=self.sent.__getitem__)
-        self.sent[sender] += cell.wire_bytes
-        held = self.side.held_by[sender]
-        variant = next(at for at, shard in enumerate(cell.source_shards) if shard in held)
-        return sender, variant
-
-    def _nearest(self, shards: tuple[str, ...], node: int) -> list[int]:
-        ranks = sorted({rank for shard in shards for rank in self.ranks_of[shard]})
-        near = [rank for rank in ranks if self.topology.node_of(rank) == node]
-        return near or ranks
-
-
-def _ranks_of(side: Side) -> dict[str, list[int]]:
-    ranks: dict[str, list[int]] = {}
-    for rank, shards in enumerate(side.held_by):
-        for shard in shards:
-            ranks.setdefault(shard, []).append(rank)
-    return ranks
+def _bytes_of_round(bucket_bytes: int) -> int:
+    return bucket_bytes // 4
 
 
 def _missing(cells: Sequence[Cell], source: Side, target: Side) -> Counts:
@@ -309,9 +247,8 @@ def _missing(cells: Sequence[Cell], source: Side, target: Side) -> Counts:
     for rank, held in enumerate(zip(source.held_by, target.held_by, strict=True)):
         alike.setdefault(held, []).append(rank)
     by_shard: dict[str, dict[tuple[str, ...], int]] = {}
-    for cell in cells:
-        sums = by_shard.setdefault(cell.target_shard, {})
-        sums[cell.source_shards] = sums.get(cell.source_shards, 0) + cell.wire_bytes
+    for (shard, holders), size in bytes_by_shards(cells).items():
+        by_shard.setdefault(shard, {})[holders] = size
     for (holds, needs), ranks in alike.items():
         missing[ranks] = sum(
             size

@@ -9,22 +9,20 @@ are taken apart into prime digits and the digits are interleaved in every way.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 
-from mindrl.allocation.layout import RolloutLayout, TrainLayout
+from mindrl.allocation.layout import TrainLayout
 from mindrl.allocation.rank_order import RankOrder
-from mindrl.models.decoder import DType, Side, rollout_side, training_side
-from mindrl.models.description import ModelDescription
-from mindrl.resharding.cells import cut_into_cells
+from mindrl.models.decoder import Side
+from mindrl.resharding.cells import Cell, bytes_by_shards
 from mindrl.resharding.plan import Topology
 
 Matrix = NDArray[np.int64]
 _MOST_ORDERS = 20_000
-_UNBOUNDED = 1 << 62
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,27 +31,38 @@ class RankMap:
 
     layout: TrainLayout
     """With `order` and `expert_order` set where they are not Megatron's own."""
-    default_bytes: int
-    """Received by all ranks together in Megatron's own order."""
-    best_in_nodes_bytes: int
-    """The fewest over all permutations of the ranks of each node."""
-    best_bytes: int
-    """The fewest over all permutations of all ranks, or with the chosen order if that is less.
-
-    A permutation keeps together what a rank of the default order holds of the dense weights and
-    of the experts; an order may pair them anew.
-    """
     applied_bytes: int
-    """With the chosen order."""
+    """Received by all ranks together with the chosen order."""
+    costs: Matrix
+    """Bytes that a rank (column) receives in the place of a rank of Megatron's own order (row)."""
+    topology: Topology
+
+    @property
+    def default_bytes(self) -> int:
+        """Received by all ranks together in Megatron's own order."""
+        return int(self.costs.diagonal().sum())
+
+    @cached_property
+    def best_in_nodes_bytes(self) -> int:
+        """The fewest over all permutations of the ranks of each node."""
+        nodes = np.array([self.topology.node_of(rank) for rank in range(len(self.costs))])
+        return sum(
+            _assignment(self.costs[np.ix_(nodes == node, nodes == node)])
+            for node in np.unique(nodes)
+        )
+
+    @cached_property
+    def best_bytes(self) -> int:
+        """The fewest over all permutations of all ranks, or with the chosen order if that is less.
+
+        A permutation keeps together what a rank of the default order holds of the dense weights
+        and of the experts; an order may pair them anew.
+        """
+        return min(_assignment(self.costs), self.applied_bytes)
 
 
 def choose_orders(
-    model: ModelDescription,
-    source: TrainLayout,
-    target: RolloutLayout,
-    topology: Topology,
-    *,
-    dtypes: tuple[DType, DType] = ("bfloat16", "bfloat16"),
+    layout: TrainLayout, source: Side, target: Side, cells: Iterable[Cell], topology: Topology
 ) -> RankMap:
     """Find the order of the training ranks that makes the reshard move the fewest bytes.
 
@@ -61,49 +70,40 @@ def choose_orders(
     one. Among equals Megatron's own order wins, then the one with the narrowest tensor groups.
 
     Args:
-        model: Its sizes.
-        source: Training layout; orders that it has already are left out of account.
-        target: Rollout layout, over as many ranks.
+        layout: Of the training ranks, in Megatron's own order.
+        source: Who holds the weights in this layout.
+        target: Who needs them, of as many ranks.
+        cells: What travels between the two.
         topology: Which ranks share a node.
-        dtypes: Of the training and of the rollout weights.
     """
-    plain = replace(source, order=None, expert_order=None)
-    side = training_side(model, plain, dtype=dtypes[0])
-    gains = _Gains(side, rollout_side(model, target, dtype=dtypes[1]))
-    costs = np.stack([gains.needed - gains.of_shards(shards) for shards in side.held_by])
-    dense = list(_candidates(plain.dense_order, ("tp", "cp"), topology, gains, side, 0))
+    gains = _Gains(source, target, cells)
+    costs = np.stack([gains.needed - gains.of_shards(shards) for shards in source.held_by])
+    dense = list(_candidates(layout.dense_order, ("tp", "cp"), topology, gains, source, 0))
+    has_experts = len(source.held_by[0]) > 1
     experts = (
-        list(_candidates(plain.experts_order, ("etp", "ep"), topology, gains, side, 1))
-        if model.moe
+        list(_candidates(layout.experts_order, ("etp", "ep"), topology, gains, source, 1))
+        if has_experts
         else []
     )
-    layout, gained = _best_pair(plain, dense, experts)
-    applied = int(gains.needed.sum()) - gained
-    best = _assignment(costs)
-    nodes = np.array([topology.node_of(rank) for rank in range(len(costs))])
-    inside = sum(
-        _assignment(costs[np.ix_(nodes == node, nodes == node)]) for node in np.unique(nodes)
-    )
+    chosen, gained = _best_pair(layout, dense, experts)
     return RankMap(
-        layout=layout,
-        default_bytes=int(costs.diagonal().sum()),
-        best_in_nodes_bytes=inside,
-        best_bytes=min(best, applied),
-        applied_bytes=applied,
+        layout=chosen,
+        applied_bytes=int(gains.needed.sum()) - gained,
+        costs=costs,
+        topology=topology,
     )
 
 
 class _Gains:
     """Bytes that each rank of the target side need not receive, by the source shard it holds."""
 
-    def __init__(self, source: Side, target: Side) -> None:
+    def __init__(self, source: Side, target: Side, cells: Iterable[Cell]) -> None:
         needed: dict[str, int] = {}
         shared: dict[str, dict[str, int]] = {name: {} for name in source.shards}
-        for cell in cut_into_cells(source, target, largest_bytes=_UNBOUNDED):
-            shard = cell.target_shard
-            needed[shard] = needed.get(shard, 0) + cell.wire_bytes
-            for holder in set(cell.source_shards):
-                shared[holder][shard] = shared[holder].get(shard, 0) + cell.wire_bytes
+        for (shard, holders), size in bytes_by_shards(cells).items():
+            needed[shard] = needed.get(shard, 0) + size
+            for holder in set(holders):
+                shared[holder][shard] = shared[holder].get(shard, 0) + size
         self.needed = _by_rank(target, needed)
         self.by_shard = {name: _by_rank(target, gains) for name, gains in shared.items()}
 
@@ -274,5 +274,8 @@ def _width(order: RankOrder, dimension: str) -> int:
 
 
 def _assignment(costs: Matrix) -> int:
+    # Imported late: scipy takes a while, and a run asks for the order alone.
+    from scipy.optimize import linear_sum_assignment  # noqa: PLC0415
+
     rows, columns = linear_sum_assignment(costs)
     return int(costs[rows, columns].sum())

@@ -1,6 +1,6 @@
 """The rounds that messages travel in: each rank's share of a round is bounded both ways."""
 
-from bisect import bisect_left
+from bisect import bisect_right
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,20 +28,21 @@ def assign_rounds(
     """
     world = int(max(senders.max(initial=-1), receivers.max(initial=-1))) + 1
     told_apart = _told_apart(sizes[senders != receivers])
+    kinds = np.searchsorted(told_apart, sizes)
     outgoing = [_Rounds(per_round, told_apart) for _ in range(world)]
     incoming = [_Rounds(per_round, told_apart) for _ in range(world)]
     reached = [0] * world
     rounds = []
-    for sender, receiver, size in zip(
-        senders.tolist(), receivers.tolist(), sizes.tolist(), strict=True
-    ):
+    routes = (senders.tolist(), receivers.tolist(), sizes.tolist(), kinds.tolist())
+    for sender, receiver, size, kind in zip(*routes, strict=True):
+        at = reached[receiver]
         if sender != receiver:
-            kind = bisect_left(told_apart, size)
-            at = _lowest_zero(outgoing[sender].full[kind] | incoming[receiver].full[kind])
-            outgoing[sender].add(at, size)
-            incoming[receiver].add(at, size)
+            out, into = outgoing[sender], incoming[receiver]
+            at = _lowest_zero(out.full[kind] | into.full[kind])
+            out.add(at, size)
+            into.add(at, size)
             reached[receiver] = max(reached[receiver], at)
-        rounds.append(at if sender != receiver else reached[receiver])
+        rounds.append(at)
     return np.array(rounds, dtype=np.int64)
 
 
@@ -63,14 +64,18 @@ class _Rounds:
     def __init__(self, per_round: int, told_apart: list[int]) -> None:
         self.per_round = per_round
         self.told_apart = told_apart
-        self.filled: list[int] = []
+        self.room: list[int] = []
         self.full = [0] * len(told_apart)
         """For each size, a bit for every round that has no room for it."""
 
     def add(self, at: int, size: int) -> None:
         """Put something into a round."""
-        self.filled += [0] * (at + 1 - len(self.filled))
-        self.filled[at] += size
-        room = self.per_round - self.filled[at]
-        for kind in range(bisect_left(self.told_apart, room + 1), len(self.full)):
+        if at >= len(self.room):
+            self.room += [self.per_round] * (at + 1 - len(self.room))
+        before = self.room[at]
+        room = self.room[at] = before - size
+        # What did not fit before is marked already.
+        for kind in range(
+            bisect_right(self.told_apart, room), bisect_right(self.told_apart, before)
+        ):
             self.full[kind] |= 1 << at

@@ -24,7 +24,7 @@ CHOOSE = "from mindrl.platform.device import choose_platform; choose_platform('a
         ("import mindrl.launch.plan_program", {"torch", "ray", "vllm", "megatron", "transformers"}),
         (
             "import mindrl.launch.import_program",
-            {"torch", "ray", "vllm", "megatron", "transformers", "sympy"},
+            {"torch", "ray", "vllm", "megatron", "transformers", "scipy", "sympy"},
         ),
         (
             "import mindrl.launch.doctor_program",
@@ -32,11 +32,11 @@ CHOOSE = "from mindrl.platform.device import choose_platform; choose_platform('a
         ),
         (
             "import mindrl.launch.check_program",
-            {"torch", "ray", "vllm", "megatron", "transformers", "sympy"},
+            {"torch", "ray", "vllm", "megatron", "transformers", "scipy", "sympy"},
         ),
         (
             "import mindrl.launch.programs",
-            {"torch", "ray", "vllm", "megatron", "transformers", "sympy"},
+            {"torch", "ray", "vllm", "megatron", "transformers", "scipy", "sympy"},
         ),
         ("import mindrl.platform.device_models", {"torch", "ray", "transformers"}),
         ("import mindrl.launch.run_program", {"torch", "ray", "vllm", "megatron", "transformers"}),

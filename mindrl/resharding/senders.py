@@ -1,0 +1,104 @@
+"""Where each rank reads what it needs: itself, then its own node, then whoever has sent least."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mindrl.models.decoder import Side
+from mindrl.resharding.cells import Cell
+
+Counts = NDArray[np.int64]
+
+
+def choose_senders(
+    cells: Sequence[Cell], source: Side, target: Side, nodes: Sequence[int]
+) -> tuple[Counts, Counts, Counts, Counts]:
+    """Choose a sender for each cell and each rank that needs it, cell by cell.
+
+    Args:
+        cells: What travels.
+        source: Who holds it.
+        target: Who needs it.
+        nodes: The node of each rank.
+
+    Returns:
+        Index of the cell, which of its source shards is read, sender, receiver: equally long.
+    """
+    readers = _AllReaders(source, target, nodes)
+    sent = [0] * len(source.held_by)
+    counts: list[int] = []
+    variants: list[int] = []
+    senders: list[int] = []
+    receivers: list[int] = []
+    for cell in cells:
+        readers_of = readers.of(cell)
+        counts.append(len(readers_of.ranks))
+        receivers += readers_of.ranks
+        for rank, own, others in readers_of.choices:
+            if own is not None:
+                variants.append(own)
+                senders.append(rank)
+                continue
+            sender = min(others, key=sent.__getitem__)
+            sent[sender] += cell.wire_bytes
+            variants.append(readers_of.variants[sender])
+            senders.append(sender)
+    index = np.repeat(np.arange(len(cells), dtype=np.int64), counts)
+    first, second, third = (
+        np.array(each, dtype=np.int64) for each in (variants, senders, receivers)
+    )
+    return index, first, second, third
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Readers:
+    """The ranks that need the cells of one target shard and one set of source shards."""
+
+    ranks: Sequence[int]
+    choices: Sequence[tuple[int, int | None, Sequence[int]]]
+    """Each rank, which of the source shards it holds itself, and who else it may read from."""
+    variants: Mapping[int, int]
+    """Which of the source shards a rank holds."""
+
+
+class _AllReaders:
+    """Readers, found once for all cells that have the same."""
+
+    def __init__(self, source: Side, target: Side, nodes: Sequence[int]) -> None:
+        self.nodes = nodes
+        self.holding = _ranks_by_shard(source)
+        self.needing = _ranks_by_shard(target)
+        self.made: dict[tuple[str, tuple[str, ...]], _Readers] = {}
+
+    def of(self, cell: Cell) -> _Readers:
+        """Return who needs a cell, and where it can be read."""
+        key = cell.target_shard, cell.source_shards
+        if key not in self.made:
+            self.made[key] = self._make(*key)
+        return self.made[key]
+
+    def _make(self, needed: str, shards: tuple[str, ...]) -> _Readers:
+        variants: dict[int, int] = {}
+        for variant, shard in enumerate(shards):
+            for rank in self.holding[shard]:
+                variants.setdefault(rank, variant)
+        holders, ranks = sorted(variants), self.needing.get(needed, [])
+        near = {node: self._nearest(holders, node) for node in {self.nodes[rank] for rank in ranks}}
+        return _Readers(
+            ranks=ranks,
+            choices=[(each, variants.get(each), near[self.nodes[each]]) for each in ranks],
+            variants=variants,
+        )
+
+    def _nearest(self, ranks: list[int], node: int) -> list[int]:
+        return [rank for rank in ranks if self.nodes[rank] == node] or ranks
+
+
+def _ranks_by_shard(side: Side) -> dict[str, list[int]]:
+    ranks: dict[str, list[int]] = {}
+    for rank, shards in enumerate(side.held_by):
+        for shard in shards:
+            ranks.setdefault(shard, []).append(rank)
+    return ranks

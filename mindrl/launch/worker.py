@@ -4,15 +4,14 @@ from collections.abc import Mapping
 
 from mindrl.algorithms.grpo import GrpoLoss
 from mindrl.algorithms.value_loss import ValueLoss
-from mindrl.allocation.from_config import rollout_layout
 from mindrl.allocation.layout import TrainLayout
 from mindrl.batch.balance import MicroBatching
 from mindrl.config.actor import ActorConfig
 from mindrl.config.layout_sizes import Role
 from mindrl.config.role import CriticConfig, LearningConfig
 from mindrl.config.run import RunConfig
-from mindrl.launch.layouts import topology
-from mindrl.launch.memory_regions import read_models
+from mindrl.launch.layouts import bucket_bytes, topology
+from mindrl.launch.memory_regions import RunModels, read_models
 from mindrl.launch.worker_memory import make_device, plan_worker_memory
 from mindrl.platform.attention import attention_kernel
 from mindrl.platform.determinism import make_deterministic
@@ -50,7 +49,7 @@ def build_worker(config: RunConfig, platform: Platform) -> IntegratedWorker:
     groups = {role: made.of(layout) for role, layout in layouts.items()}
     memory = plan_worker_memory(config, models, platform.device_type)
     settings = RolesSettings(
-        actor=_actor(config, platform, groups["actor"], memory.kv_cache_bytes),
+        actor=_actor(config, platform, groups["actor"], models, memory.kv_cache_bytes),
         reference=_reference(config, platform, groups),
         critic=_critic(config, platform, groups),
         reward=_reward(config, platform, groups),
@@ -102,7 +101,11 @@ def _model(
 
 
 def _actor(
-    config: RunConfig, platform: Platform, groups: ParallelGroups, kv_cache_bytes: int
+    config: RunConfig,
+    platform: Platform,
+    groups: ParallelGroups,
+    models: RunModels,
+    kv_cache_bytes: int,
 ) -> ActorSettings:
     actor, rl = config.actor_config, config.rl_config
     clip_low, clip_high = config.clip_range
@@ -127,7 +130,7 @@ def _actor(
             rl.actor_forward_micro_batch_size or actor.micro_batch_size,
             rl.actor_max_packing_token_size,
         ),
-        transit=_transit(config),
+        transit=_transit(config, models),
     )
 
 
@@ -182,13 +185,14 @@ def _reward(
     )
 
 
-def _transit(config: RunConfig) -> TransitSettings:
+def _transit(config: RunConfig, models: RunModels) -> TransitSettings:
     generate = config.generate_config
+    assert models.reshard is not None, "read_models plans the reshard"
     return TransitSettings(
-        rollout=rollout_layout(config),
-        rollout_dtype=generate.dtype,
+        rollout=models.rollout,
+        reshard=models.reshard,
         ranks_per_node=topology(config).ranks_per_node,
-        bucket_bytes=generate.reshard_bucket_mib << 20,
+        bucket_bytes=bucket_bytes(config),
         timeout_seconds=generate.reshard_timeout_seconds,
         verify=generate.verify_weights,
     )

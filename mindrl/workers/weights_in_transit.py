@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,11 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mindrl.allocation.layout import RolloutLayout
-from mindrl.models.decoder import DType, Side, rollout_side, whole_side
+from mindrl.models.decoder import Side, whole_side
 from mindrl.platform.rendezvous import own_store
 from mindrl.resharding.exchange import Channel
-from mindrl.resharding.plan import Topology, plan_sides
+from mindrl.resharding.plan import ReshardPlan, Topology, plan_sides
 from mindrl.resharding.transfer import Names, Transfer
 from mindrl.rollout.engine import RolloutEngine
 from mindrl.training.actor import TrainedActor
@@ -27,8 +27,10 @@ AnyTrained = TrainedModel[Any, Any]
 class TransitSettings:
     """How weights travel."""
 
-    rollout: RolloutLayout
-    rollout_dtype: DType
+    rollout: Side
+    """Who needs the actor's weights for rollout."""
+    reshard: ReshardPlan
+    """Their way there from the actor's layout."""
     ranks_per_node: int
     bucket_bytes: int
     timeout_seconds: float
@@ -66,23 +68,33 @@ class OutwardWeights:
         Raises:
             OutputError: The folder cannot be written.
         """
-        whole = whole_side(
+        whole = self._whole
+        source, table = TrainingWeights(self.model, None), whole.table(dist.get_rank())
+        with ExportedModel(self.load, folder, table, dtype=self.side.dtype, record=record) as sink:
+            self._transfer(self._export_plan, whole).run(source, sink)
+
+    @cached_property
+    def _whole(self) -> Side:
+        """Rank 0 with every tensor."""
+        return whole_side(
             self.model.model.description,
             world_size=dist.get_world_size(),
             holders=[0],
             dtype=self.side.dtype,
             head=self.model.model.head,
         )
-        source, table = TrainingWeights(self.model, None), whole.table(dist.get_rank())
-        with ExportedModel(self.load, folder, table, dtype=self.side.dtype, record=record) as sink:
-            self.transfer_to(whole).run(source, sink)
 
-    def transfer_to(self, target: Side) -> Transfer:
-        """Plan the way to another side."""
+    @cached_property
+    def _export_plan(self) -> ReshardPlan:
+        """The way to rank 0, planned at the first export."""
         topology = Topology(ranks_per_node=self.settings.ranks_per_node)
+        bucket_bytes = self.settings.bucket_bytes
+        return plan_sides(self.side, self._whole, topology, bucket_bytes=bucket_bytes)
+
+    def _transfer(self, plan: ReshardPlan, target: Side) -> Transfer:
+        """Take this rank's part of a plan, over a channel of its own."""
         rank, group = dist.get_rank(), dist.group.WORLD
         assert group is not None
-        plan = plan_sides(self.side, target, topology, bucket_bytes=self.settings.bucket_bytes)
         channel = Channel(
             group,
             own_store(f"{self.name} {self.transfers}"),
@@ -107,7 +119,7 @@ class WeightsInTransit(OutwardWeights):
         leaves: Callable[[Tensor], None] | None,
         name: str = "reshard",
     ) -> None:
-        """Plan the way. Needs the default process group.
+        """Take the planned way. Needs the default process group.
 
         Args:
             load: The folder that the model came from.
@@ -121,10 +133,7 @@ class WeightsInTransit(OutwardWeights):
         super().__init__(load, model, settings, name=name)
         self.engine = engine
         self.source = TrainingWeights(model, leaves)
-        self.target = rollout_side(
-            model.model.description, settings.rollout, dtype=settings.rollout_dtype
-        )
-        self.transfer = self.transfer_to(self.target)
+        self.transfer = self._transfer(settings.reshard, settings.rollout)
         self.verified = settings.verify == "off"
 
     def reshard(self) -> None:
@@ -134,7 +143,7 @@ class WeightsInTransit(OutwardWeights):
             ReshardError: A peer is silent, or the weights that arrived are not those that left.
         """
         shards = self.engine.shards()
-        wanted = self.target.table(dist.get_rank())
+        wanted = self.settings.rollout.table(dist.get_rank())
         expected = {name: entry.shape for name, entry in wanted.items()}
         found = shards.shapes()
         assert expected == found, sorted(expected.items() ^ found.items())[:6]

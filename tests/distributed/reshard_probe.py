@@ -2,6 +2,7 @@
 
 import tempfile
 from pathlib import Path
+from typing import Literal
 
 import shards_messages
 import torch
@@ -18,6 +19,7 @@ from weight_files import load_one_by_one
 from mindrl.algorithms.grpo import GrpoLoss
 from mindrl.allocation.regions import TrainRegion
 from mindrl.models.decoder import rollout_side
+from mindrl.resharding.plan import Topology, plan_sides
 from mindrl.training.actor import TrainedActor
 from mindrl.training.offload import StoredRegion
 from mindrl.training.optimizer import OptimizerSettings
@@ -45,6 +47,23 @@ OPTIMIZER = OptimizerSettings(
 def resharded(ways: list[Way]) -> list[list[str]]:
     """Reshard real Megatron models; returns, for each way, the tensors that are not the file's."""
     return [_resharded(way, index) for index, way in enumerate(ways)]
+
+
+def transit_settings(
+    way: Way, trained: TrainedActor, *, verify: Literal["off", "always"]
+) -> TransitSettings:
+    """Plan a way as a run does."""
+    source = trained.model.side
+    rollout = rollout_side(trained.model.description, way.rollout, dtype="float32")
+    topology = Topology(ranks_per_node=dist.get_world_size())
+    return TransitSettings(
+        rollout=rollout,
+        reshard=plan_sides(source, rollout, topology, bucket_bytes=way.bucket_bytes),
+        ranks_per_node=topology.ranks_per_node,
+        bucket_bytes=way.bucket_bytes,
+        timeout_seconds=60,
+        verify=verify,
+    )
 
 
 def _resharded(way: Way, index: int) -> list[str]:
@@ -75,14 +94,7 @@ def _into_engine(way: Way, prompts: Prompts, index: int) -> Arrived:
         expert_parallel=way.rollout.ep > 1,
     )
     engine = sleeping_engine(settings_of(case))
-    settings = TransitSettings(
-        rollout=way.rollout,
-        rollout_dtype="float32",
-        ranks_per_node=dist.get_world_size(),
-        bucket_bytes=way.bucket_bytes,
-        timeout_seconds=60,
-        verify="always",
-    )
+    settings = transit_settings(way, trained, verify="always")
     weights = StoredRegion(trained.tensors(TrainRegion.PARAMETERS), arena(256 << 20), "cpu")
     transit = WeightsInTransit(
         way.folder,

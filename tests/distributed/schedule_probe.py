@@ -1,12 +1,16 @@
 """What the tests of the memory schedule call in prepared processes; see forked_workers.run."""
 
+from unittest.mock import patch
+
 from mindrl.allocation.schedule import step_phases
 from mindrl.config.run import RunConfig
 from mindrl.errors import DeviceMemoryError
+from mindrl.launch import layouts
 from mindrl.launch.memory_regions import run_roles
 from mindrl.launch.worker import build_worker
 from mindrl.observability.memory import process_memory
 from mindrl.platform.device import PLATFORMS
+from mindrl.resharding import plan
 
 
 def refusal(config: RunConfig) -> str:
@@ -16,6 +20,20 @@ def refusal(config: RunConfig) -> str:
     except DeviceMemoryError as error:
         return str(error)
     raise AssertionError("the worker was built")
+
+
+def planned(config: RunConfig, folder: str) -> tuple[list[int], list[int]]:
+    """Build a worker, then export twice; returns how often each planner had run by then."""
+    with (
+        patch.object(layouts, "choose_orders", wraps=layouts.choose_orders) as orders,
+        patch.object(plan, "cut_into_cells", wraps=plan.cut_into_cells) as cells,
+        patch.object(plan, "choose_senders", wraps=plan.choose_senders) as senders,
+    ):
+        worker = build_worker(config, PLATFORMS["cpu"])
+        started = [each.call_count for each in (orders, cells, senders)]
+        for _ in range(2):
+            worker.export(folder, {})
+        return started, [each.call_count for each in (orders, cells, senders)]
 
 
 def swaps(config: RunConfig, rounds: int) -> list[dict[str, int]]:

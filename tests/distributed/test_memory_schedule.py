@@ -304,3 +304,12 @@ def test_a_device_of_one_mebibyte_less_is_refused_before_the_start(
 ) -> None:
     with pytest.raises(ConfigError, match=r"need 7.3 MiB .* at 'rollout', .* has 7.0 MiB"):
         check(configured({"rl_config.device_memory_mib": CAPACITY_MIB - 1}), PLATFORMS["cpu"])
+
+
+def test_a_worker_plans_its_reshard_once_and_all_its_exports_once(
+    forked_workers: ForkedWorkers, configured: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    """By the calls that choose orders of the ranks, cut into cells, and choose senders."""
+    folder = str(tmp_path / "model")
+    found = forked_workers.run("schedule_probe:planned", configured(), folder, ranks=2)
+    assert found == [([1, 1, 1], [1, 2, 2])] * 2

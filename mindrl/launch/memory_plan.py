@@ -5,7 +5,7 @@ Needs no torch. Weights, gradients, optimizers and messages are exact; activatio
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 
@@ -68,7 +68,7 @@ class MemoryPlan:
     @cached_property
     def instants(self) -> list[Instant]:
         """The moments of a step."""
-        return timeline(self.phases, self.movable, self.resident)
+        return _timeline(self.phases, self.movable, self.resident)
 
     @cached_property
     def totals(self) -> Counts:
@@ -112,11 +112,7 @@ class MemoryPlan:
     @cached_property
     def copied(self) -> tuple[list[Region], list[Region]]:
         """What a step copies: to the host, and to the device."""
-        once = copied_regions(self.phases, self.movable, self.resident)
-        # What an update changed is copied in the step behind it.
-        twice = copied_regions(self.phases * 2, self.movable, self.resident)
-        out, back = (later[len(first) :] for first, later in zip(once, twice, strict=True))
-        return out, back
+        return _copied(self.phases, self.movable, self.resident)
 
     @property
     def copied_bytes(self) -> tuple[Counts, Counts]:
@@ -147,6 +143,25 @@ class MemoryPlan:
         """Add regions up, on each rank; one that is named twice counts twice."""
         none: Counts = np.zeros(self.world_size, dtype=np.int64)
         return sum((self.regions.get(region, none) for region in regions), start=none)
+
+
+# Thousands of plans that are compared with each other have few schedules between them.
+@cache
+def _timeline(
+    phases: tuple[Phase, ...], movable: frozenset[Region], resident: frozenset[Region]
+) -> list[Instant]:
+    return timeline(phases, movable, resident)
+
+
+@cache
+def _copied(
+    phases: tuple[Phase, ...], movable: frozenset[Region], resident: frozenset[Region]
+) -> tuple[list[Region], list[Region]]:
+    once = copied_regions(phases, movable, resident)
+    # What an update changed is copied in the step behind it.
+    twice = copied_regions(phases * 2, movable, resident)
+    out, back = (later[len(first) :] for first, later in zip(once, twice, strict=True))
+    return out, back
 
 
 def memory_plan(

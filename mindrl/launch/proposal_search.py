@@ -38,7 +38,7 @@ from mindrl.launch.proposals import (
 from mindrl.resharding.plan import Topology
 
 MOST_PIECES = 1_000_000
-"""Pieces of tensors whose reshard is planned in one search: about a minute's work."""
+"""Pieces of tensors whose reshard is planned in one search: a few seconds' work."""
 _GIGA = 1e9
 
 Tell = Callable[[str], None]

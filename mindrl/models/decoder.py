@@ -11,7 +11,7 @@ from typing import Literal
 
 from mindrl.allocation.layout import RolloutLayout, TrainLayout
 from mindrl.models.attention import attention_shapes, rollout_attention, training_attention
-from mindrl.models.description import ModelDescription
+from mindrl.models.description import ModelDescription, MoeDescription
 from mindrl.models.feed_forward import (
     ExpertStorage,
     dealt_experts,
@@ -159,11 +159,17 @@ def rollout_side(model: ModelDescription, layout: RolloutLayout, *, dtype: DType
             part = layout.expert_rank_of(rank) if layout.ep > 1 else tp_rank
             names.append(f"stage {stage}, experts {part}")
             tables.add(names[1], partial(_rollout_experts, model, layout, stage, part))
-            # Expert-parallel ranks may have one expert more or less.
-            if layout.ep == 1:
-                twins[names[1]] = f"stage {stage}, experts 0"
+            twins[names[1]] = (
+                f"stage {stage}, experts {_first_with_as_many(model.moe, layout, part)}"
+            )
         held_by.append(tuple(names))
     return Side(shards=tables, held_by=tuple(held_by), dtype=dtype, twins=twins)
+
+
+def _first_with_as_many(moe: MoeDescription, layout: RolloutLayout, part: int) -> int:
+    """Return the first expert-parallel rank with as many experts: the first may have one more."""
+    with_one_more = moe.num_experts % layout.ep
+    return with_one_more if part >= with_one_more else 0
 
 
 def whole_side(

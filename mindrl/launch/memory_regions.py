@@ -146,7 +146,10 @@ def region_bytes(config: RunConfig, models: RunModels) -> dict[Region, Counts]:
 def host_rounding(models: RunModels) -> Counts:
     """Return what rounding adds at most to what each rank keeps on the host."""
     tensors = [
-        [sum(len(side.shards[shard]) for shard in held) for held in side.held_by]
+        [
+            sum(len(side.shards[side.twins.get(shard, shard)]) for shard in held)
+            for held in side.held_by
+        ]
         for side in models.sides.values()
     ]
     counts: Counts = np.array(tensors, dtype=np.int64).sum(axis=0)

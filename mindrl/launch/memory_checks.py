@@ -104,7 +104,7 @@ def _has_room(config: RunConfig, capacity: Capacity, plan: MemoryPlan) -> bool:
 
 
 def _findings(config: RunConfig, capacity: Capacity) -> Iterator[Finding]:
-    """Ask the whole plan."""
+    """Ask the plan; the reshard is planned only where its messages decide."""
     models = ordered_models(config)
     try:
         plan = memory_plan(config, capacity.device_bytes, models)

@@ -45,6 +45,10 @@ class LogprobGapError(MindrlError):
     """Rollout and training log-probs disagree beyond the configured limit."""
 
 
+class SkippedUpdatesError(MindrlError):
+    """A model has taken no update for several steps: its gradient is not finite."""
+
+
 class OutputError(MindrlError):
     """An output folder that cannot be written, or has no space left."""
 

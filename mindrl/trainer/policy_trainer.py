@@ -16,7 +16,7 @@ from mindrl.batch.experience import Experience, Minibatch, MinibatchPlan
 from mindrl.batch.prompts import Prompt, Sampling
 from mindrl.batch.rollouts import Rollouts
 from mindrl.data.order import PromptOrder
-from mindrl.errors import RewardError, StopRequestedError
+from mindrl.errors import RewardError, SkippedUpdatesError, StopRequestedError
 from mindrl.observability.metrics import Metrics, merge, update_metrics
 from mindrl.observability.samples import Sample
 from mindrl.observability.timing import StageTimer
@@ -115,12 +115,13 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
             LogprobGapError: The rollout engine did not have the trainer's weights.
             RewardError: A reward function failed for all responses of a step.
             StopRequestedError: The run was asked to stop.
-            MindrlError: A metric is not finite, nothing is learned, or whatever a role raises.
+            SkippedUpdatesError: A model has taken no update for some steps.
+            MindrlError: A metric is not finite, or whatever a role raises.
         """
         self.heed = heed or self.heed
         try:
             self._run(model_folder)
-        except (RewardError, StopRequestedError):
+        except (RewardError, SkippedUpdatesError, StopRequestedError):
             # No step is left half learned: the weights are those of the last one on record.
             if self.journal.outcome.steps != (self.journal.outcome.model_step or 0):
                 self._export(model_folder)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from mindrl.errors import LogprobGapError, MindrlError
+from mindrl.errors import LogprobGapError, MindrlError, SkippedUpdatesError
 from mindrl.observability.metrics import Metrics, nonfinite_keys
 
 MODELS = {"update/skipped": "actor", "critic/skipped": "critic"}
@@ -28,7 +28,8 @@ class StepChecks:
 
         Raises:
             LogprobGapError: The gap is NaN, or was too large in this and the steps before.
-            MindrlError: A metric is not finite, or no update has been taken for some steps.
+            SkippedUpdatesError: A model has taken no update for some steps.
+            MindrlError: A metric is not finite.
         """
         yield from self._gap(step, metrics["logprob_gap/mean"])
         for name, model in MODELS.items():
@@ -36,7 +37,7 @@ class StepChecks:
             # Without a taken update there are no other metrics of that model.
             self._idle[model] = self._idle.get(model, 0) + 1 if _is_idle(name, metrics) else 0
             if self._idle[model] == MOST_SKIPPED_STEPS:
-                raise MindrlError(
+                raise SkippedUpdatesError(
                     f"step {step}: the {model} has taken no update in {MOST_SKIPPED_STEPS} steps: "
                     "the norm of its gradient is not finite; its weights are those of before"
                 )

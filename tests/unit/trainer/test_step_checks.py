@@ -7,7 +7,7 @@ from memory_roles import MemoryRoles, lines
 from test_grpo_trainer import build
 
 from mindrl.batch.experience import Minibatch, Scored, Sequences
-from mindrl.errors import LogprobGapError, MindrlError
+from mindrl.errors import LogprobGapError, MindrlError, SkippedUpdatesError
 
 
 @pytest.mark.parametrize("gap", [0.5, -0.5])
@@ -90,7 +90,7 @@ def test_three_steps_in_a_row_without_any_update_end_the_run(
 ) -> None:
     roles = MemoryRoles(grad_norm=lambda _: grad_norm)
     trainer = build(tmp_path, roles, steps=5)
-    with pytest.raises(MindrlError) as caught:
+    with pytest.raises(SkippedUpdatesError) as caught:
         trainer.run(tmp_path / "model")
     assert str(caught.value) == (
         "step 3: the actor has taken no update in 3 steps: the norm of its gradient is not finite; "
@@ -99,3 +99,5 @@ def test_three_steps_in_a_row_without_any_update_end_the_run(
     steps = lines(tmp_path / "metrics.jsonl")
     assert [step["update/skipped"] for step in steps] == [2.0] * 3
     assert not any("update/grad_norm" in step for step in steps)
+    # The weights are whole.
+    assert roles.records == [{"step": 3}]

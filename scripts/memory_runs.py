@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from memory_rivals import HABITS, Clocked, Ways, as_bytes, copied_region
+from memory_rivals import HABITS, Clocked, Ways, copied_region
 from safetensors.torch import save_file
 
 from mindrl.algorithms.token_weights import token_mean_weights
@@ -244,8 +244,9 @@ def bandwidth(ways: Ways, name: Region, repeats: int) -> dict[str, float]:
     def copies(*, to_host: bool) -> None:
         for each in ours.stored.values():
             assert each.place is not None, "what is measured is kept"
-            pair = (each.place, as_bytes(each.storage))
-            ours.copies.start(*(pair if to_host else pair[::-1]), lambda: None)
+            ends = (each.place.parts, each.device_parts(each.place))
+            pairs = zip(*(ends if to_host else ends[::-1]), strict=True)
+            ours.copies.start(pairs, lambda: None)
         ours.copies.finish()
 
     def release() -> None:

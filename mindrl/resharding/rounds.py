@@ -1,7 +1,5 @@
 """The rounds that messages travel in: each rank's share of a round is bounded both ways."""
 
-from bisect import bisect_right
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -55,27 +53,34 @@ def _told_apart(sizes: NDArray[np.int64]) -> list[int]:
 
 def _lowest_zero(bits: int) -> int:
     """Return the place of the lowest bit that is not set."""
-    return (~bits & (bits + 1)).bit_length() - 1
+    return (bits ^ (bits + 1)).bit_length() - 1
 
 
 class _Rounds:
     """How full the rounds of one rank are, one way."""
 
+    __slots__ = ("fitting", "full", "per_round", "room", "told_apart")
+
     def __init__(self, per_round: int, told_apart: list[int]) -> None:
         self.per_round = per_round
         self.told_apart = told_apart
         self.room: list[int] = []
+        self.fitting: list[int] = []
+        """How many of the sizes still have room in each round: the smallest ones."""
         self.full = [0] * len(told_apart)
         """For each size, a bit for every round that has no room for it."""
 
     def add(self, at: int, size: int) -> None:
         """Put something into a round."""
-        if at >= len(self.room):
-            self.room += [self.per_round] * (at + 1 - len(self.room))
-        before = self.room[at]
-        room = self.room[at] = before - size
-        # What did not fit before is marked already.
-        for kind in range(
-            bisect_right(self.told_apart, room), bisect_right(self.told_apart, before)
-        ):
-            self.full[kind] |= 1 << at
+        room = self.room
+        if at >= len(room):
+            new = at + 1 - len(room)
+            room += [self.per_round] * new
+            self.fitting += [len(self.told_apart)] * new
+        left = room[at] = room[at] - size
+        before = fitting = self.fitting[at]
+        while fitting and self.told_apart[fitting - 1] > left:
+            fitting -= 1
+            self.full[fitting] |= 1 << at
+        if fitting < before:
+            self.fitting[at] = fitting

@@ -33,18 +33,15 @@ def choose_senders(
     senders: list[int] = []
     receivers: list[int] = []
     for cell in cells:
-        readers_of = readers.of(cell)
-        counts.append(len(readers_of.ranks))
-        receivers += readers_of.ranks
-        for rank, own, others in readers_of.choices:
-            if own is not None:
-                variants.append(own)
-                senders.append(rank)
-                continue
-            sender = min(others, key=sent.__getitem__)
-            sent[sender] += cell.wire_bytes
-            variants.append(readers_of.variants[sender])
+        readers_of, size = readers.of(cell), cell.wire_bytes
+        counts.append(len(readers_of.choices))
+        for rank, nearest in readers_of.choices:
+            sender = nearest[0] if len(nearest) == 1 else min(nearest, key=sent.__getitem__)
+            if sender != rank:
+                sent[sender] += size
             senders.append(sender)
+            receivers.append(rank)
+            variants.append(readers_of.variants[sender])
     index = np.repeat(np.arange(len(cells), dtype=np.int64), counts)
     first, second, third = (
         np.array(each, dtype=np.int64) for each in (variants, senders, receivers)
@@ -56,9 +53,8 @@ def choose_senders(
 class _Readers:
     """The ranks that need the cells of one target shard and one set of source shards."""
 
-    ranks: Sequence[int]
-    choices: Sequence[tuple[int, int | None, Sequence[int]]]
-    """Each rank, which of the source shards it holds itself, and who else it may read from."""
+    choices: Sequence[tuple[int, Sequence[int]]]
+    """Each rank, and who it may read from: itself alone where it holds a source shard."""
     variants: Mapping[int, int]
     """Which of the source shards a rank holds."""
 
@@ -87,8 +83,7 @@ class _AllReaders:
         holders, ranks = sorted(variants), self.needing.get(needed, [])
         near = {node: self._nearest(holders, node) for node in {self.nodes[rank] for rank in ranks}}
         return _Readers(
-            ranks=ranks,
-            choices=[(each, variants.get(each), near[self.nodes[each]]) for each in ranks],
+            choices=[(at, [at] if at in variants else near[self.nodes[at]]) for at in ranks],
             variants=variants,
         )
 

@@ -17,6 +17,7 @@ from mindrl.config.run import RunConfig
 from mindrl.launch.arguments import positive
 from mindrl.launch.checks import Checked
 from mindrl.launch.exits import FAILED, exit_code, note, report
+from mindrl.launch.garbage import planning
 from mindrl.launch.legal_values import checked_with_legal_values
 from mindrl.launch.memory_checks import Capacity
 from mindrl.launch.plan_options import add_run_options, asked_config, device_bytes
@@ -52,7 +53,8 @@ def check_config(name: str = "check.py") -> int:
         name: Of the program, as its help calls it.
     """
     options = _parser(name).parse_intermixed_args()
-    return exit_code(lambda: _check(options))
+    with planning():
+        return exit_code(lambda: _check(options))
 
 
 def _check(options: argparse.Namespace) -> int:

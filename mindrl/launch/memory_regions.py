@@ -1,10 +1,8 @@
 """What a configuration puts on each device: the bytes of every region, and which may leave."""
 
-import gc
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +13,7 @@ from mindrl.allocation.regions import Region
 from mindrl.allocation.schedule import Roles
 from mindrl.config.layout_sizes import Role
 from mindrl.config.run import RunConfig
+from mindrl.launch.garbage import no_collection
 from mindrl.launch.layouts import (
     bucket_bytes,
     ordered_layouts,
@@ -68,9 +67,16 @@ class RunModels:
     """What travels from the actor's layout to the rollout's; None where that was not looked at."""
     reshard: ReshardPlan | None
     """How it travels; None where that was not planned."""
-    staging: Counts
-    """Largest bytes of messages that each rank has in flight then; without a plan, the bound."""
+    most_staging: int
+    """Bound on the bytes of messages that a rank has in flight then."""
     kv_bytes_per_token: int
+
+    @cached_property
+    def staging(self) -> Counts:
+        """Largest bytes of messages that each rank has in flight; without a plan, the bound."""
+        if self.reshard is None:
+            return np.full(len(self.rollout.held_by), self.most_staging, dtype=np.int64)
+        return self.reshard.peak_staging
 
 
 def read_models(config: RunConfig) -> RunModels:
@@ -87,7 +93,7 @@ def read_models(config: RunConfig) -> RunModels:
 
 def with_reshard(config: RunConfig, models: RunModels) -> RunModels:
     """Plan the reshard, which takes most of the time for large models."""
-    with _no_collection():
+    with no_collection():
         reshard = plan_sides(
             models.sides["actor"],
             models.rollout,
@@ -95,12 +101,12 @@ def with_reshard(config: RunConfig, models: RunModels) -> RunModels:
             bucket_bytes=bucket_bytes(config),
             cells=models.cells,
         )
-        return replace(models, reshard=reshard, staging=reshard.peak_staging)
+        return replace(models, reshard=reshard)
 
 
 def ordered_models(config: RunConfig) -> RunModels:
     """Read the models, with the ranks in the order of the run; no reshard is planned."""
-    with _no_collection():
+    with no_collection():
         models = bounding_models(config)
         source, target = models.sides["actor"], models.rollout
         cells = cells_for_bucket(source, target, bucket_bytes(config))
@@ -121,7 +127,7 @@ def bounding_models(config: RunConfig) -> RunModels:
         rollout=rollout_side(descriptions["actor"], target, dtype=dtype),
         cells=None,
         reshard=None,
-        staging=np.full(config.world_size, bucket_bytes(config), dtype=np.int64),
+        most_staging=bucket_bytes(config),
         kv_bytes_per_token=kv_bytes_per_token(descriptions["actor"], target, dtype),
     )
 
@@ -177,18 +183,6 @@ def offload_switches(config: RunConfig) -> dict[Region, Switch]:
 def movable_regions(config: RunConfig) -> frozenset[Region]:
     """Return what may leave the device while it is not needed, besides what the rollout has."""
     return frozenset(region for region, switch in offload_switches(config).items() if switch.on)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Look for no garbage: a large plan is millions of objects, and a search costs a third more."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _switch_keys() -> Iterator[tuple[Role, Region, str, str]]:

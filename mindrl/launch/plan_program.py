@@ -24,6 +24,7 @@ from mindrl.errors import ConfigError, ModelError
 from mindrl.launch.arguments import count, counts, positive
 from mindrl.launch.exits import FAILED, exit_code, report
 from mindrl.launch.explain_program import add_explain_parser
+from mindrl.launch.garbage import planning
 from mindrl.launch.memory_program import add_memory_parser
 from mindrl.launch.reshard_figures import (
     PlanFigures,
@@ -83,7 +84,8 @@ def plan(name: str = "plan.py") -> int:
         name: Of the program, as its help calls it.
     """
     options = _options(_parser(name))
-    return exit_code(lambda: int(options.run(options)), ModelError)
+    with planning():
+        return exit_code(lambda: int(options.run(options)), ModelError)
 
 
 def _options(parser: argparse.ArgumentParser) -> argparse.Namespace:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from mindrl.allocation.layout import RolloutLayout, TrainLayout
-from mindrl.allocation.regions import Phase
+from mindrl.allocation.regions import Phase, Region
 from mindrl.errors import ConfigError
-from mindrl.launch.memory_regions import Counts, bounding_models, read_models
+from mindrl.launch.memory_regions import Counts, RunModels, bounding_models, read_models
 from mindrl.launch.proposal_costs import LINK_SHARE
 from mindrl.launch.proposal_memory import (
     Fit,
@@ -166,7 +166,7 @@ class _Sweep:
     def _measure(self, candidate: Candidate) -> None:
         models = bounding_models(candidate_config(self.task, candidate, Settings()))
         # Messages are counted with the plan of the reshard.
-        models = replace(models, staging=np.zeros_like(models.staging))
+        models = replace(models, most_staging=0)
         self._judge(candidate, exact_sizes(self.task, candidate, models), _MEASURED)
 
     def _plan(self, entry: "_Entry") -> None:
@@ -179,14 +179,28 @@ class _Sweep:
             self._push(replace(entry, fit=replace(entry.fit, seconds=guess)), _PLANNED)
             return
         self.pieces_left -= pieces
-        sizes, moved = planned_sizes(self.task, entry.candidate)
+        models, moved = planned_models(self.task, entry.candidate)
         self.longest_reshard = max(self.longest_reshard, moved.seconds)
-        ready = self.ready[entry.candidate.training]
-        found = best_fit(self.task, ready, entry.candidate.rollout, sizes)
+        found = self._fit_planned(entry.candidate, models, moved.seconds)
         if isinstance(found, Misfit):
             self.misses.append((found, entry.candidate))
         else:
             self._push(_Entry(candidate=entry.candidate, fit=found, moved=moved), _PLANNED)
+
+    def _fit_planned(self, candidate: Candidate, models: RunModels, seconds: float) -> Fit | Misfit:
+        """Fit a candidate with its reshard; rounds are made only where messages decide."""
+
+        def fitted(staging: Counts) -> Fit | Misfit:
+            regions = {**sizes.regions, Region.STAGING: staging}
+            exact = replace(sizes, regions=regions, reshard_seconds=seconds)
+            return best_fit(self.task, self.ready[candidate.training], candidate.rollout, exact)
+
+        sizes = exact_sizes(self.task, candidate, replace(models, reshard=None))
+        most = sizes.regions[Region.STAGING]
+        without, with_most = fitted(np.zeros_like(most)), fitted(most)
+        if isinstance(with_most, Fit) and without == with_most:
+            return with_most
+        return fitted(models.staging)
 
     def _push(self, entry: "_Entry", stage: int) -> None:
         item = (entry.fit.seconds.total, entry.candidate.texts, stage, entry)
@@ -203,13 +217,11 @@ class _Entry:
     moved: Moved | None = None
 
 
-def planned_sizes(task: Task, candidate: Candidate) -> tuple[Sizes, Moved]:
-    """Return the exact bytes of a candidate, and what its reshard moves."""
+def planned_models(task: Task, candidate: Candidate) -> tuple[RunModels, Moved]:
+    """Return the models of a candidate with the plan of its reshard, and what that moves."""
     models = read_models(candidate_config(task, candidate, Settings()))
     assert models.reshard is not None, "read_models plans the reshard"
-    moved = moved_by(task, models.reshard.pair_bytes)
-    sizes = exact_sizes(task, candidate, models)
-    return replace(sizes, reshard_seconds=moved.seconds), moved
+    return models, moved_by(task, models.reshard.pair_bytes)
 
 
 def moved_by(task: Task, pairs: Counts) -> Moved:

@@ -55,8 +55,17 @@ class Routes:
     """The rank that it is read on."""
     target: Counts
     """The rank that it is written on."""
-    round: Counts
-    """The round that it travels in, or is copied in where both ranks are the same."""
+    nbytes: Counts
+    per_round: int
+    """Bound on the bytes that a rank sends in a round, and on what it receives."""
+
+    @cached_property
+    def round(self) -> Counts:
+        """The round that it travels in, or is copied in where both ranks are the same.
+
+        Made when it is asked for: what travels between whom is known without.
+        """
+        return assign_rounds(self.source, self.target, self.nbytes, self.per_round)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,12 +106,6 @@ class ReshardPlan:
         return int(self.routes.round.max(initial=-1)) + 1
 
     @cached_property
-    def route_bytes(self) -> Counts:
-        """Bytes of each route."""
-        sizes = np.array([cell.wire_bytes for cell in self.cells], dtype=np.int64)
-        return sizes[self.routes.cell]
-
-    @cached_property
     def remote(self) -> NDArray[np.bool_]:
         """Routes between different ranks."""
         remote: NDArray[np.bool_] = self.routes.source != self.routes.target
@@ -129,7 +132,7 @@ class ReshardPlan:
         pairs = self.routes.source * self.world_size + self.routes.target
         size = self.world_size**2
         flat = np.bincount(
-            pairs[self.remote], weights=self.route_bytes[self.remote], minlength=size
+            pairs[self.remote], weights=self.routes.nbytes[self.remote], minlength=size
         )
         return flat.astype(np.int64).reshape(self.world_size, self.world_size)
 
@@ -139,7 +142,7 @@ class ReshardPlan:
         total = np.zeros((self.rounds + 1, self.world_size), dtype=np.int64)
         for ranks in (self.routes.source, self.routes.target):
             at = (self.routes.round[self.remote], ranks[self.remote])
-            np.add.at(total, at, self.route_bytes[self.remote])
+            np.add.at(total, at, self.routes.nbytes[self.remote])
         peak: Counts = (total[:-1] + total[1:]).max(axis=0, initial=0)
         return peak
 
@@ -149,7 +152,8 @@ class ReshardPlan:
         state = blake2b(f"{self.world_size} {self.dtype} ".encode(), digest_size=16)
         for cell in self.cells:
             state.update(repr(cell).encode())
-        for array in vars(self.routes).values():
+        routes = self.routes
+        for array in (routes.cell, routes.variant, routes.source, routes.target, routes.round):
             state.update(array.tobytes())
         return state.digest()
 
@@ -177,7 +181,7 @@ class ReshardPlan:
 
     def _sum(self, ranks: Counts, chosen: NDArray[np.bool_]) -> Counts:
         sums = np.bincount(
-            ranks[chosen], weights=self.route_bytes[chosen], minlength=self.world_size
+            ranks[chosen], weights=self.routes.nbytes[chosen], minlength=self.world_size
         )
         return sums.astype(np.int64)
 
@@ -215,7 +219,8 @@ def plan_sides(
         variant=variant,
         source=sender,
         target=receiver,
-        round=assign_rounds(sender, receiver, sizes[cell], _bytes_of_round(bucket_bytes)),
+        nbytes=sizes[cell],
+        per_round=_bytes_of_round(bucket_bytes),
     )
     return ReshardPlan(
         world_size=world_size,

@@ -12,9 +12,17 @@ from mindrl.launch.compose import composed_config
 from mindrl.launch.legal_values import checked_with_legal_values
 from mindrl.launch.memory_plan import memory_plan
 from mindrl.launch.proposal_figures import behind, figures_of
-from mindrl.launch.proposal_memory import Fit, Misfit, best_fit, least_sizes, prepared
+from mindrl.launch.proposal_memory import (
+    Fit,
+    Misfit,
+    Sizes,
+    best_fit,
+    exact_sizes,
+    least_sizes,
+    prepared,
+)
 from mindrl.launch.proposal_remedies import remedies
-from mindrl.launch.proposal_search import planned_sizes, search
+from mindrl.launch.proposal_search import planned_models, search
 from mindrl.launch.proposals import (
     Candidate,
     Task,
@@ -30,13 +38,19 @@ def said(_: str) -> None:
     """Take what a search tells, and drop it."""
 
 
+def planned_sizes(task: Task, candidate: Candidate) -> Sizes:
+    """Return the exact bytes of a candidate, its messages included."""
+    models, moved = planned_models(task, candidate)
+    return replace(exact_sizes(task, candidate, models), reshard_seconds=moved.seconds)
+
+
 def exhaustive(task: Task) -> Iterator[tuple[Candidate, Fit | Misfit]]:
     """Plan every candidate to the end, the reshard included; its lower bounds must be below."""
     for training in legal_training(task):
         ready = prepared(task, training)
         for rollout in legal_rollout(task):
             candidate = Candidate(training=training, rollout=rollout)
-            exact = best_fit(task, ready, rollout, planned_sizes(task, candidate)[0])
+            exact = best_fit(task, ready, rollout, planned_sizes(task, candidate))
             bound = best_fit(task, ready, rollout, least_sizes(task, candidate))
             if isinstance(exact, Fit):
                 assert isinstance(bound, Fit), candidate
@@ -83,7 +97,7 @@ def test_the_first_proposal_costs_no_more_than_the_shipped_layout() -> None:
     training, rollout = parse_training("megatron:d2t4"), parse_rollout("vllm:d4t2")
     assert shipped == Candidate(training=training, rollout=rollout)
     task = asked(devices=8)
-    sizes, _ = planned_sizes(task, shipped)
+    sizes = planned_sizes(task, shipped)
     theirs = best_fit(task, prepared(task, shipped.training), shipped.rollout, sizes)
     assert isinstance(theirs, Fit)
     (ours,) = search(task, 1, said).proposals

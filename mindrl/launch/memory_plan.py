@@ -73,7 +73,9 @@ class MemoryPlan:
     @cached_property
     def totals(self) -> Counts:
         """Bytes on the device at each moment (row) on each rank (column)."""
-        return np.stack([self.sum(instant.resident) for instant in self.instants])
+        lies = _presence(self.phases, self.movable, self.resident, tuple(self.regions))
+        totals: Counts = lies @ np.stack([*self.regions.values()])
+        return totals
 
     @property
     def peak_bytes(self) -> int:
@@ -151,6 +153,18 @@ def _timeline(
     phases: tuple[Phase, ...], movable: frozenset[Region], resident: frozenset[Region]
 ) -> list[Instant]:
     return timeline(phases, movable, resident)
+
+
+@cache
+def _presence(
+    phases: tuple[Phase, ...],
+    movable: frozenset[Region],
+    resident: frozenset[Region],
+    regions: tuple[Region, ...],
+) -> Counts:
+    """Return 1 where a region (column) lies on the device at a moment (row), else 0."""
+    instants = _timeline(phases, movable, resident)
+    return np.array([[region in at.resident for region in regions] for at in instants], np.int64)
 
 
 @cache

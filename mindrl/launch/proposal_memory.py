@@ -243,7 +243,7 @@ def _fit(task: Task, ready: Prepared, choice: _Rollout, sizes: Sizes) -> Fit | M
     others, one = rollout_bytes(plan), sizes.per_token * task.longest
     left, host = kv_cache_left(share, others), choice.host_bytes(task)
     usable = int(task.device_bytes * USABLE_SHARE)
-    needs = {each: _need(plan, found) for each, found in ready.activations.items()}
+    needs = _needs(plan, ready.activations)
     fitting = [each for each, (need, _) in needs.items() if need <= usable]
     need, moment = min(needs.values())
     wants = (
@@ -286,12 +286,19 @@ def _fitted(
     )
 
 
-def _need(plan: MemoryPlan, activations: Mapping[Phase, int]) -> tuple[int, str]:
+def _needs(
+    plan: MemoryPlan, activations: Mapping[Settings, Mapping[Phase, int]]
+) -> dict[Settings, tuple[int, str]]:
     """Return the most of regions and activations, the KV cache aside, and when that is."""
-    return max(
-        (total + (activations.get(at.phase, 0) if at.label == at.phase.value else 0), at.label)
-        for at, total in zip(plan.instants, plan.totals.max(axis=1).tolist(), strict=True)
-    )
+    totals = plan.totals.max(axis=1).tolist()
+    peaks = [(total, at.label) for at, total in zip(plan.instants, totals, strict=True)]
+    phases = {phase.value: phase for phase in plan.phases}
+    working = [(phases[label], total) for total, label in peaks if label in phases]
+    most = max(peaks)
+    return {
+        settings: max(most, *((total + of.get(at, 0), at.value) for at, total in working))
+        for settings, of in activations.items()
+    }
 
 
 @cache

@@ -256,10 +256,14 @@ def _prime_factors(number: int) -> list[int]:
 
 def _inside_nodes(order: RankOrder, dimension: str, topology: Topology) -> bool:
     """Say whether every group of a dimension lies inside one node."""
-    return all(
-        topology.node_of(group[0]) == topology.node_of(group[-1])
-        for group in order.groups((dimension,))
-    )
+    first: Matrix = np.zeros(1, dtype=np.int64)
+    weight = 1
+    for name, radix in order.digits:
+        if name != dimension:
+            first = np.add.outer(first, weight * np.arange(radix)).ravel()
+        weight *= radix
+    last, per_node = first + _width(order, dimension), topology.ranks_per_node
+    return bool((first // per_node == last // per_node).all())
 
 
 def _tensor_ranks_lie_closest(order: RankOrder) -> bool:
@@ -269,8 +273,12 @@ def _tensor_ranks_lie_closest(order: RankOrder) -> bool:
 
 
 def _width(order: RankOrder, dimension: str) -> int:
-    group = order.groups((dimension,))[0]
-    return group[-1] - group[0]
+    """Return how far the last rank of a group lies behind the first; in all groups alike."""
+    width, weight = 0, 1
+    for name, radix in order.digits:
+        width += (radix - 1) * weight if name == dimension else 0
+        weight *= radix
+    return width
 
 
 def _assignment(costs: Matrix) -> int:

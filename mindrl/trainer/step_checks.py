@@ -1,6 +1,7 @@
 """What each step is judged by: warnings at once, and the end of the run where it stays bad."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -8,6 +9,7 @@ from mindrl.errors import LogprobGapError, MindrlError, SkippedUpdatesError
 from mindrl.observability.metrics import Metrics, nonfinite_keys
 
 MODELS = {"update/skipped": "actor", "critic/skipped": "critic"}
+"""By the metric that counts the updates that a model has skipped."""
 MOST_SKIPPED_STEPS = 3
 """Steps in a row in which a model takes none of its updates; no later step would, either."""
 
@@ -21,7 +23,7 @@ class StepChecks:
     logprob_gap_steps: int
     """Steps in a row beyond it that end the run."""
     _beyond: int = 0
-    _idle: dict[str, int] = field(default_factory=dict)
+    _idle: Counter[str] = field(default_factory=Counter)
 
     def warnings(self, step: int, metrics: Metrics) -> Iterator[str]:
         """Say what is wrong with a step, and end the run where that has gone on for too long.
@@ -32,15 +34,8 @@ class StepChecks:
             MindrlError: A metric is not finite.
         """
         yield from self._gap(step, metrics["logprob_gap/mean"])
-        for name, model in MODELS.items():
-            yield from self._skipped(step, model, metrics.get(name, 0.0))
-            # Without a taken update there are no other metrics of that model.
-            self._idle[model] = self._idle.get(model, 0) + 1 if _is_idle(name, metrics) else 0
-            if self._idle[model] == MOST_SKIPPED_STEPS:
-                raise SkippedUpdatesError(
-                    f"step {step}: the {model} has taken no update in {MOST_SKIPPED_STEPS} steps: "
-                    "the norm of its gradient is not finite; its weights are those of before"
-                )
+        for name in MODELS:
+            yield from self._skipped(step, name, metrics)
         if broken := nonfinite_keys(metrics):
             raise MindrlError(f"step {step}: not a finite number: {', '.join(broken)}")
 
@@ -60,14 +55,25 @@ class StepChecks:
             )
         yield f"{text}; the run ends if that lasts for {self.logprob_gap_steps} steps in a row"
 
-    def _skipped(self, step: int, model: str, skipped: float) -> Iterator[str]:
+    def _skipped(self, step: int, name: str, metrics: Metrics) -> Iterator[str]:
+        """Tell of the updates that a model skipped, and end the run where it takes none any more.
+
+        Args:
+            step: From 1.
+            name: Of the count in the metrics.
+            metrics: Of the step; of a model that took no update they hold that count alone.
+        """
+        model, skipped = MODELS[name], metrics.get(name, 0.0)
         if skipped:
             yield (
                 f"step {step}: {skipped:.0f} update(s) of the {model} skipped: the norm of the "
                 "gradient is not finite"
             )
-
-
-def _is_idle(name: str, metrics: Metrics) -> bool:
-    prefix = name.removesuffix("skipped")
-    return [each for each in metrics if each.startswith(prefix)] == [name]
+        prefix = name.removesuffix("skipped")
+        took_none = [each for each in metrics if each.startswith(prefix)] == [name]
+        self._idle[name] = self._idle[name] + 1 if took_none else 0
+        if self._idle[name] == MOST_SKIPPED_STEPS:
+            raise SkippedUpdatesError(
+                f"step {step}: the {model} has taken no update in {MOST_SKIPPED_STEPS} steps: "
+                "the norm of its gradient is not finite; its weights are those of before"
+            )

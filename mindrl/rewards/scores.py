@@ -1,7 +1,8 @@
 """What came of rating a batch of responses."""
 
 import statistics
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mindrl.rewards.messages import Failure, FailureKind, Outcomes
@@ -43,10 +44,8 @@ class Scores:
 
     def without_any_score(self) -> Iterator[Failures]:
         """Yield the first failures of each function that failed for the whole batch."""
-        for function in dict.fromkeys(each.function for each in self.failures):
-            of_function = [each for each in self.failures if each.function == function]
-            if sum(each.count for each in of_function) == len(self.rewards):
-                yield of_function[0]
+        for function in functions_without_scores(self.failures, len(self.rewards)):
+            yield next(each for each in self.failures if each.function == function)
 
     def accuracy(self, function: str) -> float:
         """Return where the scores of a function lie in its range, on average: 0 to 1."""
@@ -75,3 +74,11 @@ def failures_of(outcomes: Outcomes) -> tuple[Failures, ...]:
                 seen = found.get((function, outcome.kind), new)
                 found[function, outcome.kind] = replace(seen, count=seen.count + 1)
     return tuple(found.values())
+
+
+def functions_without_scores(failures: Sequence[Failures], responses: int) -> list[str]:
+    """Return the functions that failed for each of so many responses."""
+    counts: Counter[str] = Counter()
+    for each in failures:
+        counts[each.function] += each.count
+    return [function for function, count in counts.items() if count == responses]

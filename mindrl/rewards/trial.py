@@ -6,7 +6,7 @@ from mindrl.errors import ConfigError
 from mindrl.rewards.host_process import HostProcess
 from mindrl.rewards.messages import Outcomes, PoolPlan, ScoreRequest, quoted
 from mindrl.rewards.resolve import FIELD
-from mindrl.rewards.scores import failures_of
+from mindrl.rewards.scores import failures_of, functions_without_scores
 
 _ANSWERED = "<think>so it is</think><answer>Answer: \\boxed{%s}</answer>"
 
@@ -35,12 +35,10 @@ def try_rewards(functions: Sequence[str], timeout_seconds: float, reference: str
 
 def _refusals(outcomes: Outcomes, responses: Sequence[str]) -> Iterator[str]:
     failures = failures_of(outcomes)
-    for function in outcomes:
-        of_function = [each for each in failures if each.function == function]
-        fails_always = sum(each.count for each in of_function) == len(responses)
-        for each in of_function:
-            if fails_always or each.kind == "value":
-                yield (
-                    f"{FIELD}={function!r} fails in a trial call: {each.kind}: "
-                    f"{each.first.detail}; the response was {quoted(responses[each.response])}"
-                )
+    always = functions_without_scores(failures, len(responses))
+    for each in failures:
+        if each.function in always or each.kind == "value":
+            yield (
+                f"{FIELD}={each.function!r} fails in a trial call: {each.kind}: "
+                f"{each.first.detail}; the response was {quoted(responses[each.response])}"
+            )

@@ -3,6 +3,7 @@
 Shapes: B sequences, T positions, N tokens, V the vocabulary.
 """
 
+import gc
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from assembly import assembled
+from megatron.core import parallel_state
 from megatron.core.transformer.moe.experts import GroupedMLP
 from offload_probe import arena, swap_out_and_in
 from torch import Tensor, nn
@@ -60,9 +62,12 @@ def join(layout: TrainLayout) -> ParallelGroups:
     made = dist.distributed_c10d._world.pg_map
     for group in _GROUPS & made.keys():
         dist.destroy_process_group(group)
+    _GROUPS.clear()
+    # A group ends its threads with its last reference: Megatron's list, and models in cycles.
+    parallel_state._global_process_group_list = None
+    gc.collect()
     others = set(made)
     groups = ParallelGroups(layout, seed=1, timeout_minutes=10)
-    _GROUPS.clear()
     _GROUPS.update(made.keys() - others)
     return groups
 

@@ -16,28 +16,23 @@ them. The exit code is 1 where something differs.
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
+from revisions import checkout, make_tiny_models, run_program, tiny_paths
 from rich.console import Console
 from safetensors.torch import load_file
 
-ROOT = Path(__file__).resolve().parents[1]
-CACHE = ROOT / ".cache/tiny"
 CONSOLE = Console(highlight=False, soft_wrap=True)
 RUNS = {
     "grpo": ("train_grpo", "grpo_tiny_cpu", ("actor_config.tensor_model_parallel_size=2",)),
     "moe": ("train_grpo", "grpo_tiny_moe_cpu", ()),
     "ppo": ("train_ppo", "ppo_tiny_cpu", ()),
 }
-MODELS = {"model": "qwen2", "moe_model": "qwen3_moe"}
 UNTIMED = ("seconds/", "throughput/", "memory/")
 SAMPLE_KEYS = ("step", "prompt", "response", "reward", "parts", "finished", "response_tokens")
 
@@ -45,12 +40,12 @@ SAMPLE_KEYS = ("step", "prompt", "response", "reward", "parts", "finished", "res
 def main() -> int:
     """Compare; returns the exit code."""
     options = _options()
-    _make_models()
+    make_tiny_models()
     differences = 0
     with ExitStack() as stack:
         work = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         sides = [
-            stack.enter_context(_checkout(revision, work / name))
+            stack.enter_context(checkout(revision, work / name))
             for name, revision in (("before", options.before), ("after", options.after))
         ]
         for name in options.only or RUNS:
@@ -77,45 +72,14 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _make_models() -> None:
-    data = str(CACHE / "data")
-    _python("scripts/make_tiny_data.py", "--output", data, "--seed", "1")
-    for name, family in MODELS.items():
-        script = ("scripts/make_tiny_model.py", "--output", str(CACHE / name), "--data", data)
-        _python(*script, "--seed", "1", "--family", family)
-
-
-def _python(*command: str) -> None:
-    subprocess.run([sys.executable, *command], cwd=ROOT, check=True)
-
-
-@contextmanager
-def _checkout(revision: str | None, folder: Path) -> Iterator[Path]:
-    """Lay a revision out in a folder; None is the working tree itself."""
-    if revision is None:
-        yield ROOT
-        return
-    _git("worktree", "add", "--detach", "--quiet", str(folder), revision)
-    try:
-        yield folder
-    finally:
-        _git("worktree", "remove", "--force", str(folder))
-
-
-def _git(*command: str) -> None:
-    subprocess.run(["git", *command], cwd=ROOT, check=True)
-
-
-def _run(name: str, checkout: Path, work: Path, options: argparse.Namespace) -> Path:
-    """Make a run with the code of a checkout; returns its folder."""
+def _run(name: str, code: Path, work: Path, options: argparse.Namespace) -> Path:
+    """Make a run with the code in a folder; returns the folder of the run."""
     program, config, overrides = RUNS[name]
-    folder = work / f"{checkout.name}-{name}"
-    CONSOLE.print(f"{name}: {options.steps} steps of {config} with {checkout}", style="dim")
+    folder = work / f"{code.name}-{name}"
+    CONSOLE.print(f"{name}: {options.steps} steps of {config} with {code}", style="dim")
     command = [
-        *(sys.executable, f"cli/{program}.py", "--config-name", config),
-        f"actor_config.load={CACHE / ('moe_model' if name == 'moe' else 'model')}",
-        f"megatron_training.data_path={CACHE / 'data/train.jsonl'}",
-        f"megatron_training.test_data_path={CACHE / 'data/test.jsonl'}",
+        *(f"cli/{program}.py", "--config-name", config),
+        *tiny_paths("moe_model" if name == "moe" else "model"),
         f"megatron_training.train_iters={options.steps}",
         "rl_config.log_samples=1000000",
         f"hydra.run.dir={folder}",
@@ -123,19 +87,10 @@ def _run(name: str, checkout: Path, work: Path, options: argparse.Namespace) -> 
         *options.set,
     ]
     log = folder.with_suffix(".txt")
-    with log.open("w") as file:
-        done = subprocess.run(
-            command,
-            cwd=checkout,
-            # Before the environment's own installation of the project, in the workers too.
-            env=os.environ | {"PYTHONPATH": str(checkout)},
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            check=False,
-        )
-    if done.returncode:
+    ended = run_program(code, command, log)
+    if ended:
         CONSOLE.print(log.read_text(), markup=False)
-        raise SystemExit(f"{name} with {checkout} ended with {done.returncode}")
+        raise SystemExit(f"{name} with {code} ended with {ended}")
     return folder
 
 

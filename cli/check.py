@@ -2,7 +2,7 @@
 
 import sys
 
-from mindrl.launch.check_program import check_config
+from mindrl.programs.check import check_config
 
 if __name__ == "__main__":
     sys.exit(check_config())

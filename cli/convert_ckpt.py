@@ -2,7 +2,7 @@
 
 import sys
 
-from mindrl.launch.convert_program import convert
+from mindrl.programs.convert import convert
 
 if __name__ == "__main__":
     sys.exit(convert())

@@ -2,7 +2,7 @@
 
 import sys
 
-from mindrl.launch.doctor_program import doctor
+from mindrl.programs.doctor import doctor
 
 if __name__ == "__main__":
     sys.exit(doctor())

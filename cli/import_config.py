@@ -2,7 +2,7 @@
 
 import sys
 
-from mindrl.launch.import_program import import_config
+from mindrl.programs.import_config import import_config
 
 if __name__ == "__main__":
     sys.exit(import_config())

@@ -2,7 +2,7 @@
 
 import sys
 
-from mindrl.launch.plan_program import plan
+from mindrl.programs.plan import plan
 
 if __name__ == "__main__":
     sys.exit(plan())

@@ -25,9 +25,9 @@ from ray import cloudpickle
 from rich.console import Console
 from rich.table import Table
 
-from mindrl.allocation.layout import even_bounds
 from mindrl.batch.experience import Minibatch
 from mindrl.batch.rollouts import Responses, Rollouts
+from mindrl.layouts.layout import even_bounds
 
 REPLICAS = 4
 SAMPLES = 8

@@ -34,7 +34,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from mindrl.allocation.layout import RolloutLayout, TrainLayout
+from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.models.decoder import logical_shapes, rollout_side, training_side
 from mindrl.models.description import ModelDescription, MoeDescription
 from mindrl.models.orientation import oriented

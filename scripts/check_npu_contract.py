@@ -16,13 +16,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mindrl.platform.contract_check import Checked, as_values, check_contract, matrix, with_matrix
-from mindrl.platform.contract_sources import CHECKED_PINS, contract_sources
-from mindrl.platform.npu_contract import ENTRIES
+from npu_contract.check import Checked, as_values, check_contract, matrix, with_matrix
+from npu_contract.contract import ENTRIES
+from npu_contract.sources import CHECKED_PINS, contract_sources
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "how-to" / "install-npu.md"
-RESULT = ROOT / "tests" / "unit" / "platform" / "npu_contract.json"
+RESULT = ROOT / "tests" / "unit" / "npu_contract" / "npu_contract.json"
 
 MISSING = 1
 NOT_CHECKED = 3

@@ -9,16 +9,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindrl.allocation.from_config import rollout_layout, train_layout
-from mindrl.allocation.schedule import MoveKind
 from mindrl.allocation.strings import rollout_string, training_string
+from mindrl.config.layouts import rollout_layout, train_layout
 from mindrl.config.run import RunConfig
-from mindrl.launch.compose import composed_config
-from mindrl.launch.config_files import run_names
-from mindrl.launch.layouts import topology
-from mindrl.launch.memory_estimates import activation_estimates
-from mindrl.launch.memory_plan import MemoryPlan, memory_plan
-from mindrl.launch.memory_regions import RunModels, read_models
+from mindrl.memory.schedule import MoveKind
+from mindrl.preflight.memory_estimates import activation_estimates
+from mindrl.preflight.memory_plan import MemoryPlan, memory_plan
+from mindrl.preflight.memory_regions import RunModels, read_models
+from mindrl.preflight.run_layouts import topology
+from mindrl.programs.compose import composed_config
+from mindrl.programs.config_files import run_names
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "reference" / "ascend-configs.md"

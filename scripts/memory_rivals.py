@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, UntypedStorage
 
-from mindrl.allocation.regions import NEEDS, ROLLOUT_REGIONS, Phase, Region
-from mindrl.allocation.schedule import Move, MoveKind, after
-from mindrl.training.offload import StoredRegion
+from mindrl.memory.regions import NEEDS, ROLLOUT_REGIONS, Phase, Region
+from mindrl.memory.schedule import Move, MoveKind, after
+from mindrl.training.megatron.offload import StoredRegion
 from mindrl.workers.integrated_worker import IntegratedWorker
 from mindrl.workers.sharding_manager import ShardingManager
 

@@ -19,18 +19,18 @@ from memory_rivals import HABITS, Clocked, Ways, copied_region
 from safetensors.torch import save_file
 
 from mindrl.algorithms.token_weights import token_mean_weights
-from mindrl.allocation.regions import Region
 from mindrl.batch.experience import CriticMinibatch, Minibatch, Sequences
 from mindrl.batch.prompts import Sampling
 from mindrl.batch.rollouts import Rollouts
 from mindrl.config.load import load_run_config
 from mindrl.config.run import RunConfig
-from mindrl.launch.memory_plan import with_limits
 from mindrl.launch.worker import build_worker
+from mindrl.memory.regions import Region
 from mindrl.models.decoder import logical_shapes
 from mindrl.models.description import read_description
 from mindrl.platform.device import PLATFORMS
 from mindrl.platform.rendezvous import Seat, join_process_group, listen
+from mindrl.preflight.memory_plan import with_limits
 from mindrl.workers.integrated_worker import IntegratedWorker
 
 Numbers = dict[str, float]

@@ -18,18 +18,18 @@ from torch.profiler import ProfilerActivity, profile
 
 from mindrl.algorithms.grpo import GrpoLoss
 from mindrl.algorithms.token_weights import token_mean_weights
-from mindrl.allocation.layout import TrainLayout
-from mindrl.allocation.regions import TrainRegion
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import Minibatch
+from mindrl.layouts.layout import TrainLayout
 from mindrl.models.decoder import logical_shapes
 from mindrl.models.description import read_description
 from mindrl.platform.attention import attention_kernel
-from mindrl.training.actor import TrainedActor
-from mindrl.training.model import ModelSettings, Recompute
-from mindrl.training.optimizer import OptimizerSettings
-from mindrl.training.parallel import ParallelGroups
-from mindrl.training.scoring import ScoringModel
+from mindrl.training.megatron.actor import TrainedActor
+from mindrl.training.megatron.model import ModelSettings, Recompute
+from mindrl.training.megatron.optimizer import OptimizerSettings
+from mindrl.training.megatron.parallel import ParallelGroups
+from mindrl.training.megatron.scoring import ScoringModel
+from mindrl.training.state_part import StatePart
 
 PROMPT = 16
 
@@ -107,7 +107,7 @@ class Trainer:
         start = time.process_time()
         metrics = self.model.update(self.minibatch, way.micro_batching)
         seconds = time.process_time() - start
-        gradient = [part.flatten().clone() for part in self.model.tensors(TrainRegion.GRADIENTS)]
+        gradient = [part.flatten().clone() for part in self.model.tensors(StatePart.GRADIENTS)]
         return seconds, metrics["grad_norm"], torch.cat(gradient)
 
     def peak(self, way: Way) -> int:

@@ -1,1 +1,1 @@
-"""Layouts and rank grids. Pure Python."""
+"""Backend strings: layouts as one word. Pure Python."""

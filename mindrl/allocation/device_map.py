@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from mindrl.allocation.layout import RolloutLayout, TrainLayout
 from mindrl.allocation.model_allocation import ModelAllocation
-from mindrl.allocation.rank_order import RankOrder
 from mindrl.errors import ConfigError
+from mindrl.layouts.layout import RolloutLayout, TrainLayout
+from mindrl.layouts.rank_order import RankOrder
 
 DIMENSIONS = ("tp", "cp", "dp", "pp", "etp", "ep", "edp")
 """The last three of the experts, the others of all else; edp are the copies of each expert."""

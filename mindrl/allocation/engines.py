@@ -5,10 +5,10 @@ from dataclasses import replace
 from difflib import get_close_matches
 
 from mindrl.allocation.device_map import DeviceMap, map_groups
-from mindrl.allocation.layout import TrainLayout
 from mindrl.allocation.model_allocation import ModelAllocation, parse_backend
 from mindrl.allocation.refusals import AllocationError
 from mindrl.errors import ConfigError
+from mindrl.layouts.layout import TrainLayout
 
 ENGINES = ("rollout", "actor", "critic", "ref", "reward", "teacher")
 SECTIONS = {

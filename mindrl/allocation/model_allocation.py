@@ -4,10 +4,10 @@ from dataclasses import dataclass, replace
 
 from mindrl.allocation.backends import BACKENDS
 from mindrl.allocation.grammar import Part, read_engine
-from mindrl.allocation.layout import RolloutLayout, TrainLayout
 from mindrl.allocation.part_layouts import rollout_layout, training_layout
 from mindrl.allocation.refusals import AllocationError, missing_backend, unknown_backend
 from mindrl.allocation.strings import rollout_string, training_string
+from mindrl.layouts.layout import RolloutLayout, TrainLayout
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,10 +6,10 @@ from math import prod
 
 from mindrl.allocation.backends import BACKENDS, LETTERS
 from mindrl.allocation.grammar import Dimension, Part
-from mindrl.allocation.layout import RolloutLayout, TrainLayout
 from mindrl.allocation.refusals import AllocationError, unknown_dimension
 from mindrl.config.finding import must_divide
 from mindrl.errors import ConfigError
+from mindrl.layouts.layout import RolloutLayout, TrainLayout
 
 _MOST_DIGITS = 5
 

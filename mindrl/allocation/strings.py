@@ -11,9 +11,9 @@ from collections.abc import Mapping
 
 from mindrl.allocation import part_layouts
 from mindrl.allocation.grammar import Part, read_engine
-from mindrl.allocation.layout import RolloutLayout, TrainLayout
 from mindrl.allocation.refusals import AllocationError, missing_backend
 from mindrl.errors import ConfigError
+from mindrl.layouts.layout import RolloutLayout, TrainLayout
 
 
 def parse_training(text: str, world_size: int | None = None) -> TrainLayout:

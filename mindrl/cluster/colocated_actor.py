@@ -11,7 +11,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from mindrl.allocation.layout import RolloutLayout, TrainLayout, even_bounds
 from mindrl.batch.balance import partition
 from mindrl.batch.experience import (
     CriticMinibatch,
@@ -24,6 +23,7 @@ from mindrl.batch.experience import (
 from mindrl.batch.prompts import Prompt, Sampling, sequence_seed
 from mindrl.batch.rollouts import Responses, Rollouts
 from mindrl.config.layout_sizes import Role
+from mindrl.layouts.layout import RolloutLayout, TrainLayout, even_bounds
 from mindrl.observability.timeline import TimelineMoment
 
 

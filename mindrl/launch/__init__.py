@@ -1,1 +1,1 @@
-"""The composition root: a validated configuration becomes a running trainer."""
+"""The composition root: a checked run becomes a trainer with its workers."""

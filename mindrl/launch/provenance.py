@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 from mindrl.config.run import RunConfig
-from mindrl.launch.declared import declared, installed_version
+from mindrl.doctor.declared import declared, installed_version
 
 _CHECKOUT = Path(__file__).resolve().parents[2]
 _GIT_SECONDS = 10.0

@@ -4,23 +4,23 @@ from collections.abc import Mapping
 
 from mindrl.algorithms.grpo import GrpoLoss
 from mindrl.algorithms.value_loss import ValueLoss
-from mindrl.allocation.layout import TrainLayout
 from mindrl.batch.balance import MicroBatching
 from mindrl.config.actor import ActorConfig
 from mindrl.config.layout_sizes import Role
 from mindrl.config.role import CriticConfig, LearningConfig
 from mindrl.config.run import RunConfig
-from mindrl.launch.layouts import bucket_bytes, topology
-from mindrl.launch.memory_regions import RunModels, read_models
 from mindrl.launch.worker_memory import make_device, plan_worker_memory
+from mindrl.layouts.layout import TrainLayout
 from mindrl.platform.attention import attention_kernel
 from mindrl.platform.determinism import make_deterministic
 from mindrl.platform.device import Platform, configure_megatron
-from mindrl.rollout.engine import EngineSettings
-from mindrl.training.model import ModelSettings
-from mindrl.training.optimizer import OptimizerSettings
-from mindrl.training.parallel import GroupsByLayout, ParallelGroups
-from mindrl.training.recompute import Recompute
+from mindrl.preflight.memory_regions import RunModels, read_models
+from mindrl.preflight.run_layouts import bucket_bytes, topology
+from mindrl.rollout.vllm.engine import EngineSettings
+from mindrl.training.megatron.model import ModelSettings
+from mindrl.training.megatron.optimizer import OptimizerSettings
+from mindrl.training.megatron.parallel import GroupsByLayout, ParallelGroups
+from mindrl.training.megatron.recompute import Recompute
 from mindrl.workers.actor_hybrid_worker import ActorSettings
 from mindrl.workers.integrated_worker import (
     CriticSettings,

@@ -6,12 +6,12 @@ import torch.distributed as dist
 
 from mindrl.config.run import RunConfig
 from mindrl.errors import DeviceMemoryError
-from mindrl.launch.layouts import topology
-from mindrl.launch.memory_plan import MemoryPlan, memory_plan, too_small, with_kv_cache
-from mindrl.launch.memory_regions import RunModels
 from mindrl.platform.device_memory import device_account
 from mindrl.platform.host_arena import HostArena, require_host_memory
 from mindrl.platform.host_facts import memory_bound
+from mindrl.preflight.memory_plan import MemoryPlan, memory_plan, too_small, with_kv_cache
+from mindrl.preflight.memory_regions import RunModels
+from mindrl.preflight.run_layouts import topology
 from mindrl.workers.device import Device
 from mindrl.workers.device_ledger import DeviceLedger
 

@@ -1,1 +1,1 @@
-"""Names, shapes and shardings of each model family."""
+"""What Hugging Face says of a model: sizes, names, shapes; and who holds which part of it."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
-from mindrl.allocation.layout import RolloutLayout, TrainLayout
+from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.models.attention import attention_shapes, rollout_attention, training_attention
 from mindrl.models.description import ModelDescription, MoeDescription
 from mindrl.models.feed_forward import (

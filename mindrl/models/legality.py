@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from math import prod
 
-from mindrl.allocation.layout import RolloutLayout, TrainLayout
 from mindrl.config.finding import (
     Finding,
     divisors_near,
@@ -11,6 +10,7 @@ from mindrl.config.finding import (
     nearest_divisors,
     nearest_first,
 )
+from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.models.decoder import rollout_vocab_size
 from mindrl.models.description import ModelDescription
 

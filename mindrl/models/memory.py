@@ -17,7 +17,7 @@ from math import lcm, prod
 import numpy as np
 from numpy.typing import NDArray
 
-from mindrl.allocation.layout import RolloutLayout, TrainLayout
+from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.models.decoder import ELEMENT_BYTES, DType, Side, always_float32
 from mindrl.models.description import ModelDescription
 from mindrl.models.placement import LocalTensor, ShardingTable

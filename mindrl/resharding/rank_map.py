@@ -15,8 +15,8 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from mindrl.allocation.layout import TrainLayout
-from mindrl.allocation.rank_order import RankOrder
+from mindrl.layouts.layout import TrainLayout
+from mindrl.layouts.rank_order import RankOrder
 from mindrl.models.decoder import Side
 from mindrl.resharding.cells import Cell, bytes_by_shards
 from mindrl.resharding.plan import Topology

@@ -1,1 +1,1 @@
-"""The vLLM adapter."""
+"""Rollout engines: one package each."""

@@ -1,1 +1,1 @@
-"""The Megatron-core adapter."""
+"""Training engines: one package each."""

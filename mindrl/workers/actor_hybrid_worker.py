@@ -8,24 +8,25 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mindrl.algorithms.grpo import GrpoLoss
-from mindrl.allocation.regions import Phase, Region, TrainRegion
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import Minibatch, Scored, Sequences
 from mindrl.batch.prompts import Sampling
 from mindrl.batch.rollouts import Responses
-from mindrl.rollout.engine import EngineSettings, RolloutEngine
-from mindrl.training.actor import TrainedActor
-from mindrl.training.model import ModelSettings
-from mindrl.training.optimizer import OptimizerSettings
-from mindrl.training.scoring import ScoringModel
+from mindrl.memory.regions import Phase, Region
+from mindrl.rollout.vllm.engine import EngineSettings, RolloutEngine
+from mindrl.training.megatron.actor import TrainedActor
+from mindrl.training.megatron.model import ModelSettings
+from mindrl.training.megatron.optimizer import OptimizerSettings
+from mindrl.training.megatron.scoring import ScoringModel
+from mindrl.training.state_part import StatePart
 from mindrl.workers.device import Device
 from mindrl.workers.sharding_manager import ShardingManager
 from mindrl.workers.weights_in_transit import TransitSettings, WeightsInTransit
 
 ACTOR_REGIONS = {
-    Region.ACTOR_WEIGHTS: TrainRegion.PARAMETERS,
-    Region.ACTOR_GRADIENTS: TrainRegion.GRADIENTS,
-    Region.ACTOR_OPTIMIZER: TrainRegion.OPTIMIZER,
+    Region.ACTOR_WEIGHTS: StatePart.PARAMETERS,
+    Region.ACTOR_GRADIENTS: StatePart.GRADIENTS,
+    Region.ACTOR_OPTIMIZER: StatePart.OPTIMIZER,
 }
 
 

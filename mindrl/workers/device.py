@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from mindrl.allocation.regions import DEAD_AFTER_USE, Region
+from mindrl.memory.regions import DEAD_AFTER_USE, Region
 from mindrl.platform.device_memory import give_back_unused
 from mindrl.platform.heap import release_free_heap
 from mindrl.platform.host_arena import HostArena
-from mindrl.training.offload import StoredRegion
+from mindrl.training.megatron.offload import StoredRegion
 from mindrl.workers.device_ledger import DeviceLedger
 
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from mindrl.allocation.regions import Region
 from mindrl.errors import DeviceMemoryError, ResidueError
+from mindrl.memory.regions import Region
 
 
 class DeviceRegion(Protocol):

@@ -8,26 +8,27 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mindrl.algorithms.value_loss import ValueLoss
-from mindrl.allocation.regions import Phase, Region, TrainRegion
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import CriticMinibatch, Scored, Sequences, SequenceScores, Values
+from mindrl.checkpoint.new_folder import keep_folder
+from mindrl.memory.regions import Phase, Region
 from mindrl.observability.memory import process_memory
 from mindrl.observability.timeline import TimelineMoment
-from mindrl.training.critic import TrainedCritic
-from mindrl.training.model import ModelSettings
-from mindrl.training.new_folder import keep_folder
-from mindrl.training.offload import StoredRegion
-from mindrl.training.optimizer import OptimizerSettings
-from mindrl.training.scoring import ScoringModel
-from mindrl.training.value import ValueModel
+from mindrl.training.megatron.critic import TrainedCritic
+from mindrl.training.megatron.model import ModelSettings
+from mindrl.training.megatron.offload import StoredRegion
+from mindrl.training.megatron.optimizer import OptimizerSettings
+from mindrl.training.megatron.scoring import ScoringModel
+from mindrl.training.megatron.value import ValueModel
+from mindrl.training.state_part import StatePart
 from mindrl.workers.actor_hybrid_worker import ActorHybridWorker, ActorSettings
 from mindrl.workers.device import Device
 from mindrl.workers.weights_in_transit import OutwardWeights
 
 CRITIC_REGIONS = {
-    Region.CRITIC_WEIGHTS: TrainRegion.PARAMETERS,
-    Region.CRITIC_GRADIENTS: TrainRegion.GRADIENTS,
-    Region.CRITIC_OPTIMIZER: TrainRegion.OPTIMIZER,
+    Region.CRITIC_WEIGHTS: StatePart.PARAMETERS,
+    Region.CRITIC_GRADIENTS: StatePart.GRADIENTS,
+    Region.CRITIC_OPTIMIZER: StatePart.OPTIMIZER,
 }
 
 

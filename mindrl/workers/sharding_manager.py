@@ -5,14 +5,14 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
-from mindrl.allocation.regions import (
+from mindrl.memory.regions import (
     CHANGED_BY,
     DEAD_AFTER_USE,
     ROLLOUT_REGIONS,
     Phase,
     Region,
 )
-from mindrl.allocation.schedule import Move, MoveKind, after, label_of, leaving, moves
+from mindrl.memory.schedule import Move, MoveKind, after, label_of, leaving, moves
 from mindrl.observability.timeline import TimelineMoment
 from mindrl.platform.device_memory import device_account
 from mindrl.workers.device_ledger import DeviceLedger

@@ -10,15 +10,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mindrl.checkpoint.export import ExportedModel
 from mindrl.models.decoder import Side, whole_side
 from mindrl.platform.rendezvous import own_store
 from mindrl.resharding.exchange import Channel
 from mindrl.resharding.plan import ReshardPlan, Topology, plan_sides
 from mindrl.resharding.transfer import Names, Transfer
-from mindrl.rollout.engine import RolloutEngine
-from mindrl.training.actor import TrainedActor
-from mindrl.training.export import ExportedModel
-from mindrl.training.trained import TrainedModel
+from mindrl.rollout.vllm.engine import RolloutEngine
+from mindrl.training.megatron.actor import TrainedActor
+from mindrl.training.megatron.trained import TrainedModel
 
 AnyTrained = TrainedModel[Any, Any]
 

@@ -6,8 +6,8 @@ A configuration that cannot be read ends with exit code 2, as in the training pr
 import argparse
 import sys
 
-from mindrl.launch.compose import composed_config
-from mindrl.launch.exits import exit_code
+from mindrl.programs.compose import composed_config
+from mindrl.programs.exits import exit_code
 
 
 def main() -> int:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from mindrl.allocation.layout import TrainLayout
+from mindrl.layouts.layout import TrainLayout
 from mindrl.models.decoder import Head, Side, logical_shapes, training_side
 from mindrl.models.description import read_description
 from mindrl.models.feed_forward import ExpertStorage

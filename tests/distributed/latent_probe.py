@@ -5,11 +5,11 @@ from torch import Tensor, nn
 from training_messages import Case, Course, Weights
 from training_probe import build, copied
 
-from mindrl.allocation.regions import TrainRegion
-from mindrl.training.actor import TrainedActor
-from mindrl.training.model import unwrap
-from mindrl.training.offload import StoredRegion
-from mindrl.training.optimizer import OptimizerSettings
+from mindrl.training.megatron.actor import TrainedActor
+from mindrl.training.megatron.model import unwrap
+from mindrl.training.megatron.offload import StoredRegion
+from mindrl.training.megatron.optimizer import OptimizerSettings
+from mindrl.training.state_part import StatePart
 
 Made = dict[str, tuple[int, ...]]
 
@@ -31,7 +31,7 @@ def _made(chunks: list[nn.Module]) -> Made:
 def biases(case: Case, course: Course) -> Weights:
     """Release all weights, bring them back, take the updates; returns the routers' biases."""
     model = TrainedActor(build(case), OptimizerSettings(**course.optimizer), course.loss)
-    weights = StoredRegion(model.tensors(TrainRegion.PARAMETERS), arena(64 << 20), "cpu")
+    weights = StoredRegion(model.tensors(StatePart.PARAMETERS), arena(64 << 20), "cpu")
     for tensor in model.model.local_tensors().values():
         weights.release_storage_of(tensor)
     weights.release()

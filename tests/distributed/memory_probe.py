@@ -8,13 +8,13 @@ from training_messages import Case, Course
 from training_probe import build, join, settings, share
 
 from mindrl.algorithms.value_loss import ValueLoss
-from mindrl.allocation.regions import TrainRegion
 from mindrl.batch.experience import CriticMinibatch
 from mindrl.models.decoder import Head
-from mindrl.training.actor import TrainedActor
-from mindrl.training.critic import TrainedCritic
-from mindrl.training.optimizer import OptimizerSettings
-from mindrl.training.value import ValueModel
+from mindrl.training.megatron.actor import TrainedActor
+from mindrl.training.megatron.critic import TrainedCritic
+from mindrl.training.megatron.optimizer import OptimizerSettings
+from mindrl.training.megatron.value import ValueModel
+from mindrl.training.state_part import StatePart
 
 
 def found_bytes(trials: list[tuple[Case, Course, Head]]) -> list[dict[str, int]]:
@@ -53,7 +53,7 @@ def _of_critic(case: Case, course: Course) -> dict[str, int]:
 
 
 def _of_parts(model: TrainedActor | TrainedCritic) -> dict[str, int]:
-    return {part.value: storage_bytes(model.tensors(part)) for part in TrainRegion}
+    return {part.value: storage_bytes(model.tensors(part)) for part in StatePart}
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
@@ -74,7 +74,7 @@ def kept_bytes(trials: list[tuple[Case, Course]]) -> list[int]:
 
 def _kept_bytes(case: Case, course: Course) -> int:
     model = TrainedActor(build(case), OptimizerSettings(**course.optimizer), course.loss)
-    weights = {tensor.untyped_storage()._cdata for tensor in model.tensors(TrainRegion.PARAMETERS)}
+    weights = {tensor.untyped_storage()._cdata for tensor in model.tensors(StatePart.PARAMETERS)}
     kept: list[Tensor] = []
 
     def note(tensor: Tensor) -> Tensor:

@@ -3,10 +3,10 @@
 import torch
 from offload_messages import OffloadFacts
 
-from mindrl.allocation.regions import TrainRegion
 from mindrl.platform.host_arena import HostArena
-from mindrl.training.offload import StoredRegion
-from mindrl.training.trained import TrainedModel
+from mindrl.training.megatron.offload import StoredRegion
+from mindrl.training.megatron.trained import TrainedModel
+from mindrl.training.state_part import StatePart
 
 
 def swap_out_and_in(model: TrainedModel) -> int:
@@ -25,10 +25,10 @@ def regions_of(model: TrainedModel) -> list[StoredRegion]:
     return [
         StoredRegion(
             list(model.tensors(part)),
-            None if part is TrainRegion.GRADIENTS else arena(64 << 20),
+            None if part is StatePart.GRADIENTS else arena(64 << 20),
             "cpu",
         )
-        for part in (TrainRegion.OPTIMIZER, TrainRegion.GRADIENTS, TrainRegion.PARAMETERS)
+        for part in (StatePart.OPTIMIZER, StatePart.GRADIENTS, StatePart.PARAMETERS)
     ]
 
 

@@ -4,7 +4,7 @@ import torch
 from packs_messages import PackFacts, Rules
 
 from mindrl.batch.experience import Sequences
-from mindrl.training.packs import Pack, PackRules
+from mindrl.training.megatron.packs import Pack, PackRules
 
 
 def packs(sequences: Sequences, rules: Rules) -> list[PackFacts]:

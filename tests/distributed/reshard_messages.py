@@ -5,7 +5,7 @@ Without Megatron and vLLM: the test process must be able to read it.
 
 from dataclasses import dataclass, field
 
-from mindrl.allocation.layout import RolloutLayout, TrainLayout
+from mindrl.layouts.layout import RolloutLayout, TrainLayout
 
 Answer = tuple[tuple[int, ...], tuple[float, ...]]
 """Tokens and their log-probs, in nats."""

@@ -17,13 +17,13 @@ from transfer_probe import Shards, prepared
 from weight_files import load_one_by_one
 
 from mindrl.algorithms.grpo import GrpoLoss
-from mindrl.allocation.regions import TrainRegion
 from mindrl.models.decoder import rollout_side
 from mindrl.resharding.plan import Topology, plan_sides
-from mindrl.training.actor import TrainedActor
-from mindrl.training.offload import StoredRegion
-from mindrl.training.optimizer import OptimizerSettings
-from mindrl.training.scoring import ScoringModel
+from mindrl.training.megatron.actor import TrainedActor
+from mindrl.training.megatron.offload import StoredRegion
+from mindrl.training.megatron.optimizer import OptimizerSettings
+from mindrl.training.megatron.scoring import ScoringModel
+from mindrl.training.state_part import StatePart
 from mindrl.workers.weights_in_transit import TransitSettings, WeightsInTransit
 
 Prompts = list[list[int]]
@@ -95,7 +95,7 @@ def _into_engine(way: Way, prompts: Prompts, index: int) -> Arrived:
     )
     engine = sleeping_engine(settings_of(case))
     settings = transit_settings(way, trained, verify="always")
-    weights = StoredRegion(trained.tensors(TrainRegion.PARAMETERS), arena(256 << 20), "cpu")
+    weights = StoredRegion(trained.tensors(StatePart.PARAMETERS), arena(256 << 20), "cpu")
     transit = WeightsInTransit(
         way.folder,
         trained,

@@ -10,11 +10,11 @@ from rollout_messages import DeviceBytes, Life, Question
 from torch import Tensor
 from weight_files import load_one_by_one, rollout_table
 
-from mindrl.allocation.layout import RolloutLayout, TrainLayout
 from mindrl.batch.rollouts import Responses
+from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.platform.device import PLATFORMS
-from mindrl.rollout.engine import EngineSettings, RolloutEngine
-from mindrl.training.parallel import initialise_model_parallel
+from mindrl.rollout.vllm.engine import EngineSettings, RolloutEngine
+from mindrl.training.megatron.parallel import initialise_model_parallel
 
 ONE_RANK = RolloutLayout()
 

@@ -5,7 +5,7 @@ from torch import Tensor
 from training_messages import Case
 from training_probe import build
 
-from mindrl.training.model import unwrap
+from mindrl.training.megatron.model import unwrap
 
 
 def frequencies(case: Case) -> list[tuple[torch.dtype, Tensor]]:

@@ -9,7 +9,7 @@ from rollout_probe import settings, sleeping_engine
 from training_messages import Case
 from training_probe import build
 
-from mindrl.training.actor import TrainedActor
+from mindrl.training.megatron.actor import TrainedActor
 from mindrl.workers.weights_in_transit import WeightsInTransit
 
 

@@ -2,14 +2,14 @@
 
 from unittest.mock import patch
 
-from mindrl.allocation.schedule import step_phases
 from mindrl.config.run import RunConfig
 from mindrl.errors import DeviceMemoryError
-from mindrl.launch import layouts
-from mindrl.launch.memory_regions import run_roles
 from mindrl.launch.worker import build_worker
+from mindrl.memory.schedule import step_phases
 from mindrl.observability.memory import process_memory
 from mindrl.platform.device import PLATFORMS
+from mindrl.preflight import run_layouts as layouts
+from mindrl.preflight.memory_regions import run_roles
 from mindrl.resharding import plan
 
 

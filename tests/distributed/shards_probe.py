@@ -12,10 +12,10 @@ from torch import Tensor
 from vllm import LLM, SamplingParams, TokensPrompt
 from weight_files import load_backwards, load_one_by_one, rollout_table
 
-from mindrl.allocation.layout import RolloutLayout
+from mindrl.layouts.layout import RolloutLayout
 from mindrl.models.placement import ShardingTable
 from mindrl.platform.device import PLATFORMS
-from mindrl.rollout.engine import EngineSettings
+from mindrl.rollout.vllm.engine import EngineSettings
 
 Prompts = Sequence[Sequence[int]]
 

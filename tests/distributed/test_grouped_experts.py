@@ -16,8 +16,8 @@ from test_training_layouts import check_logits, sequences
 from torch import Tensor
 from training_messages import Case, Course, Updated, Weights
 
-from mindrl.allocation.layout import TrainLayout
 from mindrl.config.run import RunConfig
+from mindrl.layouts.layout import TrainLayout
 
 pytestmark = pytest.mark.distributed
 

@@ -24,8 +24,8 @@ from test_training_layouts import (
 )
 from training_messages import Case, Course, Trial
 
-from mindrl.allocation.layout import TrainLayout
 from mindrl.batch.balance import MicroBatching
+from mindrl.layouts.layout import TrainLayout
 
 pytestmark = pytest.mark.distributed
 

@@ -13,7 +13,7 @@ from mindrl.algorithms.token_weights import token_mean_weights
 from mindrl.batch.experience import Experience, MinibatchPlan
 from mindrl.batch.prompts import Prompt, Sampling
 from mindrl.config.run import RunConfig
-from mindrl.launch.train_program import colocated_actor
+from mindrl.launch.train import colocated_actor
 
 PROMPTS = [
     Prompt(uid=uid, token_ids=tuple(range(5 + uid, 12 + 2 * uid)), text="", reference="")

@@ -14,10 +14,10 @@ from test_training_latent import MODELS, save_random
 from test_training_layouts import LOSS, OPTIMIZER, digits, minibatches
 from training_messages import Case, Course
 
-from mindrl.allocation.layout import TrainLayout
 from mindrl.allocation.strings import training_string
 from mindrl.batch.balance import MicroBatching
-from mindrl.models.activations import Passes, update_estimate
+from mindrl.layouts.layout import TrainLayout
+from mindrl.memory.activations import Passes, update_estimate
 from mindrl.models.decoder import Head, training_side
 from mindrl.models.description import read_description
 from mindrl.models.memory import held_bytes, trained_bytes

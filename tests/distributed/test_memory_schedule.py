@@ -25,12 +25,12 @@ from transformers import (
 from mindrl.batch.experience import Sequences
 from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError
-from mindrl.launch.checks import check
-from mindrl.launch.memory_plan import MemoryPlan, memory_plan, with_limits
 from mindrl.launch.memory_watch import MemoryWatch
-from mindrl.launch.train_program import colocated_actor
+from mindrl.launch.train import colocated_actor
 from mindrl.observability.timeline import TimelineMoment
 from mindrl.platform.device import PLATFORMS
+from mindrl.preflight.checks import check
+from mindrl.preflight.memory_plan import MemoryPlan, memory_plan, with_limits
 
 pytestmark = pytest.mark.distributed
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from mindrl.config.run import RunConfig
-from mindrl.launch.train_program import colocated_actor
+from mindrl.launch.train import colocated_actor
 
 pytestmark = pytest.mark.distributed
 

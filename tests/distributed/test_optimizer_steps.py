@@ -11,9 +11,9 @@ from forked_workers import ForkedWorkers
 from test_training import LOSS, OPTIMIZER, hugging_face, minibatches
 from training_messages import Case, Course, Trial, Updated
 
-from mindrl.allocation.layout import TrainLayout
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import Minibatch
+from mindrl.layouts.layout import TrainLayout
 
 pytestmark = pytest.mark.distributed
 

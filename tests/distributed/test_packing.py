@@ -16,9 +16,9 @@ from torch import Tensor
 from training_messages import Case, Course, Weights
 from transformers import AutoModelForCausalLM
 
-from mindrl.allocation.layout import TrainLayout
 from mindrl.batch.balance import MicroBatching
-from mindrl.training.recompute import Recompute
+from mindrl.layouts.layout import TrainLayout
+from mindrl.training.megatron.recompute import Recompute
 
 pytestmark = pytest.mark.distributed
 

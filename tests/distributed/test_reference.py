@@ -9,7 +9,7 @@ from forked_workers import ForkedWorkers
 from mindrl.batch.experience import Minibatch
 from mindrl.batch.prompts import Prompt, Sampling
 from mindrl.config.run import RunConfig
-from mindrl.launch.train_program import colocated_actor
+from mindrl.launch.train import colocated_actor
 
 PROMPTS = [Prompt(uid=uid, token_ids=(5 + uid, 6, 7), text="", reference="") for uid in range(4)]
 SAMPLING = Sampling(temperature=1.0, max_tokens=8, stop_token_ids=(1,), samples_per_prompt=2)

@@ -7,8 +7,8 @@ import pytest
 from forked_workers import ForkedWorkers
 from reshard_messages import Arrived, Way
 
-from mindrl.allocation.layout import RolloutLayout, TrainLayout
-from mindrl.allocation.rank_order import RankOrder
+from mindrl.layouts.layout import RolloutLayout, TrainLayout
+from mindrl.layouts.rank_order import RankOrder
 
 pytestmark = pytest.mark.distributed
 

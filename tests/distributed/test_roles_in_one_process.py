@@ -15,9 +15,9 @@ from value_messages import Cast, CriticCourse, Evening
 
 from mindrl.algorithms.grpo import GrpoLoss
 from mindrl.algorithms.token_weights import token_mean_weights
-from mindrl.allocation.layout import TrainLayout
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import CriticMinibatch, Minibatch
+from mindrl.layouts.layout import TrainLayout
 
 pytestmark = pytest.mark.distributed
 

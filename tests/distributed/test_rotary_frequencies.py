@@ -8,9 +8,9 @@ import torch
 from forked_workers import ForkedWorkers
 from training_messages import Case
 
-from mindrl.allocation.layout import TrainLayout
+from mindrl.layouts.layout import TrainLayout
 from mindrl.models.description import read_description
-from mindrl.training.rotary import inverse_frequencies
+from mindrl.training.megatron.rotary import inverse_frequencies
 
 pytestmark = pytest.mark.distributed
 

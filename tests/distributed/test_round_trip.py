@@ -16,11 +16,11 @@ from test_training_latent import MODELS, save_random
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from mindrl.allocation.layout import RolloutLayout, TrainLayout
+from mindrl.checkpoint.conversion import Conversion, convert
+from mindrl.checkpoint.rank_files import LAYOUT_FILE, read_layout
+from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.models.decoder import training_side
 from mindrl.models.description import read_description
-from mindrl.models.rank_files import LAYOUT_FILE, read_layout
-from mindrl.training.conversion import Conversion, convert
 
 pytestmark = pytest.mark.distributed
 

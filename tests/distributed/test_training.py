@@ -20,9 +20,9 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from mindrl.algorithms.grpo import GrpoLoss
 from mindrl.algorithms.token_weights import token_mean_weights
-from mindrl.allocation.layout import TrainLayout
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import Minibatch, Scored, Sequences
+from mindrl.layouts.layout import TrainLayout
 
 pytestmark = pytest.mark.distributed
 

@@ -21,8 +21,8 @@ from torch import Tensor
 from training_messages import Case, Course, Updated, Weights
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from mindrl.allocation.layout import RolloutLayout, TrainLayout
 from mindrl.batch.balance import MicroBatching
+from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.models.decoder import training_side
 from mindrl.models.description import read_description
 

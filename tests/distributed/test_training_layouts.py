@@ -21,10 +21,10 @@ from transformers import AutoModelForCausalLM
 
 from mindrl.algorithms.grpo import GrpoLoss
 from mindrl.algorithms.token_weights import token_mean_weights
-from mindrl.allocation.layout import TrainLayout
-from mindrl.allocation.rank_order import RankOrder
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import Minibatch, Scored, Sequences
+from mindrl.layouts.layout import TrainLayout
+from mindrl.layouts.rank_order import RankOrder
 
 pytestmark = pytest.mark.distributed
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from forked_workers import ForkedWorkers
 
-from mindrl.allocation.layout import RolloutLayout, TrainLayout
+from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.models.decoder import DType, Side, elsewhere, rollout_side, training_side
 from mindrl.models.description import MlaDescription, ModelDescription, MoeDescription
 

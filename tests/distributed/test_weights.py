@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Qwen2ForCausalLM
 
-from mindrl.allocation.layout import TrainLayout
+from mindrl.layouts.layout import TrainLayout
 
 pytestmark = pytest.mark.distributed
 

@@ -10,9 +10,9 @@ from typing import Any
 from torch import Tensor
 
 from mindrl.algorithms.grpo import GrpoLoss
-from mindrl.allocation.layout import TrainLayout
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import Minibatch
+from mindrl.layouts.layout import TrainLayout
 
 Weights = dict[str, Tensor]
 """Local tensors of a rank by their local names."""

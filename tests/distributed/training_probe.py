@@ -18,24 +18,24 @@ from offload_probe import arena, swap_out_and_in
 from torch import Tensor, nn
 from training_messages import Case, Course, Trial, Updated, Weights
 
-from mindrl.allocation.layout import TrainLayout
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import Scored, Sequences
+from mindrl.checkpoint.export import ExportedModel
 from mindrl.errors import ModelError
+from mindrl.layouts.layout import TrainLayout
 from mindrl.models.decoder import training_side, whole_side
 from mindrl.models.description import read_description
 from mindrl.platform.attention import attention_kernel
-from mindrl.training.actor import TrainedActor
-from mindrl.training.export import ExportedModel
-from mindrl.training.logprobs import Vocabulary, chunked_logprobs
-from mindrl.training.model import ModelSettings, unwrap, vocabulary_weight
-from mindrl.training.offload import StoredRegion
-from mindrl.training.optimizer import OptimizerSettings
-from mindrl.training.packs import Pack
-from mindrl.training.parallel import ParallelGroups
-from mindrl.training.passes import run_passes
-from mindrl.training.scoring import ScoringModel
-from mindrl.training.weights import import_weights
+from mindrl.training.megatron.actor import TrainedActor
+from mindrl.training.megatron.logprobs import Vocabulary, chunked_logprobs
+from mindrl.training.megatron.model import ModelSettings, unwrap, vocabulary_weight
+from mindrl.training.megatron.offload import StoredRegion
+from mindrl.training.megatron.optimizer import OptimizerSettings
+from mindrl.training.megatron.packs import Pack
+from mindrl.training.megatron.parallel import ParallelGroups
+from mindrl.training.megatron.passes import run_passes
+from mindrl.training.megatron.scoring import ScoringModel
+from mindrl.training.megatron.weights import import_weights
 
 _GROUPS: set[dist.ProcessGroup] = set()
 """Those that Megatron made last in this process."""

@@ -14,15 +14,15 @@ from value_messages import Cast, CriticCourse, Evening, Judged, Played, ValueTri
 
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import Sequences
+from mindrl.checkpoint.export import ExportedModel
 from mindrl.errors import ModelError
 from mindrl.models.decoder import whole_side
-from mindrl.training.actor import TrainedActor
-from mindrl.training.critic import TrainedCritic
-from mindrl.training.export import ExportedModel
-from mindrl.training.optimizer import OptimizerSettings
-from mindrl.training.parallel import GroupsByLayout, ParallelGroups
-from mindrl.training.scoring import ScoringModel
-from mindrl.training.value import ValueModel
+from mindrl.training.megatron.actor import TrainedActor
+from mindrl.training.megatron.critic import TrainedCritic
+from mindrl.training.megatron.optimizer import OptimizerSettings
+from mindrl.training.megatron.parallel import GroupsByLayout, ParallelGroups
+from mindrl.training.megatron.scoring import ScoringModel
+from mindrl.training.megatron.value import ValueModel
 
 CUT = MicroBatching(sequences=3)
 

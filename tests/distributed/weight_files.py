@@ -9,12 +9,12 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from mindrl.allocation.layout import RolloutLayout
+from mindrl.checkpoint.files import open_tensors
+from mindrl.layouts.layout import RolloutLayout
 from mindrl.models.decoder import rollout_side
 from mindrl.models.description import read_description
-from mindrl.models.files import open_tensors
 from mindrl.models.placement import Placement, ShardingTable, slices
-from mindrl.rollout.shards import EngineShards
+from mindrl.rollout.vllm.shards import EngineShards
 
 
 def rollout_table(folder: str, layout: RolloutLayout) -> ShardingTable:

@@ -15,10 +15,10 @@ from recorded_device import manager
 
 from mindrl.algorithms.grpo import GrpoLoss
 from mindrl.algorithms.value_loss import ValueLoss
-from mindrl.allocation.regions import Region
-from mindrl.allocation.schedule import Roles, step_phases
 from mindrl.batch.rollouts import Responses, Rollouts
 from mindrl.config.load import field_names
+from mindrl.memory.regions import Region
+from mindrl.memory.schedule import Roles, step_phases
 from mindrl.observability.console import StepConsole
 from mindrl.observability.samples import Sample, SampleLog
 from mindrl.rewards.scores import Scores
@@ -164,7 +164,9 @@ def literal_metrics() -> set[str]:
     stages = {f"seconds/{name}" for name in re.findall(r'timer\("(\w+)"\)', "".join(trainer))}
     memory = written_out(read("mindrl/workers/integrated_worker.py"), METRIC)
     literal = {name for source in trainer for name in written_out(source, METRIC)}
-    learning = "".join(read(f"mindrl/training/{name}.py") for name in ("trained", "optimizer"))
+    learning = "".join(
+        read(f"mindrl/training/megatron/{name}.py") for name in ("trained", "optimizer")
+    )
     update = written_out(learning, re.compile("grad_norm|lr|skipped|moe_aux_loss"))
     named = {f"update/{name}" for name in update}
     critic = {f"critic/{name}" for name in update}

@@ -13,33 +13,33 @@ CHOOSE = "from mindrl.platform.device import choose_platform; choose_platform('a
     [
         ("import mindrl.config.load, mindrl.config.validate", {"torch", "ray", "transformers"}),
         (
-            "import mindrl.allocation.layout, mindrl.allocation.strings, mindrl.allocation.mode",
+            "import mindrl.layouts.layout, mindrl.allocation.strings, mindrl.allocation.mode",
             {"torch", "ray", "transformers"},
         ),
         (
             # rank_files imports decoder and files.
-            "import mindrl.models.rank_files, mindrl.models.legality",
+            "import mindrl.checkpoint.rank_files, mindrl.models.legality",
             {"torch", "megatron", "transformers"},
         ),
-        ("import mindrl.launch.plan_program", {"torch", "ray", "vllm", "megatron", "transformers"}),
+        ("import mindrl.programs.plan", {"torch", "ray", "vllm", "megatron", "transformers"}),
         (
-            "import mindrl.launch.import_program",
+            "import mindrl.programs.import_config",
             {"torch", "ray", "vllm", "megatron", "transformers", "scipy", "sympy"},
         ),
         (
-            "import mindrl.launch.doctor_program",
+            "import mindrl.programs.doctor",
             {"torch", "ray", "vllm", "megatron", "transformers", "numpy"},
         ),
         (
-            "import mindrl.launch.check_program",
+            "import mindrl.programs.check",
             {"torch", "ray", "vllm", "megatron", "transformers", "scipy", "sympy"},
         ),
         (
-            "import mindrl.launch.programs",
+            "import mindrl.programs.entry",
             {"torch", "ray", "vllm", "megatron", "transformers", "scipy", "sympy"},
         ),
         ("import mindrl.platform.device_models", {"torch", "ray", "transformers"}),
-        ("import mindrl.launch.run_program", {"torch", "ray", "vllm", "megatron", "transformers"}),
+        ("import mindrl.programs.propose", {"torch", "ray", "vllm", "megatron", "transformers"}),
         (CHOOSE, {"torch", "torch_npu", "ray", "vllm", "megatron"}),
         (
             "import mindrl.rewards.scorer, mindrl.rewards.host",

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from mindrl.allocation.from_config import role_layout, rollout_layout
 from mindrl.allocation.into_config import deprecation, in_words_of_backend, with_sizes
 from mindrl.config.finding import Finding
+from mindrl.config.layouts import role_layout, rollout_layout
 from mindrl.config.load import load_run_config
 from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError

@@ -2,8 +2,8 @@
 
 import pytest
 
-from mindrl.allocation.layout import RolloutLayout, TrainLayout
 from mindrl.allocation.mode import parse_mode
+from mindrl.layouts.layout import RolloutLayout, TrainLayout
 
 
 def test_the_oldest_form_has_four_devices_to_generate_and_four_to_train() -> None:

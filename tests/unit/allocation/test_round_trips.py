@@ -6,9 +6,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mindrl.allocation.backends import BACKENDS
-from mindrl.allocation.layout import RolloutLayout, TrainLayout
 from mindrl.allocation.mode import AllocationMode, parse_mode
 from mindrl.allocation.model_allocation import ModelAllocation, parse_backend
+from mindrl.layouts.layout import RolloutLayout, TrainLayout
 
 # A busy machine may take longer than the 200 ms that an example has by default.
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

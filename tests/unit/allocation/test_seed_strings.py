@@ -8,10 +8,10 @@ import yaml
 from mindrl.allocation.backends import BACKENDS
 from mindrl.allocation.device_map import expert_grid
 from mindrl.allocation.engines import map_engines, read_engines
-from mindrl.allocation.layout import RolloutLayout, TrainLayout
 from mindrl.allocation.mode import parse_mode
 from mindrl.allocation.model_allocation import parse_backend
 from mindrl.allocation.refusals import AllocationError
+from mindrl.layouts.layout import RolloutLayout, TrainLayout
 
 EACH_ENGINE = """
 rollout:

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mindrl.allocation.layout import RolloutLayout, TrainLayout
 from mindrl.allocation.strings import (
     parse_rollout,
     parse_training,
@@ -15,6 +14,7 @@ from mindrl.allocation.strings import (
     training_string,
 )
 from mindrl.errors import ConfigError
+from mindrl.layouts.layout import RolloutLayout, TrainLayout
 
 SIZES = st.sampled_from([1, 2, 3, 4, 8])
 

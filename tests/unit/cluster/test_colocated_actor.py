@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
-from mindrl.allocation.layout import RolloutLayout, TrainLayout
 from mindrl.batch.experience import CriticMinibatch, Scored, Sequences, SequenceScores, Values
 from mindrl.batch.prompts import Prompt, Sampling
 from mindrl.batch.rollouts import Responses
 from mindrl.cluster.colocated_actor import ColocatedActor
 from mindrl.config.layout_sizes import Role
+from mindrl.layouts.layout import RolloutLayout, TrainLayout
 
 
 class RecordingGroup:

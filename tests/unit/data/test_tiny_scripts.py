@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from mindrl.checkpoint.files import check_files, tensor_shapes
 from mindrl.data.prompts import PromptSource, load_prompts
 from mindrl.models.description import read_description
-from mindrl.models.files import check_files, tensor_shapes
 
 
 @pytest.fixture(scope="session")

@@ -4,11 +4,11 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from mindrl.allocation.regions import Region
 from mindrl.config.run import RunConfig
-from mindrl.launch.memory_plan import MemoryPlan, memory_plan
 from mindrl.launch.memory_watch import MemoryWatch
+from mindrl.memory.regions import Region
 from mindrl.observability.timeline import TimelineMoment
+from mindrl.preflight.memory_plan import MemoryPlan, memory_plan
 
 
 def measured(plan: MemoryPlan) -> list[TimelineMoment]:

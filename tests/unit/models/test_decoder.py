@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from mindrl.allocation.layout import RolloutLayout, TrainLayout
+from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.models.decoder import (
     Side,
     elsewhere,

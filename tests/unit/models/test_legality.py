@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mindrl.allocation.layout import RolloutLayout, TrainLayout
+from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.models.decoder import rollout_side, training_side
 from mindrl.models.description import (
     MlaDescription,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mindrl.allocation.layout import RolloutLayout, TrainLayout
-from mindrl.models.activations import Passes, forward_estimate, logits_estimate, update_estimate
+from mindrl.layouts.layout import RolloutLayout, TrainLayout
+from mindrl.memory.activations import Passes, forward_estimate, logits_estimate, update_estimate
 from mindrl.models.decoder import rollout_side, training_side
 from mindrl.models.description import ModelDescription, read_description
 from mindrl.models.memory import TrainedBytes, held_bytes, kv_bytes_per_token, trained_bytes

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import transformers
 
-from mindrl.allocation.layout import TrainLayout
+from mindrl.checkpoint.files import check_files
 from mindrl.errors import ModelError
+from mindrl.layouts.layout import TrainLayout
 from mindrl.models.decoder import logical_shapes, training_side, whole_side
 from mindrl.models.description import ModelDescription, read_description
-from mindrl.models.files import check_files
 
 MakeModel = Callable[[bool], Path]
 QWEN2 = ModelDescription(

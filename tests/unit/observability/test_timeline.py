@@ -87,7 +87,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 def test_nothing_is_drawn_by_an_import() -> None:
     code = (
-        "import sys, mindrl.observability.timeline, mindrl.launch.programs\n"
+        "import sys, mindrl.observability.timeline, mindrl.programs.entry\n"
         "sys.exit('matplotlib' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

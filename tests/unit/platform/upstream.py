@@ -31,14 +31,14 @@ from vllm.model_executor.layers.fused_moe.experts import cpu_moe
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from mindrl.algorithms.grpo import GrpoLoss
-from mindrl.allocation.layout import TrainLayout
+from mindrl.layouts.layout import TrainLayout
 from mindrl.platform.attention import attention_kernel
 from mindrl.platform.patches import ray_on_loopback, vllm_cpu_experts, vllm_keeps_process_groups
-from mindrl.training.actor import TrainedActor
-from mindrl.training.model import ModelSettings
-from mindrl.training.optimizer import OptimizerSettings
-from mindrl.training.parallel import initialise_model_parallel
-from mindrl.training.scoring import ScoringModel
+from mindrl.training.megatron.actor import TrainedActor
+from mindrl.training.megatron.model import ModelSettings
+from mindrl.training.megatron.optimizer import OptimizerSettings
+from mindrl.training.megatron.parallel import initialise_model_parallel
+from mindrl.training.megatron.scoring import ScoringModel
 
 
 def join_alone() -> None:

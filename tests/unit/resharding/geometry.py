@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mindrl.allocation.layout import RolloutLayout, TrainLayout
+from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.models.decoder import Side, logical_shapes
 from mindrl.models.description import MlaDescription, ModelDescription, MoeDescription
 from mindrl.models.placement import Box, LocalTensor, Placement, ShardingTable, slices

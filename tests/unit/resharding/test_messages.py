@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from mindrl.allocation.layout import TrainLayout
+from mindrl.checkpoint.export import ExportedModel
+from mindrl.layouts.layout import TrainLayout
 from mindrl.models.decoder import training_side, whole_side
 from mindrl.models.description import ModelDescription
 from mindrl.models.orientation import oriented
 from mindrl.resharding.messages import Message, Staging, messages_of
 from mindrl.resharding.plan import Move, Topology, plan_sides
-from mindrl.training.export import ExportedModel
 
 HOST, OTHER = torch.device("cpu"), torch.device("meta")
 MODEL = ModelDescription(

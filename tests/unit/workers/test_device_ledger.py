@@ -5,8 +5,8 @@ import contextlib
 import pytest
 from recorded_device import RecordedRegion
 
-from mindrl.allocation.regions import Region
 from mindrl.errors import DeviceMemoryError, ResidueError
+from mindrl.memory.regions import Region
 from mindrl.workers.device_ledger import DeviceLedger
 
 MIB = 2**20

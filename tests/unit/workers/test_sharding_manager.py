@@ -8,11 +8,11 @@ import pytest
 import torch
 from recorded_device import BYTES, IN_FLIGHT, MOVABLE, RecordedRegion, RecordedResharder, manager
 
-from mindrl.allocation.regions import Phase, Region
-from mindrl.allocation.schedule import Roles, step_phases
 from mindrl.errors import DeviceMemoryError, ReshardError
+from mindrl.memory.regions import Phase, Region
+from mindrl.memory.schedule import Roles, step_phases
 from mindrl.platform.host_arena import HostArena
-from mindrl.training.offload import StoredRegion
+from mindrl.training.megatron.offload import StoredRegion
 from mindrl.workers.device_ledger import DeviceLedger
 from mindrl.workers.sharding_manager import ShardingManager
 

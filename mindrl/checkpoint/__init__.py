@@ -1,0 +1,1 @@
+"""Weights in files: Hugging Face folders and rank files, read and written."""

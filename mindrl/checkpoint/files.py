@@ -1,0 +1,154 @@
+"""What the weight files of a model folder hold, by their headers alone. Imports no torch."""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from mindrl.checkpoint.safetensors_file import Framework, open_file
+from mindrl.errors import ModelError
+from mindrl.models.decoder import VALUE_HEAD, Head, logical_shapes
+from mindrl.models.description import ModelDescription
+
+INDEX_FILE = "model.safetensors.index.json"
+
+
+def check_files(
+    folder: str,
+    model: ModelDescription,
+    *,
+    head: Head = "vocabulary",
+    draws_missing_head: bool = False,
+) -> None:
+    """Compare the weight files with what config.json asks for.
+
+    Args:
+        folder: Of the model.
+        model: What its config.json says.
+        head: Which one is to be read.
+        draws_missing_head: A value head may be missing: one is drawn at random then.
+
+    Raises:
+        ModelError: A file is missing, unreadable or not what the index says, or a tensor is
+            missing or has another shape.
+    """
+    found, wanted = tensor_shapes(folder), logical_shapes(model, head=head)
+    if draws_missing_head and VALUE_HEAD not in found:
+        wanted.pop(VALUE_HEAD, None)
+    check_shapes(folder, found, wanted)
+
+
+def missing_tensor(place: str, name: str, shape: Sequence[int] | None = None) -> ModelError:
+    """Return the error about a tensor that a folder or file lacks."""
+    asked = "" if shape is None else f"; config.json asks for {list(shape)}"
+    if name == VALUE_HEAD:
+        asked = "; a reward model needs this head, a causal language model has none"
+    return ModelError(f"{place}: no tensor {name}{asked}")
+
+
+def check_shapes(
+    place: str, found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Compare the tensors of a folder or file with what config.json asks for.
+
+    Raises:
+        ModelError: A tensor is missing or has another shape.
+    """
+    for name, shape in wanted.items():
+        if name not in found:
+            raise missing_tensor(place, name, shape)
+        if found[name] != shape:
+            raise ModelError(
+                f"{place}: tensor {name} has shape {list(found[name])}; "
+                f"config.json asks for {list(shape)}"
+            )
+
+
+def tensor_shapes(folder: str) -> Mapping[str, tuple[int, ...]]:
+    """Read the names and shapes of all tensors of a folder.
+
+    Raises:
+        ModelError: As for `open_tensors`.
+    """
+    with ExitStack() as stack:
+        files = open_tensors(folder, stack, framework="np")
+        return {name: tuple(file.get_slice(name).get_shape()) for name, file in files.items()}
+
+
+def open_tensors(folder: str, stack: ExitStack, *, framework: Framework) -> dict[str, Any]:
+    """Open the weight files; returns the file that holds each tensor.
+
+    Where the folder has an index only what it names counts, else all files do.
+
+    Args:
+        folder: Of the model.
+        stack: Closes the files.
+        framework: Of the slices that are read.
+
+    Raises:
+        ModelError: There is no weight file, one is missing, unreadable or not what the index
+            says, or a tensor is in two files.
+    """
+    index = _read_index(Path(folder) / INDEX_FILE)
+    if index is not None:
+        return _open_indexed(Path(folder), index, stack, framework)
+    paths = sorted(Path(folder).glob("*.safetensors"))
+    if not paths:
+        raise ModelError(f"model folder {folder} has no .safetensors file")
+    files: dict[str, Any] = {}
+    found_in: dict[str, Path] = {}
+    for path in paths:
+        file = stack.enter_context(open_file(path, framework))
+        for name in file.keys():  # noqa: SIM118 - no mapping
+            if name in found_in:
+                other = found_in[name].name
+                raise ModelError(f"{folder}: tensor {name} is in {other} and in {path.name}")
+            files[name], found_in[name] = file, path
+    return files
+
+
+def _open_indexed(
+    folder: Path, index: Mapping[str, str], stack: ExitStack, framework: Framework
+) -> dict[str, Any]:
+    placed: dict[str, list[str]] = {}
+    for tensor, file_name in index.items():
+        placed.setdefault(file_name, []).append(tensor)
+    files: dict[str, Any] = {}
+    for file_name, tensors in sorted(placed.items()):
+        path = folder / file_name
+        if not path.is_file():
+            raise ModelError(
+                f"{path} is missing; {INDEX_FILE} places {len(tensors)} tensors in it, "
+                f"the first is {tensors[0]}"
+            )
+        file = stack.enter_context(open_file(path, framework))
+        held = set(file.keys())
+        for tensor in tensors:
+            if tensor not in held:
+                raise ModelError(f"{path}: no tensor {tensor}; {INDEX_FILE} places it there")
+        for tensor in sorted(held - set(tensors)):
+            # What the index does not name at all is nobody's, and no harm.
+            if tensor in index:
+                raise ModelError(
+                    f"{path}: tensor {tensor} is there; {INDEX_FILE} places it in {index[tensor]}"
+                )
+        files |= dict.fromkeys(tensors, file)
+    return files
+
+
+def _read_index(path: Path) -> dict[str, str] | None:
+    """Read which file holds each tensor; None where there is no index."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    places = values.get("weight_map") if isinstance(values, dict) else None
+    if not isinstance(places, dict) or not places:
+        raise ModelError(f"{path} has no weight_map, which gives each tensor its file")
+    for tensor, name in places.items():
+        if not isinstance(name, str) or Path(name).name != name:
+            raise ModelError(f"{path}: weight_map.{tensor}={name!r} must be a file of its folder")
+    return places

@@ -1,0 +1,229 @@
+"""What the doctor says of packages, devices and settings: one pure function each."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from packaging.requirements import Requirement
+
+from mindrl.doctor.facts import Facts
+from mindrl.doctor.observation import Observation, gib
+from mindrl.platform.device_report import Component, Device
+
+_MIB = 1 << 20
+_IDLE_SHARE = 0.1
+"""Drivers and firmware take 5 % of a 64 GiB device that nobody uses, and 9 % of one of 32 GiB."""
+_LEAST_FREE_SHARE = 0.5
+"""The engine's cache and the training state each take about half of a device."""
+
+
+def python(facts: Facts) -> Iterator[Observation]:
+    """Say whether mindrl runs with this Python."""
+    needed = facts.declared.python
+    if facts.python in needed:
+        yield Observation("python", facts.python)
+    else:
+        advice = f"make an environment with a Python {needed}"
+        yield Observation("python", facts.python, "problem", advice)
+
+
+def own_packages(facts: Facts) -> Iterator[Observation]:
+    """Say which packages that mindrl always needs are absent or of another version."""
+    wrong = [each for each in facts.declared.own if not _suits(facts, each)]
+    for each in wrong:
+        yield _package(facts, each, "in a checkout of mindrl: pip install .")
+    if not wrong:
+        yield Observation("packages of mindrl", f"{len(facts.declared.own)}, as declared")
+
+
+def device_packages(facts: Facts) -> Iterator[Observation]:
+    """Compare the packages of the device with their pins."""
+    needs = facts.machine.needs
+    for each in facts.declared.extras[needs.extra]:
+        yield _package(facts, each, needs.how_to_install)
+    for pin in needs.pins:
+        where = f"branch {pin.branch}, commit {pin.commit[:12]}" if pin.commit else "from source"
+        advice = f"install {pin.requirement}, {where}; {needs.pins_page} says how"
+        yield _package(facts, Requirement(pin.requirement), advice)
+
+
+def torch_build(facts: Facts) -> Iterator[Observation]:
+    """Find a torch that was built for another device: its version says so behind a plus."""
+    needs = facts.machine.needs
+    version = facts.versions.get("torch") or ""
+    build = version.partition("+")[2]
+    if needs.wrong_torch_build and re.search(needs.wrong_torch_build, build):
+        found = f"{version} is built for another device than {facts.machine.kind}"
+        yield Observation("torch build", found, "problem", needs.how_to_install)
+
+
+def rival_engines(facts: Facts) -> Iterator[Observation]:
+    """Find two distributions that write the same files: the last one installed wins in part."""
+    for unwanted, wanted in facts.machine.needs.unwanted:
+        if facts.versions.get(unwanted) is None:
+            continue
+        both = facts.versions.get(wanted) is not None
+        found = (
+            f"{unwanted} is installed, " + ("and so is" if both else "instead of") + f" {wanted}"
+        )
+        advice = f"pip uninstall {unwanted} {wanted}, then install {wanted} again"
+        yield Observation("engine", found, "problem", advice)
+
+
+def components(facts: Facts) -> Iterator[Observation]:
+    """Compare what pip does not install, such as the driver, with what is needed."""
+    for each in facts.machine.report.components:
+        if each.version is None:
+            yield Observation(each.name, "not found", "problem", each.advice)
+        elif not _same_release(each):
+            found = f"{each.version}, needs {each.needed}"
+            yield Observation(each.name, found, "problem", each.advice)
+        else:
+            yield Observation(each.name, each.version)
+
+
+def device_count(facts: Facts) -> Iterator[Observation]:
+    """Compare the devices of the system, of the vendor's tool and of the visible list."""
+    machine = facts.machine
+    report = machine.report
+    if not report.tool:
+        yield Observation("devices", f"{machine.device_files} cores for this process")
+        return
+    if not machine.device_files:
+        yield Observation("devices", "no device files", "problem", machine.needs.no_devices)
+    if report.error:
+        yield Observation(report.tool, report.error, "problem", report.advice)
+    elif len(report.devices) < machine.device_files:
+        found = f"shows {len(report.devices)} of {machine.device_files} devices"
+        advice = "one has fallen off the bus or is lost to the driver: restart the machine"
+        yield Observation(report.tool, found, "problem", advice)
+    elif machine.device_files:
+        yield Observation("devices", f"{machine.device_files} x {report.devices[0].name}")
+    yield from _visible_list(facts)
+
+
+def device_health(facts: Facts) -> Iterator[Observation]:
+    """Name the devices that the vendor's tool does not call healthy."""
+    used = _used_devices(facts)
+    for device in used:
+        if not device.is_healthy:
+            advice = f"leave it out: {_without(facts, [device])}; then ask the vendor's support"
+            what = f"device {device.index}"
+            yield Observation(what, f"health: {device.health}", "problem", advice)
+    if used and all(device.is_healthy for device in used):
+        yield Observation("device health", "all OK")
+
+
+def device_memory(facts: Facts) -> Iterator[Observation]:
+    """Name the devices of which others hold memory."""
+    used = _used_devices(facts)
+    taken = [each for each in used if each.processes or _share(each) > _IDLE_SHARE]
+    for device in taken:
+        pids = ", ".join(map(str, device.processes))
+        found = f"{gib(device.used_mib * _MIB)} of {gib(device.total_mib * _MIB)} are taken"
+        found += f", by process {pids}" if pids else ", by processes that are not seen here"
+        advice = f"end them, or leave the device out: {_without(facts, taken)}"
+        much = _share(device) > _LEAST_FREE_SHARE
+        what = f"memory of device {device.index}"
+        yield Observation(what, found, "problem" if much else "note", advice)
+    if used and not taken:
+        least = min(each.total_mib - each.used_mib for each in used) * _MIB
+        yield Observation("device memory", f"{gib(least)} or more are free on each")
+
+
+def settings(facts: Facts) -> Iterator[Observation]:
+    """Show environment variables of this shell that a run refuses, replaces, or is slowed by."""
+    environment = facts.machine.environment
+    page = facts.machine.needs.settings_page
+    for setting in facts.machine.settings:
+        found = environment.get(setting.name)
+        if found is None:
+            continue
+        if setting.rule == "refused" and setting.matches(environment):
+            advice = f"unset it or change it: {setting.why}"
+            yield Observation(setting.name, found, "problem", advice)
+        elif setting.rule == "fixed" and found != setting.value:
+            says = f"{found}; a run sets {setting.value}"
+            yield Observation(setting.name, says, "note", f"unset it: {setting.why}")
+        elif setting.rule == "left" and setting.matches(environment):
+            yield Observation(setting.name, found, "note", f"{setting.why} ({page})")
+
+
+def _visible_list(facts: Facts) -> Iterator[Observation]:
+    machine = facts.machine
+    if machine.visible is None or machine.visible_variable is None:
+        return
+    name, listed = machine.visible_variable, machine.visible
+    twice = [entry for entry, count in Counter(listed).items() if count > 1]
+    numbers = [int(entry) for entry in listed if entry.isdecimal()]
+    text = ",".join(listed)
+    if not listed:
+        yield Observation(name, "lists no device", "problem", "unset it or list devices")
+    elif twice:
+        found = f"{text} lists {', '.join(twice)} more than once"
+        yield Observation(name, found, "problem", "list each device once")
+    elif machine.device_files and max(numbers, default=0) >= _numbers(facts):
+        found = f"{text} lists devices that are not here"
+        advice = f"list devices from 0 to {_numbers(facts) - 1}"
+        yield Observation(name, found, "problem", advice)
+    else:
+        yield Observation(name, f"{text}: a run here has {len(listed)} devices")
+
+
+def _numbers(facts: Facts) -> int:
+    """Return how many numbers a device may have: in a container they need not begin at 0."""
+    shown = [device.index + 1 for device in facts.machine.report.devices]
+    return max([facts.machine.device_files, *shown])
+
+
+def _used_devices(facts: Facts) -> list[Device]:
+    """Return the devices that a run would take: the visible ones, if listed by number."""
+    visible = facts.machine.visible or ()
+    devices = list(facts.machine.report.devices)
+    return [each for each in devices if str(each.index) in visible] or devices
+
+
+def _without(facts: Facts, left_out: Sequence[Device]) -> str:
+    rest = [str(each.index) for each in _used_devices(facts) if each not in left_out]
+    return f"{facts.machine.visible_variable}={','.join(rest)}" if rest else "none is left"
+
+
+def _share(device: Device) -> float:
+    return device.used_mib / device.total_mib if device.total_mib else 0.0
+
+
+def _package(facts: Facts, needed: Requirement, advice: str) -> Observation:
+    version = facts.versions.get(needed.name)
+    if version is None:
+        found = f"absent, needs {needed.name}{needed.specifier}"
+        return Observation(needed.name, found, "problem", advice)
+    if not _suits(facts, needed):
+        return Observation(needed.name, f"{version}, needs {needed.specifier}", "problem", advice)
+    pinned = f", as pinned ({needed.specifier})" if needed.specifier else ""
+    return Observation(needed.name, f"{version}{pinned}")
+
+
+def _suits(facts: Facts, needed: Requirement) -> bool:
+    version = facts.versions.get(needed.name)
+    return version is not None and needed.specifier.contains(version, prereleases=True)
+
+
+def _same_release(each: Component) -> bool:
+    """Compare the first two numbers: patches of a release fit one another."""
+    if each.needed is None or each.version is None:
+        return True
+    return each.version.split(".")[:2] == each.needed.split(".")[:2]
+
+
+DEVICE_FINDINGS = (
+    python,
+    own_packages,
+    device_packages,
+    torch_build,
+    rival_engines,
+    components,
+    device_count,
+    device_health,
+    device_memory,
+    settings,
+)

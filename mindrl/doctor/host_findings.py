@@ -1,0 +1,215 @@
+"""What the doctor says of the host, its network and its disks: one pure function each."""
+
+import resource
+from collections.abc import Iterator
+
+from mindrl.doctor.facts import Facts
+from mindrl.doctor.observation import GIB, Observation, Verdict, gib
+from mindrl.platform.host_facts import DiskFacts, NetworkFacts
+
+_SHARED = "/dev/shm"  # noqa: S108 - a name to show; no file is made
+_ENOUGH_FILES = 65536
+"""So far Ray raises the limit by itself where the hard limit allows it."""
+_LEAST_FILES = 4096
+"""Ray warns below it: connections may fail."""
+_ENOUGH_PROCESSES = 4096
+"""Threads count: a worker has a hundred and more."""
+_ENOUGH_SHARED = GIB + GIB // 4
+"""A run gives Ray 1 GiB for objects; the engine and the collectives need some besides."""
+_LEAST_SHARED = 128 << 20
+"""Containers begin with 64 MiB, which the collectives of one machine overrun."""
+_LEAST_MEMORY = 4 * GIB
+"""The libraries of one worker take 1 GiB, and Ray as much."""
+_MUCH_SWAP = GIB
+_LEAST_DISK = GIB
+_ENOUGH_DISK = 20 * GIB
+"""An exported model of 7 B parameters has 15 GiB."""
+_LEAST_SESSION_DISK = GIB
+
+
+def open_files(facts: Facts) -> Iterator[Observation]:
+    """Look at the limit of open files: a run that starts Ray raises it as far as it may."""
+    host = facts.machine.host
+    found = f"{_limit(host.open_files)} open files"
+    if _is_enough(host.open_files, _ENOUGH_FILES):
+        yield Observation("limits", found)
+        return
+    joins = facts.machine.ray_address or facts.question.head
+    reached = host.open_files if joins else host.open_files_hard
+    verdict: Verdict = "note" if _is_enough(reached, _LEAST_FILES) else "problem"
+    advice = f"ulimit -n {_ENOUGH_FILES} before the run, and before `ray start`"
+    if not _is_enough(host.open_files_hard, _ENOUGH_FILES):
+        advice += f"; the hard limit of {host.open_files_hard:,} has to be raised first (nofile)"
+    yield Observation("limits", found, verdict, advice)
+
+
+def processes(facts: Facts) -> Iterator[Observation]:
+    """Look at the limit of processes and threads of this user."""
+    found = facts.machine.host.processes
+    if not _is_enough(found, _ENOUGH_PROCESSES):
+        advice = f"ulimit -u {_ENOUGH_PROCESSES} or more"
+        yield Observation("limits", f"{found} processes and threads", "note", advice)
+
+
+def shared_memory(facts: Facts) -> Iterator[Observation]:
+    """Look at /dev/shm, which holds Ray's objects and messages between ranks."""
+    free = facts.machine.host.shared_memory
+    advice = "in a container: --shm-size=16g or --ipc=host"
+    if free is None:
+        yield Observation(_SHARED, "not there", "problem", advice)
+    elif free < _ENOUGH_SHARED:
+        found = f"{gib(free)} free; a run gives Ray 1 GiB of it"
+        yield Observation(_SHARED, found, "problem" if free < _LEAST_SHARED else "note", advice)
+    else:
+        yield Observation(_SHARED, f"{gib(free)} free")
+
+
+def host_memory(facts: Facts) -> Iterator[Observation]:
+    """Look at the memory that is available, and at the limit of a container."""
+    host = facts.machine.host
+    limit = min(host.memory, host.container_memory or host.memory)
+    found = f"{gib(host.memory_available)} available of {gib(host.memory)}"
+    if min(host.memory_available, limit) < _LEAST_MEMORY:
+        advice = "end other programs: workers keep on the host what is off their devices"
+        yield Observation("host memory", found, "problem", advice)
+    else:
+        yield Observation("host memory", found)
+    if limit < host.memory:
+        found = f"a control group limits this process to {gib(limit)} of {gib(host.memory)}"
+        advice = f"say --host-memory-gib {limit // GIB} to `mindrl check`; beyond it the system "
+        yield Observation("host memory", found, "note", advice + "kills the worker")
+
+
+def swap(facts: Facts) -> Iterator[Observation]:
+    """Look at swap: a worker that is swapped out holds up all others."""
+    used = facts.machine.host.swap_used
+    if used > _MUCH_SWAP:
+        advice = "end the programs that need it, or turn swap off for the run"
+        yield Observation("swap", f"{gib(used)} in use", "note", advice)
+
+
+def loopback(facts: Facts) -> Iterator[Observation]:
+    """Look at the loopback address, where a run on one machine listens, and at the own name."""
+    network = facts.machine.network
+    if network.loopback_works:
+        yield Observation("loopback", "127.0.0.1 answers")
+    else:
+        advice = "bring the interface lo up; a sandbox or firewall may forbid it"
+        yield Observation("loopback", "127.0.0.1 cannot be reached", "problem", advice)
+    if network.hostname_address is None:
+        found = f"{network.hostname} has no address"
+        advice = f"add a line to /etc/hosts: 127.0.0.1 {network.hostname}"
+        yield Observation("host name", found, "note", advice)
+
+
+def proxies(facts: Facts) -> Iterator[Observation]:
+    """Find proxies that would be asked for the loopback address too."""
+    names = facts.machine.network.proxies
+    if names:
+        found = f"{', '.join(names)} set, and no_proxy does not except 127.0.0.1"
+        yield Observation("proxy", found, "note", "export no_proxy=127.0.0.1,localhost")
+
+
+def group_ports(facts: Facts) -> Iterator[Observation]:
+    """Look whether the system may give away the ports on which the ranks find each other."""
+    ports, network = facts.machine.group_ports, facts.machine.network
+    if ports is None or all(_is_kept(port, network) for port in ports):
+        return
+    text = f"{ports[0]}-{ports[-1]}"
+    found = f"{text}, where the ranks find each other, may be given to any program"
+    advice = f"as root: sysctl -w net.ipv4.ip_local_reserved_ports={text}"
+    yield Observation("ports", found, "note", advice)
+
+
+def asked_port(facts: Facts) -> Iterator[Observation]:
+    """Answer whether the port of the question is free."""
+    port = facts.question.port
+    if facts.port_is_free:
+        yield Observation("ports", f"{port} is free")
+    elif facts.port_is_free is False:
+        advice = "take another, or end the program that has it: ss -ltnp"
+        yield Observation("ports", f"{port} is in use or forbidden", "problem", advice)
+
+
+def asked_head(facts: Facts) -> Iterator[Observation]:
+    """Answer whether the Ray head of the question can be reached."""
+    if facts.question.head is None:
+        return
+    address = "{}:{}".format(*facts.question.head)
+    if facts.head_error:
+        found = f"{address} cannot be reached: {facts.head_error}"
+        advice = "start the head with --node-ip-address of that network; open the port to this node"
+        yield Observation("ray head", found, "problem", advice)
+    else:
+        yield Observation("ray head", f"{address} answers")
+
+
+def token(facts: Facts) -> Iterator[Observation]:
+    """Look for the token of a cluster that is joined; a run alone makes its own."""
+    found, address = facts.machine.token, facts.machine.ray_address
+    if address is None and facts.question.head is None:
+        yield Observation("ray", "a run starts its own on 127.0.0.1, with a token of its own")
+    elif found.source is None:
+        advice = "ray get-auth-token --generate on one node, then copy ~/.ray/auth_token to each"
+        yield Observation("ray token", "none here", "problem", advice)
+    elif found.readable_by_others:
+        text = f"{found.source} can be read by other users"
+        yield Observation("ray token", text, "note", f"chmod 600 {found.source}")
+    else:
+        yield Observation("ray token", f"in {found.source}")
+
+
+def outputs(facts: Facts) -> Iterator[Observation]:
+    """Look at the folder of the runs."""
+    yield _disk(
+        "outputs", facts.outputs, _LEAST_DISK, "say --outputs DIR and hydra.run.dir=DIR/..."
+    )
+
+
+def session(facts: Facts) -> Iterator[Observation]:
+    """Look at the folder of Ray's sockets and logs."""
+    yield _disk("ray session", facts.session, _LEAST_SESSION_DISK, "set XDG_CACHE_HOME")
+    if not facts.session_fits:
+        found = f"{facts.session.path} is too long a path for sockets; Ray uses /tmp/ray"
+        yield Observation("ray session", found, "note", "set XDG_CACHE_HOME to a shorter path")
+
+
+def _disk(what: str, disk: DiskFacts, least: int, other: str) -> Observation:
+    if not disk.is_writable:
+        return Observation(what, f"{disk.path} cannot be written", "problem", other)
+    found = f"{disk.path}, {gib(disk.free)} free"
+    if disk.free < least:
+        return Observation(what, found, "problem", f"make room, or {other}")
+    if what == "outputs" and disk.free < _ENOUGH_DISK:
+        return Observation(what, found, "note", f"an exported model may not fit; {other}")
+    return Observation(what, found)
+
+
+def _is_enough(limit: int, needed: int) -> bool:
+    return limit == resource.RLIM_INFINITY or limit >= needed
+
+
+def _limit(limit: int) -> str:
+    return "any number of" if limit == resource.RLIM_INFINITY else f"{limit:,}"
+
+
+def _is_kept(port: int, network: NetworkFacts) -> bool:
+    reserved = any(port in ports for ports in network.reserved_ports)
+    return reserved or port not in network.ephemeral_ports
+
+
+HOST_FINDINGS = (
+    open_files,
+    processes,
+    shared_memory,
+    host_memory,
+    swap,
+    loopback,
+    proxies,
+    group_ports,
+    asked_port,
+    asked_head,
+    token,
+    outputs,
+    session,
+)

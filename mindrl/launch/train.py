@@ -1,0 +1,271 @@
+"""The composition root of a training run."""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from mindrl.algorithms.length_penalty import LengthPenalty
+from mindrl.algorithms.token_weights import sequence_mean_weights, token_mean_weights
+from mindrl.batch.balance import sequence_costs
+from mindrl.batch.experience import MinibatchPlan
+from mindrl.batch.prompts import Sampling
+from mindrl.cluster.colocated_actor import ColocatedActor, Ranks
+from mindrl.cluster.ray_cluster import RayCluster
+from mindrl.cluster.worker_group import WorkerGroup
+from mindrl.config.layouts import rollout_layout
+from mindrl.config.run import RunConfig, with_absolute_paths
+from mindrl.data.order import PromptOrder
+from mindrl.errors import InterruptedRunError
+from mindrl.launch.interrupts import interrupts_unwrapped, stop_requests
+from mindrl.launch.memory_watch import MemoryWatch
+from mindrl.launch.provenance import provenance
+from mindrl.launch.run_data import RunData, data_lines, read_data
+from mindrl.models.cost import forward_cost
+from mindrl.models.description import read_description
+from mindrl.observability.console import StepConsole
+from mindrl.observability.logs import configure_logging
+from mindrl.observability.summary import render_summary
+from mindrl.observability.trackers import JsonlTracker, TensorboardTracker, Tracker
+from mindrl.platform.device import Platform, choose_platform
+from mindrl.preflight.checks import check
+from mindrl.preflight.derived_numbers import derived_numbers, render_numbers
+from mindrl.preflight.logprob_gap import logprob_gap_limit
+from mindrl.preflight.memory_plan import with_limits
+from mindrl.preflight.run_folders import check_folders, export_folders
+from mindrl.preflight.run_layouts import role_layouts
+from mindrl.rewards.scorer import RewardScorer
+from mindrl.rewards.trial import try_rewards
+from mindrl.trainer.grpo_trainer import GrpoTrainer
+from mindrl.trainer.journal import Journal, Outcome, RunFolder
+from mindrl.trainer.policy_trainer import TrainerData, TrainerRoles, TrainerSettings
+from mindrl.trainer.ppo_trainer import PpoRoles, PpoSettings, PpoTrainer
+from mindrl.trainer.rating import RewardSources
+
+logger = logging.getLogger(__name__)
+
+_WORKER_FACTORY = "mindrl.launch.worker:build_worker"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """What is fixed before anything is started."""
+
+    config: RunConfig
+    platform: Platform
+    folder: RunFolder
+    model_folder: Path
+    critic_folder: Path | None
+    """None without a critic."""
+    stop_token_ids: tuple[int, ...]
+    data: TrainerData
+
+
+def train(config: RunConfig, run_dir: Path) -> dict[str, object]:
+    """Train with the algorithm of the configuration, checks and export included.
+
+    Returns:
+        The summary.
+
+    Raises:
+        MindrlError: The configuration cannot run, or the run failed. Once training has begun,
+            the summary is written and shown however the run ends.
+    """
+    run = _prepare(config, run_dir)
+    Console().print(render_numbers(derived_numbers(config, run.platform)))
+    outcome = Outcome(model=run.model_folder, provenance=provenance(config))
+    console = StepConsole(config.megatron_training.train_iters)
+    journal = Journal(run.folder, outcome, console, _trackers(run))
+    try:
+        with interrupts_unwrapped(), console, _workers(run, console) as (actor, rewards):
+            if config.rl_config.memory_timeline_steps:
+                plan = with_limits(config, *actor.device_limits())
+                journal.memory_log = MemoryWatch(plan, run.folder.root)
+            trainer = _trainer(run, actor, rewards, journal)
+            with stop_requests() as heed:
+                trainer.run(run.model_folder, heed)
+        outcome.status = "completed"
+    except InterruptedRunError:
+        outcome.status = "interrupted"
+        raise
+    finally:
+        summary = journal.close()
+        console.show(render_summary(summary), folds=False)
+    return summary
+
+
+def _prepare(config: RunConfig, run_dir: Path) -> _Run:
+    """Check and read everything that needs no cluster."""
+    platform = choose_platform(config.rl_config.device)
+    check(config, platform)
+    folder = RunFolder(root=run_dir.resolve())
+    exports = export_folders(config, folder.root)
+    check_folders(config, folder.root, exports)
+    configure_logging(folder.logs / "driver.log", level=logging.INFO)
+    data = read_data(config)
+    for line in data_lines(data):
+        Console().print(line, markup=False, highlight=False, soft_wrap=True)
+    rl = config.rl_config
+    try_rewards(rl.verifier_function, rl.verifier_timeout, data.train.prompts[0].reference)
+    return _Run(
+        config=config,
+        platform=platform,
+        folder=folder,
+        model_folder=exports["actor"],
+        critic_folder=exports.get("critic"),
+        stop_token_ids=data.stop_token_ids,
+        data=_trainer_data(config, data),
+    )
+
+
+def _trainer_data(config: RunConfig, data: RunData) -> TrainerData:
+    training, prompts = config.megatron_training, data.train.prompts
+    return TrainerData(
+        train=prompts,
+        test=data.test.prompts if data.test else (),
+        order=PromptOrder(len(prompts), training.seed, shuffle=not training.no_shuffle),
+        decode=partial(data.tokenizer.decode, skip_special_tokens=True),
+    )
+
+
+def _trackers(run: _Run) -> list[Tracker]:
+    trackers: list[Tracker] = [JsonlTracker(run.folder.metrics)]
+    if run.config.rl_config.use_tensorboard:
+        trackers.append(TensorboardTracker(run.folder.tensorboard))
+    return trackers
+
+
+@contextmanager
+def _workers(
+    run: _Run, console: StepConsole
+) -> Iterator[tuple[ColocatedActor, RewardScorer | None]]:
+    """Start the reward processes, the cluster and the workers; end them in reverse order."""
+    config, rl = run.config, run.config.rl_config
+    with ExitStack() as stack:
+        scorer = None
+        if rl.verifier_function:
+            scorer = stack.enter_context(
+                RewardScorer(
+                    rl.verifier_function,
+                    rl.verifier_weight,
+                    rl.verifier_timeout,
+                    rl.verifier_parallel,
+                )
+            )
+            scorer.warm_up()
+        console.note(f"starting {config.world_size} worker(s), logs in {run.folder.logs}")
+        cluster = RayCluster(
+            run.platform,
+            devices=config.world_size,
+            devices_per_node=rl.actor_resource.npus_per_node,
+            timeout_seconds=rl.worker_start_timeout_seconds,
+        )
+        stack.enter_context(cluster)
+        console.note("Ray is up; starting the workers' processes")
+        whole = with_absolute_paths(config)
+        group = WorkerGroup(cluster, whole, run.folder.logs, _WORKER_FACTORY, console.note)
+        stack.enter_context(group)
+        console.note("the models are loaded")
+        yield colocated_actor(group, config), scorer
+
+
+def _length_penalty(config: RunConfig) -> LengthPenalty | None:
+    rl = config.rl_config
+    if not rl.overlong_buffer_enable:
+        return None
+    return LengthPenalty(
+        longest=config.generate_config.sampling_config.max_tokens,
+        buffer=rl.overlong_buffer,
+        factor=rl.overlong_buffer_penalty_factor,
+    )
+
+
+def _trainer(
+    run: _Run, actor: ColocatedActor, scorer: RewardScorer | None, journal: Journal
+) -> GrpoTrainer | PpoTrainer:
+    """Put the parts of the algorithm together."""
+    config = run.config
+    settings = _settings(config, run.stop_token_ids)
+    roles = TrainerRoles(
+        policy=actor,
+        reference=actor if "ref" in config.roles else None,
+        workers=actor,
+        rewards=RewardSources(
+            scorer=scorer,
+            reward_model=actor if "reward" in config.roles else None,
+            reward_model_weight=config.reward_config.weight if config.reward_config else 0.0,
+            length_penalty=_length_penalty(config),
+        ),
+    )
+    if run.critic_folder is None:
+        return GrpoTrainer(settings, run.data, roles, journal)
+    with_critic = PpoSettings(
+        **vars(settings),
+        gamma=config.rl_config.gamma,
+        lam=config.rl_config.lam,
+        kl_kind=config.rl_config.kl_penalty,
+        reward_kl_coef=config.reward_kl_coef,
+        critic_warmup=config.rl_config.critic_warmup,
+        critic_folder=run.critic_folder,
+    )
+    return PpoTrainer(with_critic, run.data, PpoRoles(**vars(roles), critic=actor), journal)
+
+
+def colocated_actor(group: Ranks, config: RunConfig) -> ColocatedActor:
+    """Deal batches by the layouts of a configuration."""
+    return ColocatedActor(
+        group,
+        role_layouts(config),
+        rollout_layout(config),
+        seed=config.megatron_training.seed,
+        costs=_costs(config),
+    )
+
+
+def _costs(config: RunConfig) -> Callable[[Sequence[int]], Sequence[float]] | None:
+    """Return what sequences cost the trainer; None where they are dealt by count."""
+    if not config.rl_config.use_dynamic_bsz:
+        return None
+    linear, quadratic = forward_cost(read_description(config.actor_config.load))
+    return partial(sequence_costs, linear=linear, quadratic=quadratic)
+
+
+def _settings(config: RunConfig, stop_token_ids: tuple[int, ...]) -> TrainerSettings:
+    training, rl = config.megatron_training, config.rl_config
+    has_experts = read_description(config.actor_config.load).moe is not None
+    sampling = config.generate_config.sampling_config
+    generator = None
+    if rl.shuffle_mini_batch:
+        generator = torch.Generator().manual_seed(training.seed)
+    return TrainerSettings(
+        steps=training.train_iters,
+        prompts_per_step=training.global_batch_size,
+        sampling=Sampling(
+            temperature=sampling.temperature,
+            max_tokens=sampling.max_tokens,
+            stop_token_ids=stop_token_ids,
+            samples_per_prompt=rl.n_samples_per_prompt,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+        ),
+        minibatches=MinibatchPlan(
+            prompts_per_update=rl.mini_batch_size,
+            epochs=rl.epochs,
+            token_weights=token_mean_weights if rl.token_level_loss else sequence_mean_weights,
+            generator=generator,
+        ),
+        accuracy_reward=rl.verifier_function[0] if rl.verifier_function else None,
+        test_freq=rl.test_freq,
+        save_interval=training.save_interval,
+        max_logprob_gap=logprob_gap_limit(config, has_experts=has_experts),
+        logprob_gap_steps=rl.logprob_gap_steps,
+        log_samples=rl.log_samples,
+        blocking=rl.blocking,
+        memory_timeline_steps=rl.memory_timeline_steps,
+    )

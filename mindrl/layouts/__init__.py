@@ -1,0 +1,1 @@
+"""Layouts and the order of ranks. Pure Python."""

@@ -1,0 +1,168 @@
+"""The layouts of both sides: which rank holds which part of the model. Pure Python."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+from mindrl.layouts.rank_order import RankOrder
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainLayout:
+    """Parallel sizes of the training side, and how they are laid over the ranks.
+
+    Every rank belongs to one dense grid (tp x cp x dp x pp) and one expert grid
+    (etp x ep x expert dp x pp); both share the pipeline stages.
+    """
+
+    tp: int = 1
+    """Tensor-parallel size of all but the experts."""
+    cp: int = 1
+    """Context-parallel size; its ranks hold the same weights."""
+    dp: int = 1
+    """Data-parallel size."""
+    pp: int = 1
+    """Pipeline stages."""
+    vpp: int = 1
+    """Chunks of each pipeline stage (virtual pipeline)."""
+    ep: int = 1
+    """Expert-parallel size: ranks that share the experts of a layer as whole experts."""
+    etp: int = 1
+    """Tensor-parallel size of each expert."""
+    layers_per_chunk: tuple[int, ...] | None = None
+    """Layers of each of the pp * vpp chunks in the order of the model; None cuts evenly."""
+    order: RankOrder | None = None
+    """Of the dense grid; None is Megatron's own: tp, cp, dp, pp, the fastest first."""
+    expert_order: RankOrder | None = None
+    """Of the expert grid; None is Megatron's own: etp, ep, dp, pp, the fastest first."""
+
+    def __post_init__(self) -> None:
+        """Assert that orders agree with the sizes; what users write is checked before."""
+        assert self.dense_order.world_size == self.world_size, self
+        assert self.experts_order.world_size == self.world_size, self
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the layout."""
+        return self.tp * self.cp * self.dp * self.pp
+
+    @property
+    def expert_dp(self) -> int:
+        """Copies of each expert; 0 where the sizes do not fit."""
+        return self.tp * self.cp * self.dp // (self.etp * self.ep)
+
+    @cached_property
+    def dense_order(self) -> RankOrder:
+        """The order of the dense grid."""
+        sizes = (("tp", self.tp), ("cp", self.cp), ("dp", self.dp), ("pp", self.pp))
+        return self.order or RankOrder(digits=sizes)
+
+    @cached_property
+    def experts_order(self) -> RankOrder:
+        """The order of the expert grid."""
+        sizes = (("etp", self.etp), ("ep", self.ep), ("dp", self.expert_dp), ("pp", self.pp))
+        return self.expert_order or RankOrder(digits=sizes)
+
+    @property
+    def replicas(self) -> int:
+        """Data-parallel ranks: each trains on its own share of a batch."""
+        return self.dp
+
+    def replica_of(self, rank: int) -> int:
+        """Return the data-parallel rank of a rank."""
+        return self.dense_order.coordinates[rank]["dp"]
+
+    @property
+    def leaders(self) -> tuple[int, ...]:
+        """The first rank of each replica's last stage, which knows the results."""
+        places = enumerate(self.dense_order.coordinates)
+        last = [rank for rank, place in places if place.get("pp", 0) == self.pp - 1]
+        return _leaders(self, last)
+
+    def chunks(self, layers: int) -> list[range]:
+        """Return the layers of each of the pp * vpp chunks, in the order of the model."""
+        count = self.pp * self.vpp
+        sizes = self.layers_per_chunk or (layers // count,) * count
+        assert len(sizes) == count, f"{len(sizes)} sizes for {count} chunks"
+        assert sum(sizes) == layers, f"chunks of {sizes} layers for a model of {layers}"
+        starts = [sum(sizes[:index]) for index in range(count + 1)]
+        return [range(start, stop) for start, stop in pairwise(starts)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutLayout:
+    """Parallel sizes of the rollout side. Ranks are numbered as vLLM does: dp, pp, tp, tp fastest.
+
+    Without expert parallelism each expert is cut by tp. With it, `ep` ranks, which are
+    ep / tp neighbouring data-parallel ranks of one pipeline stage, share the experts whole.
+    """
+
+    tp: int = 1
+    """Tensor-parallel size."""
+    pp: int = 1
+    """Pipeline stages."""
+    dp: int = 1
+    """Replicas."""
+    ep: int = 1
+    """Expert-parallel size: 1, or a multiple of tp that divides tp * dp."""
+
+    def __post_init__(self) -> None:
+        """Assert what vLLM needs; what users write is checked before."""
+        assert self.ep == 1 or (self.ep % self.tp == 0 and self.tp * self.dp % self.ep == 0), self
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the layout."""
+        return self.tp * self.pp * self.dp
+
+    @property
+    def replicas(self) -> int:
+        """Engines that each answer their own prompts."""
+        return self.dp
+
+    def replica_of(self, rank: int) -> int:
+        """Return the replica that a rank belongs to."""
+        return rank // (self.tp * self.pp)
+
+    def tensor_rank_of(self, rank: int) -> int:
+        """Return a rank's place within its stage."""
+        return rank % self.tp
+
+    def stage_of(self, rank: int) -> int:
+        """Return a rank's pipeline stage."""
+        return rank // self.tp % self.pp
+
+    def expert_rank_of(self, rank: int) -> int:
+        """Return a rank's place among those that share the experts; 0 without them."""
+        return (self.replica_of(rank) * self.tp + self.tensor_rank_of(rank)) % self.ep
+
+    @property
+    def leaders(self) -> tuple[int, ...]:
+        """The first rank of each replica, in the order of the replicas."""
+        return _leaders(self, range(self.world_size))
+
+    def chunks(self, layers: int) -> list[range]:
+        """Return the layers of each stage; what is left over goes to the last but one, backwards.
+
+        As vLLM deals them (`vllm.distributed.utils.get_pp_indices`).
+        """
+        sizes = [layers // self.pp] * self.pp
+        left = layers % self.pp
+        for stage in range(2, left + 2):
+            sizes[-stage] += 1
+        starts = [sum(sizes[:index]) for index in range(self.pp + 1)]
+        return [range(start, stop) for start, stop in pairwise(starts)]
+
+
+def _leaders(layout: TrainLayout | RolloutLayout, ranks: Iterable[int]) -> tuple[int, ...]:
+    first: dict[int, int] = {}
+    for rank in ranks:
+        first.setdefault(layout.replica_of(rank), rank)
+    return tuple(first[replica] for replica in range(layout.replicas))
+
+
+def even_bounds(count: int, parts: int) -> list[tuple[int, int]]:
+    """Cut `count` items into `parts` runs whose lengths differ by at most one."""
+    cuts = [count * part // parts for part in range(parts + 1)]
+    return list(pairwise(cuts))

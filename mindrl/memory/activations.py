@@ -1,0 +1,136 @@
+"""Estimates of what passes through a model need besides its weights.
+
+They count the large tensors that a layer keeps for its backward pass, as Korthikanti et al. do
+(arXiv 2205.05198), with norms and activations in plain torch and with fused attention, whose
+scores are never kept. Allocators round, kernels take work space and experts are unequally busy, so
+no number here is exact. Pure Python.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mindrl.layouts.layout import TrainLayout
+from mindrl.models.decoder import ELEMENT_BYTES, DType, padded_vocab_size
+from mindrl.models.description import ModelDescription, MoeDescription
+
+_LOGITS_COPIES = 1.25
+"""Logits in float32, and the exponentials of a part of them at a time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passes:
+    """How micro-batches go through a model."""
+
+    layout: TrainLayout
+    dtype: DType
+    sequence_parallel: bool
+    tokens: int
+    """Of a micro-batch on one data-parallel rank."""
+    recompute: Literal["selective", "full"] | None = None
+    """`selective` makes attention again, of which fused kernels keep next to nothing anyway."""
+    recompute_method: Literal["uniform", "block"] | None = None
+    recompute_layers: int | None = None
+
+    @property
+    def tokens_of_rank(self) -> int:
+        """Tokens that a context-parallel rank has."""
+        return -(-self.tokens // self.layout.cp)
+
+    @property
+    def cut_of_hidden(self) -> int:
+        """Ranks that share hidden states between the tensor-parallel regions."""
+        return self.layout.tp if self.sequence_parallel else 1
+
+
+def forward_estimate(model: ModelDescription, passes: Passes) -> int:
+    """Estimate the bytes of a forward pass that keeps nothing: one layer and the hidden states."""
+    return _layer(model, passes) + _hidden(model, passes)
+
+
+def update_estimate(model: ModelDescription, passes: Passes) -> int:
+    """Estimate the bytes that wait for the backward pass, on the stage that keeps most."""
+    chunks = passes.layout.chunks(model.num_hidden_layers)
+    layer, hidden = _layer(model, passes), _hidden(model, passes)
+    sizes = []
+    for stage in range(passes.layout.pp):
+        layers = max(len(chunk) for chunk in chunks[stage :: passes.layout.pp])
+        kept = _chunks_in_flight(passes.layout, stage)
+        if passes.recompute != "full":
+            sizes.append((kept * layers + 1) * layer)
+            continue
+        run = passes.recompute_layers or 1
+        if passes.recompute_method == "block":
+            again, inputs, run = max(0, layers - run), min(run, layers), 1
+        else:
+            again, inputs = 0, -(-layers // run)
+        sizes.append(kept * (again * layer + inputs * hidden) + (run + 1) * layer)
+    return max(sizes)
+
+
+def logits_estimate(model: ModelDescription, tp: int, chunk_tokens: int) -> int:
+    """Estimate the bytes of the logits that exist at a time."""
+    rows = padded_vocab_size(model, tp) // tp
+    return int(chunk_tokens * rows * 4 * _LOGITS_COPIES)
+
+
+def _chunks_in_flight(layout: TrainLayout, stage: int) -> int:
+    """Count the chunks whose backward pass a stage owes at the most; see Megatron's schedules."""
+    behind = layout.pp - stage - 1
+    if layout.vpp == 1:
+        return behind + 1
+    return 2 * behind + (layout.vpp - 1) * layout.pp + 1
+
+
+def _hidden(model: ModelDescription, passes: Passes) -> int:
+    """Return the bytes of the hidden states of a micro-batch."""
+    elements = passes.tokens_of_rank * model.hidden_size // passes.cut_of_hidden
+    return elements * ELEMENT_BYTES[passes.dtype]
+
+
+def _layer(model: ModelDescription, passes: Passes) -> int:
+    """Return what the largest kind of layer keeps of a micro-batch."""
+    hidden, tp = model.hidden_size / passes.cut_of_hidden, passes.layout.tp
+    # Both norms keep what they give, and in float32 what they read and what they scale.
+    elements, float32_elements = 2 * hidden, 4 * hidden
+    elements += _attention(model, tp)
+    float32_elements += 2 * _normed_in_attention(model, tp)
+    if model.moe:
+        elements += _experts(model, model.moe, passes)
+    else:
+        elements += _gated(model.intermediate_size) / tp
+    size = ELEMENT_BYTES[passes.dtype]
+    return int(passes.tokens_of_rank * (elements * size + float32_elements * 4))
+
+
+def _attention(model: ModelDescription, tp: int) -> float:
+    """Count queries, keys and values as they are made and as they are used, and what comes out.
+
+    Queries and keys each keep the sines and cosines that they are rotated by.
+    """
+    mla, heads = model.mla, model.num_attention_heads
+    if mla is None:
+        query, key_value = heads * model.head_dim, model.num_key_value_heads * model.head_dim
+        return 4 * model.head_dim + (3 * query + 3 * key_value) / tp
+    latents = (mla.q_lora_rank or 0) + mla.kv_lora_rank + 5 * mla.qk_rope_head_dim
+    of_a_head = 3 * mla.qk_head_dim + mla.qk_nope_head_dim + 2 * mla.v_head_dim
+    return latents + heads * of_a_head / tp
+
+
+def _normed_in_attention(model: ModelDescription, tp: int) -> float:
+    """Count what the norms inside attention read."""
+    if model.mla:
+        return float((model.mla.q_lora_rank or 0) + model.mla.kv_lora_rank)
+    heads = model.num_attention_heads + model.num_key_value_heads
+    return heads * model.head_dim / tp if model.qk_norm else 0.0
+
+
+def _gated(width: int) -> int:
+    """Count gate and up, a copy of up, the activated gate, and their product."""
+    return 5 * width
+
+
+def _experts(model: ModelDescription, moe: MoeDescription, passes: Passes) -> float:
+    """Count what equally busy experts keep of a token: all tensor-parallel ranks of one see it."""
+    routed = 2 * model.hidden_size * passes.layout.etp + _gated(moe.intermediate_size)
+    shared = _gated(moe.shared_intermediate_size) / passes.layout.tp
+    return moe.num_experts_per_tok * routed / passes.cut_of_hidden + shared

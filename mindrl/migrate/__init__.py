@@ -1,0 +1,1 @@
+"""From MindSpeed-RL's files to the keys of this project."""

@@ -1,0 +1,120 @@
+"""The sizes of a MindSpeed-RL model file in the words of a config.json: for plans, not for runs."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from mindrl.migrate.file import TheirRun
+from mindrl.migrate.models import numbers
+
+_OF_ALL: Mapping[str, str] = {
+    "num_hidden_layers": "num_layers",
+    "hidden_size": "hidden_size",
+    "intermediate_size": "ffn_hidden_size",
+    "num_attention_heads": "num_attention_heads",
+    "head_dim": "kv_channels",
+    "vocab_size": "padded_vocab_size",
+    "max_position_embeddings": "max_position_embeddings",
+    "rms_norm_eps": "norm_epsilon",
+    "rope_theta": "rotary_base",
+}
+"""Name in a config.json -> name of theirs."""
+_OF_EXPERTS: Mapping[str, str] = {
+    "num_experts_per_tok": "moe_router_topk",
+    "moe_intermediate_size": "moe_ffn_hidden_size moe_intermediate_size",
+    "norm_topk_prob": "norm_topk_prob",
+    "n_shared_experts": "n_shared_experts",
+    "first_k_dense_replace": "first_k_dense_replace",
+    "moe_layer_freq": "moe_layer_freq",
+    "n_group": "moe_router_num_groups n_group",
+    "topk_group": "moe_router_group_topk topk_group",
+    "routed_scaling_factor": "moe_router_topk_scaling_factor routed_scaling_factor",
+}
+"""The same, the newest name of theirs first."""
+_OF_LATENT: Mapping[str, str] = {
+    "q_lora_rank": "q_lora_rank",
+    "kv_lora_rank": "kv_lora_rank",
+    "qk_nope_head_dim": "qk_head_dim qk_nope_head_dim",
+    "qk_rope_head_dim": "qk_pos_emb_head_dim qk_rope_head_dim",
+    "v_head_dim": "v_head_dim",
+}
+_MEGATRON: Mapping[str, Any] = {"rms_norm_eps": 1e-5, "rope_theta": 10_000}
+_MEGATRON_EXPERTS: Mapping[str, Any] = {
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 0,
+    "moe_layer_freq": 1,
+}
+"""What Megatron takes where the file says nothing."""
+
+
+def model_sizes(theirs: TheirRun) -> dict[str, Any] | None:
+    """Return the sizes of the actor's model as its config.json would say them.
+
+    Returns:
+        None where the file leaves one out that has no default, or the family is not known here.
+    """
+    found = {**_MEGATRON, **_named(theirs, _OF_ALL)}
+    if not found.keys() >= _OF_ALL.keys() - {"head_dim"}:
+        return None
+    # Layers that are empty there are left out here.
+    found["num_hidden_layers"] -= len(numbers(_of(theirs, "noop_layers")))
+    if _of(theirs, "group_query_attention"):
+        found["num_key_value_heads"] = _of(theirs, "num_query_groups") or 1
+    found["tie_word_embeddings"] = not _of(theirs, "untie_embeddings_and_output_weights")
+    family = _family(theirs, found)
+    return None if family is None else found | family
+
+
+def _of(theirs: TheirRun, key: str) -> Any:
+    return theirs.role("actor", key)
+
+
+def _named(theirs: TheirRun, names: Mapping[str, str]) -> dict[str, Any]:
+    found = {
+        ours: next((value for key in keys.split() if (value := _of(theirs, key)) is not None), None)
+        for ours, keys in names.items()
+    }
+    return {ours: value for ours, value in found.items() if value is not None}
+
+
+def _family(theirs: TheirRun, sizes: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what the families do not share."""
+    latent = any(
+        _of(theirs, key) for key in ("multi_latent_attention", "multi_head_latent_attention")
+    )
+    if _of(theirs, "num_experts"):
+        width = {"moe_intermediate_size": sizes["intermediate_size"]}
+        experts = {**_MEGATRON_EXPERTS, **width, **_named(theirs, _OF_EXPERTS)}
+        if latent:
+            return _deepseek(theirs, experts)
+        return _qwen3_moe(theirs, experts, layers=sizes["num_hidden_layers"])
+    if latent:
+        return None
+    if _of(theirs, "qk_layernorm"):
+        return {"model_type": "qwen3"}
+    return {"model_type": "qwen2" if _of(theirs, "add_qkv_bias") else "llama"}
+
+
+def _deepseek(theirs: TheirRun, experts: Mapping[str, Any]) -> dict[str, Any]:
+    third = _of(theirs, "moe_router_score_function") == "sigmoid"
+    return {
+        **experts,
+        **_named(theirs, _OF_LATENT),
+        "n_routed_experts": _of(theirs, "num_experts"),
+        "model_type": "deepseek_v3" if third else "deepseek_v2",
+        "scoring_func": "sigmoid" if third else "softmax",
+        "topk_method": "noaux_tc" if third else "group_limited_greedy",
+    }
+
+
+def _qwen3_moe(
+    theirs: TheirRun, experts: Mapping[str, Any], *, layers: int
+) -> dict[str, Any] | None:
+    first, step = experts["first_k_dense_replace"], experts["moe_layer_freq"]
+    if experts.get("n_shared_experts") or not isinstance(step, int):
+        return None
+    return {
+        **experts,
+        "num_experts": _of(theirs, "num_experts"),
+        "model_type": "qwen3_moe",
+        "mlp_only_layers": [each for each in range(layers) if each < first or each % step],
+    }

@@ -1,0 +1,190 @@
+"""Rules between a run's predicted memory and what devices and machines have."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import ceil
+
+import numpy as np
+
+from mindrl.config.finding import Finding, Value
+from mindrl.config.run import RunConfig
+from mindrl.errors import DeviceMemoryError
+from mindrl.memory.regions import Region
+from mindrl.preflight.memory_advice import advice_on
+from mindrl.preflight.memory_estimates import activation_estimates
+from mindrl.preflight.memory_plan import (
+    MemoryPlan,
+    memory_plan,
+    one_sequence,
+    plan_without_kv_cache,
+    rollout_bytes,
+    too_small,
+    with_own_kv_cache,
+)
+from mindrl.preflight.memory_regions import (
+    RunModels,
+    bounding_models,
+    offload_switches,
+    ordered_models,
+    with_reshard,
+)
+from mindrl.preflight.run_layouts import topology
+
+_MIB = 1 << 20
+_PAGE = "docs/how-to/plan-memory.md"
+_CAPACITY = "rl_config.device_memory_mib"
+_SHARE = "generate_config.gpu_memory_utilization"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capacity:
+    """Memory that is there, in bytes; None where it is not known."""
+
+    device_bytes: int | None = None
+    host_bytes: int | None = None
+    """Of one machine."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is anything to compare with."""
+        return (self.device_bytes, self.host_bytes) != (None, None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgedMemory:
+    """What is to be said of a run's memory."""
+
+    findings: list[Finding]
+    """A step needs more than there is."""
+    warnings: list[Finding]
+    """By estimate it does, once its activations come on top."""
+
+
+def judged_memory(config: RunConfig, capacity: Capacity) -> JudgedMemory:
+    """Compare a step with the memory that there is.
+
+    Args:
+        config: Without other findings.
+        capacity: To compare with.
+    """
+    if not capacity.is_known or not config.rl_config.check_memory:
+        return JudgedMemory(findings=[], warnings=[])
+    models = bounding_models(config)
+    bound = _bounding_plan(config, capacity, models)
+    if bound is None or not _has_room(config, capacity, bound):
+        found = [*_findings(config, capacity)]
+    else:
+        found = []
+    warnings = [] if found or bound is None else [*_activations(config, bound, models)]
+    return JudgedMemory(findings=found, warnings=warnings)
+
+
+def surely_fits(config: RunConfig, capacity: Capacity) -> bool:
+    """Whether a run fits even where one rank has the largest share of every region.
+
+    Answers in a fraction of the time of the whole plan: no reshard is planned. False says nothing.
+    """
+    bound = _bounding_plan(config, capacity, bounding_models(config))
+    return bound is not None and _has_room(config, capacity, bound)
+
+
+def _bounding_plan(config: RunConfig, capacity: Capacity, models: RunModels) -> MemoryPlan | None:
+    """Give every rank the largest share of every region; None where no KV cache is left then."""
+    plan = plan_without_kv_cache(config, capacity.device_bytes, models)
+    largest = {region: np.full_like(sizes, sizes.max()) for region, sizes in plan.regions.items()}
+    try:
+        return with_own_kv_cache(config, replace(plan, regions=largest), models.kv_bytes_per_token)
+    except DeviceMemoryError:
+        return None
+
+
+def _has_room(config: RunConfig, capacity: Capacity, plan: MemoryPlan) -> bool:
+    there, per_node = capacity.host_bytes, topology(config).ranks_per_node
+    return plan.fits and (there is None or plan.host_bytes_of_node(per_node) <= there)
+
+
+def _findings(config: RunConfig, capacity: Capacity) -> Iterator[Finding]:
+    """Ask the plan; the reshard is planned only where its messages decide."""
+    models = ordered_models(config)
+    try:
+        plan = memory_plan(config, capacity.device_bytes, models)
+        if not plan.fits and Region.STAGING in plan.peak_instant.resident:
+            # The bound on the messages alone may be what does not fit.
+            models = with_reshard(config, models)
+            plan = memory_plan(config, capacity.device_bytes, models)
+    except DeviceMemoryError as error:
+        yield _no_room_for_kv_cache(config, capacity, models, str(error))
+        return
+    if not plan.fits:
+        yield _device(config, plan, models)
+    if capacity.host_bytes is not None:
+        yield from _host(config, plan, capacity.host_bytes)
+
+
+def _activations(config: RunConfig, plan: MemoryPlan, models: RunModels) -> Iterator[Finding]:
+    """Name the phase that is furthest beyond the device with the estimate of its activations."""
+    estimates = activation_estimates(config, models)
+    needs = {
+        instant.phase: int(plan.sum(instant.resident).max()) + estimates[instant.phase]
+        for instant in plan.instants
+        if instant.label == instant.phase.value and instant.phase in estimates
+    }
+    phase = max(needs, key=lambda each: needs[each])
+    if plan.capacity_bytes is not None and needs[phase] > plan.capacity_bytes:
+        there = plan.capacity_bytes // _MIB
+        text = (
+            f"{_CAPACITY}={there}: by estimate {phase.value} needs {needs[phase] / _MIB:,.0f} MiB, "
+            f"{estimates[phase] / _MIB:,.0f} of them for activations; smaller micro-batches or "
+            "recompute_granularity=full take less"
+        )
+        yield Finding(text, _CAPACITY, there, page=_PAGE)
+
+
+def _device(config: RunConfig, plan: MemoryPlan, models: RunModels) -> Finding:
+    """Name the one key that makes the run fit; where there is none, the memory that it needs."""
+    assert plan.capacity_bytes is not None, "nothing is too small where nothing is known"
+    for advice in advice_on(config, plan, models):
+        if advice.peak_bytes <= plan.capacity_bytes:
+            field, _, setting = advice.setting.partition("=")
+            legal: Value = True if setting == "true" else int(setting)
+            value: Value = False if legal is True else config.generate_config.kv_cache_mib
+            return Finding(too_small(plan), field, value, (legal,), _PAGE)
+    needed = ceil(plan.peak_bytes / _MIB)
+    return Finding(too_small(plan), _CAPACITY, plan.capacity_bytes // _MIB, (needed,), _PAGE)
+
+
+def _no_room_for_kv_cache(
+    config: RunConfig, capacity: Capacity, models: RunModels, text: str
+) -> Finding:
+    """Name the share of the device that holds one sequence beside all else, where there is one."""
+    assert capacity.device_bytes is not None, "a device of unknown size is never too small"
+    others = rollout_bytes(plan_without_kv_cache(config, capacity.device_bytes, models))
+    least, _ = one_sequence(config, models.kv_bytes_per_token)
+    # What is left is cut to whole MiB, so one more may be needed.
+    share = ceil((others + least + _MIB) / capacity.device_bytes * 100) / 100
+    legal = (share,) if share <= 1 else ()
+    return Finding(text, _SHARE, config.generate_config.gpu_memory_utilization, legal, _PAGE)
+
+
+def _host(config: RunConfig, plan: MemoryPlan, there: int) -> Iterator[Finding]:
+    """Compare what the workers of one machine keep on the host with its memory."""
+    per_node = topology(config).ranks_per_node
+    needed = plan.host_bytes_of_node(per_node)
+    if needed <= there:
+        return
+    regions = [region for region in plan.movable if region in plan.regions]
+    regions.sort(key=lambda region: int(plan.sum([region]).max()), reverse=True)
+    switches = {region: offload_switches(config)[region] for region in regions}
+    fixes = [
+        region
+        for region in regions
+        if (smaller := replace(plan, movable=plan.movable - {region})).fits
+        and smaller.host_bytes_of_node(per_node) <= there
+    ]
+    switch = switches[(fixes or regions)[0]]
+    field = f"{switch.section}.{switch.key}"
+    text = (
+        f"{field}=true: what the workers of one machine keep on the host is predicted to take "
+        f"{needed / _MIB:,.1f} MiB, and the host has {there / _MIB:,.1f} MiB"
+    )
+    yield Finding(text, field, value=True, legal=(False,) if fixes else (), page=_PAGE)

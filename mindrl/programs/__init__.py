@@ -1,0 +1,1 @@
+"""The programs: argparse and Hydra faces, tables, exit codes."""

@@ -1,0 +1,230 @@
+"""The program that converts weights between layouts: `python cli/convert_ckpt.py ...`."""
+
+import argparse
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from mindrl.allocation.strings import parse_training, training_string
+from mindrl.checkpoint.files import check_shapes, open_tensors, tensor_shapes
+from mindrl.checkpoint.rank_files import LAYOUT_FILE, open_rank_files, read_layout
+from mindrl.config.finding import Finding
+from mindrl.errors import ConfigError, ModelError, OutputError
+from mindrl.launch.interrupts import signals_as_errors
+from mindrl.layouts.layout import TrainLayout
+from mindrl.models.decoder import DType, Side, logical_shapes, training_side
+from mindrl.models.description import ModelDescription, read_description
+from mindrl.models.legality import training_findings
+from mindrl.programs.arguments import counts, positive
+from mindrl.programs.exits import FAILED, exit_code, report
+from mindrl.programs.reshard_table import in_units
+
+if TYPE_CHECKING:
+    from mindrl.checkpoint.conversion import Conversion
+
+_MOST_RANKS = 4096
+_STORED: Mapping[str, DType] = {"F32": "float32", "BF16": "bfloat16"}
+"""As safetensors calls the types."""
+_EXAMPLE = """\
+example: to one file per rank, and back to a Hugging Face folder
+  python cli/convert_ckpt.py --from models/Qwen2.5-7B --to cut/t4p2 --layout megatron:t4p2
+  python cli/convert_ckpt.py --from cut/t4p2 --to models/again
+
+The source may be a Hugging Face folder or one of rank files. Layouts are written as in
+plan.py --help.
+"""
+
+
+def convert(name: str = "convert_ckpt.py") -> int:
+    """Convert what the command line asks for; returns the exit code.
+
+    Args:
+        name: Of the program, as its help calls it.
+    """
+    options = _parser(name).parse_args()
+
+    def convert_or_stop() -> int:
+        with signals_as_errors():
+            return _convert(options)
+
+    return exit_code(convert_or_stop, ModelError)
+
+
+def _parser(name: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=name,
+        description="Convert weights between a Hugging Face folder and the files of a training "
+        "layout, one tensor at a time, without a cluster.",
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--from", required=True, dest="source", metavar="DIR", help="folder of the weights")
+    add("--to", required=True, dest="target", metavar="NEWDIR", help="new folder, or an empty one")
+    add(
+        "--layout",
+        metavar="LAYOUT",
+        help="training layout of the target; without it the target is a Hugging Face folder",
+    )
+    add(
+        "--layers-per-chunk",
+        type=counts,
+        metavar="N,N,...",
+        help="layers of each pipeline stage of --layout, or of each of its p x v chunks, "
+        "where they are not even",
+    )
+    add("--dtype", choices=get_args(DType), help="of the target (default: as in the source)")
+    add(
+        "--shard-gib",
+        type=positive,
+        metavar="N",
+        help="most GiB of a file of a Hugging Face folder (default: 5)",
+    )
+    return parser
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Source:
+    """What was found in the source."""
+
+    side: Side | None
+    """Of the rank files; None for a Hugging Face folder."""
+    dtype: DType | None
+    """None for a type that mindrl does not train in."""
+    left_out: tuple[str, ...] = ()
+    """Tensors that the model does not ask for."""
+
+
+def _convert(options: argparse.Namespace) -> int:
+    layout = _target_layout(options)
+    model = read_description(options.source)
+    if layout and (findings := list(_findings(model, layout, "--layout"))):
+        return report(map(str, findings), FAILED)
+    source = _read_source(options.source, model)
+    dtype = options.dtype or source.dtype
+    if dtype is None:
+        known = " or ".join(get_args(DType))
+        raise ConfigError(f"--from {options.source} is of another type; add --dtype {known}")
+    target = _new_target(options.target)
+
+    # Imported late: --help and refusals answer without torch.
+    from mindrl.checkpoint.conversion import Conversion  # noqa: PLC0415
+    from mindrl.checkpoint.export import SHARD_BYTES  # noqa: PLC0415
+
+    shard_bytes = int(options.shard_gib * 2**30) if options.shard_gib else SHARD_BYTES
+    conversion = Conversion(
+        model=model,
+        source=options.source,
+        source_side=source.side,
+        target=target,
+        layout=layout,
+        dtype=dtype,
+        shard_bytes=shard_bytes,
+    )
+    _check_space(target, conversion.total_bytes)
+    _run(conversion)
+    if source.left_out:
+        Console(stderr=True).print(
+            f"left out: {len(source.left_out)} tensors that config.json does not ask for, "
+            f"the first is {escape(source.left_out[0])}",
+            soft_wrap=True,
+            highlight=False,
+        )
+    return 0
+
+
+def _target_layout(options: argparse.Namespace) -> TrainLayout | None:
+    if options.layout is None:
+        if options.layers_per_chunk:
+            raise ConfigError("--layers-per-chunk needs --layout; leave it out or add that")
+        return None
+    if options.shard_gib:
+        raise ConfigError("--shard-gib is for a Hugging Face folder; leave out it or --layout")
+    layout = parse_training(options.layout)
+    if layout.world_size > _MOST_RANKS:
+        raise ConfigError(f"--layout {options.layout}: {layout.world_size} ranks, at most 4096")
+    return replace(layout, layers_per_chunk=options.layers_per_chunk)
+
+
+def _findings(model: ModelDescription, layout: TrainLayout, where: str) -> Iterator[Finding]:
+    letters = {"tp": "t", "cp": "c", "pp": "p", "vpp": "v", "ep": "e", "etp": "t of ffn"}
+    keys = {name: f"{where} {letter}" for name, letter in letters.items()}
+    yield from training_findings(model, layout, keys | {"layers_per_chunk": "--layers-per-chunk"})
+
+
+def _read_source(folder: str, model: ModelDescription) -> _Source:
+    """Look at the headers of all weight files.
+
+    Raises:
+        ModelError: A file is missing, unreadable, cut off or not what config.json asks for.
+    """
+    with ExitStack() as stack:
+        if (Path(folder) / LAYOUT_FILE).exists():
+            layout, dtype = read_layout(folder)
+            path = Path(folder) / LAYOUT_FILE
+            for finding in _findings(model, layout, str(path)):
+                raise ModelError(str(finding))
+            side = training_side(model, layout, dtype=dtype)
+            open_rank_files(folder, side, stack, framework="np")
+            return _Source(side=side, dtype=dtype)
+        found, wanted = tensor_shapes(folder), logical_shapes(model)
+        check_shapes(folder, found, wanted)
+        files = open_tensors(folder, stack, framework="np")
+        first = next(iter(wanted))
+        stored = str(files[first].get_slice(first).get_dtype())
+        left_out = tuple(sorted(found.keys() - wanted.keys()))
+        return _Source(side=None, dtype=_STORED.get(stored), left_out=left_out)
+
+
+def _new_target(text: str) -> Path:
+    target = Path(text).absolute()
+    try:
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise OutputError(f"--to {text} exists and is not an empty folder; name a new one")
+    except OSError as error:
+        raise OutputError(f"--to {text} cannot be read: {error}") from error
+    return target
+
+
+def _check_space(target: Path, needed: int) -> None:
+    parent = next(path for path in target.parents if path.is_dir())
+    free = shutil.disk_usage(parent).free
+    if needed > free:
+        raise OutputError(f"--to {target} needs {in_units(needed)}; {in_units(free)} are free")
+
+
+def _run(conversion: "Conversion") -> None:
+    from mindrl.checkpoint.conversion import convert as write  # noqa: PLC0415
+
+    start = time.perf_counter()
+    with _progress(conversion.total_bytes) as advance:
+        write(conversion, advance)
+    seconds = time.perf_counter() - start
+    files = len(list(conversion.target.glob("*.safetensors")))
+    layout = conversion.layout
+    kind = f"{training_string(layout)}, " if layout else ""
+    Console().print(
+        f"{conversion.target}: {kind}{conversion.dtype}, {files} files, "
+        f"{in_units(conversion.total_bytes)}, {seconds:.1f} s",
+        soft_wrap=True,
+        highlight=False,
+        markup=False,
+    )
+
+
+@contextmanager
+def _progress(total_bytes: int) -> Iterator[Callable[[int], object]]:
+    """Show a bar on a terminal, and nothing elsewhere."""
+    console = Console(stderr=True)
+    columns = (TextColumn("converting"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("converting", total=total_bytes)
+        yield lambda written: progress.advance(task, written)

@@ -1,0 +1,126 @@
+"""The program that looks at this machine before a run does: `python cli/doctor.py`.
+
+Needs no torch and imports none: versions are read from what pip wrote down.
+"""
+
+import argparse
+import json
+import sys
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from mindrl.doctor.facts import Facts, Question, gather
+from mindrl.doctor.findings import DEVICE_FINDINGS
+from mindrl.doctor.host_findings import HOST_FINDINGS
+from mindrl.doctor.observation import Observation, Verdict
+from mindrl.observability.printable import printable
+from mindrl.platform.device import PLATFORMS, choose_platform
+from mindrl.programs.exits import FAILED
+
+_EXAMPLE = """\
+examples:
+  python cli/doctor.py
+  python cli/doctor.py --device cpu --port 6379 --outputs /shared/runs
+  python cli/doctor.py --address 192.0.2.10:6379 --json
+
+The exit code is 1 where there are problems, 2 where the command line is wrong. Nothing is changed.
+"""
+_STYLES: dict[Verdict, str] = {"ok": "green", "note": "yellow", "problem": "bold red"}
+_WIDTH = 9
+_MOST_PORT = 65535
+
+
+def doctor(name: str = "doctor.py") -> int:
+    """Look at this machine as the command line asks; returns the exit code.
+
+    Args:
+        name: Of the program, as its help calls it.
+    """
+    options = _parser(name).parse_args()
+    kind = choose_platform("auto").kind if options.device == "auto" else options.device
+    question = Question(kind=kind, outputs=options.outputs, port=options.port, head=options.address)
+    observations = examine(gather(question))
+    counts = Counter(each.verdict for each in observations)
+    if options.json:
+        answer = {
+            "device": kind,
+            "problems": counts["problem"],
+            "notes": counts["note"],
+            "observations": [asdict(each) for each in observations],
+        }
+        sys.stdout.write(json.dumps(answer, indent=2) + "\n")
+    else:
+        _print(kind, observations, counts)
+    return FAILED if counts["problem"] else 0
+
+
+def examine(facts: Facts) -> list[Observation]:
+    """Say what follows from the facts, in the order in which a person would repair it."""
+    return [found for look in (*DEVICE_FINDINGS, *HOST_FINDINGS) for found in look(facts)]
+
+
+def _parser(name: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=name,
+        description="Look at this machine: versions and what they should be, devices, memory, "
+        "limits, ports, disks; and say what to do about each finding.",
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add(
+        "--device",
+        choices=("auto", *PLATFORMS),
+        default="auto",
+        help="kind of device of the runs (default: the best one that is here)",
+    )
+    add("--port", type=_port, metavar="N", help="port of a Ray head: is it free on this machine?")
+    add(
+        "--address",
+        type=_address,
+        metavar="HOST:PORT",
+        help="a Ray head to join: does it answer, and is the token here?",
+    )
+    add(
+        "--outputs",
+        type=Path,
+        default=Path("outputs"),
+        metavar="DIR",
+        help="folder of the runs (default: %(default)s)",
+    )
+    add("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def _port(text: str) -> int:
+    port = int(text) if text.isdecimal() and len(text) < 6 else 0
+    if not 1 <= port <= _MOST_PORT:
+        raise argparse.ArgumentTypeError(f"{text} must be 1 to {_MOST_PORT}")
+    return port
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host:
+        raise argparse.ArgumentTypeError(f"{text} must be HOST:PORT, such as 192.0.2.10:6379")
+    return host.strip("[]"), _port(port)
+
+
+def _print(kind: str, observations: list[Observation], counts: Counter[Verdict]) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    for each in observations:
+        line = Text(f"{each.verdict:<{_WIDTH}}", style=_STYLES[each.verdict])
+        line.append(printable(f"{each.what}: {each.found}"), style="default")
+        console.print(line)
+        if each.advice:
+            console.print(Text(printable(f"{'':<{_WIDTH}}-> {each.advice}")))
+    problems, notes = counts["problem"], counts["note"]
+    console.print(f"{kind}: {_count(problems, 'problem')}, {_count(notes, 'note')}")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number or 'no'} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,44 @@
+"""How every program ends: an exit code, and on stderr the reasons in words."""
+
+from collections.abc import Callable, Iterable
+
+from rich.console import Console
+from rich.markup import escape
+
+from mindrl.errors import ConfigError, InterruptedRunError, MindrlError
+
+FAILED = 1
+BAD_CONFIG = 2
+INTERRUPTED = 130
+
+
+def exit_code(action: Callable[[], int], *bad_input: type[Exception]) -> int:
+    """Run, and turn an error that was raised on purpose into words and an exit code.
+
+    Args:
+        action: Returns an exit code itself.
+        bad_input: Errors that speak of what the program was given, besides `ConfigError`.
+    """
+    of_input: tuple[type[Exception], ...] = (ConfigError, *bad_input)
+    try:
+        return action()
+    except InterruptedRunError as error:
+        return report(str(error).splitlines(), INTERRUPTED)
+    except of_input as error:
+        return report(str(error).splitlines(), BAD_CONFIG)
+    except MindrlError as error:
+        return report(str(error).splitlines(), FAILED)
+
+
+def report(reasons: Iterable[str], code: int) -> int:
+    """Print the reasons, one a line, and return the exit code.
+
+    Args:
+        reasons: One that begins with blanks belongs to the one before it.
+        code: To return.
+    """
+    console = Console(stderr=True)
+    for reason in reasons:
+        mark = "       " if reason.startswith(" ") else "[bold red]error:[/] "
+        console.print(f"{mark}{escape(reason)}", soft_wrap=True, highlight=False)
+    return code

@@ -1,0 +1,223 @@
+"""The program that reads MindSpeed-RL's configurations: `python cli/import_config.py ...`.
+
+Needs no torch.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
+from rich.markup import escape
+
+from mindrl.config.load import load_run_config
+from mindrl.config.text import needs_yaml_suffix, nested, write_new
+from mindrl.config.validate import findings
+from mindrl.errors import ConfigError, OutputError
+from mindrl.migrate.file import TheirRun, their_run
+from mindrl.migrate.mapped import Mapped
+from mindrl.migrate.mindspeed_rl import Import, import_run
+from mindrl.migrate.sizes import model_sizes
+from mindrl.preflight.shipped import has_sizes, sizes_path
+from mindrl.programs.arguments import count
+from mindrl.programs.exits import FAILED, exit_code, report
+from mindrl.programs.import_text import as_json, report_lines, yaml_text
+
+_EXAMPLE = """\
+example:
+  python cli/import_config.py MindSpeed-RL/configs/grpo_qwen25_7b_A3.yaml -o configs/mine.yaml
+  python cli/train_grpo.py --config-name mine --dry-run
+
+The model files are looked for in the folder model beside the file.
+"""
+
+
+def import_config(name: str = "import_config.py") -> int:
+    """Import what the command line asks for; returns the exit code.
+
+    Args:
+        name: Of the program, as its help calls it.
+    """
+    options = _parser(name).parse_args()
+    return exit_code(lambda: _import(options))
+
+
+def _parser(name: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=name,
+        description="Turn a GRPO, DAPO or PPO file of MindSpeed-RL into one of mindrl, and say "
+        "what becomes of each of its keys.",
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("file", metavar="THEIRS.yaml", help="their file")
+    add("-o", "--output", required=True, metavar="OURS.yaml", help="new file")
+    add("--model-configs", metavar="DIR", help="their model files (default: model, beside theirs)")
+    add(
+        "--devices-per-node",
+        type=count,
+        default=8,
+        metavar="N",
+        help="devices of one machine, which their file does not say (default: %(default)s)",
+    )
+    add(
+        "--leave-out",
+        default="",
+        metavar="KEY,KEY",
+        help="refused keys to do without, or `all`: the run then differs, as the report says",
+    )
+    add("--json", action="store_true", help="print the report as JSON")
+    return parser
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Outcome:
+    """What there is to say at the end."""
+
+    imported: Import
+    theirs: TheirRun
+    written: bool
+    reasons: Sequence[str] = ()
+    """Why the file was not written, or what keeps it from running."""
+
+
+def _import(options: argparse.Namespace) -> int:
+    needs_yaml_suffix(options.output)
+    theirs = _read(Path(options.file), options.model_configs)
+    imported = import_run(theirs, options.devices_per_node)
+    refused = list(_refused(imported, options.leave_out))
+    outcome = _Outcome(imported=imported, theirs=theirs, written=False, reasons=refused)
+    if not refused:
+        outcome = _write(outcome, options)
+    _tell(outcome, options)
+    return report(outcome.reasons, FAILED) if outcome.reasons else 0
+
+
+def _refused(imported: Import, leave_out: str) -> Iterator[str]:
+    """Say what stands in the way; complain of a key to leave out that does not."""
+    keys = [key for key in leave_out.split(",") if key]
+    refused = {each.key: each.note for each in imported.refused}
+    if unknown := [key for key in keys if key not in refused and key != "all"]:
+        there = ", ".join(refused) or "none"
+        raise ConfigError(f"--leave-out {','.join(unknown)}: not refused here; refused: {there}")
+    for key, note in refused.items():
+        if key not in keys and "all" not in keys:
+            yield f"{key}: {note}; to do without: --leave-out {key}"
+
+
+def _write(outcome: _Outcome, options: argparse.Namespace) -> _Outcome:
+    """Write the new file, and check it as far as it can be checked by itself."""
+    imported, sizes = _with_sizes(outcome, options.output)
+    config = load_run_config(nested(imported.values))
+    files = {options.output: yaml_text(imported, _source(outcome, options)), **sizes}
+    if there := [path for path in files if Path(path).exists()]:
+        raise OutputError(f"-o {there[0]}: there is a file already")
+    for path, text in files.items():
+        write_new(path, text)
+    # What the user is to settle is in the report already.
+    open_keys = {key for each in imported.mapped if each.kind == "open" for key in each.sets}
+    reasons = [str(each) for each in findings(config) if each.field not in open_keys]
+    return replace(outcome, imported=imported, written=True, reasons=reasons)
+
+
+def _with_sizes(outcome: _Outcome, output: str) -> tuple[Import, dict[str, str]]:
+    """Keep the sizes of the model file where no others are known, in a file beside the new one."""
+    imported, theirs = outcome.imported, outcome.theirs
+    config = load_run_config(nested(imported.values))
+    sizes = None if has_sizes(sizes_path(config, "actor")) else model_sizes(theirs)
+    if sizes is None:
+        return imported, {}
+    path = str(Path(output).with_suffix("")) + "-sizes.json"
+    kept = Mapped(
+        key=theirs.place("actor", "num_layers").rpartition(".")[0],
+        kind="derived",
+        sets={"actor_config.sizes": path},
+        note="the sizes, for checks and plans where actor_config.load is not on the machine",
+    )
+    return replace(imported, mapped=[*imported.mapped, kept]), {path: json.dumps(sizes) + "\n"}
+
+
+def _source(outcome: _Outcome, options: argparse.Namespace) -> str:
+    """Name their file, and the releases that it may be of."""
+    return f"{Path(options.file).name}, a file of MindSpeed-RL {outcome.theirs.release}"
+
+
+def _tell(outcome: _Outcome, options: argparse.Namespace) -> None:
+    if options.json:
+        answer = {
+            "source": options.file,
+            "release": outcome.theirs.release,
+            "output": options.output if outcome.written else None,
+            "keys": as_json(outcome.imported, outcome.theirs.given),
+            "findings": list(outcome.reasons),
+        }
+        json.dump(answer, sys.stdout, indent=2, default=str)
+        sys.stdout.write("\n")
+        return
+    console = Console()
+    console.print(f"{escape(_source(outcome, options))}\n", soft_wrap=True, highlight=False)
+    for line in report_lines(outcome.imported):
+        console.print(escape(line), soft_wrap=True, highlight=False)
+    if outcome.written:
+        target = Path(options.output)
+        console.print(
+            f"written: {escape(options.output)}; next: mindrl check --config-dir "
+            f"{escape(str(target.parent))} --config-name {escape(target.stem)} --elsewhere",
+            soft_wrap=True,
+            highlight=False,
+        )
+    else:
+        console.print("nothing was written", highlight=False)
+
+
+def _read(file: Path, model_configs: str | None) -> TheirRun:
+    """Read their file and the model files that its defaults list names.
+
+    Raises:
+        ConfigError: One is missing or no YAML, or has keys that MindSpeed-RL does not know.
+    """
+    sections = _yaml(file)
+    folder = Path(model_configs) if model_configs else file.parent / "model"
+    models: dict[str, Any] = {}
+    for name in _model_names(file, sections.pop("defaults", None) or []):
+        path = folder / f"{name}.yaml"
+        if not path.is_file():
+            raise ConfigError(f"{path}: no such model file; --model-configs names their folder")
+        models |= _yaml(path)
+    broken = [name for name, keys in models.items() if not isinstance(keys, Mapping)]
+    if broken:
+        raise ConfigError(f"{folder}: the model {broken[0]} must have keys")
+    return their_run(sections, models)
+
+
+def _model_names(file: Path, defaults: Any) -> Iterator[str]:
+    entries = defaults if isinstance(defaults, list) else [defaults]
+    for entry in entries:
+        if entry == "_self_":
+            continue
+        names = entry.get("model") if isinstance(entry, Mapping) else None
+        if names is None:
+            raise ConfigError(f"{file}: defaults: {entry}: only model files are read")
+        yield from map(str, names if isinstance(names, list) else [names])
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    """Read a file by the rules of YAML that make 1e-6 a number, its interpolations resolved."""
+    try:
+        loaded = OmegaConf.load(path)
+        values = OmegaConf.to_container(loaded, resolve=True)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{path} is no YAML file: {' '.join(str(error).split())}") from error
+    if not isinstance(loaded, DictConfig) or not isinstance(values, dict):
+        raise ConfigError(f"{path} must hold sections with keys")
+    return {str(key): value for key, value in values.items()}

@@ -1,0 +1,90 @@
+"""What the plans of a configuration share: its options, its refusal, the memory of a device."""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from mindrl.allocation.into_config import in_words_of_backend
+from mindrl.config.finding import Finding
+from mindrl.config.layouts import role_layout, rollout_layout
+from mindrl.config.run import RunConfig
+from mindrl.config.validate import findings
+from mindrl.errors import ConfigError
+from mindrl.models.legality import rollout_findings, training_findings
+from mindrl.platform.device_models import EXAMPLE_DEVICE, device_model
+from mindrl.preflight.model_checks import ROLLOUT_KEYS
+from mindrl.preflight.shipped import planned_description, shipped_sizes, sizes_path
+from mindrl.programs.arguments import positive
+from mindrl.programs.compose import composed_config
+
+_DEVICE_KEY = "rl_config.device_memory_mib"
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Add what names a run, its devices and the form of the answer."""
+    add = parser.add_argument
+    add("--config-name", required=True, metavar="NAME", help="of a file in configs/")
+    add("--config-dir", metavar="DIR", help="folder of that file, where it is not configs/")
+    add("overrides", nargs="*", metavar="key=value", help="changes, as for a training program")
+    memory = parser.add_mutually_exclusive_group().add_argument
+    memory(
+        "--device-memory-gib",
+        type=positive,
+        metavar="N",
+        help=f"memory of a device, in place of the configuration's {_DEVICE_KEY}",
+    )
+    memory("--device", metavar="NAME", help=f"the same by name, such as {EXAMPLE_DEVICE}")
+    add("--json", action="store_true", help="print one JSON object, all sizes in bytes")
+
+
+def asked_config(options: argparse.Namespace) -> RunConfig:
+    """Read the configuration that the options name.
+
+    Raises:
+        ConfigError: It does not exist, or a key or a value is not legal.
+    """
+    return composed_config(options.config_name, options.overrides, options.config_dir)
+
+
+def planned_config(options: argparse.Namespace) -> RunConfig:
+    """Read the configuration of a plan.
+
+    Raises:
+        ConfigError: It cannot be read, or cannot run whatever memory there is.
+    """
+    config = asked_config(options)
+    found = [*findings(config)] or [*_model_findings(config)]
+    if found:
+        raise ConfigError("\n".join(str(in_words_of_backend(config, each)) for each in found))
+    return config
+
+
+def device_bytes(config: RunConfig, options: argparse.Namespace) -> int | None:
+    """Return the memory of a device: what the command line asks for, else the configuration.
+
+    Raises:
+        ConfigError: No device is known by the name.
+    """
+    if options.device is not None:
+        return device_model(options.device).memory_bytes
+    if options.device_memory_gib is not None:
+        return int(options.device_memory_gib * (1 << 30))
+    return config.rl_config.device_memory_bytes
+
+
+def print_json(config: RunConfig, figures: dict[str, Any]) -> None:
+    """Print figures as one JSON object, and of which models the shipped sizes were taken."""
+    answer = figures | {"shipped_sizes": shipped_sizes(config)}
+    sys.stdout.write(json.dumps(answer, indent=2) + "\n")
+
+
+def _model_findings(config: RunConfig) -> Iterator[Finding]:
+    """Say what keeps the models from being cut by their layouts."""
+    for role in config.roles:
+        model = planned_description(sizes_path(config, role))
+        keys = config.layout_sizes(role).keys
+        yield from training_findings(model, role_layout(config, role), keys)
+        if role == "actor":
+            yield from rollout_findings(model, rollout_layout(config), ROLLOUT_KEYS)

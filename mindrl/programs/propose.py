@@ -1,0 +1,240 @@
+"""A whole run proposed, as a sub-command: `python cli/plan.py run ...`. Needs no torch."""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from mindrl.config.text import config_text, needs_yaml_suffix, write_new
+from mindrl.errors import ConfigError
+from mindrl.observability.units import memory_text
+from mindrl.platform.device_models import DEVICE_MODELS, EXAMPLE_DEVICE, device_model
+from mindrl.preflight.shipped import config_folder, planned_description
+from mindrl.programs.arguments import count, positive
+from mindrl.programs.exits import FAILED, report
+from mindrl.propose.candidates import MOST_DEVICES, Task
+from mindrl.propose.figures import LEAST_SECONDS, ProposalFigures, RunProposals, figures_of
+from mindrl.propose.remedies import remedies
+from mindrl.propose.search import Tell, search
+
+_QUIET_SECONDS = 1.0
+_LEAST_SHARE = 0.005
+"""Less would be printed as 0%."""
+_EXAMPLE = f"""\
+example:
+  python cli/plan.py run --model Qwen2.5-7B --devices 16 --device {EXAMPLE_DEVICE} \\
+      -o configs/mine.yaml
+
+devices: {", ".join(DEVICE_MODELS)}
+
+Of the model folder only config.json is read; the sizes of well-known models are shipped. The exit
+code is 1 where nothing fits. docs/how-to/plan-a-run.md states the cost model.
+"""
+
+
+def add_run_parser(plans: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the sub-command."""
+    run = plans.add_parser(
+        "run",
+        help="layouts and settings for a model on so many devices, the best first",
+        description="Propose training and rollout layouts that fit the devices, ranked by what a "
+        "step would cost, with the reasons.",
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = run.add_argument
+    add("--model", required=True, help="folder of a Hugging Face model, or a well-known name")
+    add("--devices", required=True, type=count, metavar="N", help="devices in all")
+    add("--device", required=True, metavar="NAME", help="which device; see below")
+    add("--devices-per-node", type=count, metavar="N", help="default: as is usual for the device")
+    _add_amounts(run)
+    add("--algorithm", choices=("grpo", "ppo"), default="grpo", help="default: %(default)s")
+    add("--top", type=count, default=5, metavar="N", help="how many proposals (default: 5)")
+    add("--json", action="store_true", help="print one JSON object, all sizes in bytes")
+    add("-o", "--output", metavar="OURS.yaml", help="write the first as a new configuration")
+    run.set_defaults(run=_run)
+
+
+def _add_amounts(run: argparse.ArgumentParser) -> None:
+    amounts = {
+        "--prompt-tokens": (2048, "longest prompt"),
+        "--response-tokens": (2048, "longest response"),
+        "--prompts-per-step": (32, "prompts of a step"),
+        "--samples": (8, "responses to each prompt"),
+    }
+    for option, (default, text) in amounts.items():
+        run.add_argument(
+            option, type=count, default=default, metavar="N", help=f"{text} (default: {default})"
+        )
+    run.add_argument(
+        "--host-memory-gib",
+        type=positive,
+        metavar="N",
+        help="memory of a node for what leaves its devices (default: usual for the device)",
+    )
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.output is not None:
+        needs_yaml_suffix(options.output)
+    task = _task(options)
+    with _progress() as tell:
+        found = search(task, options.top, tell)
+        reasons = [] if found.proposals else [*remedies(task, found, tell)]
+    if reasons:
+        return report(reasons, FAILED)
+    figures = figures_of(task, found)
+    if options.output is not None:
+        write_new(options.output, _file_text(task, figures.proposals[0]))
+    if options.json:
+        sys.stdout.write(json.dumps(asdict(figures), indent=2) + "\n")
+    else:
+        _print(task, figures)
+        if options.output is not None:
+            _print_next(options.output)
+    return 0
+
+
+def _task(options: argparse.Namespace) -> Task:
+    """Read what is asked for.
+
+    Raises:
+        ConfigError: The device is not known, or the devices do not fill their nodes.
+        ModelError: The model is not known.
+    """
+    device = device_model(options.device)
+    per_node, host_gib = options.devices_per_node, options.host_memory_gib
+    per_node = device.devices_per_node if per_node is None else per_node
+    if options.devices > MOST_DEVICES:
+        raise ConfigError(f"--devices {options.devices}: at most {MOST_DEVICES} can be planned")
+    if options.devices > per_node and options.devices % per_node:
+        below = options.devices // per_node * per_node
+        raise ConfigError(
+            f"--devices {options.devices} must fill nodes of {per_node}; nearest: {below}, "
+            f"{below + per_node}; or say --devices-per-node"
+        )
+    path = Path(options.model)
+    folder = path.parent if path.suffix == ".json" else path
+    return Task(
+        load=str(folder) if folder.is_dir() else f"./models/{folder.name}",
+        model=planned_description(options.model),
+        device=device,
+        devices=options.devices,
+        devices_per_node=per_node,
+        host_bytes=int((device.host_memory_gib if host_gib is None else host_gib) * (1 << 30)),
+        prompt_tokens=options.prompt_tokens,
+        response_tokens=options.response_tokens,
+        prompts=options.prompts_per_step,
+        samples=options.samples,
+        algorithm=options.algorithm,
+    )
+
+
+@contextmanager
+def _progress() -> Iterator[Tell]:
+    """Show how far the search is, once it has taken a moment, where somebody looks."""
+    began, console = time.monotonic(), Console(stderr=True)
+    columns = SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False)
+    progress = Progress(*columns, console=console, transient=True)
+    bar = progress.add_task("")
+    shown = False
+
+    def tell(text: str) -> None:
+        nonlocal shown
+        progress.update(bar, description=text)
+        if not shown and console.is_terminal and time.monotonic() - began > _QUIET_SECONDS:
+            shown = True
+            progress.start()
+
+    try:
+        yield tell
+    finally:
+        if shown:
+            progress.stop()
+
+
+def _print(task: Task, figures: RunProposals) -> None:
+    what = f"{Path(figures.model).name} on {figures.devices} x {figures.device}"
+    legal = f"training layouts: {figures.training_layouts}, rollout: {figures.rollout_layouts}"
+    lengths = f"up to {task.prompt_tokens} + {task.response_tokens} tokens"
+    lines = [
+        f"{what}, {figures.devices_per_node} a node",
+        f"{task.sequences} sequences a step of {lengths}, all taken to be that long",
+        f"legal {legal}; pairs that fit by their bytes alone: {figures.fitting}",
+    ]
+    for at, proposal in enumerate(figures.proposals, start=1):
+        lines += ["", f"{at}. {proposal.training} -> {proposal.rollout}"]
+        lines += _facts(task, proposal)
+        shown = proposal.reasons if at == 1 else [proposal.behind_the_first or ""]
+        lines += [f"   - {reason}" for reason in shown]
+    lines += ["", "Seconds are estimates that order the proposals: docs/how-to/plan-a-run.md"]
+    _say(lines)
+
+
+def _say(lines: Iterable[str]) -> None:
+    console = Console()
+    for line in lines:
+        console.print(escape(line), soft_wrap=True, highlight=False)
+
+
+def _facts(task: Task, proposal: ProposalFigures) -> Iterator[str]:
+    device, host = memory_text(proposal.device_bytes), memory_text(task.host_bytes)
+    activations = memory_text(proposal.with_activations_bytes)
+    moment = proposal.peak_moment.replace("_", " ")
+    shares = [
+        f"{name} {proposal.seconds[name]:.1f} ({_percent(share)})"
+        for name, share in sorted(proposal.shares.items(), key=lambda item: -item[1])
+        if proposal.seconds[name] >= LEAST_SECONDS
+    ]
+    rows = {
+        "a step": f"{proposal.step_seconds:.1f} s: {', '.join(shares)}",
+        "device": f"peak {memory_text(proposal.peak_bytes)} in {moment}, with activations "
+        f"{activations}, of {device}",
+        "host": f"{_amount(proposal.host_bytes_per_node)} of {host} on a node",
+        "reshard": _moved(proposal),
+        "bubble": f"{proposal.bubble_share:.1%}",
+    }
+    for name, text in rows.items():
+        yield f"   {name:<7}  {text}"
+
+
+def _moved(proposal: ProposalFigures) -> str:
+    received, across = proposal.reshard_received_bytes, proposal.reshard_across_nodes_bytes
+    if received is None or across is None:
+        return "not planned"
+    return f"{_amount(received)} received by all ranks, {_amount(across)} across nodes"
+
+
+def _amount(nbytes: int) -> str:
+    return memory_text(nbytes) if nbytes else "nothing"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if share >= _LEAST_SHARE else "<1%"
+
+
+def _file_text(task: Task, proposal: ProposalFigures) -> str:
+    """Write the configuration of a proposal."""
+    what = f"{Path(task.load).name} on {task.devices} x {task.device.name}"
+    layouts = f"{proposal.training} -> {proposal.rollout}"
+    header = [
+        f"{what}, as mindrl plan run proposes: {layouts}.",
+        "Paths, steps and learning rate are the user's own.",
+    ]
+    return config_text(proposal.config, header=header, comments={}, has_critic=task.has_critic)
+
+
+def _print_next(output: str) -> None:
+    path = Path(output)
+    own = path.parent.absolute() != config_folder()
+    folder = f"--config-dir {path.parent} " if own else ""
+    line = f"written: {output}; next: mindrl check {folder}--config-name {path.stem} --elsewhere"
+    _say(["", line])

@@ -1,0 +1,325 @@
+"""What may be proposed: every way to lay a model over devices that the rules of a run allow.
+
+Pure. A candidate becomes a configuration by the loader of every other configuration, and is judged
+by the rules that check a run, so that what is proposed can be run.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import Any, Literal, get_args
+
+from mindrl.allocation.strings import rollout_string, training_string
+from mindrl.config.finding import Finding
+from mindrl.config.layout_sizes import SIZE_KEYS, Role
+from mindrl.config.load import load_run_config
+from mindrl.config.run import RunConfig
+from mindrl.config.text import nested
+from mindrl.config.validate import findings
+from mindrl.layouts.layout import RolloutLayout, TrainLayout
+from mindrl.models.cost import Parameters, forward_cost, parameters_of
+from mindrl.models.description import ModelDescription
+from mindrl.platform.device import PLATFORMS
+from mindrl.platform.device_models import DeviceModel
+from mindrl.preflight.checks import platform_findings
+from mindrl.preflight.model_checks import Models, model_findings
+
+Algorithm = Literal["grpo", "ppo"]
+Part = Literal["optimizer", "reference", "weights"]
+PARTS: tuple[Part, ...] = get_args(Part)
+"""What may leave the device, of every role that has it; the weights are those in training."""
+
+ROLLOUT_SHARE = 0.8
+"""Of a device that all regions may take during rollout; the engine works in the rest."""
+MOST_DEVICES = 4096
+"""More are not planned for."""
+_MICRO_BATCHES = (1, 2, 4, 8)
+_ENGINE_STEP_TOKENS = 8192
+_MOST_AT_A_TIME = 256
+_TOKENS_OF_A_RANK = 4096
+"""Context-parallel ranks have at least so many tokens of the longest sequence."""
+_KL_COEF = 0.001
+_ROLLOUT_LAYOUT = "generate_config.infer_"
+"""How the keys of the rollout's layout begin."""
+_STEPS = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What is asked for."""
+
+    load: str
+    """Model folder, as the configuration will name it."""
+    model: ModelDescription
+    device: DeviceModel
+    devices: int
+    devices_per_node: int
+    host_bytes: int
+    """Of one node."""
+    prompt_tokens: int
+    response_tokens: int
+    prompts: int
+    """Of a step."""
+    samples: int
+    """Responses to a prompt."""
+    algorithm: Algorithm
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of a step."""
+        return self.prompts * self.samples
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        return self.prompt_tokens + self.response_tokens
+
+    def sequences_of(self, rollout: RolloutLayout) -> int:
+        """Return the sequences of a rollout replica, of the one with most."""
+        return -(-self.sequences // rollout.dp)
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Devices of a node that the run takes."""
+        return min(self.devices, self.devices_per_node)
+
+    @property
+    def device_bytes(self) -> int:
+        """Memory of a device."""
+        return self.device.memory_bytes
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether a critic is trained beside the actor."""
+        return self.algorithm == "ppo"
+
+    @cached_property
+    def parameters(self) -> Parameters:
+        """How many the model has, and where."""
+        return parameters_of(self.model)
+
+    @cached_property
+    def forward_operations(self) -> tuple[float, float]:
+        """Factors of T and of T**2 in the operations of T tokens."""
+        return forward_cost(self.model)
+
+    @cached_property
+    def roles(self) -> tuple[Role, ...]:
+        """The models of the run; all are of the actor's sizes and lie in its layout."""
+        return ("actor", "ref", "critic") if self.has_critic else ("actor", "ref")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What is chosen besides the layouts."""
+
+    micro_batch_size: int = 1
+    recomputes: bool = False
+    """Whether the backward pass makes the activations of each layer again."""
+    offloads: frozenset[Part] = frozenset(PARTS)
+    """What leaves the device while it is not needed; gradients always do, they are not copied."""
+    at_a_time: int = 1
+    """Sequences that a rollout replica decodes at a time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """Layouts for both sides."""
+
+    training: TrainLayout
+    rollout: RolloutLayout
+
+    @property
+    def texts(self) -> tuple[str, str]:
+        """The layouts as they are written."""
+        return training_string(self.training), rollout_string(self.rollout)
+
+
+def legal_training(task: Task) -> list[TrainLayout]:
+    """Return every training layout that the rules allow."""
+    engine = RolloutLayout(dp=task.devices)
+    found = (
+        Candidate(training=layout, rollout=engine)
+        for layout in _training_sizes(task)
+        if _divides_heads(task.model, layout)
+    )
+    return [each.training for each in found if not _rollout_apart(task, each)]
+
+
+def legal_rollout(task: Task) -> list[RolloutLayout]:
+    """Return every rollout layout that the rules allow."""
+    alone = TrainLayout(dp=task.devices)
+    return [
+        layout
+        for layout in _rollout_sizes(task)
+        if not any(
+            finding.field.startswith(_ROLLOUT_LAYOUT)
+            for finding in refusals(task, Candidate(training=alone, rollout=layout))
+        )
+    ]
+
+
+def refusals(task: Task, candidate: Candidate, settings: Settings | None = None) -> list[Finding]:
+    """Return what the rules of a run find wrong with a candidate, memory aside."""
+    config = candidate_config(task, candidate, settings or Settings())
+    models = Models(dict.fromkeys(task.roles, task.model))
+    return [
+        *findings(config),
+        *platform_findings(config, PLATFORMS[task.device.kind]),
+        *model_findings(config, models),
+    ]
+
+
+def candidate_config(task: Task, candidate: Candidate, settings: Settings) -> RunConfig:
+    """Return the configuration of a candidate."""
+    return load_run_config(nested(config_values(task, candidate, settings)))
+
+
+def all_settings(task: Task, training: TrainLayout) -> list[Settings]:
+    """Return what may be chosen besides the layouts, but for what leaves the device."""
+    most = max(1, task.sequences // training.dp)
+    return [
+        Settings(micro_batch_size=size, recomputes=recomputes)
+        for size in _MICRO_BATCHES
+        if size <= most
+        for recomputes in (False, True)
+    ]
+
+
+def most_at_a_time(task: Task, rollout: RolloutLayout, room: int) -> int:
+    """Return how many sequences a replica decodes at a time, in waves of equal size.
+
+    Args:
+        task: Says how many there are.
+        rollout: Layout.
+        room: Sequences that the KV cache has room for.
+    """
+    of_replica = task.sequences_of(rollout)
+    waves = -(-of_replica // min(room, _MOST_AT_A_TIME))
+    return -(-of_replica // waves)
+
+
+def config_values(task: Task, candidate: Candidate, settings: Settings) -> dict[str, Any]:
+    """Return the keys of a candidate's configuration that are not left at their defaults."""
+    training, rollout = candidate.training, candidate.rollout
+    values: dict[str, Any] = {
+        **_task_values(task),
+        "megatron_training.sequence_parallel": training.tp > 1,
+        **{
+            f"actor_config.{key}": getattr(training, size)
+            for size, key in SIZE_KEYS.items()
+            if getattr(training, size) > 1
+        },
+        "actor_config.micro_batch_size": settings.micro_batch_size,
+        "generate_config.infer_tensor_parallel_size": rollout.tp,
+        "generate_config.infer_expert_parallel_size": rollout.ep,
+        "generate_config.max_num_seqs": settings.at_a_time,
+    }
+    if training.layers_per_chunk is not None:
+        values["actor_config.num_layer_list"] = list(training.layers_per_chunk)
+    learners = ("actor_config", "critic_config") if task.has_critic else ("actor_config",)
+    if settings.recomputes:
+        for section in learners:
+            values |= {
+                f"{section}.recompute_granularity": "full",
+                f"{section}.recompute_method": "uniform",
+                f"{section}.recompute_num_layers": 1,
+            }
+    return values | _offload_values(task, settings)
+
+
+def _task_values(task: Task) -> dict[str, Any]:
+    """Return what all candidates have in common."""
+    return {
+        "megatron_training.train_iters": _STEPS,
+        "megatron_training.global_batch_size": task.prompts,
+        "megatron_training.seq_length": task.longest,
+        "megatron_training.data_path": "./data/train.jsonl",
+        "actor_config.load": task.load,
+        "rl_config.device": task.device.kind,
+        "rl_config.actor_resource.num_npus": task.devices,
+        "rl_config.actor_resource.npus_per_node": task.devices_per_node,
+        "rl_config.n_samples_per_prompt": task.samples,
+        "rl_config.mini_batch_size": task.prompts,
+        "rl_config.max_prompt_length": task.prompt_tokens,
+        "rl_config.adv_estimator": "gae" if task.has_critic else "group_norm",
+        "rl_config.init_kl_coef": _KL_COEF,
+        "rl_config.device_memory_mib": task.device.memory_mib,
+        "generate_config.gpu_memory_utilization": ROLLOUT_SHARE,
+        "generate_config.max_model_len": task.longest,
+        "generate_config.max_num_batched_tokens": max(_ENGINE_STEP_TOKENS, task.longest),
+        "generate_config.sampling_config.max_tokens": task.response_tokens,
+    }
+
+
+def _offload_values(task: Task, settings: Settings) -> dict[str, Any]:
+    """Return the offload switches."""
+    learners = ("generate_config", "critic_config") if task.has_critic else ("generate_config",)
+    leaves = settings.offloads
+    values: dict[str, Any] = {"ref_config.offload_param": "reference" in leaves}
+    for section in learners:
+        values |= {
+            f"{section}.offload_train_optimizer": "optimizer" in leaves,
+            f"{section}.offload_train_grad": True,
+            f"{section}.offload_train_param": "weights" in leaves,
+        }
+    return values
+
+
+def _rollout_apart(task: Task, candidate: Candidate) -> list[Finding]:
+    """Return the refusals that do not speak of the rollout, which stands in for any other here."""
+    found = refusals(task, candidate)
+    return [each for each in found if not each.field.startswith(_ROLLOUT_LAYOUT)]
+
+
+def _training_sizes(task: Task) -> Iterator[TrainLayout]:
+    layers = task.model.num_hidden_layers
+    for tp, cp, pp in product(_divisors(task.devices), repeat=3):
+        shares_tokens = cp == 1 or cp * _TOKENS_OF_A_RANK <= task.longest
+        if task.devices % (tp * cp * pp) or pp > layers or not shares_tokens:
+            continue
+        ranks = task.devices // pp
+        for etp, ep in _expert_sizes(task.model, tp, ranks):
+            yield TrainLayout(
+                tp=tp,
+                cp=cp,
+                pp=pp,
+                dp=ranks // (tp * cp),
+                ep=ep,
+                etp=etp,
+                layers_per_chunk=_layers(layers, pp),
+            )
+
+
+def _expert_sizes(model: ModelDescription, tp: int, ranks: int) -> Iterator[tuple[int, int]]:
+    """Return how the ranks of a stage may share experts: each whole, or cut as all else is."""
+    if model.moe is None:
+        yield 1, 1
+        return
+    for etp in sorted({1, tp}):
+        for ep in _divisors(ranks // etp):
+            if ranks % (etp * ep) == 0 and model.moe.num_experts % ep == 0:
+                yield etp, ep
+
+
+def _layers(layers: int, pp: int) -> tuple[int, ...] | None:
+    """Cut layers as evenly as they can be, the long stages first; None where they are even."""
+    least, more = divmod(layers, pp)
+    return tuple(least + (stage < more) for stage in range(pp)) if more else None
+
+
+def _rollout_sizes(task: Task) -> Iterator[RolloutLayout]:
+    for tp in _divisors(task.devices):
+        # Experts stay whole where there is one for each rank: a cut one is a narrow product.
+        whole = task.model.moe is not None and tp <= task.model.moe.num_experts
+        yield RolloutLayout(tp=tp, dp=task.devices // tp, ep=tp if whole else 1)
+
+
+def _divides_heads(model: ModelDescription, layout: TrainLayout) -> bool:
+    """Sort the many out that no rule would let pass, before a configuration is made."""
+    return model.num_attention_heads % (layout.tp * layout.cp) == 0
+
+
+def _divisors(number: int) -> list[int]:
+    return [size for size in range(1, number + 1) if number % size == 0]

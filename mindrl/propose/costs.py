@@ -1,0 +1,233 @@
+"""What a step costs in seconds, by a model that is stated in docs/how-to/plan-a-run.md.
+
+Pure arithmetic of sizes, layouts and the rates of a device. It orders proposals; how long a step
+takes on real devices hangs on much that is not here.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+from mindrl.layouts.layout import RolloutLayout, TrainLayout
+from mindrl.models.decoder import ELEMENT_BYTES
+from mindrl.propose.candidates import Settings, Task
+
+COMPUTE_SHARE = 0.4
+"""Of the peak operations of a device that large products reach."""
+MEMORY_SHARE = 0.6
+"""Of the bandwidth of a device's memory that decoding reaches."""
+LINK_SHARE = 0.6
+"""Of the bandwidth of a link that collectives and messages reach."""
+NODE_LATENCY, NETWORK_LATENCY = 20e-6, 60e-6
+"""Seconds that a collective takes at least, inside a node and across nodes."""
+LAYER_LAUNCH = 0.2e-3
+"""Seconds in which the host starts the kernels of one layer."""
+
+_BYTES = ELEMENT_BYTES["bfloat16"]
+_GRADIENT_BYTES = 4
+_GIGA, _TERA = 1e9, 1e12
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSeconds:
+    """Seconds of a step by what they are spent on."""
+
+    prefill: float
+    """Reading the prompts in the rollout."""
+    decode: float
+    """Writing the responses."""
+    compute: float
+    """Forward and backward passes of all models."""
+    bubble: float
+    """Pipeline stages that wait."""
+    communication: float
+    """Of the training ranks: tensor, context, expert, pipeline and data parallel."""
+    copies: float
+    """Between device and host."""
+    reshard: float
+    """Weights from the training to the rollout layout."""
+
+    @property
+    def total(self) -> float:
+        """Seconds of the step."""
+        return sum(self.parts.values())
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """The parts by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """One pass of the training models over the sequences of a step."""
+
+    forwards: int
+    """How often the layers are run, in units of a forward pass: a backward pass is two."""
+    sweeps: int
+    """How often their collectives run, in units of a forward pass: a backward pass is one."""
+
+
+def link_gbps(task: Task, span: int) -> float:
+    """Return the GB/s of a rank in a group of neighbours: of so many ranks, first to last."""
+    device = task.device
+    inside = span <= task.ranks_per_node
+    return (device.node_gbps if inside else device.network_gbps) * LINK_SHARE
+
+
+def training_seconds(task: Task, layout: TrainLayout, settings: Settings) -> dict[str, float]:
+    """Return the seconds of what the training side does: `compute`, `bubble`, `communication`."""
+    linear, square = task.forward_operations
+    operations = task.sequences * (linear * task.longest + square * task.longest**2)
+    rate = task.device.tflops * _TERA * COMPUTE_SHARE
+    micro_batches = micro_batches_of(task, layout, settings)
+    launches = micro_batches * stage_layers(task, layout) * LAYER_LAUNCH
+    forward = operations / task.devices / rate * longest_stage(task, layout) + launches
+    passes = _passes(task, settings)
+    compute = sum(each.forwards for each in passes) * forward
+    sweep = sum(_layer_traffic(task, layout)) + _stage_traffic(task, layout)
+    return {
+        "compute": compute,
+        "bubble": compute * bubble_share(task, layout, settings),
+        "communication": sum(each.sweeps for each in passes) * sweep
+        + gradient_seconds(task, layout) * (2 if task.has_critic else 1),
+    }
+
+
+def micro_batches_of(task: Task, layout: TrainLayout, settings: Settings) -> int:
+    """Count the micro-batches of a replica in one pass over the sequences of a step."""
+    return -(-task.sequences // layout.dp // settings.micro_batch_size)
+
+
+def bubble_share(task: Task, layout: TrainLayout, settings: Settings) -> float:
+    """Return how long a stage waits for the others, in units of what it works."""
+    return (layout.pp - 1) / micro_batches_of(task, layout, settings)
+
+
+def stage_layers(task: Task, layout: TrainLayout) -> int:
+    """Return the layers of the longest pipeline stage."""
+    return max(map(len, layout.chunks(task.model.num_hidden_layers)))
+
+
+def longest_stage(task: Task, layout: TrainLayout) -> float:
+    """Return the work of the longest pipeline stage, in units of a mean one; the last has a head.
+
+    The products of a stage stand for all of its work.
+    """
+    moe, sizes = task.model.moe, task.parameters
+    chosen = moe.num_experts_per_tok / moe.num_experts if moe else 1.0
+    work = [
+        sum(sizes.dense[layer] + sizes.experts[layer] * chosen for layer in chunk)
+        for chunk in layout.chunks(task.model.num_hidden_layers)
+    ]
+    work[-1] += task.model.vocab_size * task.model.hidden_size
+    return max(work) * layout.pp / sum(work)
+
+
+def gradient_seconds(task: Task, layout: TrainLayout) -> float:
+    """Return the seconds to add gradients up over the replicas and to give the weights back."""
+    seconds = 0.0
+    bandwidth = link_gbps(task, layout.tp * layout.cp * layout.dp) * _GIGA
+    copies = (layout.cp * layout.dp, layout.expert_dp)
+    most = max(stage_parameters(task, layout), key=sum)
+    for parameters, ranks in zip(most, copies, strict=True):
+        nbytes = parameters * (_GRADIENT_BYTES + _BYTES)
+        seconds += nbytes * (ranks - 1) / ranks / bandwidth
+    return seconds
+
+
+def stage_parameters(task: Task, layout: TrainLayout) -> list[tuple[float, float]]:
+    """Return a rank's parameters stage by stage: dense ones and those of experts; no padding."""
+    sizes = task.parameters
+    last = layout.pp - 1
+    found = []
+    for stage, chunk in enumerate(layout.chunks(task.model.num_hidden_layers)):
+        dense = sum(sizes.dense[layer] for layer in chunk)
+        dense += sizes.embedding if stage == 0 else 0
+        dense += sizes.head if stage == last else 0
+        experts = sum(sizes.experts[layer] for layer in chunk)
+        found.append((dense / layout.tp, experts / (layout.ep * layout.etp)))
+    return found
+
+
+def rollout_seconds(
+    task: Task, layout: RolloutLayout, weights: float, at_a_time: int, per_token: int
+) -> dict[str, float]:
+    """Return the seconds of the rollout: `prefill` and `decode`.
+
+    Args:
+        task: Says what is generated; every response is taken to be as long as it may be.
+        layout: Of the engine.
+        weights: Bytes of a rank.
+        at_a_time: Sequences that a replica decodes together.
+        per_token: Bytes of a token in a rank's KV cache.
+    """
+    of_replica = task.sequences_of(layout)
+    waves = -(-of_replica // at_a_time)
+    linear, square = task.forward_operations
+    rate = task.device.tflops * _TERA * COMPUTE_SHARE * layout.tp
+    prompt = (linear * task.prompt_tokens + square * task.prompt_tokens**2) / rate
+    prompt += _reductions(task, layout, task.prompt_tokens)
+    kept = at_a_time * (task.prompt_tokens + task.response_tokens / 2) * per_token
+    read = weights * _read_share(task, at_a_time) + kept
+    memory = read / (task.device.memory_gbps * _GIGA * MEMORY_SHARE)
+    layers = task.model.num_hidden_layers
+    crosses = layout.tp > task.ranks_per_node
+    latency = (NETWORK_LATENCY if crosses else NODE_LATENCY) if layout.tp > 1 else 0.0
+    step = max(memory, at_a_time * linear / rate) + _reductions(task, layout, at_a_time)
+    step += layers * (LAYER_LAUNCH + 2 * latency)
+    return {"prefill": of_replica * prompt, "decode": waves * task.response_tokens * step}
+
+
+def _passes(task: Task, settings: Settings) -> list[_Pass]:
+    """Return the passes of a step: log-probs of actor and reference, values, and the updates."""
+    again = 1 if settings.recomputes else 0
+    forward, update = _Pass(1, 1), _Pass(3 + again, 2 + again)
+    critic = [forward, update] if task.has_critic else []
+    return [forward, forward, update, *critic]
+
+
+def _layer_traffic(task: Task, layout: TrainLayout) -> Iterator[float]:
+    """Return the seconds of one pass forward in collectives of tensor, context and expert ranks."""
+    model, layers = task.model, stage_layers(task, layout)
+    tokens = task.sequences * task.longest / (layout.dp * layout.cp)
+    hidden = tokens * model.hidden_size * _BYTES
+    tp, cp = layout.tp, layout.cp
+    # Two sums over the tensor-parallel ranks a layer, each a scatter and a gather.
+    yield layers * 2 * 2 * hidden * (tp - 1) / tp / (link_gbps(task, tp) * _GIGA)
+    heads = 2 * model.num_attention_heads + 2 * model.num_key_value_heads
+    widths = tokens * heads * model.head_dim / tp * _BYTES
+    yield layers * widths * (cp - 1) / cp / (link_gbps(task, tp * cp) * _GIGA)
+    if model.moe:
+        dispatched = hidden / tp * model.moe.num_experts_per_tok
+        with_experts = layers * (1 - len(model.moe.dense_layers) / model.num_hidden_layers)
+        bandwidth = link_gbps(task, layout.etp * layout.ep) * _GIGA
+        # Tokens go to their experts and come back; ranks that cut an expert all see them.
+        moved = 2 * dispatched * ((layout.ep - 1) / layout.ep + layout.etp - 1)
+        yield with_experts * moved / bandwidth
+
+
+def _stage_traffic(task: Task, layout: TrainLayout) -> float:
+    """Return the seconds of one pass forward in messages between pipeline stages."""
+    if layout.pp == 1:
+        return 0.0
+    tokens = task.sequences * task.longest / (layout.dp * layout.cp * layout.tp)
+    # Stages are as far from each other as ranks can be.
+    return tokens * task.model.hidden_size * _BYTES / (link_gbps(task, task.devices) * _GIGA)
+
+
+def _reductions(task: Task, layout: RolloutLayout, tokens: int) -> float:
+    """Return the seconds in which the engine's ranks add the hidden states of tokens up."""
+    hidden = tokens * task.model.hidden_size * _BYTES
+    moved = task.model.num_hidden_layers * 2 * 2 * hidden * (layout.tp - 1) / layout.tp
+    return moved / (link_gbps(task, layout.tp) * _GIGA)
+
+
+def _read_share(task: Task, tokens: int) -> float:
+    """Return the share of the weights that a step of so many tokens reads: not every expert."""
+    moe, sizes = task.model.moe, task.parameters
+    if moe is None:
+        return 1.0
+    experts = sum(sizes.experts)
+    others = sum(sizes.dense) + sizes.embedding + sizes.head
+    hit = 1 - (1 - moe.num_experts_per_tok / moe.num_experts) ** tokens
+    return (others + experts * hit) / (others + experts)

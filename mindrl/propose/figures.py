@@ -1,0 +1,219 @@
+"""Proposals in figures and in words: for a person before a run, and for a program as JSON."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mindrl.layouts.layout import TrainLayout
+from mindrl.observability.units import memory_text
+from mindrl.propose.candidates import Part, Settings, Task, config_values
+from mindrl.propose.costs import bubble_share, micro_batches_of
+from mindrl.propose.fitting import Fit
+from mindrl.propose.search import Proposal, Search
+
+_LEAVING: Mapping[Part, str] = {
+    "optimizer": "the optimizer",
+    "reference": "the reference",
+    "weights": "the training weights",
+}
+LEAST_SECONDS = 0.05
+"""Less would be printed as 0.0, and is not worth a word."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProposalFigures:
+    """One proposal; sizes in bytes."""
+
+    training: str
+    rollout: str
+    step_seconds: float
+    """By the cost model."""
+    seconds: dict[str, float]
+    shares: dict[str, float]
+    """Of the step."""
+    peak_bytes: int
+    peak_moment: str
+    with_activations_bytes: int
+    device_bytes: int
+    host_bytes_per_node: int
+    reshard_received_bytes: int | None
+    """By all ranks together; None where the reshard was not planned."""
+    reshard_across_nodes_bytes: int | None
+    bubble_share: float
+    """Of the time that a pipeline stage works."""
+    reasons: list[str]
+    behind_the_first: str | None
+    """None for the first."""
+    config: dict[str, Any]
+    """Keys of the configuration that differ from the defaults."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunProposals:
+    """The whole answer."""
+
+    model: str
+    device: str
+    devices: int
+    devices_per_node: int
+    training_layouts: int
+    """That the rules allow."""
+    rollout_layouts: int
+    fitting: int
+    """Pairs of them that fit."""
+    proposals: list[ProposalFigures]
+
+
+def figures_of(task: Task, found: Search) -> RunProposals:
+    """Sum a search up."""
+    first = found.proposals[0].fit if found.proposals else None
+    return RunProposals(
+        model=task.load,
+        device=task.device.name,
+        devices=task.devices,
+        devices_per_node=task.ranks_per_node,
+        training_layouts=len(found.training),
+        rollout_layouts=len(found.rollout),
+        fitting=found.fitting,
+        proposals=[
+            _figures(task, found, each, first if at else None)
+            for at, each in enumerate(found.proposals)
+        ],
+    )
+
+
+def behind(first: Fit, other: Fit) -> str:
+    """Say by how much a proposal loses, and where."""
+    gap = other.seconds.total - first.seconds.total
+    parts = {
+        name: seconds - first.seconds.parts[name] for name, seconds in other.seconds.parts.items()
+    }
+    told = [name for name, more in parts.items() if abs(more) >= LEAST_SECONDS]
+    told.sort(key=lambda name: -parts[name])
+    text = ", ".join(f"{name} {parts[name]:+.1f} s" for name in told) or "in hardly anything"
+    return f"{gap:.1f} s behind the first: {text}"
+
+
+def _figures(task: Task, found: Search, proposal: Proposal, first: Fit | None) -> ProposalFigures:
+    fit, moved = proposal.fit, proposal.moved
+    training, rollout = proposal.candidate.texts
+    total = fit.seconds.total
+    return ProposalFigures(
+        training=training,
+        rollout=rollout,
+        step_seconds=total,
+        seconds=fit.seconds.parts,
+        shares={name: seconds / total for name, seconds in fit.seconds.parts.items()},
+        peak_bytes=fit.peak_bytes,
+        peak_moment=fit.peak_moment,
+        with_activations_bytes=fit.with_activations_bytes,
+        device_bytes=task.device_bytes,
+        host_bytes_per_node=fit.host_bytes,
+        reshard_received_bytes=moved.received if moved else None,
+        reshard_across_nodes_bytes=moved.across_nodes if moved else None,
+        bubble_share=bubble_share(task, proposal.candidate.training, fit.settings),
+        reasons=[*_reasons(task, found, proposal)],
+        behind_the_first=behind(first, fit) if first else None,
+        config=config_values(task, proposal.candidate, fit.settings),
+    )
+
+
+def _reasons(task: Task, found: Search, proposal: Proposal) -> Iterator[str]:
+    """Say in words why a proposal is as it is."""
+    training = proposal.candidate.training
+    yield _tensor(task, found, training)
+    if training.cp > 1:
+        where = _where(task, training.tp * training.cp)
+        yield f"cp {training.cp} shares the tokens of a sequence, {where}"
+    yield _pipeline(task, proposal)
+    if task.model.moe:
+        yield _experts(task, training, task.model.moe.num_experts)
+    yield _activations(proposal)
+    yield _offloads(proposal.fit)
+    yield _rollout(task, proposal)
+    yield _reshard(proposal)
+
+
+def _tensor(task: Task, found: Search, layout: TrainLayout) -> str:
+    legal = _listed(sorted({each.tp for each in found.training}))
+    model = task.model
+    heads = f"{model.num_attention_heads} heads"
+    if model.mla is None:
+        heads += f" and {model.num_key_value_heads} KV heads"
+    text = f"tp {layout.tp} of {legal}, which {heads} on {task.devices} devices allow"
+    return f"{text}; its sums stay {_where(task, layout.tp)}" if layout.tp > 1 else text
+
+
+def _pipeline(task: Task, proposal: Proposal) -> str:
+    layout, settings = proposal.candidate.training, proposal.fit.settings
+    batches = micro_batches_of(task, layout, settings)
+    batch = f"dp {layout.dp} gives a replica {batches} micro-batches of {settings.micro_batch_size}"
+    if layout.pp == 1:
+        return f"{batch}; no pipeline, so no stage waits"
+    waits = f"{bubble_share(task, layout, settings):.1%}"
+    layers = _listed(sorted({len(chunk) for chunk in layout.chunks(task.model.num_hidden_layers)}))
+    return f"{batch}; pp {layout.pp}, stages of {layers} layers, waits {waits} of its work"
+
+
+def _experts(task: Task, layout: TrainLayout, experts: int) -> str:
+    if layout.ep * layout.etp == 1:
+        return f"ep 1: a rank holds all {experts} experts of a layer, and no token travels"
+    cut = f", each cut over {layout.etp}" if layout.etp > 1 else ""
+    where = _where(task, layout.ep * layout.etp)
+    held = experts // layout.ep
+    return f"ep {layout.ep}: a rank holds {held} experts of a layer{cut}; tokens travel {where}"
+
+
+def _activations(proposal: Proposal) -> str:
+    settings = replace(proposal.fit.settings, offloads=Settings().offloads, at_a_time=1)
+    activations = proposal.activations
+    kept = max(activations[replace(settings, recomputes=False)].values())
+    if not settings.recomputes:
+        return f"no recompute: activations take {memory_text(kept)} by estimate and fit"
+    again = max(activations[settings].values())
+    less = f"{memory_text(again)} instead of {memory_text(kept)}"
+    return f"full recompute: activations take {less} by estimate, for one more forward pass"
+
+
+def _offloads(fit: Fit) -> str:
+    leaving = [text for part, text in _LEAVING.items() if part in fit.settings.offloads]
+    if not leaving:
+        return "nothing but gradients leaves the device: there is room for all else"
+    seconds, host = f"{fit.seconds.copies:.1f} s", memory_text(fit.host_bytes)
+    leave = "leave" if len(leaving) > 1 or "weights" in fit.settings.offloads else "leaves"
+    return f"{_listed(leaving)} {leave} the device: {seconds} of copies a step, {host} on a host"
+
+
+def _rollout(task: Task, proposal: Proposal) -> str:
+    layout, fit = proposal.candidate.rollout, proposal.fit
+    of_replica = task.sequences_of(layout)
+    waves = -(-of_replica // fit.settings.at_a_time)
+    whole = ", experts whole," if layout.ep > 1 else ""
+    where = f" {_where(task, layout.tp)}" if layout.tp > 1 else ""
+    return (
+        f"rollout tp {layout.tp}{where}{whole} has KV cache for {fit.kv_sequences:,} sequences of "
+        f"{task.longest:,} tokens: the {of_replica} of a replica in {waves} wave"
+        f"{'s' if waves > 1 else ''} of {fit.settings.at_a_time}"
+    )
+
+
+def _reshard(proposal: Proposal) -> str:
+    moved = proposal.moved
+    if moved is None:
+        return (
+            "reshard: not planned here, it would take minutes; counted as the longest planned one"
+        )
+    if moved.received == 0:
+        return "reshard: every rank holds what it needs, nothing travels"
+    across = f"{moved.across_nodes / moved.received:.0%} of it across nodes"
+    return f"reshard: {memory_text(moved.received)} travel, {across}"
+
+
+def _where(task: Task, span: int) -> str:
+    return "inside a node" if span <= task.ranks_per_node else "across nodes"
+
+
+def _listed(values: Sequence[object]) -> str:
+    """Spell values with commas, and `and` before the last."""
+    *others, last = map(str, values)
+    return f"{', '.join(others)} and {last}" if others else last

@@ -1,0 +1,316 @@
+"""Whether a candidate fits the devices, with which settings, and what its step then costs.
+
+Pure. The bytes come from the memory model of a run: exactly, or, before much is computed, from the
+number of parameters of each pipeline stage, which no exact number is below.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import combinations
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mindrl.config.layout_sizes import Role
+from mindrl.layouts.layout import RolloutLayout, TrainLayout
+from mindrl.memory.regions import Phase, Region
+from mindrl.memory.schedule import Roles
+from mindrl.models.decoder import ELEMENT_BYTES
+from mindrl.models.description import ModelDescription
+from mindrl.models.memory import kv_bytes_per_token
+from mindrl.preflight.memory_estimates import activation_estimates
+from mindrl.preflight.memory_plan import MemoryPlan, kv_cache_left, rollout_bytes, with_kv_cache
+from mindrl.preflight.memory_regions import (
+    Counts,
+    RegionBytes,
+    RunModels,
+    host_rounding,
+    region_bytes,
+)
+from mindrl.propose.candidates import (
+    PARTS,
+    ROLLOUT_SHARE,
+    Candidate,
+    Part,
+    Settings,
+    Task,
+    all_settings,
+    candidate_config,
+    most_at_a_time,
+)
+from mindrl.propose.costs import (
+    LINK_SHARE,
+    StepSeconds,
+    rollout_seconds,
+    stage_parameters,
+    training_seconds,
+)
+
+USABLE_SHARE = 0.9
+"""Of a device that regions and estimated activations may take; the rest is for libraries."""
+_BYTES = ELEMENT_BYTES["bfloat16"]
+_GRADIENT_BYTES, _OPTIMIZER_BYTES = 4, 12
+_GIGA = 1e9
+_HELD = 1.01
+"""What a rank may hold, in units of its share of the parameters: norms are not cut."""
+_REGIONS: Mapping[Part, tuple[Region, Region]] = {
+    "optimizer": (Region.ACTOR_OPTIMIZER, Region.CRITIC_OPTIMIZER),
+    "reference": (Region.REFERENCE_WEIGHTS, Region.REFERENCE_WEIGHTS),
+    "weights": (Region.ACTOR_WEIGHTS, Region.CRITIC_WEIGHTS),
+}
+_OFFLOADS = [
+    frozenset(parts) for count in range(len(PARTS) + 1) for parts in combinations(PARTS, count)
+]
+"""Every choice of what leaves the device, the fewest parts first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A training layout with what does not hang on the rollout."""
+
+    layout: TrainLayout
+    activations: Mapping[Settings, Mapping[Phase, int]]
+    seconds: Mapping[Settings, Mapping[str, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """The bytes of a candidate."""
+
+    regions: RegionBytes
+    """A column for each rank, or, as a lower bound, one for each pipeline stage."""
+    host_rounding: Counts
+    """What rounding adds at most to what each of them keeps on the host."""
+    per_token: int
+    """In a rank's KV cache."""
+    reshard_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """A candidate that fits, with the settings that make its step shortest."""
+
+    settings: Settings
+    seconds: StepSeconds
+    peak_bytes: int
+    """Regions alone, on the fullest device."""
+    peak_moment: str
+    with_activations_bytes: int
+    """The most of regions and estimated activations together."""
+    host_bytes: int
+    """Of the node with most."""
+    kv_sequences: int
+    """Longest sequences that the KV cache has room for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Misfit:
+    """By how little a candidate does not fit."""
+
+    moment: str
+    need_bytes: int
+    there_bytes: int
+    of: Literal["device", "host"]
+    """Whose memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Placed:
+    """The models of a run by their sizes alone."""
+
+    descriptions: Mapping[Role, ModelDescription]
+    layouts: Mapping[Role, TrainLayout]
+
+
+def prepared(task: Task, layout: TrainLayout) -> Prepared:
+    """Work out what all candidates of a training layout share."""
+    placed = _Placed(
+        descriptions=dict.fromkeys(task.roles, task.model),
+        layouts=dict.fromkeys(task.roles, layout),
+    )
+    candidate = Candidate(training=layout, rollout=RolloutLayout(dp=task.devices))
+    settings = all_settings(task, layout)
+    return Prepared(
+        layout=layout,
+        activations={
+            each: activation_estimates(candidate_config(task, candidate, each), placed)
+            for each in settings
+        },
+        seconds={each: training_seconds(task, layout, each) for each in settings},
+    )
+
+
+def least_sizes(task: Task, candidate: Candidate) -> Sizes:
+    """Return bytes that the exact ones are never below."""
+    layout, rollout = candidate.training, candidate.rollout
+    dense, experts = np.array(stage_parameters(task, layout)).T
+    parameters = task.parameters
+    whole = sum(parameters.dense) + sum(parameters.experts) + parameters.embedding
+    whole += parameters.head
+    weights = _whole((dense + experts) * _BYTES)
+    shared = dense / (layout.dp * layout.cp) + experts / layout.expert_dp
+    parts = {
+        "WEIGHTS": weights,
+        "GRADIENTS": _whole((dense + experts) * _GRADIENT_BYTES),
+        "OPTIMIZER": _whole(shared * _OPTIMIZER_BYTES),
+    }
+    regions = {Region[f"ACTOR_{name}"]: sizes for name, sizes in parts.items()}
+    regions[Region.REFERENCE_WEIGHTS] = weights
+    if task.has_critic:
+        head = task.parameters.head / layout.tp / (dense + experts)[-1]
+        without = np.ones(layout.pp)
+        without[-1] -= head
+        regions |= {
+            Region[f"CRITIC_{name}"]: _whole(sizes * without) for name, sizes in parts.items()
+        }
+    regions[Region.ROLLOUT_WEIGHTS] = np.full(layout.pp, whole * _BYTES // rollout.tp)
+    regions[Region.STAGING] = np.zeros(layout.pp, dtype=np.int64)
+    return Sizes(
+        regions=regions,
+        host_rounding=np.zeros(layout.pp, dtype=np.int64),
+        per_token=kv_bytes_per_token(task.model, rollout, "bfloat16"),
+        reshard_seconds=least_reshard_seconds(task, regions),
+    )
+
+
+def exact_sizes(task: Task, candidate: Candidate, models: RunModels) -> Sizes:
+    """Return the bytes of all ranks; the reshard costs what no plan is below.
+
+    Args:
+        task: Of the candidate.
+        candidate: Layouts.
+        models: Of its configuration.
+    """
+    config = candidate_config(task, candidate, Settings())
+    regions = region_bytes(config, models)
+    return Sizes(
+        regions=regions,
+        host_rounding=host_rounding(models),
+        per_token=models.kv_bytes_per_token,
+        reshard_seconds=least_reshard_seconds(task, regions),
+    )
+
+
+def least_reshard_seconds(task: Task, regions: RegionBytes) -> float:
+    """Return the seconds of a rank that receives what it cannot hold already, from its own node."""
+    needs = int(regions[Region.ROLLOUT_WEIGHTS].max())
+    least = max(0.0, needs - int(regions[Region.ACTOR_WEIGHTS].min()) * _HELD)
+    return least / (task.device.node_gbps * _GIGA * LINK_SHARE)
+
+
+def best_fit(task: Task, ready: Prepared, rollout: RolloutLayout, sizes: Sizes) -> Fit | Misfit:
+    """Return the settings that fit and cost least; where none fits, what comes nearest."""
+    best: Fit | None = None
+    nearest: Misfit | None = None
+    for offloads in _OFFLOADS:
+        plan = MemoryPlan(
+            capacity_bytes=task.device_bytes,
+            roles=Roles(reference=True, critic=task.has_critic),
+            movable=_movable(offloads),
+            regions=sizes.regions,
+            host_rounding=sizes.host_rounding,
+        )
+        found = _fit(task, ready, _Rollout(plan, rollout, offloads), sizes)
+        if isinstance(found, Misfit):
+            nearest = found if nearest is None else min(nearest, found, key=_excess)
+        elif best is None or found.seconds.total < best.seconds.total:
+            best = found
+    assert best or nearest, "one or the other is known"
+    return best or nearest  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class _Rollout:
+    """One choice of what leaves the device, and the engine's layout."""
+
+    plan: MemoryPlan
+    layout: RolloutLayout
+    offloads: frozenset[Part]
+
+    def host_bytes(self, task: Task) -> int:
+        """Return the bytes on the host of the node with most; of stages, those of a mean node."""
+        host, per_node = self.plan.host_bytes, task.ranks_per_node
+        if len(host) != task.devices:
+            return int(host.mean() * per_node)
+        return self.plan.host_bytes_of_node(per_node)
+
+
+def _fit(task: Task, ready: Prepared, choice: _Rollout, sizes: Sizes) -> Fit | Misfit:
+    """Find the settings that cost least with one choice of what leaves the device."""
+    plan, share = choice.plan, int(task.device_bytes * ROLLOUT_SHARE)
+    others, one = rollout_bytes(plan), sizes.per_token * task.longest
+    left, host = kv_cache_left(share, others), choice.host_bytes(task)
+    usable = int(task.device_bytes * USABLE_SHARE)
+    needs = _needs(plan, ready.activations)
+    fitting = [each for each, (need, _) in needs.items() if need <= usable]
+    need, moment = min(needs.values())
+    wants = (
+        Misfit(moment="rollout", need_bytes=others + one, there_bytes=share, of="device"),
+        Misfit(moment="host", need_bytes=host, there_bytes=task.host_bytes, of="host"),
+        Misfit(moment=moment, need_bytes=need, there_bytes=usable, of="device"),
+    )
+    if left < one or host > task.host_bytes or not fitting:
+        return max(wants, key=_excess)
+    settings = min(fitting, key=lambda each: sum(ready.seconds[each].values()))
+    return _fitted(task, ready, choice, sizes, (settings, left, needs[settings][0]))
+
+
+def _fitted(
+    task: Task,
+    ready: Prepared,
+    choice: _Rollout,
+    sizes: Sizes,
+    chosen: tuple[Settings, int, int],
+) -> Fit:
+    settings, left, need = chosen
+    full = with_kv_cache(choice.plan, left)
+    room = left // (sizes.per_token * task.longest)
+    at_a_time = most_at_a_time(task, choice.layout, room)
+    out, back = choice.plan.copied_bytes
+    weights = int(sizes.regions[Region.ROLLOUT_WEIGHTS].max())
+    return Fit(
+        settings=replace(settings, offloads=choice.offloads, at_a_time=at_a_time),
+        seconds=StepSeconds(
+            **rollout_seconds(task, choice.layout, weights, at_a_time, sizes.per_token),
+            **ready.seconds[settings],
+            copies=(int(out.max()) + int(back.max())) / (task.device.host_gbps * _GIGA),
+            reshard=sizes.reshard_seconds,
+        ),
+        peak_bytes=full.peak_bytes,
+        peak_moment=full.peak_instant.label,
+        with_activations_bytes=max(need, full.peak_bytes),
+        host_bytes=choice.host_bytes(task),
+        kv_sequences=room,
+    )
+
+
+def _needs(
+    plan: MemoryPlan, activations: Mapping[Settings, Mapping[Phase, int]]
+) -> dict[Settings, tuple[int, str]]:
+    """Return the most of regions and activations, the KV cache aside, and when that is."""
+    totals = plan.totals.max(axis=1).tolist()
+    peaks = [(total, at.label) for at, total in zip(plan.instants, totals, strict=True)]
+    phases = {phase.value: phase for phase in plan.phases}
+    working = [(phases[label], total) for total, label in peaks if label in phases]
+    most = max(peaks)
+    return {
+        settings: max(most, *((total + of.get(at, 0), at.value) for at, total in working))
+        for settings, of in activations.items()
+    }
+
+
+@cache
+def _movable(offloads: frozenset[Part]) -> frozenset[Region]:
+    """Return what leaves the device; gradients are dead then, so that they cost no copy."""
+    leaving = {region for part in offloads for region in _REGIONS[part]}
+    return frozenset(leaving | {Region.ACTOR_GRADIENTS, Region.CRITIC_GRADIENTS})
+
+
+def _excess(misfit: Misfit) -> float:
+    return misfit.need_bytes / misfit.there_bytes
+
+
+def _whole(numbers: NDArray[np.float64]) -> Counts:
+    return numbers.astype(np.int64)

@@ -1,0 +1,260 @@
+"""The best candidates first, without making every plan.
+
+A candidate is looked at up to three times: by bytes and seconds that no exact number is below, then
+by the exact memory of all ranks, then with the exact plan of its reshard. The one that looks
+cheapest is always looked at next, so one that comes up with its plan made is beaten by none.
+"""
+
+import heapq
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from mindrl.errors import ConfigError
+from mindrl.layouts.layout import RolloutLayout, TrainLayout
+from mindrl.memory.regions import Phase, Region
+from mindrl.preflight.memory_regions import Counts, RunModels, bounding_models, read_models
+from mindrl.propose.candidates import (
+    Candidate,
+    Settings,
+    Task,
+    candidate_config,
+    legal_rollout,
+    legal_training,
+    refusals,
+)
+from mindrl.propose.costs import LINK_SHARE
+from mindrl.propose.fitting import (
+    Fit,
+    Misfit,
+    Prepared,
+    Sizes,
+    best_fit,
+    exact_sizes,
+    least_sizes,
+    prepared,
+)
+from mindrl.resharding.plan import Topology
+
+MOST_PIECES = 1_000_000
+"""Pieces of tensors whose reshard is planned in one search: a few seconds' work."""
+_GIGA = 1e9
+
+Tell = Callable[[str], None]
+"""Takes what is being done, in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moved:
+    """What a reshard moves, in bytes; received by all ranks together."""
+
+    received: int
+    across_nodes: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """Layouts and settings that fit."""
+
+    candidate: Candidate
+    fit: Fit
+    moved: Moved | None
+    """None where planning the reshard would take too long: it counts as the longest planned one."""
+    activations: Mapping[Settings, Mapping[Phase, int]]
+    """Estimates for each choice of settings, of the layout alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """What a search has found."""
+
+    proposals: list[Proposal]
+    """The best first."""
+    training: tuple[TrainLayout, ...]
+    """Every one that the rules allow."""
+    rollout: tuple[RolloutLayout, ...]
+    fitting: int
+    """Candidates that fit by their lower bounds."""
+    nearest: Misfit | None
+    """Of the candidate that comes nearest; None where something fits."""
+    nearest_candidate: Candidate | None = None
+
+
+def search(task: Task, top: int, tell: Tell, *, most_pieces: int = MOST_PIECES) -> Search:
+    """Find the candidates with the shortest steps.
+
+    Args:
+        task: What is asked for.
+        top: How many, at the most.
+        tell: Is told how far it is.
+        most_pieces: Bound on the work of planning reshards.
+
+    Raises:
+        ConfigError: The rules of a run allow no layout at all.
+    """
+    tell("laying the model out")
+    training, rollout = legal_training(task), legal_rollout(task)
+    if not training or not rollout:
+        raise ConfigError(_nothing_legal(task))
+    sweep = _Sweep(task=task, tell=tell, pieces_left=most_pieces)
+    sweep.bound(training, rollout)
+    proposals = list(sweep.best(top))
+    misses = sorted(sweep.misses, key=lambda miss: miss[0].need_bytes / miss[0].there_bytes)
+    nearest = misses[0] if misses and not proposals else (None, None)
+    return Search(
+        proposals=proposals,
+        training=tuple(training),
+        rollout=tuple(rollout),
+        fitting=sweep.fitting,
+        nearest=nearest[0],
+        nearest_candidate=nearest[1],
+    )
+
+
+@dataclass(kw_only=True)
+class _Sweep:
+    """The candidates of one search, the cheapest on top of the heap."""
+
+    task: Task
+    tell: Tell
+    pieces_left: int
+    longest_reshard: float = 0.0
+    """Seconds, of those planned."""
+    ready: dict[TrainLayout, Prepared] = field(default_factory=dict)
+    heap: list[tuple[float, tuple[str, str], int, "_Entry"]] = field(default_factory=list)
+    misses: list[tuple[Misfit, Candidate]] = field(default_factory=list)
+    fitting: int = 0
+
+    def bound(self, training: list[TrainLayout], rollout: list[RolloutLayout]) -> None:
+        """Look at every candidate by its lower bounds."""
+        for at, layout in enumerate(training):
+            self.tell(f"layouts {at + 1} of {len(training)}")
+            self.ready[layout] = prepared(self.task, layout)
+            for engine in rollout:
+                candidate = Candidate(training=layout, rollout=engine)
+                self._judge(candidate, least_sizes(self.task, candidate), _BOUNDED)
+        self.fitting = len(self.heap)
+
+    def best(self, top: int) -> Iterator[Proposal]:
+        """Yield the candidates with the shortest steps."""
+        found = 0
+        while self.heap and found < top:
+            _, _, stage, entry = heapq.heappop(self.heap)
+            self.tell(f"{found} found; {' -> '.join(entry.candidate.texts)}")
+            if stage == _BOUNDED:
+                self._measure(entry.candidate)
+            elif stage == _MEASURED:
+                self._plan(entry)
+            elif not refusals(self.task, entry.candidate, entry.fit.settings):
+                found += 1
+                yield Proposal(
+                    candidate=entry.candidate,
+                    fit=entry.fit,
+                    moved=entry.moved,
+                    activations=self.ready[entry.candidate.training].activations,
+                )
+
+    def _judge(self, candidate: Candidate, sizes: Sizes, stage: int) -> None:
+        found = best_fit(self.task, self.ready[candidate.training], candidate.rollout, sizes)
+        if isinstance(found, Misfit):
+            self.misses.append((found, candidate))
+        else:
+            self._push(_Entry(candidate=candidate, fit=found), stage)
+
+    def _measure(self, candidate: Candidate) -> None:
+        models = bounding_models(candidate_config(self.task, candidate, Settings()))
+        # Messages are counted with the plan of the reshard.
+        models = replace(models, most_staging=0)
+        self._judge(candidate, exact_sizes(self.task, candidate, models), _MEASURED)
+
+    def _plan(self, entry: "_Entry") -> None:
+        """Plan the reshard, while there is time for it."""
+        pieces = reshard_pieces(self.task, entry.candidate)
+        if pieces > self.pieces_left:
+            # A lower bound would put it ahead of those whose reshard is known.
+            seconds = entry.fit.seconds
+            guess = replace(seconds, reshard=max(seconds.reshard, self.longest_reshard))
+            self._push(replace(entry, fit=replace(entry.fit, seconds=guess)), _PLANNED)
+            return
+        self.pieces_left -= pieces
+        models, moved = planned_models(self.task, entry.candidate)
+        self.longest_reshard = max(self.longest_reshard, moved.seconds)
+        found = self._fit_planned(entry.candidate, models, moved.seconds)
+        if isinstance(found, Misfit):
+            self.misses.append((found, entry.candidate))
+        else:
+            self._push(_Entry(candidate=entry.candidate, fit=found, moved=moved), _PLANNED)
+
+    def _fit_planned(self, candidate: Candidate, models: RunModels, seconds: float) -> Fit | Misfit:
+        """Fit a candidate with its reshard; rounds are made only where messages decide."""
+
+        def fitted(staging: Counts) -> Fit | Misfit:
+            regions = {**sizes.regions, Region.STAGING: staging}
+            exact = replace(sizes, regions=regions, reshard_seconds=seconds)
+            return best_fit(self.task, self.ready[candidate.training], candidate.rollout, exact)
+
+        sizes = exact_sizes(self.task, candidate, replace(models, reshard=None))
+        most = sizes.regions[Region.STAGING]
+        without, with_most = fitted(np.zeros_like(most)), fitted(most)
+        if isinstance(with_most, Fit) and without == with_most:
+            return with_most
+        return fitted(models.staging)
+
+    def _push(self, entry: "_Entry", stage: int) -> None:
+        item = (entry.fit.seconds.total, entry.candidate.texts, stage, entry)
+        heapq.heappush(self.heap, item)
+
+
+_BOUNDED, _MEASURED, _PLANNED = range(3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Entry:
+    candidate: Candidate
+    fit: Fit
+    moved: Moved | None = None
+
+
+def planned_models(task: Task, candidate: Candidate) -> tuple[RunModels, Moved]:
+    """Return the models of a candidate with the plan of its reshard, and what that moves."""
+    models = read_models(candidate_config(task, candidate, Settings()))
+    assert models.reshard is not None, "read_models plans the reshard"
+    return models, moved_by(task, models.reshard.pair_bytes)
+
+
+def moved_by(task: Task, pairs: Counts) -> Moved:
+    """Sum up what a reshard moves; it takes as long as the busiest rank, either way.
+
+    Args:
+        task: Says which ranks share a node, and how fast the links are.
+        pairs: Bytes from each rank (row) to each rank (column).
+    """
+    inside = Topology(ranks_per_node=task.ranks_per_node).shared_nodes(len(pairs))
+    near, far = np.where(inside, pairs, 0), np.where(inside, 0, pairs)
+    rates = (task.device.node_gbps, task.device.network_gbps)
+    seconds = sum(
+        np.stack([part.sum(axis=0), part.sum(axis=1)]) / (rate * _GIGA * LINK_SHARE)
+        for part, rate in zip((near, far), rates, strict=True)
+    )
+    return Moved(
+        received=int(pairs.sum()), across_nodes=int(far.sum()), seconds=float(np.max(seconds))
+    )
+
+
+def reshard_pieces(task: Task, candidate: Candidate) -> int:
+    """Estimate the pieces of tensors that the plan of a reshard deals with."""
+    model, ranks = task.model, task.devices
+    pieces = model.num_hidden_layers * 10
+    if model.moe:
+        layers = model.num_hidden_layers - len(model.moe.dense_layers)
+        pieces += layers * 3 * model.moe.num_experts // candidate.rollout.ep
+    return pieces * ranks
+
+
+def _nothing_legal(task: Task) -> str:
+    """Say what the rules find wrong with the simplest layouts; other ones cannot help there."""
+    alone = Candidate(training=TrainLayout(dp=task.devices), rollout=RolloutLayout(dp=task.devices))
+    found = "; ".join(map(str, refusals(task, alone)))
+    return f"no layout of {task.devices} devices is legal; with data parallelism alone: {found}"

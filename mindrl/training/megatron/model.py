@@ -1,0 +1,246 @@
+"""The Megatron-core GPT model of a model description."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.distributed import finalize_model_grads
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
+
+from mindrl.layouts.layout import TrainLayout
+from mindrl.models.decoder import Head, padded_vocab_size
+from mindrl.models.description import ModelDescription
+from mindrl.platform.attention import Kernel
+from mindrl.training.megatron.modules import HeadInput, ValueHead, block_spec
+from mindrl.training.megatron.parallel import ParallelGroups
+from mindrl.training.megatron.recompute import Recompute
+from mindrl.training.megatron.rotary import scale_rotary
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """What the layout and the numerics add to a model description."""
+
+    groups: ParallelGroups
+    """Of the model's layout."""
+    seq_length: int
+    bf16: bool
+    sequence_parallel: bool
+    """Experts with tp > 1 are sequence-parallel in any case: Megatron trains them only so."""
+    device_type: str
+    attention: Kernel
+    """Of causal attention on the device."""
+    removes_padding: bool = True
+    """Sequences are packed one behind the other; False pads each to the longest."""
+    logprob_chunk_tokens: int = 1024
+    """Tokens whose logits exist at a time."""
+    moe_aux_loss_coeff: float = 0.0
+    """Weight of the loss that balances experts, arXiv 2101.03961; 0 leaves it out."""
+    grouped_experts: bool = False
+    """All experts of a rank and layer lie in two matrices, multiplied at once; asks for bf16."""
+    recompute: Recompute = field(default_factory=Recompute)
+    deterministic: bool = False
+
+    @property
+    def layout(self) -> TrainLayout:
+        """Who holds what."""
+        return self.groups.layout
+
+
+def transformer_config(model: ModelDescription, settings: ModelSettings) -> TransformerConfig:
+    """Translate a description into Megatron's configuration; fused kernels stay off."""
+    dtype = torch.bfloat16 if settings.bf16 else torch.float32
+    has_cut_tokens = model.moe is not None and settings.layout.tp > 1
+    make = MLATransformerConfig if model.mla else TransformerConfig
+    return make(
+        num_layers=model.num_hidden_layers,
+        hidden_size=model.hidden_size,
+        ffn_hidden_size=model.intermediate_size,
+        num_attention_heads=model.num_attention_heads,
+        num_query_groups=model.num_key_value_heads,
+        kv_channels=model.head_dim,
+        layernorm_epsilon=model.rms_norm_eps,
+        normalization="RMSNorm",
+        qk_layernorm=model.qk_norm or model.mla is not None,
+        gated_linear_unit=True,
+        activation_func=torch.nn.functional.silu,
+        add_bias_linear=False,
+        add_qkv_bias=model.attention_bias,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        sequence_parallel=settings.sequence_parallel or has_cut_tokens,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=settings.bf16,
+        # Weights come from files; initialising on the host also needs no device generator.
+        use_cpu_initialization=True,
+        perform_initialization=False,
+        finalize_model_grads_func=finalize_model_grads,
+        bias_dropout_fusion=False,
+        gradient_accumulation_fusion=False,
+        masked_softmax_fusion=False,
+        persist_layer_norm=False,
+        deterministic_mode=settings.deterministic,
+        recompute_granularity=settings.recompute.granularity,
+        recompute_method=settings.recompute.method,
+        recompute_num_layers=settings.recompute.num_layers,
+        # Packs differ in length, so stages tell each other how long the next one is.
+        variable_seq_lengths=True,
+        batch_p2p_comm=False,
+        # An interleaved pipeline of two stages would take a length sent forward for one sent back.
+        overlap_p2p_comm=settings.layout.vpp > 1,
+        # Asserted by Megatron for variable lengths, for dense models too.
+        moe_token_dispatcher_type="alltoall",  # noqa: S106 - no password
+        **_parallel_sizes(model, settings.layout),
+        **_experts(model, settings),
+        **_latent_attention(model),
+    )
+
+
+def build_model(
+    model: ModelDescription, config: TransformerConfig, settings: ModelSettings, head: Head
+) -> list[torch.nn.Module]:
+    """Build this rank's chunks of the model on its device; weights are not set yet.
+
+    Needs the groups of the settings to be active.
+    """
+    chunks = range(settings.layout.vpp)
+    stages = chunks if len(chunks) > 1 else [None]
+    built = [_build_chunk(model, config, settings, (head, stage)) for stage in stages]
+    return [_wrapped(network.to(settings.device_type), config) for network in built]
+
+
+def vocabulary_weight(last_chunk: torch.nn.Module) -> torch.Tensor:
+    """Return this rank's part of the matrix that turns hidden states into logits, [V, H]."""
+    network: Any = unwrap(last_chunk)
+    if network.share_embeddings_and_output_weights:
+        return network.shared_embedding_or_output_weight()  # type: ignore[no-any-return]
+    return network.output_layer.weight  # type: ignore[no-any-return]
+
+
+def value_weight(last_chunk: torch.nn.Module) -> torch.Tensor:
+    """Return the vector that turns hidden states into values, [1, H]."""
+    network: Any = unwrap(last_chunk)
+    return network.output_layer.weight  # type: ignore[no-any-return]
+
+
+def unwrap(network: torch.nn.Module) -> torch.nn.Module:
+    """Return the GPT model inside its wrappers."""
+    wrapped: Any = network
+    while hasattr(wrapped, "module"):
+        wrapped = wrapped.module
+    return wrapped  # type: ignore[no-any-return]
+
+
+def _build_chunk(
+    model: ModelDescription,
+    config: TransformerConfig,
+    settings: ModelSettings,
+    part: tuple[Head, int | None],
+) -> torch.nn.Module:
+    head, vp_stage = part
+    place = {"ignore_virtual": False, "vp_stage": vp_stage}
+    network: torch.nn.Module = GPTModel(
+        config=config,
+        transformer_layer_spec=block_spec(config, vp_stage, settings.attention),
+        vocab_size=padded_vocab_size(model, settings.layout.tp),
+        max_sequence_length=settings.seq_length,
+        pre_process=parallel_state.is_pipeline_first_stage(**place),
+        post_process=parallel_state.is_pipeline_last_stage(**place),
+        parallel_output=True,
+        share_embeddings_and_output_weights=model.tie_word_embeddings and head == "vocabulary",
+        position_embedding_type="rope",
+        rotary_base=model.rope_theta,
+        vp_stage=vp_stage,
+    )
+    scale_rotary(network, model)
+    if hasattr(network, "output_layer"):
+        is_value = head == "value"
+        network.output_layer = ValueHead(config) if is_value else HeadInput(network.output_layer)
+    return network
+
+
+def _wrapped(network: torch.nn.Module, config: TransformerConfig) -> torch.nn.Module:
+    """Let a network of bfloat16 take and give float32."""
+    if not config.bf16:
+        return network
+    wrapped: torch.nn.Module = Float16Module(config, network)
+    for name, buffer in network.named_buffers():
+        # Megatron would cast it back at the first forward pass, after it was rounded.
+        if name.endswith("router.expert_bias"):
+            buffer.data = buffer.data.float()
+    return wrapped
+
+
+def _parallel_sizes(model: ModelDescription, layout: TrainLayout) -> dict[str, Any]:
+    return {
+        "tensor_model_parallel_size": layout.tp,
+        "context_parallel_size": layout.cp,
+        "pipeline_model_parallel_size": layout.pp,
+        "virtual_pipeline_model_parallel_size": layout.vpp if layout.vpp > 1 else None,
+        "pipeline_model_parallel_layout": _pipeline(model, layout),
+        "expert_model_parallel_size": layout.ep,
+        "expert_tensor_parallel_size": layout.etp,
+    }
+
+
+def _pipeline(model: ModelDescription, layout: TrainLayout) -> list[list[str]] | None:
+    """Say what each chunk holds, where Megatron's even cut is not wanted."""
+    if layout.layers_per_chunk is None or layout.pp == 1:
+        return None
+    chunks = [["decoder"] * len(layers) for layers in layout.chunks(model.num_hidden_layers)]
+    chunks[0].insert(0, "embedding")
+    chunks[-1].append("loss")
+    return chunks
+
+
+def _experts(model: ModelDescription, settings: ModelSettings) -> dict[str, Any]:
+    """Say how tokens find experts: as Hugging Face does."""
+    moe = model.moe
+    if moe is None:
+        return {}
+    layers, is_grouped = range(model.num_hidden_layers), moe.groups > moe.chosen_groups
+    return {
+        "num_moe_experts": moe.num_experts,
+        "moe_router_topk": moe.num_experts_per_tok,
+        "moe_ffn_hidden_size": moe.intermediate_size,
+        "moe_layer_freq": [int(layer not in moe.dense_layers) for layer in layers],
+        # A softmax over the chosen experts alone is one over all, scaled so that they add to 1.
+        "moe_router_pre_softmax": not moe.norm_topk_prob,
+        "moe_router_dtype": "fp32",
+        "moe_router_load_balancing_type": "aux_loss" if settings.moe_aux_loss_coeff else "none",
+        "moe_aux_loss_coeff": settings.moe_aux_loss_coeff,
+        "moe_grouped_gemm": settings.grouped_experts,
+        # The other class for it is Transformer Engine's.
+        "moe_use_legacy_grouped_gemm": settings.grouped_experts,
+        "moe_shared_expert_intermediate_size": moe.shared_intermediate_size or None,
+        "moe_router_score_function": "sigmoid" if moe.score_correction_bias else "softmax",
+        "moe_router_enable_expert_bias": moe.score_correction_bias,
+        "moe_router_bias_update_rate": 0.0,
+        "moe_router_num_groups": moe.groups if is_grouped else None,
+        "moe_router_group_topk": moe.chosen_groups if is_grouped else None,
+        "moe_router_topk_scaling_factor": moe.scaling_factor,
+    }
+
+
+def _latent_attention(model: ModelDescription) -> dict[str, Any]:
+    """Say how wide the latents are and how far the rotary embedding is stretched."""
+    mla = model.mla
+    if mla is None:
+        return {}
+    sizes = {
+        "q_lora_rank": mla.q_lora_rank,
+        "kv_lora_rank": mla.kv_lora_rank,
+        "qk_head_dim": mla.qk_nope_head_dim,
+        "qk_pos_emb_head_dim": mla.qk_rope_head_dim,
+        "v_head_dim": mla.v_head_dim,
+        "rotary_base": model.rope_theta,
+    }
+    if mla.yarn is None:
+        # The attention scale reads the factor here too.
+        return sizes | {"rope_type": "rope", "rotary_scaling_factor": 1.0}
+    stretch = asdict(mla.yarn)
+    return sizes | {"rope_type": "yarn", "rotary_scaling_factor": stretch.pop("factor"), **stretch}

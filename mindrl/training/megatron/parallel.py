@@ -1,0 +1,159 @@
+"""Process groups of the training side, of as many layouts as the roles of a process have.
+
+Megatron keeps the groups of one layout in globals of its module `parallel_state`. Here every
+layout keeps its own, and they are put in place for as long as a model of that layout is used.
+"""
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state, tensor_parallel
+
+from mindrl.layouts.layout import TrainLayout
+from mindrl.platform.patches.megatron_rank_order import rank_groups
+
+_NAMES = tuple(
+    name
+    for name in vars(parallel_state)
+    # Scratch memory, which is free between two operations, is one for all layouts.
+    if re.fullmatch("_[A-Z0-9_]+", name) and not name.endswith("_MEMORY_BUFFER")
+)
+"""The globals in which Megatron keeps the groups of a layout, and what it derives from them."""
+_NO_GROUPS = {name: getattr(parallel_state, name) for name in _NAMES}
+
+
+class ParallelGroups:
+    """Megatron's process groups of one layout."""
+
+    def __init__(self, layout: TrainLayout, *, seed: int, timeout_minutes: int) -> None:
+        """Make the groups. A collective over the default process group, which must exist.
+
+        Args:
+            layout: Of all ranks.
+            seed: Of Megatron's random states.
+            timeout_minutes: A collective of these groups that lasts longer raises.
+        """
+        self.layout = layout
+        self._globals = _NO_GROUPS
+        self._random_states: Mapping[str, Any] = {}
+        with self.active():
+            # The scratch memory stays, for all layouts; Megatron asserts that there is none.
+            parallel_state.destroy_global_memory_buffer()
+            initialise_model_parallel(layout, seed=seed, timeout_minutes=timeout_minutes)
+            self._globals = _present_globals()
+            self._random_states = tensor_parallel.get_cuda_rng_tracker().get_states()
+
+    def activate(self) -> None:
+        """Let Megatron find these groups, until others are put in their place."""
+        for name, value in self._globals.items():
+            setattr(parallel_state, name, value)
+        tensor_parallel.get_cuda_rng_tracker().set_states(self._random_states)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Let Megatron find these groups; afterwards it finds those of before."""
+        before = _present_globals()
+        tracker = tensor_parallel.get_cuda_rng_tracker()
+        states = tracker.get_states()
+        self.activate()
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                setattr(parallel_state, name, value)
+            tracker.set_states(states)
+
+
+class GroupsByLayout:
+    """The groups of each layout of this process; layouts that compare equal share them."""
+
+    def __init__(self, *, seed: int, timeout_minutes: int) -> None:
+        """Begin without any.
+
+        Args:
+            seed: Of Megatron's random states.
+            timeout_minutes: A collective of these groups that lasts longer raises.
+        """
+        self.seed = seed
+        self.timeout_minutes = timeout_minutes
+        self.made: dict[TrainLayout, ParallelGroups] = {}
+
+    def of(self, layout: TrainLayout) -> ParallelGroups:
+        """Return the groups of a layout; the first call for it is a collective over all ranks."""
+        if layout not in self.made:
+            self.made[layout] = ParallelGroups(
+                layout, seed=self.seed, timeout_minutes=self.timeout_minutes
+            )
+        return self.made[layout]
+
+
+def _present_globals() -> dict[str, Any]:
+    return {name: getattr(parallel_state, name) for name in _NAMES}
+
+
+def initialise_model_parallel(layout: TrainLayout, *, seed: int, timeout_minutes: int) -> None:
+    """Make Megatron's groups; the default process group must exist already."""
+    _check_token_order(layout)
+
+    def expert_groups(dimensions: Collection[str]) -> list[list[int]]:
+        # Megatron calls the tensor parallelism of experts `tp` too.
+        ours = {"etp" if name == "tp" else name for name in dimensions}
+        return layout.experts_order.groups(ours)
+
+    own_order = layout.order is None and layout.expert_order is None
+    with nullcontext() if own_order else rank_groups(layout.dense_order.groups, expert_groups):
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=layout.tp,
+            context_parallel_size=layout.cp,
+            pipeline_model_parallel_size=layout.pp,
+            virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
+            expert_model_parallel_size=layout.ep,
+            expert_tensor_parallel_size=layout.etp,
+            distributed_timeout_minutes=timeout_minutes,
+        )
+    _check_coordinates(layout)
+    tensor_parallel.model_parallel_cuda_manual_seed(seed)
+
+
+def most_passes(passes: int, device_type: str) -> int:
+    """Return the most forward passes that a rank of this pipeline stage asks for. A collective.
+
+    Ranks that share experts meet in every pass; those with fewer micro-batches must not leave.
+    """
+    most = torch.tensor(passes, device=device_type)
+    group = parallel_state.get_tensor_and_data_parallel_group(with_context_parallel=True)
+    dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
+    return int(most)
+
+
+def _check_token_order(layout: TrainLayout) -> None:
+    """Assert what Megatron's dispatcher of tokens takes for granted.
+
+    It reads what the ranks that share experts say as [expert parallel, expert tensor parallel].
+    """
+    names = [name for name, radix in layout.experts_order.digits if radix > 1]
+    shared = [name for name in names if name in ("ep", "etp")]
+    assert shared == sorted(shared, reverse=True), f"etp must come before ep: {layout}"
+
+
+def _check_coordinates(layout: TrainLayout) -> None:
+    """Assert that Megatron numbers the ranks as the layout does."""
+    rank = dist.get_rank()
+    dense = layout.dense_order.coordinates[rank]
+    experts = layout.experts_order.coordinates[rank]
+    ours = [dense.get(name, 0) for name in ("tp", "cp", "dp", "pp")]
+    ours += [experts.get(name, 0) for name in ("etp", "ep", "dp")]
+    megatrons = [
+        parallel_state.get_tensor_model_parallel_rank(),
+        parallel_state.get_context_parallel_rank(),
+        parallel_state.get_data_parallel_rank(),
+        parallel_state.get_pipeline_model_parallel_rank(),
+        parallel_state.get_expert_tensor_parallel_rank(),
+        parallel_state.get_expert_model_parallel_rank(),
+        parallel_state.get_expert_data_parallel_rank(),
+    ]
+    assert megatrons == ours, f"rank {rank}: Megatron says {megatrons}, the layout {ours}"

@@ -1,0 +1,115 @@
+"""This rank's weights: their names, their marks, and how they are read from a folder."""
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from itertools import chain
+
+import torch
+from megatron.core.tensor_parallel.layers import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    set_tensor_model_parallel_attributes,
+)
+from megatron.core.transformer.moe.experts import GroupedMLP
+from torch import Tensor, nn
+
+from mindrl.checkpoint.filed_weights import FolderWeights, fill
+from mindrl.models.placement import ShardingTable
+from mindrl.training.megatron.model import unwrap
+from mindrl.training.megatron.modules import HeadInput
+
+
+def local_tensors(chunks: Sequence[nn.Module], table: ShardingTable) -> dict[str, Tensor]:
+    """Return this rank's tensors that the table names, viewed in the table's shapes.
+
+    Args:
+        chunks: This rank's part of the model, chunk by chunk.
+        table: Of this rank.
+    """
+    made = _made(chunks)
+    return {name: made[name].data.view(entry.shape) for name, entry in table.items()}
+
+
+def check_table(chunks: Sequence[nn.Module], table: ShardingTable) -> None:
+    """Assert that a table describes exactly the parameters that Megatron made."""
+    made = _made(chunks)
+    parameters = {name for name, tensor in made.items() if isinstance(tensor, nn.Parameter)}
+    assert parameters <= table.keys() <= made.keys(), parameters ^ table.keys()
+    for name, entry in table.items():
+        found, wanted = tuple(made[name].shape), entry.shape
+        # Megatron too looks at two-dimensional parameters that hold several experts as at three.
+        assert found == wanted or (
+            len(found) < len(wanted) and made[name].numel() == math.prod(wanted)
+        ), f"{name}: Megatron has {found}, the table {wanted}"
+
+
+def mark_parameters(network: nn.Module) -> None:
+    """Mark matrices that are cut between ranks, and experts, as Megatron's optimizer needs it.
+
+    Megatron marks cut matrices only where it initialises weights itself; without the marks the
+    gradient norm would count those of the first tensor-parallel rank only. It marks experts for
+    a gradient reduction of their own only where ep > 1; with another etp than tp they need it too.
+    """
+    for module in network.modules():
+        is_expert = isinstance(module, GroupedMLP) or getattr(module, "is_expert", False)
+        for weight, dim in _cut_weights(module):
+            set_tensor_model_parallel_attributes(weight, True, dim, 1)
+            if is_expert:
+                weight.allreduce = False  # type: ignore[attr-defined]
+
+
+def import_weights(
+    folder: str,
+    local: Mapping[str, Tensor],
+    table: ShardingTable,
+    drawn: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Fill local tensors from safetensors, reading only the slices that this rank needs.
+
+    Args:
+        folder: Of the model.
+        local: This rank's tensors by their local names.
+        table: Of this rank.
+        drawn: Logical tensors that take the place of those that the folder lacks.
+
+    Raises:
+        ModelError: A file or tensor is missing, unreadable or of another shape.
+    """
+    with ExitStack() as stack:
+        weights = FolderWeights(folder, stack, drawn)
+        for name, entry in table.items():
+            fill(local[name], entry, weights.read)
+
+
+@torch.no_grad()
+def copy_weights(source: Mapping[str, Tensor], local: Mapping[str, Tensor]) -> None:
+    """Fill local tensors from those of a model with the same folder and layout."""
+    assert source.keys() == local.keys(), sorted(source.keys() ^ local.keys())[:6]
+    for name, tensor in local.items():
+        tensor.copy_(source[name])
+
+
+def _cut_weights(module: nn.Module) -> list[tuple[Tensor, int]]:
+    """Return a module's own matrices that ranks share, with the dimension that they cut."""
+    match module:
+        case GroupedMLP():
+            # Transposed: see `mindrl.models.feed_forward`.
+            return [(module.weight1, 1), (module.weight2, 0)]
+        case ColumnParallelLinear() | VocabParallelEmbedding() | HeadInput():
+            dim = 0
+        case RowParallelLinear():
+            dim = 1
+        case _:
+            return []
+    return [] if module.weight is None else [(module.weight, dim)]
+
+
+def _made(chunks: Sequence[nn.Module]) -> dict[str, Tensor]:
+    """Collect parameters and buffers under the names of the sharding table."""
+    return {
+        f"chunk{index}.{name}": tensor
+        for index, chunk in enumerate(chunks)
+        for name, tensor in chain(unwrap(chunk).named_parameters(), unwrap(chunk).named_buffers())
+    }

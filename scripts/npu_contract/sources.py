@@ -1,0 +1,95 @@
+"""Where the sources of the packages of the NPU contract come from."""
+
+import importlib.metadata
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mindrl.platform.npu_versions import MINDSPEED, PINS, TORCH, VLLM, VLLM_ASCEND, Pin
+from npu_contract.package_index import download, published_file
+from npu_contract.published_source import (
+    PublishedSource,
+    SourceUnavailableError,
+    installed_source,
+    open_source,
+)
+
+CHECKED_PINS = tuple(pin for pin in PINS if pin is not TORCH)
+"""Torch itself is run by the tests of every other device."""
+
+_INSTALLED = frozenset({"ray", "megatron-core"})
+"""Packages that run on every device in the version that is pinned."""
+_ARCHIVES = (
+    "https://github.com/Ascend/MindSpeed/archive/{commit}.zip",
+    "https://gitee.com/ascend/MindSpeed/repository/archive/{commit}.zip",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """What could be read, and what could not."""
+
+    packages: Mapping[str, PublishedSource]
+    """By the name that Python imports."""
+    unavailable: Mapping[str, str]
+    """Reasons, by the name that pip knows."""
+
+
+def contract_sources(
+    folder: Path, *, given: Mapping[str, Path] | None = None, index: str | None = None
+) -> Sources:
+    """Open the source of every package of the contract.
+
+    Args:
+        folder: Keeps what is downloaded.
+        given: Files, folders or repositories to read instead, by the name that pip knows.
+        index: Address of the package index; pip's own without one.
+    """
+    packages: dict[str, PublishedSource] = {}
+    unavailable: dict[str, str] = {}
+    for pin in CHECKED_PINS:
+        try:
+            packages[pin.package] = _source(pin, folder, given or {}, index)
+        except SourceUnavailableError as error:
+            unavailable[pin.distribution] = str(error)
+    if VLLM.distribution in unavailable and VLLM_ASCEND.module in packages:
+        del packages[VLLM_ASCEND.module]
+        unavailable[VLLM_ASCEND.distribution] = "its classes extend those of vllm, see there"
+    return Sources(packages=packages, unavailable=unavailable)
+
+
+def _source(
+    pin: Pin, folder: Path, given: Mapping[str, Path], index: str | None
+) -> PublishedSource:
+    if pin.distribution in given:
+        return open_source(given[pin.distribution], commit=pin.commit)
+    if pin.distribution in _INSTALLED:
+        return _installed(pin)
+    if pin is MINDSPEED:
+        return _archived(pin, folder)
+    return open_source(published_file(pin.distribution, pin.version, folder=folder, index=index))
+
+
+def _installed(pin: Pin) -> PublishedSource:
+    spec = importlib.util.find_spec(pin.package)
+    if spec is None or not spec.submodule_search_locations:
+        raise SourceUnavailableError(f"{pin.distribution} is not installed here")
+    found = importlib.metadata.version(pin.distribution)
+    if found != pin.version:
+        raise SourceUnavailableError(f"{pin.requirement} is pinned, {found} is installed here")
+    return installed_source(Path(next(iter(spec.submodule_search_locations))))
+
+
+def _archived(pin: Pin, folder: Path) -> PublishedSource:
+    """Open a commit's archive; one that is no archive is not kept."""
+    file, reasons = folder / f"{pin.distribution}-{pin.commit}.zip", []
+    for address in _ARCHIVES:
+        try:
+            if not file.is_file():
+                download(address.format(commit=pin.commit), file)
+            return open_source(file)
+        except SourceUnavailableError as error:
+            file.unlink(missing_ok=True)
+            reasons.append(f"{address.split('/')[2]}: {error}")
+    raise SourceUnavailableError("; ".join(reasons))

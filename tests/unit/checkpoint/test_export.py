@@ -1,0 +1,156 @@
+"""The folder that an export writes: its files, whatever order the tensors come in."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from mindrl.checkpoint.export import ExportedModel
+from mindrl.checkpoint.files import INDEX_FILE
+from mindrl.checkpoint.new_folder import keep_folder
+from mindrl.errors import OutputError
+from mindrl.models.decoder import DType, whole_side
+from mindrl.models.description import read_description
+
+MakeModel = Callable[..., Path]
+
+
+def export(
+    source: Path, target: Path, names: Sequence[str], shard_bytes: int, dtype: DType = "float32"
+) -> None:
+    """Write the tensors of a folder in the order of their names."""
+    model = read_description(str(source))
+    table = whole_side(model, world_size=1, holders=[0], dtype=dtype).table(0)
+    tensors = load_file(source / "model.safetensors")
+    with ExportedModel(str(source), target, table, dtype=dtype, shard_bytes=shard_bytes) as sink:
+        for name in names:
+            sink.open(name).copy_(tensors[name])
+        for name in names:
+            sink.close(name)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_the_files_do_not_depend_on_the_order_in_which_the_tensors_come(
+    random_model_of: MakeModel, tmp_path: Path
+) -> None:
+    source = random_model_of("qwen3")
+    names = list(load_file(source / "model.safetensors"))
+    export(source, tmp_path / "forwards", names, 600_000)
+    export(source, tmp_path / "backwards", names[::-1], 600_000)
+    forwards = contents(tmp_path / "forwards")
+    assert forwards == contents(tmp_path / "backwards")
+    sizes = {name: len(data) for name, data in forwards.items() if name.endswith(".safetensors")}
+    assert len(sizes) == 5
+    # A header is some kilobytes.
+    assert max(sizes.values()) < 600_000 + 4096
+    index = json.loads(forwards[INDEX_FILE])
+    assert set(index["weight_map"].values()) == set(sizes)
+    for name, file in index["weight_map"].items():
+        with safe_open(tmp_path / "forwards" / file, framework="np") as opened:
+            assert name in opened.keys()  # noqa: SIM118 - no mapping
+
+
+def test_one_file_is_the_file_of_safetensors_itself_to_the_bit(
+    random_model_of: MakeModel, tmp_path: Path
+) -> None:
+    source = random_model_of("qwen3")
+    export(source, tmp_path / "new", list(load_file(source / "model.safetensors")), 1 << 30)
+    ours, theirs = (folder / "model.safetensors" for folder in (tmp_path / "new", source))
+    assert ours.read_bytes() == theirs.read_bytes()
+
+
+def test_bfloat16_is_what_torch_rounds_to(random_model_of: MakeModel, tmp_path: Path) -> None:
+    source = random_model_of("qwen3")
+    before = load_file(source / "model.safetensors")
+    export(source, tmp_path / "new", list(before), 1 << 30, "bfloat16")
+    after = load_file(tmp_path / "new" / "model.safetensors")
+    assert all(torch.equal(after[name], before[name].bfloat16()) for name in before)
+    assert json.loads((tmp_path / "new" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_an_export_that_fails_leaves_nothing_behind(
+    random_model_of: MakeModel, tmp_path: Path
+) -> None:
+    source = random_model_of("qwen3")
+    names = list(load_file(source / "model.safetensors"))
+    with pytest.raises(AssertionError, match="1 tensors never came"):
+        export(source, tmp_path / "new", names[1:], 1 << 30)
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match="the model could not be exported to"):
+        export(source, tmp_path / "file" / "new", names, 1 << 30)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_critic_is_written_as_a_classifier_of_tokens_with_one_label_and_no_bias(
+    random_model_of: MakeModel, tmp_path: Path
+) -> None:
+    source = random_model_of("qwen3")
+    model = read_description(str(source))
+    side = whole_side(model, world_size=1, holders=[0], dtype="float32", head="value")
+    with ExportedModel(str(source), tmp_path / "critic", side.table(0), dtype="float32") as sink:
+        for name in side.table(0):
+            sink.open(name).zero_()
+            sink.close(name)
+    before = json.loads((source / "config.json").read_text("utf-8"))
+    after = json.loads((tmp_path / "critic" / "config.json").read_text("utf-8"))
+    changed = {name: value for name, value in after.items() if before.get(name) != value}
+    assert before["architectures"] == ["Qwen3ForCausalLM"]
+    assert changed == {
+        "architectures": ["Qwen3ForTokenClassification"],
+        "id2label": {"0": "value"},
+        "label2id": {"value": 0},
+        "token_classification_bias": False,
+    }
+    assert read_description(str(tmp_path / "critic")) == model
+
+
+def test_a_record_lies_in_the_folder_and_does_not_travel_with_a_conversion(
+    random_model_of: MakeModel, tmp_path: Path
+) -> None:
+    source = random_model_of("qwen3")
+    tensors = load_file(source / "model.safetensors")
+    model = read_description(str(source))
+    table = whole_side(model, world_size=1, holders=[0], dtype="float32").table(0)
+    record = {"step": 3, "seed": 1}
+    with ExportedModel(
+        str(source), tmp_path / "new", table, dtype="float32", record=record
+    ) as sink:
+        for name in table:
+            sink.open(name).copy_(tensors[name])
+            sink.close(name)
+    assert json.loads((tmp_path / "new" / "mindrl_export.json").read_text()) == record
+    # Whatever reads the folder passes it by.
+    assert read_description(str(tmp_path / "new")) == read_description(str(source))
+    export(tmp_path / "new", tmp_path / "again", list(tensors), 1 << 30)
+    assert not (tmp_path / "again" / "mindrl_export.json").exists()
+
+
+def test_a_kept_export_shares_its_files_and_outlives_the_one_it_was_made_of(
+    random_model_of: MakeModel, tmp_path: Path
+) -> None:
+    source = random_model_of("qwen3")
+    names = list(load_file(source / "model.safetensors"))
+    export(source, tmp_path / "model", names, 1 << 30)
+    before = contents(tmp_path / "model")
+    keep_folder(tmp_path / "model", tmp_path / "model_best")
+    assert (tmp_path / "model_best" / "model.safetensors").samefile(
+        tmp_path / "model" / "model.safetensors"
+    )
+    export(source, tmp_path / "model", names, 1 << 30, "bfloat16")
+    assert contents(tmp_path / "model_best") == before != contents(tmp_path / "model")
+    # A second one replaces the first.
+    keep_folder(tmp_path / "model", tmp_path / "model_best")
+    assert contents(tmp_path / "model_best") == contents(tmp_path / "model")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "model_best"]
+    with pytest.raises(
+        OutputError, match=r"none could not be kept as .*/model_best: .*No such file"
+    ):
+        keep_folder(tmp_path / "none", tmp_path / "model_best")
+    assert contents(tmp_path / "model_best") == contents(tmp_path / "model")

@@ -1,0 +1,328 @@
+"""What becomes of each key of a MindSpeed-RL file, and the traps between the two languages."""
+
+from typing import Any
+
+import pytest
+from mindspeed_rl_files import DAPO, PPO, imported, of
+
+from mindrl.config.load import load_run_config
+from mindrl.errors import ConfigError
+from mindrl.migrate.keys import DEFAULTS, DOTTED, OF_ROLE
+
+SAMPLES: dict[str, Any] = {
+    "verifier_function": ["math_17k_acc"],
+    "verifier_weight": [1.0],
+    "stage": "ray_grpo",
+    "adv_estimator": "group_norm",
+}
+
+
+@pytest.mark.parametrize(
+    "key", [*(f"actor_config.{key}" for key in sorted(OF_ROLE)), *sorted(DOTTED)]
+)
+def test_every_key_is_accounted_for_and_gets_a_reason_where_it_is_not_taken_over(key: str) -> None:
+    value = SAMPLES.get(key.rpartition(".")[2], 1)
+    entry = of(imported({key: value}), key)
+    assert entry.note or entry.kind == "honoured"
+    assert entry.note or entry.sets, f"{key} is honoured and sets nothing"
+
+
+@pytest.mark.parametrize(
+    ("key", "nearest"),
+    [
+        ("rl_config.clip_ration", "rl_config.clip_ratio"),
+        ("actor_config.tensor_parallel_size", "actor_config.tensor_model_parallel_size"),
+        ("generate_config.token_collects", "generate_config.eplb_token_collects"),
+        ("generate_config.sampling_config.topp", "generate_config.sampling_config.top_p"),
+        ("megatron_training.clip_ratio", "rl_config.clip_ratio"),
+        ("rl_config.lr", "megatron_training.lr"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest_one(key: str, nearest: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        imported({key: 1})
+    assert str(refusal.value) == f"{key} is no key of MindSpeed-RL; the nearest is {nearest}"
+
+
+def test_an_unknown_section_is_refused_with_those_that_are_read() -> None:
+    with pytest.raises(ConfigError) as refusal:
+        imported({"megatron_config.seed": 1})
+    assert str(refusal.value) == (
+        "megatron_config.seed: megatron_config is no section that is read; those are "
+        "megatron_training, actor_config, critic_config, rl_config, generate_config, "
+        "profiler_config, msprobe_config"
+    )
+
+
+def test_unknown_keys_are_named_all_at_once() -> None:
+    with pytest.raises(ConfigError) as refusal:
+        imported({"rl_config.a": 1, "rl_config.b": 1})
+    assert [line.split()[0] for line in str(refusal.value).splitlines()] == [
+        "rl_config.a",
+        "rl_config.b",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("rl_config.max_prompt_length", "long", "='long' must be a whole number from 1"),
+        ("actor_config.pipeline_model_parallel_size", 0, "=0 must be a whole number from 1"),
+        ("rl_config.verifier_function", "base_acc", "='base_acc' must be a list of names"),
+        ("rl_config.verifier_weight", ["1"], "=['1'] must be a list of numbers"),
+        ("actor_config.num_layer_list", "7;8", "='7;8' must be whole numbers with commas between"),
+        ("actor_config.lr", b"x", "=b'x' must be text, a number, true, false or a list of those"),
+        ("megatron_training.split", "all", "='all' must be shares with commas between them"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_refused_in_words(
+    key: str, value: object, message: str
+) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        imported({key: value})
+    assert str(refusal.value).startswith(f"{key}{message}")
+
+
+def test_a_number_in_quotes_is_a_number_and_the_report_says_so() -> None:
+    entry = of(imported({"actor_config.lr": "1e-6"}), "actor_config.lr")
+    assert entry.sets == {"actor_config.lr": 1e-6}
+    assert entry.note == "written as text there, a number here"
+
+
+def test_a_key_with_dashes_is_the_one_with_underscores() -> None:
+    assert imported({"actor_config.min-lr": 1e-7}).values["actor_config.min_lr"] == 1e-7
+
+
+def test_the_later_section_wins_and_the_other_one_is_reported() -> None:
+    result = imported({"megatron_training.lr": 1e-5, "actor_config.lr": 2e-6})
+    assert result.values["actor_config.lr"] == 2e-6
+    assert of(result, "megatron_training.lr").note == "actor_config.lr has the last word"
+
+
+def test_a_default_that_differs_from_ours_is_written_out() -> None:
+    result = imported({"rl_config.n_samples_per_prompt": "absent"})
+    assert result.values["rl_config.n_samples_per_prompt"] == 1
+    assert result.values["generate_config.sampling_config.temperature"] == 0.2
+    assert result.values["generate_config.sampling_config.top_k"] == 50
+    assert result.values["rl_config.init_kl_coef"] == 0.01
+    assert result.values["actor_config.lr_decay_style"] == "linear"
+    assert result.values["actor_config.adam_beta2"] == 0.999
+
+
+def test_every_written_default_does_differ_from_ours() -> None:
+    needed = {
+        "megatron_training": {
+            "train_iters": 1,
+            "global_batch_size": 1,
+            "seq_length": 1,
+            "data_path": "x",
+        },
+        "actor_config": {"load": "x"},
+        "rl_config": {"mini_batch_size": 1},
+        "generate_config": {},
+    }
+    ours: Any = load_run_config(needed)
+    for key, theirs in DEFAULTS.items():
+        if key == "role.use_distributed_optimizer":
+            found = ours.megatron_training.use_distributed_optimizer
+        else:
+            found = ours
+            for part in key.replace("role.", "actor_config.").split("."):
+                found = getattr(found, part)
+        assert found != theirs, key
+
+
+def test_keys_that_never_did_anything_are_ignored_even_where_ours_of_that_name_does() -> None:
+    result = imported({"rl_config.verifier_timeout": 120, "rl_config.verifier_parallel": 4})
+    assert "rl_config.verifier_timeout" not in result.values
+    assert of(result, "rl_config.verifier_parallel").note == (
+        "it never had an effect in MindSpeed-RL: documented, read by no code"
+    )
+
+
+def test_both_batch_sizes_count_prompts_and_a_mini_batch_is_no_larger_than_the_batch() -> None:
+    result = imported({"rl_config.mini_batch_size": 64})
+    assert result.values["megatron_training.global_batch_size"] == 32
+    assert result.values["rl_config.mini_batch_size"] == 32
+    assert of(result, "rl_config.mini_batch_size").note.startswith("64 there, more than the 32")
+    assert "n_samples_per_prompt" in of(imported({}), "rl_config.mini_batch_size").note
+
+
+def test_lengths_are_raised_to_prompt_and_response_together() -> None:
+    result = imported({"megatron_training.seq_length": 2048, "generate_config.max_model_len": 4000})
+    assert result.values["megatron_training.seq_length"] == 4096
+    assert result.values["generate_config.max_model_len"] == 4096
+    assert of(result, "megatron_training.seq_length").note.startswith("2048 there; prompt and")
+
+
+def test_a_prompt_fits_into_one_piece_of_the_engine() -> None:
+    result = imported({"generate_config.max_num_batched_tokens": 1024})
+    assert result.values["generate_config.max_num_batched_tokens"] == 4096
+
+
+def test_token_budgets_hold_the_longest_sequence() -> None:
+    result = imported(
+        {
+            "rl_config.use_dynamic_bsz": True,
+            "rl_config.max_packing_token_size": 4000,
+            "rl_config.ref_max_packing_token_size": 8192,
+        }
+    )
+    assert result.values["rl_config.max_packing_token_size"] == 4096
+    assert result.values["rl_config.ref_max_packing_token_size"] == 8192
+    assert result.values["rl_config.use_remove_padding"] is True
+
+
+def test_paths_are_left_open_and_the_tokenizers_folder_stands_in_for_the_checkpoint() -> None:
+    result = imported({"actor_config.save": "ckpt"})
+    assert result.values["actor_config.load"] == "models/hf"
+    assert of(result, "actor_config.load").kind == "open"
+    assert of(result, "actor_config.load").note.startswith("ckpt there, in Megatron's format")
+    assert of(result, "megatron_training.data_path").note.startswith("the prefix of .bin/.idx")
+    assert "actor_config.save" not in result.values
+    assert imported({"actor_config.save": "new"}).values["actor_config.save"] == "new"
+
+
+def test_a_split_that_keeps_rows_from_the_training_is_left_open() -> None:
+    assert of(imported({"megatron_training.split": "95,5,0"}), "megatron_training.split").kind == (
+        "open"
+    )
+    whole = of(imported({"megatron_training.split": "100,0,0"}), "megatron_training.split")
+    assert (whole.kind, whole.note) == ("ignored", "all rows train, as here")
+
+
+def test_a_swapped_optimizer_is_offloaded_between_updates() -> None:
+    result = imported(
+        {
+            "megatron_training.swap_optimizer": True,
+            "generate_config.offload_train_optimizer": False,
+        }
+    )
+    assert result.values["generate_config.offload_train_optimizer"] is True
+
+
+@pytest.mark.parametrize(
+    ("changes", "coefficient"),
+    [
+        ({"rl_config.init_kl_coef": 0.05}, 0.05),
+        ({**DAPO, "rl_config.init_kl_coef": 0.05}, 0.0),
+        ({**PPO, "rl_config.init_kl_coef": 0.05}, 0.0),
+        ({**PPO, "rl_config.init_kl_coef": 0.05, "rl_config.use_kl_in_reward": True}, 0.05),
+    ],
+)
+def test_a_kl_term_is_there_only_where_its_loss_or_reward_has_one(
+    changes: dict[str, Any], coefficient: float
+) -> None:
+    assert imported(changes).values["rl_config.init_kl_coef"] == coefficient
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "left"),
+    [
+        (
+            {
+                **DAPO,
+                "rl_config.filter_groups_enable": True,
+                "rl_config.filter_groups_train_batch_size": 16,
+            },
+            "rl_config.filter_groups_enable",
+            {"megatron_training.global_batch_size": 16, "rl_config.mini_batch_size": 16},
+        ),
+        (
+            {
+                "rl_config.verifier_function": ["format", "base_acc", "acc_for_ppo"],
+                "rl_config.verifier_weight": [1.0, 0.5, 2.0],
+            },
+            "rl_config.verifier_function",
+            {
+                "rl_config.verifier_function": ["base_acc", "math_verify"],
+                "rl_config.verifier_weight": [0.5, 2.0],
+            },
+        ),
+        (
+            {"rl_config.verifier_function": ["math_17_acc"]},
+            "rl_config.verifier_function",
+            {"rl_config.verifier_function": ["math_verify"]},
+        ),
+        ({"rl_config.multi_turn_enable": True}, "rl_config.multi_turn_enable", {}),
+        ({"rl_config.partial_rollout_max_split": 2}, "rl_config.partial_rollout_max_split", {}),
+        ({"rl_config.kl_ctrl_type": "adaptive"}, "rl_config.kl_ctrl_type", {}),
+        ({"rl_config.rule_reward": False}, "rl_config.rule_reward", {}),
+        (
+            {"megatron_training.lora_target_modules": ["linear_qkv"]},
+            "megatron_training.lora_target_modules",
+            {},
+        ),
+        ({"actor_config.no_load_optim": False}, "actor_config.no_load_optim", {}),
+        ({"megatron_training.hidden_dropout": 0.1}, "megatron_training.hidden_dropout", {}),
+    ],
+)
+def test_a_part_that_is_not_there_is_refused_with_what_a_run_without_it_is(
+    changes: dict[str, Any], key: str, left: dict[str, Any]
+) -> None:
+    result = imported(changes)
+    assert [each.key for each in result.refused] == [key]
+    assert left.items() <= result.values.items()
+
+
+def test_both_clip_ratios_and_the_penalty_for_length_of_dapo_are_taken_over() -> None:
+    result = imported(
+        {
+            **DAPO,
+            "rl_config.clip_higher_enable": True,
+            "rl_config.clip_ratio_high": 0.28,
+            "rl_config.overlong_buffer_enable": True,
+            "rl_config.overlong_buffer": 16,
+        }
+    )
+    assert result.refused == ()
+    ours = {key: result.values.get(f"rl_config.{key}") for key in ("clip_ratio", "clip_ratio_high")}
+    assert ours == {"clip_ratio": None, "clip_ratio_high": 0.28}
+    # What the file leaves out is 0.1 there.
+    assert result.values["rl_config.clip_ratio_low"] == 0.1
+    assert result.values["rl_config.overlong_buffer"] == 16
+    assert result.values["rl_config.overlong_buffer_enable"] is True
+
+
+def test_dapo_keys_mean_nothing_to_grpo() -> None:
+    result = imported({"rl_config.clip_higher_enable": True, "rl_config.clip_ratio": 0.1})
+    assert result.refused == ()
+    assert result.values["rl_config.clip_ratio"] == 0.1
+    assert of(result, "rl_config.clip_higher_enable").note == "only DAPO's loss reads it"
+
+
+def test_a_critic_has_sizes_and_an_optimizer_of_its_own_and_all_devices() -> None:
+    result = imported(
+        {
+            **PPO,
+            "critic_config.lr": 5e-6,
+            "critic_config.pipeline_model_parallel_size": 2,
+            "critic_config.load": "orm",
+            "rl_config.critic_resource.num_npus": 16,
+        }
+    )
+    assert result.values["critic_config.lr"] == 5e-6
+    assert result.values["critic_config.pipeline_model_parallel_size"] == 2
+    assert result.values["critic_config.tensor_model_parallel_size"] == 1
+    assert "critic_config.load" not in result.values
+    assert of(result, "critic_config.load").kind == "open"
+    assert result.refused == ()
+
+
+def test_a_file_of_dpo_is_refused() -> None:
+    with pytest.raises(ConfigError, match="stage=dpo: read are ray_grpo, ray_dapo and ray_ppo"):
+        imported({"megatron_training.stage": "dpo"})
+
+
+def test_a_resource_is_null_or_has_a_number_of_devices() -> None:
+    nothing = imported({"rl_config.reward_resource": None})
+    assert of(nothing, "rl_config.reward_resource").note == "null is as if left out"
+    with pytest.raises(ConfigError, match=r"rl_config\.reward_resource is no key"):
+        imported({"rl_config.reward_resource": 4})
+    refused = imported({"rl_config.reward_resource.num_npus": 4}).refused
+    assert [each.key for each in refused] == ["rl_config.reward_resource.num_npus"]
+
+
+def test_a_model_that_no_file_has_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"actor_config\.model=other: no model file has it"):
+        imported({"actor_config.model": "other"})

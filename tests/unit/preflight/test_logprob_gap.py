@@ -1,0 +1,50 @@
+"""Which log-prob gap a run is warned of."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mindrl.config.run import RunConfig
+from mindrl.preflight.logprob_gap import logprob_gap_limit, logprob_gap_text
+
+FLOAT32 = {"megatron_training.bf16": False, "generate_config.dtype": "float32"}
+SAMPLING = "generate_config.sampling_config"
+
+
+@pytest.mark.parametrize(
+    ("changes", "dense", "experts"),
+    [
+        (FLOAT32, 0.01, 0.01),
+        (FLOAT32 | {"generate_config.dtype": "bfloat16"}, 0.1, 0.3),
+        (FLOAT32 | {"megatron_training.bf16": True}, 0.1, 0.3),
+        ({"rl_config.max_logprob_gap": 0.5}, 0.5, 0.5),
+        (FLOAT32 | {f"{SAMPLING}.top_p": 0.9}, None, None),
+        (FLOAT32 | {f"{SAMPLING}.top_k": 50}, None, None),
+        (FLOAT32 | {f"{SAMPLING}.top_k": 0}, 0.01, 0.01),
+        (FLOAT32 | {f"{SAMPLING}.min_p": 0.01}, None, None),
+        ({"rl_config.max_logprob_gap": 0.5, f"{SAMPLING}.top_p": 0.9}, 0.5, 0.5),
+    ],
+)
+def test_the_limit_follows_from_precision_and_experts_unless_it_is_given(
+    changes: dict[str, object],
+    dense: float | None,
+    experts: float | None,
+    run_config: Callable[..., RunConfig],
+) -> None:
+    config = run_config(Path("model"), changes)
+    found = [logprob_gap_limit(config, has_experts=each) for each in (False, True)]
+    assert found == [dense, experts]
+
+
+def test_a_dry_run_says_how_the_gap_is_judged_and_why_it_is_not(
+    run_config: Callable[..., RunConfig],
+) -> None:
+    def text(**changes: object) -> str:
+        return logprob_gap_text(run_config(Path("model"), changes))
+
+    in_bf16 = {"megatron_training.bf16": True, "rl_config.logprob_gap_steps": 5}
+    assert text(**in_bf16) == ("warns beyond 0.1 nats (0.3 with experts), ends after 5 steps")
+    assert text(**FLOAT32) == "warns beyond 0.01 nats, ends after 3 steps"
+    cut = {f"{SAMPLING}.top_p": 0.9, f"{SAMPLING}.top_k": 50}
+    assert text(**cut) == "not judged: top_p=0.9, top_k=50 (rl_config.max_logprob_gap sets a limit)"

@@ -1,0 +1,64 @@
+"""The quick answer on memory is never kinder than the whole plan, and saves most of the time."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checked_runs import DEVICES, TRAIN_TP, MakeConfig, model_folder, overrides
+
+from mindrl.config.run import RunConfig
+from mindrl.preflight.memory_checks import Capacity, judged_memory, surely_fits
+from mindrl.preflight.memory_plan import memory_plan
+
+MIB = 1 << 20
+PP = "actor_config.pipeline_model_parallel_size"
+LAYOUTS: tuple[dict[str, Any], ...] = (
+    {},
+    {DEVICES: 4, TRAIN_TP: 2},
+    # The first stage has an embedding and two layers, the last one a head and one.
+    {DEVICES: 2, PP: 2, "actor_config.num_layer_list": [2, 1]},
+    {DEVICES: 4, PP: 2, "actor_config.num_layer_list": [2, 1], "rl_config.init_kl_coef": 0.1},
+)
+
+
+def small_run(tmp_path: Path, run_config: MakeConfig, sizes: dict[str, Any]) -> RunConfig:
+    folder = model_folder(tmp_path / "model", num_hidden_layers=3, vocab_size=9600)
+    small = {"generate_config.kv_cache_mib": 1, "generate_config.reshard_bucket_mib": 1}
+    return run_config(folder, overrides(tmp_path) | sizes | small)
+
+
+@pytest.mark.parametrize("sizes", LAYOUTS)
+def test_what_surely_fits_does_fit(
+    sizes: dict[str, Any], tmp_path: Path, run_config: MakeConfig
+) -> None:
+    config = small_run(tmp_path, run_config, sizes)
+    peak = memory_plan(config, None).peak_bytes
+    answers = {mib: surely_fits(config, Capacity(device_bytes=peak + mib * MIB)) for mib in (-1, 8)}
+    # Nothing is sure below the peak; 8 MiB hold what the bound adds to this small model.
+    assert answers == {-1: False, 8: True}
+
+
+@pytest.mark.parametrize("sizes", LAYOUTS)
+def test_a_run_is_refused_exactly_below_its_peak(
+    sizes: dict[str, Any], tmp_path: Path, run_config: MakeConfig
+) -> None:
+    """Where the quick answer is no, the whole plan decides."""
+    config = small_run(tmp_path, run_config, sizes)
+    peak = memory_plan(config, None).peak_bytes
+    assert judged_memory(config, Capacity(device_bytes=peak)).findings == []
+    assert len(judged_memory(config, Capacity(device_bytes=peak - 1)).findings) == 1
+
+
+def test_a_derived_kv_cache_never_makes_a_run_too_large(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    folder = model_folder(tmp_path / "model", num_hidden_layers=3, vocab_size=9600)
+    derived = {
+        "generate_config.kv_cache_mib": None,
+        "generate_config.gpu_memory_utilization": 1.0,
+        "generate_config.reshard_bucket_mib": 1,
+    }
+    config = run_config(folder, overrides(tmp_path) | derived)
+    capacity = Capacity(device_bytes=64 * MIB)
+    assert surely_fits(config, capacity)
+    assert memory_plan(config, capacity.device_bytes).peak_bytes <= 64 * MIB

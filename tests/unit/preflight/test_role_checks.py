@@ -1,0 +1,137 @@
+"""What is found of the roles beside the actor before a cluster is started."""
+
+from pathlib import Path
+
+from checked_runs import (
+    ACTOR,
+    CPU,
+    DEVICES,
+    TRAIN_TP,
+    MakeConfig,
+    model_folder,
+    overrides,
+    refused,
+)
+
+from mindrl.preflight.checks import check
+
+
+def test_a_reference_of_another_shape_must_fit_the_training_layout_too(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    other = model_folder(tmp_path / "other", num_attention_heads=7, num_key_value_heads=1)
+    field = "rl_config.integrated_mode_config.ref_model_load_path"
+    with_other = {field: str(other), "rl_config.init_kl_coef": 0.1, DEVICES: 2, TRAIN_TP: 2}
+    config = run_config(model_folder(tmp_path / "model"), overrides(tmp_path) | with_other)
+    assert refused(config)[0] == (
+        f"{field}={other}: {TRAIN_TP}=2 must divide num_attention_heads=7; nearest: 1, 7"
+    )
+
+
+def test_a_layout_of_its_own_lets_a_reference_of_another_shape_fit(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    other = model_folder(tmp_path / "other", num_attention_heads=7, num_key_value_heads=1)
+    model = model_folder(tmp_path / "model")
+    shared = {"ref_config.load": str(other), "rl_config.init_kl_coef": 0.1, DEVICES: 2, TRAIN_TP: 2}
+    own = shared | {"ref_config.tensor_model_parallel_size": 1}
+    check(run_config(model, overrides(tmp_path) | own), CPU)
+    wrong = shared | {DEVICES: 4, TRAIN_TP: 1, "ref_config.tensor_model_parallel_size": 4}
+    assert refused(run_config(model, overrides(tmp_path) | wrong)) == [
+        (
+            f"ref_config.load={other}: ref_config.tensor_model_parallel_size=4 must divide "
+            "num_attention_heads=7; nearest: 1, 7"
+        )
+    ]
+
+
+def test_what_roles_of_one_model_break_together_is_said_once(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    roles = {"rl_config.init_kl_coef": 0.1, "rl_config.adv_estimator": "gae", "critic_config.lr": 1}
+    sizes = {DEVICES: 8, TRAIN_TP: 8}
+    model = model_folder(tmp_path / "model")
+    assert refused(run_config(model, overrides(tmp_path) | roles | sizes)) == [
+        f"{TRAIN_TP}=8 must divide num_attention_heads=28; nearest: 7, 14"
+    ]
+    nowhere = refused(run_config(tmp_path / "nowhere", overrides(tmp_path) | roles))
+    assert nowhere == [f"{ACTOR}.load: model folder {tmp_path}/nowhere does not exist"]
+
+
+def test_a_critics_recomputation_is_judged_by_its_own_chunks(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    model = model_folder(tmp_path / "model", num_hidden_layers=6)
+    critic = {
+        DEVICES: 2,
+        "rl_config.adv_estimator": "gae",
+        "critic_config.pipeline_model_parallel_size": 2,
+        "critic_config.recompute_granularity": "full",
+        "critic_config.recompute_method": "uniform",
+        "critic_config.recompute_num_layers": 2,
+    }
+    assert refused(run_config(model, overrides(tmp_path) | critic)) == [
+        (
+            "critic_config.recompute_num_layers=2 must divide the layers of a pipeline chunk=3; "
+            "nearest: 1, 3"
+        )
+    ]
+    alone = critic | {"critic_config.pipeline_model_parallel_size": 1}
+    check(run_config(model, overrides(tmp_path) | alone), CPU)
+
+
+def test_a_critic_reads_the_actors_tokens_and_sequences(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    model = model_folder(tmp_path / "model")
+    values = model_folder(tmp_path / "values", vocab_size=100, max_position_embeddings=48)
+    critic = {"rl_config.adv_estimator": "gae", "critic_config.load": str(values)}
+    assert refused(run_config(model, overrides(tmp_path) | critic)) == [
+        f"critic_config.load={values}: vocabulary of 100 tokens, the actor has 96",
+        (
+            f"critic_config.load={values}: megatron_training.seq_length=64 is beyond its "
+            "max_position_embeddings=48"
+        ),
+    ]
+
+
+def test_a_reference_with_another_vocabulary_is_refused_where_there_is_a_kl_term(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    model = model_folder(tmp_path / "model")
+    other = model_folder(tmp_path / "other", vocab_size=100)
+    field = "rl_config.integrated_mode_config.ref_model_load_path"
+    with_other = overrides(tmp_path) | {field: str(other)}
+    assert refused(run_config(model, with_other | {"rl_config.init_kl_coef": 0.1})) == [
+        f"{field}={other}: vocabulary of 100 tokens, the actor has 96"
+    ]
+    check(run_config(model, with_other), CPU)
+
+
+def test_a_reward_model_needs_a_value_head_of_one_row_and_a_critic_may_lack_it(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    model = model_folder(tmp_path / "model")
+    judge = model_folder(tmp_path / "judge", labels=1)
+    two = model_folder(tmp_path / "two", labels=2)
+    gae = overrides(tmp_path) | {"rl_config.adv_estimator": "gae"}
+    for folder in (model, judge):
+        check(run_config(model, gae | {"critic_config.load": str(folder)}), CPU)
+    check(run_config(model, overrides(tmp_path) | {"reward_config.load": str(judge)}), CPU)
+    assert refused(run_config(model, overrides(tmp_path) | {"reward_config.load": str(model)})) == [
+        (
+            f"reward_config.load: {model}: no tensor score.weight; a reward model needs this head, "
+            "a causal language model has none"
+        )
+    ]
+    for key, base in (("reward_config.load", overrides(tmp_path)), ("critic_config.load", gae)):
+        assert refused(run_config(model, base | {key: str(two)})) == [
+            (f"{key}: {two}: tensor score.weight has shape [2, 28]; config.json asks for [1, 28]")
+        ]
+
+
+def test_a_classifier_is_no_actor(tmp_path: Path, run_config: MakeConfig) -> None:
+    judge = model_folder(tmp_path / "judge", labels=1)
+    assert refused(run_config(judge, overrides(tmp_path))) == [
+        f"{ACTOR}.load: {judge}: no tensor lm_head.weight; config.json asks for [96, 28]"
+    ]

@@ -1,0 +1,100 @@
+"""The room that a run asks for before it starts: that of its exports, not a guess."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mindrl.checkpoint.safetensors_file import open_file
+from mindrl.config.run import RunConfig
+from mindrl.errors import OutputError
+from mindrl.preflight.run_folders import LOG_BYTES, check_folders, export_bytes, export_folders
+
+MakeConfig = Callable[..., RunConfig]
+MakeModel = Callable[..., Path]
+
+
+def weights_of(folder: Path) -> int:
+    with open_file(folder / "model.safetensors", "np") as file:
+        return sum(file.get_tensor(name).nbytes for name in file.keys())  # noqa: SIM118
+
+
+def room_asked_for(config: RunConfig, root: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return what a run says on a disk with 1 MiB left."""
+    full = shutil.disk_usage(root)._replace(free=1 << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: full)
+    with pytest.raises(OutputError) as caught:
+        check_folders(config, root, export_folders(config, root))
+    return str(caught.value).partition("; the run needs ")[2]
+
+
+def test_an_export_takes_the_bytes_of_its_tensors_in_the_training_type(
+    random_model_of: MakeModel, run_config: MakeConfig
+) -> None:
+    for family in ("qwen2", "qwen3_moe"):
+        model = random_model_of(family)
+        whole = export_bytes(run_config(model), "actor")
+        assert whole == weights_of(model)
+        half = run_config(model, {"megatron_training.bf16": True})
+        # A router stays in float32.
+        assert whole / 2 <= export_bytes(half, "actor") < 0.51 * whole
+
+
+@pytest.mark.parametrize(
+    ("save_interval", "test_data", "copies"),
+    [(0, "test.jsonl", 1), (1, None, 2), (1, "test.jsonl", 3), (3, "test.jsonl", 1)],
+)
+def test_a_disk_must_hold_the_logs_and_the_newest_export_the_next_and_the_best(  # noqa: PLR0917 - a row
+    save_interval: int,
+    test_data: str | None,
+    copies: int,
+    random_model_of: MakeModel,
+    run_config: MakeConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    changes: dict[str, Any] = {
+        "megatron_training.save_interval": save_interval,
+        "megatron_training.test_data_path": test_data,
+    }
+    model = random_model_of("qwen3")
+    asked = room_asked_for(run_config(model, changes), tmp_path, monkeypatch)
+    export = copies * weights_of(model) / 2**20
+    assert asked == (
+        f"{64 + export:,.1f} MiB: 64.0 MiB for logs and samples in {tmp_path}, {export:,.1f} MiB "
+        f"for {copies} x the exported actor in {tmp_path}"
+    )
+
+
+def test_a_critic_is_counted_beside_the_actor_wherever_it_lies_on_the_disk(
+    random_model_of: MakeModel,
+    run_config: MakeConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = random_model_of("qwen3")
+    changes = {
+        "rl_config.adv_estimator": "gae",
+        "critic_config.save": str(tmp_path / "elsewhere" / "critic"),
+    }
+    config = run_config(model, changes)
+    actor, critic = export_bytes(config, "actor"), export_bytes(config, "critic")
+    # One row in the place of 211: a head of 128 weights.
+    assert actor - critic == 210 * 128 * 4
+    asked = room_asked_for(config, tmp_path, monkeypatch)
+    assert asked.startswith(f"{(LOG_BYTES + actor + critic) / 2**20:,.1f} MiB: ")
+    assert asked.endswith(f"1 x the exported critic in {tmp_path}/elsewhere")
+
+
+@pytest.mark.parametrize(("taken", "beside"), [("model", ""), ("model_best", ": {}/model_best")])
+def test_a_folder_that_an_export_would_replace_is_refused(
+    taken: str, beside: str, random_model_of: MakeModel, run_config: MakeConfig, tmp_path: Path
+) -> None:
+    (tmp_path / taken).mkdir()
+    (tmp_path / taken / "mine").touch()
+    config = run_config(random_model_of("qwen3"))
+    text = f"^actor_config.save={tmp_path}/model{beside.format(tmp_path)} holds files"
+    with pytest.raises(OutputError, match=text):
+        export_folders(config, tmp_path)

@@ -1,0 +1,92 @@
+"""The `mindrl` command: its programs, their help, and what works where torch is not installed."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mindrl.programs.entry import PROGRAMS
+
+ROOT = Path(__file__).parents[3]
+HEAVY = ("torch", "megatron", "vllm")
+WITHOUT = f"""
+import sys
+for name in {HEAVY}:
+    sys.modules[name] = None  # As if it were not installed.
+from mindrl.programs.entry import main
+main()
+"""
+
+
+def started(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run the command in a Python that has no torch, Megatron-core and vLLM."""
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT, *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_command_lists_its_programs_and_refuses_others() -> None:
+    asked = started("--help")
+    assert asked.returncode == 0
+    assert all(f"  {name} " in asked.stdout for name in PROGRAMS)
+    wrong = started("learn")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert wrong.stderr == asked.stdout
+
+
+@pytest.mark.parametrize("name", list(PROGRAMS))
+def test_each_program_explains_itself_with_an_example_and_without_torch(name: str) -> None:
+    asked = started(name, "--help")
+    assert asked.returncode == 0, asked.stderr
+    text = asked.stdout.lower()
+    assert "example" in text or "for instance" in text, asked.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (
+            ("check", "--config-name", "grpo_qwen25_7b", "--elsewhere"),
+            "grpo_qwen25_7b: no findings",
+        ),
+        (
+            ("plan", "explain", "--config-name", "grpo_qwen25_7b"),
+            "grpo_qwen25_7b: 8 ranks on 1 machine",
+        ),
+        (
+            ("plan", "memory", "--config-name", "grpo_qwen25_7b", "--device-memory-gib", "60"),
+            "peak",
+        ),
+        (
+            (
+                *("plan", "reshard", "--model", "Qwen2.5-7B"),
+                *("--from", "megatron:d2t4", "--to", "vllm:d4t2"),
+            ),
+            "received",
+        ),
+        (
+            ("train-grpo", "--config-name", "grpo_qwen25_7b", "--dry-run"),
+            "the configuration is valid",
+        ),
+    ],
+)
+def test_what_only_plans_works_without_torch_and_without_any_model_folder(
+    arguments: tuple[str, ...], line: str, tmp_path: Path
+) -> None:
+    ended = started(*arguments, folder=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert any(each.startswith(line) for each in ended.stdout.splitlines()), ended.stdout
+
+
+def test_training_without_torch_ends_in_words_that_say_what_to_install(tmp_path: Path) -> None:
+    ended = started("train-grpo", "--config-name", "grpo_tiny_cpu", folder=tmp_path)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith(
+        "error: training needs torch, megatron, vllm, which this Python does not have; "
+        "`mindrl doctor` says what to install"
+    )

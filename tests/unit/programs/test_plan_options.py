@@ -1,0 +1,78 @@
+"""The options that check, `plan memory` and `plan explain` share."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from mindrl.programs.check import check_config
+from mindrl.programs.plan import plan
+
+ROOT = Path(__file__).parents[3]
+RUN = (
+    "--config-name",
+    "grpo_qwen25_7b",
+    f"actor_config.load={ROOT / 'configs' / 'models' / 'Qwen2.5-7B'}",
+)
+
+
+def capacity(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["plan.py", "memory", *RUN, *arguments, "--json"])
+    return plan()
+
+
+def test_a_device_by_name_is_its_memory(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert capacity(monkeypatch, "--device", "ascend-910b-64g") == 0
+    named = json.loads(capsys.readouterr().out)
+    assert named["capacity_bytes"] == 62400 << 20
+    assert capacity(monkeypatch, "--device-memory-gib", "60.9375") == 0
+    assert json.loads(capsys.readouterr().out) == named
+
+
+def test_a_device_of_the_command_line_wins_over_the_memory_of_the_configuration(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert capacity(monkeypatch, "--device", "nvidia-h200-141g") == 0
+    assert json.loads(capsys.readouterr().out)["capacity_bytes"] == 142_900 << 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--device", "ascend"), "--device ascend: no such device is known"),
+        (("--config-dir", "nowhere"), "--config-dir nowhere: no such folder"),
+    ],
+)
+def test_what_is_not_there_is_refused(
+    arguments: tuple[str, ...],
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert capacity(monkeypatch, *arguments) == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_two_words_for_one_memory_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        capacity(monkeypatch, "--device", "ascend-910b-64g", "--device-memory-gib", "60")
+    assert ended.value.code == 2
+    assert "not allowed with argument --device" in capsys.readouterr().err
+
+
+def test_a_configuration_of_another_folder_builds_on_the_shipped_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (ROOT / "configs" / "grpo_qwen25_7b.yaml").read_text("utf-8")
+    (tmp_path / "mine.yaml").write_text(text.replace("num_npus: 8", "num_npus: 7"), "utf-8")
+    asked = ["check.py", "--config-dir", str(tmp_path), "--config-name", "mine", "--elsewhere"]
+    monkeypatch.setattr(sys, "argv", asked)
+    assert check_config() == 1
+    told = capsys.readouterr().err
+    assert "actor_config.tensor_model_parallel_size=4 must divide" in told
+    assert "num_npus=7" in told

@@ -1,0 +1,117 @@
+"""`plan run` as a user meets it: what it prints, what it writes, what it refuses."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mindrl.platform.device_models import EXAMPLE_DEVICE
+from mindrl.programs.check import check_config
+from mindrl.programs.plan import plan
+
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs" / "how-to" / "plan-a-run.md"
+FOLDER = str(ROOT / "configs" / "models" / "Qwen2.5-7B")
+WITHOUT_TORCH = """
+import runpy, sys
+for name in ("torch", "megatron", "vllm", "ray", "transformers"):
+    sys.modules[name] = None  # import then raises ImportError, as where it is not installed
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def ran(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """Run `plan run`, for Qwen2.5-7B on 8 devices where the arguments do not say otherwise."""
+    asked = ["--model", FOLDER, "--devices", "8", "--device", EXAMPLE_DEVICE]
+    monkeypatch.setattr(sys, "argv", ["plan.py", "run", *asked, *arguments])
+    return plan()
+
+
+def checked(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["check.py", *arguments])
+    return check_config()
+
+
+def test_the_docs_show_what_the_program_prints_without_torch() -> None:
+    page = PAGE.read_text("utf-8")
+    block = page.split("```text\n")[1].split("```")[0]
+    command = page.split("    python cli/plan.py run ")[1].split("\n\n")[0]
+    arguments = command.replace("\\\n", " ").split()
+    ended = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, "cli/plan.py", "run", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == block
+    assert ended.stderr == ""  # no progress where nobody looks
+
+
+def test_what_is_written_passes_the_checks_and_is_never_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours = tmp_path / "mine.yaml"
+    assert ran(monkeypatch, "--algorithm", "ppo", "--top", "1", "-o", str(ours)) == 0
+    printed = capsys.readouterr().out.splitlines()
+    command = f"mindrl check --config-dir {tmp_path} --config-name mine --elsewhere"
+    assert printed[-1] == f"written: {ours}; next: {command}"
+    assert checked(monkeypatch, *command.split()[2:], "--json") == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["findings"] == []
+    assert answer["memory_checked"] is True
+    notes = [note["field"] for note in answer["not_checked"]]
+    assert notes == ["megatron_training.data_path", "actor_config.load"]  # no data, no weights
+    before = ours.read_text("utf-8")
+    assert ran(monkeypatch, "--top", "1", "-o", str(ours)) == 1
+    assert f"-o {ours}: there is a file already" in capsys.readouterr().err
+    assert ours.read_text("utf-8") == before
+
+
+def test_a_name_alone_is_enough_and_json_has_every_figure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ran(monkeypatch, "--model", "Qwen2.5-7B", "--top", "1", "--json") == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["model"], answer["devices"]) == ("./models/Qwen2.5-7B", 8)
+    (proposal,) = answer["proposals"]
+    assert proposal["config"]["actor_config.load"] == "./models/Qwen2.5-7B"
+    assert proposal["config"]["rl_config.device_memory_mib"] == 62400
+    assert proposal["device_bytes"] == 62400 << 20
+    assert proposal["peak_bytes"] <= proposal["with_activations_bytes"] <= 0.9 * (62400 << 20)
+    assert proposal["step_seconds"] == pytest.approx(sum(proposal["seconds"].values()))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "reason"),
+    [
+        (("--device", "ascend-910b-64"), 2, "did you mean ascend-910b-64g or ascend-910c-64g?"),
+        (("--devices", "12"), 2, "--devices 12 must fill nodes of 8; nearest: 8, 16; or say"),
+        (("--devices", "8192"), 2, "--devices 8192: at most 4096 can be planned"),
+        (("--model", "Qwen2.5-8B"), 2, "model folder Qwen2.5-8B does not exist"),
+        (("-o", "mine.yml"), 2, "-o mine.yml: needs the suffix .yaml"),
+        (("--prompts-per-step", "1", "--samples", "1"), 2, "need 2 or more"),
+        (
+            ("--response-tokens", "131072"),
+            2,
+            "is beyond the model's max_position_embeddings=131072",
+        ),
+        (("--devices", "2", "--device", "ascend-910b-32g"), 1, "it fits with --devices 8: "),
+    ],
+)
+def test_what_cannot_be_answered_says_why(
+    arguments: tuple[str, ...],
+    code: int,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert ran(monkeypatch, *arguments) == code
+    told = capsys.readouterr()
+    assert reason in told.err
+    assert told.err.startswith("error: ")
+    assert told.out == ""

@@ -1,0 +1,149 @@
+"""The proposals of well-known models: legal, fitting, and the best that there are."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from tests.unit.launch.proposal_tasks import asked
+
+from mindrl.allocation.strings import parse_rollout, parse_training
+from mindrl.config.layouts import rollout_layout, train_layout
+from mindrl.platform.device import PLATFORMS
+from mindrl.preflight.checks import device_capacity
+from mindrl.preflight.legal_values import checked_with_legal_values
+from mindrl.preflight.memory_plan import memory_plan
+from mindrl.programs.compose import composed_config
+from mindrl.propose.candidates import (
+    Candidate,
+    Task,
+    candidate_config,
+    legal_rollout,
+    legal_training,
+)
+from mindrl.propose.figures import behind, figures_of
+from mindrl.propose.fitting import (
+    Fit,
+    Misfit,
+    Sizes,
+    best_fit,
+    exact_sizes,
+    least_sizes,
+    prepared,
+)
+from mindrl.propose.remedies import remedies
+from mindrl.propose.search import planned_models, search
+
+
+def said(_: str) -> None:
+    """Take what a search tells, and drop it."""
+
+
+def planned_sizes(task: Task, candidate: Candidate) -> Sizes:
+    """Return the exact bytes of a candidate, its messages included."""
+    models, moved = planned_models(task, candidate)
+    return replace(exact_sizes(task, candidate, models), reshard_seconds=moved.seconds)
+
+
+def exhaustive(task: Task) -> Iterator[tuple[Candidate, Fit | Misfit]]:
+    """Plan every candidate to the end, the reshard included; its lower bounds must be below."""
+    for training in legal_training(task):
+        ready = prepared(task, training)
+        for rollout in legal_rollout(task):
+            candidate = Candidate(training=training, rollout=rollout)
+            exact = best_fit(task, ready, rollout, planned_sizes(task, candidate))
+            bound = best_fit(task, ready, rollout, least_sizes(task, candidate))
+            if isinstance(exact, Fit):
+                assert isinstance(bound, Fit), candidate
+                assert bound.seconds.total <= exact.seconds.total
+            yield candidate, exact
+
+
+def test_a_search_finds_what_planning_every_candidate_finds() -> None:
+    """On 8 devices of 32 GB some of the 27 candidates do not fit; the others come in order."""
+    task = asked(devices=8, device="ascend-910b-32g")
+    every = dict(exhaustive(task))
+    fitting = {each: fit for each, fit in every.items() if isinstance(fit, Fit)}
+    best = sorted(fitting, key=lambda each: (fitting[each].seconds.total, each.texts))
+    assert 0 < len(fitting) < len(every) == 27
+    found = search(task, len(every), said)
+    assert [each.candidate for each in found.proposals] == best
+    assert [each.fit for each in found.proposals] == [fitting[each] for each in best]
+
+
+@pytest.mark.parametrize(
+    "task",
+    [asked(devices=8), asked(), asked("Qwen3-30B-A3B"), asked(algorithm="ppo")],
+    ids=["Qwen2.5-7B on 8", "Qwen2.5-7B on 16", "Qwen3-30B-A3B on 16", "Qwen2.5-7B, PPO"],
+)
+def test_proposals_pass_the_checks_of_a_run_and_leave_a_tenth_of_the_device(task: Task) -> None:
+    dense = task.model.moe is None
+    for proposal in search(task, 2 if dense else 1, said).proposals:
+        config = candidate_config(task, proposal.candidate, proposal.fit.settings)
+        capacity, platform = device_capacity(config), PLATFORMS[task.device.kind]
+        checked = checked_with_legal_values(config, platform, capacity, needs_files=False)
+        assert checked.models is not None, "the folders are here, so they are checked"
+        assert checked.findings == []
+        assert config.world_size == task.devices
+        assert proposal.fit.with_activations_bytes <= 0.9 * task.device_bytes
+        if dense:  # the plan of a mixture takes seconds
+            plan = memory_plan(config, capacity.device_bytes)
+            assert plan.peak_bytes == proposal.fit.peak_bytes
+
+
+def test_the_first_proposal_costs_no_more_than_the_shipped_layout() -> None:
+    """configs/grpo_qwen25_7b.yaml: d2t4 to d4t2 on 8 devices."""
+    config = composed_config("grpo_qwen25_7b", [])
+    shipped = Candidate(training=train_layout(config), rollout=rollout_layout(config))
+    training, rollout = parse_training("megatron:d2t4"), parse_rollout("vllm:d4t2")
+    assert shipped == Candidate(training=training, rollout=rollout)
+    task = asked(devices=8)
+    sizes = planned_sizes(task, shipped)
+    theirs = best_fit(task, prepared(task, shipped.training), shipped.rollout, sizes)
+    assert isinstance(theirs, Fit)
+    (ours,) = search(task, 1, said).proposals
+    assert ours.fit.seconds.total <= theirs.seconds.total
+    assert behind(theirs, theirs) == "0.0 s behind the first: in hardly anything"
+    assert behind(ours.fit, theirs).endswith("s")
+
+
+def test_words_and_figures_of_a_proposal_agree() -> None:
+    task = asked("Qwen3-30B-A3B", devices=16)
+    found = search(task, 2, said, most_pieces=0)
+    first, second = figures_of(task, found).proposals
+    assert sum(first.shares.values()) == pytest.approx(1)
+    assert first.step_seconds == pytest.approx(sum(first.seconds.values()))
+    assert first.behind_the_first is None
+    assert second.behind_the_first is not None
+    gap = second.step_seconds - first.step_seconds
+    assert second.behind_the_first.startswith(f"{gap:.1f} s behind the first: ")
+    layout = found.proposals[0].candidate.training
+    expected = f"ep {layout.ep}: a rank holds {128 // layout.ep} experts of a layer; "
+    assert any(reason.startswith(expected) for reason in first.reasons)
+    # No plan was allowed: the reshard is a bound, and the answer says so.
+    assert first.reshard_received_bytes is None
+    assert first.reasons[-1].startswith("reshard: not planned here")
+
+
+def test_where_nothing_fits_the_answer_names_the_next_number_of_devices() -> None:
+    task = asked("Qwen2.5-32B", devices=2, prompts=8)
+    found = search(task, 5, said)
+    assert found.proposals == []
+    miss, *ways = remedies(task, found, said)
+    # Weights, gradients and optimizer: 18 bytes of each of 32.76e9 parameters, over two ranks.
+    assert found.nearest is not None
+    assert 0 < found.nearest.need_bytes - 9 * 32_763_876_352 < 4 << 30
+    assert f"needs {found.nearest.need_bytes / 2**30:.2f} GiB of a device in train" in miss
+    assert "nothing fits; the nearest is megatron:" in miss
+    assert ways[0].startswith("it fits with --devices 16: megatron:")
+    assert not search(replace(task, devices=8), 1, said).proposals
+
+
+def test_a_host_without_room_is_answered_with_the_memory_that_it_would_need() -> None:
+    """PPO on 4 devices: both optimizers must leave, 12 bytes a parameter; a critic has no head."""
+    task = asked(devices=4, algorithm="ppo", host_bytes=1 << 30)
+    found = search(task, 1, said)
+    assert found.proposals == []
+    (way,) = [line for line in remedies(task, found, said) if "--host-memory-gib" in line]
+    gib = int(way.removeprefix("it fits with --host-memory-gib "))
+    assert gib >= 12 * (2 * 7_615_616_512 - 152064 * 3584) / 2**30
+    assert search(replace(task, host_bytes=gib << 30), 1, said).proposals

@@ -1,0 +1,72 @@
+"""Regions whose copies run beside the computation, on a device that does all as late as it may.
+
+Regions whose copies run at once are in tests/distributed/test_training.py.
+"""
+
+import torch
+from late_device import LateDevice
+from torch import Tensor
+
+from mindrl.platform.host_arena import HostArena
+from mindrl.training.megatron.offload import StoredRegion
+
+
+def on_a_late_device(*tensors: Tensor) -> tuple[StoredRegion, LateDevice]:
+    region, device = StoredRegion(tensors, HostArena(4096, device_type="cpu"), "cpu"), LateDevice()
+    region.copies.device, region.copies.stream = device, device.Stream()
+    return region, device
+
+
+def test_a_storage_that_leaves_ahead_of_its_region_is_copied_once_even_if_it_is_on_its_way() -> (
+    None
+):
+    first, second = torch.arange(4.0), torch.ones(2)
+    region, _ = on_a_late_device(first, second)
+    region.release_storage_of(first)
+    assert len(region.copies.pending) == 1
+    assert region.device_bytes() == 24  # the copy is not done: the storage is still there
+    assert region.release() == 24
+    assert region.device_bytes() == 0
+    assert region.bring() == 24
+    assert first.tolist() == [0, 1, 2, 3]
+
+
+def test_what_an_update_computes_is_in_the_copy_each_time_and_comes_back() -> None:
+    weights = torch.zeros(3)
+    region, device = on_a_late_device(weights)
+    for value in (1.0, 2.0):
+        device.compute(weights, value)
+        region.changed()
+        assert region.release() == 12
+        on_host = region.host_copy(weights).tolist()
+        assert on_host == [value] * 3
+        assert region.bring() == 12
+        assert weights.tolist() == [value] * 3
+    assert region.release() == 0, "nothing has changed since"
+
+
+def test_a_storage_on_its_way_out_that_is_called_back_stays() -> None:
+    """As where a reshard fails after the first weights have left."""
+    first, second = torch.arange(4.0), torch.ones(2)
+    region, _ = on_a_late_device(first, second)
+    region.release_storage_of(first)
+    region.bring()
+    assert region.device_bytes() == 24
+    assert first.tolist() == [0, 1, 2, 3]
+
+
+def test_a_storage_whose_place_lies_in_several_blocks_comes_back_to_the_bit() -> None:
+    # Blocks of 2048, 1024 and 512 bytes: the second storage lies in all three.
+    arena = HostArena(3584, device_type="cpu")
+    first, second = torch.randn(300), torch.randn(480)
+    head, tail = second[:100], second[100:].view(20, 19)
+    kept = [tensor.clone() for tensor in (first, second)]
+    region = StoredRegion([first, second], arena, "cpu")
+    assert region.release() == 4 * 780
+    assert (region.device_bytes(), arena.beyond) == (0, 0)
+    # As another model takes its first weights: from the host, while these are away.
+    assert torch.equal(region.host_copy(head), kept[1][:100])
+    assert torch.equal(region.host_copy(tail), kept[1][100:].view(20, 19))
+    region.bring()
+    assert torch.equal(first, kept[0])
+    assert torch.equal(second, kept[1])

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from mindrl.checkpoint.export import ExportedModel
-from mindrl.checkpoint.filed_weights import FolderWeights, RankWeights, Read, fill
+from mindrl.checkpoint.filed_weights import FolderWeights, RankWeights, ReadBox, fill
 from mindrl.checkpoint.new_folder import NewFolder
 from mindrl.checkpoint.rank_files import (
     LAYOUT_FILE,
@@ -81,7 +81,7 @@ def convert(conversion: Conversion, advance: Advance) -> None:
             _write_rank_files(conversion, conversion.layout, source.read, advance)
 
 
-def _write_model(conversion: Conversion, read: Read, advance: Advance) -> None:
+def _write_model(conversion: Conversion, read: ReadBox, advance: Advance) -> None:
     table = conversion.target_side.table(0)
     with ExportedModel(
         conversion.source,
@@ -98,7 +98,7 @@ def _write_model(conversion: Conversion, read: Read, advance: Advance) -> None:
 
 
 def _write_rank_files(
-    conversion: Conversion, layout: TrainLayout, read: Read, advance: Advance
+    conversion: Conversion, layout: TrainLayout, read: ReadBox, advance: Advance
 ) -> None:
     side = conversion.target_side
     names = rank_files(side)
@@ -119,7 +119,7 @@ def _write_rank_files(
 
 
 def _write_rank_file(
-    path: Path, table: ShardingTable, dtype: DType, read: Read, advance: Advance
+    path: Path, table: ShardingTable, dtype: DType, read: ReadBox, advance: Advance
 ) -> None:
     kinds = {name: (dtype_of(entry, dtype), entry.shape) for name, entry in table.items()}
     file = TensorFile(path, kinds)

@@ -15,12 +15,12 @@ from mindrl.models.decoder import Side, always_float32
 from mindrl.models.orientation import oriented
 from mindrl.models.placement import Box, LocalTensor, Placement, intersect, slices
 
-Read = Callable[[str, Box], Tensor]
+ReadBox = Callable[[str, Box], Tensor]
 """Returns a box of a logical tensor."""
 
 
 @torch.no_grad()
-def fill(local: Tensor, entry: LocalTensor, read: Read) -> None:
+def fill(local: Tensor, entry: LocalTensor, read: ReadBox) -> None:
     """Fill a local tensor by its table, reading only what lies in it; padding becomes zero."""
     local.zero_()
     for placement in entry.placements:

@@ -14,16 +14,13 @@ SCRIPTS = ROOT / "scripts"
 STILL_IN_A_CYCLE = [{"timeline", "timeline_chart"}]
 STILL_IN_TWO_ROOMS = frozenset(
     {
-        "Checked",
         "Counts",
         "Device",
-        "Kind",
         "Message",
         "Move",
         "Outcome",
         "Part",
         "Reference",
-        "Row",
         "Rule",
         "WorkerProcess",
     }

@@ -3,7 +3,7 @@ BENCHES := $(wildcard scripts/bench_*.py)
 SHELL_FILES := $(wildcard scripts/*.sh scripts/lib/*.sh) .ci/run
 
 .DEFAULT_GOAL := check
-.PHONY: setup format lint types arch test e2e bench docs check
+.PHONY: setup format lint types arch test e2e bench docs check nightly mutate
 
 setup: ## make .venv with the pinned CPU environment
 	bash scripts/install.sh
@@ -26,10 +26,13 @@ arch: ## import layers, then the house rules
 	$(PYTHON) -m pytest -q tests/unit/test_house_rules.py
 
 test: ## unit tests
-	$(PYTHON) -m pytest tests/unit -m "not gpu and not npu"
+	$(PYTHON) -m pytest tests/unit -m "not gpu and not npu and not nightly"
 
 e2e: ## several processes, and Ray + Megatron-core + vLLM, on CPU
-	$(PYTHON) -m pytest tests/distributed tests/e2e -m "not gpu and not npu"
+	$(PYTHON) -m pytest tests/distributed tests/e2e -m "not gpu and not npu and not nightly"
+
+mutate: ## plant faults one at a time; the tests must find each
+	$(PYTHON) scripts/mutate.py
 
 bench: ## every benchmark
 	@test -n "$(BENCHES)" || { echo "no scripts/bench_*.py" >&2; exit 1; }
@@ -41,3 +44,6 @@ docs: ## spelling and links of the documentation
 
 check: ## everything CI runs
 	bash scripts/test.sh
+
+nightly: ## everything CI runs, the tests in all their cases, and planted faults
+	bash scripts/test.sh --nightly

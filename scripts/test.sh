@@ -4,8 +4,10 @@
 #   bash scripts/test.sh                      all of it (what CI runs)
 #   bash scripts/test.sh -k advantage -x      the arguments go to pytest
 #   bash scripts/test.sh tests/unit/config    these tests instead of all
+#   bash scripts/test.sh --nightly            tests marked nightly too, and planted faults
 #
-# Every check runs even when an earlier one failed; the exit code is 1 when any failed.
+# Every check runs even when an earlier one failed; the exit code is 1 when any failed. Unit tests
+# run beside the others, which wait for each other's messages; their output follows behind.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -18,8 +20,19 @@ export RAY_USAGE_STATS_ENABLED=0 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
 # Several processes share few cores here; threads of their own make them slower.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" TOKENIZERS_PARALLELISM=false
 
+marks="not gpu and not npu and not nightly"
+nightly=0
+if [[ "${1:-}" == --nightly ]]; then
+    shift
+    marks="not gpu and not npu" nightly=1
+fi
+
 passed=0 failed=0 skipped=0
 failures=()
+scratch="$(mktemp -d)"
+beside=""
+# Ctrl-C does not reach the process group of what runs beside.
+trap '[[ -z "$beside" ]] || kill -- "-$beside" 2>/dev/null; rm -rf "$scratch"' EXIT
 
 check() {
     local name="$1"
@@ -47,17 +60,20 @@ count_tests() {
     skipped=$((skipped + count[skipped]))
 }
 
-# The arguments go to pytest.
-run_tests() {
-    local name="$1" report status=0 failed_before="$failed"
+# Run pytest; the report and the exit code stay in the scratch folder, by the first argument.
+pytest_as() {
+    local name="$1" status=0
     shift
-    report="$(mktemp)"
-    printf '\n== %s\n' "$name"
-    python -m pytest -m "not gpu and not npu" --durations=20 --junitxml "$report" "$@" || status=$?
-    count_tests "$report"
-    rm -f "$report"
-    if ((status)); then
-        failures+=("$name")
+    python -m pytest -m "$marks" --durations=20 --junitxml "$scratch/$name.xml" "$@" || status=$?
+    echo "$status" >"$scratch/$name.status"
+}
+
+# Add what pytest_as left.
+count() {
+    local name="$1" title="$2" failed_before="$failed"
+    [[ ! -f "$scratch/$name.xml" ]] || count_tests "$scratch/$name.xml"
+    if (($(cat "$scratch/$name.status"))); then
+        failures+=("$title")
         # A run that broke off, or selected nothing, has no failed test to count.
         ((failed > failed_before)) || failed=$((failed + 1))
     fi
@@ -70,11 +86,24 @@ check "shellcheck" shellcheck -x -P SCRIPTDIR scripts/*.sh scripts/lib/*.sh .ci/
 check "mypy --strict" mypy
 check "import layers" lint-imports --no-logo
 if (($#)); then
-    run_tests "tests" "$@"
+    printf '\n== tests\n'
+    pytest_as tests "$@"
+    count tests "tests"
 else
-    # Only unit tests run side by side: the others start several processes each.
-    run_tests "unit tests" -n auto --maxprocesses 4 --dist loadfile tests/unit
-    run_tests "distributed and end-to-end tests" tests/distributed tests/e2e
+    # Only unit tests have workers of their own: the others start several processes each.
+    set -m
+    pytest_as unit -n auto --maxprocesses 4 --dist loadfile tests/unit >"$scratch/unit.log" 2>&1 &
+    beside=$!
+    set +m
+    printf '\n== distributed and end-to-end tests\n'
+    pytest_as wide tests/distributed tests/e2e
+    wait "$beside"
+    beside=""
+    printf '\n== unit tests\n'
+    cat "$scratch/unit.log"
+    count unit "unit tests"
+    count wide "distributed and end-to-end tests"
+    ((!nightly)) || check "planted faults" python scripts/mutate.py
 fi
 
 printf '\n== total after %ss' "$SECONDS"

@@ -7,7 +7,7 @@ from forked_workers import ForkedWorkers
 
 from mindrl.memory.regions import Region
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.nightly]
 
 
 @pytest.fixture(scope="module")

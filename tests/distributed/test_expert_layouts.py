@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from forked_workers import ForkedWorkers
+from nightly import at_night_but
 from test_layouts import Trace, assert_equal_but_for_rounding, train_for_three_steps
 
 from mindrl.config.run import RunConfig
@@ -37,6 +38,7 @@ WAYS: dict[str, dict[str, Any]] = {
         "generate_config.infer_expert_parallel_size": 2,
     },
 }
+EVERY_CHANGE = ("TP2 with cut experts to TP2 with whole experts",)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +51,7 @@ def alone(
     return train_for_three_steps(forked_workers, run_config(random_model_of("qwen3_moe")))
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", at_night_but(EVERY_CHANGE, WAYS))
 def test_two_workers_that_share_experts_equal_one_worker(
     way: str,
     alone: Trace,
@@ -70,6 +72,7 @@ def test_two_workers_that_share_experts_equal_one_worker(
     assert max(trace.gaps) < 1e-5
 
 
+@pytest.mark.nightly
 def test_four_workers_in_the_order_that_moves_least_equal_four_in_megatrons(
     forked_workers: ForkedWorkers, random_model_of: Callable[..., Path], run_config: MakeConfig
 ) -> None:

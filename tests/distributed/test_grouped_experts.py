@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from assembly import assembled
 from forked_workers import ForkedWorkers
+from nightly import at_night_but
 from safetensors.torch import load_file
 from test_layouts import train_for_three_steps
 from test_training_latent import MODELS, course_of, save_random
@@ -109,7 +111,7 @@ def test_logits_are_those_of_hugging_face_to_1e_4(
         check_logits(case, batch, [reply[index] for reply in replies], 1e-4)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", at_night_but(["qwen3_moe"], FAMILIES))
 def test_three_updates_in_float32_are_those_of_experts_one_by_one_in_one_process(
     family: str, folders: Folders, forked_workers: ForkedWorkers
 ) -> None:
@@ -129,8 +131,9 @@ def test_three_updates_in_float32_are_those_of_experts_one_by_one_in_one_process
             assert distance(whole, weights) < 1e-4 * moved
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "ranks"), at_night_but([("deepseek_v3", 4)], product(FAMILIES, (1, 2, 4)))
+)
 def test_three_updates_in_bfloat16_are_those_of_experts_one_by_one_in_the_same_layout(
     family: str, ranks: int, folders: Folders, forked_workers: ForkedWorkers
 ) -> None:
@@ -165,6 +168,7 @@ def test_they_leave_the_device_between_updates_without_a_trace(
         assert all(torch.equal(ours.weights[name], theirs.weights[name]) for name in ours.weights)
 
 
+@pytest.mark.nightly
 def test_two_workers_from_ep2_to_tp2_score_their_own_tokens_as_with_experts_one_by_one(
     folders: Folders, forked_workers: ForkedWorkers, run_config: Callable[..., RunConfig]
 ) -> None:

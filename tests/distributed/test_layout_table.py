@@ -1,18 +1,19 @@
 """Every family in every layout: logits against Hugging Face, five updates against one process.
 
-The figures are kept in docs/reference/training-layouts.md: `pytest --write-tables` renews them,
-and takes every case. Other runs take every layout of one dense family and of one mixture, and a
-third of the others', each a different one.
+The figures are kept in docs/reference/training-layouts.md: `pytest --write-tables` renews them.
+With every change each layout is taken once, and the families in turn; at night all cases are.
 """
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import cycle
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from forked_workers import ForkedWorkers
+from nightly import at_night_but
 from test_training_latent import MODELS, save_random
 from test_training_layouts import (
     LOSS,
@@ -88,21 +89,11 @@ def cases() -> Iterator[tuple[str, str, Case]]:
             yield family, name, Case(folder="", layout=layout, sequence_parallel=cut_by_sp)
 
 
-IN_FULL = ("qwen2", "qwen3_moe")
-
-
-def taken(
-    cases: Iterator[tuple[str, str, Case]], *, all_of_them: bool
-) -> list[tuple[str, str, Case]]:
-    """Return the cases of this run."""
-    order = (*DENSE, *MIXTURES)
-    seen: Counter[str] = Counter()
-    chosen = []
-    for family, name, case in cases:
-        seen[family] += 1
-        if all_of_them or family in IN_FULL or (seen[family] + order.index(family)) % 3 == 0:
-            chosen.append((family, name, case))
-    return chosen
+def of_every_change() -> list[tuple[str, str]]:
+    """Return each layout with one family of those that it is for, and so each family."""
+    dense = zip((*ANY_FAMILY, *WITHOUT_SP), cycle(DENSE), strict=False)
+    mixtures = zip(EXPERTS, cycle(MIXTURES), strict=False)
+    return [(family, name) for name, family in (*dense, *mixtures)]
 
 
 @pytest.fixture(scope="module")
@@ -135,14 +126,24 @@ def courses(folders: Mapping[str, str]) -> Mapping[str, Course]:
     }
 
 
+class Family(NamedTuple):
+    """A model, how it is trained, and what one process finds."""
+
+    folder: str
+    course: Course
+    alone: Trial
+
+
 @pytest.fixture(scope="module")
-def alone(
+def families(
     folders: Mapping[str, str], courses: Mapping[str, Course], forked_workers: ForkedWorkers
-) -> Mapping[str, Trial]:
-    """What one process finds."""
+) -> Mapping[str, Family]:
     asked = [(Case(folder=folder), courses[family]) for family, folder in folders.items()]
     (found,) = forked_workers.run("training_probe:trials", asked, sequences())
-    return dict(zip(folders, found, strict=True))
+    return {
+        family: Family(folder=folder, course=courses[family], alone=alone)
+        for (family, folder), alone in zip(folders.items(), found, strict=True)
+    }
 
 
 @pytest.fixture(scope="module")
@@ -181,36 +182,38 @@ def compare(layout: TrainLayout, ranks: list[Trial], one: Trial, folder: str) ->
     )
 
 
-@pytest.fixture(scope="module")
-def taken_cases(
-    request: pytest.FixtureRequest, folders: Mapping[str, str]
-) -> list[tuple[str, str, Case]]:
-    """The cases of this run, with the folders of their models."""
-    chosen = taken(cases(), all_of_them=request.config.getoption("--write-tables"))
-    return [(family, name, replace(case, folder=folders[family])) for family, name, case in chosen]
-
-
+@pytest.mark.parametrize("every_case", at_night_but([False], [False, True]))
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_logits_are_hugging_faces_and_five_updates_are_those_of_one_process(
     ranks: int,
-    taken_cases: list[tuple[str, str, Case]],
-    courses: Mapping[str, Course],
-    alone: Mapping[str, Trial],
+    every_case: bool,
+    families: Mapping[str, Family],
     rows: Rows,
     forked_workers: ForkedWorkers,
 ) -> None:
-    chosen = [each for each in taken_cases if each[2].layout.world_size == ranks]
-    asked = [(case, courses[family]) for family, _, case in chosen]
+    chosen = [
+        (family, name, replace(case, folder=families[family].folder))
+        for family, name, case in cases()
+        if case.layout.world_size == ranks and (every_case or (family, name) in of_every_change())
+    ]
+    asked = [(case, families[family].course) for family, _, case in chosen]
     replies: list[list[Trial]] = forked_workers.run(
         "training_probe:trials", asked, sequences(), ranks=ranks
     )
     for index, (family, name, case) in enumerate(chosen):
         trials = [reply[index] for reply in replies]
-        rows[family, name] = compare(case.layout, trials, alone[family], case.folder)
+        rows[family, name] = compare(case.layout, trials, families[family].alone, case.folder)
     for key in [(family, name) for family, name, _ in chosen]:
         assert rows[key].logits <= LOGITS_BOUND, key
         assert rows[key].loss <= LOSS_BOUND, key
         assert rows[key].grad_norm <= LOSS_BOUND, key
+
+
+def test_with_every_change_each_layout_and_each_family_are_taken() -> None:
+    taken, every = of_every_change(), {(family, name) for family, name, _ in cases()}
+    assert {*taken} <= every
+    assert {name for _, name in taken} == {name for _, name in every}
+    assert {family for family, _ in taken} == {family for family, _ in every}
 
 
 def write_page(rows: Rows) -> None:

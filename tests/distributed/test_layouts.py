@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from forked_workers import ForkedWorkers
+from nightly import at_night_but
 
 from mindrl.algorithms.token_weights import token_mean_weights
 from mindrl.batch.experience import Experience, MinibatchPlan
@@ -74,7 +75,7 @@ def train_for_three_steps(workers: ForkedWorkers, config: RunConfig) -> Trace:
     return trace
 
 
-@pytest.fixture(scope="session", params=[True, False], ids=["tied", "untied"])
+@pytest.fixture(scope="session", params=at_night_but([True], [True, False]), ids=["tied", "untied"])
 def alone(
     request: pytest.FixtureRequest,
     forked_workers: ForkedWorkers,

@@ -9,6 +9,7 @@ import pytest
 import torch
 from file_opens import opens_of
 from forked_workers import ForkedWorkers
+from nightly import at_night_but
 from role_steps import GREEDY, PROMPTS, take_step
 from safetensors.torch import load_file
 from torch import Tensor
@@ -43,6 +44,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "moe, fp32, dp 2": ("moe", {"megatron_training.use_distributed_optimizer": False}),
 }
+EVERY_CHANGE = ("dense, bf16, dp 2, distributed optimizer", "moe, fp32, dp 2")
 STAYING = {
     f"{section}.{switch}": False
     for section, switches in {
@@ -94,7 +96,7 @@ def run_of(workers: ForkedWorkers, config: RunConfig, folder: Path) -> Course:
     )
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", at_night_but(EVERY_CHANGE, CASES))
 def test_twenty_steps_are_equal_to_the_bit_whether_all_leaves_the_device_or_all_stays(
     name: str,
     forked_workers: ForkedWorkers,

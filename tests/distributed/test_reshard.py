@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from forked_workers import ForkedWorkers
+from nightly import at_night_but
 from reshard_messages import Arrived, Way
 
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
@@ -122,9 +123,10 @@ def check_answers(arrived: list[list[Arrived]], count: int) -> None:
             assert seen.parameters_left == 0
 
 
+@pytest.mark.parametrize("all_ways", at_night_but([False], [False, True]))
 @pytest.mark.parametrize("tp", [1, 2])
 def test_engines_answer_as_if_they_had_loaded_the_exported_folder(
-    forked_workers: ForkedWorkers, random_model_of: MakeModel, tp: int
+    forked_workers: ForkedWorkers, random_model_of: MakeModel, tp: int, all_ways: bool
 ) -> None:
     dense = [str(random_model_of("qwen2")), str(random_model_of("qwen2", tied=True))]
     moe = str(random_model_of("qwen3_moe"))
@@ -138,5 +140,8 @@ def test_engines_answer_as_if_they_had_loaded_the_exported_folder(
         Way(folder=dense[0], train=T(tp=2), rollout=rollout),
         Way(folder=dense[1], train=T(pp=2), rollout=rollout),
     ]
+    if not all_ways:
+        # Whole experts from cut ones, or grouped ones to one rank; and a dense model.
+        ways = [ways[3], ways[-2]] if tp == 2 else ways[-3::2]
     arrived = forked_workers.run("reshard_probe:into_engines", ways, PROMPTS, ranks=2)
     check_answers(arrived, len(ways))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from forked_workers import ForkedWorkers
+from nightly import at_night_but
 from test_layouts import Trace, assert_equal_but_for_rounding, train_for_three_steps
 
 from mindrl.config.run import RunConfig
@@ -42,6 +43,7 @@ WAYS: dict[str, dict[str, Any]] = {
     },
     "DP2 with padding": {"rl_config.use_remove_padding": False},
 }
+EVERY_CHANGE = ("interleaved PP2 to DP2", "CP2 to TP2", "DP2 by tokens, all recomputed")
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +56,7 @@ def alone(
     return train_for_three_steps(forked_workers, run_config(random_model_of("llama")))
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", at_night_but(EVERY_CHANGE, WAYS))
 def test_two_workers_equal_one_worker(
     way: str,
     alone: Trace,
@@ -75,6 +77,7 @@ def test_two_workers_equal_one_worker(
     assert max(trace.gaps) < 1e-5
 
 
+@pytest.mark.nightly
 def test_two_deterministic_runs_of_a_mixture_in_bfloat16_agree_to_the_bit(
     forked_workers: ForkedWorkers, random_model_of: Callable[..., Path], run_config: MakeConfig
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from assembly import assembled
 from forked_workers import ForkedWorkers
+from nightly import at_night_but
 from reshard_messages import Way
 from safetensors.torch import load_file
 from test_reshard import PROMPTS, check_answers
@@ -182,7 +183,7 @@ def test_logits_are_those_of_hugging_face_to_1e_4(
         check_logits(case, batch, [reply[index] for reply in replies], 1e-4)
 
 
-@pytest.mark.parametrize("model", ["V2 Lite", "V3"])
+@pytest.mark.parametrize("model", at_night_but(["V3"], ["V2 Lite", "V3"]))
 def test_three_updates_are_those_of_one_process(
     model: str, folders: Folders, forked_workers: ForkedWorkers
 ) -> None:
@@ -232,6 +233,7 @@ def course_of(folder: str) -> Course:
     )
 
 
+@pytest.mark.nightly
 def test_engines_answer_as_if_they_had_loaded_the_exported_folder(
     tmp_path: Path, forked_workers: ForkedWorkers
 ) -> None:

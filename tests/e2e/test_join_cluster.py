@@ -68,6 +68,7 @@ def users_cluster() -> Iterator[tuple[subprocess.Popen[bytes], dict[str, str]]]:
 
 
 @pytest.mark.e2e
+@pytest.mark.nightly
 def test_a_run_joins_a_cluster_and_leaves_it_as_it_was(
     users_cluster: tuple[subprocess.Popen[bytes], dict[str, str]], tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from program import Program, gone, start_program
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
 SHARED_MEMORY = Path("/dev/shm")
 ONE_WORKER = (

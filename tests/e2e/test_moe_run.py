@@ -94,6 +94,7 @@ def test_two_workers_receive_the_half_of_every_expert_that_the_other_trains(
         assert step["bytes/reshard_needed"] == 3_145_728
 
 
+@pytest.mark.nightly
 def test_the_exported_experts_answer_alike_in_vllm_and_transformers(moe_run: Program) -> None:
     expected = [row["response"] for row in moe_run.evaluations(3)]
     answers = fresh_answers(moe_run.summary()["model"], count=8)

@@ -35,12 +35,13 @@ def start(folder: Path, model: Path, *overrides: str) -> Program:
 
 @pytest.fixture(scope="session")
 def ppo_run(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Program:
-    """A run of 16 steps of the shipped configuration, on devices that are too small for all."""
+    """A run of 6 steps of the shipped configuration, on devices that are too small for all."""
+    return completed(tmp_path_factory.mktemp("ppo") / "run", tiny_model, steps=6)
+
+
+def completed(folder: Path, model: Path, *, steps: int) -> Program:
     program = start(
-        tmp_path_factory.mktemp("ppo") / "run",
-        tiny_model,
-        "megatron_training.train_iters=16",
-        "rl_config.test_freq=0",
+        folder, model, f"megatron_training.train_iters={steps}", "rl_config.test_freq=0"
     )
     assert program.process.wait(timeout=600) == 0, program.text()
     return program
@@ -51,18 +52,32 @@ def moments(program: Program) -> list[dict]:
     return [json.loads(line) for line in lines]
 
 
-def test_actor_reference_and_critic_on_the_same_two_workers_raise_the_accuracy_by_03(
+def test_actor_reference_and_critic_on_the_same_two_workers_raise_the_accuracy(
     ppo_run: Program,
 ) -> None:
-    summary = ppo_run.summary()
-    assert summary["accuracy_after"] >= summary["accuracy_before"] + 0.3
+    check_learned(ppo_run, by=0.1)
+
+
+def check_learned(program: Program, *, by: float) -> None:
+    summary = program.summary()
+    assert summary["accuracy_after"] >= summary["accuracy_before"] + by
     assert summary["logprob_gap_max_mean"] < 1e-4
+
+
+@pytest.mark.nightly
+def test_sixteen_steps_raise_it_by_03_and_halve_the_loss_of_the_critic(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    program = completed(tmp_path / "run", tiny_model, steps=16)
+    check_learned(program, by=0.3)
+    first, *_, last = program.steps()
+    assert last["critic/value_loss"] < 0.5 * first["critic/value_loss"]
 
 
 def test_the_critic_learns_what_to_expect(ppo_run: Program) -> None:
     steps = ppo_run.steps()
     first, last = steps[0], steps[-1]
-    assert last["critic/value_loss"] < 0.5 * first["critic/value_loss"]
+    assert last["critic/value_loss"] < 0.9 * first["critic/value_loss"]
     assert last["value/explained_variance"] > first["value/explained_variance"]
 
 
@@ -112,6 +127,7 @@ def test_what_was_predicted_for_each_phase_is_what_was_measured(ppo_run: Program
     assert (ppo_run.folder / "memory.png").stat().st_size > 10_000
 
 
+@pytest.mark.nightly
 def test_without_offload_the_run_is_refused_before_anything_starts(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -121,6 +137,7 @@ def test_without_offload_the_run_is_refused_before_anything_starts(
     assert "starting 2 worker(s)" not in program.text()
 
 
+@pytest.mark.nightly
 def test_without_offload_and_forced_the_device_is_out_of_memory(
     tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -1,0 +1,21 @@
+"""Which cases of a test run with every change, and which at night."""
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import pytest
+
+
+def at_night_but(every_change: Collection[Any], cases: Iterable[Any]) -> list[Any]:
+    """Return the cases as parameters; those that are not of every change are marked.
+
+    A tuple is one case of several parameters.
+    """
+    cases = list(cases)
+    assert all(case in cases for case in every_change), "a case that there is not"
+    return [case if case in every_change else _marked(case) for case in cases]
+
+
+def _marked(case: Any) -> Any:
+    values = case if isinstance(case, tuple) else (case,)
+    return pytest.param(*values, marks=pytest.mark.nightly)

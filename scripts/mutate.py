@@ -1,0 +1,271 @@
+"""Plant faults in mindrl, one at a time, and see whether the short test suite finds each.
+
+    python scripts/mutate.py                    all faults of scripts/faults.yaml
+    python scripts/mutate.py --list             their names, files and tests
+    python scripts/mutate.py --only NAME ...    these alone
+    python scripts/mutate.py --jobs 2           so many at a time
+
+A fault is an exact piece of source text, which must stand in one place of mindrl, what comes
+instead, and the tests that are to find it. They run in a worktree of their own, with the tracked
+files as they are now; where all of them pass, so does the rest of the short suite. Exit code 1: a
+fault survived. Exit code 2: a fault no longer applies, or its tests fail without it.
+"""
+
+import argparse
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parents[1]
+FAULTS = ROOT / "scripts/faults.yaml"
+SHORT = "not gpu and not npu and not nightly"
+WHOLE_SUITE = ("tests/unit", "tests/distributed", "tests/e2e")
+TEST_SECONDS = 120
+"""A test that a fault keeps waiting ends after so long, and counts as failed."""
+FOUND, SURVIVED = 1, 0
+"""Exit codes of pytest: tests failed, all passed."""
+
+
+class FaultError(Exception):
+    """A fault that cannot be planted, or tests that say nothing about it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One defect, and who is to find it."""
+
+    name: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+    def test_files(self) -> list[str]:
+        """Return the files of the tests, wherever below tests/ they lie.
+
+        Raises:
+            FaultError: There is none.
+        """
+        found = {path for name in self.tests for path in ROOT.glob(f"tests/**/{name}")}
+        if not found:
+            raise FaultError(f"{self.name}: no test file is named {' or '.join(self.tests)}")
+        return sorted(map(_short, found))
+
+    def file(self, root: Path) -> Path:
+        """Return the one file that the fault applies to.
+
+        Raises:
+            FaultError: There is none, or the text stands in several places.
+        """
+        counts = {path: _read(path).count(self.old) for path in sorted(root.glob("mindrl/**/*.py"))}
+        places = sum(counts.values())
+        if places != 1:
+            raise FaultError(f"{self.name}: its text stands in {places} places of mindrl, not in 1")
+        return next(path for path, count in counts.items() if count)
+
+    def planted(self, root: Path) -> str:
+        """Return the text of that file with the fault."""
+        return _read(self.file(root)).replace(self.old, self.new)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came of a fault."""
+
+    fault: Fault
+    found_by: str
+    """The first test that failed; empty where none did."""
+    beyond: bool
+    """The named tests passed, another of the short suite did not."""
+    seconds: float
+
+
+def faults(names: Sequence[str] = ()) -> list[Fault]:
+    """Read the faults, or those of some names.
+
+    Raises:
+        FaultError: There is no fault of a name.
+    """
+    rows = yaml.safe_load(_read(FAULTS))
+    made = {
+        name: Fault(
+            name=name,
+            old=row["old"].strip("\n"),
+            new=row["new"].strip("\n"),
+            tests=tuple(row["tests"].split()),
+        )
+        for name, row in rows.items()
+    }
+    if unknown := sorted(set(names) - made.keys()):
+        raise FaultError(f"no fault of these names: {', '.join(unknown)}")
+    return [made[name] for name in names or made]
+
+
+def main() -> int:
+    """Run the program; returns its exit code."""
+    options = _options()
+    try:
+        chosen = faults(options.only)
+        files = {fault.name: fault.file(ROOT) for fault in chosen}
+        if options.list:
+            for fault in chosen:
+                print(f"{fault.name}: {_short(files[fault.name])}: {' '.join(fault.test_files())}")
+            return 0
+        outcomes = plant_all(chosen, options.jobs)
+    except FaultError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    _print(outcomes, files)
+    return 0 if all(outcome.found_by for outcome in outcomes) else 1
+
+
+def plant_all(chosen: Sequence[Fault], jobs: int) -> list[Outcome]:
+    """Plant each fault in one of so many worktrees.
+
+    Raises:
+        FaultError: The tests of the faults do not pass without them.
+    """
+    with _worktrees(jobs) as made, _progress() as progress:
+        bar = progress.add_task("without a fault", total=len(chosen))
+        _must_pass(chosen, made[0])
+        progress.update(bar, description="faults")
+        trees: queue.Queue[Path] = queue.Queue()
+        for tree in made:
+            trees.put(tree)
+        found = {}
+        with ThreadPoolExecutor(jobs) as pool:
+            for future in as_completed(pool.submit(_planted, each, trees) for each in chosen):
+                found[future.result().fault.name] = future.result()
+                progress.advance(bar)
+    return [found[fault.name] for fault in chosen]
+
+
+def _planted(fault: Fault, trees: "queue.Queue[Path]") -> Outcome:
+    tree, start = trees.get(), time.monotonic()
+    path = fault.file(tree)
+    text = _read(path)
+    try:
+        path.write_text(fault.planted(tree), "utf-8")
+        found_by = _first_failure(fault.name, fault.test_files(), tree)
+        beyond = not found_by
+        if beyond:
+            found_by = _first_failure(fault.name, WHOLE_SUITE, tree)
+    finally:
+        path.write_text(text, "utf-8")
+        trees.put(tree)
+    seconds = time.monotonic() - start
+    return Outcome(fault=fault, found_by=found_by, beyond=beyond, seconds=seconds)
+
+
+def _must_pass(chosen: Sequence[Fault], tree: Path) -> None:
+    tests = sorted({test for fault in chosen for test in fault.test_files()})
+    if failed := _first_failure("no fault", tests, tree):
+        raise FaultError(f"{failed} fails without a fault")
+
+
+def _first_failure(what: str, tests: Sequence[str], tree: Path) -> str:
+    """Run tests until one fails; returns which, or nothing where all pass.
+
+    Raises:
+        FaultError: Pytest could not run them.
+    """
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-rfE", "-m", SHORT]
+    command += ["-p", "no:cacheprovider", "--timeout", str(TEST_SECONDS), *tests]
+    process = subprocess.Popen(
+        command,
+        cwd=tree,
+        # Sources that change within a second must not be taken for their compiled selves.
+        env=os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    output, _ = process.communicate()
+    with suppress(ProcessLookupError):
+        # Ranks that still wait for one that the fault ended.
+        os.killpg(process.pid, signal.SIGKILL)
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+    if process.returncode == SURVIVED:
+        return ""
+    if process.returncode != FOUND or failed is None:
+        raise FaultError(f"{what}: pytest could not run {' '.join(tests)}:\n{output[-3000:]}")
+    return failed[1]
+
+
+@contextmanager
+def _worktrees(count: int) -> Iterator[list[Path]]:
+    """Check the tracked files out so many times, as they are now."""
+    commit = _git("stash", "create") or _git("rev-parse", "HEAD")
+    with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
+        trees = [Path(folder, f"tree{at}") for at in range(count)]
+        try:
+            for tree in trees:
+                _git("worktree", "add", "--detach", str(tree), commit)
+                # Models and data that tests make once.
+                (tree / ".cache").mkdir()
+                (tree / ".cache/tiny").symlink_to((ROOT / ".cache/tiny").resolve())
+            yield trees
+        finally:
+            for tree in filter(Path.exists, trees):
+                _git("worktree", "remove", "--force", str(tree))
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def _print(outcomes: Sequence[Outcome], files: dict[str, Path]) -> None:
+    table = Table("fault", "file", "found by", "s")
+    for outcome in outcomes:
+        found = outcome.found_by or "[bold red]SURVIVED[/]"
+        beyond = " (not among its tests)" if outcome.found_by and outcome.beyond else ""
+        file = _short(files[outcome.fault.name])
+        table.add_row(outcome.fault.name, file, f"{found}{beyond}", f"{outcome.seconds:.0f}")
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    console.print(table)
+    survived = sum(not outcome.found_by for outcome in outcomes)
+    console.print(f"{len(outcomes) - survived} found, {survived} survived")
+
+
+def _progress() -> Progress:
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    return Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True))
+
+
+def _options() -> argparse.Namespace:
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", default=(), metavar="NAME", help="these faults alone")
+    parser.add_argument("--list", action="store_true", help="print the faults and end")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="faults at a time")
+    return parser.parse_args()
+
+
+def _short(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def _read(path: Path) -> str:
+    return path.read_text("utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+"""The faults of scripts/mutate.py: each can be planted, and no room of mindrl is without one."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def mutate() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "scripts")
+        import mutate
+    return mutate
+
+
+def test_every_fault_stands_in_one_place_and_has_its_tests(mutate: Any) -> None:
+    faults = mutate.faults()
+    assert len(faults) >= 40
+    for fault in faults:
+        assert fault.old != fault.new
+        compile(fault.planted(ROOT), fault.name, "exec")
+        assert fault.test_files()
+
+
+def test_every_room_has_a_fault(mutate: Any) -> None:
+    rooms = {path.parent.name for path in ROOT.glob("mindrl/*/__init__.py")}
+    faulty = {fault.file(ROOT).relative_to(ROOT / "mindrl").parts[0] for fault in mutate.faults()}
+    assert rooms <= faulty
+
+
+@pytest.mark.parametrize(
+    ("old", "places"), [("return 1", 2), ("return 2", 0)], ids=["twice", "nowhere"]
+)
+def test_a_fault_that_does_not_stand_in_one_place_is_refused(
+    mutate: Any, tmp_path: Path, old: str, places: int
+) -> None:
+    (tmp_path / "mindrl").mkdir()
+    (tmp_path / "mindrl/one.py").write_text("def f(): return 1\ndef g(): return 1\n")
+    fault = mutate.Fault(name="mine", old=old, new="pass", tests=())
+    with pytest.raises(mutate.FaultError, match=f"^mine: its text stands in {places} places"):
+        fault.file(tmp_path)

@@ -20,8 +20,8 @@ from safetensors.torch import save_file
 
 from mindrl.algorithms.token_weights import token_mean_weights
 from mindrl.batch.experience import CriticMinibatch, Minibatch, Sequences
-from mindrl.batch.prompts import Sampling
 from mindrl.batch.rollouts import Rollouts
+from mindrl.config.generate import SamplingConfig
 from mindrl.config.load import load_run_config
 from mindrl.config.run import RunConfig
 from mindrl.launch.worker import build_worker
@@ -31,6 +31,7 @@ from mindrl.models.description import read_description
 from mindrl.platform.device import PLATFORMS
 from mindrl.platform.rendezvous import Seat, join_process_group, listen
 from mindrl.preflight.memory_plan import with_limits
+from mindrl.rollout.sampling import Sampling
 from mindrl.workers.integrated_worker import IntegratedWorker
 
 Numbers = dict[str, float]
@@ -187,7 +188,9 @@ class Course:
             for _ in range(PROMPTS)
         ]
         repeated = [prompt for prompt in prompts for _ in range(SAMPLES)]
-        sampling = Sampling(temperature=1.0, max_tokens=RESPONSE_TOKENS, stop_token_ids=())
+        sampling = Sampling(
+            section=SamplingConfig(temperature=1.0, max_tokens=RESPONSE_TOKENS), stop_token_ids=()
+        )
         seeds = [self.draw.getrandbits(60) for _ in repeated]
         responses = self.worker.generate_sequences(repeated, sampling, seeds)
         group = [index // SAMPLES for index in range(len(repeated))]

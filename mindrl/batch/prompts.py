@@ -22,23 +22,6 @@ class Prompt:
     """The reference answer that the reward compares with."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sampling:
-    """How responses are drawn."""
-
-    temperature: float
-    """0 is greedy."""
-    max_tokens: int
-    """Longest response, in tokens."""
-    stop_token_ids: tuple[int, ...]
-    """A response ends behind the first of these; it is part of the response."""
-    samples_per_prompt: int = 1
-    top_p: float = 1.0
-    top_k: int = -1
-    """-1 keeps the whole vocabulary."""
-    min_p: float = 0.0
-
-
 def sequence_seed(run_seed: int, *, step: int, uid: int, sample: int) -> int:
     """Derive the seed of one sequence: the same however the run is laid out.
 

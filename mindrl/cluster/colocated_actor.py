@@ -20,11 +20,12 @@ from mindrl.batch.experience import (
     SequenceScores,
     Values,
 )
-from mindrl.batch.prompts import Prompt, Sampling, sequence_seed
+from mindrl.batch.prompts import Prompt, sequence_seed
 from mindrl.batch.rollouts import Responses, Rollouts
 from mindrl.config.layout_sizes import Role
 from mindrl.layouts.layout import RolloutLayout, TrainLayout, even_bounds
 from mindrl.observability.timeline import TimelineMoment
+from mindrl.rollout.sampling import Sampling
 
 
 class Ranks(Protocol):

@@ -23,6 +23,16 @@ class SamplingConfig:
     min_p: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     """Least probability of a token, relative to the most likely one."""
 
+    @property
+    def cuts(self) -> str:
+        """The keys by which a part of the distribution is drawn from; empty for none."""
+        cuts = {
+            f"top_p={self.top_p:g}": self.top_p < 1,
+            f"top_k={self.top_k}": self.top_k > 0,
+            f"min_p={self.min_p:g}": self.min_p > 0,
+        }
+        return ", ".join(name for name, is_cut in cuts.items() if is_cut)
+
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class GenerateConfig:

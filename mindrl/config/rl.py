@@ -158,8 +158,8 @@ class RLConfig:
     max_logprob_gap: Annotated[float, Field(gt=0.0)] | None = None
     """Largest mean |rollout - training log-prob| of a step in nats; a larger one is warned of. None
     takes 0.01 where both sides compute in float32, else 0.1, and 0.3 for mixtures of experts; and
-    no limit where `top_p`, `top_k` or `min_p` cut the distribution that the engine draws from, for
-    then the gap has a floor."""
+    no limit where `generate_config.sampling_config` cuts the distribution that the engine draws
+    from, for then the gap has a floor."""
     logprob_gap_steps: PositiveInt = 3
     """Steps in a row beyond `max_logprob_gap` that end the run."""
     log_samples: Count = 4

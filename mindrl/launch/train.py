@@ -14,7 +14,6 @@ from mindrl.algorithms.length_penalty import LengthPenalty
 from mindrl.algorithms.token_weights import sequence_mean_weights, token_mean_weights
 from mindrl.batch.balance import sequence_costs
 from mindrl.batch.experience import MinibatchPlan
-from mindrl.batch.prompts import Sampling
 from mindrl.cluster.colocated_actor import ColocatedActor, Ranks
 from mindrl.cluster.ray_cluster import RayCluster
 from mindrl.cluster.worker_group import WorkerGroup
@@ -41,6 +40,7 @@ from mindrl.preflight.run_folders import check_folders, export_folders
 from mindrl.preflight.run_layouts import role_layouts
 from mindrl.rewards.scorer import RewardScorer
 from mindrl.rewards.trial import try_rewards
+from mindrl.rollout.sampling import Sampling
 from mindrl.trainer.grpo_trainer import GrpoTrainer
 from mindrl.trainer.journal import Journal, Outcome, RunFolder
 from mindrl.trainer.policy_trainer import TrainerData, TrainerRoles, TrainerSettings
@@ -238,7 +238,6 @@ def _costs(config: RunConfig) -> Callable[[Sequence[int]], Sequence[float]] | No
 def _settings(config: RunConfig, stop_token_ids: tuple[int, ...]) -> TrainerSettings:
     training, rl = config.megatron_training, config.rl_config
     has_experts = read_description(config.actor_config.load).moe is not None
-    sampling = config.generate_config.sampling_config
     generator = None
     if rl.shuffle_mini_batch:
         generator = torch.Generator().manual_seed(training.seed)
@@ -246,13 +245,9 @@ def _settings(config: RunConfig, stop_token_ids: tuple[int, ...]) -> TrainerSett
         steps=training.train_iters,
         prompts_per_step=training.global_batch_size,
         sampling=Sampling(
-            temperature=sampling.temperature,
-            max_tokens=sampling.max_tokens,
+            section=config.generate_config.sampling_config,
             stop_token_ids=stop_token_ids,
             samples_per_prompt=rl.n_samples_per_prompt,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
         ),
         minibatches=MinibatchPlan(
             prompts_per_update=rl.mini_batch_size,

@@ -6,14 +6,14 @@ Shapes: B sequences of a step, T positions.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from torch import Tensor
 
 from mindrl.batch.experience import Experience, Minibatch, MinibatchPlan
-from mindrl.batch.prompts import Prompt, Sampling
+from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Rollouts
 from mindrl.data.order import PromptOrder
 from mindrl.errors import RewardError, SkippedUpdatesError, StopRequestedError
@@ -21,6 +21,7 @@ from mindrl.observability.metrics import Metrics, merge, update_metrics
 from mindrl.observability.samples import Sample
 from mindrl.observability.timing import StageTimer
 from mindrl.rewards.scores import Scores
+from mindrl.rollout.sampling import Sampling
 from mindrl.trainer.journal import Journal, best_folder
 from mindrl.trainer.rating import Rated, Rater, RewardSources
 from mindrl.trainer.roles import Policy, Reference, Workers
@@ -205,11 +206,7 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
         """Answer the held-out prompts greedily; without such prompts do nothing."""
         if not self.data.test:
             return
-        greedy = Sampling(
-            temperature=0.0,
-            max_tokens=self.settings.sampling.max_tokens,
-            stop_token_ids=self.settings.sampling.stop_token_ids,
-        )
+        greedy = replace(self.settings.sampling, samples_per_prompt=1, is_greedy=True)
         rollouts = self.roles.policy.generate_sequences(self.data.test, greedy, step=step)
         rated = self.rater.by_rules(self.data.test, rollouts)
         self._note_failures(step, rated.scores)

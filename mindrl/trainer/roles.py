@@ -15,10 +15,11 @@ from mindrl.batch.experience import (
     SequenceScores,
     Values,
 )
-from mindrl.batch.prompts import Prompt, Sampling
+from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Rollouts
 from mindrl.observability.timeline import TimelineMoment
 from mindrl.rewards.scores import Scores
+from mindrl.rollout.sampling import Sampling
 
 
 class Policy(Protocol):

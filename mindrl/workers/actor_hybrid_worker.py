@@ -10,9 +10,9 @@ from torch import Tensor
 from mindrl.algorithms.grpo import GrpoLoss
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import Minibatch, Scored, Sequences
-from mindrl.batch.prompts import Sampling
 from mindrl.batch.rollouts import Responses
 from mindrl.memory.regions import Phase, Region
+from mindrl.rollout.sampling import Sampling
 from mindrl.rollout.vllm.engine import EngineSettings, RolloutEngine
 from mindrl.training.megatron.actor import TrainedActor
 from mindrl.training.megatron.model import ModelSettings

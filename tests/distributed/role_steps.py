@@ -7,18 +7,24 @@ from torch import Tensor
 
 from mindrl.algorithms.token_weights import token_mean_weights
 from mindrl.batch.experience import CriticMinibatch, Minibatch, Sequences
-from mindrl.batch.prompts import Prompt, Sampling
+from mindrl.batch.prompts import Prompt
 from mindrl.cluster.colocated_actor import ColocatedActor
+from mindrl.config.generate import SamplingConfig
 from mindrl.config.run import RunConfig
+from mindrl.rollout.sampling import Sampling
 
 PROMPTS = [
     Prompt(uid=uid, token_ids=tuple(range(5 + uid, 12 + 2 * uid)), text="", reference="")
     for uid in range(4)
 ]
 MAX_TOKENS = 6
-GREEDY = Sampling(temperature=0.0, max_tokens=MAX_TOKENS, stop_token_ids=(1,))
+GREEDY = Sampling(
+    section=SamplingConfig(max_tokens=MAX_TOKENS), stop_token_ids=(1,), is_greedy=True
+)
 SAMPLING = Sampling(
-    temperature=1.0, max_tokens=MAX_TOKENS, stop_token_ids=(1,), samples_per_prompt=2
+    section=SamplingConfig(temperature=1.0, max_tokens=MAX_TOKENS),
+    stop_token_ids=(1,),
+    samples_per_prompt=2,
 )
 
 

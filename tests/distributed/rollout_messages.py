@@ -5,8 +5,8 @@ Without vLLM: the test process must be able to read it.
 
 from dataclasses import dataclass
 
-from mindrl.batch.prompts import Sampling
 from mindrl.batch.rollouts import Responses
+from mindrl.rollout.sampling import Sampling
 
 Tokens = tuple[int, ...]
 

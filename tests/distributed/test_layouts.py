@@ -12,16 +12,22 @@ from nightly import at_night_but
 
 from mindrl.algorithms.token_weights import token_mean_weights
 from mindrl.batch.experience import Experience, MinibatchPlan
-from mindrl.batch.prompts import Prompt, Sampling
+from mindrl.batch.prompts import Prompt
+from mindrl.config.generate import SamplingConfig
 from mindrl.config.run import RunConfig
 from mindrl.launch.train import colocated_actor
+from mindrl.rollout.sampling import Sampling
 
 PROMPTS = [
     Prompt(uid=uid, token_ids=tuple(range(5 + uid, 12 + 2 * uid)), text="", reference="")
     for uid in range(4)
 ]
-SAMPLING = Sampling(temperature=1.0, max_tokens=16, stop_token_ids=(1,), samples_per_prompt=4)
-GREEDY = Sampling(temperature=0.0, max_tokens=16, stop_token_ids=(1,))
+SAMPLING = Sampling(
+    section=SamplingConfig(temperature=1.0, max_tokens=16),
+    stop_token_ids=(1,),
+    samples_per_prompt=4,
+)
+GREEDY = Sampling(section=SamplingConfig(max_tokens=16), stop_token_ids=(1,), is_greedy=True)
 LOSS_TOLERANCE = 2e-6
 """float32 sums in another order: about ten roundings of 1.2e-7 on losses of size 1."""
 

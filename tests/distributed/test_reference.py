@@ -7,12 +7,16 @@ import torch
 from forked_workers import ForkedWorkers
 
 from mindrl.batch.experience import Minibatch
-from mindrl.batch.prompts import Prompt, Sampling
+from mindrl.batch.prompts import Prompt
+from mindrl.config.generate import SamplingConfig
 from mindrl.config.run import RunConfig
 from mindrl.launch.train import colocated_actor
+from mindrl.rollout.sampling import Sampling
 
 PROMPTS = [Prompt(uid=uid, token_ids=(5 + uid, 6, 7), text="", reference="") for uid in range(4)]
-SAMPLING = Sampling(temperature=1.0, max_tokens=8, stop_token_ids=(1,), samples_per_prompt=2)
+SAMPLING = Sampling(
+    section=SamplingConfig(temperature=1.0, max_tokens=8), stop_token_ids=(1,), samples_per_prompt=2
+)
 TWO_RANKS = {
     "rl_config.actor_resource.num_npus": 2,
     "actor_config.tensor_model_parallel_size": 2,

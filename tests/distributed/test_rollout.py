@@ -14,15 +14,16 @@ from rollout_messages import Life, Question, Tokens
 from torch import Tensor
 from transformers import Qwen2ForCausalLM
 
-from mindrl.batch.prompts import Sampling
 from mindrl.batch.rollouts import Responses
+from mindrl.config.generate import SamplingConfig
+from mindrl.rollout.sampling import Sampling
 
 pytestmark = pytest.mark.distributed
 
 MakeModel = Callable[[bool], Path]
 PROMPTS: tuple[Tokens, ...] = ((5, 9, 40), tuple(range(20, 41)), (7, 7, 7, 7), (90, 3), (5, 9, 40))
-GREEDY = Sampling(temperature=0.0, max_tokens=12, stop_token_ids=())
-SAMPLED = Sampling(temperature=0.7, max_tokens=12, stop_token_ids=())
+GREEDY = Sampling(section=SamplingConfig(max_tokens=12), stop_token_ids=(), is_greedy=True)
+SAMPLED = Sampling(section=SamplingConfig(temperature=0.7, max_tokens=12), stop_token_ids=())
 SEEDS = (11, 12, 13, 14, 15)
 STOPS = tuple(range(0, 96, 3))
 """Every third token ends a response."""
@@ -37,7 +38,11 @@ QUESTIONS = {
     ),
     "sampled alone": Question(prompts=PROMPTS, sampling=SAMPLED, seeds=SEEDS).only(1),
     "other seeds": Question(prompts=PROMPTS, sampling=SAMPLED, seeds=(21, 22, 23, 24, 25)),
-    "two most likely": Question(prompts=PROMPTS, sampling=replace(SAMPLED, top_k=2), seeds=SEEDS),
+    "two most likely": Question(
+        prompts=PROMPTS,
+        sampling=replace(SAMPLED, section=replace(SAMPLED.section, top_k=2)),
+        seeds=SEEDS,
+    ),
     "nothing": Question(prompts=(), sampling=SAMPLED, seeds=()),
 }
 

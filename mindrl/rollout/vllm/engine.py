@@ -18,9 +18,9 @@ from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
 from vllm.model_executor.models.qwen3_moe import Qwen3MoeForCausalLM
 
-from mindrl.batch.prompts import Sampling
 from mindrl.batch.rollouts import Responses
 from mindrl.platform.device_memory import give_back_unused
+from mindrl.rollout.sampling import Sampling
 from mindrl.rollout.vllm.random_state import own_random_state
 from mindrl.rollout.vllm.shards import EngineShards
 
@@ -195,17 +195,18 @@ class RolloutEngine:
         """
         if not prompts:
             return Responses.of([], [], [])
-        greedy = sampling.temperature == 0.0
+        section, greedy = sampling.section, sampling.is_greedy
         with own_random_state(self.settings.seed):
             outputs = self.llm.generate(
                 [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts],
                 [
                     SamplingParams(
-                        temperature=sampling.temperature,
-                        max_tokens=sampling.max_tokens,
-                        top_p=sampling.top_p,
-                        top_k=sampling.top_k,
-                        min_p=sampling.min_p,
+                        # At temperature 0 the engine ignores the three that cut a distribution.
+                        temperature=0.0 if greedy else section.temperature,
+                        max_tokens=section.max_tokens,
+                        top_p=section.top_p,
+                        top_k=section.top_k,
+                        min_p=section.min_p,
                         stop_token_ids=list(sampling.stop_token_ids),
                         seed=None if greedy else seed,
                         logprobs=None if greedy else 0,

@@ -6,11 +6,13 @@ from typing import Any
 import torch
 
 from mindrl.batch.experience import CriticMinibatch, Scored, Sequences, SequenceScores, Values
-from mindrl.batch.prompts import Prompt, Sampling
+from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Responses
 from mindrl.cluster.colocated_actor import ColocatedActor
+from mindrl.config.generate import SamplingConfig
 from mindrl.config.layout_sizes import Role
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
+from mindrl.rollout.sampling import Sampling
 
 
 class RecordingGroup:
@@ -61,7 +63,9 @@ def prompt(uid: int) -> Prompt:
     return Prompt(uid=uid, token_ids=(5, uid), text="", reference="")
 
 
-SAMPLING = Sampling(temperature=1.0, max_tokens=1, stop_token_ids=(), samples_per_prompt=3)
+SAMPLING = Sampling(
+    section=SamplingConfig(temperature=1.0, max_tokens=1), stop_token_ids=(), samples_per_prompt=3
+)
 
 
 def test_both_ranks_of_a_replica_get_the_same_share_and_replicas_get_halves() -> None:

@@ -22,14 +22,16 @@ from mindrl.batch.experience import (
     SequenceScores,
     Values,
 )
-from mindrl.batch.prompts import Prompt, Sampling
+from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Responses, Rollouts
+from mindrl.config.generate import SamplingConfig
 from mindrl.data.order import PromptOrder
 from mindrl.observability.console import StepConsole
 from mindrl.observability.timeline import TimelineMoment
 from mindrl.observability.trackers import JsonlTracker
 from mindrl.rewards.score_range import ScoreRange
 from mindrl.rewards.scores import Scores
+from mindrl.rollout.sampling import Sampling
 from mindrl.trainer.journal import Journal, Outcome, RunFolder
 from mindrl.trainer.policy_trainer import TrainerData
 from mindrl.trainer.rating import RewardSources
@@ -38,7 +40,9 @@ PROMPTS = tuple(
     Prompt(uid=uid, token_ids=(uid + 1, 9), text=f"prompt {uid}", reference=f"answer {uid}")
     for uid in range(4)
 )
-SAMPLING = Sampling(temperature=1.0, max_tokens=2, stop_token_ids=(1,), samples_per_prompt=2)
+SAMPLING = Sampling(
+    section=SamplingConfig(temperature=1.0, max_tokens=2), stop_token_ids=(1,), samples_per_prompt=2
+)
 ROLLOUT_LOGPROB = -1.0
 
 

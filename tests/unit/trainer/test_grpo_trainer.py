@@ -147,11 +147,11 @@ def test_evaluations_come_before_every_so_many_steps_and_once_at_the_end(
     build(tmp_path, roles, test=PROMPTS[:2], steps=4, test_freq=test_freq).run(tmp_path / "model")
     accuracies = [line for line in lines(tmp_path / "metrics.jsonl") if len(line) == 2]
     assert [line["step"] for line in accuracies] == evaluated
-    greedy = [(step, sampling) for _, sampling, step in roles.asked if sampling.temperature == 0]
+    greedy = [(step, sampling) for _, sampling, step in roles.asked if sampling.is_greedy]
     assert [step for step, _ in greedy] == evaluated
-    assert {(sampling.samples_per_prompt, sampling.max_tokens) for _, sampling in greedy} == {
-        (1, 2)
-    }
+    assert {
+        (sampling.samples_per_prompt, sampling.section.max_tokens) for _, sampling in greedy
+    } == {(1, 2)}
 
 
 def test_the_accuracy_of_a_reward_from_minus_1_to_1_lies_between_0_and_1(tmp_path: Path) -> None:

@@ -10,18 +10,22 @@ from memory_roles import MemoryRoles, data, decode, journal, lines, rewards, set
 
 from mindrl.algorithms.length_penalty import LengthPenalty
 from mindrl.batch.experience import Scored, Sequences
-from mindrl.batch.prompts import Prompt, Sampling
+from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Rollouts
+from mindrl.config.generate import SamplingConfig
 from mindrl.errors import RewardError
 from mindrl.observability.timing import StageTimer
 from mindrl.rewards.functions import boxed_format
 from mindrl.rewards.scorer import RewardScorer
 from mindrl.rewards.scores import Scores
+from mindrl.rollout.sampling import Sampling
 from mindrl.trainer.grpo_trainer import GrpoTrainer
 from mindrl.trainer.policy_trainer import TrainerRoles, TrainerSettings
 from mindrl.trainer.rating import Rater, RewardSources
 
-ONE = Sampling(temperature=1.0, max_tokens=2, stop_token_ids=(), samples_per_prompt=2)
+ONE = Sampling(
+    section=SamplingConfig(temperature=1.0, max_tokens=2), stop_token_ids=(), samples_per_prompt=2
+)
 PROMPT = Prompt(uid=0, token_ids=(7, 9), text="", reference="")
 PATIENCE = 20.0
 """Seconds after which something that should have come is taken for lost."""

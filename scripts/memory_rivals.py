@@ -9,9 +9,9 @@ from torch import Tensor, UntypedStorage
 
 from mindrl.memory.regions import NEEDS, ROLLOUT_REGIONS, Phase, Region
 from mindrl.memory.schedule import Move, MoveKind, after
-from mindrl.training.megatron.offload import StoredRegion
 from mindrl.workers.integrated_worker import IntegratedWorker
 from mindrl.workers.sharding_manager import ShardingManager
+from mindrl.workers.stored_region import StoredRegion
 
 Regions = dict[Region, StoredRegion]
 

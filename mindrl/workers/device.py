@@ -9,8 +9,8 @@ from mindrl.memory.regions import DEAD_AFTER_USE, Region
 from mindrl.platform.device_memory import give_back_unused
 from mindrl.platform.heap import release_free_heap
 from mindrl.platform.host_arena import HostArena
-from mindrl.training.megatron.offload import StoredRegion
 from mindrl.workers.device_ledger import DeviceLedger
+from mindrl.workers.stored_region import StoredRegion
 
 
 @dataclass(frozen=True, kw_only=True)

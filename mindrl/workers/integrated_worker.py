@@ -16,13 +16,13 @@ from mindrl.observability.memory import process_memory
 from mindrl.observability.timeline import TimelineMoment
 from mindrl.training.megatron.critic import TrainedCritic
 from mindrl.training.megatron.model import ModelSettings
-from mindrl.training.megatron.offload import StoredRegion
 from mindrl.training.megatron.optimizer import OptimizerSettings
 from mindrl.training.megatron.scoring import ScoringModel
 from mindrl.training.megatron.value import ValueModel
 from mindrl.training.state_part import StatePart
 from mindrl.workers.actor_hybrid_worker import ActorHybridWorker, ActorSettings
 from mindrl.workers.device import Device
+from mindrl.workers.stored_region import StoredRegion
 from mindrl.workers.weights_in_transit import OutwardWeights
 
 CRITIC_REGIONS = {

@@ -7,9 +7,9 @@ from training_probe import build, copied
 
 from mindrl.training.megatron.actor import TrainedActor
 from mindrl.training.megatron.model import unwrap
-from mindrl.training.megatron.offload import StoredRegion
 from mindrl.training.megatron.optimizer import OptimizerSettings
 from mindrl.training.state_part import StatePart
+from mindrl.workers.stored_region import StoredRegion
 
 Made = dict[str, tuple[int, ...]]
 

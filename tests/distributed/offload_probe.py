@@ -4,9 +4,9 @@ import torch
 from offload_messages import OffloadFacts
 
 from mindrl.platform.host_arena import HostArena
-from mindrl.training.megatron.offload import StoredRegion
 from mindrl.training.megatron.trained import TrainedModel
 from mindrl.training.state_part import StatePart
+from mindrl.workers.stored_region import StoredRegion
 
 
 def swap_out_and_in(model: TrainedModel) -> int:

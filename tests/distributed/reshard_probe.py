@@ -20,10 +20,10 @@ from mindrl.algorithms.grpo import GrpoLoss
 from mindrl.models.decoder import rollout_side
 from mindrl.resharding.plan import Topology, plan_sides
 from mindrl.training.megatron.actor import TrainedActor
-from mindrl.training.megatron.offload import StoredRegion
 from mindrl.training.megatron.optimizer import OptimizerSettings
 from mindrl.training.megatron.scoring import ScoringModel
 from mindrl.training.state_part import StatePart
+from mindrl.workers.stored_region import StoredRegion
 from mindrl.workers.weights_in_transit import TransitSettings, WeightsInTransit
 
 Prompts = list[list[int]]

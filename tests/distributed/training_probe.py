@@ -29,13 +29,13 @@ from mindrl.platform.attention import attention_kernel
 from mindrl.training.megatron.actor import TrainedActor
 from mindrl.training.megatron.logprobs import Vocabulary, chunked_logprobs
 from mindrl.training.megatron.model import ModelSettings, unwrap, vocabulary_weight
-from mindrl.training.megatron.offload import StoredRegion
 from mindrl.training.megatron.optimizer import OptimizerSettings
 from mindrl.training.megatron.packs import Pack
 from mindrl.training.megatron.parallel import ParallelGroups
 from mindrl.training.megatron.passes import run_passes
 from mindrl.training.megatron.scoring import ScoringModel
 from mindrl.training.megatron.weights import import_weights
+from mindrl.workers.stored_region import StoredRegion
 
 _GROUPS: set[dist.ProcessGroup] = set()
 """Those that Megatron made last in this process."""

@@ -5,7 +5,7 @@ import torch
 
 from mindrl.platform.device_memory import device_account
 from mindrl.platform.host_arena import HostArena
-from mindrl.training.megatron.offload import StoredRegion
+from mindrl.workers.stored_region import StoredRegion
 
 pytestmark = [
     pytest.mark.gpu,

@@ -19,10 +19,14 @@ from mindrl.batch.experience import Sequences
 from mindrl.platform.determinism import deterministic_gradients
 from mindrl.training.megatron.balance_loss import taken_balance_loss
 from mindrl.training.megatron.loaded import LoadedModel, cut_by_rows
-from mindrl.training.megatron.offload import gradient_tensors, optimizer_tensors, parameter_tensors
 from mindrl.training.megatron.optimizer import OptimizerSettings, build_optimizer, take_step
 from mindrl.training.megatron.packs import Pack
 from mindrl.training.megatron.passes import run_passes
+from mindrl.training.megatron.state_tensors import (
+    gradient_tensors,
+    optimizer_tensors,
+    parameter_tensors,
+)
 from mindrl.training.state_part import StatePart
 
 Model = TypeVar("Model", bound=LoadedModel)

@@ -12,9 +12,9 @@ from mindrl.errors import DeviceMemoryError, ReshardError
 from mindrl.memory.regions import Phase, Region
 from mindrl.memory.schedule import Roles, step_phases
 from mindrl.platform.host_arena import HostArena
-from mindrl.training.megatron.offload import StoredRegion
 from mindrl.workers.device_ledger import DeviceLedger
 from mindrl.workers.sharding_manager import ShardingManager
+from mindrl.workers.stored_region import StoredRegion
 
 WHOLE_STEP = step_phases(Roles(reference=True, critic=True, reward=True))
 

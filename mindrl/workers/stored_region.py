@@ -1,17 +1,13 @@
-"""Device memory of models: released and restored without moving a pointer.
+"""Storages on the device: released and restored without moving a pointer.
 
-Everything large that Megatron keeps lives in few storages: one flat buffer of parameters and
-one of gradients per bucket group, and the optimizer's own tensors. Resizing a storage to zero
-frees its memory while every view of it stays valid, on NPU, CUDA and CPU alike.
+Resizing a storage to zero frees its memory while every view of it stays valid, on NPU, CUDA and
+CPU alike.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from megatron.core.distributed import DistributedDataParallel
-from megatron.core.optimizer import MegatronOptimizer
 from torch import Tensor, UntypedStorage
 
 from mindrl.platform.copies import Copies
@@ -123,53 +119,6 @@ class StoredRegion:
         parts = zip(stored.place.parts, stored.device_parts(stored.place), strict=True)
         self.copies.start(parts, lambda: stored.storage.resize_(0))
         return stored.nbytes
-
-
-def parameter_tensors(chunks: Sequence[DistributedDataParallel]) -> Iterator[Tensor]:
-    """Yield the buffers that hold the training weights."""
-    for buffer in _buffers(chunks):
-        # Without the distributed optimizer the parameters keep their own storages.
-        if buffer.param_data is not None:
-            yield buffer.param_data
-    for chunk in chunks:
-        yield from (parameter.data for parameter in chunk.parameters())
-        # In the table too, and none of Megatron's parameters.
-        for name, buffer in chunk.module.named_buffers():
-            if name.endswith("router.expert_bias"):
-                yield buffer
-
-
-def gradient_tensors(chunks: Sequence[DistributedDataParallel]) -> Iterator[Tensor]:
-    """Yield the buffers that gradients accumulate in."""
-    for buffer in _buffers(chunks):
-        yield buffer.grad_data
-
-
-def optimizer_tensors(
-    optimizer: MegatronOptimizer, chunks: Sequence[DistributedDataParallel]
-) -> Iterator[Tensor]:
-    """Yield moments and float32 main weights, without what aliases the training weights."""
-    owned = {tensor.untyped_storage()._cdata for tensor in parameter_tensors(chunks)}
-    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
-        if part.is_stub_optimizer:  # This rank has no parameters of that kind.
-            continue
-        for tensor in _all_tensors(part.optimizer):
-            # Step counts are 0-dimensional and stay where they are.
-            if tensor.dim() > 0 and tensor.untyped_storage()._cdata not in owned:
-                yield tensor
-
-
-def _all_tensors(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
-    for group in optimizer.param_groups:
-        yield from group["params"]
-    for state in optimizer.state.values():
-        yield from (value for value in state.values() if isinstance(value, Tensor))
-
-
-def _buffers(chunks: Sequence[DistributedDataParallel]) -> Iterator[Any]:
-    for chunk in chunks:
-        yield from chunk.buffers
-        yield from chunk.expert_parallel_buffers
 
 
 def _storages(tensors: Iterable[Tensor]) -> Iterator[UntypedStorage]:

@@ -8,7 +8,7 @@ from late_device import LateDevice
 from torch import Tensor
 
 from mindrl.platform.host_arena import HostArena
-from mindrl.training.megatron.offload import StoredRegion
+from mindrl.workers.stored_region import StoredRegion
 
 
 def on_a_late_device(*tensors: Tensor) -> tuple[StoredRegion, LateDevice]:

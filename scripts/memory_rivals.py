@@ -94,7 +94,7 @@ class CopiedRegion:
         """Return what the host keeps of it now."""
         return sum(copy.nbytes for copy in self.host.values())
 
-    def release(self) -> int:
+    def offload(self) -> int:
         """Leave the device; returns the bytes copied to the host."""
         copied = 0
         for index, (storage, nbytes) in enumerate(self.stored):
@@ -107,7 +107,7 @@ class CopiedRegion:
             storage.resize_(0)
         return copied
 
-    def bring(self) -> int:
+    def onload(self) -> int:
         """Come to the device; returns the bytes copied."""
         copied = 0
         for index, (storage, nbytes) in enumerate(self.stored):
@@ -145,7 +145,7 @@ class CallByCall(Clocked):
         there = [region for region in Region if region in self.resident - self.habits.stays]
         rollout = [Region.KV_CACHE] if ROLLOUT_REGIONS & set(there) else []
         gone = rollout + [region for region in there if region not in ROLLOUT_REGIONS]
-        self._go(Move(MoveKind.RELEASE, region) for region in gone)
+        self._go(Move(MoveKind.OFFLOAD, region) for region in gone)
         self.phase = None
 
     def bytes_on_host(self) -> int:
@@ -159,11 +159,11 @@ class CallByCall(Clocked):
         first = (weights, rollout) if phase is Phase.ROLLOUT else into
         for region in first:
             if region not in self.resident:
-                yield Move(MoveKind.BRING, region)
+                yield Move(MoveKind.ONLOAD, region)
         if phase is Phase.ROLLOUT:
             yield Move(MoveKind.RESHARD, rollout)
-            yield Move(MoveKind.RELEASE, weights)
-            yield Move(MoveKind.BRING, Region.KV_CACHE)
+            yield Move(MoveKind.OFFLOAD, weights)
+            yield Move(MoveKind.ONLOAD, Region.KV_CACHE)
 
     def _go(self, way: Iterator[Move]) -> None:
         for move in way:
@@ -186,7 +186,7 @@ class Ways:
         self.ours: Regions = {
             name: region for name, region in found if isinstance(region, StoredRegion)
         }
-        self.leaves = worker.weights.source.leaves
+        self.on_last_read = worker.weights.source.on_last_read
         self.names = ("schedule", *HABITS)
 
     def take(self, name: str) -> Clocked:
@@ -194,23 +194,23 @@ class Ways:
         worker, ledger = self.worker, self.worker.device.ledger
         self._bring_all()
         # The early release of weights that are read belongs to the schedule.
-        worker.weights.source.leaves = self.leaves if name == "schedule" else None
+        worker.weights.source.on_last_read = self.on_last_read if name == "schedule" else None
         for region, ours in self.ours.items():
             ours.changed()
             ledger.regions[region] = (
                 ours if name == "schedule" else copied_region(region, ours, HABITS[name])
             )
-            ledger.release(region)
+            ledger.offload(region)
         manager = Schedule(worker) if name == "schedule" else CallByCall(worker, HABITS[name])
         worker.sharding_manager = manager
         return manager
 
     def _bring_all(self) -> None:
         ledger = self.worker.device.ledger
-        ledger.release(Region.KV_CACHE)
+        ledger.offload(Region.KV_CACHE)
         for region in self.ours:
             if not ledger.regions[region].device_bytes():
-                ledger.bring(region)
+                ledger.onload(region)
 
 
 def copied_region(name: Region, ours: StoredRegion, habits: Habits) -> CopiedRegion:

@@ -140,9 +140,9 @@ class Course:
         rollouts = self._rollouts()
         manager.leave()
         sequences, mask_BT = rollouts.sequences(), rollouts.response_mask_BT
-        reference = self.worker.compute_ref_log_prob(sequences)
+        reference = self.worker.compute_ref_logprobs(sequences)
         manager.leave()
-        scored = self.worker.compute_log_prob(sequences)
+        scored = self.worker.compute_logprobs(sequences)
         manager.leave()
         assert reference is not None, "one rank has the last stage"
         assert scored is not None, "the same"
@@ -236,7 +236,7 @@ def bandwidth(ways: Ways, name: Region, repeats: int) -> dict[str, float]:
     """Move a region back and forth, beside plain copies of as many bytes; bytes per second."""
     ours = ways.ours[name]
     ways.take("schedule")
-    ours.bring()
+    ours.onload()
     theirs = copied_region(name, ours, HABITS["call by call"])
     nbytes = ours.nbytes
     source, target = torch.ones(nbytes, dtype=torch.uint8), torch.ones(nbytes, dtype=torch.uint8)
@@ -254,7 +254,7 @@ def bandwidth(ways: Ways, name: Region, repeats: int) -> dict[str, float]:
 
     def release() -> None:
         ours.changed()
-        ours.release()
+        ours.offload()
 
     timed: Mapping[str, Callable[[], object]] = {
         "copy_": lambda: target.copy_(source),

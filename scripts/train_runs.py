@@ -96,7 +96,7 @@ class Trainer:
         )
         loss = GrpoLoss(clip_low=0.2, clip_high=0.2, kl_kind="k3", kl_coef=0.0, entropy_coef=0.01)
         self.model = TrainedActor(self.scoring, optimizer, loss)
-        old = self.scoring.compute_log_prob(minibatch, MicroBatching(sequences=4))
+        old = self.scoring.compute_logprobs(minibatch, MicroBatching(sequences=4))
         assert old is not None
         self.minibatch = replace(minibatch, old_logprobs_BT=old.logprobs_BT)
 

@@ -47,8 +47,8 @@ class Sequences:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Scored:
-    """What a model says of a batch of sequences, on the host, 0 outside the response."""
+class Logprobs:
+    """Log-probs of a batch of sequences, on the host, 0 outside the response."""
 
     logprobs_BT: Tensor
     """float32, nats."""

@@ -14,8 +14,8 @@ from torch import Tensor
 from mindrl.batch.balance import partition
 from mindrl.batch.experience import (
     CriticMinibatch,
+    Logprobs,
     Minibatch,
-    Scored,
     Sequences,
     SequenceScores,
     Values,
@@ -102,13 +102,13 @@ class ColocatedActor:
             [index for index, _, _ in repeated],
         )
 
-    def compute_log_prob(self, sequences: Sequences) -> Scored:
+    def compute_logprobs(self, sequences: Sequences) -> Logprobs:
         """Score sequences with the actor's current weights."""
-        return self._score("compute_log_prob", self.layouts["actor"], sequences)
+        return self._score("compute_logprobs", self.layouts["actor"], sequences)
 
-    def compute_ref_log_prob(self, sequences: Sequences) -> Scored:
+    def compute_ref_logprobs(self, sequences: Sequences) -> Logprobs:
         """Score sequences with the reference."""
-        return self._score("compute_ref_log_prob", self.layouts["ref"], sequences)
+        return self._score("compute_ref_logprobs", self.layouts["ref"], sequences)
 
     def compute_values(self, sequences: Sequences) -> Values:
         """Value sequences with the critic's current weights."""
@@ -177,11 +177,11 @@ class ColocatedActor:
                 metrics[name] = max(values) if name.startswith("seconds/") else sum(values)
         return metrics
 
-    def _score(self, method: str, layout: TrainLayout, sequences: Sequences) -> Scored:
+    def _score(self, method: str, layout: TrainLayout, sequences: Sequences) -> Logprobs:
         dealt = self._deal(sequences, layout)
-        replies: list[Scored] = self._ask(method, layout, sequences, dealt)
+        replies: list[Logprobs] = self._ask(method, layout, sequences, dealt)
         shape = sequences.tokens_BT.shape
-        return Scored(
+        return Logprobs(
             logprobs_BT=_join([reply.logprobs_BT for reply in replies], dealt, shape),
             entropy_BT=_join([reply.entropy_BT for reply in replies], dealt, shape),
         )

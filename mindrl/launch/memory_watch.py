@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 _LARGEST_ERROR = 0.05
 """Of a prediction, relative to it; beyond it the run says so."""
 
-_TAKEN_LATER = label_of(Move(MoveKind.BRING, Region.ROLLOUT_WEIGHTS))
+_TAKEN_LATER = label_of(Move(MoveKind.ONLOAD, Region.ROLLOUT_WEIGHTS))
 """An engine may take the memory of its weights with this move, or while they are loaded, in the
 reshard that follows at once: only there do measurement and prediction speak of one instant."""
 

@@ -28,7 +28,7 @@ from mindrl.workers.integrated_worker import (
     ReadOnlySettings,
     RolesSettings,
 )
-from mindrl.workers.weights_in_transit import TransitSettings
+from mindrl.workers.weight_sync import TransitSettings
 
 
 def build_worker(config: RunConfig, platform: Platform) -> IntegratedWorker:

@@ -12,7 +12,7 @@ from mindrl.platform.host_facts import memory_bound
 from mindrl.preflight.memory_plan import MemoryPlan, memory_plan, too_small, with_kv_cache
 from mindrl.preflight.memory_regions import RunModels
 from mindrl.preflight.run_layouts import topology
-from mindrl.workers.device import Device
+from mindrl.workers.device import WorkerDevice
 from mindrl.workers.device_ledger import DeviceLedger
 
 
@@ -50,7 +50,7 @@ def plan_worker_memory(config: RunConfig, models: RunModels, device_type: str) -
     )
 
 
-def make_device(config: RunConfig, device_type: str, memory: WorkerMemory) -> Device:
+def make_device(config: RunConfig, device_type: str, memory: WorkerMemory) -> WorkerDevice:
     """Make the account of this rank's device and the host memory behind it. A collective.
 
     Raises:
@@ -61,7 +61,7 @@ def make_device(config: RunConfig, device_type: str, memory: WorkerMemory) -> De
     # Nobody allocates before all have looked: what one has pinned is no longer available.
     require_host_memory(sum(sizes[node * per_node : (node + 1) * per_node]))
     dist.barrier()
-    return Device(
+    return WorkerDevice(
         device_type=device_type,
         ledger=DeviceLedger(memory.plan.capacity_bytes),
         arena=HostArena(memory.arena_bytes, device_type=device_type),

@@ -20,11 +20,11 @@ from mindrl.memory.regions import (
 
 
 class MoveKind(Enum):
-    """What is done with a region."""
+    """What is done with a region; the values are what labels and metrics say."""
 
-    RELEASE = "release"
+    OFFLOAD = "release"
     """It leaves the device, copied to the host only if it has changed since it was last there."""
-    BRING = "bring"
+    ONLOAD = "bring"
     """It comes: from the host, or empty."""
     RESHARD = "reshard"
     """The actor's weights fill the rollout weights; both are there, and the messages."""
@@ -82,9 +82,9 @@ def after(resident: Collection[Region], way: Iterable[Move]) -> frozenset[Region
     """Return what is on the device behind some moves."""
     there = set(resident)
     for move in way:
-        if move.kind is MoveKind.BRING:
+        if move.kind is MoveKind.ONLOAD:
             there.add(move.region)
-        elif move.kind is MoveKind.RELEASE:
+        elif move.kind is MoveKind.OFFLOAD:
             there -= leaving(move)
     return frozenset(there)
 
@@ -128,7 +128,7 @@ def label_of(move: Move) -> str:
     """Name a move for a person."""
     if move.kind is MoveKind.RESHARD:
         return str(move.kind.value)
-    if move.kind is MoveKind.RELEASE and move.region in ROLLOUT_REGIONS:
+    if move.kind is MoveKind.OFFLOAD and move.region in ROLLOUT_REGIONS:
         return "release rollout"
     return f"{move.kind.value} {move.region.value}"
 
@@ -153,9 +153,9 @@ def copied_regions(
         for move in way:
             if move.region in DEAD_AFTER_USE:
                 continue
-            if move.kind is MoveKind.BRING:
+            if move.kind is MoveKind.ONLOAD:
                 back.append(move.region)
-            elif move.kind is MoveKind.RELEASE and move.region in changed:
+            elif move.kind is MoveKind.OFFLOAD and move.region in changed:
                 changed.remove(move.region)
                 out.append(move.region)
         there = after(there, way)
@@ -172,10 +172,10 @@ def _into(
 ) -> Iterator[Move]:
     gone = set(resident) & _may_leave(movable) - set(needed)
     for region in _in_order(gone):
-        yield Move(MoveKind.RELEASE, region)
+        yield Move(MoveKind.OFFLOAD, region)
     for region in needed:
         if region not in resident:
-            yield Move(MoveKind.BRING, region)
+            yield Move(MoveKind.ONLOAD, region)
 
 
 def _into_rollout(resident: Collection[Region], movable: Collection[Region]) -> Iterator[Move]:
@@ -183,8 +183,8 @@ def _into_rollout(resident: Collection[Region], movable: Collection[Region]) -> 
     yield from _into(resident, (weights, Region.ROLLOUT_WEIGHTS), movable)
     yield Move(MoveKind.RESHARD, Region.ROLLOUT_WEIGHTS)
     if weights in movable:
-        yield Move(MoveKind.RELEASE, weights)
-    yield Move(MoveKind.BRING, Region.KV_CACHE)
+        yield Move(MoveKind.OFFLOAD, weights)
+    yield Move(MoveKind.ONLOAD, Region.KV_CACHE)
 
 
 def _in_order(regions: Collection[Region]) -> list[Region]:

@@ -191,9 +191,9 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
         sequences, ref_logprobs_BT = rollouts.sequences(), None
         if self.roles.reference is not None:
             with self.timer("ref_log_prob"):
-                ref_logprobs_BT = self.roles.reference.compute_ref_log_prob(sequences).logprobs_BT
+                ref_logprobs_BT = self.roles.reference.compute_ref_logprobs(sequences).logprobs_BT
         with self.timer("log_prob"):
-            old_logprobs_BT = self.roles.policy.compute_log_prob(sequences).logprobs_BT
+            old_logprobs_BT = self.roles.policy.compute_logprobs(sequences).logprobs_BT
         return old_logprobs_BT, ref_logprobs_BT
 
     def update_policy(self, minibatches: Iterable[Minibatch]) -> Metrics:

@@ -9,8 +9,8 @@ from typing import Protocol
 
 from mindrl.batch.experience import (
     CriticMinibatch,
+    Logprobs,
     Minibatch,
-    Scored,
     Sequences,
     SequenceScores,
     Values,
@@ -30,7 +30,7 @@ class Policy(Protocol):
     ) -> Rollouts:
         """Sample responses."""
 
-    def compute_log_prob(self, sequences: Sequences) -> Scored:
+    def compute_logprobs(self, sequences: Sequences) -> Logprobs:
         """Score sequences with the current weights."""
 
     def update(self, minibatch: Minibatch) -> dict[str, float]:
@@ -40,7 +40,7 @@ class Policy(Protocol):
 class Reference(Protocol):
     """A model that never changes."""
 
-    def compute_ref_log_prob(self, sequences: Sequences) -> Scored:
+    def compute_ref_logprobs(self, sequences: Sequences) -> Logprobs:
         """Score sequences."""
 
 

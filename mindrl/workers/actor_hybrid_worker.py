@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mindrl.algorithms.grpo import GrpoLoss
 from mindrl.batch.balance import MicroBatching
-from mindrl.batch.experience import Minibatch, Scored, Sequences
+from mindrl.batch.experience import Logprobs, Minibatch, Sequences
 from mindrl.batch.rollouts import Responses
 from mindrl.memory.regions import Phase, Region
 from mindrl.rollout.sampling import Sampling
@@ -19,9 +19,9 @@ from mindrl.training.megatron.model import ModelSettings
 from mindrl.training.megatron.optimizer import OptimizerSettings
 from mindrl.training.megatron.scoring import ScoringModel
 from mindrl.training.state_part import StatePart
-from mindrl.workers.device import Device
+from mindrl.workers.device import WorkerDevice
 from mindrl.workers.sharding_manager import ShardingManager
-from mindrl.workers.weights_in_transit import TransitSettings, WeightsInTransit
+from mindrl.workers.weight_sync import TransitSettings, WeightSync
 
 ACTOR_REGIONS = {
     Region.ACTOR_WEIGHTS: StatePart.PARAMETERS,
@@ -51,7 +51,7 @@ class ActorHybridWorker:
     def __init__(
         self,
         settings: ActorSettings,
-        device: Device,
+        device: WorkerDevice,
         initial: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Build both sides; whatever may leave the device has left it.
@@ -81,19 +81,19 @@ class ActorHybridWorker:
         def leave(tensor: Tensor) -> None:
             if weights.is_whole:
                 device.ledger.note()
-            weights.release_storage_of(tensor)
+            weights.offload_storage_of(tensor)
 
         device.clear(ACTOR_REGIONS)
         self.inference_model = RolloutEngine(settings.engine)
         device.ledger.add(Region.ROLLOUT_WEIGHTS, self.inference_model.regions["weights"])
         device.ledger.add(Region.KV_CACHE, self.inference_model.regions["kv_cache"])
         self.inference_model.sleep()
-        self.weights = WeightsInTransit(
+        self.weights = WeightSync(
             settings.load,
             self.model,
             self.inference_model,
             settings.transit,
-            leaves=leave if Region.ACTOR_WEIGHTS in device.movable else None,
+            on_last_read=leave if Region.ACTOR_WEIGHTS in device.movable else None,
         )
         self.sharding_manager = ShardingManager(
             device.ledger, self.weights, movable=device.movable, device_type=device.device_type
@@ -106,14 +106,14 @@ class ActorHybridWorker:
         self.sharding_manager.enter(Phase.ROLLOUT)
         return self.inference_model.generate(prompts, sampling, seeds)
 
-    def compute_log_prob(self, sequences: Sequences) -> Scored | None:
+    def compute_logprobs(self, sequences: Sequences) -> Logprobs | None:
         """Score this replica's sequences with the current weights.
 
         Returns:
             None on all but the last pipeline stage.
         """
         self.sharding_manager.enter(Phase.FORWARD)
-        return self.model.model.compute_log_prob(sequences, self.settings.forward_micro_batching)
+        return self.model.model.compute_logprobs(sequences, self.settings.forward_micro_batching)
 
     def update(self, minibatch: Minibatch) -> dict[str, float]:
         """Take one optimizer step on this replica's share."""

@@ -14,7 +14,7 @@ from mindrl.workers.stored_region import StoredRegion
 
 
 @dataclass(frozen=True, kw_only=True)
-class Device:
+class WorkerDevice:
     """The account of the device, and the host memory behind it."""
 
     device_type: str
@@ -38,6 +38,6 @@ class Device:
         """Let regions leave that may: another role is going to be built."""
         for name in names:
             if name in self.movable:
-                self.ledger.release(name)
+                self.ledger.offload(name)
         release_free_heap()
         give_back_unused(self.device_type)

@@ -19,10 +19,10 @@ class DeviceRegion(Protocol):
     def device_bytes(self) -> int:
         """Return what is on the device now."""
 
-    def bring(self) -> int:
+    def onload(self) -> int:
         """Allocate it; returns the bytes copied to the device."""
 
-    def release(self) -> int:
+    def offload(self) -> int:
         """Free it; returns the bytes copied to the host."""
 
     def changed(self) -> None:
@@ -80,7 +80,7 @@ class DeviceLedger:
         """Say whether all of a region is on the device."""
         return self.regions[name].device_bytes() == self.regions[name].nbytes
 
-    def bring(self, name: Region) -> int:
+    def onload(self, name: Region) -> int:
         """Let a region come; returns the bytes copied to the device.
 
         Raises:
@@ -89,24 +89,24 @@ class DeviceLedger:
         region = self.regions[name]
         self._check(name.value, region.nbytes - region.device_bytes())
         try:
-            copied = region.bring()
+            copied = region.onload()
         except RuntimeError as error:
             # Torch's own error is a kind of it, and an engine's allocator has no other.
             if "out of memory" not in str(error).lower():
                 raise
             # A part of it would be in the way of whatever comes instead.
-            region.release()
+            region.offload()
             raise self._no_room(name.value, region.nbytes) from error
         self.note()
         return copied
 
-    def release(self, name: Region) -> int:
+    def offload(self, name: Region) -> int:
         """Let a region leave; returns the bytes copied to the host.
 
         Raises:
             ResidueError: Some of it is still there.
         """
-        copied = self.regions[name].release()
+        copied = self.regions[name].offload()
         self.require_gone(name)
         return copied
 

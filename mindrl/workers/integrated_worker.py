@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mindrl.algorithms.value_loss import ValueLoss
 from mindrl.batch.balance import MicroBatching
-from mindrl.batch.experience import CriticMinibatch, Scored, Sequences, SequenceScores, Values
+from mindrl.batch.experience import CriticMinibatch, Logprobs, Sequences, SequenceScores, Values
 from mindrl.checkpoint.new_folder import keep_folder
 from mindrl.memory.regions import Phase, Region
 from mindrl.observability.memory import process_memory
@@ -21,9 +21,9 @@ from mindrl.training.megatron.scoring import ScoringModel
 from mindrl.training.megatron.value import ValueModel
 from mindrl.training.state_part import StatePart
 from mindrl.workers.actor_hybrid_worker import ActorHybridWorker, ActorSettings
-from mindrl.workers.device import Device
+from mindrl.workers.device import WorkerDevice
 from mindrl.workers.stored_region import StoredRegion
-from mindrl.workers.weights_in_transit import OutwardWeights
+from mindrl.workers.weight_sync import WeightExport
 
 CRITIC_REGIONS = {
     Region.CRITIC_WEIGHTS: StatePart.PARAMETERS,
@@ -68,7 +68,9 @@ class RolesSettings:
 class Reference:
     """The model that the policy is held to."""
 
-    def __init__(self, settings: ReadOnlySettings, device: Device, *, temperature: float) -> None:
+    def __init__(
+        self, settings: ReadOnlySettings, device: WorkerDevice, *, temperature: float
+    ) -> None:
         """Read it; it has left the device where it may."""
         self.settings = settings
         self.device = device
@@ -87,7 +89,7 @@ class Reference:
 class IntegratedWorker(ActorHybridWorker):
     """An actor beside whatever else the run needs; each has the device for its turn."""
 
-    def __init__(self, settings: RolesSettings, device: Device) -> None:
+    def __init__(self, settings: RolesSettings, device: WorkerDevice) -> None:
         """Build all roles, one after the other.
 
         Raises:
@@ -101,7 +103,7 @@ class IntegratedWorker(ActorHybridWorker):
             device.clear([Region.REWARD_WEIGHTS])
         if settings.critic is not None:
             self.critic = _critic(settings.critic, device)
-            self.critic_weights = OutwardWeights(
+            self.critic_weights = WeightExport(
                 settings.critic.load, self.critic, settings.actor.transit, name="critic"
             )
         initial = None
@@ -113,7 +115,7 @@ class IntegratedWorker(ActorHybridWorker):
                 initial = self.reference.initial_weights()
         super().__init__(settings.actor, device, initial)
 
-    def compute_ref_log_prob(self, sequences: Sequences) -> Scored | None:
+    def compute_ref_logprobs(self, sequences: Sequences) -> Logprobs | None:
         """Score this replica's sequences with the reference.
 
         Returns:
@@ -122,7 +124,7 @@ class IntegratedWorker(ActorHybridWorker):
         role = self.roles.reference
         assert role is not None
         self.sharding_manager.enter(Phase.REFERENCE)
-        return self.reference.model.compute_log_prob(sequences, role.micro_batching)
+        return self.reference.model.compute_logprobs(sequences, role.micro_batching)
 
     def compute_values(self, sequences: Sequences) -> Values | None:
         """Ask the critic about this replica's sequences.
@@ -196,7 +198,7 @@ class IntegratedWorker(ActorHybridWorker):
         return role
 
 
-def _critic(settings: CriticSettings, device: Device) -> TrainedCritic:
+def _critic(settings: CriticSettings, device: WorkerDevice) -> TrainedCritic:
     values = ValueModel(settings.load, settings.model, head_seed=settings.head_seed)
     critic = TrainedCritic(values, settings.optimizer, settings.loss)
     for name, part in CRITIC_REGIONS.items():

@@ -119,11 +119,11 @@ class ShardingManager:
                     self.resharder.reshard()
                 for name, nbytes in moved.items():
                     self._add(f"bytes/reshard_{name}", nbytes)
-            case MoveKind.BRING:
-                self._copied("to_device", move.region, self.ledger.bring(move.region))
-            case MoveKind.RELEASE:
+            case MoveKind.ONLOAD:
+                self._copied("to_device", move.region, self.ledger.onload(move.region))
+            case MoveKind.OFFLOAD:
                 for region in sorted(leaving(move), key=lambda region: region.value):
-                    self._copied("to_host", region, self.ledger.release(region))
+                    self._copied("to_host", region, self.ledger.offload(region))
 
     def _copied(self, way: str, region: Region, nbytes: int) -> None:
         if region not in DEAD_AFTER_USE:

@@ -1,4 +1,4 @@
-"""Storages on the device: released and restored without moving a pointer.
+"""Storages on the device: offloaded and onloaded without moving a pointer.
 
 Resizing a storage to zero frees its memory while every view of it stays valid, on NPU, CUDA and
 CPU alike.
@@ -58,7 +58,7 @@ class StoredRegion:
         self.is_clean = False
         self.is_whole = True
         """All of it is on the device."""
-        self.released_bytes = 0
+        self.offloaded_bytes = 0
         self.copies = Copies(device_type)
 
     def device_bytes(self) -> int:
@@ -69,21 +69,21 @@ class StoredRegion:
         """Take note that the host's copy is out of date."""
         self.is_clean = False
 
-    def release(self) -> int:
+    def offload(self) -> int:
         """Leave the device; returns the bytes copied to the host since the region came."""
         # What left early may still be on its way.
         self.copies.finish()
-        copied, self.released_bytes = self.released_bytes, 0
-        copied += sum(self._release(each) for each in self.stored.values())
+        copied, self.offloaded_bytes = self.offloaded_bytes, 0
+        copied += sum(self._offload(each) for each in self.stored.values())
         self.copies.finish()
         self.is_clean = self.keeps
         return copied
 
-    def release_storage_of(self, tensor: Tensor) -> None:
-        """Let the storage behind a tensor leave, ahead of the others and of `release`."""
-        self.released_bytes += self._release(self.stored[tensor.untyped_storage()._cdata])
+    def offload_storage_of(self, tensor: Tensor) -> None:
+        """Let the storage behind a tensor leave, ahead of the others and of `offload`."""
+        self.offloaded_bytes += self._offload(self.stored[tensor.untyped_storage()._cdata])
 
-    def bring(self) -> int:
+    def onload(self) -> int:
         """Come to the device; returns the bytes copied. Contents that were dropped are garbage."""
         # What left early, behind a reshard that then failed, may still be on its way out.
         self.copies.finish()
@@ -109,7 +109,7 @@ class StoredRegion:
         start = int(tensor.storage_offset()) * tensor.element_size()
         return place.read(start, start + tensor.nbytes).view(tensor.dtype).view(tensor.shape)
 
-    def _release(self, stored: _Stored) -> int:
+    def _offload(self, stored: _Stored) -> int:
         if stored.storage.nbytes() == 0:
             return 0
         self.is_whole = False

@@ -33,9 +33,9 @@ def biases(case: Case, course: Course) -> Weights:
     model = TrainedActor(build(case), OptimizerSettings(**course.optimizer), course.loss)
     weights = StoredRegion(model.tensors(StatePart.PARAMETERS), arena(64 << 20), "cpu")
     for tensor in model.model.local_tensors().values():
-        weights.release_storage_of(tensor)
-    weights.release()
-    weights.bring()
+        weights.offload_storage_of(tensor)
+    weights.offload()
+    weights.onload()
     for minibatch in course.minibatches:
         model.update(minibatch, course.micro_batching)
     local = copied(model.model)

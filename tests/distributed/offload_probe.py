@@ -13,10 +13,10 @@ def swap_out_and_in(model: TrainedModel) -> int:
     """Take all regions off the device and bring them back; returns the bytes that stayed."""
     regions = regions_of(model)
     for region in regions:
-        region.release()
+        region.offload()
     stayed = sum(region.device_bytes() for region in regions)
     for region in reversed(regions):
-        region.bring()
+        region.onload()
     return stayed
 
 
@@ -44,19 +44,19 @@ def offload_facts() -> OffloadFacts:
     # Two places of 512 bytes each.
     host = arena(1024)
     region = StoredRegion([flat, head, tail, other], host, "cpu")
-    out_bytes = region.release()
+    out_bytes = region.offload()
     bytes_while_out = flat.untyped_storage().nbytes() + other.untyped_storage().nbytes()
-    in_bytes = region.bring()
+    in_bytes = region.onload()
     tail += 10
     region.changed()
     kept = [tensor.tolist() for tensor in (flat, head, tail, other)]
     shared = tail.untyped_storage().data_ptr() == flat.untyped_storage().data_ptr()
-    region.release_storage_of(head)
-    changed_out_bytes = region.release()
-    region.bring()
-    clean_out_bytes = region.release()
+    region.offload_storage_of(head)
+    changed_out_bytes = region.offload()
+    region.onload()
+    clean_out_bytes = region.offload()
     host_copy = region.host_copy(tail).tolist()
-    region.bring()
+    region.onload()
     dropped = StoredRegion([torch.zeros(5)], None, "cpu")
     StoredRegion([torch.zeros(2)], host, "cpu")
     return OffloadFacts(
@@ -69,7 +69,7 @@ def offload_facts() -> OffloadFacts:
         clean_out_bytes=clean_out_bytes,
         after_clean=flat.tolist(),
         host_copy=host_copy,
-        dropped_bytes=dropped.release(),
+        dropped_bytes=dropped.offload(),
         arena_bytes=host.used,
         beyond_bytes=host.beyond,
     )

@@ -24,7 +24,7 @@ from mindrl.training.megatron.optimizer import OptimizerSettings
 from mindrl.training.megatron.scoring import ScoringModel
 from mindrl.training.state_part import StatePart
 from mindrl.workers.stored_region import StoredRegion
-from mindrl.workers.weights_in_transit import TransitSettings, WeightsInTransit
+from mindrl.workers.weight_sync import TransitSettings, WeightSync
 
 Prompts = list[list[int]]
 LOSS = GrpoLoss(clip_low=0.2, clip_high=0.2, kl_kind="k3", kl_coef=0.0, entropy_coef=0.0)
@@ -96,12 +96,12 @@ def _into_engine(way: Way, prompts: Prompts, index: int) -> Arrived:
     engine = sleeping_engine(settings_of(case))
     settings = transit_settings(way, trained, verify="always")
     weights = StoredRegion(trained.tensors(StatePart.PARAMETERS), arena(256 << 20), "cpu")
-    transit = WeightsInTransit(
+    transit = WeightSync(
         way.folder,
         trained,
         engine,
         settings,
-        leaves=weights.release_storage_of,
+        on_last_read=weights.offload_storage_of,
         name=f"way {index}",
     )
     arrived = Arrived()
@@ -115,8 +115,8 @@ def _into_engine(way: Way, prompts: Prompts, index: int) -> Arrived:
             engine.wake("weights")
             transit.reshard()
             arrived.parameters_left += weights.device_bytes()
-            weights.release()
-            weights.bring()
+            weights.offload()
+            weights.onload()
             engine.wake("kv_cache")
             arrived.answers[f"update {update}"] = _ask(engine.llm, prompts)
             engine.sleep()

@@ -10,7 +10,7 @@ from training_messages import Case
 from training_probe import build
 
 from mindrl.training.megatron.actor import TrainedActor
-from mindrl.workers.weights_in_transit import WeightsInTransit
+from mindrl.workers.weight_sync import WeightSync
 
 
 def exported(ways: list[Way], targets: list[str]) -> None:
@@ -19,8 +19,8 @@ def exported(ways: list[Way], targets: list[str]) -> None:
     for way, target in zip(ways, targets, strict=True):
         model = TrainedActor(build(Case(folder=way.folder, layout=way.train)), OPTIMIZER, LOSS)
         settings_of_way = transit_settings(way, model, verify="off")
-        transit = WeightsInTransit(
-            way.folder, model, engine, settings_of_way, leaves=None, name=target
+        transit = WeightSync(
+            way.folder, model, engine, settings_of_way, on_last_read=None, name=target
         )
         transit.export(Path(target))
         # The next way reads what rank 0 wrote.

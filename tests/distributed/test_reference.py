@@ -40,8 +40,8 @@ def test_the_reference_is_the_model_of_its_own_path_and_stays_so_while_the_actor
     actor = colocated_actor(group, with_reference)
     rollouts = actor.generate_sequences(PROMPTS, SAMPLING, step=0)
     sequences = rollouts.sequences()
-    before = actor.compute_ref_log_prob(sequences).logprobs_BT
-    own = actor.compute_log_prob(sequences).logprobs_BT
+    before = actor.compute_ref_logprobs(sequences).logprobs_BT
+    own = actor.compute_logprobs(sequences).logprobs_BT
     mask_BT = rollouts.response_mask_BT
     minibatch = Minibatch(
         tokens_BT=sequences.tokens_BT,
@@ -53,13 +53,13 @@ def test_the_reference_is_the_model_of_its_own_path_and_stays_so_while_the_actor
         ref_logprobs_BT=before,
     )
     metrics = actor.update(minibatch)
-    after = actor.compute_ref_log_prob(sequences).logprobs_BT
-    moved = actor.compute_log_prob(sequences).logprobs_BT
+    after = actor.compute_ref_logprobs(sequences).logprobs_BT
+    moved = actor.compute_logprobs(sequences).logprobs_BT
     group.stop()
 
     reference_alone = run_config(random_model(True), TWO_RANKS)
     group = forked_workers.start(reference_alone)
-    expected = colocated_actor(group, reference_alone).compute_log_prob(sequences).logprobs_BT
+    expected = colocated_actor(group, reference_alone).compute_logprobs(sequences).logprobs_BT
     group.stop()
 
     assert torch.equal(before, expected)

@@ -21,7 +21,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from mindrl.algorithms.grpo import GrpoLoss
 from mindrl.algorithms.token_weights import token_mean_weights
 from mindrl.batch.balance import MicroBatching
-from mindrl.batch.experience import Minibatch, Scored, Sequences
+from mindrl.batch.experience import Logprobs, Minibatch, Sequences
 from mindrl.layouts.layout import TrainLayout
 
 pytestmark = pytest.mark.distributed
@@ -128,7 +128,7 @@ def test_log_probs_at_temperature_0_7_are_those_of_a_plain_computation(
         sequence_parallel=sequence_parallel,
         temperature=0.7,
     )
-    replies: list[list[Scored]] = forked_workers.run(
+    replies: list[list[Logprobs]] = forked_workers.run(
         "training_probe:scores", case, batch, [1, 3, 4], ranks=ranks
     )
     with torch.no_grad():

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 from mindrl.algorithms.grpo import GrpoLoss
 from mindrl.algorithms.token_weights import token_mean_weights
 from mindrl.batch.balance import MicroBatching
-from mindrl.batch.experience import Minibatch, Scored, Sequences
+from mindrl.batch.experience import Logprobs, Minibatch, Sequences
 from mindrl.layouts.layout import TrainLayout
 from mindrl.layouts.rank_order import RankOrder
 
@@ -328,7 +328,7 @@ def test_replicas_that_share_experts_score_unequal_shares_and_wait_for_each_othe
 ) -> None:
     folder, batch = str(random_model_of("qwen3_moe")), sequences()
     case = Case(folder=folder, layout=TrainLayout(dp=2, ep=2), shares=(1, 7))
-    replies: list[list[Scored]] = forked_workers.run(
+    replies: list[list[Logprobs]] = forked_workers.run(
         "training_probe:scores", case, batch, [1, 3], ranks=2
     )
     ((whole, *_),) = forked_workers.run("training_probe:scores", Case(folder=folder), batch, [8])

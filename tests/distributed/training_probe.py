@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from training_messages import Case, Course, Trial, Updated, Weights
 
 from mindrl.batch.balance import MicroBatching
-from mindrl.batch.experience import Scored, Sequences
+from mindrl.batch.experience import Logprobs, Sequences
 from mindrl.checkpoint.export import ExportedModel
 from mindrl.errors import ModelError
 from mindrl.layouts.layout import TrainLayout
@@ -27,12 +27,12 @@ from mindrl.models.decoder import training_side, whole_side
 from mindrl.models.description import read_description
 from mindrl.platform.attention import attention_kernel
 from mindrl.training.megatron.actor import TrainedActor
+from mindrl.training.megatron.forward_backward import forward_backward
 from mindrl.training.megatron.logprobs import Vocabulary, chunked_logprobs
 from mindrl.training.megatron.model import ModelSettings, unwrap, vocabulary_weight
 from mindrl.training.megatron.optimizer import OptimizerSettings
 from mindrl.training.megatron.packs import Pack
 from mindrl.training.megatron.parallel import ParallelGroups
-from mindrl.training.megatron.passes import run_passes
 from mindrl.training.megatron.scoring import ScoringModel
 from mindrl.training.megatron.weights import import_weights
 from mindrl.workers.stored_region import StoredRegion
@@ -133,7 +133,7 @@ def _logits(chunks: list[nn.Module], packs: list[Pack[Sequences]]) -> Tensor:
         flat[pack.places_N - 1] = logits_NV
         return torch.zeros(()), flat.view(B, T, -1)
 
-    found = run_passes(chunks, packs, multiply, forward_only=True)
+    found = forward_backward(chunks, packs, multiply, forward_only=True)
     return found[0] if found else torch.empty(0)
 
 
@@ -146,22 +146,22 @@ def share(case: Case, sequences: Share) -> Share:
     return sequences.rows(slice(start, start + case.shares[replica]))
 
 
-def scores(case: Case, sequences: Sequences, micro_batch_sizes: list[int]) -> list[Scored | None]:
+def scores(case: Case, sequences: Sequences, micro_batch_sizes: list[int]) -> list[Logprobs | None]:
     """Score this rank's share once for each size, then twice by a copy whose weights had left.
 
     A share of three sequences and one of a single one take different numbers of passes.
     """
     model, ours = build(case), share(case, sequences)
     cuts = [MicroBatching(sequences=size) for size in micro_batch_sizes]
-    results = [model.compute_log_prob(ours, cut) for cut in cuts]
+    results = [model.compute_logprobs(ours, cut) for cut in cuts]
     model = ScoringModel(
         case.folder, model.settings, temperature=case.temperature, source=model.local_tensors()
     )
     weights = StoredRegion(model.weights(), arena(64 << 20), "cpu")
     for _ in range(2):
-        weights.release()
-        weights.bring()
-        results.append(model.compute_log_prob(ours, MicroBatching(sequences=2)))
+        weights.offload()
+        weights.onload()
+        results.append(model.compute_logprobs(ours, MicroBatching(sequences=2)))
     return results
 
 

@@ -12,7 +12,7 @@ from training_messages import Case, Course, Weights
 
 from mindrl.algorithms.value_loss import ValueLoss
 from mindrl.batch.balance import MicroBatching
-from mindrl.batch.experience import CriticMinibatch, Scored, SequenceScores, Values
+from mindrl.batch.experience import CriticMinibatch, Logprobs, SequenceScores, Values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +63,8 @@ class Cast:
 class Played:
     """What the roles said on a rank, in the order in which they were asked."""
 
-    logprobs: list[Scored | None] = field(default_factory=list)
-    ref_logprobs: list[Scored | None] = field(default_factory=list)
+    logprobs: list[Logprobs | None] = field(default_factory=list)
+    ref_logprobs: list[Logprobs | None] = field(default_factory=list)
     values: list[Values | None] = field(default_factory=list)
     actor_metrics: list[dict[str, float]] = field(default_factory=list)
     critic_metrics: list[dict[str, float]] = field(default_factory=list)

@@ -114,11 +114,11 @@ def _play(cast: Cast, sequences: Sequences, roles: Mapping[str, Any], played: Pl
     pairs = zip(cast.actor_course.minibatches, cast.critic_course.minibatches, strict=True)
     for minibatch, critic_minibatch in pairs:
         if reference:
-            scored = reference.compute_log_prob(share(cast.reference, sequences), CUT)
+            scored = reference.compute_logprobs(share(cast.reference, sequences), CUT)
             played.ref_logprobs.append(scored)
         if actor:
             ours = share(cast.actor, sequences)
-            played.logprobs.append(actor.model.compute_log_prob(ours, CUT))
+            played.logprobs.append(actor.model.compute_logprobs(ours, CUT))
         if critic:
             ours = share(cast.critic, sequences)
             played.values.append(critic.model.compute_values(ours, CUT))

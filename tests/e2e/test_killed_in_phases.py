@@ -24,8 +24,8 @@ ONE_WORKER = (
 PLACES = (
     ("swap to rollout begins", "generate_sequences"),
     ("phase rollout begins", "generate_sequences"),
-    ("swap to reference begins", "compute_ref_log_prob"),
-    ("phase forward begins", "compute_log_prob"),
+    ("swap to reference begins", "compute_ref_logprobs"),
+    ("phase forward begins", "compute_logprobs"),
     ("phase train begins", "update"),
 )
 

@@ -25,12 +25,12 @@ def test_a_released_region_is_gone_by_the_allocators_account_and_comes_back_to_t
     expected = [tensor.cpu() for tensor in tensors]
     before = device_account("cuda")
     region = region_of(*tensors)
-    assert region.release() == 321 * MIB
+    assert region.offload() == 321 * MIB
     after = device_account("cuda")
     assert before is not None
     assert after is not None
     assert before.allocated - after.allocated == 321 * MIB
-    assert region.bring() == 321 * MIB
+    assert region.onload() == 321 * MIB
     for tensor, wanted in zip(tensors, expected, strict=True):
         assert torch.equal(tensor.cpu(), wanted)
 
@@ -38,20 +38,20 @@ def test_a_released_region_is_gone_by_the_allocators_account_and_comes_back_to_t
 def test_a_region_that_did_not_change_leaves_without_a_copy() -> None:
     tensor = torch.randn(64 * MIB // 4, device="cuda")
     region = region_of(tensor)
-    region.release()
-    region.bring()
-    assert region.release() == 0
-    region.bring()
+    region.offload()
+    region.onload()
+    assert region.offload() == 0
+    region.onload()
     tensor += 1
     region.changed()
-    assert region.release() == 64 * MIB
+    assert region.offload() == 64 * MIB
 
 
 def test_a_storage_that_leaves_ahead_of_its_region_is_copied_once() -> None:
     tensors = [torch.randn(size * MIB // 4, device="cuda") for size in (64, 8)]
     region = region_of(*tensors)
-    region.release_storage_of(tensors[0])
-    assert region.release() == 72 * MIB
+    region.offload_storage_of(tensors[0])
+    assert region.offload() == 72 * MIB
 
 
 def test_what_the_device_still_computes_is_in_the_copy() -> None:
@@ -59,21 +59,21 @@ def test_what_the_device_still_computes_is_in_the_copy() -> None:
     region = region_of(tensor)
     for _ in range(50):
         tensor += 1
-    region.release()
-    region.bring()
+    region.offload()
+    region.onload()
     assert tensor.min().item() == tensor.max().item() == 50
 
 
 def test_two_hundred_swaps_leave_the_device_as_it_was() -> None:
     tensor = torch.randn(32 * MIB // 4, device="cuda")
     region = region_of(tensor)
-    region.release()
-    region.bring()
+    region.offload()
+    region.onload()
     before = device_account("cuda")
     for _ in range(200):
         region.changed()
-        region.release()
-        region.bring()
+        region.offload()
+        region.onload()
     after = device_account("cuda")
     assert before is not None
     assert after is not None

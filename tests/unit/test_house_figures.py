@@ -15,7 +15,6 @@ STILL_IN_A_CYCLE = [{"timeline", "timeline_chart"}]
 STILL_IN_TWO_ROOMS = frozenset(
     {
         "Counts",
-        "Device",
         "Message",
         "Move",
         "Outcome",

@@ -80,14 +80,14 @@ class EngineRegion:
         """Return what is on the device now."""
         return self.engine.device_bytes(self.tag)
 
-    def bring(self) -> int:
+    def onload(self) -> int:
         """Allocate it; nothing is copied."""
         # The engine has an allocator of its own, to which torch's freed blocks are not free.
         give_back_unused(self.engine.settings.device_type)
         self.engine.wake(self.tag)
         return 0
 
-    def release(self) -> int:
+    def offload(self) -> int:
         """Put the whole engine to sleep, which knows no other way; nothing is copied."""
         self.engine.sleep()
         return 0

@@ -17,10 +17,10 @@ from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import Sequences
 from mindrl.models.decoder import Head, training_side
 from mindrl.models.description import read_description
+from mindrl.training.megatron.forward_backward import forward_backward
 from mindrl.training.megatron.model import ModelSettings, build_model, transformer_config
 from mindrl.training.megatron.packs import Pack, PackRules
-from mindrl.training.megatron.parallel import most_passes
-from mindrl.training.megatron.passes import run_passes
+from mindrl.training.megatron.parallel import max_micro_batches
 from mindrl.training.megatron.weights import (
     check_table,
     copy_weights,
@@ -92,13 +92,13 @@ class LoadedModel:
     def packs(self, parts: Sequence[Batch]) -> list[Pack[Batch]]:
         """Lay micro-batches out, and add as many empty ones as the layout asks for. A collective.
 
-        Ranks that share experts send each other tokens in every pass of any of them, and an
+        Ranks that share experts send each other tokens in every micro-batch of any of them, and an
         interleaved pipeline takes micro-batches in whole rounds. Needs active groups.
         """
         layout = self.settings.layout
         count = len(parts)
         if self.description.moe is not None and layout.ep * layout.etp > 1:
-            count = most_passes(count, self.settings.device_type)
+            count = max_micro_batches(count, self.settings.device_type)
         if layout.vpp > 1:
             count += -count % layout.pp
         rules = self._pack_rules()
@@ -106,7 +106,7 @@ class LoadedModel:
         return [Pack.of(part, rules) for part in (*parts, *idle)]
 
     @torch.no_grad()
-    def passed(self, parts: Sequence[Sequences], read: Read) -> list[Tensor] | None:
+    def forward(self, parts: Sequence[Sequences], read: Read) -> list[Tensor] | None:
         """Run micro-batches through the network. A collective over the replica's ranks.
 
         Returns:
@@ -118,7 +118,7 @@ class LoadedModel:
             return torch.zeros((), device=hidden_1SH.device), read(hidden_1SH, pack)
 
         with self.settings.groups.active():
-            found = run_passes(self.chunks, self.packs(parts), no_loss, forward_only=True)
+            found = forward_backward(self.chunks, self.packs(parts), no_loss, forward_only=True)
             if not parallel_state.is_pipeline_last_stage():
                 return None
             found = found[: len(parts)]
@@ -130,7 +130,7 @@ class LoadedModel:
     def _idle(self, parts: Sequence[Batch]) -> list[Batch]:
         """Return what to go through once more without asking for any token."""
         if self.settings.moe_aux_loss_coeff and torch.is_grad_enabled():
-            # That loss is a mean over passes: it stays the same if all are repeated.
+            # That loss is a mean over micro-batches: it stays the same if all are repeated.
             return [_nothing_asked(part) for part in parts]
         return [_nothing_asked(parts[0].rows(parts[0].lengths_B.argmin()[None]))]
 

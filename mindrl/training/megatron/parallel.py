@@ -119,12 +119,12 @@ def initialise_model_parallel(layout: TrainLayout, *, seed: int, timeout_minutes
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
 
 
-def most_passes(passes: int, device_type: str) -> int:
-    """Return the most forward passes that a rank of this pipeline stage asks for. A collective.
+def max_micro_batches(count: int, device_type: str) -> int:
+    """Return the most micro-batches that a rank of this pipeline stage has. A collective.
 
-    Ranks that share experts meet in every pass; those with fewer micro-batches must not leave.
+    Ranks that share experts meet in each of them; those with fewer must not leave.
     """
-    most = torch.tensor(passes, device=device_type)
+    most = torch.tensor(count, device=device_type)
     group = parallel_state.get_tensor_and_data_parallel_group(with_context_parallel=True)
     dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
     return int(most)

@@ -10,7 +10,7 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from mindrl.batch.balance import MicroBatching
-from mindrl.batch.experience import Scored, Sequences
+from mindrl.batch.experience import Logprobs, Sequences
 from mindrl.training.megatron.loaded import Batch, LoadedModel, cut_by_rows, put_back
 from mindrl.training.megatron.logprobs import Vocabulary, chunked_logprobs
 from mindrl.training.megatron.model import ModelSettings, vocabulary_weight
@@ -43,9 +43,9 @@ class ScoringModel(LoadedModel):
         self.temperature = temperature
         self.fill(source)
 
-    def compute_log_prob(
+    def compute_logprobs(
         self, sequences: Sequences, micro_batching: MicroBatching
-    ) -> Scored | None:
+    ) -> Logprobs | None:
         """Score the response tokens. A collective over the replica's ranks.
 
         Returns:
@@ -56,11 +56,11 @@ class ScoringModel(LoadedModel):
         def both(hidden_1SH: Tensor, pack: Pack[Sequences]) -> Tensor:
             return torch.stack(self.score(hidden_1SH, pack))
 
-        found = self.passed(parts, both)
+        found = self.forward(parts, both)
         if found is None:
             return None
         logprobs_BT, entropy_BT = put_back(found, rows_of, sequences.tokens_BT.size(1))
-        return Scored(logprobs_BT=logprobs_BT, entropy_BT=entropy_BT)
+        return Logprobs(logprobs_BT=logprobs_BT, entropy_BT=entropy_BT)
 
     def score(self, hidden_1SH: Tensor, pack: Pack[Batch]) -> tuple[Tensor, Tensor]:
         """Turn hidden states into log-probs and entropies of this rank's tokens, float32 [B, T].

@@ -18,10 +18,10 @@ from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import Sequences
 from mindrl.platform.determinism import deterministic_gradients
 from mindrl.training.megatron.balance_loss import taken_balance_loss
+from mindrl.training.megatron.forward_backward import forward_backward
 from mindrl.training.megatron.loaded import LoadedModel, cut_by_rows
 from mindrl.training.megatron.optimizer import OptimizerSettings, build_optimizer, take_step
 from mindrl.training.megatron.packs import Pack
-from mindrl.training.megatron.passes import run_passes
 from mindrl.training.megatron.state_tensors import (
     gradient_tensors,
     optimizer_tensors,
@@ -89,17 +89,19 @@ class TrainedModel(ABC, Generic[Model, Batch]):
             return terms.loss * undo_averages, terms.metrics
 
         with deterministic_gradients():
-            terms = run_passes(self.chunks, packs, loss, forward_only=False)
+            terms = forward_backward(self.chunks, packs, loss, forward_only=False)
         step = take_step(self.optimizer, self.schedule, self.model.settings.device_type)
         return _total(terms) | self._balance(len(packs)) | step
 
-    def _balance(self, passes: int) -> dict[str, float]:
+    def _balance(self, micro_batches: int) -> dict[str, float]:
         """Say how unequally busy the experts were, where the loss asks for it."""
         settings, moe = self.model.settings, self.model.description.moe
         if moe is None or not settings.moe_aux_loss_coeff:
             return {}
         layers = self.model.description.num_hidden_layers - len(moe.dense_layers)
-        found = taken_balance_loss(passes=passes, layers=layers, device_type=settings.device_type)
+        found = taken_balance_loss(
+            micro_batches=micro_batches, layers=layers, device_type=settings.device_type
+        )
         return {"moe_aux_loss": found}
 
 

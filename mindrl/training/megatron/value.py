@@ -53,7 +53,7 @@ class ValueModel(LoadedModel):
             The same on every rank of the last pipeline stage, None on the others.
         """
         rows_of, parts = cut_by_rows(sequences, micro_batching)
-        found = self.passed(parts, self._read)
+        found = self.forward(parts, self._read)
         if found is None:
             return None
         (values_BT,) = put_back(found, rows_of, sequences.tokens_BT.size(1))
@@ -68,7 +68,7 @@ class ValueModel(LoadedModel):
             The same on every rank of the last pipeline stage, None on the others.
         """
         rows_of, parts = cut_by_rows(sequences, micro_batching)
-        found = self.passed([_asked_behind(part) for part in parts], self._read)
+        found = self.forward([_asked_behind(part) for part in parts], self._read)
         if found is None:
             return None
         (values_BT,) = put_back(found, rows_of, sequences.tokens_BT.size(1) + 1)

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from mindrl.batch.experience import CriticMinibatch, Scored, Sequences, SequenceScores, Values
+from mindrl.batch.experience import CriticMinibatch, Logprobs, Sequences, SequenceScores, Values
 from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Responses
 from mindrl.cluster.colocated_actor import ColocatedActor
@@ -44,7 +44,7 @@ class RecordingGroup:
             return [Values(values_BT=each / 2) for each in tokens]
         if method == "compute_rewards":
             return [SequenceScores(rewards_B=each.sum(1)) for each in tokens]
-        return [Scored(logprobs_BT=each, entropy_BT=each * 10) for each in tokens]
+        return [Logprobs(logprobs_BT=each, entropy_BT=each * 10) for each in tokens]
 
     def call_all(self, method: str, *arguments: Any) -> list[Any]:
         return self.call(method, [arguments] * 4)
@@ -103,7 +103,7 @@ def test_log_probs_come_back_in_order_and_as_wide_as_the_batch() -> None:
         tokens_BT=tokens_BT, lengths_B=torch.tensor([2, 2, 4, 3]), response_mask_BT=mask_BT
     )
 
-    scored = actor.compute_log_prob(sequences)
+    scored = actor.compute_logprobs(sequences)
 
     # The first replica's share was cut to its longest sequence, 2 tokens, and padded again.
     assert group.given[0][0][0].tokens_BT.shape == (2, 2)
@@ -125,7 +125,7 @@ def test_by_cost_the_longest_sequence_is_alone_and_log_probs_still_come_back_in_
     tokens_BT = tokens_BT * (torch.arange(6) < lengths_B[:, None])
     sequences = Sequences(tokens_BT=tokens_BT, lengths_B=lengths_B, response_mask_BT=tokens_BT > 30)
 
-    scored = actor.compute_log_prob(sequences)
+    scored = actor.compute_logprobs(sequences)
 
     shares = [part.lengths_B.tolist() for (part,) in group.given[0]]
     assert sorted(shares) == [[2, 1, 2], [2, 1, 2], [6], [6]]
@@ -168,7 +168,7 @@ def test_each_role_is_dealt_by_its_own_layout_and_answers_in_order() -> None:
     actor = ColocatedActor(group, MIXED, RolloutLayout(dp=4), seed=1)
     sequences = four_sequences()
 
-    scored = actor.compute_ref_log_prob(sequences)
+    scored = actor.compute_ref_logprobs(sequences)
     values = actor.compute_values(sequences)
     rewards = actor.compute_rewards(sequences)
 

@@ -93,7 +93,7 @@ def test_no_region_comes_twice_or_leaves_where_it_is_not(
     there: frozenset[Region] = TRAINED
     for phase in phases:
         for move in moves(there, phase, movable):
-            assert (move.region in there) == (move.kind is not MoveKind.BRING)
+            assert (move.region in there) == (move.kind is not MoveKind.ONLOAD)
             there = after(there, [move])
 
 

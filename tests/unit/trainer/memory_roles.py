@@ -15,9 +15,9 @@ import torch
 from mindrl.algorithms.token_weights import token_mean_weights
 from mindrl.batch.experience import (
     CriticMinibatch,
+    Logprobs,
     Minibatch,
     MinibatchPlan,
-    Scored,
     Sequences,
     SequenceScores,
     Values,
@@ -75,11 +75,11 @@ class MemoryRoles:
         )
         return Rollouts.from_responses([prompt.token_ids for prompt in prompts], responses, group)
 
-    def compute_log_prob(self, sequences: Sequences) -> Scored:
+    def compute_logprobs(self, sequences: Sequences) -> Logprobs:
         self.calls.append("log-probs")
         return self._scored(sequences, ROLLOUT_LOGPROB - self.gap)
 
-    def compute_ref_log_prob(self, sequences: Sequences) -> Scored:
+    def compute_ref_logprobs(self, sequences: Sequences) -> Logprobs:
         self.calls.append("reference log-probs")
         return self._scored(sequences, -3.0)
 
@@ -144,9 +144,9 @@ class MemoryRoles:
         return {loss: float(updates), "grad_norm": self.grad_norm(updates), "skipped": skipped}
 
     @staticmethod
-    def _scored(sequences: Sequences, logprob: float) -> Scored:
+    def _scored(sequences: Sequences, logprob: float) -> Logprobs:
         logprobs_BT = sequences.response_mask_BT * torch.tensor(logprob)
-        return Scored(logprobs_BT=logprobs_BT, entropy_BT=torch.zeros_like(logprobs_BT))
+        return Logprobs(logprobs_BT=logprobs_BT, entropy_BT=torch.zeros_like(logprobs_BT))
 
 
 def decode(token_ids: list[int]) -> str:

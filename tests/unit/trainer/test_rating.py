@@ -9,7 +9,7 @@ import pytest
 from memory_roles import MemoryRoles, data, decode, journal, lines, rewards, settings
 
 from mindrl.algorithms.length_penalty import LengthPenalty
-from mindrl.batch.experience import Scored, Sequences
+from mindrl.batch.experience import Logprobs, Sequences
 from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Rollouts
 from mindrl.config.generate import SamplingConfig
@@ -105,8 +105,8 @@ class SlowRules(MemoryRoles):
         self.scored = threading.Event()
         self.in_time = False
 
-    def compute_log_prob(self, sequences: Sequences) -> Scored:
-        found = super().compute_log_prob(sequences)
+    def compute_logprobs(self, sequences: Sequences) -> Logprobs:
+        found = super().compute_logprobs(sequences)
         self.scored.set()
         return found
 

@@ -6,7 +6,7 @@ import pytest
 from memory_roles import MemoryRoles, lines
 from test_grpo_trainer import build
 
-from mindrl.batch.experience import Minibatch, Scored, Sequences
+from mindrl.batch.experience import Logprobs, Minibatch, Sequences
 from mindrl.errors import LogprobGapError, MindrlError, SkippedUpdatesError
 
 
@@ -35,9 +35,9 @@ def test_a_gap_beyond_the_limit_is_warned_of_at_once_and_ends_the_run_in_the_thi
 
 def test_a_step_within_the_limit_begins_a_new_row(tmp_path: Path) -> None:
     class Healing(MemoryRoles):
-        def compute_log_prob(self, sequences: Sequences) -> Scored:
+        def compute_logprobs(self, sequences: Sequences) -> Logprobs:
             self.gap = 0.0 if len(self.asked) % 3 == 0 else 0.5
-            return super().compute_log_prob(sequences)
+            return super().compute_logprobs(sequences)
 
     build(tmp_path, Healing(), steps=6).run(tmp_path / "model")
     steps = lines(tmp_path / "metrics.jsonl")

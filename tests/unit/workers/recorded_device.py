@@ -35,12 +35,12 @@ class RecordedRegion:
     def device_bytes(self) -> int:
         return self.nbytes if self.is_there else 0
 
-    def bring(self) -> int:
+    def onload(self) -> int:
         self.calls.append(f"bring {self.name.value}")
         self.is_there = True
         return 0 if self.name in DEAD_AFTER_USE else self.nbytes
 
-    def release(self) -> int:
+    def offload(self) -> int:
         self.calls.append(f"release {self.name.value}")
         self.is_there = False
         copied = 0 if self.is_clean or self.name in DEAD_AFTER_USE else self.nbytes

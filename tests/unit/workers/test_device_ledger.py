@@ -15,15 +15,15 @@ MIB = 2**20
 class Sticky(RecordedRegion):
     """Says that it has left, and stays."""
 
-    def release(self) -> int:
+    def offload(self) -> int:
         return 0
 
 
 class Half(RecordedRegion):
     """Comes in two storages, and the device has room for one."""
 
-    def bring(self) -> int:
-        super().bring()
+    def onload(self) -> int:
+        super().onload()
         raise RuntimeError("NPU out of memory. Tried to allocate 300 bytes")
 
 
@@ -32,7 +32,7 @@ def test_of_a_region_that_the_device_refuses_halfway_nothing_stays() -> None:
     ledger.add(Region.ACTOR_WEIGHTS, RecordedRegion(Region.ACTOR_WEIGHTS, [], is_there=True))
     ledger.add(Region.ACTOR_OPTIMIZER, Half(Region.ACTOR_OPTIMIZER, [], is_there=False))
     with pytest.raises(DeviceMemoryError, match=r"actor_optimizer needs .* beside actor_weights 0"):
-        ledger.bring(Region.ACTOR_OPTIMIZER)
+        ledger.onload(Region.ACTOR_OPTIMIZER)
     assert ledger.region_bytes() == {Region.ACTOR_WEIGHTS: 100}
 
 
@@ -40,7 +40,7 @@ def test_a_region_that_stays_after_its_release_is_a_defect_that_is_named() -> No
     ledger = DeviceLedger(None)
     ledger.add(Region.ACTOR_OPTIMIZER, Sticky(Region.ACTOR_OPTIMIZER, [], is_there=True))
     with pytest.raises(ResidueError, match="600 bytes of actor_optimizer are still on the device"):
-        ledger.release(Region.ACTOR_OPTIMIZER)
+        ledger.offload(Region.ACTOR_OPTIMIZER)
 
 
 def test_what_is_built_on_a_device_that_is_too_small_is_refused_at_once() -> None:
@@ -79,6 +79,6 @@ def test_a_region_is_on_the_device_or_on_the_host_or_was_released_for_good() -> 
     for name in (Region.ACTOR_WEIGHTS, Region.ACTOR_OPTIMIZER, Region.ACTOR_GRADIENTS):
         ledger.add(name, RecordedRegion(name, [], is_there=True))
     for name in (Region.ACTOR_OPTIMIZER, Region.ACTOR_GRADIENTS):
-        ledger.release(name)
+        ledger.offload(name)
     assert ledger.region_bytes() == {Region.ACTOR_WEIGHTS: 100}
     assert ledger.host_bytes() == {Region.ACTOR_OPTIMIZER: 600}

@@ -189,7 +189,7 @@ def test_weights_that_left_in_a_reshard_that_failed_come_back_from_the_host() ->
 
     class Failing(RecordedResharder):
         def reshard(self) -> None:
-            weights.release_storage_of(first)
+            weights.offload_storage_of(first)
             raise ReshardError("rank 1 waited in vain")
 
     ledger = DeviceLedger(None)

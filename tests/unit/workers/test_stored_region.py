@@ -22,12 +22,12 @@ def test_a_storage_that_leaves_ahead_of_its_region_is_copied_once_even_if_it_is_
 ):
     first, second = torch.arange(4.0), torch.ones(2)
     region, _ = on_a_late_device(first, second)
-    region.release_storage_of(first)
+    region.offload_storage_of(first)
     assert len(region.copies.pending) == 1
     assert region.device_bytes() == 24  # the copy is not done: the storage is still there
-    assert region.release() == 24
+    assert region.offload() == 24
     assert region.device_bytes() == 0
-    assert region.bring() == 24
+    assert region.onload() == 24
     assert first.tolist() == [0, 1, 2, 3]
 
 
@@ -37,20 +37,20 @@ def test_what_an_update_computes_is_in_the_copy_each_time_and_comes_back() -> No
     for value in (1.0, 2.0):
         device.compute(weights, value)
         region.changed()
-        assert region.release() == 12
+        assert region.offload() == 12
         on_host = region.host_copy(weights).tolist()
         assert on_host == [value] * 3
-        assert region.bring() == 12
+        assert region.onload() == 12
         assert weights.tolist() == [value] * 3
-    assert region.release() == 0, "nothing has changed since"
+    assert region.offload() == 0, "nothing has changed since"
 
 
 def test_a_storage_on_its_way_out_that_is_called_back_stays() -> None:
     """As where a reshard fails after the first weights have left."""
     first, second = torch.arange(4.0), torch.ones(2)
     region, _ = on_a_late_device(first, second)
-    region.release_storage_of(first)
-    region.bring()
+    region.offload_storage_of(first)
+    region.onload()
     assert region.device_bytes() == 24
     assert first.tolist() == [0, 1, 2, 3]
 
@@ -62,11 +62,11 @@ def test_a_storage_whose_place_lies_in_several_blocks_comes_back_to_the_bit() ->
     head, tail = second[:100], second[100:].view(20, 19)
     kept = [tensor.clone() for tensor in (first, second)]
     region = StoredRegion([first, second], arena, "cpu")
-    assert region.release() == 4 * 780
+    assert region.offload() == 4 * 780
     assert (region.device_bytes(), arena.beyond) == (0, 0)
     # As another model takes its first weights: from the host, while these are away.
     assert torch.equal(region.host_copy(head), kept[1][:100])
     assert torch.equal(region.host_copy(tail), kept[1][100:].view(20, 19))
-    region.bring()
+    region.onload()
     assert torch.equal(first, kept[0])
     assert torch.equal(second, kept[1])

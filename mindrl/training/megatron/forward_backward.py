@@ -14,7 +14,7 @@ Loss = Callable[[Pack[Source], Tensor], tuple[Tensor, Any]]
 """From a pack and its last hidden states [1, S, H] to a 0-dim loss and what is to be returned."""
 
 
-def run_passes(
+def forward_backward(
     chunks: Sequence[nn.Module],
     packs: Sequence[Pack[Source]],
     loss: Loss[Source],

@@ -37,7 +37,7 @@ class TransitSettings:
     verify: Literal["off", "first", "always"]
 
 
-class OutwardWeights:
+class WeightExport:
     """The weights of a trained model on their way out of it."""
 
     def __init__(
@@ -106,7 +106,7 @@ class OutwardWeights:
         return Transfer(plan, channel, names)
 
 
-class WeightsInTransit(OutwardWeights):
+class WeightSync(WeightExport):
     """The actor's weights on their way into the engine: planned once, gone as often as wanted."""
 
     def __init__(
@@ -116,7 +116,7 @@ class WeightsInTransit(OutwardWeights):
         engine: RolloutEngine,
         settings: TransitSettings,
         *,
-        leaves: Callable[[Tensor], None] | None,
+        on_last_read: Callable[[Tensor], None] | None,
         name: str = "reshard",
     ) -> None:
         """Take the planned way. Needs the default process group.
@@ -126,13 +126,13 @@ class WeightsInTransit(OutwardWeights):
             model: The training side.
             engine: The rollout side.
             settings: How weights travel.
-            leaves: Takes the weights that share a tensor's storage off the device, once all of them
-                are read. None lets them stay.
+            on_last_read: Takes the weights that share a tensor's storage off the device, once all
+                of them are read. None lets them stay.
             name: Of these weights, the same on all ranks and no other's.
         """
         super().__init__(load, model, settings, name=name)
         self.engine = engine
-        self.source = TrainingWeights(model, leaves)
+        self.source = TrainingWeights(model, on_last_read)
         self.transfer = self._transfer(settings.reshard, settings.rollout)
         self.verified = settings.verify == "off"
 
@@ -172,10 +172,10 @@ class WeightsInTransit(OutwardWeights):
 class TrainingWeights:
     """The training weights as a transfer reads them."""
 
-    def __init__(self, model: AnyTrained, leaves: Callable[[Tensor], None] | None) -> None:
+    def __init__(self, model: AnyTrained, on_last_read: Callable[[Tensor], None] | None) -> None:
         """Read from a model, whose weights leave the device once they are read, or stay (None)."""
         self.model = model
-        self.leaves = leaves
+        self.on_last_read = on_last_read
         self.tensors: Mapping[str, Tensor] = model.model.local_tensors()
         self.unread: dict[int, int] = {}
 
@@ -196,10 +196,10 @@ class TrainingWeights:
 
         Megatron keeps all dense weights in one storage and all experts in another.
         """
-        if self.leaves is None:
+        if self.on_last_read is None:
             return
         tensor = self.tensors[name]
         key = tensor.untyped_storage()._cdata
         self.unread[key] -= 1
         if not self.unread[key]:
-            self.leaves(tensor)
+            self.on_last_read(tensor)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindrl.allocation.strings import rollout_string, training_string
+from mindrl.allocation.meaning import rollout_string, training_string
 from mindrl.config.layouts import rollout_layout, train_layout
 from mindrl.config.run import RunConfig
 from mindrl.memory.schedule import MoveKind

@@ -1,28 +1,22 @@
-"""The grammar of allocation strings, and the parts of a string as they stand in it.
+"""The grammar of allocation strings, and the words that they are made of. Judges nothing."""
 
-What the parts mean is judged in `part_layouts` and `model_allocation`.
-"""
-
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from lark import Lark, Token, Transformer, UnexpectedCharacters, UnexpectedInput, UnexpectedToken
-
-from mindrl.allocation.refusals import refusal
+from lark import Lark, Token, Transformer
 
 GRAMMAR = r"""
-    engine: part
+    one: engine
     mode: group (_PLUS group)*
-    group: part (_BAR part)*
+    group: engine (_BAR engine)*
 
-    part: NAME ["[" NAME "]"] JOINT (sizes | hybrid)
-        | bare
-    hybrid: "(" _ATTN sizes _BAR _FFN sizes ")"
+    engine: NAME ["[" NAME "]"] JOINT sizes
+          | NAME ["[" NAME "]"] JOINT "(" _ATTN sizes _BAR _FFN sizes ")"
+          | BARE SIZE size* -> bare
     sizes: size+
     size: LETTER SIZE
-    bare: BARE SIZE size*
 
     NAME: /[A-Za-z_][A-Za-z_0-9]*/
     JOINT: /[:.]/
@@ -35,136 +29,102 @@ GRAMMAR = r"""
     _PLUS: / *\+ */
 """
 """One engine, or engines joined by `+` (each on devices of its own) and `|` (on the same ones)."""
+LETTERS = "dptcev"
+"""Data, pipeline, tensor, context and expert parallel, virtual chunks; 1 is legal everywhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dimension:
-    """A letter and its size, as digits."""
+class BackendRules:
+    """What may stand behind the name of a backend."""
 
-    letter: str
-    digits: str
+    trains: bool
+    letters: str
+    """Of one list for the whole model."""
+    attn: str = ""
+    """Letters behind `attn:`; none where experts have no list of their own."""
+    ffn: str = ""
+
+
+BACKENDS: Mapping[str, BackendRules] = {
+    "megatron": BackendRules(trains=True, letters=LETTERS, attn="dptcv", ffn="dpte"),
+    "archon": BackendRules(trains=True, letters="dptce", attn="dptc", ffn="dpte"),
+    "fsdp": BackendRules(trains=True, letters="dtc"),
+    "vllm": BackendRules(trains=False, letters="dpte"),
+    "sglang": BackendRules(trains=False, letters="dpt"),
+}
+
+
+class Word(NamedTuple):
+    """A word of a string, and the index of its first character."""
+
+    text: str
     at: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """One engine of a string: `megatron[actor]:d4t2`."""
+WrittenSizes = tuple[tuple[Word, Word], ...]
+"""Letters, each with its digits."""
 
-    at: int
-    backend: str | None
-    """None where only sizes stand."""
-    name: str | None
-    name_at: int
-    joint: Literal[":", ".", ""]
-    joint_at: int
-    sizes: tuple[Dimension, ...]
+
+class EngineSpec(NamedTuple):
+    """One engine as it stands in a string: `megatron[actor]:d4t2`."""
+
+    backend: Word | None
+    """None where only sizes stand; then there is no joint either."""
+    name: Word | None
+    joint: Word | None
+    sizes: WrittenSizes
     """Of the whole model, or of all but its experts."""
-    expert_sizes: tuple[Dimension, ...] | None
+    expert_sizes: WrittenSizes | None = None
     """Behind `ffn:`; None in the short form."""
 
+    @property
+    def at(self) -> int:
+        """Where it begins."""
+        return (self.backend or self.sizes[0][0]).at
 
-def read_engine(text: str, suggested: str) -> Part:
-    """Read a string of one engine.
+    @property
+    def sizes_at(self) -> int:
+        """Where its sizes begin, or the bracket around them."""
+        return self.joint.at + 1 if self.joint else self.at
 
-    Args:
-        text: For example `megatron:d4t2`.
-        suggested: The backend that errors propose where the text has none.
-
-    Raises:
-        AllocationError: The text is no such string.
-    """
-    ((part,),) = _read(text, "engine", suggested)
-    return part
+    @property
+    def old(self) -> bool:
+        """Whether it has the point of the oldest form for a colon."""
+        return self.joint is not None and self.joint.text == "."
 
 
-def read_mode(text: str, suggested: str) -> tuple[tuple[Part, ...], ...]:
-    """Read a string of several engines; returns those that share devices as one group.
+def read(text: str, start: Literal["one", "mode"]) -> tuple[tuple[EngineSpec, ...], ...]:
+    """Read a string.
 
     Args:
         text: For example `sglang:d4t2+fsdp:d8`.
-        suggested: The backend that errors propose where the text has none.
+        start: Whether engines may be joined; those that share devices are one group.
 
     Raises:
-        AllocationError: The text is no such string.
+        UnexpectedInput: The text is no such string.
     """
-    return _read(text, "mode", suggested)
+    groups: tuple[Any, ...] = _Words().transform(_parser().parse(text, start=start))
+    return (groups,) if start == "one" else groups
 
 
-class _Parts(Transformer[Token, Any]):
-    """Builds parts from the leaves up; judges nothing, for lark would wrap the errors."""
+class _Words(Transformer[Token, Any]):
+    """Makes words of the leaves and tuples of most rules."""
 
-    def engine(self, children: list[Part]) -> tuple[tuple[Part, ...], ...]:
-        return (tuple(children),)
+    def __default_token__(self, token: Token) -> Word:
+        assert token.start_pos is not None, "every token of a text has its place"
+        return Word(str(token), token.start_pos)
 
-    def mode(self, children: list[tuple[Part, ...]]) -> tuple[tuple[Part, ...], ...]:
+    def __default__(self, _rule: object, children: list[Any], _meta: object) -> tuple[Any, ...]:
         return tuple(children)
 
-    def group(self, children: list[Part]) -> tuple[Part, ...]:
-        return tuple(children)
+    def engine(self, children: list[Any]) -> EngineSpec:
+        return EngineSpec(*children)
 
-    def part(self, children: list[Any]) -> Part:
-        if len(children) == 1:
-            return children[0]  # type: ignore[no-any-return]
-        backend, name, joint, (sizes, expert_sizes) = children
-        return Part(
-            at=backend.start_pos,
-            backend=str(backend),
-            name=name and str(name),
-            name_at=name.start_pos if name else backend.end_pos,
-            joint=joint.value,
-            joint_at=joint.start_pos,
-            sizes=sizes,
-            expert_sizes=expert_sizes,
-        )
-
-    def bare(self, children: list[Any]) -> Part:
-        first = self.size(children[:2])
-        return Part(
-            at=first.at,
-            backend=None,
-            name=None,
-            name_at=first.at,
-            joint="",
-            joint_at=first.at,
-            sizes=(first, *children[2:]),
-            expert_sizes=None,
-        )
-
-    def hybrid(self, children: list[Any]) -> tuple[tuple[Dimension, ...], tuple[Dimension, ...]]:
-        (dense, _), (expert, _) = children
-        return dense, expert
-
-    def sizes(self, children: list[Dimension]) -> tuple[tuple[Dimension, ...], None]:
-        return tuple(children), None
-
-    def size(self, children: list[Token]) -> Dimension:
-        letter, digits = children
-        assert letter.start_pos is not None, "every token of a text has its place"
-        return Dimension(letter=str(letter), digits=str(digits), at=letter.start_pos)
+    def bare(self, children: list[Any]) -> EngineSpec:
+        letter, digits, *others = children
+        return EngineSpec(None, None, None, ((letter, digits), *others))
 
 
 @cache
 def _parser() -> Lark:
-    return Lark(GRAMMAR, parser="lalr", start=["engine", "mode"], maybe_placeholders=True)
-
-
-def _read(text: str, start: str, suggested: str) -> tuple[tuple[Part, ...], ...]:
-    try:
-        tree = _parser().parse(text, start=start)
-    except UnexpectedInput as error:
-        at, expected = _place_of(text, error)
-        raise refusal(text, at, expected, suggested) from None
-    parts: tuple[tuple[Part, ...], ...] = _Parts().transform(tree)
-    return parts
-
-
-def _place_of(text: str, error: UnexpectedInput) -> tuple[int, Collection[str]]:
-    """Return where the parser stopped, and the terminals that it would have taken there."""
-    if isinstance(error, UnexpectedToken):
-        at = len(text) if error.token.type == "$END" else error.token.start_pos
-        expected: Collection[str] = error.expected
-    else:
-        assert isinstance(error, UnexpectedCharacters), "a text that ends is a token $END"
-        at, expected = error.pos_in_stream, error.allowed
-    assert at is not None, "every token of a text has its place"
-    return at, expected
+    return Lark(GRAMMAR, parser="lalr", start=["one", "mode"], maybe_placeholders=True)

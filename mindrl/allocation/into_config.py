@@ -7,18 +7,27 @@ whichever way the user wrote them.
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import Any
 
-from mindrl.allocation.engines import SECTIONS, read_engines
-from mindrl.allocation.mode import AllocationMode, parse_mode
-from mindrl.allocation.model_allocation import ModelAllocation
-from mindrl.allocation.refusals import AllocationError
+from mindrl.allocation.meaning import AllocationMode, ModelAllocation, parse_backend, parse_mode
+from mindrl.allocation.messages import AllocationError
 from mindrl.config.finding import Finding
 from mindrl.config.layout_sizes import DEVICES, ROLLOUT_SIZE_KEYS, SIZE_KEYS
 from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError
 
-_RUNS = {"megatron", "vllm"}
+ENGINES = ("rollout", "actor", "critic", "ref", "reward", "teacher")
+SECTIONS = {
+    "rollout": "generate_config",
+    "actor": "actor_config",
+    "critic": "critic_config",
+    "ref": "ref_config",
+    "reward": "reward_config",
+}
+"""The section of a run's configuration that has the engine's `backend`."""
+FOLLOWERS = frozenset({"critic", "ref"})
+"""Engines whose empty field takes the actor's."""
 _MODE = "rl_config.allocation_mode"
 _BACKEND = "backend"
 
@@ -39,11 +48,8 @@ def with_sizes(values: Mapping[str, Any]) -> Sections:
     mode = _mode(sections)
     if mode is not None:
         _write_backends(sections, mode)
-    written = {
-        engine: sections[name][_BACKEND]
-        for engine, name in SECTIONS.items()
-        if isinstance(_part(sections, name).get(_BACKEND), str) and sections[name][_BACKEND]
-    }
+    fields = {engine: _section(sections, name).get(_BACKEND) for engine, name in SECTIONS.items()}
+    written = {engine: text for engine, text in fields.items() if isinstance(text, str) and text}
     allocations = read_engines(written, SECTIONS)
     for engine, allocation in allocations.items():
         _write_sizes(sections, engine, allocation)
@@ -72,18 +78,66 @@ def in_words_of_backend(config: RunConfig, finding: Finding) -> Finding:
     Its legal values become strings of as many ranks.
     """
     section, _, key = finding.field.rpartition(".")
-    engine = next((each for each, name in SECTIONS.items() if name == section), None)
+    engine = next((each for each, name in SECTIONS.items() if name == section), "")
+    names = {each: name for name, each in _size_keys(engine).items()}
     text = getattr(getattr(config, section, None), _BACKEND, "")
-    if engine is None or not text or key not in _size_keys(engine).values():
+    if not engine or not text or key not in names:
         return finding
     field = f"{section}.{_BACKEND}"
     allocation = read_engines({engine: text}, SECTIONS)[engine]
-    name = next(name for name, each in _size_keys(engine).items() if each == key)
-    ranks = allocation.world_size
-    sizes = [{name: size} for size in finding.legal if isinstance(size, int)]
-    strings = (_of_ranks(allocation, ranks, **size) for size in sizes)
+    sizes = [{names[key]: size} for size in finding.legal if isinstance(size, int)]
+    strings = (_of_ranks(allocation, allocation.world_size, **size) for size in sizes)
     legal = tuple(string for string in strings if string is not None)
     return replace(finding, text=f"{field}={text}: {finding}", field=field, value=text, legal=legal)
+
+
+def read_engines(
+    backends: Mapping[str, str], sections: Mapping[str, str] | None = None
+) -> Mapping[str, ModelAllocation]:
+    """Read the backend fields of a run.
+
+    Args:
+        backends: The field of each engine that the run has; critic and ref may be empty.
+        sections: What errors call the section of an engine; by default the engine's own name.
+
+    Returns:
+        The allocation of each engine, in the order of `ENGINES`.
+
+    Raises:
+        ConfigError: An unknown engine, an empty field that takes no other's, a string that
+            cannot be read, or a backend of the wrong side.
+    """
+    for engine in backends:
+        if engine not in ENGINES:
+            near = ", ".join(get_close_matches(engine, ENGINES, n=1) or ENGINES)
+            raise ConfigError(f"{engine}.backend: there is no such engine; known: {near}")
+    fields = {engine: f"{(sections or {}).get(engine, engine)}.backend" for engine in ENGINES}
+    read = {}
+    for engine in (each for each in ENGINES if each in backends):
+        source = "actor" if engine in FOLLOWERS and not backends[engine] else engine
+        text, field = backends.get(source, ""), fields[source]
+        if source != engine and not text:
+            raise ConfigError(f"{fields[engine]} is empty and takes {field}; write that")
+        try:
+            allocation = parse_backend(text, "vllm" if engine == "rollout" else "megatron")
+        except AllocationError as error:
+            raise AllocationError(text, error.at, error.what, field) from None
+        _check_side(engine, allocation, text, field)
+        if allocation.name not in (None, engine) and source == engine:
+            what = f"the field says {engine} already; leave [{allocation.name}] out"
+            raise AllocationError(text, text.index("["), what, field)
+        read[engine] = replace(allocation, name=None)
+    return read
+
+
+def _check_side(engine: str, allocation: ModelAllocation, text: str, field: str) -> None:
+    """Refuse a backend that trains for the rollout, and one that generates for the others."""
+    if allocation.trains == (engine == "rollout"):
+        does, known = "train", "megatron, archon or fsdp"
+        if allocation.trains:
+            does, known = "generate", "vllm or sglang"
+        what = f"{allocation.backend} does not {does}; write {known}"
+        raise AllocationError(text, 0, what, field)
 
 
 def _of_ranks(allocation: ModelAllocation, ranks: int, **sizes: int) -> str | None:
@@ -103,20 +157,20 @@ def _size_keys(engine: str) -> Mapping[str, str]:
     return ROLLOUT_SIZE_KEYS if engine == "rollout" else SIZE_KEYS
 
 
-def _part(sections: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _section(sections: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return a section; empty where it is none, which the configuration's own rules refuse."""
     found = sections.get(name)
     return found if isinstance(found, dict) else {}
 
 
 def _mode(sections: Mapping[str, Any]) -> AllocationMode | None:
-    text = _part(sections, "rl_config").get("allocation_mode")
+    text = _section(sections, "rl_config").get("allocation_mode")
     if not isinstance(text, str):
         return None
     try:
         return parse_mode(text)
     except AllocationError as error:
-        raise AllocationError(error.text, error.at, error.what, _MODE) from None
+        raise AllocationError(text, error.at, error.what, _MODE) from None
 
 
 def _write_backends(sections: Sections, mode: AllocationMode) -> None:
@@ -143,12 +197,10 @@ def _write_backends(sections: Sections, mode: AllocationMode) -> None:
 def _write_sizes(sections: Sections, engine: str, allocation: ModelAllocation) -> None:
     section, layout = SECTIONS[engine], allocation.layout
     field = f"{section}.{_BACKEND}={allocation}"
-    if allocation.backend not in _RUNS:
-        runs = "vllm" if engine == "rollout" else "megatron"
-        raise ConfigError(
-            f"{field}: this version {'generates' if engine == 'rollout' else 'trains'} with "
-            f"{runs}; nearest: {replace(allocation, backend=runs)}"
-        )
+    does, runs = ("generates", "vllm") if engine == "rollout" else ("trains", "megatron")
+    if allocation.backend != runs:
+        nearest = replace(allocation, backend=runs)
+        raise ConfigError(f"{field}: this version {does} with {runs}; nearest: {nearest}")
     for name, key in _size_keys(engine).items():
         size, given = getattr(layout, name), sections[section].get(key)
         if given not in (None, size):
@@ -167,28 +219,30 @@ def _write_devices(sections: Sections, allocations: Mapping[str, ModelAllocation
         place = place.setdefault(name, {}) if isinstance(place, dict) else None
     if not allocations or not isinstance(place, dict):
         return
-    anchor = "actor" if "actor" in allocations else next(iter(allocations))
-    devices = place.get(key)
-    if devices is None:
-        devices = place[key] = allocations[anchor].world_size
+    if place.get(key) is None:
+        first = next(iter(allocations.values()))
+        place[key] = allocations.get("actor", first).world_size
+    devices = place[key]
     for engine, allocation in allocations.items():
-        if isinstance(devices, int) and allocation.world_size != devices:
+        ranks = allocation.world_size
+        if isinstance(devices, int) and ranks != devices:
             fitting = _of_ranks(allocation, devices)
-            of_a_replica = allocation.world_size // allocation.layout.dp
+            fix = f"{ranks // allocation.layout.dp} must divide {devices}"
             raise ConfigError(
-                f"{SECTIONS[engine]}.{_BACKEND}={allocation} has {allocation.world_size} ranks, "
-                f"and {DEVICES}={devices}; "
-                + (f"write {fitting}" if fitting else f"{of_a_replica} must divide {devices}")
+                f"{SECTIONS[engine]}.{_BACKEND}={allocation} has {ranks} ranks, "
+                f"and {DEVICES}={devices}; " + (f"write {fitting}" if fitting else fix)
             )
 
 
 def _without_unset(sections: Sections) -> Sections:
     """Leave out the sizes that nobody gave: the configuration has defaults for them."""
-    for section, keys in (("actor_config", SIZE_KEYS), ("generate_config", ROLLOUT_SIZE_KEYS)):
-        for key in keys.values():
-            if key in _part(sections, section) and sections[section][key] is None:
-                del sections[section][key]
-    resource = _part(_part(sections, "rl_config"), "actor_resource")
-    if isinstance(resource, dict) and resource.get("num_npus", 1) is None:
-        del resource["num_npus"]
+    resource = _section(_section(sections, "rl_config"), "actor_resource")
+    for section, keys in (
+        (_section(sections, "actor_config"), SIZE_KEYS.values()),
+        (_section(sections, "generate_config"), ROLLOUT_SIZE_KEYS.values()),
+        (resource, ["num_npus"]),
+    ):
+        for key in keys:
+            if section.get(key, "given") is None:
+                del section[key]
     return sections

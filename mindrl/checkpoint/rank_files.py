@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-from mindrl.allocation.strings import parse_training, training_string
+from mindrl.allocation.meaning import parse_training, training_string
 from mindrl.checkpoint.files import check_shapes
 from mindrl.checkpoint.safetensors_file import Framework, open_file
 from mindrl.errors import ConfigError, ModelError

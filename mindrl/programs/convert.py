@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from mindrl.allocation.strings import parse_training, training_string
+from mindrl.allocation.meaning import parse_training, training_string
 from mindrl.checkpoint.files import check_shapes, open_tensors, tensor_shapes
 from mindrl.checkpoint.rank_files import LAYOUT_FILE, open_rank_files, read_layout
 from mindrl.config.finding import Finding

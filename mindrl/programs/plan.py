@@ -11,7 +11,7 @@ from typing import get_args
 
 from rich.console import Console
 
-from mindrl.allocation.strings import (
+from mindrl.allocation.meaning import (
     parse_rollout,
     parse_training,
     rollout_string,

@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import product
 from typing import Any, Literal, get_args
 
-from mindrl.allocation.strings import rollout_string, training_string
+from mindrl.allocation.meaning import rollout_string, training_string
 from mindrl.config.finding import Finding
 from mindrl.config.layout_sizes import SIZE_KEYS, Role
 from mindrl.config.load import load_run_config

@@ -14,7 +14,7 @@ from test_training_latent import MODELS, save_random
 from test_training_layouts import LOSS, OPTIMIZER, digits, minibatches
 from training_messages import Case, Course
 
-from mindrl.allocation.strings import training_string
+from mindrl.allocation.meaning import training_string
 from mindrl.batch.balance import MicroBatching
 from mindrl.layouts.layout import TrainLayout
 from mindrl.memory.activations import Passes, update_estimate

@@ -18,7 +18,6 @@ STILL_IN_TWO_ROOMS = frozenset(
         "Message",
         "Move",
         "Outcome",
-        "Part",
         "Reference",
         "Rule",
         "WorkerProcess",

@@ -13,7 +13,7 @@ CHOOSE = "from mindrl.platform.device import choose_platform; choose_platform('a
     [
         ("import mindrl.config.load, mindrl.config.validate", {"torch", "ray", "transformers"}),
         (
-            "import mindrl.layouts.layout, mindrl.allocation.strings, mindrl.allocation.mode",
+            "import mindrl.layouts.layout, mindrl.allocation.meaning",
             {"torch", "ray", "transformers"},
         ),
         (

@@ -1,8 +1,8 @@
-"""The backend field of each engine, and which engines share devices."""
+"""The backend field of each engine."""
 
 import pytest
 
-from mindrl.allocation.engines import map_engines, read_engines
+from mindrl.allocation.into_config import read_engines
 from mindrl.errors import ConfigError
 
 
@@ -25,40 +25,6 @@ def test_a_name_that_the_field_says_already_is_dropped() -> None:
         "actor": "megatron:d4",
         "critic": "megatron:d4",
     }
-
-
-def test_engines_share_devices_unless_the_rollout_is_asked_to_stand_apart() -> None:
-    engines = read_engines({"rollout": "vllm:d2t4", "actor": "megatron:d4t2", "ref": "fsdp:d8"})
-    together = map_engines(engines)
-    assert {role: placed.devices for role, placed in together.roles.items()} == {
-        "rollout": range(8),
-        "actor": range(8),
-        "ref": range(8),
-    }
-    apart = map_engines(engines, rollout_apart=True)
-    assert {role: placed.devices for role, placed in apart.roles.items()} == {
-        "rollout": range(8),
-        "actor": range(8, 16),
-        "ref": range(8, 16),
-    }
-
-
-def test_a_rollout_that_stands_apart_may_have_fewer_devices() -> None:
-    engines = read_engines({"rollout": "vllm:t4", "actor": "fsdp:d8"})
-    assert map_engines(engines, rollout_apart=True).devices == 12
-    with pytest.raises(ConfigError) as caught:
-        map_engines(engines)
-    assert str(caught.value) == (
-        "rollout.backend=vllm:d1t4: this engine has 4 ranks and actor, on the same devices, has 8; "
-        "write d2"
-    )
-
-
-@pytest.mark.parametrize("apart", [True, False])
-def test_engines_may_be_only_a_rollout_or_none(apart: bool) -> None:
-    rollout = read_engines({"rollout": "sglang:d4"})
-    assert map_engines(rollout, rollout_apart=apart).devices == 4
-    assert map_engines({}, rollout_apart=apart).devices == 0
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mindrl.allocation.backends import BACKENDS
+from mindrl.allocation.grammar import BACKENDS
 from mindrl.allocation.into_config import with_sizes
-from mindrl.allocation.mode import parse_mode
-from mindrl.allocation.model_allocation import parse_backend
-from mindrl.allocation.refusals import AllocationError
+from mindrl.allocation.meaning import parse_backend, parse_mode
+from mindrl.allocation.messages import AllocationError
 
 PAGE = (Path(__file__).parents[3] / "docs/reference/allocation-strings.md").read_text("utf-8")
 STRING_ROW = re.compile(r"^\| `(\S+:\S+|\S+\.\S+)` \| (\d+) \| `(\S+)` \|$", re.MULTILINE)
 BACKEND_ROW = re.compile(r"^\| `(\w+)` \| (trains|generates) \| (.+) \|$", re.MULTILINE)
-DEVICE_ROW = re.compile(r"^\| (\d) \|(.*)\|(.*)\|(.*)\|$", re.MULTILINE)
 
 
 def test_each_string_of_the_page_takes_the_devices_and_has_the_spelling_that_it_says() -> None:
@@ -50,18 +48,3 @@ def test_the_error_of_the_page_is_the_one_that_is_raised() -> None:
     with pytest.raises(AllocationError) as caught:
         parse_backend(error.partition(",")[0])
     assert str(caught.value) == error
-
-
-def test_the_example_of_the_page_runs_and_its_table_says_the_same() -> None:
-    (code,) = re.findall(r"```python\n(.*?)\n```", PAGE, flags=re.DOTALL)
-    names: dict[str, object] = {}
-    exec(compile(code, "page", "exec"), names)  # the page is ours
-    device_map = names["device_map"]
-    rows = DEVICE_ROW.findall(PAGE)
-    assert len(rows) == 4
-    for device, *cells in rows:
-        for role, cell in zip(("actor", "critic", "ref"), cells, strict=True):
-            for letter, rank in re.findall(r"([tp]) (\d)", cell):
-                scope = device_map.scope(role, device=int(device))  # type: ignore[attr-defined]
-                assert scope.rank_in(f"{letter}p") == int(rank)
-            assert bool(cell.strip()) == (role in device_map.roles_of(int(device)))  # type: ignore[attr-defined]

@@ -1,13 +1,18 @@
 """What is spelled and read is the same, and what is read has one spelling."""
 
+from dataclasses import replace
 from math import prod
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mindrl.allocation.backends import BACKENDS
-from mindrl.allocation.mode import AllocationMode, parse_mode
-from mindrl.allocation.model_allocation import ModelAllocation, parse_backend
+from mindrl.allocation.grammar import BACKENDS
+from mindrl.allocation.meaning import (
+    AllocationMode,
+    ModelAllocation,
+    parse_backend,
+    parse_mode,
+)
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
 
 # A busy machine may take longer than the 200 ms that an example has by default.
@@ -27,7 +32,7 @@ def allocations(draw: st.DrawFn, name: st.SearchStrategy[str | None]) -> ModelAl
             dp=size["d"], tp=size["t"], pp=size["p"], ep=draw(st.sampled_from(shared))
         )
         return ModelAllocation(backend=backend, layout=rollout, name=draw(name))
-    of_experts = (draw(SIZES), draw(SIZES)) if rules.expert_letters else (1, 1)
+    of_experts = (draw(SIZES), draw(SIZES)) if rules.ffn else (1, 1)
     # The copies of the dense part are enough for the experts to cover the same ranks.
     train = TrainLayout(
         dp=size["d"] * prod(of_experts),
@@ -71,9 +76,9 @@ def test_an_allocation_that_is_spelled_and_read_is_the_same(allocation: ModelAll
 def test_a_mode_that_is_spelled_and_read_is_the_same(mode: AllocationMode) -> None:
     read = parse_mode(str(mode))
     assert read == mode
-    assert read.device_map.devices == read.world_size == mode.world_size
+    assert read.world_size == mode.world_size
     for each in mode:
-        assert read[each.role] == each
+        assert read.backends[each.role] == replace(each, name=None)
 
 
 @UNHURRIED

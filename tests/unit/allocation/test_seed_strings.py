@@ -5,12 +5,10 @@ from typing import Any
 import pytest
 import yaml
 
-from mindrl.allocation.backends import BACKENDS
-from mindrl.allocation.device_map import expert_grid
-from mindrl.allocation.engines import map_engines, read_engines
-from mindrl.allocation.mode import parse_mode
-from mindrl.allocation.model_allocation import parse_backend
-from mindrl.allocation.refusals import AllocationError
+from mindrl.allocation.grammar import BACKENDS
+from mindrl.allocation.into_config import read_engines
+from mindrl.allocation.meaning import parse_backend, parse_mode
+from mindrl.allocation.messages import AllocationError
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
 
 EACH_ENGINE = """
@@ -85,21 +83,19 @@ def test_each_engine_has_a_field_and_an_empty_one_takes_that_of_the_actor() -> N
 
 
 def test_sixteen_devices_are_eight_for_the_rollout_and_eight_for_the_training() -> None:
-    device_map = map_engines(read_engines(fields(SIXTEEN_DEVICES)), rollout_apart=True)
-    assert device_map.devices == 16
-    assert device_map.roles["rollout"].devices == range(8)
-    assert device_map.roles["actor"].devices == range(8, 16)
-    # An instance takes t x p = 4 devices.
-    assert device_map.roles["rollout"].groups("tp") == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    engines = read_engines(fields(SIXTEEN_DEVICES))
+    assert {engine: each.world_size for engine, each in engines.items()} == {
+        "rollout": 8,
+        "actor": 8,
+    }
 
 
 def test_attention_and_experts_of_one_engine_cover_the_same_32_devices() -> None:
     layout = read_engines(fields(MIXTURE))["actor"].layout
     assert isinstance(layout, TrainLayout)
     assert (layout.dp, layout.pp, layout.tp, layout.cp, layout.world_size) == (4, 2, 2, 2, 32)
-    experts = dict(expert_grid(layout).digits)
-    assert experts == {"edp": 2, "pp": 2, "etp": 4, "ep": 2}
-    assert expert_grid(layout).world_size == 32
+    assert dict(layout.experts_order.digits) == {"dp": 2, "pp": 2, "etp": 4, "ep": 2}
+    assert layout.experts_order.world_size == 32
 
 
 @pytest.mark.parametrize(
@@ -145,38 +141,40 @@ def test_expert_parallelism_adds_no_devices() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "canonical", "devices"),
+    ("text", "canonical", "devices", "groups"),
     [
         (
             "sglang.d2t2p1+d1t4p1",
             "sglang:d2t2+megatron:d1t4",
-            {"rollout": range(4), "actor": range(4, 8)},
+            8,
+            [{"rollout": 4}, {"actor": 4}],
         ),
         (
             "sglang:d4t2+fsdp:d8",
             "sglang:d4t2+fsdp:d8",
-            {"rollout": range(8), "actor": range(8, 16)},
+            16,
+            [{"rollout": 8}, {"actor": 8}],
         ),
         (
             "sglang[rollout]:d2+fsdp[actor]:d4|fsdp[critic]:d4",
             "sglang[rollout]:d2+fsdp[actor]:d4|fsdp[critic]:d4",
-            {"rollout": range(2), "actor": range(2, 6), "critic": range(2, 6)},
+            6,
+            [{"rollout": 2}, {"actor": 4, "critic": 4}],
         ),
         (
             "vllm:d4t2|megatron:d2p2t2",
             "vllm:d4t2|megatron:d2p2t2",
-            {"rollout": range(8), "actor": range(8)},
+            8,
+            [{"rollout": 8, "actor": 8}],
         ),
     ],
 )
-def test_an_allocation_mode_puts_engines_on_devices(
-    text: str, canonical: str, devices: dict[str, range]
+def test_an_allocation_mode_says_which_engines_share_how_many_devices(
+    text: str, canonical: str, devices: int, groups: list[dict[str, int]]
 ) -> None:
     mode = parse_mode(text)
-    assert str(mode) == canonical
-    placed = {role: placed.devices for role, placed in mode.device_map.roles.items()}
-    assert placed == devices
-    assert mode.world_size == mode.device_map.devices == max(each.stop for each in devices.values())
+    assert (str(mode), mode.world_size) == (canonical, devices)
+    assert [{each.role: each.world_size for each in group} for group in mode.groups] == groups
 
 
 def test_bare_dimensions_are_refused_with_the_backend_that_is_missing() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from tests.unit.launch.proposal_tasks import asked
 
-from mindrl.allocation.strings import parse_rollout, parse_training
+from mindrl.allocation.meaning import parse_rollout, parse_training
 from mindrl.config.layouts import rollout_layout, train_layout
 from mindrl.platform.device import PLATFORMS
 from mindrl.preflight.checks import device_capacity

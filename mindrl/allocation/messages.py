@@ -4,10 +4,11 @@ import re
 from collections.abc import Collection
 from difflib import get_close_matches
 
-from mindrl.allocation.backends import BACKENDS, example_of
+from lark import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
+
+from mindrl.allocation.grammar import BACKENDS
 from mindrl.errors import ConfigError
 
-_SIGNS = "|+()[]:."
 _MISSING = {
     "NAME": "a name is missing, as in [actor]",
     "RSQB": "']' is missing behind the name, as in [actor]",
@@ -16,8 +17,10 @@ _MISSING = {
     "_FFN": "'ffn:' is missing, as in (attn:d4t2|ffn:d2e4)",
 }
 """What to say by the terminal that the parser misses."""
-_ONE_PART = re.compile(r"(?:\([^)]*\)|[^+|])*")
+_ONE_ENGINE = re.compile(r"(?:\([^)]*\)|[^+|])*")
 _WITHOUT_BACKEND = re.compile(r"(?:\[\w+\])?:?(?:(?:[a-z][0-9]+)+|\(attn:\w+\|ffn:\w+\))")
+_LAST_WORD = re.compile(r"\w*$")
+_OWNER_OF_SIZES = re.compile(r"(\w*)(?:\[\w*\])?[:.][^:.+|]*$")
 
 
 class AllocationError(ConfigError):
@@ -46,17 +49,19 @@ class AllocationError(ConfigError):
         return f"{self.sentence}\n  {shown}\n  {' ' * self.at}^"
 
 
-def refusal(text: str, at: int, expected: Collection[str], suggested: str) -> AllocationError:
+def refusal(text: str, error: UnexpectedInput, suggested: str) -> AllocationError:
     """Put what the parser misses in words.
 
     Args:
         text: What the user wrote.
-        at: Where the parser stopped.
-        expected: The terminals of the grammar that it would have taken there.
+        error: Of the parser.
         suggested: The backend to propose where the text has none.
     """
+    at, expected = _where(text, error)
     if "BARE" in expected:
-        return _missing_part(text, at, suggested)
+        if text[at : at + 1].isspace():
+            return AllocationError(text, at, "a space has no place here; leave it out")
+        return missing_backend(text, at, suggested)
     if "LSQB" in expected:
         return _missing_joint(text, at, suggested)
     if "SIZE" in expected or "LETTER" in expected:
@@ -69,9 +74,8 @@ def refusal(text: str, at: int, expected: Collection[str], suggested: str) -> Al
 
 def missing_backend(text: str, at: int, backend: str) -> AllocationError:
     """Refuse sizes without a backend, and write them with one."""
-    found = _ONE_PART.match(text, at)
-    assert found is not None, "the pattern matches the empty text"
-    rest = found.group().strip()
+    found = _ONE_ENGINE.match(text, at)
+    rest = found.group().strip() if found else ""
     if not _WITHOUT_BACKEND.fullmatch(rest):
         rest = "d2t2"
     joint = "" if rest[0] in ":[" else ":"
@@ -94,92 +98,74 @@ def unknown_dimension(text: str, at: int, place: str, letters: str) -> Allocatio
     return AllocationError(text, at, what)
 
 
-def _missing_part(text: str, at: int, suggested: str) -> AllocationError:
-    if text[at : at + 1].isspace():
-        return AllocationError(text, at, "a space has no place here; leave it out")
-    return missing_backend(text, at, suggested)
-
-
-def _bad_sizes(text: str, at: int, expected: Collection[str], suggested: str) -> AllocationError:
-    """Refuse what stands in a list of sizes."""
-    start, place = _place(text, at)
-    if not place:
-        return missing_backend(text, start, suggested)
-    if place not in (*BACKENDS, "attn", "ffn"):
-        return unknown_backend(text, start, place)
-    if "SIZE" in expected:
-        return _missing_size(text, at)
-    found = text[at : at + 1]
-    if text[at - 1] in ":." and found in ("", *"|+)"):
-        return AllocationError(text, at, f"{place} needs a dimension, as in d2t2")
-    if found and found not in _SIGNS:
-        return unknown_dimension(text, at, place, _letters(text, at, place))
-    return _unexpected(text, at)
-
-
-def _missing_size(text: str, at: int) -> AllocationError:
-    start = at - 1
-    if text.startswith(("attn:", "ffn:"), start):
-        backend = _with_experts(_backend_before(text, at))
-        what = f"attn and ffn stand in brackets; write {backend}:(attn:d4t2|ffn:d2e4)"
-        return AllocationError(text, start, what)
-    letter = text[start]
-    return AllocationError(text, at, f"{letter} needs a size of 1 to 99999, as in {letter}2")
+def _where(text: str, error: UnexpectedInput) -> tuple[int, Collection[str]]:
+    """Return where the parser stopped, and the terminals that it would have taken there."""
+    if isinstance(error, UnexpectedToken):
+        at = len(text) if error.token.type == "$END" else error.token.start_pos
+        assert at is not None, "every token of a text has its place"
+        return at, error.expected
+    assert isinstance(error, UnexpectedCharacters), "a text that ends is a token $END"
+    assert error.pos_in_stream is not None, "it stopped somewhere"
+    return error.pos_in_stream, error.allowed
 
 
 def _missing_joint(text: str, at: int, suggested: str) -> AllocationError:
     """Refuse a word that stands alone, or that no colon follows."""
     if text[at:].lstrip()[:1] not in ("", "|", "+"):
         return _unexpected(text, at)
-    start, word = _word_before(text, at)
+    word = _LAST_WORD.findall(text[:at])[0]
     if word in BACKENDS:
         return AllocationError(text, at, f"{word} needs its sizes; write {word}:d2t2")
-    return missing_backend(text, start, suggested)
+    return missing_backend(text, at - len(word), suggested)
+
+
+def _bad_sizes(text: str, at: int, expected: Collection[str], suggested: str) -> AllocationError:
+    """Refuse what stands in a list of sizes, by what the list belongs to."""
+    owner = _OWNER_OF_SIZES.search(text[:at])
+    if owner is None:
+        sizes = re.split(r"[+|]", text[:at])[-1].lstrip()
+        return missing_backend(text, at - len(sizes), suggested)
+    place, found = owner[1], text[at : at + 1]
+    if place not in (*BACKENDS, "attn", "ffn"):
+        return unknown_backend(text, owner.start(), place)
+    if "SIZE" in expected:
+        return _missing_size(text, at)
+    if text[at - 1] in ":." and found in ("", *"|+)"):
+        return AllocationError(text, at, f"{place} needs a dimension, as in d2t2")
+    if found and found not in "|+()[]:.":
+        split = BACKENDS[_with_experts(text, at)]
+        letters = {"attn": split.attn, "ffn": split.ffn}
+        return unknown_dimension(text, at, place, letters.get(place) or BACKENDS[place].letters)
+    return _unexpected(text, at)
+
+
+def _missing_size(text: str, at: int) -> AllocationError:
+    start = at - 1
+    if text.startswith(("attn:", "ffn:"), start):
+        backend = _with_experts(text, at)
+        what = f"attn and ffn stand in brackets; write {backend}:(attn:d4t2|ffn:d2e4)"
+        return AllocationError(text, start, what)
+    letter = text[start]
+    return AllocationError(text, at, f"{letter} needs a size of 1 to 99999, as in {letter}2")
 
 
 def _unexpected(text: str, at: int) -> AllocationError:
-    example = example_of(_backend_before(text, at))
+    known = _backend_before(text, at) or "megatron"
+    example = f"{known}:d4p2t2 or {known}:(attn:d4t2|ffn:d2e4)"
+    if not BACKENDS[known].attn:
+        example = "fsdp:d4t2" if known == "fsdp" else f"{known}:d2t4"
     if at == len(text):
         return AllocationError(text, at, f"the end is missing; write {example}")
     if text[at:].lstrip(" ")[:1] == "+":
-        at = text.index("+", at)
         what = "'+' joins engines; write one here, and each other one in a backend of its own"
-        return AllocationError(text, at, what)
+        return AllocationError(text, text.index("+", at), what)
     return AllocationError(text, at, f"{text[at]!r} is not expected; write {example}")
 
 
-def _place(text: str, at: int) -> tuple[int, str]:
-    """Return what has the sizes before a character: a backend, attn or ffn, and where it stands.
-
-    Sizes that stand alone have an empty one where they begin.
-    """
-    colon = max(text.rfind(joint, 0, at) for joint in ":.")
-    joined = max(text.rfind(sign, 0, at) for sign in "+|")
-    if joined >= colon:
-        return at - len(text[joined + 1 : at].lstrip()), ""
-    named = text[colon - 1] == "]"
-    return _word_before(text, text.rfind("[", 0, colon) if named else colon)
-
-
-def _word_before(text: str, at: int) -> tuple[int, str]:
-    start = at
-    while start and (text[start - 1].isalnum() or text[start - 1] == "_"):
-        start -= 1
-    return start, text[start:at]
-
-
-def _letters(text: str, at: int, place: str) -> str:
-    """Return the dimensions of a backend, of its attn or of its ffn."""
-    if place in BACKENDS:
-        return BACKENDS[place].letters
-    rules = BACKENDS[_with_experts(_backend_before(text, at))]
-    return rules.dense_letters if place == "attn" else rules.expert_letters
-
-
-def _with_experts(backend: str) -> str:
-    """Return a backend whose experts may have sizes of their own: this one, or Megatron."""
-    rules = BACKENDS.get(backend)
-    return backend if rules and rules.dense_letters else "megatron"
+def _with_experts(text: str, at: int) -> str:
+    """Return the backend before a character if its experts may have their sizes, else Megatron."""
+    backend = _backend_before(text, at)
+    return backend if backend and BACKENDS[backend].attn else "megatron"
 
 
 def _backend_before(text: str, at: int) -> str:

@@ -1,0 +1,367 @@
+"""Layouts as one word: `megatron:d4p2t2`, `megatron:(attn:d4t2|ffn:d2e4)`, `vllm:d2t4`.
+
+A dimension is a letter and its size: d data, p pipeline, t tensor, c context, e expert, v virtual
+pipeline chunks. What is left out is 1; d may follow from the number of ranks instead. In the
+short form experts are whole; behind `ffn:` t cuts each expert, and d, the copies of each expert,
+follows from the others.
+
+The old `allocation_mode` has all engines of a run in one string: `sglang:d4t2+fsdp:d8` puts two on
+devices of their own, first the first; `a|b` puts both on the same devices and binds tighter. The
+older `sglang.d2t2p1+d1t4p1` has points for colons, and sizes alone for the engine that trains.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import chain
+from math import prod
+from typing import Literal
+
+from lark import UnexpectedInput
+
+from mindrl.allocation.grammar import BACKENDS, LETTERS, EngineSpec, WrittenSizes, read
+from mindrl.allocation.messages import (
+    AllocationError,
+    missing_backend,
+    refusal,
+    unknown_backend,
+    unknown_dimension,
+)
+from mindrl.config.finding import must_divide
+from mindrl.errors import ConfigError
+from mindrl.layouts.layout import RolloutLayout, TrainLayout
+
+_OLD_TRAINER = "megatron"
+"""What trained where the oldest form named no backend."""
+_MOST_DIGITS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelAllocation:
+    """What the string of one engine says; `str` spells it in the one canonical way."""
+
+    backend: str
+    """A key of `BACKENDS`."""
+    layout: TrainLayout | RolloutLayout
+    """The first for a backend that trains, the second for one that generates."""
+    name: str | None = None
+    """In brackets behind the backend."""
+
+    def __post_init__(self) -> None:
+        """Assert that the backend and the layout are of one side."""
+        assert isinstance(self.layout, TrainLayout) == self.trains, self
+
+    @property
+    def trains(self) -> bool:
+        """Whether the backend trains; otherwise it generates."""
+        return BACKENDS[self.backend].trains
+
+    @property
+    def world_size(self) -> int:
+        """Devices that the engine takes; expert parallelism adds none."""
+        return self.layout.world_size
+
+    @property
+    def role(self) -> str:
+        """The name; without one, what a backend of its side does: `actor` or `rollout`."""
+        return self.name or ("actor" if self.trains else "rollout")
+
+    def __str__(self) -> str:
+        engine = f"{self.backend}[{self.name}]" if self.name else self.backend
+        if isinstance(self.layout, TrainLayout):
+            return training_string(self.layout, engine)
+        return rollout_string(self.layout, engine)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllocationMode:
+    """What an `allocation_mode` says; `str` spells it in its newer form, canonically."""
+
+    groups: tuple[tuple[ModelAllocation, ...], ...]
+    """Those of a group share devices; no role stands twice."""
+
+    def __iter__(self) -> Iterator[ModelAllocation]:
+        return chain.from_iterable(self.groups)
+
+    def __str__(self) -> str:
+        return "+".join("|".join(map(str, group)) for group in self.groups)
+
+    @property
+    def world_size(self) -> int:
+        """Devices in all; those that are shared count once."""
+        return sum(group[0].world_size for group in self.groups)
+
+    @property
+    def backends(self) -> Mapping[str, ModelAllocation]:
+        """What the `backend` field of each role would say."""
+        return {each.role: replace(each, name=None) for each in self}
+
+
+def parse_training(text: str, world_size: int | None = None) -> TrainLayout:
+    """Read a training layout.
+
+    Args:
+        text: For example `megatron:d4p2t2`.
+        world_size: Ranks that it must have; a missing d follows from it.
+
+    Raises:
+        ConfigError: The text is no training layout, or not one of so many ranks.
+    """
+    with _in_one_line():
+        return _training_layout(
+            text, _read_one(text, "megatron", only=True), "megatron", world_size
+        )
+
+
+def parse_rollout(text: str, world_size: int | None = None) -> RolloutLayout:
+    """Read a rollout layout, such as `vllm:d2t4`; see `parse_training`."""
+    with _in_one_line():
+        return _rollout_layout(text, _read_one(text, "vllm", only=True), "vllm", world_size)
+
+
+def parse_backend(text: str, suggested: str = "megatron") -> ModelAllocation:
+    """Read the backend string of one engine.
+
+    Args:
+        text: For example `megatron:(attn:d4p2t2c2|ffn:t4e2)`.
+        suggested: The backend that errors propose where the text has none.
+
+    Raises:
+        AllocationError: The text is no such string, or its sizes do not fit.
+    """
+    return _allocation(text, _read_one(text, suggested))
+
+
+def parse_mode(text: str) -> AllocationMode:
+    """Read an `allocation_mode`.
+
+    Args:
+        text: For example `vllm:d4t2|megatron:d2p2t2`.
+
+    Raises:
+        AllocationError: The text is none, or its engines do not fit each other.
+    """
+    groups = _read(text, "mode", _OLD_TRAINER)
+    specs = list(chain.from_iterable(groups))
+    old = any(spec.old for spec in specs)
+    for spec in specs:
+        if spec.backend is None and not old:
+            raise missing_backend(text, spec.at, _OLD_TRAINER)
+        if spec.name is None and len(specs) > 2:
+            what = "of three engines or more each has a name, as in fsdp[critic]:d4"
+            raise AllocationError(text, spec.at, what)
+    mode = AllocationMode(
+        groups=tuple(tuple(_allocation(text, spec) for spec in group) for group in groups)
+    )
+    _check_roles(text, specs, mode)
+    for group, allocations in zip(groups, mode.groups, strict=True):
+        for spec, allocation in zip(group, allocations, strict=True):
+            _check_sharing(text, spec.at, allocation, allocations[0])
+    return mode
+
+
+def training_string(layout: TrainLayout, engine: str = "megatron") -> str:
+    """Spell a training layout; the orders of its ranks and uneven stages have no spelling.
+
+    Args:
+        layout: To spell.
+        engine: What stands before the colon.
+    """
+    dense = {"d": layout.dp, "p": layout.pp, "t": layout.tp, "c": layout.cp}
+    if layout.etp == 1:
+        return f"{engine}:{_spell({**dense, 'e': layout.ep, 'v': layout.vpp})}"
+    expert = {"d": layout.expert_dp, "p": layout.pp, "t": layout.etp, "e": layout.ep}
+    return f"{engine}:(attn:{_spell({**dense, 'v': layout.vpp})}|ffn:{_spell(expert)})"
+
+
+def rollout_string(layout: RolloutLayout, engine: str = "vllm") -> str:
+    """Spell a rollout layout behind the name of an engine."""
+    sizes = {"d": layout.dp, "p": layout.pp, "t": layout.tp, "e": layout.ep}
+    return f"{engine}:{_spell(sizes)}"
+
+
+def states_replicas(text: str) -> bool:
+    """Say whether a layout states d, so that its number of ranks is known."""
+    return re.search(r"[:\d]d\d", text) is not None
+
+
+def _spell(sizes: Mapping[str, int]) -> str:
+    return "".join(f"{name}{size}" for name, size in sizes.items() if size > 1 or name == "d")
+
+
+@contextmanager
+def _in_one_line() -> Iterator[None]:
+    """Leave the caret out of refusals."""
+    try:
+        yield
+    except AllocationError as error:
+        raise ConfigError(error.sentence) from error
+
+
+def _read(
+    text: str, start: Literal["one", "mode"], suggested: str
+) -> tuple[tuple[EngineSpec, ...], ...]:
+    try:
+        return read(text, start)
+    except UnexpectedInput as error:
+        raise refusal(text, error, suggested) from None
+
+
+def _read_one(text: str, suggested: str, *, only: bool = False) -> EngineSpec:
+    """Read a string of one engine.
+
+    Args:
+        text: The string.
+        suggested: The backend that errors propose where the text has none.
+        only: Whether no other backend and no name may stand there.
+    """
+    ((spec,),) = _read(text, "one", suggested)
+    if spec.backend is None:
+        raise missing_backend(text, spec.at, suggested)
+    behind = text[spec.sizes_at :]
+    if only and spec.backend.text != suggested:
+        what = f"{spec.backend.text!r} cannot stand on this side; write {suggested}:{behind}"
+        raise AllocationError(text, spec.at, what)
+    if only and spec.name:
+        what = f"a name has no place here; write {suggested}:{behind}"
+        raise AllocationError(text, spec.name.at - 1, what)
+    if spec.old:
+        what = f"'.' is the old form; write {text[: spec.sizes_at - 1]}:{behind}"
+        raise AllocationError(text, spec.sizes_at - 1, what)
+    return spec
+
+
+def _allocation(text: str, spec: EngineSpec) -> ModelAllocation:
+    """Judge one engine of a string."""
+    backend = spec.backend.text if spec.backend else _OLD_TRAINER
+    if backend not in BACKENDS:
+        raise unknown_backend(text, spec.at, backend)
+    judge = _training_layout if BACKENDS[backend].trains else _rollout_layout
+    layout = judge(text, spec, backend)
+    return ModelAllocation(backend=backend, layout=layout, name=spec.name and spec.name.text)
+
+
+def _check_roles(text: str, specs: list[EngineSpec], mode: AllocationMode) -> None:
+    seen: set[str] = set()
+    for spec, allocation in zip(specs, mode, strict=True):
+        if allocation.role in seen:
+            fix = "change one" if spec.name else f"name them, as in {allocation.backend}[critic]:d4"
+            at = spec.name.at if spec.name else spec.at
+            raise AllocationError(text, at, f"two engines are {allocation.role!r}; {fix}")
+        seen.add(allocation.role)
+
+
+def _check_sharing(text: str, at: int, allocation: ModelAllocation, other: ModelAllocation) -> None:
+    """Refuse an engine that shares devices with another and has more or fewer ranks."""
+    ranks, needed = allocation.world_size, other.world_size
+    if ranks == needed:
+        return
+    layout = allocation.layout
+    of_a_replica = ranks // layout.dp
+    if needed % of_a_replica:
+        fix = f"{of_a_replica} ranks of a replica do not divide {needed}; change the sizes"
+    elif isinstance(layout, TrainLayout) and layout.etp > 1:
+        fix = f"write d{needed // of_a_replica} behind attn and no d behind ffn"
+    else:
+        fix = f"write d{needed // of_a_replica}"
+    what = f"this engine has {ranks} ranks and {other.role}, on the same devices, has {needed}"
+    raise AllocationError(text, at, f"{what}; {fix}")
+
+
+def _training_layout(
+    text: str, spec: EngineSpec, backend: str, world_size: int | None = None
+) -> TrainLayout:
+    rules = BACKENDS[backend]
+    if spec.expert_sizes is None:
+        sizes = _sizes(text, spec.sizes, rules.letters, backend)
+        expert = replace(sizes, of={"e": sizes["e"]})
+    elif rules.attn:
+        sizes = _sizes(text, spec.sizes, rules.attn, "attn")
+        expert = _sizes(text, spec.expert_sizes, rules.ffn, "ffn")
+    else:
+        what = f"{backend} has one list of sizes; write megatron{text[spec.sizes_at - 1 :]}"
+        raise AllocationError(text, spec.sizes_at, what)
+    tp, cp, pp = sizes["t"], sizes["c"], sizes["p"]
+    if world_size is None and "d" in expert.of and "d" not in sizes.of:
+        world_size = expert["d"] * expert["t"] * expert["e"] * pp
+    dp = _replicas(sizes, "ptc", world_size)
+    _check_experts(expert, tp * cp * dp, pp)
+    return TrainLayout(tp=tp, cp=cp, dp=dp, pp=pp, vpp=sizes["v"], ep=expert["e"], etp=expert["t"])
+
+
+def _rollout_layout(
+    text: str, spec: EngineSpec, backend: str, world_size: int | None = None
+) -> RolloutLayout:
+    if spec.expert_sizes is not None:
+        what = f"the rollout side has one list; write {backend}:d2t4"
+        raise AllocationError(text, spec.sizes_at, what)
+    sizes = _sizes(text, spec.sizes, BACKENDS[backend].letters, backend)
+    dp = _replicas(sizes, "pt", world_size)
+    tp, ep = sizes["t"], sizes["e"]
+    if ep > 1 and (ep % tp or tp * dp % ep):
+        near = ", ".join(str(tp * copies) for copies in range(1, dp + 1) if dp % copies == 0)
+        raise sizes.error("e", f"e must be 1, or t={tp} times a divisor of d={dp}: {near}")
+    return RolloutLayout(tp=tp, pp=sizes["p"], dp=dp, ep=ep)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sizes:
+    """One list of dimensions, and where each stands in the text."""
+
+    text: str
+    of: Mapping[str, int]
+    at: Mapping[str, int]
+
+    def __getitem__(self, letter: str) -> int:
+        return self.of.get(letter, 1)
+
+    def error(self, letter: str, what: str) -> AllocationError:
+        """Point at a dimension."""
+        return AllocationError(self.text, self.at[letter], what)
+
+
+def _sizes(text: str, written: WrittenSizes, letters: str, place: str) -> _Sizes:
+    """Judge a list of dimensions one by one."""
+    of: dict[str, int] = {}
+    at: dict[str, int] = {}
+    for (letter, where), (digits, behind) in written:
+        # One rank along a dimension is none: it is as if left out, whatever the backend has.
+        if letter not in letters and (letter not in LETTERS or digits != "1"):
+            raise unknown_dimension(text, where, place, letters)
+        if letter in of:
+            raise AllocationError(text, where, f"{letter} is given twice; leave one out")
+        plain = digits.lstrip("0")
+        if plain != digits or len(digits) > _MOST_DIGITS:
+            example = plain if 0 < len(plain) <= _MOST_DIGITS else "2"
+            what = f"{letter} needs a size of 1 to 99999, as in {letter}{example}"
+            raise AllocationError(text, behind, what)
+        of[letter], at[letter] = int(digits), where
+    return _Sizes(text=text, of=of, at=at)
+
+
+def _replicas(sizes: _Sizes, others: str, world_size: int | None) -> int:
+    """Return d, as stated or as it follows from the ranks."""
+    dp, rest = sizes["d"], prod(sizes[letter] for letter in others)
+    if world_size is None or world_size == dp * rest:
+        return dp
+    if "d" in sizes.of:
+        fix = f"write d{world_size // rest}" if world_size % rest == 0 else "change the sizes"
+        raise sizes.error("d", f"this layout has {dp * rest} ranks, not {world_size}; {fix}")
+    spelled = " x ".join(letter for letter in others if letter in sizes.of)
+    for finding in must_divide(f"{sizes.text}: {spelled}", rest, "the ranks", world_size):
+        raise ConfigError(str(finding))
+    return world_size // rest
+
+
+def _check_experts(expert: _Sizes, ranks_of_stage: int, pp: int) -> None:
+    """Refuse an expert grid that does not cover the same ranks as the dense one."""
+    if "p" in expert.of and expert["p"] != pp:
+        raise expert.error("p", f"attn and ffn share the stages; write p{pp}")
+    shared = expert["t"] * expert["e"]
+    named = [letter for letter in "te" if expert[letter] > 1]
+    for finding in must_divide(" x ".join(named), shared, "the ranks of a stage", ranks_of_stage):
+        raise expert.error(named[-1], str(finding))
+    copies = ranks_of_stage // shared
+    if "d" in expert.of and expert["d"] != copies:
+        raise expert.error("d", f"{ranks_of_stage} ranks of a stage leave d{copies}; write that")

@@ -6,7 +6,7 @@ from hashlib import sha256
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """One question with its reference answer.
+    """One question with its right answer.
 
     Token ids are made once, by the model's own chat template, and are the only
     currency from here on: no text is tokenised again on the way to a loss.
@@ -18,8 +18,8 @@ class Prompt:
     """The rendered chat, generation prompt included."""
     text: str
     """The rendered chat as text, for people to read."""
-    reference: str
-    """The reference answer that the reward compares with."""
+    answer: str
+    """The right answer, which the reward compares with."""
 
 
 def sequence_seed(run_seed: int, *, step: int, uid: int, sample: int) -> int:

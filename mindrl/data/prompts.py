@@ -16,7 +16,7 @@ from mindrl.errors import DataError
 
 _LOGGER = logging.getLogger(__name__)
 
-Message = dict[str, str]
+ChatMessage = dict[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class PromptSource:
     prompt_column: str
     """Holds chat messages, [{"role": ..., "content": ...}, ...], or the text of a user."""
     answer_column: str
-    """Holds the reference answer: text, or a number that is taken as text."""
+    """Holds the right answer: text, or a number that is taken as text."""
     max_prompt_length: int
     """Tokens, the generation prompt included."""
     overlong_prompt_policy: Literal["error", "drop"]
@@ -52,7 +52,7 @@ class _Rendered:
 
     place: str
     text: str
-    reference: str
+    answer: str
 
 
 def load_prompts(source: PromptSource, tokenizer: PreTrainedTokenizerBase) -> PromptSet:
@@ -68,7 +68,7 @@ def load_prompts(source: PromptSource, tokenizer: PreTrainedTokenizerBase) -> Pr
     # The template has placed every special token, so the tokenizer must not add its own.
     token_ids = tokenizer([row.text for row in rendered], add_special_tokens=False)["input_ids"]
     prompts = tuple(
-        Prompt(uid=uid, token_ids=tuple(ids), text=row.text, reference=row.reference)
+        Prompt(uid=uid, token_ids=tuple(ids), text=row.text, answer=row.answer)
         for uid, (row, ids) in enumerate(zip(rendered, token_ids, strict=True))
     )
     return _limit_length(prompts, [row.place for row in rendered], source)
@@ -111,15 +111,15 @@ def _render(row: Row, source: PromptSource, tokenizer: PreTrainedTokenizerBase) 
         text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     except TemplateError as error:
         raise DataError(f"{row.place}: the chat template refuses the prompt: {error}") from error
-    reference = _reference(row, source)
+    answer = _answer(row, source)
     try:
-        f"{text}{reference}".encode()
+        f"{text}{answer}".encode()
     except UnicodeEncodeError as error:
         raise DataError(f"{row.place}: half of a surrogate pair is no text ({error})") from error
-    return _Rendered(place=row.place, text=text, reference=reference)
+    return _Rendered(place=row.place, text=text, answer=answer)
 
 
-def _messages(row: Row, source: PromptSource) -> list[Message]:
+def _messages(row: Row, source: PromptSource) -> list[ChatMessage]:
     column = source.prompt_column
     value = _column(row, column, "megatron_training.prompt_column")
     where = f"{row.place}: column {column!r}"
@@ -145,7 +145,7 @@ def _messages(row: Row, source: PromptSource) -> list[Message]:
     return [{"role": "system", "content": source.system_prompt}, *messages]
 
 
-def _message(where: str, value: Any) -> Message:
+def _message(where: str, value: Any) -> ChatMessage:
     if not isinstance(value, dict):
         raise DataError(f"{where} is {_shown(value)}; needed an object with role and content")
     # Parquet fills the keys that only other rows have with null.
@@ -158,16 +158,16 @@ def _message(where: str, value: Any) -> Message:
     return present
 
 
-def _reference(row: Row, source: PromptSource) -> str:
+def _answer(row: Row, source: PromptSource) -> str:
     value = _column(row, source.answer_column, "megatron_training.answer_column")
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    reference = str(value) if is_number else value
-    if not isinstance(reference, str) or not reference.strip():
+    answer = str(value) if is_number else value
+    if not isinstance(answer, str) or not answer.strip():
         raise DataError(
             f"{row.place}: column {source.answer_column!r} holds {_shown(value)}; "
             "needed an answer: text, not empty, or a number"
         )
-    return reference
+    return answer
 
 
 def _column(row: Row, column: str, field: str) -> Any:

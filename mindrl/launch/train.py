@@ -38,14 +38,13 @@ from mindrl.preflight.logprob_gap import logprob_gap_limit
 from mindrl.preflight.memory_plan import with_limits
 from mindrl.preflight.run_folders import check_folders, export_folders
 from mindrl.preflight.run_layouts import role_layouts
-from mindrl.rewards.scorer import RewardScorer
-from mindrl.rewards.trial import try_rewards
+from mindrl.rewards.scorer import RewardScorer, try_rewards
 from mindrl.rollout.sampling import Sampling
 from mindrl.trainer.grpo_trainer import GrpoTrainer
-from mindrl.trainer.journal import Journal, Outcome, RunFolder
 from mindrl.trainer.policy_trainer import TrainerData, TrainerRoles, TrainerSettings
 from mindrl.trainer.ppo_trainer import PpoRoles, PpoSettings, PpoTrainer
-from mindrl.trainer.rating import RewardSources
+from mindrl.trainer.reward_manager import RewardSources
+from mindrl.trainer.run_log import RunFolder, RunLog, RunSummary
 
 logger = logging.getLogger(__name__)
 
@@ -78,25 +77,25 @@ def train(config: RunConfig, run_dir: Path) -> dict[str, object]:
     """
     run = _prepare(config, run_dir)
     Console().print(render_numbers(derived_numbers(config, run.platform)))
-    outcome = Outcome(model=run.model_folder, provenance=provenance(config))
+    summary = RunSummary(model=run.model_folder, provenance=provenance(config))
     console = StepConsole(config.megatron_training.train_iters)
-    journal = Journal(run.folder, outcome, console, _trackers(run))
+    run_log = RunLog(run.folder, summary, console, _trackers(run))
     try:
         with interrupts_unwrapped(), console, _workers(run, console) as (actor, rewards):
             if config.rl_config.memory_timeline_steps:
                 plan = with_limits(config, *actor.device_limits())
-                journal.memory_log = MemoryWatch(plan, run.folder.root)
-            trainer = _trainer(run, actor, rewards, journal)
+                run_log.memory_log = MemoryWatch(plan, run.folder.root)
+            trainer = _trainer(run, actor, rewards, run_log)
             with stop_requests() as heed:
                 trainer.run(run.model_folder, heed)
-        outcome.status = "completed"
+        summary.status = "completed"
     except InterruptedRunError:
-        outcome.status = "interrupted"
+        summary.status = "interrupted"
         raise
     finally:
-        summary = journal.close()
-        console.show(render_summary(summary), folds=False)
-    return summary
+        record = run_log.close()
+        console.show(render_summary(record), folds=False)
+    return record
 
 
 def _prepare(config: RunConfig, run_dir: Path) -> _Run:
@@ -111,7 +110,7 @@ def _prepare(config: RunConfig, run_dir: Path) -> _Run:
     for line in data_lines(data):
         Console().print(line, markup=False, highlight=False, soft_wrap=True)
     rl = config.rl_config
-    try_rewards(rl.verifier_function, rl.verifier_timeout, data.train.prompts[0].reference)
+    try_rewards(rl.verifier_function, rl.verifier_timeout, data.train.prompts[0].answer)
     return _Run(
         config=config,
         platform=platform,
@@ -186,7 +185,7 @@ def _length_penalty(config: RunConfig) -> LengthPenalty | None:
 
 
 def _trainer(
-    run: _Run, actor: ColocatedActor, scorer: RewardScorer | None, journal: Journal
+    run: _Run, actor: ColocatedActor, scorer: RewardScorer | None, run_log: RunLog
 ) -> GrpoTrainer | PpoTrainer:
     """Put the parts of the algorithm together."""
     config = run.config
@@ -203,7 +202,7 @@ def _trainer(
         ),
     )
     if run.critic_folder is None:
-        return GrpoTrainer(settings, run.data, roles, journal)
+        return GrpoTrainer(settings, run.data, roles, run_log)
     with_critic = PpoSettings(
         **vars(settings),
         gamma=config.rl_config.gamma,
@@ -213,7 +212,7 @@ def _trainer(
         critic_warmup=config.rl_config.critic_warmup,
         critic_folder=run.critic_folder,
     )
-    return PpoTrainer(with_critic, run.data, PpoRoles(**vars(roles), critic=actor), journal)
+    return PpoTrainer(with_critic, run.data, PpoRoles(**vars(roles), critic=actor), run_log)
 
 
 def colocated_actor(group: Ranks, config: RunConfig) -> ColocatedActor:

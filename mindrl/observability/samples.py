@@ -18,11 +18,11 @@ class Sample:
 
     prompt: str
     response: str
-    reference: str
-    """The reference answer that the reward compared with."""
+    answer: str
+    """The right answer, which the reward compared with."""
     reward: float
-    parts: Mapping[str, float]
-    """The parts the reward is made of, by name."""
+    components: Mapping[str, float]
+    """What the reward is made of, by name."""
     finished: bool
     """False if the response was cut off at its longest length."""
     response_tokens: int
@@ -46,11 +46,11 @@ class SampleLog:
 def render(sample: Sample) -> RenderableType:
     """Lay a sample out for a terminal; its text can neither command nor style it."""
     length = f"{sample.response_tokens} tokens" + ("" if sample.finished else ", cut off")
-    parts = "  ".join(f"{name} {value:.3f}" for name, value in sample.parts.items())
+    parts = "  ".join(f"{name} {value:.3f}" for name, value in sample.components.items())
     sections = (
         ("prompt", sample.prompt),
         ("response", sample.response),
-        ("reference", sample.reference),
+        ("reference", sample.answer),
         ("parts", parts),
     )
     lines = [
@@ -64,9 +64,9 @@ def _record(sample: Sample) -> dict[str, object]:
     return {
         "prompt": sample.prompt,
         "response": sample.response,
-        "reference": sample.reference,
+        "reference": sample.answer,
         "reward": sample.reward,
-        "parts": sample.parts,
+        "parts": sample.components,
         "finished": sample.finished,
         "response_tokens": sample.response_tokens,
     }

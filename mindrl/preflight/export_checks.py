@@ -6,7 +6,7 @@ from typing import Literal
 
 from mindrl.config.finding import Finding
 from mindrl.config.run import RunConfig
-from mindrl.trainer.journal import best_folder
+from mindrl.trainer.run_log import best_folder
 
 Exported = Literal["actor", "critic"]
 Places = Mapping[Exported, str]

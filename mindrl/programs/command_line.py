@@ -23,7 +23,7 @@ from mindrl.preflight.derived_numbers import derived_numbers, render_numbers
 from mindrl.preflight.shipped import note_shipped_sizes
 from mindrl.programs.compose import beside, check_overrides, composing, run_config, searched
 from mindrl.programs.exits import exit_code
-from mindrl.rewards.trial import try_rewards
+from mindrl.rewards.scorer import try_rewards
 
 Train = Callable[[RunConfig, Path], object]
 
@@ -99,7 +99,7 @@ def _data_lines(config: RunConfig) -> Iterator[str]:
     data = read_data(config)
     yield from data_lines(data)
     rl = config.rl_config
-    try_rewards(rl.verifier_function, rl.verifier_timeout, data.train.prompts[0].reference)
+    try_rewards(rl.verifier_function, rl.verifier_timeout, data.train.prompts[0].answer)
 
 
 def _check_program(config: RunConfig, adv_estimator: str) -> None:

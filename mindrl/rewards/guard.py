@@ -1,8 +1,8 @@
-"""The guard: the process above the reward host, which kills what reward functions leave behind.
+"""The guard: the process above the reward service, which kills what reward functions leave behind.
 
 A child that starts a session of its own escapes the signals of its process group, but not its
 line of descent: Linux gives a process that has lost its parent to the nearest ancestor that asks
-for such, and the guard asks. So whatever is the guard's own child, and not the host, was left.
+for such, and the guard asks. So whatever is the guard's own child, and not the service, was left.
 """
 
 import ctypes
@@ -26,18 +26,18 @@ _KILL_SECONDS = 5.0
 
 
 def fork_guarded(caller_pid: int, connection_descriptor: int) -> None:
-    """Fork the host off this process and return in it; this process becomes its guard.
+    """Fork the service off this process and return in it; this process becomes its guard.
 
-    The guard ends, with all below it, at SIGTERM, when the caller is gone, or behind the host, with
-    the host's exit code.
+    The guard ends, with all below it, at SIGTERM, when the caller is gone, or behind the service,
+    with the service's exit code.
     """
     guard_pid, process_control = os.getpid(), ctypes.CDLL(None).prctl
     process_control(PR_SET_CHILD_SUBREAPER, 1)
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    host_pid = os.fork()
-    if host_pid:
+    service_pid = os.fork()
+    if service_pid:
         os.close(connection_descriptor)
-        os._exit(_Guard(host_pid).run(caller_pid))
+        os._exit(_Guard(service_pid).run(caller_pid))
     process_control(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != guard_pid:  # the guard died before the line above
         os._exit(1)
@@ -45,21 +45,21 @@ def fork_guarded(caller_pid: int, connection_descriptor: int) -> None:
 
 
 class _Guard:
-    def __init__(self, host_pid: int) -> None:
-        self._host_pid = host_pid
-        self._host_code: int | None = None
+    def __init__(self, service_pid: int) -> None:
+        self._service_pid = service_pid
+        self._service_code: int | None = None
 
     def run(self, caller_pid: int) -> int:
-        """Wait for the end, make it everybody's, and return the host's exit code."""
-        while self._host_code is None and os.getppid() == caller_pid:
+        """Wait for the end, make it everybody's, and return the service's exit code."""
+        while self._service_code is None and os.getppid() == caller_pid:
             arrived = signal.sigtimedwait(_SIGNALS, _CALLER_CHECK_SECONDS)
             if arrived is not None and arrived.si_signo == signal.SIGTERM:
                 break
             if arrived is not None and arrived.si_signo == SWEEP:
-                self._kill_children(but=self._host_pid)
+                self._kill_children(but=self._service_pid)
             self._reap()
         self._kill_children(but=None)
-        return self._host_code or 0
+        return self._service_code or 0
 
     def _kill_children(self, but: int | None) -> None:
         """Kill until none is left: whoever loses its parent here comes up in the next round."""
@@ -76,9 +76,9 @@ class _Guard:
             self._reap()
 
     def _reap(self) -> None:
-        """Free what has ended, and note the host's exit code as a shell would say it."""
+        """Free what has ended, and note the service's exit code as a shell would say it."""
         with suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                if ended[0] == self._host_pid:
+                if ended[0] == self._service_pid:
                     code = os.waitstatus_to_exitcode(ended[1])
-                    self._host_code = code if code >= 0 else 128 - code
+                    self._service_code = code if code >= 0 else 128 - code

@@ -1,4 +1,4 @@
-"""What the caller, the host and its workers send each other, and how foreign text is shown."""
+"""What caller, reward service and its workers send each other, and how foreign text is shown."""
 
 import reprlib
 from collections.abc import Mapping
@@ -19,21 +19,21 @@ class PoolPlan:
 
     functions: tuple[str, ...]
     timeout_seconds: float
-    """For one answer and one function."""
+    """For one response and one function."""
     processes: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoreRequest:
-    """Responses with their references, in order."""
+    """Responses with the right answers, in order."""
 
     responses: tuple[str, ...]
-    references: tuple[str, ...]
+    answers: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """Why an answer has no score."""
+    """Why a response has no score."""
 
     kind: FailureKind
     detail: str
@@ -42,14 +42,8 @@ class Failure:
     """The calls that led to an exception, from the function on."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """The host has imported every function and its workers run."""
-
-    ranges: Mapping[str, ScoreRange]
-    """Of the scores, by function."""
-
-
+Ranges = Mapping[str, ScoreRange]
+"""Of the scores, by function: the service has imported all functions, and its workers run."""
 Outcome = float | Failure
 Outcomes = Mapping[str, tuple[Outcome, ...]]
 """By function, in the order of the responses."""

@@ -1,4 +1,4 @@
-"""A pool of scoring processes that survives whatever an answer does to one of them."""
+"""A pool of scoring processes that survives whatever a response does to one of them."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ from mindrl.rewards.worker import (
     isolate_worker,
     load_reward,
     reward_place,
-    score_answers,
+    score_pairs,
     score_suspect,
 )
 
@@ -30,7 +30,7 @@ EXIT_ZERO = 256
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chunk:
-    """Answers that one worker scores with one function."""
+    """Responses that one worker scores with one function."""
 
     function: str
     indices: Sequence[int]
@@ -42,7 +42,7 @@ ChunkResult = Sequence[Outcome] | Failure | None
 """Outcomes of a first part of the chunk; why its worker was lost; None: lost without its fault."""
 
 
-class WorkerProcess(ForkProcess):
+class ScoringProcess(ForkProcess):
     """A worker as pebble must see it."""
 
     @property
@@ -57,13 +57,13 @@ class WorkerProcess(ForkProcess):
 
 
 class WorkerContext(ForkContext):
-    """Forks workers off the host, which has imported every function."""
+    """Forks workers off the service, which has imported every function."""
 
-    Process = WorkerProcess
+    Process = ScoringProcess
 
 
 class WorkerPool:
-    """The processes that score; lives in the host process."""
+    """The processes that score; lives in the service's process."""
 
     def __init__(self, plan: PoolPlan, connection_descriptor: int) -> None:
         """Import every function and start the workers.
@@ -116,19 +116,19 @@ class WorkerPool:
         self._pool = self._start()
 
     def _schedule(self, chunk: Chunk, request: ScoreRequest) -> Future[list[Outcome]]:
-        answers = [(request.responses[i], request.references[i]) for i in chunk.indices]
+        pairs = [(request.responses[i], request.answers[i]) for i in chunk.indices]
         timeout = self._plan.timeout_seconds
         future: Future[list[Outcome]] = Future()
         try:
-            if len(answers) == 1:
+            if len(pairs) == 1:
                 future = self._pool.schedule(
                     score_suspect,
-                    args=(chunk.function, answers[0]),
+                    args=(chunk.function, pairs[0]),
                     timeout=timeout + SETTLING_SECONDS,
                 )
             else:
                 future = self._pool.schedule(
-                    score_answers, args=(chunk.function, answers, timeout / 2), timeout=timeout
+                    score_pairs, args=(chunk.function, pairs, timeout / 2), timeout=timeout
                 )
         except RuntimeError as error:  # the pool broke since it was last looked at
             future.set_exception(error)

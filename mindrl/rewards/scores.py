@@ -4,8 +4,9 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
-from mindrl.rewards.messages import Failure, FailureKind, Outcomes
+from mindrl.rewards.messages import Failure, FailureKind, Outcome, Outcomes, Ranges
 from mindrl.rewards.score_range import ScoreRange
 
 
@@ -31,12 +32,21 @@ class Scores:
 
     rewards: tuple[float, ...]
     """Weighted sum over the functions."""
-    parts: Mapping[str, tuple[float, ...]]
-    """Unweighted scores by function; the worst one where an answer failed."""
-    ranges: Mapping[str, ScoreRange]
+    components: Mapping[str, tuple[float, ...]]
+    """Unweighted scores by function; the worst one where one failed."""
+    ranges: Ranges
     """Of the functions."""
     failures: tuple[Failures, ...]
     """One for each function and kind."""
+
+    def plus(self, name: str, scores: tuple[float, ...], weight: float = 1.0) -> Self:
+        """Add a component, with its weight, to the rewards."""
+        pairs = zip(self.rewards, scores, strict=True)
+        return replace(
+            self,
+            rewards=tuple(reward + weight * score for reward, score in pairs),
+            components={**self.components, name: scores},
+        )
 
     def failed(self, *kinds: FailureKind) -> int:
         """Count the scores that were not given, for one of these reasons."""
@@ -49,15 +59,17 @@ class Scores:
 
     def accuracy(self, function: str) -> float:
         """Return where the scores of a function lie in its range, on average: 0 to 1."""
-        return statistics.fmean(map(self.ranges[function].share, self.parts[function]))
+        return statistics.fmean(map(self.ranges[function].share, self.components[function]))
 
     def metrics(self) -> dict[str, float]:
-        """Return mean and population standard deviation, the mean of each part, and the counts."""
-        parts = {f"reward/{name}": statistics.fmean(part) for name, part in self.parts.items()}
+        """Return mean and population standard deviation, each component's mean, and the counts."""
+        components = {
+            f"reward/{name}": statistics.fmean(part) for name, part in self.components.items()
+        }
         return {
             "reward/mean": statistics.fmean(self.rewards),
             "reward/std": statistics.pstdev(self.rewards),
-            **parts,
+            **components,
             "reward/timeouts": float(self.failed("timeout")),
             "reward/crashes": float(self.failed("crash")),
             "reward/errors": float(self.failed("exception", "value")),
@@ -82,3 +94,33 @@ def functions_without_scores(failures: Sequence[Failures], responses: int) -> li
     for each in failures:
         counts[each.function] += each.count
     return [function for function, count in counts.items() if count == responses]
+
+
+class WorstScores:
+    """The worst score of each function: to fail must never pay better than to answer.
+
+    That is the end of its range that costs reward, the highest where its weight is below 0; or
+    what it has given so far, where that is beyond the end.
+    """
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        """Take the weight of each function."""
+        self._weights = weights
+        self._worst: dict[str, float] = {}
+
+    def filled(self, outcomes: Outcomes, ranges: Ranges) -> dict[str, tuple[float, ...]]:
+        """Return the scores by function, with the worst one for each failure."""
+        return {
+            function: self._filled(function, column, ranges[function])
+            for function, column in outcomes.items()
+        }
+
+    def _filled(
+        self, function: str, column: Sequence[Outcome], ends: ScoreRange
+    ) -> tuple[float, ...]:
+        rewarded = self._weights[function] >= 0
+        worse, end = (min, ends.lowest) if rewarded else (max, ends.highest)
+        given = (outcome for outcome in column if not isinstance(outcome, Failure))
+        worst = worse([self._worst.get(function, end), *given])
+        self._worst[function] = worst
+        return tuple(worst if isinstance(outcome, Failure) else outcome for outcome in column)

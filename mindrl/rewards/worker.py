@@ -28,19 +28,19 @@ TRACED_CALLS = 8
 TRACE_CHARACTERS = 2000
 
 load_reward = cache(resolve_reward)
-"""Filled by the host before it forks, so that a replaced worker imports nothing."""
+"""Filled by the service before it forks, so that a replaced worker imports nothing."""
 
 
 @cache
 def reward_place(function: str) -> str:
-    """Return file and line of a function; also filled by the host."""
+    """Return file and line of a function; also filled by the service."""
     return place_of(load_reward(function))
 
 
-def isolate_worker(host_pid: int, connection_descriptor: int) -> None:
-    """Cut a new worker off from what it could harm; runs once in each, before any answer."""
+def isolate_worker(service_pid: int, connection_descriptor: int) -> None:
+    """Cut a new worker off from what it could harm; runs once in each, before any response."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != host_pid:  # the host died before the line above
+    if os.getppid() != service_pid:  # the service died before the line above
         os.kill(os.getpid(), signal.SIGKILL)
     os.close(connection_descriptor)
     silence = os.open(os.devnull, os.O_WRONLY)
@@ -53,35 +53,35 @@ def isolate_worker(host_pid: int, connection_descriptor: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def score_answers(
-    function: str, answers: Sequence[tuple[str, str]], budget_seconds: float
+def score_pairs(
+    function: str, pairs: Sequence[tuple[str, str]], budget_seconds: float
 ) -> list[Outcome]:
-    """Score (response, reference) pairs until the budget is spent; at least one is scored.
+    """Score pairs of response and right answer until the budget is spent, but one at least.
 
     The caller sends the rest again, so that slow functions are not mistaken for hanging ones.
     """
     started = time.monotonic()
     outcomes: list[Outcome] = []
-    for response, reference in answers:
-        outcomes.append(_score_one(function, response, reference))
+    for response, answer in pairs:
+        outcomes.append(_score_one(function, response, answer))
         if time.monotonic() - started > budget_seconds:
             break
     return outcomes
 
 
-def score_suspect(function: str, answer: tuple[str, str]) -> list[Outcome]:
-    """Score one answer, mostly of a chunk that was lost; this process may not survive it.
+def score_suspect(function: str, pair: tuple[str, str]) -> list[Outcome]:
+    """Score one response, mostly of a chunk that was lost; this process may not survive it.
 
     The pause lets the pool note which worker took the task. Without it the death of
     a worker can be seen before its task is known, and be blamed on the whole pool.
     """
     time.sleep(SETTLING_SECONDS)
-    return score_answers(function, [answer], budget_seconds=0.0)
+    return score_pairs(function, [pair], budget_seconds=0.0)
 
 
-def _score_one(function: str, response: str, reference: str) -> Outcome:
+def _score_one(function: str, response: str, answer: str) -> Outcome:
     try:
-        value: object = load_reward(function)(response, reference)
+        value: object = load_reward(function)(response, answer)
         if isinstance(value, numbers.Real) and math.isfinite(value):
             return float(value)
         detail = f"returned {quoted(value)}; need a finite number ({reward_place(function)})"

@@ -12,19 +12,19 @@ from mindrl.batch.experience import Experience
 from mindrl.batch.rollouts import Rollouts
 from mindrl.observability.metrics import Metrics
 from mindrl.trainer.policy_trainer import PolicyTrainer
-from mindrl.trainer.rating import Rated
+from mindrl.trainer.reward_manager import Rewarded
 
 
 class GrpoTrainer(PolicyTrainer[Experience]):
     """Trains a policy by group relative policy optimization (DeepSeekMath, arXiv 2402.03300)."""
 
     def estimate(
-        self, rollouts: Rollouts, rated: Callable[[], Rated]
+        self, rollouts: Rollouts, rewarded: Callable[[], Rewarded]
     ) -> tuple[Experience, Metrics]:
         """Add old and reference log-probs, and the advantage of each response."""
         sequences = rollouts.sequences()
         old_logprobs_BT, ref_logprobs_BT = self.logprobs(rollouts)
-        rewards_B = torch.tensor(rated().scores.rewards)
+        rewards_B = torch.tensor(rewarded().scores.rewards)
         advantages_B = group_normalised_advantages(rewards_B, rollouts.group_B)
         experience = Experience(
             tokens_BT=sequences.tokens_BT,

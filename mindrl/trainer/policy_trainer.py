@@ -22,9 +22,9 @@ from mindrl.observability.samples import Sample
 from mindrl.observability.timing import StageTimer
 from mindrl.rewards.scores import Scores
 from mindrl.rollout.sampling import Sampling
-from mindrl.trainer.journal import Journal, best_folder
-from mindrl.trainer.rating import Rated, Rater, RewardSources
-from mindrl.trainer.roles import Policy, Reference, Workers
+from mindrl.trainer.reward_manager import Rewarded, RewardManager, RewardSources
+from mindrl.trainer.roles import Policy, ReferenceModel, Workers
+from mindrl.trainer.run_log import RunLog, best_folder
 from mindrl.trainer.step_checks import StepChecks
 
 ExperienceT = TypeVar("ExperienceT", bound=Experience)
@@ -67,7 +67,7 @@ class TrainerRoles:
     """The models and the rewards of a run."""
 
     policy: Policy
-    reference: Reference | None
+    reference: ReferenceModel | None
     """None where there is no KL term."""
     workers: Workers
     rewards: RewardSources
@@ -77,27 +77,27 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
     """Trains a policy on its own responses; an algorithm says how to estimate and to learn."""
 
     def __init__(
-        self, settings: TrainerSettings, data: TrainerData, roles: TrainerRoles, journal: Journal
+        self, settings: TrainerSettings, data: TrainerData, roles: TrainerRoles, run_log: RunLog
     ) -> None:
         """Take all parts of a run."""
         self.settings = settings
         self.data = data
         self.roles = roles
-        self.journal = journal
+        self.run_log = run_log
         self.timer = StageTimer()
         self.checks = StepChecks(settings.max_logprob_gap, settings.logprob_gap_steps)
-        self.rater = Rater(roles.rewards, data.decode, self.timer)
+        self.rewards = RewardManager(roles.rewards, data.decode, self.timer)
         self.heed: Callable[[], None] = lambda: None
 
     @abstractmethod
     def estimate(
-        self, rollouts: Rollouts, rated: Callable[[], Rated]
+        self, rollouts: Rollouts, rewarded: Callable[[], Rewarded]
     ) -> tuple[ExperienceT, Metrics]:
         """Add what the updates need.
 
         Args:
             rollouts: Of the step.
-            rated: Waits for the rewards; asked as late as can be.
+            rewarded: Waits for the rewards; asked as late as can be.
         """
 
     @abstractmethod
@@ -124,7 +124,7 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
             self._run(model_folder)
         except (RewardError, SkippedUpdatesError, StopRequestedError):
             # No step is left half learned: the weights are those of the last one on record.
-            if self.journal.outcome.steps != (self.journal.outcome.model_step or 0):
+            if self.run_log.summary.steps != (self.run_log.summary.model_step or 0):
                 self._export(model_folder)
             raise
 
@@ -134,12 +134,12 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
         for step in range(1, self.settings.steps + 1):
             self.heed()
             metrics, samples = self.step(step)
-            self.journal.step(step, metrics, samples)
+            self.run_log.step(step, metrics, samples)
             if step <= self.settings.memory_timeline_steps:
-                self.journal.memory(step, self.roles.workers.flush_moments())
+                self.run_log.memory(step, self.roles.workers.flush_moments())
                 self.roles.workers.record_memory(step < self.settings.memory_timeline_steps)
             for warning in self.checks.warnings(step, metrics):
-                self.journal.warn(warning)
+                self.run_log.warn(warning)
             last = step == self.settings.steps
             # The weights are still there from the update; an evaluation sends them away.
             if last or (self.settings.save_interval and step % self.settings.save_interval == 0):
@@ -162,14 +162,14 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
                     prompts, settings.sampling, step=step
                 )
             self.heed()
-            with self.rater.rating(prompts, rollouts, blocking=settings.blocking) as rated:
-                experience, estimated = self.estimate(rollouts, rated)
-            self._note_failures(step, rated().scores)
+            with self.rewards.compute(prompts, rollouts, blocking=settings.blocking) as rewarded:
+                experience, estimated = self.estimate(rollouts, rewarded)
+            self._note_failures(step, rewarded().scores)
             self.heed()
             learned = self.learn(step, experience)
         metrics = merge(
             rollouts.metrics(),
-            rated().scores.metrics(),
+            rewarded().scores.metrics(),
             _logprob_gap(rollouts, experience.old_logprobs_BT),
             estimated,
             learned,
@@ -181,7 +181,7 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
         # The first response to each prompt, then the second: they lie prompt by prompt.
         each = settings.sampling.samples_per_prompt
         spread = sorted(range(len(rollouts.group_B)), key=lambda row: row % each)
-        return metrics, _samples(prompts, rollouts, rated(), spread[: settings.log_samples])
+        return metrics, _samples(prompts, rollouts, rewarded(), spread[: settings.log_samples])
 
     def logprobs(self, rollouts: Rollouts) -> tuple[Tensor, Tensor | None]:
         """Return the log-probs of the policy, and of the reference where there is one.
@@ -208,18 +208,18 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
             return
         greedy = replace(self.settings.sampling, samples_per_prompt=1, is_greedy=True)
         rollouts = self.roles.policy.generate_sequences(self.data.test, greedy, step=step)
-        rated = self.rater.by_rules(self.data.test, rollouts)
-        self._note_failures(step, rated.scores)
+        rewarded = self.rewards.by_rules(self.data.test, rollouts)
+        self._note_failures(step, rewarded.scores)
         assert self.settings.accuracy_reward is not None, "validated: something measures accuracy"
-        accuracy = rated.scores.accuracy(self.settings.accuracy_reward)
-        samples = _samples(self.data.test, rollouts, rated, range(len(rated.responses)))
-        self.journal.evaluation(step, accuracy, samples)
+        accuracy = rewarded.scores.accuracy(self.settings.accuracy_reward)
+        samples = _samples(self.data.test, rollouts, rewarded, range(len(rewarded.responses)))
+        self.run_log.evaluation(step, accuracy, samples)
         # What the switches of an evaluation cost belongs to no step.
         self.roles.workers.flush_metrics()
 
     def _note_failures(self, step: int, scores: Scores) -> None:
         """Tell of rewards that failed, and end the run where a function gave no score at all."""
-        self.journal.reward_failures(step, scores.failures)
+        self.run_log.reward_failures(step, scores.failures)
         lines = [
             f"rl_config.verifier_function={each.function!r}: no score for any of "
             f"{len(scores.rewards)} responses of step {step}; the first: {each.kind}: "
@@ -231,25 +231,25 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
 
     def _export(self, model_folder: Path) -> None:
         """Export what the recorded steps have learned."""
-        outcome = self.journal.outcome
-        self.export(model_folder, {"step": outcome.steps, **outcome.provenance})
-        outcome.model_step = outcome.steps
+        summary = self.run_log.summary
+        self.export(model_folder, {"step": summary.steps, **summary.provenance})
+        summary.model_step = summary.steps
         # What the switches of an export cost belongs to no step.
         self.roles.workers.flush_metrics()
 
     def _keep_best(self, model_folder: Path) -> None:
         """Keep an export that was evaluated as the best so far, before the next one replaces it."""
-        outcome = self.journal.outcome
-        accuracy = outcome.accuracy_after
-        best = -math.inf if outcome.accuracy_best is None else outcome.accuracy_best
-        if outcome.model_step != outcome.steps or accuracy is None or accuracy <= best:
+        summary = self.run_log.summary
+        accuracy = summary.accuracy_after
+        best = -math.inf if summary.accuracy_best is None else summary.accuracy_best
+        if summary.model_step != summary.steps or accuracy is None or accuracy <= best:
             return
 
         def keep() -> None:
             self.roles.workers.keep_export(model_folder, best_folder(model_folder))
-            outcome.accuracy_best, outcome.model_best_step = accuracy, outcome.steps
+            summary.accuracy_best, summary.model_best_step = accuracy, summary.steps
 
-        self.journal.keep("best model", keep)
+        self.run_log.keep("best model", keep)
 
     def _prompts(self, step: int) -> list[Prompt]:
         indices = self.data.order.indices(step - 1, self.settings.prompts_per_step)
@@ -262,16 +262,16 @@ def _logprob_gap(rollouts: Rollouts, old_logprobs_BT: Tensor) -> Metrics:
 
 
 def _samples(
-    prompts: Sequence[Prompt], rollouts: Rollouts, rated: Rated, rows: Iterable[int]
+    prompts: Sequence[Prompt], rollouts: Rollouts, rewarded: Rewarded, rows: Iterable[int]
 ) -> list[Sample]:
-    scores, groups = rated.scores, rollouts.group_B.tolist()
+    scores, groups = rewarded.scores, rollouts.group_B.tolist()
     return [
         Sample(
             prompt=prompts[groups[row]].text,
-            response=rated.responses[row],
-            reference=prompts[groups[row]].reference,
+            response=rewarded.responses[row],
+            answer=prompts[groups[row]].answer,
             reward=scores.rewards[row],
-            parts={name: part[row] for name, part in scores.parts.items()},
+            components={name: part[row] for name, part in scores.components.items()},
             finished=bool(rollouts.finished_B[row]),
             response_tokens=int(rollouts.response_mask_BT[row].sum()),
         )

@@ -15,15 +15,15 @@ from mindrl.algorithms.kl import KlKind, kl_estimate
 from mindrl.batch.experience import ValuedExperience
 from mindrl.batch.rollouts import Rollouts
 from mindrl.observability.metrics import Metrics, update_metrics
-from mindrl.trainer.journal import Journal
 from mindrl.trainer.policy_trainer import (
     PolicyTrainer,
     TrainerData,
     TrainerRoles,
     TrainerSettings,
 )
-from mindrl.trainer.rating import Rated
+from mindrl.trainer.reward_manager import Rewarded
 from mindrl.trainer.roles import Critic
+from mindrl.trainer.run_log import RunLog
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,15 +52,15 @@ class PpoTrainer(PolicyTrainer[ValuedExperience]):
     """Trains a policy by proximal policy optimization (arXiv 1707.06347), and its critic."""
 
     def __init__(
-        self, settings: PpoSettings, data: TrainerData, roles: PpoRoles, journal: Journal
+        self, settings: PpoSettings, data: TrainerData, roles: PpoRoles, run_log: RunLog
     ) -> None:
         """Take all parts of a run."""
-        super().__init__(settings, data, roles, journal)
+        super().__init__(settings, data, roles, run_log)
         self.ppo = settings
         self.critic = roles.critic
 
     def estimate(
-        self, rollouts: Rollouts, rated: Callable[[], Rated]
+        self, rollouts: Rollouts, rewarded: Callable[[], Rewarded]
     ) -> tuple[ValuedExperience, Metrics]:
         """Add old and reference log-probs, values, returns, and the advantage of each token.
 
@@ -71,7 +71,7 @@ class PpoTrainer(PolicyTrainer[ValuedExperience]):
         with self.timer("values"):
             values_BT = self.critic.compute_values(sequences).values_BT
         kl_BT = self._kl_in_reward(old_logprobs_BT, ref_logprobs_BT)
-        scores_B = torch.tensor(rated().scores.rewards)
+        scores_B = torch.tensor(rewarded().scores.rewards)
         advantages_BT, returns_BT = gae_advantages(
             token_rewards(scores_B, self.ppo.reward_kl_coef * kl_BT, mask_BT),
             values_BT,

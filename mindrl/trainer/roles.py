@@ -37,7 +37,7 @@ class Policy(Protocol):
         """Take one optimizer step."""
 
 
-class Reference(Protocol):
+class ReferenceModel(Protocol):
     """A model that never changes."""
 
     def compute_ref_logprobs(self, sequences: Sequences) -> Logprobs:
@@ -86,8 +86,8 @@ class Workers(Protocol):
 class Scorer(Protocol):
     """Rates responses."""
 
-    def score(self, responses: Sequence[str], references: Sequence[str]) -> Scores:
-        """Rate each response against its reference answer."""
+    def score(self, responses: Sequence[str], answers: Sequence[str]) -> Scores:
+        """Rate each response against the right answer."""
 
     def abort(self) -> None:
         """End a rating that another thread waits for; nothing is rated behind it."""

@@ -19,7 +19,7 @@ from mindrl.launch.train import colocated_actor
 from mindrl.rollout.sampling import Sampling
 
 PROMPTS = [
-    Prompt(uid=uid, token_ids=tuple(range(5 + uid, 12 + 2 * uid)), text="", reference="")
+    Prompt(uid=uid, token_ids=tuple(range(5 + uid, 12 + 2 * uid)), text="", answer="")
     for uid in range(4)
 ]
 SAMPLING = Sampling(

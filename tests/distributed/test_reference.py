@@ -13,7 +13,7 @@ from mindrl.config.run import RunConfig
 from mindrl.launch.train import colocated_actor
 from mindrl.rollout.sampling import Sampling
 
-PROMPTS = [Prompt(uid=uid, token_ids=(5 + uid, 6, 7), text="", reference="") for uid in range(4)]
+PROMPTS = [Prompt(uid=uid, token_ids=(5 + uid, 6, 7), text="", answer="") for uid in range(4)]
 SAMPLING = Sampling(
     section=SamplingConfig(temperature=1.0, max_tokens=8), stop_token_ids=(1,), samples_per_prompt=2
 )

@@ -22,7 +22,7 @@ from mindrl.memory.schedule import Roles, step_phases
 from mindrl.observability.console import StepConsole
 from mindrl.observability.samples import Sample, SampleLog
 from mindrl.rewards.scores import Scores
-from mindrl.trainer.journal import Journal, Outcome, RunFolder
+from mindrl.trainer.run_log import RunFolder, RunLog, RunSummary
 
 ROOT = Path(__file__).parents[2]
 SECTIONS = tuple(field_names([]))
@@ -146,7 +146,7 @@ def loss_metrics() -> set[str]:
 
 def batch_metrics() -> set[str]:
     responses = Responses.of([[1]], [[-1.0]], [True])
-    scores = Scores(rewards=(1.0,), parts={}, ranges={}, failures=())
+    scores = Scores(rewards=(1.0,), components={}, ranges={}, failures=())
     return set(Rollouts.from_responses([[5]], responses, [0]).metrics()) | set(scores.metrics())
 
 
@@ -194,13 +194,13 @@ def test_the_page_of_metrics_names_exactly_the_metrics_of_a_step() -> None:
 def test_the_page_of_outputs_names_every_file_and_every_key(tmp_path: Path) -> None:
     folder = RunFolder(root=tmp_path)
     console = StepConsole(1, io.StringIO())
-    journal = Journal(folder, Outcome(model=tmp_path / "model"), console, [])
+    run_log = RunLog(folder, RunSummary(model=tmp_path / "model"), console, [])
     sample = Sample(
         prompt="",
         response="",
-        reference="",
+        answer="",
         reward=0.0,
-        parts={},
+        components={},
         finished=True,
         response_tokens=0,
     )
@@ -208,7 +208,7 @@ def test_the_page_of_outputs_names_every_file_and_every_key(tmp_path: Path) -> N
     log.write(1, [sample])
     log.close()
 
-    keys = [*journal.close(), *yaml.safe_load((tmp_path / "one.jsonl").read_text())]
+    keys = [*run_log.close(), *yaml.safe_load((tmp_path / "one.jsonl").read_text())]
     files = [folder.summary, folder.metrics, folder.samples, folder.evaluations]
     page = read("docs/reference/outputs.md")
 

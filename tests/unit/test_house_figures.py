@@ -15,12 +15,8 @@ STILL_IN_A_CYCLE = [{"timeline", "timeline_chart"}]
 STILL_IN_TWO_ROOMS = frozenset(
     {
         "Counts",
-        "Message",
         "Move",
-        "Outcome",
-        "Reference",
         "Rule",
-        "WorkerProcess",
     }
 )
 SMALL = {

@@ -42,7 +42,7 @@ CHOOSE = "from mindrl.platform.device import choose_platform; choose_platform('a
         ("import mindrl.programs.propose", {"torch", "ray", "vllm", "megatron", "transformers"}),
         (CHOOSE, {"torch", "torch_npu", "ray", "vllm", "megatron"}),
         (
-            "import mindrl.rewards.scorer, mindrl.rewards.host",
+            "import mindrl.rewards.scorer, mindrl.rewards.service",
             {"torch", "ray", "vllm", "megatron", "transformers"},
         ),
         (
@@ -64,5 +64,5 @@ def test_an_import_brings_nothing_heavy_along(statement: str, heavy: set[str]) -
 
 
 def test_sympy_is_there_before_a_scoring_process_is_forked() -> None:
-    code = "import mindrl.rewards.host, sys; sys.exit('sympy' not in sys.modules)"
+    code = "import mindrl.rewards.service, sys; sys.exit('sympy' not in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

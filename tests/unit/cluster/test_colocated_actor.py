@@ -60,7 +60,7 @@ def dealing_actor(group: "RecordingGroup", *, train: int, rollout: int) -> Coloc
 
 
 def prompt(uid: int) -> Prompt:
-    return Prompt(uid=uid, token_ids=(5, uid), text="", reference="")
+    return Prompt(uid=uid, token_ids=(5, uid), text="", answer="")
 
 
 SAMPLING = Sampling(

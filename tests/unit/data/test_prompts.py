@@ -63,7 +63,7 @@ def test_messages_become_the_token_ids_that_the_chat_template_gives(
     assert list(prompt.token_ids) == expected
     assert len(prompt.token_ids) == 15
     assert prompt.text == RENDERED
-    assert (prompt.uid, prompt.reference) == (0, "47")
+    assert (prompt.uid, prompt.answer) == (0, "47")
 
 
 def test_a_plain_string_is_one_message_of_the_user(load: Loader) -> None:
@@ -80,7 +80,7 @@ def test_a_gsm8k_style_file_works_by_its_column_names(load: Loader) -> None:
     row = {"question": "Natalia sold 48 clips. How many?", "answer": "48/2 = 24\n#### 72"}
     (prompt,) = load.rows(row, prompt_column="question").prompts
     assert "Natalia sold 48 clips." in prompt.text
-    assert prompt.reference == "48/2 = 24\n#### 72"
+    assert prompt.answer == "48/2 = 24\n#### 72"
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_gsm8k_style_file_works_by_its_column_names(load: Loader) -> None:
 def test_numbers_become_text_and_text_stays_as_it_is(
     load: Loader, answer: object, reference: str
 ) -> None:
-    assert load.rows(ROW | {"answer": answer}).prompts[0].reference == reference
+    assert load.rows(ROW | {"answer": answer}).prompts[0].answer == reference
 
 
 def test_each_row_keeps_its_number_over_blank_lines_and_a_byte_order_mark(load: Loader) -> None:
@@ -114,7 +114,7 @@ def test_parquet_and_jsonl_give_equal_prompts(
     datasets.Dataset.from_list(rows).to_parquet(tmp_path / "train.parquet")
     loaded = load_prompts(source(tmp_path / "train.parquet"), tokenizer)
     assert loaded.prompts == load.rows(*rows).prompts
-    assert [prompt.reference for prompt in loaded.prompts] == ["0", "1", "2"]
+    assert [prompt.answer for prompt in loaded.prompts] == ["0", "1", "2"]
 
 
 def test_a_parquet_file_that_changes_within_a_second_is_read_anew(
@@ -123,7 +123,7 @@ def test_a_parquet_file_that_changes_within_a_second_is_read_anew(
     path = tmp_path / "train.parquet"
     for answer in ("47", "48"):
         datasets.Dataset.from_list([ROW | {"answer": answer}]).to_parquet(path)
-        assert load_prompts(source(path), tokenizer).prompts[0].reference == answer
+        assert load_prompts(source(path), tokenizer).prompts[0].answer == answer
 
 
 def test_reading_parquet_leaves_the_progress_bars_of_others_as_they_were(

@@ -10,7 +10,7 @@ from mindrl.platform.device import PLATFORMS
 from mindrl.preflight.checks import check
 from mindrl.programs.compose import composed_config
 from mindrl.programs.exits import exit_code
-from mindrl.rewards.trial import try_rewards
+from mindrl.rewards.scorer import try_rewards
 
 SCRIPTS = Path(__file__).parents[3] / "scripts"
 OF_A_PROGRAM = ("a run folder that cannot be written", "too few devices")
@@ -36,7 +36,7 @@ def prepared(overrides: list[str]) -> int:
     config = composed_config("grpo_tiny_cpu", overrides)
     check(config, PLATFORMS["cpu"])
     data, rl = read_data(config), config.rl_config
-    try_rewards(rl.verifier_function, rl.verifier_timeout, data.train.prompts[0].reference)
+    try_rewards(rl.verifier_function, rl.verifier_timeout, data.train.prompts[0].answer)
     return 0
 
 

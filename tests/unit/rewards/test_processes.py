@@ -13,11 +13,11 @@ import psutil
 import pytest
 
 from mindrl.errors import RewardError
-from mindrl.rewards.host import remaining, settled
 from mindrl.rewards.messages import Failure
 from mindrl.rewards.pool import Chunk
 from mindrl.rewards.scorer import RewardScorer
-from mindrl.rewards.worker import score_answers
+from mindrl.rewards.service import remaining, settled
+from mindrl.rewards.worker import score_pairs
 
 OBEY = f"{Path(__file__).with_name('hostile_reward.py')}:obey"
 
@@ -66,7 +66,7 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> str:
 def test_close_leaves_no_process_and_may_be_called_twice(mark: str) -> None:
     with RewardScorer([OBEY], [1.0], 1.0, 2) as scorer:
         scorer.score(["fine"] * 4 + ["hang with children"], ["72"] * 5)
-        assert len(marked_processes(mark)) >= 4  # the guard, the host and 2 workers
+        assert len(marked_processes(mark)) >= 4  # the guard, the service and 2 workers
     assert marked_processes(mark) == []
     scorer.close()
 
@@ -98,7 +98,7 @@ def test_a_killed_caller_leaves_no_process_and_its_main_module_ran_once(
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as caller:
         assert caller.stdout is not None
         assert caller.stdout.readline() == b"scoring\n"
-        # The caller, the guard, the host, 2 hanging workers and the 4 children of each.
+        # The caller, the guard, the service, 2 hanging workers and the 4 children of each.
         assert wait_for_count(mark, 13, 99, seconds=20.0) >= 13
         caller.kill()
     assert wait_for_count(mark, 0, 0, seconds=10.0) == 0
@@ -110,20 +110,20 @@ def test_processes_that_calls_leave_behind_end_with_the_batch(mark: str) -> None
     with RewardScorer([OBEY], [1.0], 1.5, 2) as scorer:
         scores = scorer.score(["leave orphans"] * 3 + ["hang with children"], ["72"] * 4)
         assert scores.rewards == (1.0, 1.0, 1.0, -1.0)
-        assert wait_for_count(mark, 0, 4, seconds=5.0) == 4  # the guard, the host and 2 workers
+        assert wait_for_count(mark, 0, 4, seconds=5.0) == 4  # the guard, the service and 2 workers
         assert scorer.score(["fine"], ["72"]).rewards == (72.0,)
     assert marked_processes(mark) == []
 
 
-@pytest.mark.parametrize("killed", ["guard", "host"])
+@pytest.mark.parametrize("killed", ["guard", "service"])
 def test_a_killed_guard_or_host_takes_its_workers_along(killed: str, mark: str) -> None:
     """The workers die by the kernel's hand; of what they started the guard takes care."""
     scorer = RewardScorer([OBEY], [1.0], 600.0, 2)
     scorer.score(["fine"], ["72"])
     (guard,) = {os.getsid(process) for process in marked_processes(mark)}
-    (host,) = psutil.Process(guard).children()
-    if killed == "host":
-        threading.Timer(1.0, host.kill).start()
+    (service,) = psutil.Process(guard).children()
+    if killed == "service":
+        threading.Timer(1.0, service.kill).start()
         with pytest.raises(RewardError, match="ended with exit code 137"):
             scorer.score(["hang with children"] * 4, ["72"] * 4)
     else:
@@ -173,5 +173,5 @@ def test_a_chunk_that_ran_out_of_budget_after_2_of_3_answers_sends_the_third_aga
 
 def test_a_worker_stops_after_the_answer_that_spends_its_budget() -> None:
     answers = [("fine", "1"), ("fine", "2"), ("fine", "3")]
-    assert score_answers(OBEY, answers, budget_seconds=60.0) == [1.0, 2.0, 3.0]
-    assert score_answers(OBEY, answers, budget_seconds=0.0) == [1.0]
+    assert score_pairs(OBEY, answers, budget_seconds=60.0) == [1.0, 2.0, 3.0]
+    assert score_pairs(OBEY, answers, budget_seconds=0.0) == [1.0]

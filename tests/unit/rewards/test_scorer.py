@@ -52,7 +52,7 @@ def test_100_scores_come_in_order_and_as_the_functions_give_them(scorer: RewardS
     scores = scorer.score(responses, references)
     expected = tuple(map(math_verify, responses, references))
     assert sum(expected) == 50.0
-    assert scores.parts == {OBEY: tuple(map(float, references)), "math_verify": expected}
+    assert scores.components == {OBEY: tuple(map(float, references)), "math_verify": expected}
     assert scores.rewards == tuple(
         float(reference) + 0.5 * part for reference, part in zip(references, expected, strict=True)
     )
@@ -79,7 +79,7 @@ def test_three_hanging_answers_of_96_cost_only_themselves_and_bounded_time(
     started = time.monotonic()
     scores = obeyed(scorer, 96, harms)
     elapsed = time.monotonic() - started
-    assert scores.parts[OBEY] == unharmed(96, harms)
+    assert scores.components[OBEY] == unharmed(96, harms)
     assert counts(scores) == (3, 0, 0)
     # Each hangs once in its chunk and once alone; 5 s for new workers on a busy machine.
     assert elapsed < 6 * TIMEOUT_SECONDS + 5.0
@@ -88,7 +88,7 @@ def test_three_hanging_answers_of_96_cost_only_themselves_and_bounded_time(
 def test_answers_that_kill_their_process_cost_only_themselves(scorer: RewardScorer) -> None:
     harms = {3: "exit 3", 20: "exit 0", 21: "segfault", 63: "killed"}
     scores = obeyed(scorer, 64, harms)
-    assert scores.parts[OBEY] == unharmed(64, harms)
+    assert scores.components[OBEY] == unharmed(64, harms)
     assert counts(scores) == (0, 4, 0)
 
 
@@ -96,7 +96,7 @@ def test_eight_bad_results_are_eight_errors_of_the_lowest_score(scorer: RewardSc
     kinds = ["raise", "None", "nan", "inf", "text", "decimal", "sys.exit", "allocate 8 GiB"]
     harms = dict(enumerate(kinds, start=1))
     scores = obeyed(scorer, 10, harms)
-    assert scores.parts[OBEY] == unharmed(10, harms)
+    assert scores.components[OBEY] == unharmed(10, harms)
     assert counts(scores) == (0, 0, 8)
 
 
@@ -113,7 +113,7 @@ def test_printing_100_mb_neither_shows_nor_costs(
     scorer: RewardScorer, capfd: pytest.CaptureFixture[str]
 ) -> None:
     scores = obeyed(scorer, 2, {0: "print 100 MB"})
-    assert scores.parts[OBEY] == (1.0, 1.0)
+    assert scores.components[OBEY] == (1.0, 1.0)
     assert capfd.readouterr() == ("", "")
 
 
@@ -174,7 +174,7 @@ def test_hostile_text_gives_the_same_scores_twice(scorer: RewardScorer) -> None:
     ]
     first, second = (scorer.score(responses, ["72"] * len(responses)) for _ in range(2))
     assert first == second
-    assert first.parts["math_verify"] == (0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0)
+    assert first.components["math_verify"] == (0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0)
     assert counts(first) == (1, 0, 0)
 
 

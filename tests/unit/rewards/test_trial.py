@@ -3,7 +3,7 @@
 import pytest
 
 from mindrl.errors import ConfigError
-from mindrl.rewards.trial import try_rewards
+from mindrl.rewards.scorer import try_rewards
 
 FUNCTIONS = """
 import os
@@ -51,7 +51,7 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     file.write_text(FUNCTIONS, encoding="utf-8")
     names = ("good", "strict", "late", "batch", "forgetful", "broken", "slow", "fatal")
     with pytest.raises(ConfigError) as caught:
-        try_rewards([f"{file}:{name}" for name in names], timeout_seconds=1.0, reference="12")
+        try_rewards([f"{file}:{name}" for name in names], timeout_seconds=1.0, answer="12")
     lines = str(caught.value).replace(f"{file}:", "own.py:").splitlines()
     start = "rl_config.verifier_function='own.py:"
     assert all(each.startswith(start) for each in lines)
@@ -83,4 +83,4 @@ def test_a_refusal_says_what_happened_and_names_the_line(
 
 
 def test_built_in_functions_need_no_trial() -> None:
-    try_rewards(["math_verify", "boxed_format"], timeout_seconds=1e-9, reference="12")
+    try_rewards(["math_verify", "boxed_format"], timeout_seconds=1e-9, answer="12")

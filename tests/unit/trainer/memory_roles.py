@@ -32,12 +32,12 @@ from mindrl.observability.trackers import JsonlTracker
 from mindrl.rewards.score_range import ScoreRange
 from mindrl.rewards.scores import Scores
 from mindrl.rollout.sampling import Sampling
-from mindrl.trainer.journal import Journal, Outcome, RunFolder
 from mindrl.trainer.policy_trainer import TrainerData
-from mindrl.trainer.rating import RewardSources
+from mindrl.trainer.reward_manager import RewardSources
+from mindrl.trainer.run_log import RunFolder, RunLog, RunSummary
 
 PROMPTS = tuple(
-    Prompt(uid=uid, token_ids=(uid + 1, 9), text=f"prompt {uid}", reference=f"answer {uid}")
+    Prompt(uid=uid, token_ids=(uid + 1, 9), text=f"prompt {uid}", answer=f"answer {uid}")
     for uid in range(4)
 )
 SAMPLING = Sampling(
@@ -129,14 +129,14 @@ class MemoryRoles:
     def abort(self) -> None:
         self.calls.append("abort")
 
-    def score(self, responses: Sequence[str], references: Sequence[str]) -> Scores:
+    def score(self, responses: Sequence[str], answers: Sequence[str]) -> Scores:
         """Reward 1 where the second token is 31, 0 elsewhere."""
-        assert len(references) == len(responses)
+        assert len(answers) == len(responses)
         self.calls.append("score")
         right = tuple(float(response.endswith("31")) for response in responses)
         ranges = {"exact": ScoreRange(0.0, 1.0)}
-        parts = {"exact": right}
-        return Scores(rewards=right, parts=parts, ranges=ranges, failures=())
+        components = {"exact": right}
+        return Scores(rewards=right, components=components, ranges=ranges, failures=())
 
     def _updated(self, loss: str, updates: int) -> dict[str, float]:
         """Tell of an update that is skipped where its gradient is not finite."""
@@ -195,11 +195,11 @@ def rewards(roles: MemoryRoles, *, model_weight: float | None = None) -> RewardS
     )
 
 
-def journal(root: Path, steps: int) -> Journal:
+def run_log(root: Path, steps: int) -> RunLog:
     folder = RunFolder(root=root)
-    return Journal(
+    return RunLog(
         folder,
-        Outcome(model=root / "model"),
+        RunSummary(model=root / "model"),
         StepConsole(steps, io.StringIO()),
         [JsonlTracker(folder.metrics)],
     )

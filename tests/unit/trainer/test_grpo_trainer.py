@@ -11,10 +11,10 @@ from memory_roles import (
     SAMPLING,
     MemoryRoles,
     data,
-    journal,
     lines,
     plan,
     rewards,
+    run_log,
     settings,
 )
 
@@ -46,7 +46,7 @@ def build(
             workers=roles,
             rewards=rewards(roles),
         ),
-        journal(root, chosen["steps"]),
+        run_log(root, chosen["steps"]),
     )
 
 
@@ -156,14 +156,16 @@ def test_evaluations_come_before_every_so_many_steps_and_once_at_the_end(
 
 def test_the_accuracy_of_a_reward_from_minus_1_to_1_lies_between_0_and_1(tmp_path: Path) -> None:
     class Halves(MemoryRoles):
-        def score(self, responses: Sequence[str], references: Sequence[str]) -> Scores:
-            found = super().score(responses, references)
+        def score(self, responses: Sequence[str], answers: Sequence[str]) -> Scores:
+            found = super().score(responses, answers)
             halves = tuple((-1.0, 1.0)[row % 2] for row in range(len(responses)))
-            return replace(found, parts={"exact": halves}, ranges={"exact": ScoreRange(-1.0, 1.0)})
+            return replace(
+                found, components={"exact": halves}, ranges={"exact": ScoreRange(-1.0, 1.0)}
+            )
 
     trainer = build(tmp_path, Halves(), test=PROMPTS[:4])
     trainer.evaluate(0)
-    assert trainer.journal.outcome.accuracy_before == 0.5
+    assert trainer.run_log.summary.accuracy_before == 0.5
 
 
 class FailingRules(MemoryRoles):
@@ -173,8 +175,8 @@ class FailingRules(MemoryRoles):
         super().__init__()
         self.failed = list(failed)
 
-    def score(self, responses: Sequence[str], references: Sequence[str]) -> Scores:
-        found, count = super().score(responses, references), self.failed.pop(0)
+    def score(self, responses: Sequence[str], answers: Sequence[str]) -> Scores:
+        found, count = super().score(responses, answers), self.failed.pop(0)
         first = Failure(kind="exception", detail="'KeyError: 1' (/rewards.py:3)")
         return replace(
             found, failures=(Failures(function="exact", count=count, first=first, response=0),)
@@ -184,7 +186,7 @@ class FailingRules(MemoryRoles):
 def test_a_run_goes_on_where_all_but_one_of_its_rewards_fail(tmp_path: Path) -> None:
     trainer = build(tmp_path, FailingRules(3, 3), steps=2)
     trainer.run(tmp_path / "model")
-    assert trainer.journal.close()["reward_failures"] == {"exact": {"exception": 6}}
+    assert trainer.run_log.close()["reward_failures"] == {"exact": {"exception": 6}}
 
 
 def test_a_function_that_fails_for_a_whole_step_ends_the_run_before_the_step_is_learned(
@@ -201,7 +203,7 @@ def test_a_function_that_fails_for_a_whole_step_ends_the_run_before_the_step_is_
     assert roles.calls.count("update") == 2
     # What the first step has learned is not lost.
     assert (roles.calls[-2:], roles.records) == (["export model", "flush"], [{"step": 1}])
-    assert trainer.journal.close()["reward_failures"] == {"exact": {"exception": 5}}
+    assert trainer.run_log.close()["reward_failures"] == {"exact": {"exception": 5}}
 
 
 def test_a_function_that_fails_for_a_whole_evaluation_ends_the_run_before_it_trains(
@@ -230,7 +232,7 @@ def test_the_model_is_exported_every_so_many_steps_and_once_at_the_end(
     assert roles.calls.count("export model") == exports
     # What the switches of an export cost belongs to no step either.
     assert roles.calls[-2:] == ["export model", "flush"]
-    assert trainer.journal.outcome.model_step == 5
+    assert trainer.run_log.summary.model_step == 5
 
 
 class MemoryNotes:
@@ -249,7 +251,7 @@ def test_the_memory_of_the_first_two_steps_is_noted_and_a_finding_is_logged(
 ) -> None:
     roles, notes = MemoryRoles(), MemoryNotes()
     trainer = build(tmp_path, roles, steps=3, memory_timeline_steps=2)
-    trainer.journal.memory_log = notes
+    trainer.run_log.memory_log = notes
     trainer.run(tmp_path / "model")
     assert notes.steps == [(1, 5), (2, 5)]
     assert not roles.records_memory
@@ -259,21 +261,21 @@ def test_the_memory_of_the_first_two_steps_is_noted_and_a_finding_is_logged(
 def test_an_export_says_its_step_and_what_the_run_was_made_with(tmp_path: Path) -> None:
     roles = MemoryRoles()
     trainer = build(tmp_path, roles, steps=5, save_interval=2)
-    trainer.journal.outcome.provenance = {"seed": 7}
+    trainer.run_log.summary.provenance = {"seed": 7}
     trainer.run(tmp_path / "model")
     assert roles.records == [{"step": step, "seed": 7} for step in (2, 4, 5)]
-    summary = trainer.journal.close()
+    summary = trainer.run_log.close()
     assert (summary["model_step"], summary["seed"]) == (5, 7)
 
 
 class Learner(MemoryRoles):
     """Answers right in some steps' evaluations: those of the second update, and the fourth."""
 
-    def score(self, responses: Sequence[str], references: Sequence[str]) -> Scores:
-        scores = super().score(responses, references)
+    def score(self, responses: Sequence[str], answers: Sequence[str]) -> Scores:
+        scores = super().score(responses, answers)
         greedy = len(responses) == 1
         right = (float(len(self.minibatches) in (4, 8)),)
-        return replace(scores, rewards=right, parts={"exact": right}) if greedy else scores
+        return replace(scores, rewards=right, components={"exact": right}) if greedy else scores
 
 
 def test_the_best_export_by_evaluation_is_kept_beside_the_newest_and_the_first_of_equals_wins(
@@ -286,7 +288,7 @@ def test_the_best_export_by_evaluation_is_kept_beside_the_newest_and_the_first_o
     exports = [call for call in roles.calls if call.startswith(("export", "keep"))]
     kept = "keep model as model_best"
     assert exports == ["export model", kept, "export model", kept, *["export model"] * 3]
-    summary = trainer.journal.close()
+    summary = trainer.run_log.close()
     assert summary["model_best"] == str(tmp_path / "model_best")
     assert (summary["model_best_step"], summary["model_best_accuracy"]) == (2, 1.0)
     assert (summary["model_step"], summary["accuracy_after"]) == (5, 0.0)
@@ -329,7 +331,7 @@ def test_a_run_that_is_asked_to_stop_exports_its_last_whole_step(
     assert roles.calls.count("update") == 2 * steps
     assert roles.calls[-2:] == ["export model", "flush"]
     assert roles.records == [{"step": steps}]
-    assert trainer.journal.close()["model_step"] == steps
+    assert trainer.run_log.close()["model_step"] == steps
 
 
 def test_what_is_exported_or_was_never_learned_is_not_exported_again_on_the_way_out(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from memory_roles import MemoryRoles, data, journal, lines, plan, rewards, settings
+from memory_roles import MemoryRoles, data, lines, plan, rewards, run_log, settings
 
 from mindrl.trainer.ppo_trainer import PpoRoles, PpoSettings, PpoTrainer
 
@@ -25,7 +25,7 @@ def build(
             rewards=rewards(roles, model_weight=model_weight),
             critic=roles,
         ),
-        journal(root, chosen["steps"]),
+        run_log(root, chosen["steps"]),
     )
 
 

@@ -30,7 +30,7 @@ def test_a_gap_beyond_the_limit_is_warned_of_at_once_and_ends_the_run_in_the_thi
     ]
     assert len(lines(tmp_path / "metrics.jsonl")) == 3
     assert "export model" not in roles.calls
-    assert trainer.journal.outcome.model_step is None
+    assert trainer.run_log.summary.model_step is None
 
 
 def test_a_step_within_the_limit_begins_a_new_row(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_a_skipped_update_is_counted_and_told_and_enters_no_mean(
     assert [record.message for record in caplog.records] == [
         "step 2: 1 update(s) of the actor skipped: the norm of the gradient is not finite"
     ]
-    assert trainer.journal.close()["skipped_updates"] == 1
+    assert trainer.run_log.close()["skipped_updates"] == 1
 
 
 @pytest.mark.parametrize("grad_norm", [float("nan"), float("inf")])

@@ -72,8 +72,8 @@ class RunFolder:
 
 
 @dataclass
-class Outcome:
-    """What is known of a run so far; it becomes the summary, however the run ends."""
+class RunSummary:
+    """What is known of a run so far; it is written however the run ends."""
 
     model: Path
     provenance: Mapping[str, object] = field(default_factory=dict)
@@ -97,6 +97,34 @@ class Outcome:
     model_best_step: int | None = None
     """Step of the exported model with the best accuracy."""
 
+    def record(self, folder: RunFolder) -> dict[str, object]:
+        """Return what `summary.json` holds of a run that ends now."""
+        best = self.model_best_step
+        rate = self.response_tokens / self.step_seconds if self.step_seconds else 0.0
+        return {
+            "status": self.status,
+            "accuracy_before": self.accuracy_before,
+            "accuracy_after": self.accuracy_after,
+            "logprob_gap_max_mean": self.logprob_gap_max_mean,
+            "steps": self.steps,
+            "skipped_updates": self.skipped_updates,
+            "steps_without_signal": self.steps_without_signal,
+            "reward_failures": self.reward_failures,
+            "seconds": time.perf_counter() - self.started,
+            "response_tokens_per_second": rate,
+            "run_dir": str(folder.root),
+            "logs": str(folder.logs),
+            "tensorboard": str(folder.tensorboard),
+            "metrics": str(folder.metrics),
+            "samples": str(folder.samples),
+            "model": None if self.model_step is None else str(self.model),
+            "model_step": self.model_step,
+            "model_best": None if best is None else str(best_folder(self.model)),
+            "model_best_step": best,
+            "model_best_accuracy": self.accuracy_best,
+            **self.provenance,
+        }
+
 
 def best_folder(model: Path) -> Path:
     """Return the folder of the best exported model, beside that of the newest."""
@@ -110,8 +138,8 @@ class MemoryLog(Protocol):
         """Write a step; returns what a person should know, or None."""
 
 
-class Journal:
-    """Writes metrics, samples and evaluations, and keeps the outcome.
+class RunLog:
+    """Writes metrics, samples and evaluations, and keeps the summary.
 
     No file of these ends a run: one that cannot be written is told of, and left out from then on.
     """
@@ -119,7 +147,7 @@ class Journal:
     def __init__(
         self,
         folder: RunFolder,
-        outcome: Outcome,
+        summary: RunSummary,
         console: StepConsole,
         trackers: Sequence[Tracker],
     ) -> None:
@@ -129,7 +157,7 @@ class Journal:
             OutputError: They cannot be opened.
         """
         self.folder = folder
-        self.outcome = outcome
+        self.summary = summary
         self.console = console
         self.trackers = trackers
         self.memory_log: MemoryLog | None = None
@@ -142,26 +170,26 @@ class Journal:
 
     def step(self, step: int, metrics: Metrics, samples: Sequence[Sample]) -> None:
         """Record a finished step."""
-        outcome = self.outcome
-        outcome.steps = step
-        outcome.response_tokens += metrics["rollout/response_tokens"]
-        outcome.step_seconds += metrics["seconds/step"]
+        summary = self.summary
+        summary.steps = step
+        summary.response_tokens += metrics["rollout/response_tokens"]
+        summary.step_seconds += metrics["seconds/step"]
         gap = metrics["logprob_gap/mean"]
         # Written so that a gap of NaN stays: max() would drop it.
-        if not gap <= outcome.logprob_gap_max_mean:
-            outcome.logprob_gap_max_mean = gap
+        if not gap <= summary.logprob_gap_max_mean:
+            summary.logprob_gap_max_mean = gap
         for name in MODELS:
-            outcome.skipped_updates += int(metrics.get(name, 0))
+            summary.skipped_updates += int(metrics.get(name, 0))
         self._track(step, metrics)
         self.keep(self.samples, lambda: self.samples.write(step, samples))
         self.console.step(step, metrics)
         if _lacks_signal(metrics):
-            if not outcome.steps_without_signal:
+            if not summary.steps_without_signal:
                 self.warn(
                     f"step {step} has nothing to learn from: the responses to each prompt have "
                     "equal rewards, or the gradient is 0; the summary counts such steps"
                 )
-            outcome.steps_without_signal += 1
+            summary.steps_without_signal += 1
 
     def memory(self, step: int, workers: Sequence[Sequence[TimelineMoment]]) -> None:
         """Record what the devices held in a step, by rank."""
@@ -174,7 +202,7 @@ class Journal:
     def reward_failures(self, step: int, failures: Sequence[Failures]) -> None:
         """Count the scores that functions did not give; tell of the first of each kind."""
         for each in failures:
-            counts = self.outcome.reward_failures.setdefault(each.function, {})
+            counts = self.summary.reward_failures.setdefault(each.function, {})
             if each.kind not in counts:
                 self.console.note(
                     f"warning: step {step}: {each.function} gave {each.count} response(s) no "
@@ -186,9 +214,9 @@ class Journal:
     def evaluation(self, step: int, accuracy: float, samples: Sequence[Sample]) -> None:
         """Record an evaluation; step 0 is the one before training."""
         if step == 0:
-            self.outcome.accuracy_before = accuracy
+            self.summary.accuracy_before = accuracy
         else:
-            self.outcome.accuracy_after = accuracy
+            self.summary.accuracy_after = accuracy
         self._track(step, {"evaluation/accuracy": accuracy})
         self.keep(self.evaluations, lambda: self.evaluations.write(step, samples))
         self.console.evaluation(step, accuracy)
@@ -202,35 +230,10 @@ class Journal:
             self.keep(log, log.close)
         for tracker in self.trackers:
             self.keep(tracker, tracker.close)
-        outcome, folder = self.outcome, self.folder
-        best = outcome.model_best_step
-        rate = outcome.response_tokens / outcome.step_seconds if outcome.step_seconds else 0.0
-        summary: dict[str, object] = {
-            "status": outcome.status,
-            "accuracy_before": outcome.accuracy_before,
-            "accuracy_after": outcome.accuracy_after,
-            "logprob_gap_max_mean": outcome.logprob_gap_max_mean,
-            "steps": outcome.steps,
-            "skipped_updates": outcome.skipped_updates,
-            "steps_without_signal": outcome.steps_without_signal,
-            "reward_failures": outcome.reward_failures,
-            "seconds": time.perf_counter() - outcome.started,
-            "response_tokens_per_second": rate,
-            "run_dir": str(folder.root),
-            "logs": str(folder.logs),
-            "tensorboard": str(folder.tensorboard),
-            "metrics": str(folder.metrics),
-            "samples": str(folder.samples),
-            "model": None if outcome.model_step is None else str(outcome.model),
-            "model_step": outcome.model_step,
-            "model_best": None if best is None else str(best_folder(outcome.model)),
-            "model_best_step": best,
-            "model_best_accuracy": outcome.accuracy_best,
-            **outcome.provenance,
-        }
+        folder, record = self.folder, self.summary.record(self.folder)
         folder.reserve.unlink(missing_ok=True)
-        self.keep(folder, lambda: write_json_atomically(folder.summary, summary))
-        return summary
+        self.keep(folder, lambda: write_json_atomically(folder.summary, record))
+        return record
 
     def keep(self, place: object, write: Callable[[], T]) -> T | None:
         """Write what the run can do without; returns what `write` does.
@@ -261,8 +264,8 @@ def _lacks_signal(metrics: Metrics) -> bool:
 
 
 def _telling(samples: Sequence[Sample], before: Sequence[Sample]) -> Sample:
-    """Choose an answer to show: one that is rated otherwise than before, or reads otherwise."""
+    """Choose an answer to show: one that is rewarded otherwise than before, or reads otherwise."""
     pairs = list(zip(samples, before, strict=False))
-    rated = (now for now, then in pairs if now.reward != then.reward)
+    rewarded = (now for now, then in pairs if now.reward != then.reward)
     read = (now for now, then in pairs if now.response != then.response)
-    return next(chain(rated, read, samples))
+    return next(chain(rewarded, read, samples))

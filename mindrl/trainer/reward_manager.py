@@ -1,4 +1,4 @@
-"""From rollouts to rewards: rules on the host, and a reward model on the devices."""
+"""From rollouts to rewards: reward functions in the reward service, a model on the devices."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,11 +13,9 @@ from mindrl.observability.timing import StageTimer
 from mindrl.rewards.scores import Scores
 from mindrl.trainer.roles import RewardModel, Scorer
 
-MODEL_PART = "model"
+MODEL_COMPONENT = "model"
 """Name of the reward model's score beside those of the functions."""
-
-
-LENGTH_PART = "overlong"
+LENGTH_COMPONENT = "overlong"
 """Name of the penalty for length beside them."""
 
 
@@ -35,14 +33,14 @@ class RewardSources:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rated:
+class Rewarded:
     """The responses of a batch as text, with their scores."""
 
     responses: list[str]
     scores: Scores
 
 
-class Rater:
+class RewardManager:
     """Reads responses and rates them."""
 
     def __init__(
@@ -53,20 +51,20 @@ class Rater:
         self.decode = decode
         self.timer = timer
 
-    def by_rules(self, prompts: Sequence[Prompt], rollouts: Rollouts) -> Rated:
-        """Read each response and rate it against its prompt's reference answer."""
+    def by_rules(self, prompts: Sequence[Prompt], rollouts: Rollouts) -> Rewarded:
+        """Read each response and rate it against its prompt's answer."""
         groups = rollouts.group_B.tolist()
         responses = [self.decode(rollouts.response_tokens(row)) for row in range(len(groups))]
         if self.sources.scorer is None:
-            nothing = Scores(rewards=(0.0,) * len(groups), parts={}, ranges={}, failures=())
-            return Rated(responses=responses, scores=nothing)
-        references = [prompts[group].reference for group in groups]
-        return Rated(responses=responses, scores=self.sources.scorer.score(responses, references))
+            nothing = Scores(rewards=(0.0,) * len(groups), components={}, ranges={}, failures=())
+            return Rewarded(responses=responses, scores=nothing)
+        answers = [prompts[group].answer for group in groups]
+        return Rewarded(responses=responses, scores=self.sources.scorer.score(responses, answers))
 
     @contextmanager
-    def rating(
+    def compute(
         self, prompts: Sequence[Prompt], rollouts: Rollouts, *, blocking: bool
-    ) -> Iterator[Callable[[], Rated]]:
+    ) -> Iterator[Callable[[], Rewarded]]:
         """Rate by all sources; the body of the `with` asks for the outcome when it needs it.
 
         However often it asks, the sources are put together once.
@@ -81,24 +79,32 @@ class Rater:
             model = self._model_rewards(rollouts)
 
             @cache
-            def rated() -> Rated:
-                return self._with_penalty(self._joined(rules(), model), rollouts)
+            def rewarded() -> Rewarded:
+                by_rules, sources = rules(), self.sources
+                scores = by_rules.scores
+                if model is not None:
+                    scores = scores.plus(MODEL_COMPONENT, model, sources.reward_model_weight)
+                if sources.length_penalty is not None:
+                    lengths = rollouts.response_mask_BT.sum(dim=1).tolist()
+                    cost = tuple(map(sources.length_penalty, lengths))
+                    scores = scores.plus(LENGTH_COMPONENT, cost)
+                return replace(by_rules, scores=scores)
 
-            yield rated
+            yield rewarded
 
     @contextmanager
     def _rules(
         self, prompts: Sequence[Prompt], rollouts: Rollouts, *, blocking: bool
-    ) -> Iterator[Callable[[], Rated]]:
+    ) -> Iterator[Callable[[], Rewarded]]:
         if blocking:
             with self.timer("reward"):
-                rated = self.by_rules(prompts, rollouts)
-            yield lambda: rated
+                rewarded = self.by_rules(prompts, rollouts)
+            yield lambda: rewarded
             return
         pool = ThreadPoolExecutor(max_workers=1)
         work = pool.submit(self.by_rules, prompts, rollouts)
 
-        def wait() -> Rated:
+        def wait() -> Rewarded:
             with self.timer("reward"):
                 return work.result()
 
@@ -118,24 +124,3 @@ class Rater:
         with self.timer("reward_model"):
             found = self.sources.reward_model.compute_rewards(rollouts.sequences())
         return tuple(found.rewards_B.tolist())
-
-    def _joined(self, rated: Rated, model: tuple[float, ...] | None) -> Rated:
-        """Add the reward model's scores to those of the rules."""
-        if model is None:
-            return rated
-        scores, weight = rated.scores, self.sources.reward_model_weight
-        rewards = tuple(
-            rule + weight * found for rule, found in zip(scores.rewards, model, strict=True)
-        )
-        parts = {**scores.parts, MODEL_PART: model}
-        return replace(rated, scores=replace(scores, rewards=rewards, parts=parts))
-
-    def _with_penalty(self, rated: Rated, rollouts: Rollouts) -> Rated:
-        """Take what the lengths of the responses cost."""
-        penalty = self.sources.length_penalty
-        if penalty is None:
-            return rated
-        cost = tuple(map(penalty, rollouts.response_mask_BT.sum(dim=1).tolist()))
-        rewards = tuple(map(sum, zip(rated.scores.rewards, cost, strict=True)))
-        parts = {**rated.scores.parts, LENGTH_PART: cost}
-        return replace(rated, scores=replace(rated.scores, rewards=rewards, parts=parts))

@@ -16,24 +16,24 @@ from mindrl.observability.samples import Sample
 from mindrl.observability.trackers import JsonlTracker
 from mindrl.rewards.messages import Failure, FailureKind
 from mindrl.rewards.scores import Failures
-from mindrl.trainer.journal import Journal, Outcome, RunFolder
+from mindrl.trainer.run_log import RunFolder, RunLog, RunSummary
 
 SAMPLE = Sample(
     prompt="2+2=?",
     response="5",
-    reference="4",
+    answer="4",
     reward=0.1,
-    parts={"math_verify": 0.0, "boxed_format": 1.0},
+    components={"math_verify": 0.0, "boxed_format": 1.0},
     finished=True,
     response_tokens=1,
 )
 
 
-def open_journal(root: Path, stream: io.StringIO | None = None) -> Journal:
+def open_run_log(root: Path, stream: io.StringIO | None = None) -> RunLog:
     folder = RunFolder(root=root)
-    return Journal(
+    return RunLog(
         folder,
-        Outcome(model=root / "model"),
+        RunSummary(model=root / "model"),
         StepConsole(10, stream or io.StringIO()),
         [JsonlTracker(folder.metrics)],
     )
@@ -63,10 +63,10 @@ def test_all_files_of_a_run_lie_below_its_folder() -> None:
 
 
 def test_each_step_and_each_evaluation_is_a_line_of_its_file(tmp_path: Path) -> None:
-    journal = open_journal(tmp_path)
-    journal.evaluation(0, 0.25, [SAMPLE, SAMPLE])
-    journal.step(1, metrics(tokens=100.0, seconds=2.0, gap=1e-6), [SAMPLE])
-    journal.close()
+    run_log = open_run_log(tmp_path)
+    run_log.evaluation(0, 0.25, [SAMPLE, SAMPLE])
+    run_log.step(1, metrics(tokens=100.0, seconds=2.0, gap=1e-6), [SAMPLE])
+    run_log.close()
 
     assert lines(tmp_path / "metrics.jsonl") == [
         {"step": 0, "evaluation/accuracy": 0.25},
@@ -78,24 +78,24 @@ def test_each_step_and_each_evaluation_is_a_line_of_its_file(tmp_path: Path) -> 
 
 
 def test_a_step_is_on_the_disk_before_the_journal_is_closed(tmp_path: Path) -> None:
-    journal = open_journal(tmp_path)
-    journal.step(1, metrics(tokens=1.0, seconds=1.0, gap=0.0), [SAMPLE])
+    run_log = open_run_log(tmp_path)
+    run_log.step(1, metrics(tokens=1.0, seconds=1.0, gap=0.0), [SAMPLE])
     assert len(lines(tmp_path / "metrics.jsonl")) == len(lines(tmp_path / "samples.jsonl")) == 1
-    journal.close()
+    run_log.close()
 
 
 def test_the_summary_says_what_became_of_the_run(tmp_path: Path) -> None:
-    journal = open_journal(tmp_path)
-    journal.evaluation(0, 0.25, [])
-    journal.step(1, metrics(tokens=100.0, seconds=2.0, gap=3e-6), [])
-    journal.step(2, metrics(tokens=200.0, seconds=4.0, gap=1e-6), [])
-    journal.evaluation(2, 0.75, [])
-    journal.outcome.status = "completed"
-    journal.outcome.model_step = 2
-    journal.outcome.model_best_step = 1
-    journal.outcome.accuracy_best = 0.8
-    journal.outcome.provenance = {"seed": 1, "commit": None, "versions": {"python": "3.11"}}
-    summary = journal.close()
+    run_log = open_run_log(tmp_path)
+    run_log.evaluation(0, 0.25, [])
+    run_log.step(1, metrics(tokens=100.0, seconds=2.0, gap=3e-6), [])
+    run_log.step(2, metrics(tokens=200.0, seconds=4.0, gap=1e-6), [])
+    run_log.evaluation(2, 0.75, [])
+    run_log.summary.status = "completed"
+    run_log.summary.model_step = 2
+    run_log.summary.model_best_step = 1
+    run_log.summary.accuracy_best = 0.8
+    run_log.summary.provenance = {"seed": 1, "commit": None, "versions": {"python": "3.11"}}
+    summary = run_log.close()
 
     assert summary == json.loads((tmp_path / "summary.json").read_text("utf-8"))
     assert summary["seconds"] >= 0  # type: ignore[operator]
@@ -128,7 +128,7 @@ def test_the_summary_says_what_became_of_the_run(tmp_path: Path) -> None:
 def test_a_run_that_ended_before_its_first_step_has_a_summary_without_numbers(
     tmp_path: Path,
 ) -> None:
-    summary = open_journal(tmp_path).close()
+    summary = open_run_log(tmp_path).close()
     assert (summary["status"], summary["steps"]) == ("failed", 0)
     assert summary["accuracy_before"] is summary["accuracy_after"] is summary["model"] is None
     assert summary["response_tokens_per_second"] == 0.0
@@ -141,61 +141,61 @@ def failed(kind: FailureKind, count: int) -> Failures:
 
 def test_failing_rewards_are_told_once_for_each_kind_and_counted(tmp_path: Path) -> None:
     stream = io.StringIO()
-    journal = open_journal(tmp_path, stream)
+    run_log = open_run_log(tmp_path, stream)
     for step in (0, 1, 2):
-        journal.reward_failures(step, [failed("exception", 8), failed("timeout", 1)])
+        run_log.reward_failures(step, [failed("exception", 8), failed("timeout", 1)])
     said = stream.getvalue().splitlines()
     assert said == [
         f"warning: step 0: rewards.py:score gave {count} response(s) no score: {kind}: "
         "'KeyError: 1' (/rewards.py:3); more in driver.log, the summary counts them all"
         for count, kind in ((8, "exception"), (1, "timeout"))
     ]
-    assert journal.close()["reward_failures"] == {
+    assert run_log.close()["reward_failures"] == {
         "rewards.py:score": {"exception": 24, "timeout": 3}
     }
 
 
 def test_steps_without_signal_are_told_once_and_counted(tmp_path: Path) -> None:
     stream = io.StringIO()
-    journal = open_journal(tmp_path, stream)
+    run_log = open_run_log(tmp_path, stream)
     equal, flat = {"advantage/zero_fraction": 1.0}, {"update/grad_norm": 0.0}
     some = {"advantage/zero_fraction": 0.5, "update/grad_norm": 0.1}
     for step, signal in enumerate((some, equal, flat, equal, {}), start=1):
-        journal.step(step, metrics(tokens=1.0, seconds=1.0, gap=0.0) | signal, [])
+        run_log.step(step, metrics(tokens=1.0, seconds=1.0, gap=0.0) | signal, [])
     warnings = [line for line in stream.getvalue().splitlines() if "warning" in line]
     assert len(warnings) == 1
     assert warnings[0].startswith("warning: step 2 has nothing to learn from: the responses to")
-    assert journal.close()["steps_without_signal"] == 3
+    assert run_log.close()["steps_without_signal"] == 3
 
 
 @pytest.mark.parametrize("step", [0, 3])
 def test_an_evaluation_is_shown_with_its_accuracy(step: int, tmp_path: Path) -> None:
     stream = io.StringIO()
-    journal = open_journal(tmp_path, stream)
-    journal.evaluation(step, 0.5, [SAMPLE])
-    journal.close()
+    run_log = open_run_log(tmp_path, stream)
+    run_log.evaluation(step, 0.5, [SAMPLE])
+    run_log.close()
     assert f"eval  {step}/10  accuracy 0.500" in stream.getvalue()
 
 
 def test_an_evaluation_shows_an_answer_that_became_another_one(tmp_path: Path) -> None:
     stream = io.StringIO()
-    journal = open_journal(tmp_path, stream)
+    run_log = open_run_log(tmp_path, stream)
 
     def shown(*changed: Sample) -> str:
         """Evaluate four prompts, the last of which have these answers; return what is shown."""
         stream.seek(0)
         stream.truncate()
         same = [replace(SAMPLE, response=f"answer {at}") for at in range(4 - len(changed))]
-        journal.evaluation(1, 0.5, [*same, *changed])
+        run_log.evaluation(1, 0.5, [*same, *changed])
         return stream.getvalue()
 
     assert "answer 0" in shown()
     reworded, better = replace(SAMPLE, response="other words"), replace(SAMPLE, reward=1.0)
-    # What is rated otherwise says more than what only reads otherwise.
+    # What is rewarded otherwise says more than what only reads otherwise.
     assert "reward 1.000" in shown(reworded, better)
     assert "answer 2" in shown(better)
     assert "answer 0" in shown(better)
-    journal.close()
+    run_log.close()
 
 
 def test_on_a_full_disk_the_run_goes_on_tells_each_file_once_and_leaves_its_summary(
@@ -204,18 +204,18 @@ def test_on_a_full_disk_the_run_goes_on_tells_each_file_once_and_leaves_its_summ
     program = (
         "import io, json, resource, sys; from pathlib import Path\n"
         "sys.path.insert(0, sys.argv[2])\n"
-        "from test_journal import SAMPLE, metrics, open_journal\n"
+        "from test_run_log import SAMPLE, metrics, open_run_log\n"
         "from mindrl.observability.logs import configure_logging\n"
         "from mindrl.observability.trackers import TensorboardTracker\n"
         "folder = Path(sys.argv[1]); shown = io.StringIO()\n"
         "configure_logging(folder / 'driver.log')\n"
-        "journal = open_journal(folder, shown)\n"
-        "journal.trackers.append(TensorboardTracker(folder / 'tensorboard'))\n"
+        "run_log = open_run_log(folder, shown)\n"
+        "run_log.trackers.append(TensorboardTracker(folder / 'tensorboard'))\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048))\n"
         "for step in range(1, 41):\n"
-        "    journal.evaluation(step, 0.5, [SAMPLE])\n"
-        "    journal.step(step, metrics(tokens=1.0, seconds=1.0, gap=0.0), [SAMPLE])\n"
-        "summary = journal.close()\n"
+        "    run_log.evaluation(step, 0.5, [SAMPLE])\n"
+        "    run_log.step(step, metrics(tokens=1.0, seconds=1.0, gap=0.0), [SAMPLE])\n"
+        "summary = run_log.close()\n"
         "assert summary == json.loads((folder / 'summary.json').read_text())\n"
         "told = [line for line in shown.getvalue().splitlines() if 'cannot' in line]\n"
         "print(summary['steps'], *told, sep='\\n')\n"
@@ -243,7 +243,7 @@ def test_on_a_full_disk_the_run_goes_on_tells_each_file_once_and_leaves_its_summ
 
 def test_a_summary_that_cannot_be_written_is_told_and_returned_all_the_same(tmp_path: Path) -> None:
     stream = io.StringIO()
-    journal = open_journal(tmp_path, stream)
+    run_log = open_run_log(tmp_path, stream)
     (tmp_path / "summary.json").mkdir()
-    assert journal.close()["status"] == "failed"
+    assert run_log.close()["status"] == "failed"
     assert f"{tmp_path}/summary.json cannot be written: Is a directory" in stream.getvalue()

@@ -1,17 +1,15 @@
-"""The caller's end of the host process: start it, ask it, end it."""
+"""The caller's end of the reward service: start it, ask it, end it."""
 
 import contextlib
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
 from multiprocessing.connection import Pipe
 from pathlib import Path
 
 from mindrl.errors import MindrlError, RewardError
-from mindrl.rewards.messages import Outcomes, PoolPlan, Ready, ScoreRequest
-from mindrl.rewards.score_range import ScoreRange
+from mindrl.rewards.messages import Outcomes, PoolPlan, Ranges, ScoreRequest
 
 START_SECONDS = 300.0
 """For the imports of every reward function, on a slow disk."""
@@ -25,13 +23,13 @@ sys.path[:] = sys.argv[3:]
 from mindrl.rewards.guard import fork_guarded
 connection_descriptor, caller_pid = map(int, sys.argv[1:3])
 fork_guarded(caller_pid, connection_descriptor)
-from mindrl.rewards.host import serve
+from mindrl.rewards.service import serve
 serve(connection_descriptor)
 """
 
 
-class HostProcess:
-    """One running host. Its constructor returns at once; the imports go on over there."""
+class RewardService:
+    """One running service. Its constructor returns at once; the imports go on over there."""
 
     def __init__(self, plan: PoolPlan) -> None:
         self._connection, theirs = Pipe()
@@ -48,15 +46,15 @@ class HostProcess:
                 start_new_session=True,
             )
         self._connection.send(plan)
-        self.ranges: Mapping[str, ScoreRange] = {}
+        self.ranges: Ranges = {}
         """Of the scores, by function; known once something is scored."""
 
     def score(self, request: ScoreRequest) -> Outcomes:
-        """Score every answer with every function.
+        """Score every response with every function.
 
         Raises:
             ConfigError: a reward function cannot be resolved.
-            RewardError: the host did not start, or ended.
+            RewardError: the service did not start, or ended.
         """
         try:
             self._wait_until_ready()
@@ -71,7 +69,7 @@ class HostProcess:
         return outcomes
 
     def stop(self) -> None:
-        """Let the host reap its workers, then make sure that nothing is left."""
+        """Let the service reap its workers, then make sure that nothing is left."""
         with contextlib.suppress(EOFError, OSError):  # the end of the connection: it has left
             self._connection.send(None)
             while self._connection.poll(STOP_SECONDS):
@@ -95,7 +93,7 @@ class HostProcess:
             raise RewardError(
                 f"rl_config.verifier_function: the imports took more than {START_SECONDS:.0f} s"
             )
-        reply: Ready | MindrlError = self._connection.recv()
+        reply: Ranges | MindrlError = self._connection.recv()
         if isinstance(reply, MindrlError):
             raise reply
-        self.ranges = reply.ranges
+        self.ranges = reply

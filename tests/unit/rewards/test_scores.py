@@ -5,7 +5,7 @@ import pytest
 from mindrl.rewards.functions import BUILTIN_REWARDS
 from mindrl.rewards.messages import Failure
 from mindrl.rewards.score_range import ScoreRange, score_range, scores
-from mindrl.rewards.worst_scores import WorstScores
+from mindrl.rewards.scores import WorstScores
 
 FAILED = Failure(kind="timeout", detail="no score within 5 s")
 

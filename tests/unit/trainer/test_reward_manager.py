@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from memory_roles import MemoryRoles, data, decode, journal, lines, rewards, settings
+from memory_roles import MemoryRoles, data, decode, lines, rewards, run_log, settings
 
 from mindrl.algorithms.length_penalty import LengthPenalty
 from mindrl.batch.experience import Logprobs, Sequences
@@ -21,18 +21,18 @@ from mindrl.rewards.scores import Scores
 from mindrl.rollout.sampling import Sampling
 from mindrl.trainer.grpo_trainer import GrpoTrainer
 from mindrl.trainer.policy_trainer import TrainerRoles, TrainerSettings
-from mindrl.trainer.rating import Rater, RewardSources
+from mindrl.trainer.reward_manager import RewardManager, RewardSources
 
 ONE = Sampling(
     section=SamplingConfig(temperature=1.0, max_tokens=2), stop_token_ids=(), samples_per_prompt=2
 )
-PROMPT = Prompt(uid=0, token_ids=(7, 9), text="", reference="")
+PROMPT = Prompt(uid=0, token_ids=(7, 9), text="", answer="")
 PATIENCE = 20.0
 """Seconds after which something that should have come is taken for lost."""
 
 
-def rater(sources: RewardSources) -> Rater:
-    return Rater(sources, decode, StageTimer())
+def manager(sources: RewardSources) -> RewardManager:
+    return RewardManager(sources, decode, StageTimer())
 
 
 def rollouts(roles: MemoryRoles) -> Rollouts:
@@ -44,10 +44,10 @@ def test_the_score_of_the_model_is_added_with_its_weight_and_shown_without_it() 
     """The model says 30 and 31, a hundredth of which counts."""
     roles = MemoryRoles()
     sources = rewards(roles, model_weight=0.01)
-    with rater(sources).rating([PROMPT], rollouts(roles), blocking=True) as rated:
-        scores = rated().scores
+    with manager(sources).compute([PROMPT], rollouts(roles), blocking=True) as rewarded:
+        scores = rewarded().scores
     assert scores.rewards == pytest.approx((0.30, 1.31))
-    assert scores.parts == {"exact": (0.0, 1.0), "model": (30.0, 31.0)}
+    assert scores.components == {"exact": (0.0, 1.0), "model": (30.0, 31.0)}
     assert scores.metrics()["reward/mean"] == pytest.approx(0.805)
     assert scores.metrics()["reward/model"] == 30.5
 
@@ -57,13 +57,13 @@ def test_the_penalty_for_length_is_added_in_training_and_not_where_rules_alone_r
     roles = MemoryRoles()
     penalty = LengthPenalty(longest=2, buffer=1, factor=0.5)
     sources = replace(rewards(roles, model_weight=0.01), length_penalty=penalty)
-    with rater(sources).rating([PROMPT], rollouts(roles), blocking=True) as rated:
-        scores = rated().scores
+    with manager(sources).compute([PROMPT], rollouts(roles), blocking=True) as rewarded:
+        scores = rewarded().scores
     assert scores.rewards == pytest.approx((0.30 - 0.5, 1.31 - 0.5))
-    assert scores.parts["overlong"] == (-0.5, -0.5)
+    assert scores.components["overlong"] == (-0.5, -0.5)
     assert scores.metrics()["reward/overlong"] == -0.5
-    evaluated = rater(sources).by_rules([PROMPT], rollouts(roles)).scores
-    assert (evaluated.rewards, set(evaluated.parts)) == ((0.0, 1.0), {"exact"})
+    evaluated = manager(sources).by_rules([PROMPT], rollouts(roles)).scores
+    assert (evaluated.rewards, set(evaluated.components)) == ((0.0, 1.0), {"exact"})
 
 
 @pytest.mark.parametrize("blocking", [True, False])
@@ -81,20 +81,20 @@ def test_a_step_that_asks_three_times_for_its_rewards_has_them_put_together_once
     roles = MemoryRoles()
     penalty = Counted(longest=2, buffer=1, factor=0.5)
     sources = replace(rewards(roles, model_weight=0.01), length_penalty=penalty)
-    with rater(sources).rating([PROMPT], rollouts(roles), blocking=blocking) as rated:
-        first = rated()
-        assert rated() is first
-    assert rated() is first
+    with manager(sources).compute([PROMPT], rollouts(roles), blocking=blocking) as rewarded:
+        first = rewarded()
+        assert rewarded() is first
+    assert rewarded() is first
     assert charged == [2, 2]
 
 
 def test_a_model_alone_rates_without_rules() -> None:
     roles = MemoryRoles()
     sources = RewardSources(scorer=None, reward_model=roles, reward_model_weight=0.5)
-    with rater(sources).rating([PROMPT], rollouts(roles), blocking=False) as rated:
-        assert rated().responses == ["20 30", "20 31"]
-        assert rated().scores.rewards == (15.0, 15.5)
-        assert rated().scores.parts == {"model": (30.0, 31.0)}
+    with manager(sources).compute([PROMPT], rollouts(roles), blocking=False) as rewarded:
+        assert rewarded().responses == ["20 30", "20 31"]
+        assert rewarded().scores.rewards == (15.0, 15.5)
+        assert rewarded().scores.components == {"model": (30.0, 31.0)}
 
 
 class SlowRules(MemoryRoles):
@@ -110,9 +110,9 @@ class SlowRules(MemoryRoles):
         self.scored.set()
         return found
 
-    def score(self, responses: Sequence[str], references: Sequence[str]) -> Scores:
+    def score(self, responses: Sequence[str], answers: Sequence[str]) -> Scores:
         self.in_time = self.scored.wait(PATIENCE)
-        return super().score(responses, references)
+        return super().score(responses, answers)
 
 
 def trained(root: Path, roles: MemoryRoles, *, blocking: bool) -> dict[str, float]:
@@ -120,7 +120,7 @@ def trained(root: Path, roles: MemoryRoles, *, blocking: bool) -> dict[str, floa
         TrainerSettings(**settings(blocking=blocking)),
         data(),
         TrainerRoles(policy=roles, reference=roles, workers=roles, rewards=rewards(roles)),
-        journal(root, 1),
+        run_log(root, 1),
     )
     trainer.run(root / "model")
     (step,) = lines(root / "metrics.jsonl")
@@ -148,14 +148,14 @@ def test_without_blocking_log_probs_are_computed_while_the_rules_work_and_number
 class BrokenRules(MemoryRoles):
     """Rules whose process is lost."""
 
-    def score(self, responses: Sequence[str], references: Sequence[str]) -> Scores:
-        raise RewardError(f"{len(responses)} responses, {len(references)} references: lost")
+    def score(self, responses: Sequence[str], answers: Sequence[str]) -> Scores:
+        raise RewardError(f"{len(responses)} responses, {len(answers)} answers: lost")
 
 
 @pytest.mark.parametrize("blocking", [True, False])
 def test_an_error_of_the_rules_ends_the_run_either_way(blocking: bool, tmp_path: Path) -> None:
     roles = BrokenRules()
-    with pytest.raises(RewardError, match="4 responses, 4 references: lost"):
+    with pytest.raises(RewardError, match="4 responses, 4 answers: lost"):
         trained(tmp_path, roles, blocking=blocking)
     assert "update" not in roles.calls
 
@@ -165,9 +165,9 @@ def test_an_error_of_the_devices_ends_the_rules_too() -> None:
     found = rollouts(roles)
 
     class HeldRules(MemoryRoles):
-        def score(self, responses: Sequence[str], references: Sequence[str]) -> Scores:
+        def score(self, responses: Sequence[str], answers: Sequence[str]) -> Scores:
             in_time.append(held.wait(PATIENCE))
-            return super().score(responses, references)
+            return super().score(responses, answers)
 
         def abort(self) -> None:
             held.set()
@@ -175,7 +175,7 @@ def test_an_error_of_the_devices_ends_the_rules_too() -> None:
     sources = rewards(HeldRules())
     with (
         pytest.raises(ZeroDivisionError),
-        rater(sources).rating([PROMPT], found, blocking=False),
+        manager(sources).compute([PROMPT], found, blocking=False),
     ):
         raise ZeroDivisionError
     # Their process was ended, and the thread with it: nobody meets them behind the error.
@@ -188,6 +188,6 @@ def test_real_rules_in_their_own_process_give_the_same_scores_from_a_thread() ->
         sources = RewardSources(scorer=scorer, reward_model=None, reward_model_weight=0.0)
         found = []
         for blocking in (True, False, True):
-            with rater(sources).rating([PROMPT], rollouts(roles), blocking=blocking) as rated:
-                found.append(rated())
+            with manager(sources).compute([PROMPT], rollouts(roles), blocking=blocking) as rewarded:
+                found.append(rewarded())
     assert found[0] == found[1] == found[2]

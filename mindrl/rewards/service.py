@@ -1,4 +1,4 @@
-"""The host: one light process, started afresh, that forks the workers and speaks for them.
+"""The reward service: one light process, started afresh, which forks and speaks for the workers.
 
 Above it is its guard, which outlives it to kill what reward functions leave behind.
 
@@ -14,19 +14,19 @@ from multiprocessing.connection import Connection
 
 from mindrl.errors import MindrlError
 from mindrl.rewards.guard import SWEEP
-from mindrl.rewards.messages import Failure, Outcome, Outcomes, PoolPlan, Ready, ScoreRequest
+from mindrl.rewards.messages import Failure, Outcome, Outcomes, PoolPlan, ScoreRequest
 from mindrl.rewards.pool import Chunk, ChunkResult, WorkerPool
 
-ANSWERS_PER_CHUNK = 32
+RESPONSES_PER_CHUNK = 32
 CHUNKS_PER_PROCESS = 4
-"""At least, where there are answers enough: an even load matters more than the cost of a task."""
+"""At least, where there are responses enough: an even load matters more than the cost of a task."""
 LOSSES_ALLOWED = 3
 
 
 def serve(connection_descriptor: int) -> None:
     """Score the requests that arrive on the connection until it says None or closes.
 
-    Takes a `PoolPlan` first and answers `Ready`, or the error that forbids it.
+    Takes a `PoolPlan` first and answers `Ranges`, or the error that forbids it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     guard_pid = os.getppid()
@@ -38,7 +38,7 @@ def serve(connection_descriptor: int) -> None:
             connection.send(error)
             return
         try:
-            connection.send(Ready(ranges=pool.ranges))
+            connection.send(pool.ranges)
             for request in _requests(connection):
                 outcomes = score_request(pool, plan, request)
                 os.kill(guard_pid, SWEEP)  # no call is under way: what is left was left behind
@@ -48,10 +48,10 @@ def serve(connection_descriptor: int) -> None:
 
 
 def score_request(pool: WorkerPool, plan: PoolPlan, request: ScoreRequest) -> Outcomes:
-    """Score every answer with every function.
+    """Score every response with every function.
 
-    A chunk whose worker hung or died is run again one answer at a time, so that only
-    the guilty answers fail.
+    A chunk whose worker hung or died is run again one response at a time, so that only
+    the guilty ones fail.
     """
     outcomes: dict[str, dict[int, Outcome]] = {function: {} for function in plan.functions}
     chunks = list(first_chunks(plan, len(request.responses)))
@@ -67,13 +67,13 @@ def score_request(pool: WorkerPool, plan: PoolPlan, request: ScoreRequest) -> Ou
     }
 
 
-def first_chunks(plan: PoolPlan, answers: int) -> Iterator[Chunk]:
-    """Cut the answers into chunks of at most 32, smaller where workers would stand idle."""
-    even = -(-answers // (plan.processes * CHUNKS_PER_PROCESS))
-    size = min(ANSWERS_PER_CHUNK, even)
+def first_chunks(plan: PoolPlan, responses: int) -> Iterator[Chunk]:
+    """Cut the responses into chunks of at most 32, smaller where workers would stand idle."""
+    even = -(-responses // (plan.processes * CHUNKS_PER_PROCESS))
+    size = min(RESPONSES_PER_CHUNK, even)
     for function in plan.functions:
-        for start in range(0, answers, size):
-            yield Chunk(function=function, indices=range(start, min(start + size, answers)))
+        for start in range(0, responses, size):
+            yield Chunk(function=function, indices=range(start, min(start + size, responses)))
 
 
 def settled(chunk: Chunk, result: ChunkResult) -> dict[int, Outcome]:

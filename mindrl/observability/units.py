@@ -1,14 +1,24 @@
 """Bytes in the units that people read."""
 
-_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"))
+MIB, GIB = 1 << 20, 1 << 30
+_BINARY = ((GIB, "GiB"), (MIB, "MiB"))
+_DECIMAL = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 
 def memory_text(nbytes: int) -> str:
-    """Spell bytes in GiB, or in MiB where they are fewer."""
+    """Spell bytes of a memory in GiB, or in MiB where they are fewer."""
     size, unit = unit_of(nbytes)
     return f"{nbytes / size:,.2f} {unit}"
 
 
 def unit_of(nbytes: int) -> tuple[int, str]:
-    """Return the bytes of the unit that suits a size, and its name."""
-    return next((each for each in _UNITS if nbytes >= each[0]), _UNITS[-1])
+    """Return the bytes of the unit that suits a size of memory, and its name."""
+    return next((each for each in _BINARY if nbytes >= each[0]), _BINARY[-1])
+
+
+def traffic_text(nbytes: int) -> str:
+    """Spell bytes that travel or lie in files, in units of a thousand."""
+    for size, unit in _DECIMAL:
+        if nbytes >= size:
+            return f"{nbytes / size:,.2f} {unit}"
+    return f"{nbytes} B" if nbytes else "0"

@@ -1,8 +1,27 @@
-"""Values of the command line, as argparse takes a type: read, or refused in words."""
+"""The command lines of all programs: their parser, values read or refused in words, layouts."""
 
 import argparse
+from collections.abc import Iterator
 
+from mindrl.config.finding import Finding
+from mindrl.layouts.layout import TrainLayout
+from mindrl.models.description import ModelDescription
+from mindrl.models.legality import training_findings
+from mindrl.observability.units import GIB
+
+MOST_RANKS = 4096
 _MOST_COUNT = 1 << 20
+_LETTERS = {"tp": "t", "pp": "p", "vpp": "v", "ep": "e", "cp": "c", "etp": "t of ffn"}
+
+
+def parser_of(name: str, description: str, examples: str) -> argparse.ArgumentParser:
+    """Return the parser of a program, whose help ends with examples."""
+    return argparse.ArgumentParser(
+        prog=name,
+        description=description,
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
 
 
 def count(text: str) -> int:
@@ -27,3 +46,31 @@ def positive(text: str) -> float:
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} must be above 0")
     return value
+
+
+def gib(text: str) -> int:
+    """Read a number of GiB above 0, as bytes."""
+    return int(positive(text) * GIB)
+
+
+def add_layers_per_chunk(parser: argparse.ArgumentParser, of: str) -> None:
+    """Add the option for layers that are not even."""
+    parser.add_argument(
+        "--layers-per-chunk",
+        type=counts,
+        metavar="N,N,...",
+        help=f"layers of each pipeline stage of {of}, or of each of its p x v chunks, "
+        "where they are not even",
+    )
+
+
+def layout_findings(model: ModelDescription, layout: TrainLayout, where: str) -> Iterator[Finding]:
+    """Say what keeps a model from a training layout that was written down in one string.
+
+    Args:
+        model: Its sizes.
+        layout: As it was read.
+        where: The option, or the file, that has it.
+    """
+    keys = {name: f"{where} {letter}" for name, letter in _LETTERS.items()}
+    yield from training_findings(model, layout, keys | {"layers_per_chunk": "--layers-per-chunk"})

@@ -4,8 +4,6 @@ Needs no torch.
 """
 
 import argparse
-import json
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,11 +19,10 @@ from mindrl.preflight.checks import Checked
 from mindrl.preflight.legal_values import checked_with_legal_values
 from mindrl.preflight.memory_checks import Capacity
 from mindrl.preflight.shipped import note_shipped_sizes, shipped_sizes
-from mindrl.programs.arguments import positive
-from mindrl.programs.exits import FAILED, exit_code, report
+from mindrl.programs.arguments import gib, parser_of
+from mindrl.programs.exits import FAILED, exit_code, print_json, report
 from mindrl.programs.plan_options import add_run_options, asked_config, device_bytes
 
-_GIB = 1 << 30
 _EXAMPLE = """\
 examples:
   python cli/check.py --config-name grpo_tiny_cpu
@@ -60,7 +57,8 @@ def check_config(name: str = "check.py") -> int:
 
 def _check(options: argparse.Namespace) -> int:
     config = asked_config(options)
-    capacity = _capacity(config, options)
+    devices = device_bytes(config, options)
+    capacity = Capacity(device_bytes=devices, host_bytes=options.host_bytes)
     answer = _Answer(
         config=options.config_name,
         shipped_sizes=shipped_sizes(config) if options.elsewhere else {},
@@ -68,7 +66,7 @@ def _check(options: argparse.Namespace) -> int:
         memory_unknown=capacity.device_bytes is None,
     )
     if options.json:
-        sys.stdout.write(json.dumps(_as_json(answer), indent=2) + "\n")
+        print_json(_as_json(answer))
     else:
         if options.elsewhere:
             note_shipped_sizes(config)
@@ -77,13 +75,11 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _parser(name: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=name,
-        description="Find everything that keeps a run from working before anything is started: "
-        "each finding with its key, its need and the nearest legal values.",
-        epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    about = (
+        "Find everything that keeps a run from working before anything is started: "
+        "each finding with its key, its need and the nearest legal values."
     )
+    parser = parser_of(name, about, _EXAMPLE)
     add_run_options(parser)
     add = parser.add_argument
     add(
@@ -94,19 +90,12 @@ def _parser(name: str) -> argparse.ArgumentParser:
     )
     add(
         "--host-memory-gib",
-        type=positive,
+        type=gib,
+        dest="host_bytes",
         metavar="N",
         help="memory of one machine that the run may take for what leaves its devices",
     )
     return parser
-
-
-def _capacity(config: RunConfig, options: argparse.Namespace) -> Capacity:
-    host_gib = options.host_memory_gib
-    return Capacity(
-        device_bytes=device_bytes(config, options),
-        host_bytes=None if host_gib is None else int(host_gib * _GIB),
-    )
 
 
 def _checked(config: RunConfig, capacity: Capacity, *, elsewhere: bool) -> Checked:

@@ -10,27 +10,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mindrl.allocation.meaning import parse_training, training_string
 from mindrl.checkpoint.files import check_shapes, open_tensors, tensor_shapes
 from mindrl.checkpoint.rank_files import LAYOUT_FILE, open_rank_files, read_layout
-from mindrl.config.finding import Finding
 from mindrl.errors import ConfigError, ModelError, OutputError
 from mindrl.launch.interrupts import signals_as_errors
 from mindrl.layouts.layout import TrainLayout
 from mindrl.models.decoder import DType, Side, logical_shapes, training_side
 from mindrl.models.description import ModelDescription, read_description
-from mindrl.models.legality import training_findings
-from mindrl.programs.arguments import counts, positive
-from mindrl.programs.exits import FAILED, exit_code, report
-from mindrl.programs.reshard_table import in_units
+from mindrl.observability.units import traffic_text
+from mindrl.programs.arguments import (
+    MOST_RANKS,
+    add_layers_per_chunk,
+    gib,
+    layout_findings,
+    parser_of,
+)
+from mindrl.programs.exits import FAILED, exit_code, report, say
 
 if TYPE_CHECKING:
     from mindrl.checkpoint.conversion import Conversion
 
-_MOST_RANKS = 4096
 _STORED: Mapping[str, DType] = {"F32": "float32", "BF16": "bfloat16"}
 """As safetensors calls the types."""
 _EXAMPLE = """\
@@ -59,13 +61,11 @@ def convert(name: str = "convert_ckpt.py") -> int:
 
 
 def _parser(name: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=name,
-        description="Convert weights between a Hugging Face folder and the files of a training "
-        "layout, one tensor at a time, without a cluster.",
-        epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    about = (
+        "Convert weights between a Hugging Face folder and the files of a training layout, "
+        "one tensor at a time, without a cluster."
     )
+    parser = parser_of(name, about, _EXAMPLE)
     add = parser.add_argument
     add("--from", required=True, dest="source", metavar="DIR", help="folder of the weights")
     add("--to", required=True, dest="target", metavar="NEWDIR", help="new folder, or an empty one")
@@ -74,17 +74,12 @@ def _parser(name: str) -> argparse.ArgumentParser:
         metavar="LAYOUT",
         help="training layout of the target; without it the target is a Hugging Face folder",
     )
-    add(
-        "--layers-per-chunk",
-        type=counts,
-        metavar="N,N,...",
-        help="layers of each pipeline stage of --layout, or of each of its p x v chunks, "
-        "where they are not even",
-    )
+    add_layers_per_chunk(parser, "--layout")
     add("--dtype", choices=get_args(DType), help="of the target (default: as in the source)")
     add(
         "--shard-gib",
-        type=positive,
+        type=gib,
+        dest="shard_bytes",
         metavar="N",
         help="most GiB of a file of a Hugging Face folder (default: 5)",
     )
@@ -106,7 +101,7 @@ class _Source:
 def _convert(options: argparse.Namespace) -> int:
     layout = _target_layout(options)
     model = read_description(options.source)
-    if layout and (findings := list(_findings(model, layout, "--layout"))):
+    if layout and (findings := list(layout_findings(model, layout, "--layout"))):
         return report(map(str, findings), FAILED)
     source = _read_source(options.source, model)
     dtype = options.dtype or source.dtype
@@ -119,7 +114,6 @@ def _convert(options: argparse.Namespace) -> int:
     from mindrl.checkpoint.conversion import Conversion  # noqa: PLC0415
     from mindrl.checkpoint.export import SHARD_BYTES  # noqa: PLC0415
 
-    shard_bytes = int(options.shard_gib * 2**30) if options.shard_gib else SHARD_BYTES
     conversion = Conversion(
         model=model,
         source=options.source,
@@ -127,16 +121,15 @@ def _convert(options: argparse.Namespace) -> int:
         target=target,
         layout=layout,
         dtype=dtype,
-        shard_bytes=shard_bytes,
+        shard_bytes=options.shard_bytes or SHARD_BYTES,
     )
     _check_space(target, conversion.total_bytes)
     _run(conversion)
     if source.left_out:
-        Console(stderr=True).print(
+        say(
             f"left out: {len(source.left_out)} tensors that config.json does not ask for, "
-            f"the first is {escape(source.left_out[0])}",
-            soft_wrap=True,
-            highlight=False,
+            f"the first is {source.left_out[0]}",
+            to_stderr=True,
         )
     return 0
 
@@ -146,18 +139,13 @@ def _target_layout(options: argparse.Namespace) -> TrainLayout | None:
         if options.layers_per_chunk:
             raise ConfigError("--layers-per-chunk needs --layout; leave it out or add that")
         return None
-    if options.shard_gib:
+    if options.shard_bytes is not None:
         raise ConfigError("--shard-gib is for a Hugging Face folder; leave out it or --layout")
     layout = parse_training(options.layout)
-    if layout.world_size > _MOST_RANKS:
-        raise ConfigError(f"--layout {options.layout}: {layout.world_size} ranks, at most 4096")
+    if layout.world_size > MOST_RANKS:
+        ranks = f"{layout.world_size} ranks, at most {MOST_RANKS}"
+        raise ConfigError(f"--layout {options.layout}: {ranks}")
     return replace(layout, layers_per_chunk=options.layers_per_chunk)
-
-
-def _findings(model: ModelDescription, layout: TrainLayout, where: str) -> Iterator[Finding]:
-    letters = {"tp": "t", "cp": "c", "pp": "p", "vpp": "v", "ep": "e", "etp": "t of ffn"}
-    keys = {name: f"{where} {letter}" for name, letter in letters.items()}
-    yield from training_findings(model, layout, keys | {"layers_per_chunk": "--layers-per-chunk"})
 
 
 def _read_source(folder: str, model: ModelDescription) -> _Source:
@@ -170,7 +158,7 @@ def _read_source(folder: str, model: ModelDescription) -> _Source:
         if (Path(folder) / LAYOUT_FILE).exists():
             layout, dtype = read_layout(folder)
             path = Path(folder) / LAYOUT_FILE
-            for finding in _findings(model, layout, str(path)):
+            for finding in layout_findings(model, layout, str(path)):
                 raise ModelError(str(finding))
             side = training_side(model, layout, dtype=dtype)
             open_rank_files(folder, side, stack, framework="np")
@@ -198,7 +186,8 @@ def _check_space(target: Path, needed: int) -> None:
     parent = next(path for path in target.parents if path.is_dir())
     free = shutil.disk_usage(parent).free
     if needed > free:
-        raise OutputError(f"--to {target} needs {in_units(needed)}; {in_units(free)} are free")
+        there = f"{traffic_text(free)} are free"
+        raise OutputError(f"--to {target} needs {traffic_text(needed)}; {there}")
 
 
 def _run(conversion: "Conversion") -> None:
@@ -211,12 +200,9 @@ def _run(conversion: "Conversion") -> None:
     files = len(list(conversion.target.glob("*.safetensors")))
     layout = conversion.layout
     kind = f"{training_string(layout)}, " if layout else ""
-    Console().print(
+    say(
         f"{conversion.target}: {kind}{conversion.dtype}, {files} files, "
-        f"{in_units(conversion.total_bytes)}, {seconds:.1f} s",
-        soft_wrap=True,
-        highlight=False,
-        markup=False,
+        f"{traffic_text(conversion.total_bytes)}, {seconds:.1f} s"
     )
 
 

@@ -4,8 +4,6 @@ Needs no torch and imports none: versions are read from what pip wrote down.
 """
 
 import argparse
-import json
-import sys
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +17,8 @@ from mindrl.doctor.host_findings import HOST_FINDINGS
 from mindrl.doctor.observation import Observation, Verdict
 from mindrl.observability.printable import printable
 from mindrl.platform.device import PLATFORMS, choose_platform
-from mindrl.programs.exits import FAILED
+from mindrl.programs.arguments import parser_of
+from mindrl.programs.exits import FAILED, print_json
 
 _EXAMPLE = """\
 examples:
@@ -52,7 +51,7 @@ def doctor(name: str = "doctor.py") -> int:
             "notes": counts["note"],
             "observations": [asdict(each) for each in observations],
         }
-        sys.stdout.write(json.dumps(answer, indent=2) + "\n")
+        print_json(answer)
     else:
         _print(kind, observations, counts)
     return FAILED if counts["problem"] else 0
@@ -64,13 +63,11 @@ def examine(facts: Facts) -> list[Observation]:
 
 
 def _parser(name: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=name,
-        description="Look at this machine: versions and what they should be, devices, memory, "
-        "limits, ports, disks; and say what to do about each finding.",
-        epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    about = (
+        "Look at this machine: versions and what they should be, devices, memory, limits, ports, "
+        "disks; and say what to do about each finding."
     )
+    parser = parser_of(name, about, _EXAMPLE)
     add = parser.add_argument
     add(
         "--device",

@@ -1,5 +1,7 @@
-"""How every program ends: an exit code, and on stderr the reasons in words."""
+"""How every program answers and ends: text or JSON, an exit code, on stderr the reasons."""
 
+import json
+import sys
 from collections.abc import Callable, Iterable
 
 from rich.console import Console
@@ -42,3 +44,15 @@ def report(reasons: Iterable[str], code: int) -> int:
         mark = "       " if reason.startswith(" ") else "[bold red]error:[/] "
         console.print(f"{mark}{escape(reason)}", soft_wrap=True, highlight=False)
     return code
+
+
+def say(*lines: str, to_stderr: bool = False) -> None:
+    """Print lines as they are, however long."""
+    console = Console(stderr=to_stderr)
+    for line in lines:
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+def print_json(answer: object) -> None:
+    """Print one JSON object."""
+    sys.stdout.write(json.dumps(answer, indent=2) + "\n")

@@ -13,7 +13,12 @@ from mindrl.preflight.memory_plan import memory_plan
 from mindrl.preflight.memory_regions import read_models
 from mindrl.preflight.run_figures import BatchFigures, Groups, RunFigures, run_figures
 from mindrl.preflight.shipped import note_shipped_sizes
-from mindrl.programs.plan_options import add_run_options, device_bytes, planned_config, print_json
+from mindrl.programs.plan_options import (
+    add_run_options,
+    device_bytes,
+    planned_config,
+    print_answer,
+)
 
 _EXAMPLE = """\
 example:
@@ -47,7 +52,7 @@ def _explain(options: argparse.Namespace) -> int:
     plan = memory_plan(config, device_bytes(config, options), models)
     figures = run_figures(options.config_name, config, plan, models)
     if options.json:
-        print_json(config, asdict(figures))
+        print_answer(config, asdict(figures))
     else:
         note_shipped_sizes(config)
         _print(figures, Console())

@@ -14,8 +14,6 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from rich.console import Console
-from rich.markup import escape
 
 from mindrl.config.load import load_run_config
 from mindrl.config.text import needs_yaml_suffix, nested, write_new
@@ -26,8 +24,8 @@ from mindrl.migrate.mapped import Mapped
 from mindrl.migrate.mindspeed_rl import Import, import_run
 from mindrl.migrate.sizes import model_sizes
 from mindrl.preflight.shipped import has_sizes, sizes_path
-from mindrl.programs.arguments import count
-from mindrl.programs.exits import FAILED, exit_code, report
+from mindrl.programs.arguments import count, parser_of
+from mindrl.programs.exits import FAILED, exit_code, report, say
 from mindrl.programs.import_text import as_json, report_lines, yaml_text
 
 _EXAMPLE = """\
@@ -50,13 +48,11 @@ def import_config(name: str = "import_config.py") -> int:
 
 
 def _parser(name: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=name,
-        description="Turn a GRPO, DAPO or PPO file of MindSpeed-RL into one of mindrl, and say "
-        "what becomes of each of its keys.",
-        epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    about = (
+        "Turn a GRPO, DAPO or PPO file of MindSpeed-RL into one of mindrl, and say "
+        "what becomes of each of its keys."
     )
+    parser = parser_of(name, about, _EXAMPLE)
     add = parser.add_argument
     add("file", metavar="THEIRS.yaml", help="their file")
     add("-o", "--output", required=True, metavar="OURS.yaml", help="new file")
@@ -162,20 +158,14 @@ def _tell(outcome: _Outcome, options: argparse.Namespace) -> None:
         json.dump(answer, sys.stdout, indent=2, default=str)
         sys.stdout.write("\n")
         return
-    console = Console()
-    console.print(f"{escape(_source(outcome, options))}\n", soft_wrap=True, highlight=False)
-    for line in report_lines(outcome.imported):
-        console.print(escape(line), soft_wrap=True, highlight=False)
+    last = "nothing was written"
     if outcome.written:
         target = Path(options.output)
-        console.print(
-            f"written: {escape(options.output)}; next: mindrl check --config-dir "
-            f"{escape(str(target.parent))} --config-name {escape(target.stem)} --elsewhere",
-            soft_wrap=True,
-            highlight=False,
+        last = (
+            f"written: {options.output}; next: mindrl check --config-dir {target.parent} "
+            f"--config-name {target.stem} --elsewhere"
         )
-    else:
-        console.print("nothing was written", highlight=False)
+    say(f"{_source(outcome, options)}\n", *report_lines(outcome.imported), last)
 
 
 def _read(file: Path, model_configs: str | None) -> TheirRun:

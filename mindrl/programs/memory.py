@@ -13,7 +13,12 @@ from mindrl.preflight.memory_regions import read_models
 from mindrl.preflight.shipped import note_shipped_sizes
 from mindrl.programs.exits import FAILED, report
 from mindrl.programs.memory_table import print_memory
-from mindrl.programs.plan_options import add_run_options, device_bytes, planned_config, print_json
+from mindrl.programs.plan_options import (
+    add_run_options,
+    device_bytes,
+    planned_config,
+    print_answer,
+)
 
 _EXAMPLE = """\
 example:
@@ -51,7 +56,7 @@ def _memory(options: argparse.Namespace) -> int:
         refusal = [str(error)]
     figures = figures_of(config, plan, models)
     if options.json:
-        print_json(config, asdict(figures))
+        print_answer(config, asdict(figures))
     else:
         note_shipped_sizes(config)
         print_memory(figures, Console())

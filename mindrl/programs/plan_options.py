@@ -1,8 +1,6 @@
 """What the plans of a configuration share: its options, its refusal, the memory of a device."""
 
 import argparse
-import json
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,8 +14,9 @@ from mindrl.models.legality import rollout_findings, training_findings
 from mindrl.platform.device_models import EXAMPLE_DEVICE, device_model
 from mindrl.preflight.model_checks import ROLLOUT_KEYS
 from mindrl.preflight.shipped import planned_description, shipped_sizes, sizes_path
-from mindrl.programs.arguments import positive
+from mindrl.programs.arguments import gib
 from mindrl.programs.compose import composed_config
+from mindrl.programs.exits import print_json
 
 _DEVICE_KEY = "rl_config.device_memory_mib"
 
@@ -31,7 +30,8 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     memory = parser.add_mutually_exclusive_group().add_argument
     memory(
         "--device-memory-gib",
-        type=positive,
+        type=gib,
+        dest="device_bytes",
         metavar="N",
         help=f"memory of a device, in place of the configuration's {_DEVICE_KEY}",
     )
@@ -69,15 +69,15 @@ def device_bytes(config: RunConfig, options: argparse.Namespace) -> int | None:
     """
     if options.device is not None:
         return device_model(options.device).memory_bytes
-    if options.device_memory_gib is not None:
-        return int(options.device_memory_gib * (1 << 30))
+    if options.device_bytes is not None:
+        asked: int = options.device_bytes
+        return asked
     return config.rl_config.device_memory_bytes
 
 
-def print_json(config: RunConfig, figures: dict[str, Any]) -> None:
+def print_answer(config: RunConfig, figures: dict[str, Any]) -> None:
     """Print figures as one JSON object, and of which models the shipped sizes were taken."""
-    answer = figures | {"shipped_sizes": shipped_sizes(config)}
-    sys.stdout.write(json.dumps(answer, indent=2) + "\n")
+    print_json(figures | {"shipped_sizes": shipped_sizes(config)})
 
 
 def _model_findings(config: RunConfig) -> Iterator[Finding]:

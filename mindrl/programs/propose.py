@@ -1,25 +1,22 @@
 """A whole run proposed, as a sub-command: `python cli/plan.py run ...`. Needs no torch."""
 
 import argparse
-import json
-import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from mindrl.config.text import config_text, needs_yaml_suffix, write_new
 from mindrl.errors import ConfigError
-from mindrl.observability.units import memory_text
+from mindrl.observability.units import GIB, memory_text
 from mindrl.platform.device_models import DEVICE_MODELS, EXAMPLE_DEVICE, device_model
 from mindrl.preflight.shipped import config_folder, planned_description
-from mindrl.programs.arguments import count, positive
-from mindrl.programs.exits import FAILED, report
+from mindrl.programs.arguments import count, gib
+from mindrl.programs.exits import FAILED, print_json, report, say
 from mindrl.propose.candidates import MOST_DEVICES, Task
 from mindrl.propose.figures import LEAST_SECONDS, ProposalFigures, RunProposals, figures_of
 from mindrl.propose.remedies import remedies
@@ -76,7 +73,8 @@ def _add_amounts(run: argparse.ArgumentParser) -> None:
         )
     run.add_argument(
         "--host-memory-gib",
-        type=positive,
+        type=gib,
+        dest="host_bytes",
         metavar="N",
         help="memory of a node for what leaves its devices (default: usual for the device)",
     )
@@ -95,7 +93,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.output is not None:
         write_new(options.output, _file_text(task, figures.proposals[0]))
     if options.json:
-        sys.stdout.write(json.dumps(asdict(figures), indent=2) + "\n")
+        print_json(asdict(figures))
     else:
         _print(task, figures)
         if options.output is not None:
@@ -110,9 +108,8 @@ def _task(options: argparse.Namespace) -> Task:
         ConfigError: The device is not known, or the devices do not fill their nodes.
         ModelError: The model is not known.
     """
-    device = device_model(options.device)
-    per_node, host_gib = options.devices_per_node, options.host_memory_gib
-    per_node = device.devices_per_node if per_node is None else per_node
+    device, host = device_model(options.device), options.host_bytes
+    per_node = options.devices_per_node or device.devices_per_node
     if options.devices > MOST_DEVICES:
         raise ConfigError(f"--devices {options.devices}: at most {MOST_DEVICES} can be planned")
     if options.devices > per_node and options.devices % per_node:
@@ -129,7 +126,7 @@ def _task(options: argparse.Namespace) -> Task:
         device=device,
         devices=options.devices,
         devices_per_node=per_node,
-        host_bytes=int((device.host_memory_gib if host_gib is None else host_gib) * (1 << 30)),
+        host_bytes=int(device.host_memory_gib * GIB) if host is None else host,
         prompt_tokens=options.prompt_tokens,
         response_tokens=options.response_tokens,
         prompts=options.prompts_per_step,
@@ -176,13 +173,7 @@ def _print(task: Task, figures: RunProposals) -> None:
         shown = proposal.reasons if at == 1 else [proposal.behind_the_first or ""]
         lines += [f"   - {reason}" for reason in shown]
     lines += ["", "Seconds are estimates that order the proposals: docs/how-to/plan-a-run.md"]
-    _say(lines)
-
-
-def _say(lines: Iterable[str]) -> None:
-    console = Console()
-    for line in lines:
-        console.print(escape(line), soft_wrap=True, highlight=False)
+    say(*lines)
 
 
 def _facts(task: Task, proposal: ProposalFigures) -> Iterator[str]:
@@ -237,4 +228,4 @@ def _print_next(output: str) -> None:
     own = path.parent.absolute() != config_folder()
     folder = f"--config-dir {path.parent} " if own else ""
     line = f"written: {output}; next: mindrl check {folder}--config-name {path.stem} --elsewhere"
-    _say(["", line])
+    say("", line)

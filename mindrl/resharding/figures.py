@@ -10,8 +10,6 @@ from mindrl.models.description import ModelDescription
 from mindrl.models.placement import volume
 from mindrl.resharding.plan import ReshardPlan, Topology
 
-Counts = NDArray[np.int64]
-
 
 @dataclass(frozen=True, kw_only=True)
 class PerRank:
@@ -106,15 +104,15 @@ class ReshardFigures:
 
 
 def figures_of(plan: ReshardPlan, topology: Topology, *, gbit_per_second: float) -> PlanFigures:
-    """Sum up a plan.
-
-    Args:
-        plan: Of all ranks.
-        topology: Which ranks share a node.
-        gbit_per_second: Bandwidth of a rank, each way.
-    """
+    """Sum up a plan of all ranks, each of which has the bandwidth, each way."""
     sent, received, pairs = plan.sent, plan.received, plan.pair_bytes
     within = int(pairs[topology.shared_nodes(plan.world_size)].sum())
+    longest = np.maximum(sent, received)
+    rank, (source, target) = int(longest.argmax()), divmod(int(pairs.argmax()), len(pairs))
+    busiest = BusiestRank(rank=rank, sent_bytes=int(sent[rank]), received_bytes=int(received[rank]))
+    pair = BusiestPair(source=source, target=target, bytes=int(pairs[source, target]))
+    routes, remote = plan.routes, plan.remote
+    ways = (routes.round * plan.world_size + routes.source) * plan.world_size + routes.target
     return PlanFigures(
         received_bytes=_per_rank(received),
         lower_bound_bytes=_per_rank(plan.lower_bound),
@@ -123,21 +121,22 @@ def figures_of(plan: ReshardPlan, topology: Topology, *, gbit_per_second: float)
         peak_staging_bytes=_per_rank(plan.peak_staging),
         within_nodes_bytes=within,
         across_nodes_bytes=int(pairs.sum()) - within,
-        busiest_rank=_busiest_rank(sent, received),
-        busiest_pair=_busiest_pair(pairs),
+        busiest_rank=busiest if longest[rank] else None,
+        busiest_pair=pair if pair.bytes else None,
         rounds=plan.rounds,
-        messages=_messages(plan),
-        seconds=int(np.maximum(sent, received).max()) * 8 / (gbit_per_second * 1e9),
+        messages=len(np.unique(ways[remote])),
+        seconds=int(longest.max()) * 8 / (gbit_per_second * 1e9),
     )
+
+
+def _per_rank(counts: NDArray[np.int64]) -> PerRank:
+    return PerRank(total=int(counts.sum()), max=int(counts.max()), per_rank=counts.tolist())
 
 
 def full_gather_bytes(model: ModelDescription, source: Side, target: Side) -> int:
     """Add up what all ranks receive where each builds every tensor whole on the way.
 
-    Args:
-        model: Its sizes.
-        source: Training side; a rank receives what it does not hold of the whole model.
-        target: Rollout side; a rank that is on neither side receives nothing.
+    A rank receives what it does not hold of the whole model; one that is on neither side, nothing.
     """
 
     def size(tensor: str) -> int:
@@ -161,27 +160,3 @@ def full_gather_bytes(model: ModelDescription, source: Side, target: Side) -> in
     }
     ranks = zip(source.held_by, target.held_by, strict=True)
     return sum(whole - held[ours] for ours, theirs in ranks if ours or theirs)
-
-
-def _per_rank(counts: Counts) -> PerRank:
-    return PerRank(total=int(counts.sum()), max=int(counts.max()), per_rank=counts.tolist())
-
-
-def _busiest_rank(sent: Counts, received: Counts) -> BusiestRank | None:
-    longest = np.maximum(sent, received)
-    rank = int(longest.argmax())
-    if not longest[rank]:
-        return None
-    return BusiestRank(rank=rank, sent_bytes=int(sent[rank]), received_bytes=int(received[rank]))
-
-
-def _busiest_pair(pairs: Counts) -> BusiestPair | None:
-    source, target = divmod(int(pairs.argmax()), len(pairs))
-    most = int(pairs[source, target])
-    return BusiestPair(source=source, target=target, bytes=most) if most else None
-
-
-def _messages(plan: ReshardPlan) -> int:
-    routes, remote = plan.routes, plan.remote
-    both = (routes.round * plan.world_size + routes.source) * plan.world_size + routes.target
-    return len(np.unique(both[remote]))

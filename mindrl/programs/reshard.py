@@ -1,0 +1,297 @@
+"""The plan of a reshard as a sub-command: `python cli/plan.py reshard ...`. Needs no torch."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import get_args
+
+from rich.console import Console
+from rich.table import Table
+
+from mindrl.allocation.meaning import (
+    parse_rollout,
+    parse_training,
+    rollout_string,
+    states_replicas,
+    training_string,
+)
+from mindrl.errors import ConfigError
+from mindrl.layouts.layout import RolloutLayout, TrainLayout
+from mindrl.layouts.rank_order import RankOrder
+from mindrl.models.decoder import DType, Side, elsewhere, rollout_side, training_side
+from mindrl.models.description import ModelDescription
+from mindrl.models.legality import rollout_findings
+from mindrl.observability.units import traffic_text
+from mindrl.preflight.shipped import planned_description
+from mindrl.programs.arguments import (
+    MOST_RANKS,
+    add_layers_per_chunk,
+    count,
+    layout_findings,
+    positive,
+)
+from mindrl.programs.exits import FAILED, print_json, report, say
+from mindrl.resharding.figures import (
+    PlanFigures,
+    RankMapFigures,
+    ReshardFigures,
+    figures_of,
+    full_gather_bytes,
+)
+from mindrl.resharding.plan import DEFAULT_BUCKET_BYTES, Topology, cells_for_bucket, plan_sides
+from mindrl.resharding.rank_map import RankMap, choose_orders
+
+_ROLLOUT_KEYS = {"tp": "--to t", "pp": "--to p", "ep": "--to e"}
+_EXAMPLE = """\
+example:
+  python cli/plan.py reshard --model models/Qwen2.5-7B --from megatron:d4t2 --to vllm:d2t4
+
+layouts are a backend and sizes: d data, p pipeline, t tensor, c context, e expert parallel,
+v virtual pipeline chunks. What is left out is 1; d follows from --world where that is given.
+  megatron:d2p2t4e4                        experts whole, four ranks share those of a layer
+  megatron:(attn:d4p2t2c2|ffn:d2p2t4e2)    each expert cut over t4
+  vllm:d2t4e8                              all 8 ranks share the experts
+"""
+
+
+def add_reshard_parser(plans: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the sub-command."""
+    reshard = plans.add_parser(
+        "reshard",
+        help="bytes and time to move the weights from a training to a rollout layout",
+        description="Count what moves from a training to a rollout layout, and find the order of "
+        "the training ranks that moves least.",
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = reshard.add_argument
+    add("--model", required=True, help="folder of a Hugging Face model, or its config.json")
+    add("--from", required=True, dest="source", metavar="LAYOUT", help="training layout")
+    add("--to", required=True, dest="target", metavar="LAYOUT", help="rollout layout")
+    add("--world", type=count, metavar="N", help="ranks in all; gives d where it is left out")
+    add(
+        "--disjoint",
+        action="store_true",
+        help="the rollout runs on other ranks, behind those of the training",
+    )
+    add_layers_per_chunk(reshard, "the training")
+    add("--ranks-per-node", type=count, default=8, metavar="N", help="default: %(default)s")
+    add(
+        "--dtype",
+        type=_dtypes,
+        default=("bfloat16", "bfloat16"),
+        metavar="TYPE[,TYPE]",
+        help="of the training and of the rollout weights (default: bfloat16)",
+    )
+    add(
+        "--bucket-mib",
+        type=count,
+        default=DEFAULT_BUCKET_BYTES >> 20,
+        metavar="N",
+        help="bound on the messages that a rank has in flight (default: %(default)s)",
+    )
+    add(
+        "--bandwidth-gbps-per-rank",
+        type=positive,
+        default=200.0,
+        metavar="GBIT",
+        help="Gbit/s of a rank each way, for the estimate of seconds (default: %(default)g)",
+    )
+    add(
+        "--rank-map",
+        choices=("best", "default"),
+        default="best",
+        help="best looks for the order of the training ranks that moves least (the default)",
+    )
+    add("--json", action="store_true", help="print one JSON object, all sizes in bytes")
+    reshard.set_defaults(run=_reshard)
+
+
+def _reshard(options: argparse.Namespace) -> int:
+    model = planned_description(options.model)
+    source, target = _layouts(options)
+    findings = [
+        *layout_findings(model, source, "--from"),
+        *rollout_findings(model, target, _ROLLOUT_KEYS),
+    ]
+    if findings:
+        return report(map(str, findings), FAILED)
+    figures = _figures(options, model, source, target)
+    if options.json:
+        print_json(asdict(figures))
+    else:
+        _print(figures)
+    return 0
+
+
+def _figures(
+    options: argparse.Namespace, model: ModelDescription, training: TrainLayout, to: RolloutLayout
+) -> ReshardFigures:
+    bucket_bytes, bandwidth = options.bucket_mib << 20, options.bandwidth_gbps_per_rank
+    topology = Topology(ranks_per_node=options.ranks_per_node)
+    ranks = training.world_size + (to.world_size if options.disjoint else 0)
+
+    def held(layout: TrainLayout) -> Side:
+        side = training_side(model, layout, dtype=options.dtype[0])
+        return elsewhere(side, first_rank=0, world_size=ranks) if options.disjoint else side
+
+    def planned(source: Side) -> PlanFigures:
+        plan = plan_sides(source, target, topology, bucket_bytes=bucket_bytes, cells=cells)
+        return figures_of(plan, topology, gbit_per_second=bandwidth)
+
+    source, target = held(training), rollout_side(model, to, dtype=options.dtype[1])
+    if options.disjoint:
+        target = elsewhere(target, first_rank=training.world_size, world_size=ranks)
+    cells = cells_for_bucket(source, target, bucket_bytes)
+    default = chosen = planned(source)
+    found: RankMap | None = None
+    if options.rank_map == "best" and not options.disjoint:
+        found = choose_orders(training, source, target, cells, topology)
+        if found.layout != training:
+            chosen = planned(held(found.layout))
+    return ReshardFigures(
+        model=options.model,
+        training=training_string(training),
+        rollout=rollout_string(to),
+        ranks=ranks,
+        ranks_per_node=options.ranks_per_node,
+        disjoint=options.disjoint,
+        dtypes=options.dtype,
+        bucket_bytes=bucket_bytes,
+        gbit_per_second_per_rank=bandwidth,
+        full_gather_bytes=full_gather_bytes(model, source, target),
+        rank_map=None if found is None else _rank_map(found, experts=model.moe is not None),
+        default=default,
+        chosen=chosen,
+    )
+
+
+def _rank_map(ranks: RankMap, *, experts: bool) -> RankMapFigures:
+    def digits(order: RankOrder) -> list[tuple[str, int]]:
+        return [(dimension, radix) for dimension, radix in order.digits if radix > 1]
+
+    return RankMapFigures(
+        default_bytes=ranks.default_bytes,
+        best_in_nodes_bytes=ranks.best_in_nodes_bytes,
+        best_bytes=ranks.best_bytes,
+        applied_bytes=ranks.applied_bytes,
+        order=digits(ranks.layout.dense_order),
+        expert_order=digits(ranks.layout.experts_order) if experts else [],
+    )
+
+
+def _layouts(options: argparse.Namespace) -> tuple[TrainLayout, RolloutLayout]:
+    """Read both layouts; a side that leaves d out takes the ranks that there are for it."""
+    source, target, world = options.source, options.target, options.world
+    if options.disjoint:
+        training, rollout = _disjoint_layouts(source, target, world)
+        ranks = training.world_size + rollout.world_size
+    else:
+        if world is None and states_replicas(target) and not states_replicas(source):
+            world = parse_rollout(target).world_size
+        training = parse_training(source, world)
+        rollout = parse_rollout(target, training.world_size)
+        ranks = training.world_size
+    if ranks > MOST_RANKS:
+        raise ConfigError(f"{ranks} ranks are too many to plan; at most {MOST_RANKS}")
+    return replace(training, layers_per_chunk=options.layers_per_chunk), rollout
+
+
+def _disjoint_layouts(
+    source: str, target: str, world: int | None
+) -> tuple[TrainLayout, RolloutLayout]:
+    if states_replicas(source):
+        training = parse_training(source)
+        return training, parse_rollout(target, _left(world, training.world_size))
+    if world is not None and not states_replicas(target):
+        raise ConfigError(f"--world {world} --disjoint: write d in --from or in --to")
+    rollout = parse_rollout(target)
+    return parse_training(source, _left(world, rollout.world_size)), rollout
+
+
+def _left(world: int | None, taken: int) -> int | None:
+    if world is not None and world <= taken:
+        raise ConfigError(f"--world {world} --disjoint: one side alone takes {taken} ranks")
+    return None if world is None else world - taken
+
+
+def _dtypes(text: str) -> tuple[str, str]:
+    names = text.split(",")
+    if not set(names) <= set(get_args(DType)) or len(names) not in (1, 2):
+        known = " and ".join(get_args(DType))
+        raise argparse.ArgumentTypeError(f"{text} must be one or two of {known}")
+    return names[0], names[-1]
+
+
+def _print(figures: ReshardFigures) -> None:
+    """Print what was asked, what moves, and what each order of the ranks would move."""
+    apart = "on ranks of its own, " if figures.disjoint else ""
+    say(
+        figures.model,
+        f"{figures.training} -> {figures.rollout}, {apart}{figures.ranks} ranks, "
+        f"{figures.ranks_per_node} a node\n",
+    )
+    console = Console()
+    console.print(_plan_table(figures))
+    if figures.rank_map:
+        say("\nreceived, all ranks, by the order of the training ranks")
+        console.print(_map_table(figures.rank_map))
+    say("\nGB = 10^9 bytes; MB and kB likewise")
+
+
+def _plan_table(figures: ReshardFigures) -> Table:
+    columns = {"Megatron's order": figures.default}
+    if figures.chosen != figures.default:
+        columns["chosen order"] = figures.chosen
+    table = Table(box=None, header_style="", pad_edge=False)
+    table.add_column()
+    for title in columns:
+        table.add_column(title, justify="right", no_wrap=True)
+    texts = [_spelled(figures, plan) for plan in columns.values()]
+    for name in texts[0]:
+        table.add_row(name, *(column[name] for column in texts))
+    gathered = traffic_text(figures.full_gather_bytes)
+    table.add_row("if every rank built every tensor whole", gathered)
+    return table
+
+
+def _spelled(figures: ReshardFigures, plan: PlanFigures) -> dict[str, str]:
+    size, rank, link = traffic_text, plan.busiest_rank, plan.busiest_pair
+    bandwidth = f"{figures.gbit_per_second_per_rank:g} Gbit/s"
+    return {
+        "received, all ranks": size(plan.received_bytes.total),
+        "lower bound": size(plan.lower_bound_bytes.total),
+        "copied inside ranks": size(plan.copied_bytes.total),
+        "within nodes": size(plan.within_nodes_bytes),
+        "across nodes": size(plan.across_nodes_bytes),
+        "received by one rank, at most": size(plan.received_bytes.max),
+        "sent by one rank, at most": size(plan.sent_bytes.max),
+        "busiest rank": (
+            f"{rank.rank}: {size(rank.sent_bytes)} out, {size(rank.received_bytes)} in"
+            if rank
+            else "none"
+        ),
+        "busiest link": f"{link.source} -> {link.target}: {size(link.bytes)}" if link else "none",
+        "rounds": f"{plan.rounds:,}",
+        "messages": f"{plan.messages:,}",
+        f"staging peak (at most {size(figures.bucket_bytes)})": size(plan.peak_staging_bytes.max),
+        f"seconds at {bandwidth} a rank": f"{plan.seconds:.3f}",
+    }
+
+
+def _map_table(ranks: RankMapFigures) -> Table:
+    def fastest_first(order: Sequence[tuple[str, int]]) -> str:
+        return " ".join(f"{dimension}{radix}" for dimension, radix in order) or "one rank"
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_row("Megatron's own order", traffic_text(ranks.default_bytes))
+    table.add_row("best permutation inside nodes", traffic_text(ranks.best_in_nodes_bytes))
+    table.add_row("best permutation", traffic_text(ranks.best_bytes))
+    applied = traffic_text(ranks.applied_bytes)
+    table.add_row("chosen: best order of Megatron's groups", applied)
+    table.add_row("chosen order, fastest first", fastest_first(ranks.order))
+    if ranks.expert_order:
+        table.add_row("chosen order of the experts", fastest_first(ranks.expert_order))
+    return table

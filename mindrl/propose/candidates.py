@@ -137,14 +137,16 @@ class Candidate:
 
 
 def legal_training(task: Task) -> list[TrainLayout]:
-    """Return every training layout that the rules allow."""
+    """Return every training layout that the rules allow, whatever the rollout's is."""
     engine = RolloutLayout(dp=task.devices)
-    found = (
-        Candidate(training=layout, rollout=engine)
+    return [
+        layout
         for layout in _training_sizes(task)
-        if _divides_heads(task.model, layout)
-    )
-    return [each.training for each in found if not _rollout_apart(task, each)]
+        if all(
+            finding.field.startswith(_ROLLOUT_LAYOUT)
+            for finding in refusals(task, Candidate(training=layout, rollout=engine))
+        )
+    ]
 
 
 def legal_rollout(task: Task) -> list[RolloutLayout]:
@@ -207,9 +209,9 @@ def config_values(task: Task, candidate: Candidate, settings: Settings) -> dict[
         **_task_values(task),
         "megatron_training.sequence_parallel": training.tp > 1,
         **{
-            f"actor_config.{key}": getattr(training, size)
+            f"actor_config.{key}": count
             for size, key in SIZE_KEYS.items()
-            if getattr(training, size) > 1
+            if (count := getattr(training, size)) > 1
         },
         "actor_config.micro_batch_size": settings.micro_batch_size,
         "generate_config.infer_tensor_parallel_size": rollout.tp,
@@ -218,15 +220,23 @@ def config_values(task: Task, candidate: Candidate, settings: Settings) -> dict[
     }
     if training.layers_per_chunk is not None:
         values["actor_config.num_layer_list"] = list(training.layers_per_chunk)
-    learners = ("actor_config", "critic_config") if task.has_critic else ("actor_config",)
+    critic = ("critic_config",) if task.has_critic else ()
     if settings.recomputes:
-        for section in learners:
+        for section in ("actor_config", *critic):
             values |= {
                 f"{section}.recompute_granularity": "full",
                 f"{section}.recompute_method": "uniform",
                 f"{section}.recompute_num_layers": 1,
             }
-    return values | _offload_values(task, settings)
+    leaves = settings.offloads
+    values["ref_config.offload_param"] = "reference" in leaves
+    for section in ("generate_config", *critic):
+        values |= {
+            f"{section}.offload_train_optimizer": "optimizer" in leaves,
+            f"{section}.offload_train_grad": True,
+            f"{section}.offload_train_param": "weights" in leaves,
+        }
+    return values
 
 
 def _task_values(task: Task) -> dict[str, Any]:
@@ -253,31 +263,14 @@ def _task_values(task: Task) -> dict[str, Any]:
     }
 
 
-def _offload_values(task: Task, settings: Settings) -> dict[str, Any]:
-    """Return the offload switches."""
-    learners = ("generate_config", "critic_config") if task.has_critic else ("generate_config",)
-    leaves = settings.offloads
-    values: dict[str, Any] = {"ref_config.offload_param": "reference" in leaves}
-    for section in learners:
-        values |= {
-            f"{section}.offload_train_optimizer": "optimizer" in leaves,
-            f"{section}.offload_train_grad": True,
-            f"{section}.offload_train_param": "weights" in leaves,
-        }
-    return values
-
-
-def _rollout_apart(task: Task, candidate: Candidate) -> list[Finding]:
-    """Return the refusals that do not speak of the rollout, which stands in for any other here."""
-    found = refusals(task, candidate)
-    return [each for each in found if not each.field.startswith(_ROLLOUT_LAYOUT)]
-
-
 def _training_sizes(task: Task) -> Iterator[TrainLayout]:
     layers = task.model.num_hidden_layers
     for tp, cp, pp in product(_divisors(task.devices), repeat=3):
         shares_tokens = cp == 1 or cp * _TOKENS_OF_A_RANK <= task.longest
         if task.devices % (tp * cp * pp) or pp > layers or not shares_tokens:
+            continue
+        # Most are sorted out here, before a configuration is made for the rules to judge.
+        if task.model.num_attention_heads % (tp * cp):
             continue
         ranks = task.devices // pp
         for etp, ep in _expert_sizes(task.model, tp, ranks):
@@ -314,11 +307,6 @@ def _rollout_sizes(task: Task) -> Iterator[RolloutLayout]:
         # Experts stay whole where there is one for each rank: a cut one is a narrow product.
         whole = task.model.moe is not None and tp <= task.model.moe.num_experts
         yield RolloutLayout(tp=tp, dp=task.devices // tp, ep=tp if whole else 1)
-
-
-def _divides_heads(model: ModelDescription, layout: TrainLayout) -> bool:
-    """Sort the many out that no rule would let pass, before a configuration is made."""
-    return model.num_attention_heads % (layout.tp * layout.cp) == 0
 
 
 def _divisors(number: int) -> list[int]:

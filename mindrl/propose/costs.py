@@ -57,16 +57,6 @@ class StepSeconds:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-@dataclass(frozen=True)
-class _Pass:
-    """One pass of the training models over the sequences of a step."""
-
-    forwards: int
-    """How often the layers are run, in units of a forward pass: a backward pass is two."""
-    sweeps: int
-    """How often their collectives run, in units of a forward pass: a backward pass is one."""
-
-
 def link_gbps(task: Task, span: int) -> float:
     """Return the GB/s of a rank in a group of neighbours: of so many ranks, first to last."""
     device = task.device
@@ -80,16 +70,18 @@ def training_seconds(task: Task, layout: TrainLayout, settings: Settings) -> dic
     operations = task.sequences * (linear * task.longest + square * task.longest**2)
     rate = task.device.tflops * _TERA * COMPUTE_SHARE
     micro_batches = micro_batches_of(task, layout, settings)
-    launches = micro_batches * stage_layers(task, layout) * LAYER_LAUNCH
+    launches = micro_batches * _stage_layers(task, layout) * LAYER_LAUNCH
     forward = operations / task.devices / rate * longest_stage(task, layout) + launches
-    passes = _passes(task, settings)
-    compute = sum(each.forwards for each in passes) * forward
+    learners, again = (2 if task.has_critic else 1), int(settings.recomputes)
+    # Log-probs of the reference; log-probs or values, and an update, of those that learn. A
+    # backward pass computes as much as two passes forward, and communicates as much as one.
+    compute = (1 + learners * (1 + 3 + again)) * forward
+    sweeps = 1 + learners * (1 + 2 + again)
     sweep = sum(_layer_traffic(task, layout)) + _stage_traffic(task, layout)
     return {
         "compute": compute,
         "bubble": compute * bubble_share(task, layout, settings),
-        "communication": sum(each.sweeps for each in passes) * sweep
-        + gradient_seconds(task, layout) * (2 if task.has_critic else 1),
+        "communication": sweeps * sweep + _gradient_seconds(task, layout) * learners,
     }
 
 
@@ -103,7 +95,7 @@ def bubble_share(task: Task, layout: TrainLayout, settings: Settings) -> float:
     return (layout.pp - 1) / micro_batches_of(task, layout, settings)
 
 
-def stage_layers(task: Task, layout: TrainLayout) -> int:
+def _stage_layers(task: Task, layout: TrainLayout) -> int:
     """Return the layers of the longest pipeline stage."""
     return max(map(len, layout.chunks(task.model.num_hidden_layers)))
 
@@ -123,30 +115,26 @@ def longest_stage(task: Task, layout: TrainLayout) -> float:
     return max(work) * layout.pp / sum(work)
 
 
-def gradient_seconds(task: Task, layout: TrainLayout) -> float:
+def _gradient_seconds(task: Task, layout: TrainLayout) -> float:
     """Return the seconds to add gradients up over the replicas and to give the weights back."""
-    seconds = 0.0
     bandwidth = link_gbps(task, layout.tp * layout.cp * layout.dp) * _GIGA
     copies = (layout.cp * layout.dp, layout.expert_dp)
     most = max(stage_parameters(task, layout), key=sum)
-    for parameters, ranks in zip(most, copies, strict=True):
-        nbytes = parameters * (_GRADIENT_BYTES + _BYTES)
-        seconds += nbytes * (ranks - 1) / ranks / bandwidth
-    return seconds
+    return sum(
+        parameters * (_GRADIENT_BYTES + _BYTES) * (ranks - 1) / ranks / bandwidth
+        for parameters, ranks in zip(most, copies, strict=True)
+    )
 
 
 def stage_parameters(task: Task, layout: TrainLayout) -> list[tuple[float, float]]:
     """Return a rank's parameters stage by stage: dense ones and those of experts; no padding."""
-    sizes = task.parameters
-    last = layout.pp - 1
-    found = []
-    for stage, chunk in enumerate(layout.chunks(task.model.num_hidden_layers)):
-        dense = sum(sizes.dense[layer] for layer in chunk)
-        dense += sizes.embedding if stage == 0 else 0
-        dense += sizes.head if stage == last else 0
-        experts = sum(sizes.experts[layer] for layer in chunk)
-        found.append((dense / layout.tp, experts / (layout.ep * layout.etp)))
-    return found
+    sizes, chunks = task.parameters, layout.chunks(task.model.num_hidden_layers)
+    dense = [sum(sizes.dense[layer] for layer in chunk) for chunk in chunks]
+    dense[0] += sizes.embedding
+    dense[-1] += sizes.head
+    experts = [sum(sizes.experts[layer] for layer in chunk) for chunk in chunks]
+    cut = layout.ep * layout.etp
+    return [(one / layout.tp, other / cut) for one, other in zip(dense, experts, strict=True)]
 
 
 def rollout_seconds(
@@ -178,17 +166,9 @@ def rollout_seconds(
     return {"prefill": of_replica * prompt, "decode": waves * task.response_tokens * step}
 
 
-def _passes(task: Task, settings: Settings) -> list[_Pass]:
-    """Return the passes of a step: log-probs of actor and reference, values, and the updates."""
-    again = 1 if settings.recomputes else 0
-    forward, update = _Pass(1, 1), _Pass(3 + again, 2 + again)
-    critic = [forward, update] if task.has_critic else []
-    return [forward, forward, update, *critic]
-
-
 def _layer_traffic(task: Task, layout: TrainLayout) -> Iterator[float]:
     """Return the seconds of one pass forward in collectives of tensor, context and expert ranks."""
-    model, layers = task.model, stage_layers(task, layout)
+    model, layers = task.model, _stage_layers(task, layout)
     tokens = task.sequences * task.longest / (layout.dp * layout.cp)
     hidden = tokens * model.hidden_size * _BYTES
     tp, cp = layout.tp, layout.cp

@@ -85,12 +85,11 @@ def figures_of(task: Task, found: Search) -> RunProposals:
 def behind(first: Fit, other: Fit) -> str:
     """Say by how much a proposal loses, and where."""
     gap = other.seconds.total - first.seconds.total
-    parts = {
-        name: seconds - first.seconds.parts[name] for name, seconds in other.seconds.parts.items()
-    }
-    told = [name for name, more in parts.items() if abs(more) >= LEAST_SECONDS]
-    told.sort(key=lambda name: -parts[name])
-    text = ", ".join(f"{name} {parts[name]:+.1f} s" for name in told) or "in hardly anything"
+    firsts = first.seconds.parts
+    more = {name: seconds - firsts[name] for name, seconds in other.seconds.parts.items()}
+    told = sorted(more, key=lambda name: -more[name])
+    parts = [f"{name} {more[name]:+.1f} s" for name in told if abs(more[name]) >= LEAST_SECONDS]
+    text = ", ".join(parts) or "in hardly anything"
     return f"{gap:.1f} s behind the first: {text}"
 
 
@@ -200,13 +199,13 @@ def _rollout(task: Task, proposal: Proposal) -> str:
 def _reshard(proposal: Proposal) -> str:
     moved = proposal.moved
     if moved is None:
-        return (
-            "reshard: not planned here, it would take minutes; counted as the longest planned one"
-        )
-    if moved.received == 0:
-        return "reshard: every rank holds what it needs, nothing travels"
-    across = f"{moved.across_nodes / moved.received:.0%} of it across nodes"
-    return f"reshard: {memory_text(moved.received)} travel, {across}"
+        text = "not planned here, it would take minutes; counted as the longest planned one"
+    elif moved.received == 0:
+        text = "every rank holds what it needs, nothing travels"
+    else:
+        across = f"{moved.across_nodes / moved.received:.0%} of it across nodes"
+        text = f"{memory_text(moved.received)} travel, {across}"
+    return f"reshard: {text}"
 
 
 def _where(task: Task, span: int) -> str:

@@ -2,7 +2,7 @@
 
 import sys
 
-from mindrl.programs.entry import train_grpo
+from mindrl.programs.train import train_grpo
 
 if __name__ == "__main__":
     sys.exit(train_grpo())

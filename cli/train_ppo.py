@@ -2,7 +2,7 @@
 
 import sys
 
-from mindrl.programs.entry import train_ppo
+from mindrl.programs.train import train_ppo
 
 if __name__ == "__main__":
     sys.exit(train_ppo())

@@ -12,11 +12,11 @@ from pathlib import Path
 from mindrl.allocation.meaning import rollout_string, training_string
 from mindrl.config.layouts import rollout_layout, train_layout
 from mindrl.config.run import RunConfig
+from mindrl.memory.plan import MemoryPlan
 from mindrl.memory.schedule import MoveKind
 from mindrl.preflight.memory_estimates import activation_estimates
-from mindrl.preflight.memory_plan import MemoryPlan, memory_plan
-from mindrl.preflight.memory_regions import RunModels, read_models
-from mindrl.preflight.run_layouts import topology
+from mindrl.preflight.memory_plan import memory_plan
+from mindrl.preflight.run_shardings import RunShardings, planned_shardings
 from mindrl.programs.compose import composed_config
 from mindrl.programs.config_files import run_names
 
@@ -77,14 +77,14 @@ def ascend_runs() -> dict[str, RunConfig]:
 
 def row(name: str, config: RunConfig) -> Row:
     """Plan one run; takes seconds for a large model."""
-    models, capacity = read_models(config), config.rl_config.device_memory_bytes
-    if capacity is None or models.reshard is None:
+    models, capacity = planned_shardings(config), config.rl_config.device_memory_bytes
+    if capacity is None:
         raise ValueError(f"configs/{name}.yaml has no rl_config.device_memory_mib")
-    plan = memory_plan(config, capacity, models)
-    nodes = topology(config)
+    plan = memory_plan(models, capacity)
+    nodes = models.plan.topology
     per_node, together = nodes.ranks_per_node, nodes.shared_nodes(config.world_size)
     pairs, received = models.reshard.pair_bytes, models.reshard.received
-    peaks, layout = phase_peaks(config, plan, models), models.layouts["actor"]
+    peaks, layout = phase_peaks(plan, models), models.plan.layouts["actor"]
     train, activations = peaks["train"]
     return Row(
         name=name,
@@ -104,7 +104,7 @@ def row(name: str, config: RunConfig) -> Row:
         train_peak=train,
         train_activations=activations,
         room=capacity - max(map(sum, peaks.values())),
-        kv_cache_tokens=(plan.kv_cache_bytes or 0) // models.kv_bytes_per_token,
+        kv_cache_tokens=(plan.kv_cache_bytes or 0) // models.plan.kv_bytes_per_token,
         host_of_node=plan.host_bytes_of_node(per_node),
         reshard_received=int(received.sum()),
         reshard_received_most=int(received.max()),
@@ -117,14 +117,12 @@ def nodes_spanned(groups: Sequence[Sequence[int]], per_node: int) -> int:
     return max(len({rank // per_node for rank in group}) for group in groups)
 
 
-def phase_peaks(
-    config: RunConfig, plan: MemoryPlan, models: RunModels
-) -> dict[str, tuple[int, int]]:
+def phase_peaks(plan: MemoryPlan, models: RunShardings) -> dict[str, tuple[int, int]]:
     """Return the most on any device in each phase, and the activations estimated on top.
 
     Those of the reshard have none.
     """
-    estimates = activation_estimates(config, models)
+    estimates = activation_estimates(models.plan)
     wanted = {phase.value: estimates.get(phase, 0) for phase in plan.phases}
     wanted[MoveKind.RESHARD.value] = 0
     return {

@@ -30,7 +30,7 @@ from mindrl.models.decoder import logical_shapes
 from mindrl.models.description import read_description
 from mindrl.platform.device import PLATFORMS
 from mindrl.platform.rendezvous import Seat, join_process_group, listen
-from mindrl.preflight.memory_plan import with_limits
+from mindrl.preflight.run_shardings import planned_shardings
 from mindrl.rollout.sampling import Sampling
 from mindrl.workers.integrated_worker import IntegratedWorker
 
@@ -205,7 +205,7 @@ def measure(algorithm: str, folder: str, *, quick: bool, repeats: int) -> dict[s
     size = SIZES[quick]
     write_model(folder, size)
     config = run_config(folder, algorithm, size)
-    worker = build_worker(config, PLATFORMS["cpu"])
+    worker = build_worker(planned_shardings(config).plan, PLATFORMS["cpu"])
     ways, course = Ways(worker), Course(worker, size)
     found: dict[str, list[Numbers]] = {name: [] for name in ways.names}
     for name in ways.names * repeats:
@@ -215,7 +215,7 @@ def measure(algorithm: str, folder: str, *, quick: bool, repeats: int) -> dict[s
         manager.flush_metrics()
         course.step(manager)
         found[name].append(manager.flush_metrics() | {"host": float(manager.host_bytes)})
-    plan = with_limits(config, *worker.device_limits())
+    plan = worker.memory_plan()
     to_host, to_device = (int(counts[0]) for counts in plan.copied_bytes)
     copied = (Region.ACTOR_WEIGHTS, Region.ACTOR_OPTIMIZER)
     return {

@@ -24,6 +24,7 @@ from mindrl.batch.prompts import Prompt, sequence_seed
 from mindrl.batch.rollouts import Responses, Rollouts
 from mindrl.config.layout_sizes import Role
 from mindrl.layouts.layout import RolloutLayout, TrainLayout, even_bounds
+from mindrl.memory.plan import MemoryPlan
 from mindrl.observability.timeline import TimelineMoment
 from mindrl.rollout.sampling import Sampling
 
@@ -148,10 +149,10 @@ class ColocatedActor:
         """Keep an exported folder under a second name, whatever replaces the first."""
         self.group.call_all("keep_export", str(folder), str(kept))
 
-    def device_limits(self) -> tuple[int | None, int]:
-        """Return the capacity of a device, None without a bound, and the bytes of its KV cache."""
-        limits: tuple[int | None, int] = self.group.call_all("device_limits")[0]
-        return limits
+    def memory_plan(self) -> MemoryPlan:
+        """Return what lies on every device at each moment, as the workers have planned it."""
+        plan: MemoryPlan = self.group.call_all("memory_plan")[0]
+        return plan
 
     def record_memory(self, is_on: bool) -> None:
         """Let each worker note from now on what lies on its device, or no longer."""

@@ -12,8 +12,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from mindrl.cluster.ray_cluster import RayCluster
-from mindrl.cluster.worker_process import Identity, WorkerProcess
-from mindrl.config.run import RunConfig
+from mindrl.cluster.worker_process import Identity, WorkerPlan, WorkerProcess
 from mindrl.errors import ClusterError, MindrlError, WorkerDiedError
 from mindrl.observability.logs import tail
 
@@ -31,7 +30,7 @@ class WorkerGroup:
     def __init__(
         self,
         cluster: RayCluster,
-        config: RunConfig,
+        plan: WorkerPlan,
         logs: Path,
         factory: str,
         tell: Callable[[str], None] = lambda _line: None,
@@ -40,7 +39,7 @@ class WorkerGroup:
 
         Args:
             cluster: Holds one device per worker.
-            config: The run.
+            plan: Of the run, for the workers to be built from.
             logs: Folder for one log file per worker.
             factory: `module:function` that builds a worker inside its process.
             tell: Takes a line about how far the start is.
@@ -50,7 +49,7 @@ class WorkerGroup:
             ClusterError: A process is not on the node that its rank belongs on.
             MindrlError: Whatever building a worker raises.
         """
-        self.cluster = cluster
+        config, self.cluster = plan.config, cluster
         self.stage = "start-up"
         self.logs = [logs / f"worker_{rank}.log" for rank in range(config.world_size)]
         self.call_seconds = config.rl_config.worker_call_timeout_seconds
@@ -69,7 +68,7 @@ class WorkerGroup:
             refuse_misplaced(self.identities, cluster.devices_per_node)
             tell(f"{len(self.handles)} worker(s) started; loading the models")
             address = self.identities[0].address
-            building = [handle.build.remote(address, config, factory) for handle in self.handles]
+            building = [handle.build.remote(address, plan, factory) for handle in self.handles]
             self._wait(building, limit)
         except BaseException:
             self.stop()

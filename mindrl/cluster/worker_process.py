@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import ray
 
@@ -19,6 +19,14 @@ from mindrl.platform.device import PLATFORMS, DeviceKind, prepare_process
 from mindrl.platform.rendezvous import Seat, join_process_group, listen
 
 logger = logging.getLogger(__name__)
+
+
+class WorkerPlan(Protocol):
+    """What workers are built from."""
+
+    @property
+    def config(self) -> RunConfig:
+        """Of the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,16 +71,17 @@ class WorkerProcess:
             address=address,
         )
 
-    def build(self, address: tuple[str, int], config: RunConfig, factory: str) -> None:
+    def build(self, address: tuple[str, int], plan: WorkerPlan, factory: str) -> None:
         """Join the other ranks and become a worker. A collective over all ranks.
 
         Args:
             address: Host and port of rank 0.
-            config: The run.
+            plan: Of the run.
             factory: `module:function` that builds the worker. A name, because its module
                 imports Megatron-core and vLLM, which only a prepared process may do.
         """
-        device, per_node = self._device(), config.rl_config.actor_resource.npus_per_node
+        config, device = plan.config, self._device()
+        per_node = config.rl_config.actor_resource.npus_per_node
         seat = Seat(
             rank=self.rank,
             world_size=config.world_size,
@@ -85,7 +94,7 @@ class WorkerProcess:
             join_process_group(
                 self.platform, seat, address, timeout=timeout, listener=self.listener
             )
-            self.worker = getattr(import_module(module), function)(config, self.platform)
+            self.worker = getattr(import_module(module), function)(plan, self.platform)
         logger.info("worker %d is ready", self.rank)
 
     def call(self, method: str, arguments: tuple[Any, ...], *, answers: bool) -> Any:

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from mindrl.memory.plan import MemoryPlan
 from mindrl.memory.regions import Region
 from mindrl.memory.schedule import Move, MoveKind, label_of
 from mindrl.observability.timeline import TimelineMoment, WorkerTimeline, write_timeline
-from mindrl.preflight.memory_plan import MemoryPlan
 
 logger = logging.getLogger(__name__)
 

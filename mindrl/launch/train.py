@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +17,6 @@ from mindrl.batch.experience import MinibatchPlan
 from mindrl.cluster.colocated_actor import ColocatedActor, Ranks
 from mindrl.cluster.ray_cluster import RayCluster
 from mindrl.cluster.worker_group import WorkerGroup
-from mindrl.config.layouts import rollout_layout
 from mindrl.config.run import RunConfig, with_absolute_paths
 from mindrl.data.order import PromptOrder
 from mindrl.errors import InterruptedRunError
@@ -26,18 +25,15 @@ from mindrl.launch.memory_watch import MemoryWatch
 from mindrl.launch.provenance import provenance
 from mindrl.launch.run_data import RunData, data_lines, read_data
 from mindrl.models.cost import forward_cost
-from mindrl.models.description import read_description
 from mindrl.observability.console import StepConsole
 from mindrl.observability.logs import configure_logging
 from mindrl.observability.summary import render_summary
 from mindrl.observability.trackers import JsonlTracker, TensorboardTracker, Tracker
-from mindrl.platform.device import Platform, choose_platform
-from mindrl.preflight.checks import check
+from mindrl.platform.device import Platform
 from mindrl.preflight.derived_numbers import derived_numbers, render_numbers
 from mindrl.preflight.logprob_gap import logprob_gap_limit
-from mindrl.preflight.memory_plan import with_limits
 from mindrl.preflight.run_folders import check_folders, export_folders
-from mindrl.preflight.run_layouts import role_layouts
+from mindrl.preflight.run_plan import RunPlan
 from mindrl.rewards.scorer import RewardScorer, try_rewards
 from mindrl.rollout.sampling import Sampling
 from mindrl.trainer.grpo_trainer import GrpoTrainer
@@ -55,7 +51,7 @@ _WORKER_FACTORY = "mindrl.launch.worker:build_worker"
 class _Run:
     """What is fixed before anything is started."""
 
-    config: RunConfig
+    plan: RunPlan
     platform: Platform
     folder: RunFolder
     model_folder: Path
@@ -65,26 +61,30 @@ class _Run:
     data: TrainerData
 
 
-def train(config: RunConfig, run_dir: Path) -> dict[str, object]:
-    """Train with the algorithm of the configuration, checks and export included.
+def train(plan: RunPlan, platform: Platform, run_dir: Path) -> dict[str, object]:
+    """Train with the algorithm of the configuration, export included.
+
+    Args:
+        plan: Of a run that was checked.
+        platform: Its devices.
+        run_dir: Takes what the run leaves behind.
 
     Returns:
         The summary.
 
     Raises:
-        MindrlError: The configuration cannot run, or the run failed. Once training has begun,
-            the summary is written and shown however the run ends.
+        MindrlError: A file or a folder does not serve, or the run failed. Once training has
+            begun, the summary is written and shown however the run ends.
     """
-    run = _prepare(config, run_dir)
-    Console().print(render_numbers(derived_numbers(config, run.platform)))
+    config, run = plan.config, _prepare(plan, platform, run_dir)
+    Console().print(render_numbers(derived_numbers(config, platform)))
     summary = RunSummary(model=run.model_folder, provenance=provenance(config))
     console = StepConsole(config.megatron_training.train_iters)
     run_log = RunLog(run.folder, summary, console, _trackers(run))
     try:
         with interrupts_unwrapped(), console, _workers(run, console) as (actor, rewards):
             if config.rl_config.memory_timeline_steps:
-                plan = with_limits(config, *actor.device_limits())
-                run_log.memory_log = MemoryWatch(plan, run.folder.root)
+                run_log.memory_log = MemoryWatch(actor.memory_plan(), run.folder.root)
             trainer = _trainer(run, actor, rewards, run_log)
             with stop_requests() as heed:
                 trainer.run(run.model_folder, heed)
@@ -98,13 +98,11 @@ def train(config: RunConfig, run_dir: Path) -> dict[str, object]:
     return record
 
 
-def _prepare(config: RunConfig, run_dir: Path) -> _Run:
-    """Check and read everything that needs no cluster."""
-    platform = choose_platform(config.rl_config.device)
-    check(config, platform)
-    folder = RunFolder(root=run_dir.resolve())
+def _prepare(plan: RunPlan, platform: Platform, run_dir: Path) -> _Run:
+    """Make the folders and read everything that needs no cluster."""
+    config, folder = plan.config, RunFolder(root=run_dir.resolve())
     exports = export_folders(config, folder.root)
-    check_folders(config, folder.root, exports)
+    check_folders(plan, folder.root, exports)
     configure_logging(folder.logs / "driver.log", level=logging.INFO)
     data = read_data(config)
     for line in data_lines(data):
@@ -112,7 +110,7 @@ def _prepare(config: RunConfig, run_dir: Path) -> _Run:
     rl = config.rl_config
     try_rewards(rl.verifier_function, rl.verifier_timeout, data.train.prompts[0].answer)
     return _Run(
-        config=config,
+        plan=plan,
         platform=platform,
         folder=folder,
         model_folder=exports["actor"],
@@ -134,7 +132,7 @@ def _trainer_data(config: RunConfig, data: RunData) -> TrainerData:
 
 def _trackers(run: _Run) -> list[Tracker]:
     trackers: list[Tracker] = [JsonlTracker(run.folder.metrics)]
-    if run.config.rl_config.use_tensorboard:
+    if run.plan.config.rl_config.use_tensorboard:
         trackers.append(TensorboardTracker(run.folder.tensorboard))
     return trackers
 
@@ -144,7 +142,7 @@ def _workers(
     run: _Run, console: StepConsole
 ) -> Iterator[tuple[ColocatedActor, RewardScorer | None]]:
     """Start the reward processes, the cluster and the workers; end them in reverse order."""
-    config, rl = run.config, run.config.rl_config
+    config, rl = run.plan.config, run.plan.config.rl_config
     with ExitStack() as stack:
         scorer = None
         if rl.verifier_function:
@@ -166,11 +164,11 @@ def _workers(
         )
         stack.enter_context(cluster)
         console.note("Ray is up; starting the workers' processes")
-        whole = with_absolute_paths(config)
+        whole = replace(run.plan, config=with_absolute_paths(config))
         group = WorkerGroup(cluster, whole, run.folder.logs, _WORKER_FACTORY, console.note)
         stack.enter_context(group)
         console.note("the models are loaded")
-        yield colocated_actor(group, config), scorer
+        yield colocated_actor(group, run.plan), scorer
 
 
 def _length_penalty(config: RunConfig) -> LengthPenalty | None:
@@ -188,8 +186,8 @@ def _trainer(
     run: _Run, actor: ColocatedActor, scorer: RewardScorer | None, run_log: RunLog
 ) -> GrpoTrainer | PpoTrainer:
     """Put the parts of the algorithm together."""
-    config = run.config
-    settings = _settings(config, run.stop_token_ids)
+    config = run.plan.config
+    settings = _settings(run.plan, run.stop_token_ids)
     roles = TrainerRoles(
         policy=actor,
         reference=actor if "ref" in config.roles else None,
@@ -215,28 +213,29 @@ def _trainer(
     return PpoTrainer(with_critic, run.data, PpoRoles(**vars(roles), critic=actor), run_log)
 
 
-def colocated_actor(group: Ranks, config: RunConfig) -> ColocatedActor:
-    """Deal batches by the layouts of a configuration."""
+def colocated_actor(group: Ranks, plan: RunPlan) -> ColocatedActor:
+    """Deal batches by the layouts of a run."""
     return ColocatedActor(
         group,
-        role_layouts(config),
-        rollout_layout(config),
-        seed=config.megatron_training.seed,
-        costs=_costs(config),
+        plan.layouts,
+        plan.rollout,
+        seed=plan.config.megatron_training.seed,
+        costs=_costs(plan),
     )
 
 
-def _costs(config: RunConfig) -> Callable[[Sequence[int]], Sequence[float]] | None:
+def _costs(plan: RunPlan) -> Callable[[Sequence[int]], Sequence[float]] | None:
     """Return what sequences cost the trainer; None where they are dealt by count."""
-    if not config.rl_config.use_dynamic_bsz:
+    if not plan.config.rl_config.use_dynamic_bsz:
         return None
-    linear, quadratic = forward_cost(read_description(config.actor_config.load))
+    linear, quadratic = forward_cost(plan.models["actor"])
     return partial(sequence_costs, linear=linear, quadratic=quadratic)
 
 
-def _settings(config: RunConfig, stop_token_ids: tuple[int, ...]) -> TrainerSettings:
+def _settings(plan: RunPlan, stop_token_ids: tuple[int, ...]) -> TrainerSettings:
+    config = plan.config
     training, rl = config.megatron_training, config.rl_config
-    has_experts = read_description(config.actor_config.load).moe is not None
+    has_experts = plan.models["actor"].moe is not None
     generator = None
     if rl.shuffle_mini_batch:
         generator = torch.Generator().manual_seed(training.seed)

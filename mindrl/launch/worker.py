@@ -14,8 +14,8 @@ from mindrl.layouts.layout import TrainLayout
 from mindrl.platform.attention import attention_kernel
 from mindrl.platform.determinism import make_deterministic
 from mindrl.platform.device import Platform, configure_megatron
-from mindrl.preflight.memory_regions import RunModels, read_models
-from mindrl.preflight.run_layouts import bucket_bytes, topology
+from mindrl.preflight.run_plan import RunPlan
+from mindrl.preflight.run_shardings import RunShardings
 from mindrl.rollout.vllm.engine import EngineSettings
 from mindrl.training.megatron.model import ModelSettings
 from mindrl.training.megatron.optimizer import OptimizerSettings
@@ -31,7 +31,7 @@ from mindrl.workers.integrated_worker import (
 from mindrl.workers.weight_sync import TransitSettings
 
 
-def build_worker(config: RunConfig, platform: Platform) -> IntegratedWorker:
+def build_worker(plan: RunPlan, platform: Platform) -> IntegratedWorker:
     """Build all roles of this rank. A collective over the default process group.
 
     Raises:
@@ -39,22 +39,22 @@ def build_worker(config: RunConfig, platform: Platform) -> IntegratedWorker:
         DeviceMemoryError: A role does not fit the device.
         HostMemoryError: The host has no room for what has to leave the device.
     """
+    config, layouts = plan.config, plan.layouts
     if config.is_deterministic:
         make_deterministic()
-    models = read_models(config)
-    layouts = models.layouts
+    models = RunShardings(plan=plan)
     _configure_megatron(config, platform, layouts)
     training = config.megatron_training
     made = GroupsByLayout(seed=training.seed, timeout_minutes=training.distributed_timeout_minutes)
     groups = {role: made.of(layout) for role, layout in layouts.items()}
-    memory = plan_worker_memory(config, models, platform.device_type)
+    memory = plan_worker_memory(models, platform.device_type)
     settings = RolesSettings(
-        actor=_actor(config, platform, groups["actor"], models, memory.kv_cache_bytes),
+        actor=_actor(models, platform, groups["actor"], memory.kv_cache_bytes),
         reference=_reference(config, platform, groups),
         critic=_critic(config, platform, groups),
         reward=_reward(config, platform, groups),
     )
-    return IntegratedWorker(settings, make_device(config, platform.device_type, memory))
+    return IntegratedWorker(settings, make_device(plan, platform.device_type, memory))
 
 
 def _configure_megatron(
@@ -101,12 +101,9 @@ def _model(
 
 
 def _actor(
-    config: RunConfig,
-    platform: Platform,
-    groups: ParallelGroups,
-    models: RunModels,
-    kv_cache_bytes: int,
+    models: RunShardings, platform: Platform, groups: ParallelGroups, kv_cache_bytes: int
 ) -> ActorSettings:
+    config = models.plan.config
     actor, rl = config.actor_config, config.rl_config
     clip_low, clip_high = config.clip_range
     return ActorSettings(
@@ -130,7 +127,7 @@ def _actor(
             rl.actor_forward_micro_batch_size or actor.micro_batch_size,
             rl.actor_max_packing_token_size,
         ),
-        transit=_transit(config, models),
+        transit=_transit(models),
     )
 
 
@@ -185,14 +182,13 @@ def _reward(
     )
 
 
-def _transit(config: RunConfig, models: RunModels) -> TransitSettings:
-    generate = config.generate_config
-    assert models.reshard is not None, "read_models plans the reshard"
+def _transit(models: RunShardings) -> TransitSettings:
+    generate = models.plan.config.generate_config
     return TransitSettings(
         rollout=models.rollout,
         reshard=models.reshard,
-        ranks_per_node=topology(config).ranks_per_node,
-        bucket_bytes=bucket_bytes(config),
+        ranks_per_node=models.plan.topology.ranks_per_node,
+        bucket_bytes=models.plan.bucket_bytes,
         timeout_seconds=generate.reshard_timeout_seconds,
         verify=generate.verify_weights,
     )

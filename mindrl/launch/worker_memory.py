@@ -1,17 +1,18 @@
 """The device of a worker, sized by the plan of its memory."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch.distributed as dist
 
 from mindrl.config.run import RunConfig
 from mindrl.errors import DeviceMemoryError
+from mindrl.memory.plan import MemoryPlan, with_kv_cache
 from mindrl.platform.device_memory import device_account
 from mindrl.platform.host_arena import HostArena, require_host_memory
 from mindrl.platform.host_facts import memory_bound
-from mindrl.preflight.memory_plan import MemoryPlan, memory_plan, too_small, with_kv_cache
-from mindrl.preflight.memory_regions import RunModels
-from mindrl.preflight.run_layouts import topology
+from mindrl.preflight.memory_plan import memory_plan, too_small, with_own_kv_cache
+from mindrl.preflight.run_plan import RunPlan
+from mindrl.preflight.run_shardings import RunShardings
 from mindrl.workers.device import WorkerDevice
 from mindrl.workers.device_ledger import DeviceLedger
 
@@ -25,18 +26,21 @@ class WorkerMemory:
     kv_cache_bytes: int
 
 
-def plan_worker_memory(config: RunConfig, models: RunModels, device_type: str) -> WorkerMemory:
+def plan_worker_memory(models: RunShardings, device_type: str) -> WorkerMemory:
     """Plan the memory of this rank. A collective.
 
     Raises:
         DeviceMemoryError: The device is too small, and `rl_config.check_memory` asks.
     """
-    plan = memory_plan(config, _capacity(config, device_type), models)
+    config = models.plan.config
+    plan = memory_plan(models, _capacity(config, device_type))
     kv_cache_bytes = plan.kv_cache_bytes
     if kv_cache_bytes is None:
         # A host without a bound: the share that all its workers can have at once.
-        share = memory_bound() // topology(config).ranks_per_node
-        kv_cache_bytes = memory_plan(config, share, models).kv_cache_bytes
+        share = memory_bound() // models.plan.topology.ranks_per_node
+        kv_cache_bytes = with_own_kv_cache(
+            models, replace(plan, capacity_bytes=share)
+        ).kv_cache_bytes
         assert kv_cache_bytes is not None, "a share has a size"
         # Machines may differ, and the engines of a replica must agree.
         kv_cache_bytes = min(_of_all_ranks(kv_cache_bytes))
@@ -50,13 +54,13 @@ def plan_worker_memory(config: RunConfig, models: RunModels, device_type: str) -
     )
 
 
-def make_device(config: RunConfig, device_type: str, memory: WorkerMemory) -> WorkerDevice:
+def make_device(plan: RunPlan, device_type: str, memory: WorkerMemory) -> WorkerDevice:
     """Make the account of this rank's device and the host memory behind it. A collective.
 
     Raises:
         HostMemoryError: The host has no room for what has to leave the device.
     """
-    sizes, per_node = _of_all_ranks(memory.arena_bytes), topology(config).ranks_per_node
+    sizes, per_node = _of_all_ranks(memory.arena_bytes), plan.topology.ranks_per_node
     node = dist.get_rank() // per_node
     # Nobody allocates before all have looked: what one has pinned is no longer available.
     require_host_memory(sum(sizes[node * per_node : (node + 1) * per_node]))
@@ -65,7 +69,7 @@ def make_device(config: RunConfig, device_type: str, memory: WorkerMemory) -> Wo
         device_type=device_type,
         ledger=DeviceLedger(memory.plan.capacity_bytes),
         arena=HostArena(memory.arena_bytes, device_type=device_type),
-        movable=memory.plan.movable,
+        plan=memory.plan,
     )
 
 

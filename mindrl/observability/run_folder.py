@@ -23,6 +23,11 @@ class Need:
     """For people, such as `logs and samples`."""
 
 
+def best_folder(model: Path) -> Path:
+    """Return the folder of the best exported model, beside that of the newest."""
+    return model.with_name(f"{model.name}_best")
+
+
 def check_room(needs: Sequence[Need]) -> None:
     """Create the folders and prove that they take files, and each disk all that is to lie on it.
 

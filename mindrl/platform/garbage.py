@@ -19,6 +19,17 @@ def no_collection() -> Iterator[None]:
 
 
 @contextmanager
+def collection() -> Iterator[None]:
+    """Look for garbage after all, also when the program ends: its plan is made."""
+    atexit.unregister(gc.freeze)
+    gc.enable()
+    try:
+        yield
+    finally:
+        gc.disable()
+
+
+@contextmanager
 def planning() -> Iterator[None]:
     """Look for no garbage in a program that plans and ends, nor when it ends."""
     atexit.register(gc.freeze)

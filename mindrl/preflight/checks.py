@@ -16,6 +16,8 @@ from mindrl.platform.device import Platform
 from mindrl.preflight.export_checks import export_findings, export_places
 from mindrl.preflight.memory_checks import Capacity, judged_memory
 from mindrl.preflight.model_checks import Models, describe_models, missing_weights, model_findings
+from mindrl.preflight.run_plan import RunPlan, unordered_plan
+from mindrl.preflight.run_shardings import RunShardings
 from mindrl.preflight.shipped import unknown_sizes
 from mindrl.rewards.functions import BUILTIN_REWARDS
 from mindrl.rewards.resolve import resolve_reward
@@ -35,15 +37,20 @@ class Checked:
     """Whether memory of the devices was compared with anything."""
     models: Models | None
     """None where a folder is not there, and mindrl knows no model of its name."""
+    shardings: RunShardings | None
+    """In Megatron's own order of the ranks; None where the models cannot be run."""
 
 
-def check(config: RunConfig, platform: Platform) -> None:
-    """Refuse a run that cannot work.
+def check(config: RunConfig, platform: Platform) -> RunPlan:
+    """Refuse a run that cannot work; returns the plan of one that can.
 
     Raises:
         ConfigError: All findings, one a line.
     """
-    _refuse(config, checked_run(config, platform, device_capacity(config)))
+    checked = checked_run(config, platform, device_capacity(config))
+    _refuse(config, checked)
+    assert checked.shardings is not None, "there is a finding where the models cannot be run"
+    return checked.shardings.ordered.plan
 
 
 def check_without_files(config: RunConfig, platform: Platform) -> list[str]:
@@ -74,13 +81,14 @@ def checked_run(
     found = [*findings(config), *platform_findings(config, platform), *_rewards(config)]
     found += missing if needs_files else []
     warnings = [*learning_warnings(config)]
-    models, judges_memory = None, False
+    models, shardings, judges_memory = None, None, False
     if needs_files or not unknown_sizes(config):
         models = describe_models(config, without_weights=frozenset(absent))
         found += model_findings(config, models)
         judges_memory = not found and config.rl_config.check_memory
         if not found:
-            memory = judged_memory(config, capacity)
+            shardings = RunShardings(plan=unordered_plan(config, models.of))
+            memory = judged_memory(shardings, capacity)
             found, warnings = memory.findings, warnings + memory.warnings
     found += export_findings(export_places(config))
     # Of a folder that several roles read the same is said once.
@@ -91,6 +99,7 @@ def checked_run(
         not_checked=[] if needs_files else [*notes.values()],
         memory_checked=judges_memory and capacity.device_bytes is not None,
         models=models,
+        shardings=shardings,
     )
 
 

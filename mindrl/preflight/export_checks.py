@@ -6,7 +6,7 @@ from typing import Literal
 
 from mindrl.config.finding import Finding
 from mindrl.config.run import RunConfig
-from mindrl.trainer.run_log import best_folder
+from mindrl.observability.run_folder import best_folder
 
 Exported = Literal["actor", "critic"]
 Places = Mapping[Exported, str]

@@ -3,9 +3,10 @@
 from dataclasses import dataclass, replace
 
 from mindrl.config.run import RunConfig
+from mindrl.memory.plan import MemoryPlan, with_kv_cache
 from mindrl.memory.regions import Region
-from mindrl.preflight.memory_plan import MemoryPlan, with_kv_cache
-from mindrl.preflight.memory_regions import RunModels, offload_switches, region_bytes
+from mindrl.preflight.memory_regions import offload_switches, region_bytes
+from mindrl.preflight.run_shardings import RunShardings
 
 _MIB = 1 << 20
 
@@ -21,26 +22,26 @@ class Advice:
     saved_bytes: int
 
 
-def advice_on(config: RunConfig, plan: MemoryPlan, models: RunModels) -> list[Advice]:
+def advice_on(plan: MemoryPlan, models: RunShardings) -> list[Advice]:
     """Return every key that lowers the peak, the best first.
 
     Args:
-        config: Of the plan.
         plan: To be improved.
         models: Of the plan.
     """
+    config = models.plan.config
     variants = {
         f"{switch.section}.{switch.key}=true": replace(plan, movable=plan.movable | {region})
         for region, switch in offload_switches(config).items()
         if not switch.on
     }
     if not config.megatron_training.use_distributed_optimizer:
-        training = replace(config.megatron_training, use_distributed_optimizer=True)
-        shared = region_bytes(replace(config, megatron_training=training), models)
+        staging = plan.regions[Region.STAGING]
+        shared = region_bytes(models, staging, distributed_optimizer=True)
         variants["megatron_training.use_distributed_optimizer=true"] = replace(
             plan, regions={**plan.regions, **shared}
         )
-    smaller = _smaller_kv_cache(config, plan, models.kv_bytes_per_token)
+    smaller = _smaller_kv_cache(config, plan, models.plan.kv_bytes_per_token)
     if smaller is not None:
         variants[f"generate_config.kv_cache_mib={smaller // _MIB}"] = with_kv_cache(plan, smaller)
     found = [

@@ -7,28 +7,20 @@ from math import ceil
 import numpy as np
 
 from mindrl.config.finding import Finding, Value
-from mindrl.config.run import RunConfig
 from mindrl.errors import DeviceMemoryError
+from mindrl.memory.plan import MemoryPlan, rollout_bytes
 from mindrl.memory.regions import Region
 from mindrl.preflight.memory_advice import advice_on
 from mindrl.preflight.memory_estimates import activation_estimates
 from mindrl.preflight.memory_plan import (
-    MemoryPlan,
     memory_plan,
     one_sequence,
     plan_without_kv_cache,
-    rollout_bytes,
     too_small,
     with_own_kv_cache,
 )
-from mindrl.preflight.memory_regions import (
-    RunModels,
-    bounding_models,
-    offload_switches,
-    ordered_models,
-    with_reshard,
-)
-from mindrl.preflight.run_layouts import topology
+from mindrl.preflight.memory_regions import offload_switches
+from mindrl.preflight.run_shardings import RunShardings
 
 _MIB = 1 << 20
 _PAGE = "docs/how-to/plan-memory.md"
@@ -60,70 +52,59 @@ class JudgedMemory:
     """By estimate it does, once its activations come on top."""
 
 
-def judged_memory(config: RunConfig, capacity: Capacity) -> JudgedMemory:
+def judged_memory(models: RunShardings, capacity: Capacity) -> JudgedMemory:
     """Compare a step with the memory that there is.
 
     Args:
-        config: Without other findings.
+        models: Of a run without other findings, in Megatron's own order.
         capacity: To compare with.
     """
+    config = models.plan.config
     if not capacity.is_known or not config.rl_config.check_memory:
         return JudgedMemory(findings=[], warnings=[])
-    models = bounding_models(config)
-    bound = _bounding_plan(config, capacity, models)
-    if bound is None or not _has_room(config, capacity, bound):
-        found = [*_findings(config, capacity)]
+    bound = _bounding_plan(models, capacity)
+    if bound is None or not _has_room(models, capacity, bound):
+        found = [*_findings(models.ordered, capacity)]
     else:
         found = []
-    warnings = [] if found or bound is None else [*_activations(config, bound, models)]
+    warnings = [] if found or bound is None else [*_activations(models, bound)]
     return JudgedMemory(findings=found, warnings=warnings)
 
 
-def surely_fits(config: RunConfig, capacity: Capacity) -> bool:
-    """Whether a run fits even where one rank has the largest share of every region.
-
-    Answers in a fraction of the time of the whole plan: no reshard is planned. False says nothing.
-    """
-    bound = _bounding_plan(config, capacity, bounding_models(config))
-    return bound is not None and _has_room(config, capacity, bound)
-
-
-def _bounding_plan(config: RunConfig, capacity: Capacity, models: RunModels) -> MemoryPlan | None:
+def _bounding_plan(models: RunShardings, capacity: Capacity) -> MemoryPlan | None:
     """Give every rank the largest share of every region; None where no KV cache is left then."""
-    plan = plan_without_kv_cache(config, capacity.device_bytes, models)
+    plan = plan_without_kv_cache(models, capacity.device_bytes, models.most_staging)
     largest = {region: np.full_like(sizes, sizes.max()) for region, sizes in plan.regions.items()}
     try:
-        return with_own_kv_cache(config, replace(plan, regions=largest), models.kv_bytes_per_token)
+        return with_own_kv_cache(models, replace(plan, regions=largest))
     except DeviceMemoryError:
         return None
 
 
-def _has_room(config: RunConfig, capacity: Capacity, plan: MemoryPlan) -> bool:
-    there, per_node = capacity.host_bytes, topology(config).ranks_per_node
+def _has_room(models: RunShardings, capacity: Capacity, plan: MemoryPlan) -> bool:
+    there, per_node = capacity.host_bytes, models.plan.topology.ranks_per_node
     return plan.fits and (there is None or plan.host_bytes_of_node(per_node) <= there)
 
 
-def _findings(config: RunConfig, capacity: Capacity) -> Iterator[Finding]:
+def _findings(models: RunShardings, capacity: Capacity) -> Iterator[Finding]:
     """Ask the plan; the reshard is planned only where its messages decide."""
-    models = ordered_models(config)
     try:
-        plan = memory_plan(config, capacity.device_bytes, models)
+        plan = memory_plan(models, capacity.device_bytes, models.most_staging)
         if not plan.fits and Region.STAGING in plan.peak_instant.resident:
             # The bound on the messages alone may be what does not fit.
-            models = with_reshard(config, models)
-            plan = memory_plan(config, capacity.device_bytes, models)
+            plan = memory_plan(models, capacity.device_bytes)
     except DeviceMemoryError as error:
-        yield _no_room_for_kv_cache(config, capacity, models, str(error))
+        yield _no_room_for_kv_cache(models, capacity, str(error))
         return
     if not plan.fits:
-        yield _device(config, plan, models)
+        yield _device(models, plan)
     if capacity.host_bytes is not None:
-        yield from _host(config, plan, capacity.host_bytes)
+        yield from _host(models, plan, capacity.host_bytes)
 
 
-def _activations(config: RunConfig, plan: MemoryPlan, models: RunModels) -> Iterator[Finding]:
+def _activations(models: RunShardings, plan: MemoryPlan) -> Iterator[Finding]:
     """Name the phase that is furthest beyond the device with the estimate of its activations."""
-    estimates = activation_estimates(config, models)
+    estimates = activation_estimates(models.plan)
     needs = {
         instant.phase: int(plan.sum(instant.resident).max()) + estimates[instant.phase]
         for instant in plan.instants
@@ -140,41 +121,42 @@ def _activations(config: RunConfig, plan: MemoryPlan, models: RunModels) -> Iter
         yield Finding(text, _CAPACITY, there, page=_PAGE)
 
 
-def _device(config: RunConfig, plan: MemoryPlan, models: RunModels) -> Finding:
+def _device(models: RunShardings, plan: MemoryPlan) -> Finding:
     """Name the one key that makes the run fit; where there is none, the memory that it needs."""
     assert plan.capacity_bytes is not None, "nothing is too small where nothing is known"
-    for advice in advice_on(config, plan, models):
+    for advice in advice_on(plan, models):
         if advice.peak_bytes <= plan.capacity_bytes:
             field, _, setting = advice.setting.partition("=")
             legal: Value = True if setting == "true" else int(setting)
-            value: Value = False if legal is True else config.generate_config.kv_cache_mib
+            kv_cache_mib = models.plan.config.generate_config.kv_cache_mib
+            value: Value = False if legal is True else kv_cache_mib
             return Finding(too_small(plan), field, value, (legal,), _PAGE)
     needed = ceil(plan.peak_bytes / _MIB)
     return Finding(too_small(plan), _CAPACITY, plan.capacity_bytes // _MIB, (needed,), _PAGE)
 
 
-def _no_room_for_kv_cache(
-    config: RunConfig, capacity: Capacity, models: RunModels, text: str
-) -> Finding:
+def _no_room_for_kv_cache(models: RunShardings, capacity: Capacity, text: str) -> Finding:
     """Name the share of the device that holds one sequence beside all else, where there is one."""
     assert capacity.device_bytes is not None, "a device of unknown size is never too small"
-    others = rollout_bytes(plan_without_kv_cache(config, capacity.device_bytes, models))
-    least, _ = one_sequence(config, models.kv_bytes_per_token)
+    config = models.plan.config
+    plan = plan_without_kv_cache(models, capacity.device_bytes, models.most_staging)
+    others = rollout_bytes(plan)
+    least, _ = one_sequence(config, models.plan.kv_bytes_per_token)
     # What is left is cut to whole MiB, so one more may be needed.
     share = ceil((others + least + _MIB) / capacity.device_bytes * 100) / 100
     legal = (share,) if share <= 1 else ()
     return Finding(text, _SHARE, config.generate_config.gpu_memory_utilization, legal, _PAGE)
 
 
-def _host(config: RunConfig, plan: MemoryPlan, there: int) -> Iterator[Finding]:
+def _host(models: RunShardings, plan: MemoryPlan, there: int) -> Iterator[Finding]:
     """Compare what the workers of one machine keep on the host with its memory."""
-    per_node = topology(config).ranks_per_node
+    per_node = models.plan.topology.ranks_per_node
     needed = plan.host_bytes_of_node(per_node)
     if needed <= there:
         return
     regions = [region for region in plan.movable if region in plan.regions]
     regions.sort(key=lambda region: int(plan.sum([region]).max()), reverse=True)
-    switches = {region: offload_switches(config)[region] for region in regions}
+    switches = offload_switches(models.plan.config)
     fixes = [
         region
         for region in regions

@@ -1,36 +1,20 @@
 """Estimates of the activations of each phase, from a configuration; see models/activations."""
 
-from collections.abc import Mapping
-from typing import Protocol
-
 from mindrl.config.layout_sizes import Role
 from mindrl.config.role import LearningConfig
 from mindrl.config.run import RunConfig
-from mindrl.layouts.layout import TrainLayout
 from mindrl.memory.activations import Passes, forward_estimate, logits_estimate, update_estimate
 from mindrl.memory.regions import CHANGED_BY, Phase
-from mindrl.models.description import ModelDescription
-from mindrl.preflight.run_layouts import train_dtype
+from mindrl.preflight.run_plan import RunPlan
 
 
-class PlacedModels(Protocol):
-    """The models of a run and their layouts."""
-
-    @property
-    def descriptions(self) -> Mapping[Role, ModelDescription]:
-        """Sizes of each role's model."""
-
-    @property
-    def layouts(self) -> Mapping[Role, TrainLayout]:
-        """Layout of each role."""
-
-
-def activation_estimates(config: RunConfig, models: PlacedModels) -> dict[Phase, int]:
+def activation_estimates(plan: RunPlan) -> dict[Phase, int]:
     """Estimate the bytes that each phase of the training side needs besides its regions.
 
     For a micro-batch of the longest sequences on the rank that needs most. What the rollout
     engine needs besides weights and KV cache is not estimated.
     """
+    config = plan.config
     rl, actor = config.rl_config, config.actor_config
     actors = rl.actor_forward_micro_batch_size or actor.micro_batch_size
     references = rl.ref_forward_micro_batch_size or actor.micro_batch_size
@@ -45,10 +29,10 @@ def activation_estimates(config: RunConfig, models: PlacedModels) -> dict[Phase,
     found = {}
     for phase, role, sequences, budget in micro_batches:
         if role in config.roles:
-            passes = _passes(config, models, role, _tokens(config, sequences, budget))
+            passes = _passes(plan, role, _tokens(config, sequences, budget))
             estimate = update_estimate if phase in CHANGED_BY else forward_estimate
-            found[phase] = estimate(models.descriptions[role], passes)
-            found[phase] += _logits(config, models, role)
+            found[phase] = estimate(plan.models[role], passes)
+            found[phase] += _logits(plan, role)
     return found
 
 
@@ -60,25 +44,25 @@ def _tokens(config: RunConfig, sequences: int, budget: int | None) -> int:
     return sequences * min(config.megatron_training.seq_length, longest)
 
 
-def _logits(config: RunConfig, models: PlacedModels, role: Role) -> int:
+def _logits(plan: RunPlan, role: Role) -> int:
     """Estimate the logits of a role; a value head has none."""
     if role in ("critic", "reward"):
         return 0
-    tp, chunk = models.layouts[role].tp, config.actor_config.logprob_chunk_tokens
-    return logits_estimate(models.descriptions[role], tp, chunk)
+    tp, chunk = plan.layouts[role].tp, plan.config.actor_config.logprob_chunk_tokens
+    return logits_estimate(plan.models[role], tp, chunk)
 
 
-def _passes(config: RunConfig, models: PlacedModels, role: Role, tokens: int) -> Passes:
-    layout = models.layouts[role]
+def _passes(plan: RunPlan, role: Role, tokens: int) -> Passes:
+    config, layout = plan.config, plan.layouts[role]
     learning: LearningConfig = config.actor_config
     if role == "critic" and config.critic_config is not None:
         learning = config.critic_config
     has_cut_tokens = config.megatron_training.sequence_parallel or (
-        models.descriptions[role].moe is not None
+        plan.models[role].moe is not None
     )
     return Passes(
         layout=layout,
-        dtype=train_dtype(config),
+        dtype=plan.train_dtype,
         sequence_parallel=has_cut_tokens and layout.tp > 1,
         tokens=tokens,
         recompute=learning.recompute_granularity,

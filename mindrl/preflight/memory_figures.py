@@ -2,13 +2,12 @@
 
 from dataclasses import dataclass
 
-from mindrl.config.run import RunConfig
+from mindrl.memory.plan import MemoryPlan
 from mindrl.memory.regions import Phase
 from mindrl.memory.schedule import MoveKind
 from mindrl.preflight.memory_advice import Advice, advice_on
 from mindrl.preflight.memory_estimates import activation_estimates
-from mindrl.preflight.memory_plan import MemoryPlan
-from mindrl.preflight.memory_regions import RunModels
+from mindrl.preflight.run_shardings import RunShardings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +49,10 @@ class MemoryFigures:
     advice: list[Advice]
 
 
-def figures_of(config: RunConfig, plan: MemoryPlan, models: RunModels) -> MemoryFigures:
+def figures_of(plan: MemoryPlan, models: RunShardings) -> MemoryFigures:
     """Sum up a plan."""
     rank = plan.peak_rank
-    estimates = activation_estimates(config, models)
+    estimates = activation_estimates(models.plan)
     out, back = plan.copied
     out_bytes, back_bytes = plan.copied_bytes
     kv_cache = plan.kv_cache_bytes
@@ -68,13 +67,13 @@ def figures_of(config: RunConfig, plan: MemoryPlan, models: RunModels) -> Memory
         moments=_moments(plan, rank, estimates),
         peak_bytes_of_ranks=plan.totals.max(axis=0).tolist(),
         kv_cache_bytes=kv_cache,
-        kv_cache_tokens=None if kv_cache is None else kv_cache // models.kv_bytes_per_token,
+        kv_cache_tokens=None if kv_cache is None else kv_cache // models.plan.kv_bytes_per_token,
         host_bytes=int(plan.host_bytes.max()),
         copied_to_host=[region.value for region in out],
         copied_to_host_bytes=int(out_bytes.max()),
         copied_to_device=[region.value for region in back],
         copied_to_device_bytes=int(back_bytes.max()),
-        advice=advice_on(config, plan, models),
+        advice=advice_on(plan, models),
     )
 
 

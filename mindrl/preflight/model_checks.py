@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from mindrl.checkpoint.files import check_files
@@ -44,13 +45,14 @@ def describe_models(config: RunConfig, *, without_weights: frozenset[Role] = fro
     """
     models: dict[Role, ModelDescription] = {}
     broken = []
+    described = cache(read_description)
     for role in config.roles:
         key, path = config.model_key(role), config.model_path(role)
         try:
             if role in without_weights:
-                models[role] = read_description(sizes_path(config, role))
+                models[role] = described(sizes_path(config, role))
                 continue
-            models[role] = read_description(path)
+            models[role] = described(path)
             _check_weights(role, path, models[role])
         except MindrlError as error:
             broken.append(Finding(f"{key}: {error}", key, path))

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from mindrl.config.layout_sizes import Role
 from mindrl.config.run import RunConfig
 from mindrl.layouts.layout import TrainLayout
+from mindrl.memory.plan import MemoryPlan
 from mindrl.preflight.memory_figures import MomentFigures, figures_of
-from mindrl.preflight.memory_plan import MemoryPlan
-from mindrl.preflight.memory_regions import RunModels
-from mindrl.preflight.run_layouts import topology
+from mindrl.preflight.run_plan import RunPlan
+from mindrl.preflight.run_shardings import RunShardings
 from mindrl.resharding.figures import PlanFigures
 from mindrl.resharding.figures import figures_of as reshard_figures_of
 
@@ -84,21 +84,20 @@ class RunFigures:
     """In the order of the ranks that `generate_config.rank_map` gives."""
 
 
-def run_figures(name: str, config: RunConfig, plan: MemoryPlan, models: RunModels) -> RunFigures:
+def run_figures(name: str, plan: MemoryPlan, models: RunShardings) -> RunFigures:
     """Sum a run up.
 
     Args:
         name: Of the configuration.
-        config: Without findings.
         plan: Its memory.
         models: Of the plan.
     """
-    memory = figures_of(config, plan, models)
+    config, memory = models.plan.config, figures_of(plan, models)
     return RunFigures(
         config=name,
         ranks=config.world_size,
-        ranks_per_node=topology(config).ranks_per_node,
-        roles=_roles(config, models),
+        ranks_per_node=models.plan.topology.ranks_per_node,
+        roles=_roles(models.plan),
         batch=_batch(config),
         regions={
             region.value: RegionFigures(largest=int(sizes.max()), all_ranks=int(sizes.sum()))
@@ -111,18 +110,20 @@ def run_figures(name: str, config: RunConfig, plan: MemoryPlan, models: RunModel
         capacity_bytes=memory.capacity_bytes,
         kv_cache_tokens=memory.kv_cache_tokens,
         host_bytes=memory.host_bytes,
-        reshard=_reshard(config, models),
+        reshard=reshard_figures_of(
+            models.reshard, models.plan.topology, gbit_per_second=_GBIT_PER_SECOND
+        ),
     )
 
 
-def _roles(config: RunConfig, models: RunModels) -> dict[str, RoleFigures]:
+def _roles(plan: RunPlan) -> dict[str, RoleFigures]:
     found = {
         str(role): _role(
-            config.model_path(role), layout, experts=models.descriptions[role].moe is not None
+            plan.config.model_path(role), layout, experts=plan.models[role].moe is not None
         )
-        for role, layout in models.layouts.items()
+        for role, layout in plan.layouts.items()
     }
-    return {**found, "rollout": _rollout(config)}
+    return {**found, "rollout": _rollout(plan.config)}
 
 
 def _role(model: str, layout: TrainLayout, *, experts: bool) -> RoleFigures:
@@ -194,8 +195,3 @@ def _micro_batches(config: RunConfig) -> dict[str, int]:
         for name, role, sequences, size in passes
         if role in config.roles
     }
-
-
-def _reshard(config: RunConfig, models: RunModels) -> PlanFigures:
-    assert models.reshard is not None, "a run's figures need the plan of its reshard"
-    return reshard_figures_of(models.reshard, topology(config), gbit_per_second=_GBIT_PER_SECOND)

@@ -7,10 +7,9 @@ from mindrl.checkpoint.rank_files import table_bytes
 from mindrl.config.run import RunConfig
 from mindrl.errors import OutputError
 from mindrl.models.decoder import whole_side
-from mindrl.models.description import read_description
 from mindrl.observability.run_folder import Need, check_room
 from mindrl.preflight.export_checks import Exported, export_findings, export_places
-from mindrl.preflight.run_layouts import train_dtype
+from mindrl.preflight.run_plan import RunPlan
 
 LOG_BYTES = 64 << 20
 """Free space that logs and samples want, besides the exported models."""
@@ -28,13 +27,13 @@ def export_folders(config: RunConfig, root: Path) -> dict[Exported, Path]:
     return {role: Path(folder).resolve() for role, folder in places.items()}
 
 
-def check_folders(config: RunConfig, root: Path, exports: Mapping[Exported, Path]) -> None:
+def check_folders(plan: RunPlan, root: Path, exports: Mapping[Exported, Path]) -> None:
     """Make the folders of a run, and compare what it will write with what their disks have free.
 
     Raises:
         OutputError: A folder cannot be written, or a disk is too small.
     """
-    training = config.megatron_training
+    training = plan.config.megatron_training
     # An export stands beside the one before it until it is whole, and beside the best one.
     several = 0 < training.save_interval < training.train_iters
     copies = {"actor": 3 if training.test_data_path else 2, "critic": 2} if several else {}
@@ -42,7 +41,7 @@ def check_folders(config: RunConfig, root: Path, exports: Mapping[Exported, Path
     needs += [
         Need(
             folder=folder.parent,
-            needed_bytes=copies.get(role, 1) * export_bytes(config, role),
+            needed_bytes=copies.get(role, 1) * export_bytes(plan, role),
             what=f"{copies.get(role, 1)} x the exported {role}",
         )
         for role, folder in exports.items()
@@ -50,13 +49,13 @@ def check_folders(config: RunConfig, root: Path, exports: Mapping[Exported, Path
     check_room(needs)
 
 
-def export_bytes(config: RunConfig, role: Exported) -> int:
+def export_bytes(plan: RunPlan, role: Exported) -> int:
     """Count the bytes of an exported model's weights."""
     side = whole_side(
-        read_description(config.model_path(role)),
+        plan.models[role],
         world_size=1,
         holders=[0],
-        dtype=train_dtype(config),
+        dtype=plan.train_dtype,
         head="value" if role == "critic" else "vocabulary",
     )
     return table_bytes(side.table(0), side.dtype)

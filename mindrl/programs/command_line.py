@@ -2,28 +2,21 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
-from rich.console import Console
-from rich.markup import escape
 
 from mindrl.config.hydra_defaults import register_defaults
 from mindrl.config.run import RunConfig
-from mindrl.data.vocabulary import has_vocabulary
 from mindrl.errors import ConfigError, OutputError
 from mindrl.launch.interrupts import signals_as_errors
-from mindrl.platform.device import planned_platform
 from mindrl.platform.environment import prepare_driver
-from mindrl.preflight.checks import check_without_files
-from mindrl.preflight.derived_numbers import derived_numbers, render_numbers
-from mindrl.preflight.shipped import note_shipped_sizes
+from mindrl.platform.garbage import planning
 from mindrl.programs.compose import beside, check_overrides, composing, run_config, searched
 from mindrl.programs.exits import exit_code
-from mindrl.rewards.scorer import try_rewards
 
 Train = Callable[[RunConfig, Path], object]
 
@@ -52,6 +45,9 @@ def run_program(train: Train, *, default_config: str, adv_estimator: str) -> int
             config = run_config(composed)
             _check_program(config, adv_estimator)
             if dry_run:
+                # Imported late: a run and its refusal do without.
+                from mindrl.programs.dry_run import explain  # noqa: PLC0415
+
                 explain(config)
             else:
                 train(config, Path(HydraConfig.get().runtime.output_dir))
@@ -65,41 +61,8 @@ def run_program(train: Train, *, default_config: str, adv_estimator: str) -> int
             raise error
         return 0
 
-    return exit_code(checked)
-
-
-def explain(config: RunConfig) -> None:
-    """Validate a configuration without a cluster and print what follows from it.
-
-    Raises:
-        ConfigError: The configuration cannot run.
-    """
-    platform = planned_platform(config.rl_config.device)
-    console = Console()
-    missing = check_without_files(config, platform)
-    console.print(render_numbers(derived_numbers(config, platform)))
-    for finding in missing:
-        console.print(f"not here, so not checked: {escape(finding)}", soft_wrap=True)
-    note_shipped_sizes(config)
-    for line in _data_lines(config):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-    console.print("the configuration is valid")
-
-
-def _data_lines(config: RunConfig) -> Iterator[str]:
-    training, trusts = config.megatron_training, config.generate_config.trust_remote_code
-    files = (training.data_path, training.test_data_path)
-    rows_here = all(path is None or Path(path).is_file() for path in files)
-    if not (rows_here and has_vocabulary(config.tokenizer_path, trust_remote_code=trusts)):
-        yield "rows and chat template not checked: a data file or the tokenizer is not here"
-        return
-    # Imported late: it brings transformers along.
-    from mindrl.launch.run_data import data_lines, read_data  # noqa: PLC0415
-
-    data = read_data(config)
-    yield from data_lines(data)
-    rl = config.rl_config
-    try_rewards(rl.verifier_function, rl.verifier_timeout, data.train.prompts[0].answer)
+    with planning():
+        return exit_code(checked)
 
 
 def _check_program(config: RunConfig, adv_estimator: str) -> None:

@@ -10,8 +10,8 @@ from rich.table import Table
 
 from mindrl.observability.units import memory_text
 from mindrl.preflight.memory_plan import memory_plan
-from mindrl.preflight.memory_regions import read_models
 from mindrl.preflight.run_figures import BatchFigures, Groups, RunFigures, run_figures
+from mindrl.preflight.run_shardings import planned_shardings
 from mindrl.preflight.shipped import note_shipped_sizes
 from mindrl.programs.plan_options import (
     add_run_options,
@@ -48,9 +48,9 @@ def add_explain_parser(plans: "argparse._SubParsersAction[argparse.ArgumentParse
 
 def _explain(options: argparse.Namespace) -> int:
     config = planned_config(options)
-    models = read_models(config)
-    plan = memory_plan(config, device_bytes(config, options), models)
-    figures = run_figures(options.config_name, config, plan, models)
+    models = planned_shardings(config)
+    plan = memory_plan(models, device_bytes(config, options))
+    figures = run_figures(options.config_name, plan, models)
     if options.json:
         print_answer(config, asdict(figures))
     else:

@@ -9,7 +9,7 @@ from mindrl.errors import DeviceMemoryError
 from mindrl.observability.units import memory_text
 from mindrl.preflight.memory_figures import MemoryFigures, figures_of
 from mindrl.preflight.memory_plan import memory_plan, plan_without_kv_cache
-from mindrl.preflight.memory_regions import read_models
+from mindrl.preflight.run_shardings import planned_shardings
 from mindrl.preflight.shipped import note_shipped_sizes
 from mindrl.programs.exits import FAILED, report
 from mindrl.programs.memory_table import print_memory
@@ -47,14 +47,14 @@ def add_memory_parser(plans: "argparse._SubParsersAction[argparse.ArgumentParser
 def _memory(options: argparse.Namespace) -> int:
     config = planned_config(options)
     capacity_bytes = device_bytes(config, options)
-    models = read_models(config)
+    models = planned_shardings(config)
     refusal = []
     try:
-        plan = memory_plan(config, capacity_bytes, models)
+        plan = memory_plan(models, capacity_bytes)
     except DeviceMemoryError as error:
-        plan = plan_without_kv_cache(config, capacity_bytes, models)
+        plan = plan_without_kv_cache(models, capacity_bytes)
         refusal = [str(error)]
-    figures = figures_of(config, plan, models)
+    figures = figures_of(plan, models)
     if options.json:
         print_answer(config, asdict(figures))
     else:

@@ -13,22 +13,23 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mindrl.config.layout_sizes import Role
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
+from mindrl.memory.plan import (
+    Counts,
+    MemoryPlan,
+    RegionBytes,
+    kv_cache_left,
+    rollout_bytes,
+    with_kv_cache,
+)
 from mindrl.memory.regions import Phase, Region
 from mindrl.memory.schedule import Roles
 from mindrl.models.decoder import ELEMENT_BYTES
-from mindrl.models.description import ModelDescription
 from mindrl.models.memory import kv_bytes_per_token
 from mindrl.preflight.memory_estimates import activation_estimates
-from mindrl.preflight.memory_plan import MemoryPlan, kv_cache_left, rollout_bytes, with_kv_cache
-from mindrl.preflight.memory_regions import (
-    Counts,
-    RegionBytes,
-    RunModels,
-    host_rounding,
-    region_bytes,
-)
+from mindrl.preflight.memory_regions import host_rounding, region_bytes
+from mindrl.preflight.run_plan import unordered_plan
+from mindrl.preflight.run_shardings import RunShardings
 from mindrl.propose.candidates import (
     PARTS,
     ROLLOUT_SHARE,
@@ -116,26 +117,17 @@ class Misfit:
     """Whose memory."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Placed:
-    """The models of a run by their sizes alone."""
-
-    descriptions: Mapping[Role, ModelDescription]
-    layouts: Mapping[Role, TrainLayout]
-
-
 def prepared(task: Task, layout: TrainLayout) -> Prepared:
     """Work out what all candidates of a training layout share."""
-    placed = _Placed(
-        descriptions=dict.fromkeys(task.roles, task.model),
-        layouts=dict.fromkeys(task.roles, layout),
-    )
+    models = dict.fromkeys(task.roles, task.model)
     candidate = Candidate(training=layout, rollout=RolloutLayout(dp=task.devices))
     settings = all_settings(task, layout)
     return Prepared(
         layout=layout,
         activations={
-            each: activation_estimates(candidate_config(task, candidate, each), placed)
+            each: activation_estimates(
+                unordered_plan(candidate_config(task, candidate, each), models)
+            )
             for each in settings
         },
         seconds={each: training_seconds(task, layout, each) for each in settings},
@@ -175,20 +167,22 @@ def least_sizes(task: Task, candidate: Candidate) -> Sizes:
     )
 
 
-def exact_sizes(task: Task, candidate: Candidate, models: RunModels) -> Sizes:
+def exact_sizes(task: Task, models: RunShardings, staging: Counts) -> Sizes:
     """Return the bytes of all ranks; the reshard costs what no plan is below.
 
     Args:
         task: Of the candidate.
-        candidate: Layouts.
         models: Of its configuration.
+        staging: Messages in flight on each rank.
     """
-    config = candidate_config(task, candidate, Settings())
-    regions = region_bytes(config, models)
+    training = models.plan.config.megatron_training
+    regions = region_bytes(
+        models, staging, distributed_optimizer=training.use_distributed_optimizer
+    )
     return Sizes(
         regions=regions,
         host_rounding=host_rounding(models),
-        per_token=models.kv_bytes_per_token,
+        per_token=models.plan.kv_bytes_per_token,
         reshard_seconds=least_reshard_seconds(task, regions),
     )
 

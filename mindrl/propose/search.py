@@ -13,8 +13,9 @@ import numpy as np
 
 from mindrl.errors import ConfigError
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
+from mindrl.memory.plan import Counts
 from mindrl.memory.regions import Phase, Region
-from mindrl.preflight.memory_regions import Counts, RunModels, bounding_models, read_models
+from mindrl.preflight.run_shardings import RunShardings, planned_shardings, unordered_shardings
 from mindrl.propose.candidates import (
     Candidate,
     Settings,
@@ -164,10 +165,10 @@ class _Sweep:
             self._push(_Entry(candidate=candidate, fit=found), stage)
 
     def _measure(self, candidate: Candidate) -> None:
-        models = bounding_models(candidate_config(self.task, candidate, Settings()))
+        models = unordered_shardings(candidate_config(self.task, candidate, Settings()))
         # Messages are counted with the plan of the reshard.
-        models = replace(models, most_staging=0)
-        self._judge(candidate, exact_sizes(self.task, candidate, models), _MEASURED)
+        none = np.zeros_like(models.most_staging)
+        self._judge(candidate, exact_sizes(self.task, models, none), _MEASURED)
 
     def _plan(self, entry: "_Entry") -> None:
         """Plan the reshard, while there is time for it."""
@@ -187,7 +188,9 @@ class _Sweep:
         else:
             self._push(_Entry(candidate=entry.candidate, fit=found, moved=moved), _PLANNED)
 
-    def _fit_planned(self, candidate: Candidate, models: RunModels, seconds: float) -> Fit | Misfit:
+    def _fit_planned(
+        self, candidate: Candidate, models: RunShardings, seconds: float
+    ) -> Fit | Misfit:
         """Fit a candidate with its reshard; rounds are made only where messages decide."""
 
         def fitted(staging: Counts) -> Fit | Misfit:
@@ -195,8 +198,8 @@ class _Sweep:
             exact = replace(sizes, regions=regions, reshard_seconds=seconds)
             return best_fit(self.task, self.ready[candidate.training], candidate.rollout, exact)
 
-        sizes = exact_sizes(self.task, candidate, replace(models, reshard=None))
-        most = sizes.regions[Region.STAGING]
+        most = models.most_staging
+        sizes = exact_sizes(self.task, models, most)
         without, with_most = fitted(np.zeros_like(most)), fitted(most)
         if isinstance(with_most, Fit) and without == with_most:
             return with_most
@@ -217,10 +220,9 @@ class _Entry:
     moved: Moved | None = None
 
 
-def planned_models(task: Task, candidate: Candidate) -> tuple[RunModels, Moved]:
+def planned_models(task: Task, candidate: Candidate) -> tuple[RunShardings, Moved]:
     """Return the models of a candidate with the plan of its reshard, and what that moves."""
-    models = read_models(candidate_config(task, candidate, Settings()))
-    assert models.reshard is not None, "read_models plans the reshard"
+    models = planned_shardings(candidate_config(task, candidate, Settings()))
     return models, moved_by(task, models.reshard.pair_bytes)
 
 

@@ -18,13 +18,14 @@ from mindrl.batch.rollouts import Rollouts
 from mindrl.data.order import PromptOrder
 from mindrl.errors import RewardError, SkippedUpdatesError, StopRequestedError
 from mindrl.observability.metrics import Metrics, merge, update_metrics
+from mindrl.observability.run_folder import best_folder
 from mindrl.observability.samples import Sample
 from mindrl.observability.timing import StageTimer
 from mindrl.rewards.scores import Scores
 from mindrl.rollout.sampling import Sampling
 from mindrl.trainer.reward_manager import Rewarded, RewardManager, RewardSources
 from mindrl.trainer.roles import Policy, ReferenceModel, Workers
-from mindrl.trainer.run_log import RunLog, best_folder
+from mindrl.trainer.run_log import RunLog
 from mindrl.trainer.step_checks import StepChecks
 
 ExperienceT = TypeVar("ExperienceT", bound=Experience)

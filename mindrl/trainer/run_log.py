@@ -13,6 +13,7 @@ from mindrl.errors import OutputError
 from mindrl.observability.console import StepConsole
 from mindrl.observability.metrics import Metrics
 from mindrl.observability.output_errors import output_errors
+from mindrl.observability.run_folder import best_folder
 from mindrl.observability.samples import Sample, SampleLog, render
 from mindrl.observability.summary import write_json_atomically
 from mindrl.observability.timeline import TimelineMoment
@@ -124,11 +125,6 @@ class RunSummary:
             "model_best_accuracy": self.accuracy_best,
             **self.provenance,
         }
-
-
-def best_folder(model: Path) -> Path:
-    """Return the folder of the best exported model, beside that of the newest."""
-    return model.with_name(f"{model.name}_best")
 
 
 class MemoryLog(Protocol):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from mindrl.memory.plan import MemoryPlan
 from mindrl.memory.regions import DEAD_AFTER_USE, Region
 from mindrl.platform.device_memory import give_back_unused
 from mindrl.platform.heap import release_free_heap
@@ -20,8 +21,12 @@ class WorkerDevice:
     device_type: str
     ledger: DeviceLedger
     arena: HostArena
-    movable: frozenset[Region]
-    """What leaves the device while it is not needed."""
+    plan: MemoryPlan
+
+    @property
+    def movable(self) -> frozenset[Region]:
+        """What leaves the device while it is not needed."""
+        return self.plan.movable
 
     def hold(self, name: Region, tensors: Iterable[Tensor]) -> StoredRegion:
         """Enter the storages behind some tensors into the account.

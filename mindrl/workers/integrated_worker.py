@@ -11,6 +11,7 @@ from mindrl.algorithms.value_loss import ValueLoss
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import CriticMinibatch, Logprobs, Sequences, SequenceScores, Values
 from mindrl.checkpoint.new_folder import keep_folder
+from mindrl.memory.plan import MemoryPlan
 from mindrl.memory.regions import Phase, Region
 from mindrl.observability.memory import process_memory
 from mindrl.observability.timeline import TimelineMoment
@@ -164,9 +165,9 @@ class IntegratedWorker(ActorHybridWorker):
         if dist.get_rank() == 0:
             keep_folder(Path(folder), Path(kept))
 
-    def device_limits(self) -> tuple[int | None, int]:
-        """Return the device's capacity, None without a bound, and what the KV cache may take."""
-        return self.device.ledger.capacity_bytes, self.settings.engine.kv_cache_bytes
+    def memory_plan(self) -> MemoryPlan:
+        """Return what lies on every device at each moment."""
+        return self.device.plan
 
     def export_critic(self, folder: str, record: Mapping[str, object]) -> None:
         """Export the critic's weights to a Hugging Face folder, with a record of them."""

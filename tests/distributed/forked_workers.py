@@ -16,9 +16,9 @@ from typing import Any
 
 from zygote import Order, receive, send
 
-from mindrl.config.run import RunConfig
 from mindrl.platform.device import PLATFORMS
 from mindrl.platform.rendezvous import listen
+from mindrl.preflight.run_plan import RunPlan
 
 BUILD_WORKER = "mindrl.launch.worker:build_worker"
 
@@ -39,10 +39,10 @@ class ForkedWorkers:
             )
         self.ready = False
 
-    def start(self, config: RunConfig) -> "ForkedGroup":
-        """Fork one rank per device of the configuration and wait until all are built."""
-        arguments = (config, PLATFORMS["cpu"])
-        group = self._fork(BUILD_WORKER, arguments, config.world_size, stays=True)
+    def start(self, plan: RunPlan) -> "ForkedGroup":
+        """Fork one rank per device of the run and wait until all are built."""
+        arguments = (plan, PLATFORMS["cpu"])
+        group = self._fork(BUILD_WORKER, arguments, plan.config.world_size, stays=True)
         group.collect()
         return group
 

@@ -16,6 +16,7 @@ from mindrl.batch.prompts import Prompt
 from mindrl.config.generate import SamplingConfig
 from mindrl.config.run import RunConfig
 from mindrl.launch.train import colocated_actor
+from mindrl.preflight.run_shardings import planned_shardings
 from mindrl.rollout.sampling import Sampling
 
 PROMPTS = [
@@ -47,8 +48,9 @@ class Trace:
 
 def train_for_three_steps(workers: ForkedWorkers, config: RunConfig) -> Trace:
     """Roll out, score and update three times, with advantages that depend on tokens alone."""
-    group = workers.start(config)
-    actor = colocated_actor(group, config)
+    plan = planned_shardings(config).plan
+    group = workers.start(plan)
+    actor = colocated_actor(group, plan)
     trace = Trace(losses=[], grad_norms=[], gaps=[], tokens=[], greedy=[], received=[])
     for step in range(3):
         rollouts = actor.generate_sequences(PROMPTS, SAMPLING, step=step)

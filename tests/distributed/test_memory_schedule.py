@@ -27,10 +27,12 @@ from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError
 from mindrl.launch.memory_watch import MemoryWatch
 from mindrl.launch.train import colocated_actor
+from mindrl.memory.plan import MemoryPlan
 from mindrl.observability.timeline import TimelineMoment
 from mindrl.platform.device import PLATFORMS
 from mindrl.preflight.checks import check
-from mindrl.preflight.memory_plan import MemoryPlan, memory_plan, with_limits
+from mindrl.preflight.memory_plan import memory_plan
+from mindrl.preflight.run_shardings import planned_shardings
 
 pytestmark = pytest.mark.distributed
 
@@ -136,16 +138,16 @@ def configured(
 @pytest.fixture(scope="module")
 def colocated(forked_workers: ForkedWorkers, configured: Callable[..., RunConfig]) -> Colocated:
     config = configured()
-    check(config, PLATFORMS["cpu"])
-    group = forked_workers.start(config)
-    actor = colocated_actor(group, config)
+    plan = check(config, PLATFORMS["cpu"])
+    group = forked_workers.start(plan)
+    actor = colocated_actor(group, plan)
     steps = [take_step(actor, config, 0), take_step(actor, config, 1)]
     group.call_all("flush_metrics")
     actor.record_memory(is_on=True)
     steps.append(take_step(actor, config, 2))
     made = Colocated(
         config=config,
-        plan=with_limits(config, *actor.device_limits()),
+        plan=actor.memory_plan(),
         steps=steps,
         metrics=group.call_all("flush_metrics"),
         moments=actor.flush_moments(),
@@ -216,7 +218,7 @@ def test_the_timeline_that_was_predicted_is_measured_to_the_byte(colocated: Colo
 
     The one moment left out: on a host the engine's weights take memory only as they are filled.
     """
-    plan = memory_plan(colocated.config, CAPACITY_MIB * MIB)
+    plan = memory_plan(planned_shardings(colocated.config), CAPACITY_MIB * MIB)
     for rank, moments in enumerate(colocated.moments):
         predicted = plan.of_rank(rank)
         assert [(moment.phase, moment.label) for moment in moments] == [
@@ -268,7 +270,8 @@ def test_200_swaps_leave_device_arena_and_process_as_large_as_they_were(
     forked_workers: ForkedWorkers, configured: Callable[..., RunConfig]
 ) -> None:
     """29 rounds of 7 phases, behind 6 rounds in which the heap finds its size."""
-    for taken in forked_workers.run("schedule_probe:swaps", configured(), 35, ranks=2):
+    plan = planned_shardings(configured()).plan
+    for taken in forked_workers.run("schedule_probe:swaps", plan, 35, ranks=2):
         warm, later = taken[5], taken[6:]
         for name in ("device", "host arena", "places in the arena"):
             assert {each[name] for each in later} == {warm[name]}
@@ -289,13 +292,13 @@ def test_without_the_switches_the_plan_refuses_the_run_and_the_device_does(
     )
 
     forced = configured(ALL_STAYS | {"rl_config.check_memory": False})
-    check(forced, PLATFORMS["cpu"])
+    plan = check(forced, PLATFORMS["cpu"])
     # The reward model and the critic are built first.
     message = (
         "out of device memory of 8.0 MiB: critic_optimizer needs 2.4 MiB more beside "
         "critic_weights 2.4 MiB, critic_gradients 2.4 MiB, reward_weights 2.4 MiB"
     )
-    refusals = forked_workers.run("schedule_probe:refusal", forced, ranks=2)
+    refusals = forked_workers.run("schedule_probe:refusal", plan, ranks=2)
     assert refusals == [message, message]
 
 
@@ -309,7 +312,7 @@ def test_a_device_of_one_mebibyte_less_is_refused_before_the_start(
 def test_a_worker_plans_its_reshard_once_and_all_its_exports_once(
     forked_workers: ForkedWorkers, configured: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
-    """By the calls that choose orders of the ranks, cut into cells, and choose senders."""
-    folder = str(tmp_path / "model")
-    found = forked_workers.run("schedule_probe:planned", configured(), folder, ranks=2)
-    assert found == [([1, 1, 1], [1, 2, 2])] * 2
+    """By the calls that order ranks, shard two kinds of model, cut, and choose senders."""
+    folder, plan = str(tmp_path / "model"), planned_shardings(configured()).plan
+    found = forked_workers.run("schedule_probe:planned", plan, folder, ranks=2)
+    assert found == [([0, 2, 1, 1, 1], [0, 2, 1, 2, 2])] * 2

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mindrl.config.run import RunConfig
 from mindrl.launch.train import colocated_actor
+from mindrl.preflight.run_shardings import planned_shardings
 
 pytestmark = pytest.mark.distributed
 
@@ -75,8 +76,9 @@ class Course:
 
 
 def run_of(workers: ForkedWorkers, config: RunConfig, folder: Path) -> Course:
-    group = workers.start(config)
-    actor = colocated_actor(group, config)
+    plan = planned_shardings(config).plan
+    group = workers.start(plan)
+    actor = colocated_actor(group, plan)
     actor.export(folder / "initial", {"step": 0})
     traces = [take_step(actor, config, step) for step in range(STEPS)]
     answers = actor.generate_sequences(PROMPTS, GREEDY, step=0)

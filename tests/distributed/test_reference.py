@@ -11,6 +11,7 @@ from mindrl.batch.prompts import Prompt
 from mindrl.config.generate import SamplingConfig
 from mindrl.config.run import RunConfig
 from mindrl.launch.train import colocated_actor
+from mindrl.preflight.run_shardings import planned_shardings
 from mindrl.rollout.sampling import Sampling
 
 PROMPTS = [Prompt(uid=uid, token_ids=(5 + uid, 6, 7), text="", answer="") for uid in range(4)]
@@ -36,8 +37,9 @@ def test_the_reference_is_the_model_of_its_own_path_and_stays_so_while_the_actor
             "rl_config.integrated_mode_config.ref_model_load_path": str(random_model(True)),
         },
     )
-    group = forked_workers.start(with_reference)
-    actor = colocated_actor(group, with_reference)
+    plan = planned_shardings(with_reference).plan
+    group = forked_workers.start(plan)
+    actor = colocated_actor(group, plan)
     rollouts = actor.generate_sequences(PROMPTS, SAMPLING, step=0)
     sequences = rollouts.sequences()
     before = actor.compute_ref_logprobs(sequences).logprobs_BT
@@ -57,9 +59,9 @@ def test_the_reference_is_the_model_of_its_own_path_and_stays_so_while_the_actor
     moved = actor.compute_logprobs(sequences).logprobs_BT
     group.stop()
 
-    reference_alone = run_config(random_model(True), TWO_RANKS)
-    group = forked_workers.start(reference_alone)
-    expected = colocated_actor(group, reference_alone).compute_logprobs(sequences).logprobs_BT
+    alone = planned_shardings(run_config(random_model(True), TWO_RANKS)).plan
+    group = forked_workers.start(alone)
+    expected = colocated_actor(group, alone).compute_logprobs(sequences).logprobs_BT
     group.stop()
 
     assert torch.equal(before, expected)

@@ -7,8 +7,9 @@ import pytest
 from checked_runs import DEVICES, TRAIN_TP, MakeConfig, model_folder, overrides
 
 from mindrl.config.run import RunConfig
-from mindrl.preflight.memory_checks import Capacity, judged_memory, surely_fits
+from mindrl.preflight.memory_checks import Capacity, judged_memory
 from mindrl.preflight.memory_plan import memory_plan
+from mindrl.preflight.run_shardings import planned_shardings, unordered_shardings
 
 MIB = 1 << 20
 PP = "actor_config.pipeline_model_parallel_size"
@@ -27,15 +28,22 @@ def small_run(tmp_path: Path, run_config: MakeConfig, sizes: dict[str, Any]) -> 
     return run_config(folder, overrides(tmp_path) | sizes | small)
 
 
+def surely_fits(config: RunConfig, device_bytes: int) -> bool:
+    """Say whether a run fits by its bound alone: nothing is looked for, and no reshard planned."""
+    models = unordered_shardings(config)
+    found = judged_memory(models, Capacity(device_bytes=device_bytes)).findings
+    return not found and not {"ordered", "cells", "reshard"} & vars(models).keys()
+
+
 @pytest.mark.parametrize("sizes", LAYOUTS)
 def test_what_surely_fits_does_fit(
     sizes: dict[str, Any], tmp_path: Path, run_config: MakeConfig
 ) -> None:
     config = small_run(tmp_path, run_config, sizes)
-    peak = memory_plan(config, None).peak_bytes
-    answers = {mib: surely_fits(config, Capacity(device_bytes=peak + mib * MIB)) for mib in (-1, 8)}
+    peak = memory_plan(planned_shardings(config), None).peak_bytes
     # Nothing is sure below the peak; 8 MiB hold what the bound adds to this small model.
-    assert answers == {-1: False, 8: True}
+    assert not surely_fits(config, peak - MIB)
+    assert surely_fits(config, peak + 8 * MIB)
 
 
 @pytest.mark.parametrize("sizes", LAYOUTS)
@@ -44,9 +52,10 @@ def test_a_run_is_refused_exactly_below_its_peak(
 ) -> None:
     """Where the quick answer is no, the whole plan decides."""
     config = small_run(tmp_path, run_config, sizes)
-    peak = memory_plan(config, None).peak_bytes
-    assert judged_memory(config, Capacity(device_bytes=peak)).findings == []
-    assert len(judged_memory(config, Capacity(device_bytes=peak - 1)).findings) == 1
+    peak = memory_plan(planned_shardings(config), None).peak_bytes
+    models = unordered_shardings(config)
+    assert judged_memory(models, Capacity(device_bytes=peak)).findings == []
+    assert len(judged_memory(models, Capacity(device_bytes=peak - 1)).findings) == 1
 
 
 def test_a_derived_kv_cache_never_makes_a_run_too_large(
@@ -59,6 +68,5 @@ def test_a_derived_kv_cache_never_makes_a_run_too_large(
         "generate_config.reshard_bucket_mib": 1,
     }
     config = run_config(folder, overrides(tmp_path) | derived)
-    capacity = Capacity(device_bytes=64 * MIB)
-    assert surely_fits(config, capacity)
-    assert memory_plan(config, capacity.device_bytes).peak_bytes <= 64 * MIB
+    assert surely_fits(config, 64 * MIB)
+    assert memory_plan(planned_shardings(config), 64 * MIB).peak_bytes <= 64 * MIB

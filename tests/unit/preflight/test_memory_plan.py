@@ -13,11 +13,12 @@ import pytest
 from mindrl.config.role import CriticConfig, RewardConfig
 from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError, DeviceMemoryError
+from mindrl.memory.plan import MemoryPlan
 from mindrl.memory.regions import Region
 from mindrl.platform.host_blocks import block_sizes
 from mindrl.preflight.memory_advice import advice_on
-from mindrl.preflight.memory_plan import MemoryPlan, memory_plan
-from mindrl.preflight.memory_regions import read_models
+from mindrl.preflight.memory_plan import memory_plan
+from mindrl.preflight.run_shardings import planned_shardings
 from mindrl.programs.compose import composed_config
 from mindrl.programs.plan import plan
 
@@ -41,7 +42,8 @@ def config_of(*overrides: str) -> RunConfig:
 
 
 def plan_of(*overrides: str, gib: float | None = 64) -> MemoryPlan:
-    return memory_plan(config_of(*overrides), None if gib is None else int(gib * GIB))
+    models = planned_shardings(config_of(*overrides))
+    return memory_plan(models, None if gib is None else int(gib * GIB))
 
 
 def of_any(memory: MemoryPlan, region: Region) -> int:
@@ -167,7 +169,7 @@ def test_what_an_advice_promises_is_what_its_key_does(
     settings = settings if any("kv_cache" in each for each in settings) else (*settings, fixed)
     config = config_of(*settings)
     memory = plan_of(*settings, gib=gib)
-    found = advice_on(config, memory, read_models(config))
+    found = advice_on(memory, planned_shardings(config))
     assert found
     for advice in found:
         kept = [each for each in settings if each.split("=")[0] != advice.setting.split("=")[0]]
@@ -180,7 +182,7 @@ def test_a_smaller_kv_cache_is_advised_that_just_fits_the_device() -> None:
     settings = ("generate_config.kv_cache_mib=40000",)
     config, memory = config_of(*settings), plan_of(*settings, gib=40)
     assert not memory.fits
-    (advice,) = advice_on(config, memory, read_models(config))
+    (advice,) = advice_on(memory, planned_shardings(config))
     assert 40 * GIB - MIB < advice.peak_bytes <= 40 * GIB
 
 
@@ -192,7 +194,7 @@ def test_critic_and_reward_model_have_layouts_and_switches_of_their_own() -> Non
         critic_config=CriticConfig(tensor_model_parallel_size=8, offload_train_grad=False),
         reward_config=RewardConfig(load=llama, tensor_model_parallel_size=1),
     )
-    memory = memory_plan(config, None)
+    memory = memory_plan(planned_shardings(config), None)
     half = memory.regions[Region.ACTOR_WEIGHTS][0] / 2
     # A critic over twice as many ranks; its head and norms are the same on each of them.
     assert memory.regions[Region.CRITIC_WEIGHTS].max() < 1.01 * half

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from mindrl.programs.check import check_config
-from mindrl.programs.entry import train_grpo
 from mindrl.programs.plan import plan
+from mindrl.programs.train import train_grpo
 
 SHIPPED = Path(__file__).parents[3] / "configs" / "grpo_qwen25_7b.yaml"
 TEXT = SHIPPED.read_text("utf-8")

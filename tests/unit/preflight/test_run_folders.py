@@ -10,10 +10,18 @@ import pytest
 from mindrl.checkpoint.safetensors_file import open_file
 from mindrl.config.run import RunConfig
 from mindrl.errors import OutputError
+from mindrl.preflight.export_checks import Exported
 from mindrl.preflight.run_folders import LOG_BYTES, check_folders, export_bytes, export_folders
+from mindrl.preflight.run_plan import RunPlan
+from mindrl.preflight.run_shardings import unordered_shardings
 
 MakeConfig = Callable[..., RunConfig]
 MakeModel = Callable[..., Path]
+ROLES: tuple[Exported, ...] = ("actor", "critic")
+
+
+def plan_of(config: RunConfig) -> RunPlan:
+    return unordered_shardings(config).plan
 
 
 def weights_of(folder: Path) -> int:
@@ -26,7 +34,7 @@ def room_asked_for(config: RunConfig, root: Path, monkeypatch: pytest.MonkeyPatc
     full = shutil.disk_usage(root)._replace(free=1 << 20)
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: full)
     with pytest.raises(OutputError) as caught:
-        check_folders(config, root, export_folders(config, root))
+        check_folders(plan_of(config), root, export_folders(config, root))
     return str(caught.value).partition("; the run needs ")[2]
 
 
@@ -35,11 +43,11 @@ def test_an_export_takes_the_bytes_of_its_tensors_in_the_training_type(
 ) -> None:
     for family in ("qwen2", "qwen3_moe"):
         model = random_model_of(family)
-        whole = export_bytes(run_config(model), "actor")
+        whole = export_bytes(plan_of(run_config(model)), "actor")
         assert whole == weights_of(model)
         half = run_config(model, {"megatron_training.bf16": True})
         # A router stays in float32.
-        assert whole / 2 <= export_bytes(half, "actor") < 0.51 * whole
+        assert whole / 2 <= export_bytes(plan_of(half), "actor") < 0.51 * whole
 
 
 @pytest.mark.parametrize(
@@ -80,7 +88,7 @@ def test_a_critic_is_counted_beside_the_actor_wherever_it_lies_on_the_disk(
         "critic_config.save": str(tmp_path / "elsewhere" / "critic"),
     }
     config = run_config(model, changes)
-    actor, critic = export_bytes(config, "actor"), export_bytes(config, "critic")
+    actor, critic = (export_bytes(plan_of(config), role) for role in ROLES)
     # One row in the place of 211: a head of 128 weights.
     assert actor - critic == 210 * 128 * 4
     asked = room_asked_for(config, tmp_path, monkeypatch)

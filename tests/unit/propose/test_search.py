@@ -12,6 +12,7 @@ from mindrl.platform.device import PLATFORMS
 from mindrl.preflight.checks import device_capacity
 from mindrl.preflight.legal_values import checked_with_legal_values
 from mindrl.preflight.memory_plan import memory_plan
+from mindrl.preflight.run_shardings import planned_shardings
 from mindrl.programs.compose import composed_config
 from mindrl.propose.candidates import (
     Candidate,
@@ -41,7 +42,7 @@ def said(_: str) -> None:
 def planned_sizes(task: Task, candidate: Candidate) -> Sizes:
     """Return the exact bytes of a candidate, its messages included."""
     models, moved = planned_models(task, candidate)
-    return replace(exact_sizes(task, candidate, models), reshard_seconds=moved.seconds)
+    return replace(exact_sizes(task, models, models.staging), reshard_seconds=moved.seconds)
 
 
 def exhaustive(task: Task) -> Iterator[tuple[Candidate, Fit | Misfit]]:
@@ -86,7 +87,7 @@ def test_proposals_pass_the_checks_of_a_run_and_leave_a_tenth_of_the_device(task
         assert config.world_size == task.devices
         assert proposal.fit.with_activations_bytes <= 0.9 * task.device_bytes
         if dense:  # the plan of a mixture takes seconds
-            plan = memory_plan(config, capacity.device_bytes)
+            plan = memory_plan(planned_shardings(config), capacity.device_bytes)
             assert plan.peak_bytes == proposal.fit.peak_bytes
 
 

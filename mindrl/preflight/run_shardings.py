@@ -1,0 +1,133 @@
+"""Who holds what in a run, and how the weights travel. Each answer is made once, when asked for."""
+
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+
+import numpy as np
+
+from mindrl.config.layout_sizes import Role
+from mindrl.config.run import RunConfig
+from mindrl.layouts.layout import TrainLayout
+from mindrl.memory.plan import Counts
+from mindrl.models.decoder import Head, Side, rollout_side, training_side
+from mindrl.models.description import ModelDescription
+from mindrl.models.feed_forward import ExpertStorage
+from mindrl.platform.garbage import no_collection
+from mindrl.preflight.run_plan import RunPlan, unordered_plan
+from mindrl.preflight.shipped import planned_description, sizes_path
+from mindrl.resharding.cells import Cell
+from mindrl.resharding.plan import ReshardPlan, cells_for_bucket, plan_sides
+from mindrl.resharding.rank_map import choose_orders
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunShardings:
+    """The models of a run in its layouts; what travels takes seconds for large ones."""
+
+    plan: RunPlan
+    unordered: "RunShardings | None" = None
+    """The same with the ranks in Megatron's own order, where this one was made from it: the
+    rollout and what travels are the same."""
+
+    @cached_property
+    def training(self) -> dict[Role, Side]:
+        """Who holds which part of each role's model; roles that are alike share the answer."""
+        config, dtype = self.plan.config, self.plan.train_dtype
+
+        @cache
+        def side(
+            model: ModelDescription, layout: TrainLayout, experts: ExpertStorage, head: Head
+        ) -> Side:
+            return training_side(model, layout, dtype=dtype, experts=experts, head=head)
+
+        found: dict[Role, Side] = {}
+        for role, layout in self.plan.layouts.items():
+            owners = {"critic": config.critic_config, "reward": None}
+            learning = owners.get(role, config.actor_config)
+            grouped = learning is not None and learning.moe_grouped_gemm
+            head: Head = "value" if role in ("critic", "reward") else "vocabulary"
+            experts: ExpertStorage = "grouped" if grouped else "sequential"
+            found[role] = side(self.plan.models[role], layout, experts, head)
+        return found
+
+    @cached_property
+    def rollout(self) -> Side:
+        """Who needs the actor's weights for rollout."""
+        if self.unordered is not None:
+            return self.unordered.rollout
+        dtype = self.plan.config.generate_config.dtype
+        return rollout_side(self.plan.models["actor"], self.plan.rollout, dtype=dtype)
+
+    @cached_property
+    def cells(self) -> list[Cell]:
+        """What travels from the actor's layout to the rollout's."""
+        if self.unordered is not None:
+            return self.unordered.cells
+        with no_collection():
+            return cells_for_bucket(self.training["actor"], self.rollout, self.plan.bucket_bytes)
+
+    @cached_property
+    def reshard(self) -> ReshardPlan:
+        """How it travels, which takes most of the time for large models."""
+        with no_collection():
+            return plan_sides(
+                self.training["actor"],
+                self.rollout,
+                self.plan.topology,
+                bucket_bytes=self.plan.bucket_bytes,
+                cells=self.cells,
+            )
+
+    @cached_property
+    def staging(self) -> Counts:
+        """Largest bytes of messages that each rank has in flight then."""
+        return self.reshard.peak_staging
+
+    @property
+    def most_staging(self) -> Counts:
+        """Bound on the same, which needs no plan of the reshard."""
+        return np.full(self.plan.config.world_size, self.plan.bucket_bytes, dtype=np.int64)
+
+    @cached_property
+    def ordered(self) -> "RunShardings":
+        """The same with the ranks in the order that `generate_config.rank_map` asks for.
+
+        A role with the actor's sizes takes its order too: then they share their process groups.
+        """
+        plan = self.plan
+        if plan.config.generate_config.rank_map == "default":
+            return self
+        own = plan.layouts["actor"]
+        with no_collection():
+            source, target = self.training["actor"], self.rollout
+            best = choose_orders(own, source, target, self.cells, plan.topology).layout
+        if best == own:
+            return self
+        layouts = {role: best if each == own else each for role, each in plan.layouts.items()}
+        return RunShardings(plan=replace(plan, layouts=layouts), unordered=self)
+
+
+def unordered_shardings(config: RunConfig) -> RunShardings:
+    """Read the sizes of the models of a run that is planned, with the ranks in Megatron's order.
+
+    Args:
+        config: Without findings.
+
+    Raises:
+        ModelError: A model folder does not hold a known model.
+    """
+    described = cache(planned_description)
+    models = {role: described(sizes_path(config, role)) for role in config.roles}
+    return RunShardings(plan=unordered_plan(config, models))
+
+
+def planned_shardings(config: RunConfig) -> RunShardings:
+    """Read the sizes of the models of a run that is planned, with the ranks in its order.
+
+    Args:
+        config: Without findings.
+
+    Raises:
+        ModelError: A model folder does not hold a known model.
+    """
+    return unordered_shardings(config).ordered

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tests.unit.launch.proposal_tasks import asked
+from proposal_tasks import asked
 
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.memory.regions import Region

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from tests.unit.launch.proposal_tasks import asked
+from proposal_tasks import asked
 
 from mindrl.allocation.meaning import parse_rollout, parse_training
 from mindrl.config.layouts import rollout_layout, train_layout

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mindrl.errors import ConfigError
-from mindrl.migrate.keys import DEFAULTS, DOTTED, OF_ROLE, WATCHED
+from mindrl.migrate.keys import DEFAULTS, DOTTED, OF_ROLE, words
 from mindrl.migrate.releases import looks_like
 
 Learner = Literal["actor", "critic"]
@@ -15,57 +15,32 @@ Learner = Literal["actor", "critic"]
 _ROLE_SECTIONS = ("megatron_training", "actor_config", "critic_config")
 _SECTIONS = (*_ROLE_SECTIONS, "rl_config", "generate_config", "profiler_config", "msprobe_config")
 _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
-_TEXTS = frozenset(
-    {
-        "split",
-        "num_layer_list",
-        "noop_layers",
-        "load",
-        "save",
-        "data_path",
-        "tokenizer_name_or_path",
-        "prompt_type",
-    }
-)
+_TEXTS = words("""
+    split num_layer_list noop_layers load save data_path tokenizer_name_or_path prompt_type
+""")
 """Keys whose values stay text even where they look like a number."""
-_COUNTS = frozenset(
-    {
-        "tensor_model_parallel_size",
-        "pipeline_model_parallel_size",
-        "context_parallel_size",
-        "expert_model_parallel_size",
-        "num_layers_per_virtual_pipeline_stage",
-        "num_layers",
-        "num_experts",
-        "num_attention_heads",
-        "num_query_groups",
-        "global_batch_size",
-        "mini_batch_size",
-        "filter_groups_train_batch_size",
-        "seq_length",
-        "max_prompt_length",
-        "max_tokens",
-        "max_model_len",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "max_packing_token_size",
-        "actor_max_packing_token_size",
-        "ref_max_packing_token_size",
-        "update_max_packing_token_size",
-        "infer_tensor_parallel_size",
-        "infer_expert_parallel_size",
-        "num_npus",
-    }
-)
+_COUNTS = words("""
+    tensor_model_parallel_size pipeline_model_parallel_size context_parallel_size
+    expert_model_parallel_size num_layers_per_virtual_pipeline_stage num_layers num_experts
+    num_attention_heads num_query_groups global_batch_size mini_batch_size
+    filter_groups_train_batch_size seq_length max_prompt_length max_tokens max_model_len
+    max_num_seqs max_num_batched_tokens max_packing_token_size actor_max_packing_token_size
+    ref_max_packing_token_size update_max_packing_token_size infer_tensor_parallel_size
+    infer_expert_parallel_size num_npus
+""")
 """Keys that rules calculate with."""
-_LISTS: Mapping[str, tuple[type, ...]] = {
-    "verifier_function": (str,),
-    "verifier_weight": (int, float),
+_LISTS: Mapping[str, tuple[str, tuple[type, ...]]] = {
+    "verifier_function": ("names", (str,)),
+    "verifier_weight": ("numbers", (int, float)),
 }
-_PLAIN = (str, int, float)
-_COUNT_LISTS = frozenset({"num_layer_list", "noop_layers"})
-_COUNT_LIST = re.compile(r"\d{1,6}( *, *\d{1,6})*")
+_LAYERS = re.compile(r"\d{1,6}( *, *\d{1,6})*"), "whole numbers with commas between them"
 _SHARES = re.compile(r"[\d.]{1,9}( *, *[\d.]{1,9})*")
+_FORMS = {
+    "num_layer_list": _LAYERS,
+    "noop_layers": _LAYERS,
+    "split": (_SHARES, "shares with commas between them, such as 100,0,0"),
+}
+"""Keys whose values have a form of their own, and that form in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,27 +66,52 @@ class TheirRun:
     def stage(self) -> str:
         """The program, without what all of them begin with: grpo, dapo, ppo."""
         by_estimator = "ppo" if self.has_critic else "grpo"
-        return str(self.role("actor", "stage", f"ray_{by_estimator}")).removeprefix("ray_")
+        return str(self.model("actor").value("stage", f"ray_{by_estimator}")).removeprefix("ray_")
 
     @property
     def release(self) -> str:
         """The releases of MindSpeed-RL that have all keys of the file."""
-        return looks_like(map(_of_any_role, [*self.given, *self.nulls]))
+        return looks_like(map(of_any_role, [*self.given, *self.nulls]))
 
     def value(self, key: str, default: Any = None) -> Any:
         """Return what the file says of a key, else MindSpeed-RL's default."""
         return self.given.get(key, DEFAULTS.get(key, default))
 
-    def place(self, role: Learner, key: str) -> str:
-        """Return where the value of a role's key stands: the later section wins."""
-        name = self.models.get(f"{role}_config", self.models.get("megatron_training"))
-        places = [f"{role}_config.{key}", f"megatron_training.{key}", f"model.{name}.{key}"]
-        return next((place for place in places if place in self.given), places[0])
+    def model(self, role: Learner) -> "TheirModel":
+        """Return what the file says of a model."""
+        return TheirModel(run=self, role=role)
 
-    def role(self, role: Learner, key: str, default: Any = None) -> Any:
-        """Return the value of a role's key, else MindSpeed-RL's default."""
-        fallback = DEFAULTS.get(f"role.{key}", default)
-        return self.given.get(self.place(role, key), fallback)
+
+@dataclass(frozen=True, kw_only=True)
+class TheirModel:
+    """One model of a file: its keys may stand in several sections, of which the later wins."""
+
+    run: TheirRun
+    role: Learner
+
+    @property
+    def section(self) -> str:
+        """Its own section, there and here."""
+        return f"{self.role}_config"
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether it is a mixture of experts."""
+        return bool(self.value("num_experts"))
+
+    def place(self, key: str) -> str:
+        """Return where the value of a key stands."""
+        name = self.run.models.get(self.section, self.run.models.get("megatron_training"))
+        places = [f"{self.section}.{key}", f"megatron_training.{key}", f"model.{name}.{key}"]
+        return next((place for place in places if place in self.run.given), places[0])
+
+    def given(self, key: str, default: Any = None) -> Any:
+        """Return what the file says of a key."""
+        return self.run.given.get(self.place(key), default)
+
+    def value(self, key: str, default: Any = None) -> Any:
+        """Return what the file says of a key, else MindSpeed-RL's default."""
+        return self.given(key, DEFAULTS.get(f"role.{key}", default))
 
 
 def their_run(
@@ -128,7 +128,8 @@ def their_run(
             that it knows; or a section that is no mapping.
     """
     flat = dict(_flat(sections))
-    models = {key.split(".")[0]: str(flat.pop(key)) for key in [*flat] if _names_a_model(key)}
+    naming = [f"{section}.model" for section in _ROLE_SECTIONS]
+    models = {key.split(".")[0]: str(flat.pop(key)) for key in [*flat] if key in naming}
     for section, name in models.items():
         if name not in model_files:
             there = ", ".join(model_files) or "none"
@@ -142,7 +143,8 @@ def their_run(
         for key, value in flat.items()
         if value is not None
     }
-    if wrong := [each for key, value in given.items() if (each := _wrong_kind(key, value))]:
+    needs = {key: _need(key.rpartition(".")[2], value) for key, value in given.items()}
+    if wrong := [f"{key}={given[key]!r} must be {need}" for key, need in needs.items() if need]:
         raise ConfigError("\n".join(wrong))
     return TheirRun(
         given=given,
@@ -150,6 +152,22 @@ def their_run(
         were_texts=frozenset(texts),
         nulls=frozenset(key for key, value in flat.items() if value is None),
     )
+
+
+def of_any_role(key: str) -> str:
+    """Name a key of a model `role.key`, whichever section it stands in; others as they are."""
+    section, _, name = key.partition(".")
+    if section == "model":
+        name = name.partition(".")[2]
+    return f"role.{name}" if section in (*_ROLE_SECTIONS, "model") else key
+
+
+def numbers(value: Any) -> list[int]:
+    """Read `7,8,8,8`, a list, or one number."""
+    if value is None:
+        return []
+    parts = value.split(",") if isinstance(value, str) else value
+    return [int(part) for part in (parts if isinstance(parts, list | tuple) else [parts])]
 
 
 def _flat(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
@@ -168,26 +186,12 @@ def _key(name: object) -> str:
     return str(name).replace("-", "_")
 
 
-def _names_a_model(key: str) -> bool:
-    section, _, name = key.partition(".")
-    return section in _ROLE_SECTIONS and name == "model"
-
-
 def _is_known(key: str, value: Any) -> bool:
-    section, _, name = key.partition(".")
-    if section == "model":
-        return name.partition(".")[2] in OF_ROLE
+    name = of_any_role(key)
+    if name != key:
+        return name.removeprefix("role.") in OF_ROLE
     # A resource that is null stands for all that it holds.
-    whole = value is None and any(known.startswith(f"{key}.") for known in DOTTED)
-    return name in OF_ROLE if section in _ROLE_SECTIONS else key in DOTTED or whole
-
-
-def _of_any_role(key: str) -> str:
-    """Name a key of a model whichever section it stands in."""
-    section, _, name = key.partition(".")
-    if section == "model":
-        name = name.partition(".")[2]
-    return f"role.{name}" if section in (*_ROLE_SECTIONS, "model") else key
+    return key in DOTTED or (value is None and any(each.startswith(f"{key}.") for each in DOTTED))
 
 
 def _unknown(key: str) -> str:
@@ -197,41 +201,29 @@ def _unknown(key: str) -> str:
         section = f"model file {section}"
     elif section not in _SECTIONS and not name.startswith("integrated"):
         return f"{key}: {section} is no section that is read; those are {', '.join(_SECTIONS)}"
-    known = {f"{section}.{each}" for each in OF_ROLE} if _is_of_role(section) else DOTTED
+    of_role = section in _ROLE_SECTIONS or section.startswith("model file")
+    known = {f"{section}.{each}" for each in OF_ROLE} if of_role else DOTTED
     near = difflib.get_close_matches(f"{section}.{name}", sorted(known), n=1, cutoff=0.0)[0]
     elsewhere = [each for each in sorted(DOTTED) if each.endswith(f".{name}")]
     elsewhere += [f"megatron_training.{name}"] if name in OF_ROLE else []
     return f"{section}.{name} is no key of MindSpeed-RL; the nearest is {[*elsewhere, near][0]}"
 
 
-def _is_of_role(section: str) -> bool:
-    return section in _ROLE_SECTIONS or section.startswith("model file")
-
-
-def _wrong_kind(key: str, value: Any) -> str | None:
-    """Say so where a value is none that rules can calculate with."""
-    name = key.rpartition(".")[2]
-    if not _is_list_of(value if isinstance(value, list) else [value], _PLAIN) and value != []:
-        return f"{key}={value!r} must be text, a number, true, false or a list of those"
+def _need(name: str, value: Any) -> str:
+    """Say what a value must be where it is none that rules can calculate with; else nothing."""
+    parts = value if isinstance(value, list) else [value]
+    if not all(isinstance(each, str | int | float) for each in parts):
+        return "text, a number, true, false or a list of those"
     if name in _COUNTS and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        return f"{key}={value!r} must be a whole number from 1"
-    if name in _LISTS and not _is_list_of(value, _LISTS[name]):
-        kinds = "names" if _LISTS[name] == (str,) else "numbers"
-        return f"{key}={value!r} must be a list of {kinds}"
-    if name in _COUNT_LISTS and not _COUNT_LIST.fullmatch(_joined(value)):
-        return f"{key}={value!r} must be whole numbers with commas between them"
-    if name == "split" and not _SHARES.fullmatch(_joined(value)):
-        return f"{key}={value!r} must be shares with commas between them, such as 100,0,0"
-    return None
-
-
-def _is_list_of(value: Any, kinds: tuple[type, ...]) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(v, kinds) for v in value)
-
-
-def _joined(value: Any) -> str:
-    """Spell a list as its text."""
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value).strip()
+        return "a whole number from 1"
+    if name in _LISTS:
+        what, kinds = _LISTS[name]
+        right = isinstance(value, list) and value and all(isinstance(v, kinds) for v in value)
+        return "" if right else f"a list of {what}"
+    if name in _FORMS:
+        form, what = _FORMS[name]
+        return "" if form.fullmatch(",".join(map(str, parts)).strip()) else what
+    return ""
 
 
 def _is_number_in_quotes(key: str, value: Any) -> bool:
@@ -242,8 +234,3 @@ def _is_number_in_quotes(key: str, value: Any) -> bool:
 def _number(text: str) -> int | float:
     stripped = text.strip()
     return int(stripped) if re.fullmatch(r"[-+]?\d+", stripped) else float(stripped)
-
-
-def watched(key: str) -> bool:
-    """Tell the keys of tools that watch a run."""
-    return any(key.startswith(f"{section}.") for section in WATCHED)

@@ -4,14 +4,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from mindrl.migrate.file import Learner, TheirRun
+from mindrl.migrate.file import TheirModel, TheirRun
 from mindrl.migrate.keys import DEFAULTS
 
 Kind = Literal["honoured", "renamed", "derived", "open", "ignored", "refused"]
 """`open` is the user's to settle before a run; `refused` is a part of the run that is not there."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Mapped:
     """One key of the file, or one default that it relies on, and what it comes to."""
 
@@ -31,42 +31,41 @@ def same(theirs: TheirRun, key: str, ours: str = "") -> Iterator[Mapped]:
     if key in theirs.given:
         note = "written as text there, a number here" if key in theirs.were_texts else ""
         kind: Kind = "honoured" if key.rpartition(".")[2] == ours.rpartition(".")[2] else "renamed"
-        yield Mapped(key=key, kind=kind, sets={ours: theirs.given[key]}, note=note)
+        yield Mapped(key, kind, {ours: theirs.given[key]}, note)
     elif key in DEFAULTS:
         yield default(key, ours, DEFAULTS[key])
 
 
-def same_of_role(theirs: TheirRun, role: Learner, key: str, section: str) -> Iterator[Mapped]:
-    """Do the same for a key of a model, which may stand in several sections."""
-    place = theirs.place(role, key)
-    if place in theirs.given:
-        yield from same(theirs, place, f"{section}.{key}")
+def same_of_model(model: TheirModel, key: str, section: str = "") -> Iterator[Mapped]:
+    """Do the same for a key of a model, which is one of that model's section here."""
+    place, ours = model.place(key), f"{section or model.section}.{key}"
+    if place in model.run.given:
+        yield from same(model.run, place, ours)
     elif f"role.{key}" in DEFAULTS:
-        yield default(place, f"{section}.{key}", DEFAULTS[f"role.{key}"])
+        yield default(place, ours, DEFAULTS[f"role.{key}"])
 
 
 def default(key: str, ours: str, value: Any) -> Mapped:
     """Write out a default of MindSpeed-RL that is not ours."""
-    note = "not in the file: MindSpeed-RL's default"
-    return Mapped(key=key, kind="derived", sets={ours: value}, note=note)
+    return Mapped(key, "derived", {ours: value}, "not in the file: MindSpeed-RL's default")
 
 
 def ignored(key: str, note: str) -> Mapped:
     """Leave a key out that changes nothing."""
-    return Mapped(key=key, kind="ignored", note=note)
+    return Mapped(key, "ignored", note=note)
 
 
-def raised(key: str, ours: str, needed: tuple[int | None, int], note: str) -> Mapped:
+def at_least(key: str, given: int | None, least: int, why: str, ours: str = "") -> Mapped:
     """Take a limit over, or the number that it must be at least.
 
     Args:
         key: Theirs.
-        ours: Our key.
-        needed: What the file says, and the least legal value.
-        note: Why it must be raised.
+        given: What the file says, or what it stands for.
+        least: The least legal value.
+        why: It must be raised.
+        ours: Our key, where it is another one.
     """
-    given, least = needed
     if given is not None and given >= least:
-        return Mapped(key=key, kind="honoured", sets={ours: given})
+        return Mapped(key, "honoured", {ours or key: given})
     there = "not in the file" if given is None else f"{given} there"
-    return Mapped(key=key, kind="derived", sets={ours: least}, note=f"{there}; {note}")
+    return Mapped(key, "derived", {ours or key: least}, f"{there}; {why}")

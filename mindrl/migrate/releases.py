@@ -2,100 +2,73 @@
 
 from collections.abc import Iterable, Mapping
 
+from mindrl.migrate.keys import names
+
 RELEASES = ("2.0", "2.1", "2.2", "2.3", "later than 2.3")
 """In order; the last stands for the commit 05a90d7 of April 2026."""
 
 NEWEST = len(RELEASES) - 1
 
-LEFT_OVER: Mapping[str, str] = {
-    **dict.fromkeys(
-        (
-            "rl_config.experience_count",
-            "rl_config.actor_micro_batch_size",
-            "rl_config.ref_micro_batch_size",
-            "rl_config.rew_micro_batch_size",
-            "rl_config.adv_micro_batch_size",
-            "rl_config.update_micro_batch_size",
-            "generate_config.gen_micro_batch_size",
-        ),
-        "in files of 2.0, read by none of its code: micro_batch_size and the keys of "
-        "*_forward_micro_batch_size are what it reads",
-    ),
-    "rl_config.shuffle_minibatch": "in files of 2.0, read by none of its code: shuffle_mini_batch "
-    "is what it reads",
-}
-"""Keys that files of a release have and its classes do not: MindSpeed-RL warns and goes on."""
-
 _CAME_WITH: Mapping[str, str] = {
     "2.1": """
-        rl_config.is_multimodal rl_config.log_max_throughput rl_config.max_packing_token_size
-        rl_config.td_status_log rl_config.use_dynamic_bsz rl_config.use_remove_padding
-        generate_config.enable_expert_parallel generate_config.enforce_eager
-        generate_config.torchair_graph
-        role.ai_framework role.coc_fused_kernel role.coc_mode role.coc_parallel_num
-        role.context_parallel_algo role.mm_model role.noop_layers
-        role.num_layers_per_virtual_pipeline_stage role.swap_optimizer role.use_ascend_coc
+        ai_framework coc_fused_kernel coc_mode coc_parallel_num context_parallel_algo mm_model
+        noop_layers num_layers_per_virtual_pipeline_stage swap_optimizer use_ascend_coc
+        rl_config: is_multimodal log_max_throughput max_packing_token_size td_status_log
+        use_dynamic_bsz use_remove_padding
+        generate_config: enable_expert_parallel enforce_eager torchair_graph
     """,
     "2.2": """
-        rl_config.actor_dynamic_max_batch_size rl_config.actor_image_embeds_dispatch_size
-        rl_config.actor_max_packing_token_size rl_config.async_engine rl_config.clip_higher_enable
-        rl_config.clip_ratio_high rl_config.clip_ratio_low rl_config.cliprange_value
-        rl_config.colocate_actor_and_vit rl_config.critic_resource.num_npus
-        rl_config.critic_update_dispatch_size rl_config.critic_value_dispatch_size
-        rl_config.dynamic_max_batch_size rl_config.dynamic_sampling_dispatch_size
-        rl_config.filter_groups_enable rl_config.filter_groups_max_batches
-        rl_config.filter_groups_metric rl_config.filter_groups_train_batch_size
-        rl_config.kl_dispatch_size rl_config.overlong_buffer rl_config.overlong_buffer_enable
-        rl_config.overlong_buffer_penalty_factor rl_config.partial_rollout_max_split
-        rl_config.ref_dynamic_max_batch_size rl_config.ref_max_packing_token_size
-        rl_config.require_max_age_all_finished rl_config.reuse_image_embeds
-        rl_config.rollout_max_tokens rl_config.token_level_loss
-        rl_config.update_dynamic_max_batch_size rl_config.update_max_packing_token_size
-        rl_config.use_dp_batch_balance rl_config.use_kl_in_reward
-        rl_config.vit_forward_micro_batch_size rl_config.vit_resource.num_npus
-        rl_config.zmq_communication
-        generate_config.ascend_scheduler_config_enabled generate_config.eplb_token_collects
-        generate_config.eplb_token_save_path generate_config.expert_map_path
-        generate_config.limit_mm_image_per_prompt generate_config.limit_mm_video_per_prompt
-        role.attention_bias role.cp_attention_mask_type role.dpo_loss_type
-        role.gemm_gradient_accumulation_fusion role.moe_aux_loss_coeff role.ref_model
-        role.ref_model_iter role.refer_model_iter role.reset_attention_mask
-        role.use_cp_send_recv_overlap role.use_fused_ring_attention_update
-        msprobe_config.critic_train_dump msprobe_config.token_range_end
-        msprobe_config.token_range_start
+        attention_bias cp_attention_mask_type dpo_loss_type gemm_gradient_accumulation_fusion
+        moe_aux_loss_coeff ref_model ref_model_iter refer_model_iter reset_attention_mask
+        use_cp_send_recv_overlap use_fused_ring_attention_update
+        rl_config: actor_dynamic_max_batch_size actor_image_embeds_dispatch_size
+        actor_max_packing_token_size async_engine clip_higher_enable clip_ratio_high clip_ratio_low
+        cliprange_value colocate_actor_and_vit critic_resource.num_npus critic_update_dispatch_size
+        critic_value_dispatch_size dynamic_max_batch_size dynamic_sampling_dispatch_size
+        filter_groups_enable filter_groups_max_batches filter_groups_metric
+        filter_groups_train_batch_size kl_dispatch_size overlong_buffer overlong_buffer_enable
+        overlong_buffer_penalty_factor partial_rollout_max_split ref_dynamic_max_batch_size
+        ref_max_packing_token_size require_max_age_all_finished reuse_image_embeds
+        rollout_max_tokens token_level_loss update_dynamic_max_batch_size
+        update_max_packing_token_size use_dp_batch_balance use_kl_in_reward
+        vit_forward_micro_batch_size vit_resource.num_npus zmq_communication
+        generate_config: ascend_scheduler_config_enabled eplb_token_collects eplb_token_save_path
+        expert_map_path limit_mm_image_per_prompt limit_mm_video_per_prompt
+        msprobe_config: critic_train_dump token_range_end token_range_start
     """,
     "2.3": """
-        role.attention_mask_type role.beta_fast role.beta_slow role.moe_ffn_hidden_size
-        role.moe_router_group_topk role.moe_router_num_groups role.moe_router_topk_scaling_factor
-        role.multi_latent_attention role.no_pad_to_seq_lengths role.npu_deterministic
-        role.qk_head_dim role.qk_pos_emb_head_dim role.variable_seq_length
+        attention_mask_type beta_fast beta_slow moe_ffn_hidden_size moe_router_group_topk
+        moe_router_num_groups moe_router_topk_scaling_factor multi_latent_attention
+        no_pad_to_seq_lengths npu_deterministic qk_head_dim qk_pos_emb_head_dim variable_seq_length
     """,
     "later than 2.3": """
-        rl_config.data_strategy rl_config.hccl_buffersize rl_config.max_parallel_calls
-        rl_config.max_tool_calls rl_config.max_tool_response_length
-        rl_config.max_total_response_length rl_config.multi_turn_enable rl_config.share_backbone
-        rl_config.swanlab_exp_name rl_config.swanlab_mode rl_config.swanlab_project
-        rl_config.swanlab_save_dir rl_config.tool_config_path rl_config.tool_parser_format
-        rl_config.tool_response_truncate_side rl_config.transfer_queue_data_shard_num
-        rl_config.transfer_queue_data_shard_port_base rl_config.use_swanlab
-        role.lora_alpha role.lora_ckpt_filter role.lora_fusion role.lora_r
-        role.lora_target_modules role.transformer_impl
+        lora_alpha lora_ckpt_filter lora_fusion lora_r lora_target_modules transformer_impl
+        rl_config: data_strategy hccl_buffersize max_parallel_calls max_tool_calls
+        max_tool_response_length max_total_response_length multi_turn_enable share_backbone
+        swanlab_exp_name swanlab_mode swanlab_project swanlab_save_dir tool_config_path
+        tool_parser_format tool_response_truncate_side transfer_queue_data_shard_num
+        transfer_queue_data_shard_port_base use_swanlab
     """,
 }
 _WENT_WITH: Mapping[str, str] = {
-    "2.0": " ".join(LEFT_OVER),
-    "2.1": "rl_config.enable_sharding_validate rl_config.td_status_log",
-    "2.2": """
-        role.cp_attention_mask_type role.moe_intermediate_size role.multi_head_latent_attention
-        role.n_group role.qk_nope_head_dim role.qk_rope_head_dim role.ref_model_iter
-        role.rope_scaling_beta_fast role.rope_scaling_beta_slow role.routed_scaling_factor
-        role.topk_group role.use_deter_comp
+    "2.0": """
+        rl_config: experience_count actor_micro_batch_size ref_micro_batch_size rew_micro_batch_size
+        adv_micro_batch_size update_micro_batch_size shuffle_minibatch
+        generate_config: gen_micro_batch_size
     """,
-    "2.3": "role.variable_seq_length",
+    "2.1": "rl_config: enable_sharding_validate td_status_log",
+    "2.2": """
+        cp_attention_mask_type moe_intermediate_size multi_head_latent_attention n_group
+        qk_nope_head_dim qk_rope_head_dim ref_model_iter rope_scaling_beta_fast
+        rope_scaling_beta_slow routed_scaling_factor topk_group use_deter_comp
+    """,
+    "2.3": "variable_seq_length",
 }
 """The last release that had a key."""
+LEFT_OVER = names(_WENT_WITH["2.0"])
+"""Keys that files of a release have and its classes do not: MindSpeed-RL warns and goes on."""
 _FIRST, _LAST = (
-    {key: RELEASES.index(release) for release, keys in table.items() for key in keys.split()}
+    {key: RELEASES.index(release) for release, keys in table.items() for key in names(keys)}
     for table in (_CAME_WITH, _WENT_WITH)
 )
 

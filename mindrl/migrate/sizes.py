@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mindrl.migrate.file import TheirRun
-from mindrl.migrate.models import numbers
+from mindrl.migrate.file import TheirModel, TheirRun, numbers
 
 _OF_ALL: Mapping[str, str] = {
     "num_hidden_layers": "num_layers",
@@ -52,54 +51,47 @@ def model_sizes(theirs: TheirRun) -> dict[str, Any] | None:
     Returns:
         None where the file leaves one out that has no default, or the family is not known here.
     """
-    found = {**_MEGATRON, **_named(theirs, _OF_ALL)}
+    model = theirs.model("actor")
+    found = {**_MEGATRON, **_named(model, _OF_ALL)}
     if not found.keys() >= _OF_ALL.keys() - {"head_dim"}:
         return None
     # Layers that are empty there are left out here.
-    found["num_hidden_layers"] -= len(numbers(_of(theirs, "noop_layers")))
-    if _of(theirs, "group_query_attention"):
-        found["num_key_value_heads"] = _of(theirs, "num_query_groups") or 1
-    found["tie_word_embeddings"] = not _of(theirs, "untie_embeddings_and_output_weights")
-    family = _family(theirs, found)
+    found["num_hidden_layers"] -= len(numbers(model.value("noop_layers")))
+    if model.value("group_query_attention"):
+        found["num_key_value_heads"] = model.value("num_query_groups") or 1
+    found["tie_word_embeddings"] = not model.value("untie_embeddings_and_output_weights")
+    family = _family(model, found)
     return None if family is None else found | family
 
 
-def _of(theirs: TheirRun, key: str) -> Any:
-    return theirs.role("actor", key)
+def _named(model: TheirModel, names: Mapping[str, str]) -> dict[str, Any]:
+    said = {ours: [model.value(key) for key in keys.split()] for ours, keys in names.items()}
+    found = {ours: [each for each in values if each is not None] for ours, values in said.items()}
+    return {ours: values[0] for ours, values in found.items() if values}
 
 
-def _named(theirs: TheirRun, names: Mapping[str, str]) -> dict[str, Any]:
-    found = {
-        ours: next((value for key in keys.split() if (value := _of(theirs, key)) is not None), None)
-        for ours, keys in names.items()
-    }
-    return {ours: value for ours, value in found.items() if value is not None}
-
-
-def _family(theirs: TheirRun, sizes: Mapping[str, Any]) -> dict[str, Any] | None:
+def _family(model: TheirModel, sizes: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return what the families do not share."""
-    latent = any(
-        _of(theirs, key) for key in ("multi_latent_attention", "multi_head_latent_attention")
-    )
-    if _of(theirs, "num_experts"):
+    latent = model.value("multi_latent_attention") or model.value("multi_head_latent_attention")
+    if model.has_experts:
         width = {"moe_intermediate_size": sizes["intermediate_size"]}
-        experts = {**_MEGATRON_EXPERTS, **width, **_named(theirs, _OF_EXPERTS)}
+        experts = {**_MEGATRON_EXPERTS, **width, **_named(model, _OF_EXPERTS)}
         if latent:
-            return _deepseek(theirs, experts)
-        return _qwen3_moe(theirs, experts, layers=sizes["num_hidden_layers"])
+            return _deepseek(model, experts)
+        return _qwen3_moe(model, experts, layers=sizes["num_hidden_layers"])
     if latent:
         return None
-    if _of(theirs, "qk_layernorm"):
+    if model.value("qk_layernorm"):
         return {"model_type": "qwen3"}
-    return {"model_type": "qwen2" if _of(theirs, "add_qkv_bias") else "llama"}
+    return {"model_type": "qwen2" if model.value("add_qkv_bias") else "llama"}
 
 
-def _deepseek(theirs: TheirRun, experts: Mapping[str, Any]) -> dict[str, Any]:
-    third = _of(theirs, "moe_router_score_function") == "sigmoid"
+def _deepseek(model: TheirModel, experts: Mapping[str, Any]) -> dict[str, Any]:
+    third = model.value("moe_router_score_function") == "sigmoid"
     return {
         **experts,
-        **_named(theirs, _OF_LATENT),
-        "n_routed_experts": _of(theirs, "num_experts"),
+        **_named(model, _OF_LATENT),
+        "n_routed_experts": model.value("num_experts"),
         "model_type": "deepseek_v3" if third else "deepseek_v2",
         "scoring_func": "sigmoid" if third else "softmax",
         "topk_method": "noaux_tc" if third else "group_limited_greedy",
@@ -107,14 +99,14 @@ def _deepseek(theirs: TheirRun, experts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _qwen3_moe(
-    theirs: TheirRun, experts: Mapping[str, Any], *, layers: int
+    model: TheirModel, experts: Mapping[str, Any], *, layers: int
 ) -> dict[str, Any] | None:
     first, step = experts["first_k_dense_replace"], experts["moe_layer_freq"]
     if experts.get("n_shared_experts") or not isinstance(step, int):
         return None
     return {
         **experts,
-        "num_experts": _of(theirs, "num_experts"),
+        "num_experts": model.value("num_experts"),
         "model_type": "qwen3_moe",
         "mlp_only_layers": [each for each in range(layers) if each < first or each % step],
     }

@@ -132,12 +132,9 @@ def _with_sizes(outcome: _Outcome, output: str) -> tuple[Import, dict[str, str]]
     if sizes is None:
         return imported, {}
     path = str(Path(output).with_suffix("")) + "-sizes.json"
-    kept = Mapped(
-        key=theirs.place("actor", "num_layers").rpartition(".")[0],
-        kind="derived",
-        sets={"actor_config.sizes": path},
-        note="the sizes, for checks and plans where actor_config.load is not on the machine",
-    )
+    place = theirs.model("actor").place("num_layers").rpartition(".")[0]
+    note = "the sizes, for checks and plans where actor_config.load is not on the machine"
+    kept = Mapped(place, "derived", {"actor_config.sizes": path}, note)
     return replace(imported, mapped=[*imported.mapped, kept]), {path: json.dumps(sizes) + "\n"}
 
 

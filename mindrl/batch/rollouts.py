@@ -1,4 +1,4 @@
-"""Sampled sequences, as they come from the rollout engine.
+"""Sampled sequences, as they come from the rollout engine and as they are judged.
 
 Shapes: B sequences, T positions of the longest sequence, prompt and response together.
 A sequence is its prompt followed at once by its response, padded on the right.
@@ -64,15 +64,9 @@ class Responses:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rollouts:
-    """Sequences sampled from the current policy."""
+class Rollouts(Sequences):
+    """Sequences sampled from the current policy: the response is what the policy chose."""
 
-    tokens_BT: Tensor
-    """int64; 0 behind a sequence's end."""
-    lengths_B: Tensor
-    """int64; prompt and response tokens."""
-    response_mask_BT: Tensor
-    """bool; True where the policy chose the token."""
     rollout_logprobs_BT: Tensor
     """float32; nats under the response mask, 0 elsewhere."""
     group_B: Tensor
@@ -116,11 +110,7 @@ class Rollouts:
 
     def sequences(self) -> Sequences:
         """Return the sequences alone, as a model scores them."""
-        return Sequences(
-            tokens_BT=self.tokens_BT,
-            lengths_B=self.lengths_B,
-            response_mask_BT=self.response_mask_BT,
-        )
+        return self.into(Sequences)
 
     def response_tokens(self, row: int) -> list[int]:
         """Return the response of one sequence as token ids."""
@@ -136,3 +126,20 @@ class Rollouts:
             "rollout/response_length_max": response_lengths_B.max().item(),
             "rollout/cut_fraction": 1.0 - self.finished_B.double().mean().item(),
         }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Experience(Rollouts):
+    """The rollouts of one step with their log-probs and advantages."""
+
+    old_logprobs_BT: Tensor
+    advantages_BT: Tensor
+    ref_logprobs_BT: Tensor | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValuedExperience(Experience):
+    """The rollouts of one step with what their critic said of them, and should have said."""
+
+    old_values_BT: Tensor
+    returns_BT: Tensor

@@ -7,13 +7,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import torch
 from rich.console import Console
 
 from mindrl.algorithms.length_penalty import LengthPenalty
-from mindrl.algorithms.token_weights import sequence_mean_weights, token_mean_weights
 from mindrl.batch.balance import sequence_costs
-from mindrl.batch.experience import MinibatchPlan
 from mindrl.cluster.colocated_actor import ColocatedActor, Ranks
 from mindrl.cluster.ray_cluster import RayCluster
 from mindrl.cluster.worker_group import WorkerGroup
@@ -35,10 +32,9 @@ from mindrl.preflight.logprob_gap import logprob_gap_limit
 from mindrl.preflight.run_folders import check_folders, export_folders
 from mindrl.preflight.run_plan import RunPlan
 from mindrl.rewards.scorer import RewardScorer, try_rewards
-from mindrl.rollout.sampling import Sampling
 from mindrl.trainer.grpo_trainer import GrpoTrainer
-from mindrl.trainer.policy_trainer import TrainerData, TrainerRoles, TrainerSettings
-from mindrl.trainer.ppo_trainer import PpoRoles, PpoSettings, PpoTrainer
+from mindrl.trainer.policy_trainer import TrainerData, TrainerRoles
+from mindrl.trainer.ppo_trainer import PpoTrainer
 from mindrl.trainer.reward_manager import RewardSources
 from mindrl.trainer.run_log import RunFolder, RunLog, RunSummary
 
@@ -57,7 +53,6 @@ class _Run:
     model_folder: Path
     critic_folder: Path | None
     """None without a critic."""
-    stop_token_ids: tuple[int, ...]
     data: TrainerData
 
 
@@ -115,7 +110,6 @@ def _prepare(plan: RunPlan, platform: Platform, run_dir: Path) -> _Run:
         folder=folder,
         model_folder=exports["actor"],
         critic_folder=exports.get("critic"),
-        stop_token_ids=data.stop_token_ids,
         data=_trainer_data(config, data),
     )
 
@@ -127,6 +121,7 @@ def _trainer_data(config: RunConfig, data: RunData) -> TrainerData:
         test=data.test.prompts if data.test else (),
         order=PromptOrder(len(prompts), training.seed, shuffle=not training.no_shuffle),
         decode=partial(data.tokenizer.decode, skip_special_tokens=True),
+        stop_token_ids=data.stop_token_ids,
     )
 
 
@@ -187,10 +182,10 @@ def _trainer(
 ) -> GrpoTrainer | PpoTrainer:
     """Put the parts of the algorithm together."""
     config = run.plan.config
-    settings = _settings(run.plan, run.stop_token_ids)
     roles = TrainerRoles(
         policy=actor,
         reference=actor if "ref" in config.roles else None,
+        critic=actor if "critic" in config.roles else None,
         workers=actor,
         rewards=RewardSources(
             scorer=scorer,
@@ -199,18 +194,18 @@ def _trainer(
             length_penalty=_length_penalty(config),
         ),
     )
+    has_experts = run.plan.models["actor"].moe is not None
+    max_gap = logprob_gap_limit(config, has_experts=has_experts)
     if run.critic_folder is None:
-        return GrpoTrainer(settings, run.data, roles, run_log)
-    with_critic = PpoSettings(
-        **vars(settings),
-        gamma=config.rl_config.gamma,
-        lam=config.rl_config.lam,
-        kl_kind=config.rl_config.kl_penalty,
-        reward_kl_coef=config.reward_kl_coef,
-        critic_warmup=config.rl_config.critic_warmup,
+        return GrpoTrainer(config, run.data, roles, run_log, max_logprob_gap=max_gap)
+    return PpoTrainer(
+        config,
+        run.data,
+        roles,
+        run_log,
+        max_logprob_gap=max_gap,
         critic_folder=run.critic_folder,
     )
-    return PpoTrainer(with_critic, run.data, PpoRoles(**vars(roles), critic=actor), run_log)
 
 
 def colocated_actor(group: Ranks, plan: RunPlan) -> ColocatedActor:
@@ -230,35 +225,3 @@ def _costs(plan: RunPlan) -> Callable[[Sequence[int]], Sequence[float]] | None:
         return None
     linear, quadratic = forward_cost(plan.models["actor"])
     return partial(sequence_costs, linear=linear, quadratic=quadratic)
-
-
-def _settings(plan: RunPlan, stop_token_ids: tuple[int, ...]) -> TrainerSettings:
-    config = plan.config
-    training, rl = config.megatron_training, config.rl_config
-    has_experts = plan.models["actor"].moe is not None
-    generator = None
-    if rl.shuffle_mini_batch:
-        generator = torch.Generator().manual_seed(training.seed)
-    return TrainerSettings(
-        steps=training.train_iters,
-        prompts_per_step=training.global_batch_size,
-        sampling=Sampling(
-            section=config.generate_config.sampling_config,
-            stop_token_ids=stop_token_ids,
-            samples_per_prompt=rl.n_samples_per_prompt,
-        ),
-        minibatches=MinibatchPlan(
-            prompts_per_update=rl.mini_batch_size,
-            epochs=rl.epochs,
-            token_weights=token_mean_weights if rl.token_level_loss else sequence_mean_weights,
-            generator=generator,
-        ),
-        accuracy_reward=rl.verifier_function[0] if rl.verifier_function else None,
-        test_freq=rl.test_freq,
-        save_interval=training.save_interval,
-        max_logprob_gap=logprob_gap_limit(config, has_experts=has_experts),
-        logprob_gap_steps=rl.logprob_gap_steps,
-        log_samples=rl.log_samples,
-        blocking=rl.blocking,
-        memory_timeline_steps=rl.memory_timeline_steps,
-    )

@@ -8,8 +8,7 @@ from collections.abc import Callable
 import torch
 
 from mindrl.algorithms.advantages import group_normalised_advantages
-from mindrl.batch.experience import Experience
-from mindrl.batch.rollouts import Rollouts
+from mindrl.batch.rollouts import Experience, Rollouts
 from mindrl.observability.metrics import Metrics
 from mindrl.trainer.policy_trainer import PolicyTrainer
 from mindrl.trainer.reward_manager import Rewarded
@@ -22,15 +21,11 @@ class GrpoTrainer(PolicyTrainer[Experience]):
         self, rollouts: Rollouts, rewarded: Callable[[], Rewarded]
     ) -> tuple[Experience, Metrics]:
         """Add old and reference log-probs, and the advantage of each response."""
-        sequences = rollouts.sequences()
         old_logprobs_BT, ref_logprobs_BT = self.logprobs(rollouts)
         rewards_B = torch.tensor(rewarded().scores.rewards)
         advantages_B = group_normalised_advantages(rewards_B, rollouts.group_B)
-        experience = Experience(
-            tokens_BT=sequences.tokens_BT,
-            lengths_B=sequences.lengths_B,
-            response_mask_BT=sequences.response_mask_BT,
-            group_B=rollouts.group_B,
+        experience = rollouts.into(
+            Experience,
             old_logprobs_BT=old_logprobs_BT,
             advantages_BT=advantages_B[:, None] * rollouts.response_mask_BT,
             ref_logprobs_BT=ref_logprobs_BT,
@@ -40,4 +35,4 @@ class GrpoTrainer(PolicyTrainer[Experience]):
 
     def learn(self, step: int, experience: Experience) -> Metrics:  # noqa: ARG002 - PPO needs it
         """Update the policy."""
-        return self.update_policy(experience.minibatches(self.settings.minibatches))
+        return self.update_policy(experience, self.minibatches.deal(experience.group_B))

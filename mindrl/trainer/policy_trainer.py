@@ -12,9 +12,10 @@ from typing import Generic, TypeVar
 
 from torch import Tensor
 
-from mindrl.batch.experience import Experience, Minibatch, MinibatchPlan
+from mindrl.batch.experience import Minibatch
 from mindrl.batch.prompts import Prompt
-from mindrl.batch.rollouts import Rollouts
+from mindrl.batch.rollouts import Experience, Rollouts
+from mindrl.config.run import RunConfig
 from mindrl.data.order import PromptOrder
 from mindrl.errors import RewardError, SkippedUpdatesError, StopRequestedError
 from mindrl.observability.metrics import Metrics, merge, update_metrics
@@ -23,33 +24,13 @@ from mindrl.observability.samples import Sample
 from mindrl.observability.timing import StageTimer
 from mindrl.rewards.scores import Scores
 from mindrl.rollout.sampling import Sampling
+from mindrl.trainer.minibatches import MinibatchDealer
 from mindrl.trainer.reward_manager import Rewarded, RewardManager, RewardSources
-from mindrl.trainer.roles import Policy, ReferenceModel, Workers
+from mindrl.trainer.roles import Critic, Policy, ReferenceModel, Workers
 from mindrl.trainer.run_log import RunLog
 from mindrl.trainer.step_checks import StepChecks
 
 ExperienceT = TypeVar("ExperienceT", bound=Experience)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainerSettings:
-    """The numbers of a run."""
-
-    steps: int
-    prompts_per_step: int
-    sampling: Sampling
-    minibatches: MinibatchPlan
-    accuracy_reward: str | None
-    """The reward whose scores of greedy responses are the accuracy; None where none is measured."""
-    test_freq: int
-    save_interval: int
-    max_logprob_gap: float | None
-    logprob_gap_steps: int
-    log_samples: int
-    memory_timeline_steps: int
-    """Steps at the start of the run whose memory is noted moment by moment."""
-    blocking: bool
-    """False lets the rules rate while the devices score."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +42,8 @@ class TrainerData:
     order: PromptOrder
     decode: Callable[[list[int]], str]
     """From response token ids to text, for rewards and for people."""
+    stop_token_ids: tuple[int, ...]
+    """A response ends behind the first of these."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +53,8 @@ class TrainerRoles:
     policy: Policy
     reference: ReferenceModel | None
     """None where there is no KL term."""
+    critic: Critic | None
+    """None where the algorithm has none."""
     workers: Workers
     rewards: RewardSources
 
@@ -78,15 +63,28 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
     """Trains a policy on its own responses; an algorithm says how to estimate and to learn."""
 
     def __init__(
-        self, settings: TrainerSettings, data: TrainerData, roles: TrainerRoles, run_log: RunLog
+        self,
+        config: RunConfig,
+        data: TrainerData,
+        roles: TrainerRoles,
+        run_log: RunLog,
+        *,
+        max_logprob_gap: float | None,
     ) -> None:
-        """Take all parts of a run."""
-        self.settings = settings
+        """Take all parts of a run; `max_logprob_gap` in nats, None judges none that is a number."""
+        self.config = config
+        self.training, self.rl = config.megatron_training, config.rl_config
         self.data = data
         self.roles = roles
         self.run_log = run_log
         self.timer = StageTimer()
-        self.checks = StepChecks(settings.max_logprob_gap, settings.logprob_gap_steps)
+        self.checks = StepChecks(max_logprob_gap, self.rl.logprob_gap_steps)
+        self.minibatches = MinibatchDealer(self.rl, self.training.seed)
+        self.sampling = Sampling(
+            section=config.generate_config.sampling_config,
+            stop_token_ids=data.stop_token_ids,
+            samples_per_prompt=self.rl.n_samples_per_prompt,
+        )
         self.rewards = RewardManager(roles.rewards, data.decode, self.timer)
         self.heed: Callable[[], None] = lambda: None
 
@@ -130,22 +128,23 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
             raise
 
     def _run(self, model_folder: Path) -> None:
+        training, rl, workers = self.training, self.rl, self.roles.workers
         self.evaluate(0)
-        self.roles.workers.record_memory(self.settings.memory_timeline_steps > 0)
-        for step in range(1, self.settings.steps + 1):
+        workers.record_memory(rl.memory_timeline_steps > 0)
+        for step in range(1, training.train_iters + 1):
             self.heed()
             metrics, samples = self.step(step)
             self.run_log.step(step, metrics, samples)
-            if step <= self.settings.memory_timeline_steps:
-                self.run_log.memory(step, self.roles.workers.flush_moments())
-                self.roles.workers.record_memory(step < self.settings.memory_timeline_steps)
+            if step <= rl.memory_timeline_steps:
+                self.run_log.memory(step, workers.flush_moments())
+                workers.record_memory(step < rl.memory_timeline_steps)
             for warning in self.checks.warnings(step, metrics):
                 self.run_log.warn(warning)
-            last = step == self.settings.steps
+            last = step == training.train_iters
             # The weights are still there from the update; an evaluation sends them away.
-            if last or (self.settings.save_interval and step % self.settings.save_interval == 0):
+            if last or (training.save_interval and step % training.save_interval == 0):
                 self._export(model_folder)
-            if last or (self.settings.test_freq and step % self.settings.test_freq == 0):
+            if last or (rl.test_freq and step % rl.test_freq == 0):
                 self.evaluate(step)
                 self._keep_best(model_folder)
 
@@ -155,15 +154,13 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
 
     def step(self, step: int) -> tuple[Metrics, list[Sample]]:
         """Roll out, rate, estimate and learn once."""
-        timer, settings = self.timer, self.settings
+        timer = self.timer
         with timer("step"):
             prompts = self._prompts(step)
             with timer("rollout"):
-                rollouts = self.roles.policy.generate_sequences(
-                    prompts, settings.sampling, step=step
-                )
+                rollouts = self.roles.policy.generate_sequences(prompts, self.sampling, step=step)
             self.heed()
-            with self.rewards.compute(prompts, rollouts, blocking=settings.blocking) as rewarded:
+            with self.rewards.compute(prompts, rollouts, blocking=self.rl.blocking) as rewarded:
                 experience, estimated = self.estimate(rollouts, rewarded)
             self._note_failures(step, rewarded().scores)
             self.heed()
@@ -180,9 +177,9 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
         rate = metrics["rollout/response_tokens"] / metrics["seconds/step"]
         metrics["throughput/response_tokens_per_second"] = rate
         # The first response to each prompt, then the second: they lie prompt by prompt.
-        each = settings.sampling.samples_per_prompt
+        each = self.rl.n_samples_per_prompt
         spread = sorted(range(len(rollouts.group_B)), key=lambda row: row % each)
-        return metrics, _samples(prompts, rollouts, rewarded(), spread[: settings.log_samples])
+        return metrics, _samples(prompts, rollouts, rewarded(), spread[: self.rl.log_samples])
 
     def logprobs(self, rollouts: Rollouts) -> tuple[Tensor, Tensor | None]:
         """Return the log-probs of the policy, and of the reference where there is one.
@@ -197,22 +194,25 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
             old_logprobs_BT = self.roles.policy.compute_logprobs(sequences).logprobs_BT
         return old_logprobs_BT, ref_logprobs_BT
 
-    def update_policy(self, minibatches: Iterable[Minibatch]) -> Metrics:
-        """Take one optimizer step of the policy on each minibatch."""
+    def update_policy(self, experience: ExperienceT, dealt: Iterable[Tensor]) -> Metrics:
+        """Take one optimizer step of the policy on each of the rows that were dealt."""
         with self.timer("update"):
-            updates = [self.roles.policy.update(minibatch) for minibatch in minibatches]
+            updates = [
+                self.roles.policy.update(minibatch)
+                for minibatch in self.minibatches.cut(experience, dealt, Minibatch)
+            ]
         return update_metrics("update", updates)
 
     def evaluate(self, step: int) -> None:
         """Answer the held-out prompts greedily; without such prompts do nothing."""
         if not self.data.test:
             return
-        greedy = replace(self.settings.sampling, samples_per_prompt=1, is_greedy=True)
+        greedy = replace(self.sampling, samples_per_prompt=1, is_greedy=True)
         rollouts = self.roles.policy.generate_sequences(self.data.test, greedy, step=step)
         rewarded = self.rewards.by_rules(self.data.test, rollouts)
         self._note_failures(step, rewarded.scores)
-        assert self.settings.accuracy_reward is not None, "validated: something measures accuracy"
-        accuracy = rewarded.scores.accuracy(self.settings.accuracy_reward)
+        assert self.rl.verifier_function, "validated: something measures accuracy"
+        accuracy = rewarded.scores.accuracy(self.rl.verifier_function[0])
         samples = _samples(self.data.test, rollouts, rewarded, range(len(rewarded.responses)))
         self.run_log.evaluation(step, accuracy, samples)
         # What the switches of an evaluation cost belongs to no step.
@@ -253,7 +253,7 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
         self.run_log.keep("best model", keep)
 
     def _prompts(self, step: int) -> list[Prompt]:
-        indices = self.data.order.indices(step - 1, self.settings.prompts_per_step)
+        indices = self.data.order.indices(step - 1, self.training.global_batch_size)
         return [self.data.train[index] for index in indices]
 
 

@@ -10,14 +10,16 @@ import torch
 from forked_workers import ForkedWorkers
 from nightly import at_night_but
 
-from mindrl.algorithms.token_weights import token_mean_weights
-from mindrl.batch.experience import Experience, MinibatchPlan
+from mindrl.batch.experience import Minibatch
 from mindrl.batch.prompts import Prompt
+from mindrl.batch.rollouts import Experience
 from mindrl.config.generate import SamplingConfig
+from mindrl.config.rl import RLConfig
 from mindrl.config.run import RunConfig
 from mindrl.launch.train import colocated_actor
 from mindrl.preflight.run_shardings import planned_shardings
 from mindrl.rollout.sampling import Sampling
+from mindrl.trainer.minibatches import MinibatchDealer
 
 PROMPTS = [
     Prompt(uid=uid, token_ids=tuple(range(5 + uid, 12 + 2 * uid)), text="", answer="")
@@ -55,23 +57,18 @@ def train_for_three_steps(workers: ForkedWorkers, config: RunConfig) -> Trace:
     for step in range(3):
         rollouts = actor.generate_sequences(PROMPTS, SAMPLING, step=step)
         trace.received.append(actor.flush_metrics()["bytes/reshard_received"])
-        sequences = rollouts.sequences()
-        old_logprobs_BT = actor.compute_logprobs(sequences).logprobs_BT
+        old_logprobs_BT = actor.compute_logprobs(rollouts.sequences()).logprobs_BT
         gap_N = (old_logprobs_BT - rollouts.rollout_logprobs_BT)[rollouts.response_mask_BT]
         wanted_B = (rollouts.tokens_BT % 3 == 0).float().mean(1)
-        experience = Experience(
-            tokens_BT=sequences.tokens_BT,
-            lengths_B=sequences.lengths_B,
-            response_mask_BT=sequences.response_mask_BT,
-            group_B=rollouts.group_B,
+        experience = rollouts.into(
+            Experience,
             old_logprobs_BT=old_logprobs_BT,
             advantages_BT=(wanted_B - wanted_B.mean())[:, None] * rollouts.response_mask_BT * 10,
             ref_logprobs_BT=None,
         )
-        plan = MinibatchPlan(
-            prompts_per_update=4, epochs=2, token_weights=token_mean_weights, generator=None
-        )
-        updates = [actor.update(minibatch) for minibatch in experience.minibatches(plan)]
+        dealer = MinibatchDealer(RLConfig(mini_batch_size=4, epochs=2), seed=0)
+        dealt = dealer.deal(experience.group_B)
+        updates = [actor.update(each) for each in dealer.cut(experience, dealt, Minibatch)]
         trace.losses += [update["policy_loss"] for update in updates]
         trace.grad_norms += [update["grad_norm"] for update in updates]
         trace.gaps.append(gap_N.abs().mean().item())

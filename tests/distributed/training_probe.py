@@ -140,10 +140,10 @@ def _logits(chunks: list[nn.Module], packs: list[Pack[Sequences]]) -> Tensor:
 def share(case: Case, sequences: Share) -> Share:
     """Take what this rank's replica gets of a batch."""
     replica = case.layout.replica_of(dist.get_rank())
-    if case.shares is None:
-        return sequences.shard(replica, case.layout.dp)
-    start = sum(case.shares[:replica])
-    return sequences.rows(slice(start, start + case.shares[replica]))
+    dp = case.layout.dp
+    shares = case.shares or (len(sequences) // dp,) * dp
+    start = sum(shares[:replica])
+    return sequences.rows(slice(start, start + shares[replica]))
 
 
 def scores(case: Case, sequences: Sequences, micro_batch_sizes: list[int]) -> list[Logprobs | None]:

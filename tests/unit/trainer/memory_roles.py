@@ -7,24 +7,27 @@ import io
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from mindrl.algorithms.token_weights import token_mean_weights
 from mindrl.batch.experience import (
     CriticMinibatch,
     Logprobs,
     Minibatch,
-    MinibatchPlan,
     Sequences,
     SequenceScores,
     Values,
 )
 from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Responses, Rollouts
-from mindrl.config.generate import SamplingConfig
+from mindrl.config.actor import ActorConfig
+from mindrl.config.generate import GenerateConfig, SamplingConfig
+from mindrl.config.megatron_training import MegatronTrainingConfig
+from mindrl.config.rl import RLConfig
+from mindrl.config.run import RunConfig
 from mindrl.data.order import PromptOrder
 from mindrl.observability.console import StepConsole
 from mindrl.observability.timeline import TimelineMoment
@@ -153,37 +156,37 @@ def decode(token_ids: list[int]) -> str:
     return " ".join(map(str, token_ids))
 
 
-def settings(**changes: Any) -> dict[str, Any]:
-    """Return the settings of one step of two prompts, each an update, with changes."""
-    chosen: dict[str, Any] = {
-        "steps": 1,
-        "prompts_per_step": 2,
-        "sampling": SAMPLING,
-        "minibatches": plan(),
-        "accuracy_reward": "exact",
-        "test_freq": 0,
-        "save_interval": 0,
-        "max_logprob_gap": 0.1,
-        "logprob_gap_steps": 3,
+def config(**changes: Any) -> RunConfig:
+    """Return the configuration of one step of two prompts, each an update, with changes by key."""
+    training = {"train_iters": 1, "global_batch_size": 2, "seq_length": 8, "data_path": "none"}
+    rl = {
+        "n_samples_per_prompt": SAMPLING.samples_per_prompt,
+        "mini_batch_size": 1,
+        "verifier_function": ("exact",),
+        "verifier_weight": (1.0,),
         "log_samples": 3,
-        "blocking": True,
         "memory_timeline_steps": 0,
     }
-    return chosen | changes
-
-
-def plan(*, epochs: int = 1, seed: int | None = None) -> MinibatchPlan:
-    return MinibatchPlan(
-        prompts_per_update=1,
-        epochs=epochs,
-        token_weights=token_mean_weights,
-        generator=None if seed is None else torch.Generator().manual_seed(seed),
+    for key, value in changes.items():
+        of_training = key in {field.name for field in fields(MegatronTrainingConfig)}
+        (training if of_training else rl)[key] = value
+    return RunConfig(
+        megatron_training=MegatronTrainingConfig(**training),
+        actor_config=ActorConfig(load="none", save="none"),
+        rl_config=RLConfig(**rl),
+        generate_config=GenerateConfig(sampling_config=SAMPLING.section),
     )
 
 
 def data(test: Sequence[Prompt] = ()) -> TrainerData:
     order = PromptOrder(4, 1, shuffle=True)
-    return TrainerData(train=PROMPTS, test=test, order=order, decode=decode)
+    return TrainerData(
+        train=PROMPTS,
+        test=test,
+        order=order,
+        decode=decode,
+        stop_token_ids=SAMPLING.stop_token_ids,
+    )
 
 
 def rewards(roles: MemoryRoles, *, model_weight: float | None = None) -> RewardSources:

@@ -10,12 +10,11 @@ from memory_roles import (
     PROMPTS,
     SAMPLING,
     MemoryRoles,
+    config,
     data,
     lines,
-    plan,
     rewards,
     run_log,
-    settings,
 )
 
 from mindrl.batch.prompts import Prompt
@@ -25,7 +24,7 @@ from mindrl.rewards.messages import Failure
 from mindrl.rewards.score_range import ScoreRange
 from mindrl.rewards.scores import Failures, Scores
 from mindrl.trainer.grpo_trainer import GrpoTrainer
-from mindrl.trainer.policy_trainer import TrainerRoles, TrainerSettings
+from mindrl.trainer.policy_trainer import TrainerRoles
 
 
 def build(
@@ -34,19 +33,22 @@ def build(
     *,
     test: Sequence[Prompt] = (),
     with_reference: bool = False,
+    max_logprob_gap: float | None = 0.1,
     **changes: Any,
 ) -> GrpoTrainer:
-    chosen = settings(**changes)
+    chosen = config(**changes)
     return GrpoTrainer(
-        TrainerSettings(**chosen),
+        chosen,
         data(test),
         TrainerRoles(
             policy=roles,
             reference=roles if with_reference else None,
+            critic=None,
             workers=roles,
             rewards=rewards(roles),
         ),
-        run_log(root, chosen["steps"]),
+        run_log(root, chosen.megatron_training.train_iters),
+        max_logprob_gap=max_logprob_gap,
     )
 
 
@@ -77,7 +79,7 @@ def test_updates_get_log_probs_of_the_trainer_and_advantages_on_response_tokens_
     tmp_path: Path,
 ) -> None:
     roles = MemoryRoles(gap=0.05)
-    build(tmp_path, roles, with_reference=True, minibatches=plan(epochs=2)).run(tmp_path / "model")
+    build(tmp_path, roles, with_reference=True, epochs=2).run(tmp_path / "model")
     # Two prompts, one an update, twice.
     assert len(roles.minibatches) == 4
     for minibatch in roles.minibatches:
@@ -93,7 +95,7 @@ def test_updates_get_log_probs_of_the_trainer_and_advantages_on_response_tokens_
 
 def test_steps_take_prompts_in_the_order_of_the_data_and_count_from_1(tmp_path: Path) -> None:
     roles = MemoryRoles()
-    trainer = build(tmp_path, roles, steps=3)
+    trainer = build(tmp_path, roles, train_iters=3)
     trainer.run(tmp_path / "model")
     order = trainer.data.order
     assert [(uids, step) for uids, _, step in roles.asked] == [
@@ -144,7 +146,9 @@ def test_evaluations_come_before_every_so_many_steps_and_once_at_the_end(
     test_freq: int, evaluated: list[int], tmp_path: Path
 ) -> None:
     roles = MemoryRoles()
-    build(tmp_path, roles, test=PROMPTS[:2], steps=4, test_freq=test_freq).run(tmp_path / "model")
+    build(tmp_path, roles, test=PROMPTS[:2], train_iters=4, test_freq=test_freq).run(
+        tmp_path / "model"
+    )
     accuracies = [line for line in lines(tmp_path / "metrics.jsonl") if len(line) == 2]
     assert [line["step"] for line in accuracies] == evaluated
     greedy = [(step, sampling) for _, sampling, step in roles.asked if sampling.is_greedy]
@@ -184,7 +188,7 @@ class FailingRules(MemoryRoles):
 
 
 def test_a_run_goes_on_where_all_but_one_of_its_rewards_fail(tmp_path: Path) -> None:
-    trainer = build(tmp_path, FailingRules(3, 3), steps=2)
+    trainer = build(tmp_path, FailingRules(3, 3), train_iters=2)
     trainer.run(tmp_path / "model")
     assert trainer.run_log.close()["reward_failures"] == {"exact": {"exception": 6}}
 
@@ -193,7 +197,7 @@ def test_a_function_that_fails_for_a_whole_step_ends_the_run_before_the_step_is_
     tmp_path: Path,
 ) -> None:
     roles = FailingRules(1, 4)
-    trainer = build(tmp_path, roles, steps=3)
+    trainer = build(tmp_path, roles, train_iters=3)
     with pytest.raises(RewardError) as caught:
         trainer.run(tmp_path / "model")
     assert str(caught.value) == (
@@ -227,7 +231,7 @@ def test_the_model_is_exported_every_so_many_steps_and_once_at_the_end(
     save_interval: int, exports: int, tmp_path: Path
 ) -> None:
     roles = MemoryRoles()
-    trainer = build(tmp_path, roles, steps=5, save_interval=save_interval)
+    trainer = build(tmp_path, roles, train_iters=5, save_interval=save_interval)
     trainer.run(tmp_path / "model")
     assert roles.calls.count("export model") == exports
     # What the switches of an export cost belongs to no step either.
@@ -250,7 +254,7 @@ def test_the_memory_of_the_first_two_steps_is_noted_and_a_finding_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     roles, notes = MemoryRoles(), MemoryNotes()
-    trainer = build(tmp_path, roles, steps=3, memory_timeline_steps=2)
+    trainer = build(tmp_path, roles, train_iters=3, memory_timeline_steps=2)
     trainer.run_log.memory_log = notes
     trainer.run(tmp_path / "model")
     assert notes.steps == [(1, 5), (2, 5)]
@@ -260,7 +264,7 @@ def test_the_memory_of_the_first_two_steps_is_noted_and_a_finding_is_logged(
 
 def test_an_export_says_its_step_and_what_the_run_was_made_with(tmp_path: Path) -> None:
     roles = MemoryRoles()
-    trainer = build(tmp_path, roles, steps=5, save_interval=2)
+    trainer = build(tmp_path, roles, train_iters=5, save_interval=2)
     trainer.run_log.summary.provenance = {"seed": 7}
     trainer.run(tmp_path / "model")
     assert roles.records == [{"step": step, "seed": 7} for step in (2, 4, 5)]
@@ -283,7 +287,7 @@ def test_the_best_export_by_evaluation_is_kept_beside_the_newest_and_the_first_o
 ) -> None:
     roles = Learner()
     # Two updates a step: step 2 and step 4 are right, and 4 is no better than 2.
-    trainer = build(tmp_path, roles, steps=5, test=PROMPTS[:1], test_freq=1, save_interval=1)
+    trainer = build(tmp_path, roles, train_iters=5, test=PROMPTS[:1], test_freq=1, save_interval=1)
     trainer.run(tmp_path / "model")
     exports = [call for call in roles.calls if call.startswith(("export", "keep"))]
     kept = "keep model as model_best"
@@ -296,7 +300,7 @@ def test_the_best_export_by_evaluation_is_kept_beside_the_newest_and_the_first_o
 
 def test_an_evaluation_of_a_step_that_is_not_exported_keeps_nothing(tmp_path: Path) -> None:
     roles = Learner()
-    build(tmp_path, roles, steps=3, test=PROMPTS[:1], test_freq=2).run(tmp_path / "model")
+    build(tmp_path, roles, train_iters=3, test=PROMPTS[:1], test_freq=2).run(tmp_path / "model")
     exports = [call for call in roles.calls if call.startswith(("export", "keep"))]
     assert exports == ["export model", "keep model as model_best"]
 
@@ -325,7 +329,7 @@ def test_a_run_that_is_asked_to_stop_exports_its_last_whole_step(
     moment: str, count: int, steps: int, tmp_path: Path
 ) -> None:
     roles = MemoryRoles()
-    trainer = build(tmp_path, roles, steps=9)
+    trainer = build(tmp_path, roles, train_iters=9)
     with pytest.raises(StopRequestedError):
         trainer.run(tmp_path / "model", asked_in(roles.calls, moment, count))
     assert roles.calls.count("update") == 2 * steps
@@ -342,7 +346,7 @@ def test_what_is_exported_or_was_never_learned_is_not_exported_again_on_the_way_
         build(tmp_path, first).run(tmp_path / "model", asked_in(first.calls, "generate", 1))
     assert "export model" not in first.calls
     with pytest.raises(StopRequestedError):
-        build(tmp_path, second, steps=9, save_interval=2).run(
+        build(tmp_path, second, train_iters=9, save_interval=2).run(
             tmp_path / "model", asked_in(second.calls, "export model", 1)
         )
     assert second.records == [{"step": 2}]

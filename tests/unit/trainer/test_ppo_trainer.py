@@ -5,27 +5,29 @@ from typing import Any
 
 import pytest
 import torch
-from memory_roles import MemoryRoles, data, lines, plan, rewards, run_log, settings
+from memory_roles import MemoryRoles, config, data, lines, rewards, run_log
 
-from mindrl.trainer.ppo_trainer import PpoRoles, PpoSettings, PpoTrainer
+from mindrl.trainer.policy_trainer import TrainerRoles
+from mindrl.trainer.ppo_trainer import PpoTrainer
 
 
 def build(
     root: Path, roles: MemoryRoles, *, model_weight: float | None = None, **changes: Any
 ) -> PpoTrainer:
-    ppo = {"gamma": 1.0, "lam": 1.0, "kl_kind": "k1", "reward_kl_coef": 0.0, "critic_warmup": 0}
-    chosen = settings(**(ppo | changes)) | {"critic_folder": root / "critic"}
+    chosen = config(**({"lam": 1.0, "kl_penalty": "k1"} | changes))
     return PpoTrainer(
-        PpoSettings(**chosen),
+        chosen,
         data(),
-        PpoRoles(
+        TrainerRoles(
             policy=roles,
             reference=roles,
+            critic=roles,
             workers=roles,
             rewards=rewards(roles, model_weight=model_weight),
-            critic=roles,
         ),
-        run_log(root, chosen["steps"]),
+        run_log(root, chosen.megatron_training.train_iters),
+        max_logprob_gap=0.1,
+        critic_folder=root / "critic",
     )
 
 
@@ -87,7 +89,7 @@ def test_gamma_and_lambda_discount_the_reward_of_the_last_token(tmp_path: Path) 
 def test_a_kl_term_in_the_reward_is_taken_from_each_token(tmp_path: Path) -> None:
     """Log-probs are -1 of the policy, -3 of the reference: k1 is 2, times 0.125."""
     roles = MemoryRoles()
-    build(tmp_path, roles, reward_kl_coef=0.125).run(tmp_path / "model")
+    build(tmp_path, roles, init_kl_coef=0.125, use_kl_in_reward=True).run(tmp_path / "model")
     low, high = roles.critic_minibatches[0].returns_BT
     assert low.tolist() == [0, 0, -0.5, -0.25]
     assert high.tolist() == [0, 0, 0.5, 0.75]
@@ -102,8 +104,8 @@ def test_critic_and_actor_are_updated_on_the_same_minibatches_in_each_epoch(
     seed: int | None, tmp_path: Path
 ) -> None:
     roles = MemoryRoles()
-    changes = {"prompts_per_step": 4, "minibatches": plan(epochs=3, seed=seed)}
-    build(tmp_path, roles, **changes).run(tmp_path / "model")
+    dealt = {} if seed is None else {"shuffle_mini_batch": True, "seed": seed}
+    build(tmp_path, roles, global_batch_size=4, epochs=3, **dealt).run(tmp_path / "model")
     actors = [minibatch.tokens_BT[0, 0].item() for minibatch in roles.minibatches]
     critics = [minibatch.tokens_BT[0, 0].item() for minibatch in roles.critic_minibatches]
     assert len(actors) == 12
@@ -114,7 +116,7 @@ def test_critic_and_actor_are_updated_on_the_same_minibatches_in_each_epoch(
 
 def test_for_two_warm_up_steps_of_three_the_critic_learns_alone(tmp_path: Path) -> None:
     roles = MemoryRoles()
-    build(tmp_path, roles, steps=3, critic_warmup=2).run(tmp_path / "model")
+    build(tmp_path, roles, train_iters=3, critic_warmup=2).run(tmp_path / "model")
     assert (len(roles.critic_minibatches), len(roles.minibatches)) == (6, 2)
     steps = lines(tmp_path / "metrics.jsonl")
     assert ["update/policy_loss" in step for step in steps] == [False, False, True]

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from memory_roles import MemoryRoles, data, decode, lines, rewards, run_log, settings
+from memory_roles import MemoryRoles, config, data, decode, lines, rewards, run_log
 
 from mindrl.algorithms.length_penalty import LengthPenalty
 from mindrl.batch.experience import Logprobs, Sequences
@@ -20,7 +20,7 @@ from mindrl.rewards.scorer import RewardScorer
 from mindrl.rewards.scores import Scores
 from mindrl.rollout.sampling import Sampling
 from mindrl.trainer.grpo_trainer import GrpoTrainer
-from mindrl.trainer.policy_trainer import TrainerRoles, TrainerSettings
+from mindrl.trainer.policy_trainer import TrainerRoles
 from mindrl.trainer.reward_manager import RewardManager, RewardSources
 
 ONE = Sampling(
@@ -117,10 +117,13 @@ class SlowRules(MemoryRoles):
 
 def trained(root: Path, roles: MemoryRoles, *, blocking: bool) -> dict[str, float]:
     trainer = GrpoTrainer(
-        TrainerSettings(**settings(blocking=blocking)),
+        config(blocking=blocking),
         data(),
-        TrainerRoles(policy=roles, reference=roles, workers=roles, rewards=rewards(roles)),
+        TrainerRoles(
+            policy=roles, reference=roles, critic=None, workers=roles, rewards=rewards(roles)
+        ),
         run_log(root, 1),
+        max_logprob_gap=0.1,
     )
     trainer.run(root / "model")
     (step,) = lines(root / "metrics.jsonl")

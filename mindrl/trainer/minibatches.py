@@ -1,0 +1,50 @@
+"""How the sequences of a step become optimizer steps."""
+
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from mindrl.algorithms.token_weights import sequence_mean_weights, token_mean_weights
+from mindrl.batch.experience import CriticMinibatch, Minibatch
+from mindrl.batch.rollouts import Experience
+from mindrl.config.rl import RLConfig
+
+MinibatchT = TypeVar("MinibatchT", Minibatch, CriticMinibatch)
+
+
+class MinibatchDealer:
+    """Deals the prompts of a step to mini-batches, and cuts the step accordingly."""
+
+    def __init__(self, rl: RLConfig, seed: int) -> None:
+        """Take the section of the algorithm, and the seed for `shuffle_mini_batch`."""
+        self.rl = rl
+        self.token_weights = token_mean_weights if rl.token_level_loss else sequence_mean_weights
+        self.generator = torch.Generator().manual_seed(seed) if rl.shuffle_mini_batch else None
+
+    def deal(self, group_B: Tensor) -> list[Tensor]:
+        """Return the rows of each optimizer step; the sequences of one prompt stay together.
+
+        Args:
+            group_B: Which prompt of the step each sequence answers.
+        """
+        groups_P = torch.unique(group_B)
+        dealt = []
+        for _ in range(self.rl.epochs):
+            if self.generator is not None:
+                groups_P = groups_P[torch.randperm(len(groups_P), generator=self.generator)]
+            dealt += [
+                torch.cat([torch.nonzero(group_B == group)[:, 0] for group in chosen])
+                for chosen in groups_P.split(self.rl.mini_batch_size)
+            ]
+        return dealt
+
+    def cut(
+        self, experience: Experience, dealt: Iterable[Tensor], stage: type[MinibatchT]
+    ) -> Iterator[MinibatchT]:
+        """Give the rows of each optimizer step their weights, which sum to 1 over the step."""
+        for rows in dealt:
+            part = experience.rows(rows)
+            weights_BT = self.token_weights(part.response_mask_BT)
+            yield part.into(stage, token_weights_BT=weights_BT)

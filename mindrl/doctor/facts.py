@@ -8,8 +8,8 @@ from pathlib import Path
 from mindrl.doctor.declared import Declared, declared, installed_version
 from mindrl.platform.device import DeviceKind
 from mindrl.platform.environment import has_room_for_sockets, ray_session_folder
-from mindrl.platform.host_facts import DiskFacts, connection_error, disk_facts, port_is_free
-from mindrl.platform.machine import MachineFacts, machine_facts
+from mindrl.platform.probes.host import DiskFacts, connection_error, disk_facts, port_is_free
+from mindrl.platform.probes.machine import MachineFacts, machine_facts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from packaging.requirements import Requirement
 
 from mindrl.doctor.facts import Facts
 from mindrl.doctor.observation import Observation, gib
-from mindrl.platform.device_report import Component, Device
+from mindrl.platform.probes.device_report import Component, Device
 
 _MIB = 1 << 20
 _IDLE_SHARE = 0.1

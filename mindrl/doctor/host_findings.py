@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from mindrl.doctor.facts import Facts
 from mindrl.doctor.observation import GIB, Observation, Verdict, gib
-from mindrl.platform.host_facts import DiskFacts, NetworkFacts
+from mindrl.platform.probes.host import DiskFacts, NetworkFacts
 
 _SHARED = "/dev/shm"  # noqa: S108 - a name to show; no file is made
 _ENOUGH_FILES = 65536

@@ -9,7 +9,7 @@ from mindrl.errors import DeviceMemoryError
 from mindrl.memory.plan import MemoryPlan, with_kv_cache
 from mindrl.platform.device_memory import device_account
 from mindrl.platform.host_arena import HostArena, require_host_memory
-from mindrl.platform.host_facts import memory_bound
+from mindrl.platform.host_memory import memory_bound
 from mindrl.preflight.memory_plan import memory_plan, too_small, with_own_kv_cache
 from mindrl.preflight.run_plan import RunPlan
 from mindrl.preflight.run_shardings import RunShardings

@@ -29,7 +29,7 @@ from mindrl.errors import ConfigError
 from mindrl.platform.device import DeviceKind
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class DeviceModel:
     """One model of device, in the server that it usually sits in; GB are 10^9 bytes."""
 
@@ -58,80 +58,17 @@ class DeviceModel:
         return self.memory_mib << 20
 
 
+# A table: its columns are the fields in their order.
+# fmt: off
 _MODELS = (
-    DeviceModel(
-        name="ascend-910b-64g",
-        kind="npu",
-        memory_mib=62_400,
-        tflops=353,
-        memory_gbps=1600,
-        devices_per_node=8,
-        node_gbps=196,
-        network_gbps=25,
-        host_gbps=16,
-        host_memory_gib=1024,
-    ),
-    DeviceModel(
-        name="ascend-910b-32g",
-        kind="npu",
-        memory_mib=30_100,
-        tflops=280,
-        memory_gbps=800,
-        devices_per_node=8,
-        node_gbps=196,
-        network_gbps=25,
-        host_gbps=16,
-        host_memory_gib=1024,
-    ),
-    DeviceModel(
-        name="ascend-910c-64g",
-        kind="npu",
-        memory_mib=62_700,
-        tflops=376,
-        memory_gbps=1600,
-        devices_per_node=16,
-        node_gbps=196,
-        network_gbps=25,
-        host_gbps=16,
-        host_memory_gib=2048,
-    ),
-    DeviceModel(
-        name="nvidia-a100-80g",
-        kind="gpu",
-        memory_mib=80_900,
-        tflops=312,
-        memory_gbps=2039,
-        devices_per_node=8,
-        node_gbps=300,
-        network_gbps=25,
-        host_gbps=16,
-        host_memory_gib=1024,
-    ),
-    DeviceModel(
-        name="nvidia-h100-80g",
-        kind="gpu",
-        memory_mib=80_900,
-        tflops=989,
-        memory_gbps=3350,
-        devices_per_node=8,
-        node_gbps=450,
-        network_gbps=50,
-        host_gbps=32,
-        host_memory_gib=2048,
-    ),
-    DeviceModel(
-        name="nvidia-h200-141g",
-        kind="gpu",
-        memory_mib=142_900,
-        tflops=989,
-        memory_gbps=4800,
-        devices_per_node=8,
-        node_gbps=450,
-        network_gbps=50,
-        host_gbps=32,
-        host_memory_gib=2048,
-    ),
+    DeviceModel("ascend-910b-64g",  "npu",  62_400, 353, 1600,  8, 196, 25, 16, 1024),
+    DeviceModel("ascend-910b-32g",  "npu",  30_100, 280,  800,  8, 196, 25, 16, 1024),
+    DeviceModel("ascend-910c-64g",  "npu",  62_700, 376, 1600, 16, 196, 25, 16, 2048),
+    DeviceModel("nvidia-a100-80g",  "gpu",  80_900, 312, 2039,  8, 300, 25, 16, 1024),
+    DeviceModel("nvidia-h100-80g",  "gpu",  80_900, 989, 3350,  8, 450, 50, 32, 2048),
+    DeviceModel("nvidia-h200-141g", "gpu", 142_900, 989, 4800,  8, 450, 50, 32, 2048),
 )
+# fmt: on
 DEVICE_MODELS: Mapping[str, DeviceModel] = {model.name: model for model in _MODELS}
 EXAMPLE_DEVICE = _MODELS[0].name
 """Named in the help of programs."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mindrl.errors import HostMemoryError
 from mindrl.platform.host_blocks import block_sizes, rounded
-from mindrl.platform.host_facts import memory_bound
+from mindrl.platform.host_memory import memory_bound
 
 logger = logging.getLogger(__name__)
 

@@ -6,10 +6,9 @@ from pathlib import Path
 from mindrl.doctor.declared import declared
 from mindrl.doctor.facts import Facts, Question
 from mindrl.platform.device import PLATFORMS
-from mindrl.platform.device_needs import NEEDS
-from mindrl.platform.device_report import Component, Device, DeviceReport
-from mindrl.platform.host_facts import DiskFacts, HostFacts, NetworkFacts, TokenFacts
-from mindrl.platform.machine import MachineFacts
+from mindrl.platform.probes.device_report import Component, Device, DeviceReport
+from mindrl.platform.probes.host import DiskFacts, HostFacts, NetworkFacts, TokenFacts
+from mindrl.platform.probes.machine import NEEDS, MachineFacts
 from mindrl.programs.doctor import examine
 
 GIB = 1 << 30

@@ -21,9 +21,9 @@ from healthy_machine import (
 
 from mindrl.doctor.facts import Facts
 from mindrl.platform.device import PLATFORMS
-from mindrl.platform.device_needs import NEEDS
-from mindrl.platform.device_report import Component, DeviceReport
-from mindrl.platform.host_facts import DiskFacts, TokenFacts
+from mindrl.platform.probes.device_report import Component, DeviceReport
+from mindrl.platform.probes.host import DiskFacts, TokenFacts
+from mindrl.platform.probes.machine import NEEDS
 from mindrl.programs.doctor import examine
 
 ROOT = Path(__file__).parents[3]

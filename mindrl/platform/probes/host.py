@@ -1,4 +1,4 @@
-"""What this machine gives a process: limits, memory, network, disks. Looks, and changes nothing."""
+"""What a machine gives a process: limits, memory, network, disks. Looks, and changes nothing."""
 
 import os
 import resource
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from mindrl.platform.host_memory import container_memory, text_of
 
 _ANSWER_SECONDS = 5.0
 _LOOPBACK = "127.0.0.1"
@@ -83,38 +85,6 @@ def host_facts() -> HostFacts:
     )
 
 
-def memory_bound() -> int:
-    """Return the bytes that the processes of this machine or container may have together."""
-    total = psutil.virtual_memory().total
-    return min(total, container_memory() or total)
-
-
-def container_memory(
-    groups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
-) -> int | None:
-    """Return the least limit of the control groups that hold this process, in bytes.
-
-    Args:
-        groups: /proc/self/cgroup.
-        root: Where the control groups are mounted; the second version of them, or the first.
-    """
-    limits = []
-    for line in _text(groups).splitlines():
-        _, controllers, path = line.split(":", maxsplit=2)
-        if controllers == "":
-            folders, name = (root, *_below(root, path)), "memory.max"
-        elif "memory" in controllers.split(","):
-            base = root / "memory"
-            folders, name = (base, *_below(base, path)), "memory.limit_in_bytes"
-        else:
-            continue
-        texts = (_text(folder / name).strip() for folder in folders)
-        limits += [int(text) for text in texts if text.isdecimal()]
-    # The first version writes a number near 2^63 for no limit.
-    found = min(limits, default=1 << 62)
-    return found if found < 1 << 60 else None
-
-
 def network_facts(environment: Mapping[str, str]) -> NetworkFacts:
     """Look up this machine's name and try the loopback address."""
     hostname = socket.gethostname()
@@ -122,14 +92,14 @@ def network_facts(environment: Mapping[str, str]) -> NetworkFacts:
     with suppress(OSError):
         address = socket.gethostbyname(hostname)
     kernel = Path("/proc/sys/net/ipv4")
-    low, high = (_text(kernel / "ip_local_port_range").split() or ["32768", "60999"])[:2]
+    low, high = (text_of(kernel / "ip_local_port_range").split() or ["32768", "60999"])[:2]
     return NetworkFacts(
         hostname=hostname,
         hostname_address=address,
         loopback_works=_loopback_works(),
         proxies=loopback_proxies(environment),
         ephemeral_ports=range(int(low), int(high) + 1),
-        reserved_ports=tuple(port_ranges(_text(kernel / "ip_local_reserved_ports").strip())),
+        reserved_ports=tuple(port_ranges(text_of(kernel / "ip_local_reserved_ports").strip())),
     )
 
 
@@ -206,16 +176,3 @@ def _loopback_works() -> bool:
     except OSError:
         return False
     return True
-
-
-def _below(root: Path, path: str) -> list[Path]:
-    """List the folders of a control group, the outer ones first."""
-    group = root / path.strip("/")
-    return [folder for folder in (*reversed(group.parents), group) if root in folder.parents]
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

@@ -4,7 +4,7 @@ import csv
 from collections import defaultdict
 from collections.abc import Iterator
 
-from mindrl.platform.device_report import Component, Device, DeviceReport, answer_of
+from mindrl.platform.probes.device_report import Component, Device, DeviceReport, answer_of
 
 _DEVICE_FIELDS = (
     "index",

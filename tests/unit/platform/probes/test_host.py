@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from mindrl.platform.host_facts import (
+from mindrl.platform.host_memory import container_memory
+from mindrl.platform.probes.host import (
     connection_error,
-    container_memory,
     disk_facts,
     host_facts,
     loopback_proxies,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from mindrl.platform.device_needs import group_ports
-from mindrl.platform.device_report import Device, answer_of
-from mindrl.platform.npu_smi import (
+from mindrl.platform.probes.device_report import Device, answer_of
+from mindrl.platform.probes.machine import group_ports
+from mindrl.platform.probes.npu_smi import (
     cann_version,
     driver_version,
     npu_report,

@@ -5,8 +5,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from mindrl.platform.device_report import Component, Device, DeviceReport, answer_of
 from mindrl.platform.npu_versions import CANN_VERSION
+from mindrl.platform.probes.device_report import Component, Device, DeviceReport, answer_of
 
 _INSTALLED = "/usr/local/Ascend"
 

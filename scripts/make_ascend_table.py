@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mindrl.allocation.meaning import rollout_string, training_string
-from mindrl.config.layouts import rollout_layout, train_layout
 from mindrl.config.run import RunConfig
 from mindrl.memory.plan import MemoryPlan
 from mindrl.memory.schedule import MoveKind
@@ -91,8 +90,8 @@ def row(name: str, config: RunConfig) -> Row:
         model=Path(config.actor_config.load).name,
         nodes=config.world_size // per_node,
         devices_per_node=per_node,
-        training=training_string(train_layout(config)),
-        rollout=rollout_string(rollout_layout(config)),
+        training=training_string(config.layout("actor")),
+        rollout=rollout_string(config.rollout_layout),
         tensor_nodes=nodes_spanned(layout.dense_order.groups({"tp"}), per_node),
         stage_nodes=nodes_spanned(layout.dense_order.groups({"tp", "cp", "dp"}), per_node),
         sequences=config.sequences_per_step,

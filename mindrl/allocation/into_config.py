@@ -13,7 +13,7 @@ from typing import Any
 from mindrl.allocation.meaning import AllocationMode, ModelAllocation, parse_backend, parse_mode
 from mindrl.allocation.messages import AllocationError
 from mindrl.config.finding import Finding
-from mindrl.config.layout_sizes import DEVICES, ROLLOUT_SIZE_KEYS, SIZE_KEYS
+from mindrl.config.layout_keys import DEVICES, ROLLOUT_SIZE_KEYS, SIZE_KEYS
 from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError
 

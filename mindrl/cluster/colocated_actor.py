@@ -22,7 +22,7 @@ from mindrl.batch.experience import (
 )
 from mindrl.batch.prompts import Prompt, sequence_seed
 from mindrl.batch.rollouts import Responses, Rollouts
-from mindrl.config.layout_sizes import Role
+from mindrl.config.layout_keys import Role
 from mindrl.layouts.layout import RolloutLayout, TrainLayout, even_bounds
 from mindrl.memory.plan import MemoryPlan
 from mindrl.observability.timeline import TimelineMoment

@@ -6,7 +6,7 @@ from typing import Any, get_type_hints
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from mindrl.config.layout_sizes import ROLLOUT_SIZE_KEYS, SIZE_KEYS
+from mindrl.config.layout_keys import ROLLOUT_SIZE_KEYS, SIZE_KEYS
 from mindrl.config.role import CriticConfig, RewardConfig
 from mindrl.config.run import RunConfig
 

@@ -2,17 +2,18 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import assert_never
+from typing import Any, assert_never
 
 from pydantic.dataclasses import dataclass
 
 from mindrl.config.actor import ActorConfig
 from mindrl.config.generate import GenerateConfig
-from mindrl.config.layout_sizes import LayoutSizes, Role, layout_sizes
+from mindrl.config.layout_keys import Role, layout_keys
 from mindrl.config.megatron_training import MegatronTrainingConfig
 from mindrl.config.rl import RLConfig
 from mindrl.config.role import CriticConfig, RefConfig, RewardConfig
 from mindrl.config.section import SECTION
+from mindrl.layouts.layout import RolloutLayout, TrainLayout
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -50,29 +51,36 @@ class RunConfig:
         }
         return tuple(role for role, is_there in there.items() if is_there)
 
-    def layout_sizes(self, role: Role) -> LayoutSizes:
-        """Return a role's parallel sizes; those of a section that is left out are the actor's."""
+    def layout_keys(self, role: Role) -> dict[str, str]:
+        """Return the key of each size of a role's layout, by the names of a `TrainLayout`."""
         own = {
             "actor": None,
             "ref": self.ref_config,
             "critic": self.critic_config,
             "reward": self.reward_config,
         }
-        return layout_sizes(role, self.actor_config, own[role])
+        return layout_keys(role, self.actor_config, own[role])
 
-    def data_parallel_size(self, role: Role) -> int:
-        """Return how many copies of a role's model there are."""
-        return self.world_size // self.layout_sizes(role).ranks_per_replica
+    def layout(self, role: Role) -> TrainLayout:
+        """Return a role's training layout, in Megatron's own order of the ranks.
+
+        Sizes that a section does not give are the actor's; replicas take all the devices. One that
+        has findings has sizes, and no order.
+        """
+        sizes: dict[str, Any] = {
+            name: self._at(key) for name, key in self.layout_keys(role).items()
+        }
+        layout = TrainLayout(**sizes)
+        return replace(layout, dp=self.world_size // layout.ranks_per_replica)
 
     @property
-    def train_data_parallel_size(self) -> int:
-        """Training replicas of the actor."""
-        return self.data_parallel_size("actor")
-
-    @property
-    def rollout_data_parallel_size(self) -> int:
-        """Rollout replicas."""
-        return self.world_size // self.generate_config.infer_tensor_parallel_size
+    def rollout_layout(self) -> RolloutLayout:
+        """The layout of the rollout; only one without findings can be made."""
+        generate = self.generate_config
+        tp, pp = generate.infer_tensor_parallel_size, generate.infer_pipeline_parallel_size
+        return RolloutLayout(
+            tp=tp, pp=pp, dp=self.world_size // tp, ep=generate.infer_expert_parallel_size
+        )
 
     @property
     def sequences_per_step(self) -> int:
@@ -126,10 +134,15 @@ class RunConfig:
 
     def model_path(self, role: Role) -> str:
         """Return the folder of a role's model; `reward` needs its section."""
+        path = self._at(self.model_key(role))
+        assert isinstance(path, str)
+        return path
+
+    def _at(self, key: str) -> object:
+        """Return the value of a key; None where its section is left out."""
         at: object = self
-        for part in self.model_key(role).split("."):
-            at = getattr(at, part)
-        assert isinstance(at, str)
+        for part in key.split("."):
+            at = getattr(at, part, None)
         return at
 
     @property

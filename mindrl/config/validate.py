@@ -5,7 +5,7 @@ from math import gcd, prod
 from pathlib import Path
 
 from mindrl.config.finding import Finding, divisors_near, must_divide, nearest_divisors, once
-from mindrl.config.layout_sizes import DEVICES, LayoutSizes, Role
+from mindrl.config.layout_keys import DEVICES, Role
 from mindrl.config.learning_rules import learning_findings
 from mindrl.config.run import RunConfig
 
@@ -38,12 +38,17 @@ def layout_findings(config: RunConfig) -> list[Finding]:
 
 def role_findings(config: RunConfig, role: Role) -> Iterator[Finding]:
     """Say what keeps the layout of a role from being made."""
-    sizes = config.layout_sizes(role)
-    yield from _product_must_divide(sizes, ("tp", "cp", "pp"), DEVICES, config.world_size)
-    if config.world_size % sizes.pp == 0:
-        of_a_stage = f"{DEVICES} per pipeline stage" if sizes.pp > 1 else DEVICES
-        ranks = config.world_size // sizes.pp
-        yield from _product_must_divide(sizes, ("ep", "etp"), of_a_stage, ranks)
+    layout, keys = config.layout(role), config.layout_keys(role)
+
+    def cut(*names: str) -> dict[str, int]:
+        """Return the key and the value of each of these sizes that cuts anything."""
+        return {keys[name]: size for name in names if (size := getattr(layout, name)) > 1}
+
+    yield from _product_must_divide(cut("tp", "cp", "pp"), DEVICES, config.world_size)
+    if config.world_size % layout.pp == 0:
+        of_a_stage = f"{DEVICES} per pipeline stage" if layout.pp > 1 else DEVICES
+        ranks = config.world_size // layout.pp
+        yield from _product_must_divide(cut("ep", "etp"), of_a_stage, ranks)
 
 
 def sequence_limits(config: RunConfig) -> tuple[tuple[str, int], ...]:
@@ -54,11 +59,7 @@ def sequence_limits(config: RunConfig) -> tuple[tuple[str, int], ...]:
     )
 
 
-def _product_must_divide(
-    sizes: LayoutSizes, names: tuple[str, ...], what: str, number: int
-) -> Iterator[Finding]:
-    values: Mapping[str, int] = {name: getattr(sizes, name) for name in names}
-    cut = {sizes.keys[name]: size for name, size in values.items() if size > 1}
+def _product_must_divide(cut: Mapping[str, int], what: str, number: int) -> Iterator[Finding]:
     product = prod(cut.values())
     if len(cut) == 1:
         (field,) = cut
@@ -75,7 +76,7 @@ def _product_must_divide(
 
 
 def _sequence_parallel(config: RunConfig) -> Iterator[Finding]:
-    sizes = [config.layout_sizes(role).tp for role in config.roles]
+    sizes = [config.layout(role).tp for role in config.roles]
     if config.megatron_training.sequence_parallel and max(sizes) == 1:
         field = "megatron_training.sequence_parallel"
         text = (
@@ -111,12 +112,12 @@ def _mini_batches(config: RunConfig) -> Iterator[Finding]:
 def _shares(config: RunConfig) -> Iterator[Finding]:
     """Say so where a role's replicas cannot have equally many sequences."""
     for role in config.roles:
-        if config.world_size % config.layout_sizes(role).ranks_per_replica == 0:
+        if config.world_size % config.layout(role).ranks_per_replica == 0:
             yield from _shares_of(config, role)
 
 
 def _shares_of(config: RunConfig, role: Role) -> Iterator[Finding]:
-    rl, replicas = config.rl_config, config.data_parallel_size(role)
+    rl, replicas = config.rl_config, config.layout(role).dp
     learns = role in ("actor", "critic")
     count = config.sequences_per_update if learns else config.sequences_per_step
     if count % replicas == 0:

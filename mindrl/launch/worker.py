@@ -6,7 +6,7 @@ from mindrl.algorithms.grpo import GrpoLoss
 from mindrl.algorithms.value_loss import ValueLoss
 from mindrl.batch.balance import MicroBatching
 from mindrl.config.actor import ActorConfig
-from mindrl.config.layout_sizes import Role
+from mindrl.config.layout_keys import Role
 from mindrl.config.role import CriticConfig, LearningConfig
 from mindrl.config.run import RunConfig
 from mindrl.launch.worker_memory import make_device, plan_worker_memory

@@ -37,15 +37,15 @@ class TrainLayout:
     expert_order: RankOrder | None = None
     """Of the expert grid; None is Megatron's own: etp, ep, dp, pp, the fastest first."""
 
-    def __post_init__(self) -> None:
-        """Assert that orders agree with the sizes; what users write is checked before."""
-        assert self.dense_order.world_size == self.world_size, self
-        assert self.experts_order.world_size == self.world_size, self
-
     @property
     def world_size(self) -> int:
         """Ranks of the layout."""
         return self.tp * self.cp * self.dp * self.pp
+
+    @property
+    def ranks_per_replica(self) -> int:
+        """Ranks that hold one copy of all but the experts together."""
+        return self.tp * self.cp * self.pp
 
     @property
     def expert_dp(self) -> int:
@@ -54,15 +54,15 @@ class TrainLayout:
 
     @cached_property
     def dense_order(self) -> RankOrder:
-        """The order of the dense grid."""
+        """The order of the dense grid; what users write is checked before it is asked for."""
         sizes = (("tp", self.tp), ("cp", self.cp), ("dp", self.dp), ("pp", self.pp))
-        return self.order or RankOrder(digits=sizes)
+        return self._of_all_ranks(self.order or RankOrder(digits=sizes))
 
     @cached_property
     def experts_order(self) -> RankOrder:
-        """The order of the expert grid."""
+        """The order of the expert grid, as `dense_order`."""
         sizes = (("etp", self.etp), ("ep", self.ep), ("dp", self.expert_dp), ("pp", self.pp))
-        return self.expert_order or RankOrder(digits=sizes)
+        return self._of_all_ranks(self.expert_order or RankOrder(digits=sizes))
 
     @property
     def replicas(self) -> int:
@@ -88,6 +88,10 @@ class TrainLayout:
         assert sum(sizes) == layers, f"chunks of {sizes} layers for a model of {layers}"
         starts = [sum(sizes[:index]) for index in range(count + 1)]
         return [range(start, stop) for start, stop in pairwise(starts)]
+
+    def _of_all_ranks(self, order: RankOrder) -> RankOrder:
+        assert order.world_size == self.world_size, self
+        return order
 
 
 @dataclass(frozen=True, kw_only=True)

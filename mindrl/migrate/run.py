@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from math import gcd
 
-from mindrl.config.layout_sizes import DEVICES
+from mindrl.config.layout_keys import DEVICES
 from mindrl.migrate.file import TheirRun
 from mindrl.migrate.keys import SAME, SAME_OF_RUN
 from mindrl.migrate.mapped import Mapped, at_least, default, same, same_of_model

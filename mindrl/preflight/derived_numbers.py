@@ -2,7 +2,7 @@
 
 from rich.table import Table
 
-from mindrl.config.layout_sizes import Role
+from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig
 from mindrl.platform.device import Platform
 from mindrl.preflight.logprob_gap import logprob_gap_text
@@ -18,13 +18,13 @@ def derived_numbers(config: RunConfig, platform: Platform) -> dict[str, str]:
         "rollout": _sizes(
             TP=generate.infer_tensor_parallel_size,
             EP=generate.infer_expert_parallel_size,
-            DP=config.rollout_data_parallel_size,
+            DP=config.rollout_layout.dp,
         ),
         "prompts per step": str(training.global_batch_size),
         "sequences per step": f"{config.sequences_per_step} ({rl.n_samples_per_prompt} a prompt)",
         "sequences per update": str(config.sequences_per_update),
         "sequences per update and replica": str(
-            config.sequences_per_update // config.train_data_parallel_size
+            config.sequences_per_update // config.layout("actor").dp
         ),
         "micro-batch": _micro_batch(config),
         "updates per step": f"{config.updates_per_step} ({rl.epochs} epoch(s))",
@@ -57,7 +57,7 @@ def _role(config: RunConfig, role: Role) -> str:
 
 
 def _role_sizes(config: RunConfig, role: Role) -> str:
-    sizes = config.layout_sizes(role)
+    sizes = config.layout(role)
     return _sizes(
         TP=sizes.tp,
         CP=sizes.cp,
@@ -65,7 +65,7 @@ def _role_sizes(config: RunConfig, role: Role) -> str:
         VPP=sizes.vpp,
         EP=sizes.ep,
         ETP=sizes.etp,
-        DP=config.data_parallel_size(role),
+        DP=sizes.dp,
     )
 
 

@@ -1,6 +1,6 @@
 """Estimates of the activations of each phase, from a configuration; see models/activations."""
 
-from mindrl.config.layout_sizes import Role
+from mindrl.config.layout_keys import Role
 from mindrl.config.role import LearningConfig
 from mindrl.config.run import RunConfig
 from mindrl.memory.activations import Passes, forward_estimate, logits_estimate, update_estimate

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mindrl.config.layout_sizes import Role
+from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig
 from mindrl.memory.plan import Counts
 from mindrl.memory.regions import Region

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from mindrl.checkpoint.files import check_files
 from mindrl.config.finding import Finding, must_divide, once
-from mindrl.config.layout_sizes import ROLLOUT_SIZE_KEYS, Role
-from mindrl.config.layouts import role_layout, rollout_layout
+from mindrl.config.layout_keys import ROLLOUT_SIZE_KEYS, Role
 from mindrl.config.role import LearningConfig
 from mindrl.config.run import RunConfig
 from mindrl.config.validate import layout_findings, sequence_limits
@@ -80,7 +79,7 @@ def model_findings(config: RunConfig, models: Models) -> list[Finding]:
     actor = models.of["actor"]
     if not layout_findings(config):
         found += _layouts(config, models.of)
-        found += rollout_findings(actor, rollout_layout(config), ROLLOUT_KEYS)
+        found += rollout_findings(actor, config.rollout_layout, ROLLOUT_KEYS)
         found += _kv_cache(config, actor)
     found += _lengths(config, actor)
     for role, model in models.of.items():
@@ -114,10 +113,11 @@ def _layouts(config: RunConfig, models: Mapping[Role, ModelDescription]) -> list
 
 def _layout(config: RunConfig, role: Role, model: ModelDescription) -> Iterator[Finding]:
     """Compare the layout of a role with its model, and then what it recomputes."""
-    layout = role_layout(config, role)
-    found = list(training_findings(model, layout, config.layout_sizes(role).keys))
+    layout, keys = config.layout(role), config.layout_keys(role)
+    found = list(training_findings(model, layout, keys))
     yield from found
-    yield from _sequence_parallel(config, role, model)
+    if model.moe:
+        yield from _sequence_parallel(config, keys["tp"], layout.tp)
     learning = {"actor": config.actor_config, "critic": config.critic_config}.get(role)
     if learning is None:
         return
@@ -128,13 +128,11 @@ def _layout(config: RunConfig, role: Role, model: ModelDescription) -> Iterator[
         yield from _recomputed_runs(f"{role}_config", learning, layout, model)
 
 
-def _sequence_parallel(config: RunConfig, role: Role, model: ModelDescription) -> Iterator[Finding]:
-    sizes, field = config.layout_sizes(role), "megatron_training.sequence_parallel"
-    if model.moe and sizes.tp > 1 and not config.megatron_training.sequence_parallel:
-        text = (
-            f"{field}=false: with {sizes.keys['tp']}={sizes.tp} "
-            "Megatron trains experts only where it is true"
-        )
+def _sequence_parallel(config: RunConfig, key: str, tp: int) -> Iterator[Finding]:
+    """Say so where experts would not train with a tensor-parallel size, which a key gives."""
+    field = "megatron_training.sequence_parallel"
+    if tp > 1 and not config.megatron_training.sequence_parallel:
+        text = f"{field}=false: with {key}={tp} Megatron trains experts only where it is true"
         yield Finding(text, field, value=False, legal=(True,))
 
 
@@ -167,7 +165,7 @@ def _recomputed_runs(
 def _kv_cache(config: RunConfig, actor: ModelDescription) -> Iterator[Finding]:
     """Say so where a KV cache of a given size does not hold one sequence."""
     generate = config.generate_config
-    per_token = kv_bytes_per_token(actor, rollout_layout(config), generate.dtype)
+    per_token = kv_bytes_per_token(actor, config.rollout_layout, generate.dtype)
     least, sequence = one_sequence(config, per_token)
     if generate.kv_cache_mib is not None and generate.kv_cache_mib * _MIB < least:
         text = f"{_KV_CACHE}={generate.kv_cache_mib}: {sequence}"

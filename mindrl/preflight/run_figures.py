@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mindrl.config.layout_sizes import Role
+from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig
 from mindrl.layouts.layout import TrainLayout
 from mindrl.memory.plan import MemoryPlan
@@ -135,7 +135,7 @@ def _role(model: str, layout: TrainLayout, *, experts: bool) -> RoleFigures:
     if experts:
         sizes |= {"ep": layout.ep, "etp": layout.etp}
         groups |= {name: layout.experts_order.groups({name}) for name in ("ep", "etp")}
-    per_replica = layout.tp * layout.cp * layout.pp
+    per_replica = layout.ranks_per_replica
     return RoleFigures(
         model=model,
         sizes=sizes,
@@ -164,7 +164,7 @@ def _rollout(config: RunConfig) -> RoleFigures:
 
 def _batch(config: RunConfig) -> BatchFigures:
     generate, rl = config.generate_config, config.rl_config
-    of_replica = -(-config.sequences_per_step // config.rollout_data_parallel_size)
+    of_replica = -(-config.sequences_per_step // config.rollout_layout.dp)
     return BatchFigures(
         prompts_per_step=config.megatron_training.global_batch_size,
         sequences_per_step=config.sequences_per_step,
@@ -191,7 +191,7 @@ def _micro_batches(config: RunConfig) -> dict[str, int]:
         ("update", "actor", update, actor),
     )
     return {
-        name: -(-sequences // config.data_parallel_size(role) // size)
+        name: -(-sequences // config.layout(role).dp // size)
         for name, role, sequences, size in passes
         if role in config.roles
     }

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mindrl.config.layout_sizes import Role
-from mindrl.config.layouts import role_layout, rollout_layout
+from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.models.decoder import DType
@@ -57,6 +56,6 @@ def unordered_plan(config: RunConfig, models: Mapping[Role, ModelDescription]) -
     return RunPlan(
         config=config,
         models=models,
-        layouts={role: role_layout(config, role) for role in config.roles},
-        rollout=rollout_layout(config),
+        layouts={role: config.layout(role) for role in config.roles},
+        rollout=config.rollout_layout,
     )

@@ -5,7 +5,7 @@ from functools import cache, cached_property
 
 import numpy as np
 
-from mindrl.config.layout_sizes import Role
+from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig
 from mindrl.layouts.layout import TrainLayout
 from mindrl.memory.plan import Counts

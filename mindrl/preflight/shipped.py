@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from mindrl.config.finding import Finding, once
-from mindrl.config.layout_sizes import Role
+from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig
 from mindrl.models.description import ModelDescription, read_description
 from mindrl.observability.notes import note

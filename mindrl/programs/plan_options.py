@@ -6,7 +6,6 @@ from typing import Any
 
 from mindrl.allocation.into_config import in_words_of_backend
 from mindrl.config.finding import Finding
-from mindrl.config.layouts import role_layout, rollout_layout
 from mindrl.config.run import RunConfig
 from mindrl.config.validate import findings
 from mindrl.errors import ConfigError
@@ -84,7 +83,6 @@ def _model_findings(config: RunConfig) -> Iterator[Finding]:
     """Say what keeps the models from being cut by their layouts."""
     for role in config.roles:
         model = planned_description(sizes_path(config, role))
-        keys = config.layout_sizes(role).keys
-        yield from training_findings(model, role_layout(config, role), keys)
+        yield from training_findings(model, config.layout(role), config.layout_keys(role))
         if role == "actor":
-            yield from rollout_findings(model, rollout_layout(config), ROLLOUT_KEYS)
+            yield from rollout_findings(model, config.rollout_layout, ROLLOUT_KEYS)

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 from mindrl.allocation.meaning import rollout_string, training_string
 from mindrl.config.finding import Finding
-from mindrl.config.layout_sizes import SIZE_KEYS, Role
+from mindrl.config.layout_keys import SIZE_KEYS, Role
 from mindrl.config.load import load_run_config
 from mindrl.config.run import RunConfig
 from mindrl.config.text import nested

@@ -7,7 +7,6 @@ import pytest
 
 from mindrl.allocation.into_config import deprecation, in_words_of_backend, with_sizes
 from mindrl.config.finding import Finding
-from mindrl.config.layouts import role_layout, rollout_layout
 from mindrl.config.load import load_run_config
 from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError
@@ -75,8 +74,8 @@ def test_strings_give_the_configuration_that_their_sizes_give() -> None:
         generate_config=replace(written.generate_config, backend=""),
     )
     assert without_strings == by_keys
-    assert role_layout(written, "actor") == role_layout(by_keys, "actor")
-    assert rollout_layout(written) == rollout_layout(by_keys)
+    assert written.layout("actor") == by_keys.layout("actor")
+    assert written.rollout_layout == by_keys.rollout_layout
 
 
 def test_experts_with_a_tensor_size_of_their_own_give_it_to_the_actor() -> None:
@@ -93,17 +92,17 @@ def test_without_strings_a_size_of_none_is_the_default_and_the_devices_are_1() -
 
 def test_an_empty_reference_lies_as_the_actor_and_one_of_its_own_where_its_string_says() -> None:
     follows = loaded(actor="megatron:d2t4", ref="")
-    assert role_layout(follows, "ref") == role_layout(follows, "actor")
+    assert follows.layout("ref") == follows.layout("actor")
     own = loaded(actor="megatron:d2t4", ref="megatron:d4t2")
-    assert (role_layout(own, "ref").tp, role_layout(own, "ref").dp) == (2, 4)
+    assert (own.layout("ref").tp, own.layout("ref").dp) == (2, 4)
 
 
 def test_critic_and_reward_model_take_strings_too() -> None:
     config = loaded(
         actor="megatron:d8", critic="megatron:d4p2", reward="megatron:t8", reward_model="judge"
     )
-    assert role_layout(config, "critic").pp == 2
-    assert role_layout(config, "reward").tp == 8
+    assert config.layout("critic").pp == 2
+    assert config.layout("reward").tp == 8
 
 
 def test_the_actors_string_says_how_many_devices_there_are() -> None:

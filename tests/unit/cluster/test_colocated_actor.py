@@ -10,7 +10,7 @@ from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Responses
 from mindrl.cluster.colocated_actor import ColocatedActor
 from mindrl.config.generate import SamplingConfig
-from mindrl.config.layout_sizes import Role
+from mindrl.config.layout_keys import Role
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.rollout.sampling import Sampling
 

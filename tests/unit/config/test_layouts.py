@@ -3,13 +3,6 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from mindrl.config.layouts import (
-    critic_layout,
-    reference_layout,
-    reward_layout,
-    rollout_layout,
-    train_layout,
-)
 from mindrl.config.run import RunConfig
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
 
@@ -28,17 +21,17 @@ def test_sixteen_devices_are_laid_out_as_the_sections_say(run_config: MakeConfig
             "generate_config.infer_expert_parallel_size": 8,
         },
     )
-    assert train_layout(config) == TrainLayout(tp=4, dp=4, ep=8, etp=2)
-    assert train_layout(config).expert_dp == 1
-    assert rollout_layout(config) == RolloutLayout(tp=8, dp=2, ep=8)
+    assert config.layout("actor") == TrainLayout(tp=4, dp=4, ep=8, etp=2)
+    assert config.layout("actor").expert_dp == 1
+    assert config.rollout_layout == RolloutLayout(tp=8, dp=2, ep=8)
 
 
 def test_by_default_one_device_holds_everything_and_experts_are_whole(
     run_config: MakeConfig,
 ) -> None:
     config = run_config(Path("model"))
-    assert train_layout(config) == TrainLayout()
-    assert rollout_layout(config) == RolloutLayout()
+    assert config.layout("actor") == TrainLayout()
+    assert config.rollout_layout == RolloutLayout()
 
 
 def test_roles_lie_in_the_actors_layout_unless_they_say_otherwise(run_config: MakeConfig) -> None:
@@ -52,20 +45,20 @@ def test_roles_lie_in_the_actors_layout_unless_they_say_otherwise(run_config: Ma
     }
     same = run_config(Path("model"), sizes)
     wanted = TrainLayout(tp=2, pp=2, dp=2, layers_per_chunk=(1, 3))
-    for layout in (train_layout, critic_layout, reference_layout, reward_layout):
-        assert layout(same) == wanted
+    assert same.layout("actor") == wanted
+    assert same.layout("critic") == same.layout("ref") == same.layout("reward") == wanted
     own = {
         "critic_config.tensor_model_parallel_size": 4,
         "ref_config.pipeline_model_parallel_size": 4,
         "reward_config.num_layer_list": [2, 2],
     }
     apart = run_config(Path("model"), sizes | own)
-    assert critic_layout(apart) == TrainLayout(tp=4, pp=2, dp=1, layers_per_chunk=(1, 3))
+    assert apart.layout("critic") == TrainLayout(tp=4, pp=2, dp=1, layers_per_chunk=(1, 3))
     # The actor's two sizes say nothing of four stages: they are cut evenly.
-    assert reference_layout(apart) == TrainLayout(tp=2, pp=4, dp=1)
-    assert reward_layout(apart) == TrainLayout(tp=2, pp=2, dp=2, layers_per_chunk=(2, 2))
+    assert apart.layout("ref") == TrainLayout(tp=2, pp=4, dp=1)
+    assert apart.layout("reward") == TrainLayout(tp=2, pp=2, dp=2, layers_per_chunk=(2, 2))
 
 
 def test_roles_that_the_run_does_not_have_lie_in_the_actors_layout(run_config: MakeConfig) -> None:
     config = run_config(Path("model"))
-    assert critic_layout(config) == reward_layout(config) == train_layout(config)
+    assert config.layout("critic") == config.layout("reward") == config.layout("actor")

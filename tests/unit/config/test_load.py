@@ -194,7 +194,7 @@ def test_the_numbers_that_follow_are_those_of_two_replicas_and_eight_updates(
             "generate_config.infer_tensor_parallel_size": 2,
         },
     )
-    assert (config.train_data_parallel_size, config.rollout_data_parallel_size) == (2, 4)
+    assert (config.layout("actor").dp, config.rollout_layout.dp) == (2, 4)
     assert (config.sequences_per_step, config.sequences_per_update) == (160, 40)
     assert (config.updates_per_step, config.total_updates) == (8, 80)
 

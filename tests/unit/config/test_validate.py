@@ -46,7 +46,7 @@ def test_all_that_shares_a_copy_of_the_model_must_divide_the_devices_together(
 ) -> None:
     sizes = {TRAIN_TP: 2, TRAIN_CP: 2, TRAIN_PP: 2, DEVICES: 8}
     assert found(run_config, sizes) == []
-    assert run_config(Path("model"), sizes).train_data_parallel_size == 1
+    assert run_config(Path("model"), sizes).layout("actor").dp == 1
     assert found(run_config, sizes | {TRAIN_CP: 3}) == [
         f"{TRAIN_TP} times {TRAIN_CP} times {TRAIN_PP}=12 must divide {DEVICES}=8; nearest: 8"
     ]

@@ -33,10 +33,11 @@ def test_an_order_of_its_own_moves_the_replicas_and_their_leaders() -> None:
 
 
 def test_an_order_whose_digits_are_not_the_ranks_is_our_own_mistake() -> None:
+    halved = TrainLayout(tp=2, dp=4, order=RankOrder(digits=(("tp", 2), ("dp", 2))))
     with pytest.raises(AssertionError):
-        TrainLayout(tp=2, dp=4, order=RankOrder(digits=(("tp", 2), ("dp", 2))))
+        _ = halved.dense_order
     with pytest.raises(AssertionError):
-        TrainLayout(dp=4, ep=3)
+        _ = TrainLayout(dp=4, ep=3).experts_order
 
 
 def test_vllm_numbers_tensor_ranks_then_stages_then_replicas() -> None:

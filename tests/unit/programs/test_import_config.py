@@ -116,7 +116,7 @@ def test_a_grpo_file_becomes_one_that_our_programs_load(tmp_path: Path) -> None:
     assert config.actor_config.lr == 1e-6
     assert config.actor_config.num_layer_list == (1, 3)
     assert config.actor_config.load == "./models/small"
-    assert config.train_data_parallel_size == 2
+    assert config.layout("actor").dp == 2
     assert config.sequences_per_step == 64
     assert config.megatron_training.seq_length == 1024
     assert config.generate_config.sampling_config.temperature == 0.2
@@ -165,7 +165,7 @@ def test_a_ppo_file_has_a_critic_whose_keys_can_be_overridden(tmp_path: Path) ->
     assert findings(config) == []
     assert config.critic_config is not None
     assert (config.critic_config.lr, config.critic_config.load) == (5e-6, None)
-    assert config.data_parallel_size("critic") == 4
+    assert config.layout("critic").dp == 4
     assert config.rl_config.init_kl_coef == 0.0
 
 

@@ -7,7 +7,6 @@ import pytest
 from proposal_tasks import asked
 
 from mindrl.allocation.meaning import parse_rollout, parse_training
-from mindrl.config.layouts import rollout_layout, train_layout
 from mindrl.platform.device import PLATFORMS
 from mindrl.preflight.checks import device_capacity
 from mindrl.preflight.legal_values import checked_with_legal_values
@@ -94,7 +93,7 @@ def test_proposals_pass_the_checks_of_a_run_and_leave_a_tenth_of_the_device(task
 def test_the_first_proposal_costs_no_more_than_the_shipped_layout() -> None:
     """configs/grpo_qwen25_7b.yaml: d2t4 to d4t2 on 8 devices."""
     config = composed_config("grpo_qwen25_7b", [])
-    shipped = Candidate(training=train_layout(config), rollout=rollout_layout(config))
+    shipped = Candidate(training=config.layout("actor"), rollout=config.rollout_layout)
     training, rollout = parse_training("megatron:d2t4"), parse_rollout("vllm:d4t2")
     assert shipped == Candidate(training=training, rollout=rollout)
     task = asked(devices=8)

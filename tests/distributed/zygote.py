@@ -39,6 +39,7 @@ def serve(orders: Connection) -> None:
     """Fork the ranks of a group for each order."""
     prepare_process(PLATFORMS["cpu"])
     import_module("mindrl.launch.worker")  # only now: the process is prepared
+    _replace_kernels()
     _keep_what_is_imported()
 
     send(orders, "ready")
@@ -87,6 +88,17 @@ def send(connection: Connection, value: Any) -> None:
 def receive(connection: Connection) -> Any:
     """Receive what `send` sent."""
     return pickle.loads(connection.recv_bytes())
+
+
+def _replace_kernels() -> None:
+    """Do once what each engine would do: look through all modules for kernels to replace.
+
+    That takes an engine twice as long as all the rest of its start, and imports hundreds of modules.
+    """
+    import_module("vllm.v1.worker.cpu_worker")
+    platform = import_module("vllm.platforms").current_platform
+    platform.register_triton_kernel_overrides()
+    platform.register_triton_kernel_overrides = lambda: None
 
 
 def _keep_what_is_imported() -> None:

@@ -93,7 +93,7 @@ def receive(connection: Connection) -> Any:
 def _replace_kernels() -> None:
     """Do once what each engine would do: look through all modules for kernels to replace.
 
-    That takes an engine twice as long as all the rest of its start, and imports hundreds of modules.
+    That takes twice as long as all the rest of its start, and imports hundreds of modules.
     """
     import_module("vllm.v1.worker.cpu_worker")
     platform = import_module("vllm.platforms").current_platform

@@ -95,7 +95,8 @@ def _replace_kernels() -> None:
 
     That takes twice as long as all the rest of its start, and imports hundreds of modules.
     """
-    import_module("vllm.v1.worker.cpu_worker")
+    for name in ("vllm.v1.worker.cpu_worker", "compressed_tensors", "torch._dynamo"):
+        import_module(name)
     platform = import_module("vllm.platforms").current_platform
     platform.register_triton_kernel_overrides()
     platform.register_triton_kernel_overrides = lambda: None

@@ -44,6 +44,17 @@ QUESTIONS = {
         seeds=SEEDS,
     ),
     "nothing": Question(prompts=(), sampling=SAMPLED, seeds=()),
+    # Each leaves one token to draw from.
+    "top_p": Question(
+        prompts=PROMPTS,
+        sampling=replace(SAMPLED, section=replace(SAMPLED.section, top_p=1e-6)),
+        seeds=SEEDS,
+    ),
+    "min_p": Question(
+        prompts=PROMPTS,
+        sampling=replace(SAMPLED, section=replace(SAMPLED.section, min_p=1.0)),
+        seeds=SEEDS,
+    ),
 }
 
 
@@ -182,6 +193,14 @@ def test_log_probs_of_a_truncated_distribution_are_those_that_were_drawn_with(
         assert chosen_T2.any(1).all()
         expected_T = torch.log_softmax(two_T2, dim=-1)[chosen_T2]
         assert found_T.tolist() == pytest.approx(expected_T.tolist(), abs=2e-5)
+
+
+@pytest.mark.parametrize("cut", ["top_p", "min_p"])
+def test_the_least_top_p_and_the_largest_min_p_leave_the_most_likely_token(
+    engine: tuple[Life, Path, Path], cut: str
+) -> None:
+    life, _, _ = engine
+    assert tokens(answers(life, cut)) == tokens(answers(life, "greedy"))
 
 
 def test_a_sequence_depends_on_its_own_seed_and_on_no_other_sequence(

@@ -16,8 +16,6 @@ _SAMPLES = "rl_config.n_samples_per_prompt"
 _RESPONSE = "generate_config.sampling_config.max_tokens"
 _SUFFIXES = (".jsonl", ".parquet")
 
-Rule = Callable[[RunConfig], Iterator[Finding]]
-
 
 def findings(config: RunConfig) -> list[Finding]:
     """Return everything that is wrong with a configuration; empty where nothing is."""
@@ -282,7 +280,7 @@ def _data_format(config: RunConfig) -> Iterator[Finding]:
             yield Finding(f"{field}={path} must end in {' or '.join(_SUFFIXES)}", field, path)
 
 
-_RULES: tuple[Rule, ...] = (
+_RULES: tuple[Callable[[RunConfig], Iterator[Finding]], ...] = (
     _mini_batches,
     _shares,
     _lengths,

@@ -16,7 +16,6 @@ STILL_IN_TWO_ROOMS = frozenset(
     {
         "Counts",
         "Move",
-        "Rule",
     }
 )
 SMALL = {

@@ -1,35 +1,54 @@
-"""The numbers that follow from a configuration, for a person to read before a run."""
+"""The numbers that follow from a configuration alone, and for a person all of them in a list."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from rich.table import Table
 
 from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig
+from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.platform.device import Platform
 from mindrl.preflight.logprob_gap import logprob_gap_text
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchFigures:
+    """What a step does, counted."""
+
+    prompts_per_step: int
+    sequences_per_step: int
+    rollout_sequences_per_replica: int
+    """Of the replica with most."""
+    rollout_sequences_at_a_time: int
+    """Of one replica."""
+    updates_per_step: int
+    sequences_per_update: int
+    micro_batches_of_replica: dict[str, int] | None
+    """By the pass: of log-probs, values and scores in a step, and of one update. None where tokens
+    cut them, whose number is not known before."""
+    longest_sequence_tokens: int
+    updates_in_all: int
 
 
 def derived_numbers(config: RunConfig, platform: Platform) -> dict[str, str]:
     """Return what a configuration comes to, in the order that a person asks."""
     generate, rl = config.generate_config, config.rl_config
-    training = config.megatron_training
+    training, batch = config.megatron_training, batch_figures(config)
     return {
         "devices (ranks)": f"{config.world_size} x {platform.ray_resource}",
         "training": _role_sizes(config, "actor"),
-        "rollout": _sizes(
-            TP=generate.infer_tensor_parallel_size,
-            EP=generate.infer_expert_parallel_size,
-            DP=config.rollout_layout.dp,
-        ),
-        "prompts per step": str(training.global_batch_size),
-        "sequences per step": f"{config.sequences_per_step} ({rl.n_samples_per_prompt} a prompt)",
-        "sequences per update": str(config.sequences_per_update),
+        "rollout": _sizes(config.rollout_layout, "tp", "ep", "dp"),
+        "prompts per step": str(batch.prompts_per_step),
+        "sequences per step": f"{batch.sequences_per_step} ({rl.n_samples_per_prompt} a prompt)",
+        "sequences per update": str(batch.sequences_per_update),
         "sequences per update and replica": str(
-            config.sequences_per_update // config.layout("actor").dp
+            batch.sequences_per_update // config.layout("actor").dp
         ),
         "micro-batch": _micro_batch(config),
-        "updates per step": f"{config.updates_per_step} ({rl.epochs} epoch(s))",
+        "updates per step": f"{batch.updates_per_step} ({rl.epochs} epoch(s))",
         "steps": str(training.train_iters),
-        "updates in all": str(config.total_updates),
+        "updates in all": str(batch.updates_in_all),
         "longest sequence": (
             f"{rl.max_prompt_length} prompt + {generate.sampling_config.max_tokens} response "
             f"of {training.seq_length} tokens"
@@ -57,16 +76,11 @@ def _role(config: RunConfig, role: Role) -> str:
 
 
 def _role_sizes(config: RunConfig, role: Role) -> str:
-    sizes = config.layout(role)
-    return _sizes(
-        TP=sizes.tp,
-        CP=sizes.cp,
-        PP=sizes.pp,
-        VPP=sizes.vpp,
-        EP=sizes.ep,
-        ETP=sizes.etp,
-        DP=sizes.dp,
-    )
+    return _sizes(config.layout(role), "tp", "cp", "pp", "vpp", "ep", "etp", "dp")
+
+
+def _sizes(layout: TrainLayout | RolloutLayout, *names: str) -> str:
+    return spelled_sizes({name: getattr(layout, name) for name in names})
 
 
 def _rewards(config: RunConfig) -> str:
@@ -85,11 +99,47 @@ def _micro_batch(config: RunConfig) -> str:
     return f"{count} sequence(s), {'packed' if rl.use_remove_padding else 'padded'}"
 
 
-def _sizes(**sizes: int) -> str:
-    """Spell parallel sizes; those of experts only where there are any."""
+def spelled_sizes(sizes: Mapping[str, int]) -> str:
+    """Spell parallel sizes by their short names; of those that are 1 only `tp` and `dp`."""
     return ", ".join(
-        f"{name} {size}" for name, size in sizes.items() if size > 1 or name in {"TP", "DP"}
+        f"{name.upper()} {size}" for name, size in sizes.items() if size > 1 or name in ("tp", "dp")
     )
+
+
+def batch_figures(config: RunConfig) -> BatchFigures:
+    """Count what a step does."""
+    generate, rl = config.generate_config, config.rl_config
+    of_replica = -(-config.sequences_per_step // config.rollout_layout.dp)
+    return BatchFigures(
+        prompts_per_step=config.megatron_training.global_batch_size,
+        sequences_per_step=config.sequences_per_step,
+        rollout_sequences_per_replica=of_replica,
+        rollout_sequences_at_a_time=min(of_replica, generate.max_num_seqs),
+        updates_per_step=config.updates_per_step,
+        sequences_per_update=config.sequences_per_update,
+        micro_batches_of_replica=None if rl.use_dynamic_bsz else _micro_batches(config),
+        longest_sequence_tokens=rl.max_prompt_length + generate.sampling_config.max_tokens,
+        updates_in_all=config.total_updates,
+    )
+
+
+def _micro_batches(config: RunConfig) -> dict[str, int]:
+    """Count the micro-batches of one replica, pass by pass."""
+    rl, actor = config.rl_config, config.actor_config.micro_batch_size
+    step, update = config.sequences_per_step, config.sequences_per_update
+    passes: tuple[tuple[str, Role, int, int], ...] = (
+        ("reward", "reward", step, config.reward_forward_micro_batch_size),
+        ("reference", "ref", step, rl.ref_forward_micro_batch_size or actor),
+        ("forward", "actor", step, rl.actor_forward_micro_batch_size or actor),
+        ("critic_forward", "critic", step, config.critic_forward_micro_batch_size),
+        ("critic_update", "critic", update, config.critic_micro_batch_size),
+        ("update", "actor", update, actor),
+    )
+    return {
+        name: -(-sequences // config.layout(role).dp // size)
+        for name, role, sequences, size in passes
+        if role in config.roles
+    }
 
 
 def render_numbers(numbers: dict[str, str]) -> Table:

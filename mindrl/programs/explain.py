@@ -1,24 +1,35 @@
-"""The numbers of a run as a sub-command: `python cli/plan.py explain ...`. Needs no torch."""
+"""The numbers of a run: `python cli/plan.py explain ...`, its figures and its tables.
+
+Needs no torch.
+"""
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from mindrl.layouts.layout import TrainLayout
+from mindrl.memory.plan import MemoryPlan
 from mindrl.observability.units import memory_text
+from mindrl.preflight.derived_numbers import BatchFigures, batch_figures, spelled_sizes
 from mindrl.preflight.memory_plan import memory_plan
-from mindrl.preflight.run_figures import BatchFigures, Groups, RunFigures, run_figures
-from mindrl.preflight.run_shardings import planned_shardings
+from mindrl.preflight.run_plan import RunPlan
+from mindrl.preflight.run_shardings import RunShardings, planned_shardings
 from mindrl.preflight.shipped import note_shipped_sizes
+from mindrl.programs.exits import say
+from mindrl.programs.memory import MomentFigures, memory_figures, spaced
 from mindrl.programs.plan_options import (
     add_run_options,
     device_bytes,
     planned_config,
     print_answer,
 )
+from mindrl.resharding.figures import PlanFigures, figures_of
+
+Groups = list[list[int]]
 
 _EXAMPLE = """\
 example:
@@ -29,6 +40,55 @@ configs/models are taken and named. docs/how-to/check-a-run.md derives the numbe
 this run by hand.
 """
 _MOST_RANKS_SPELLED = 16
+_GBIT_PER_SECOND = 200.0
+"""Of a rank each way, as `plan reshard` takes by default."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoleFigures:
+    """Where a model lies."""
+
+    model: str
+    sizes: dict[str, int]
+    """Parallel sizes by their short names."""
+    ranks: int
+    ranks_per_replica: int
+    replicas: int
+    groups: dict[str, Groups]
+    """Ranks that work together, by the size that cuts between them; sizes of 1 are left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegionFigures:
+    """Bytes of one region."""
+
+    largest: int
+    """On the rank that has most of it."""
+    all_ranks: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFigures:
+    """The whole answer; all sizes in bytes."""
+
+    config: str
+    ranks: int
+    ranks_per_node: int
+    roles: dict[str, RoleFigures]
+    """By the role; `rollout` is the engine's copy of the actor."""
+    batch: BatchFigures
+    regions: dict[str, RegionFigures]
+    phases: list[MomentFigures]
+    """What lies on the fullest device during each phase and during the reshard."""
+    peak_bytes: int
+    peak_rank: int
+    peak_moment: str
+    capacity_bytes: int | None
+    kv_cache_tokens: int | None
+    host_bytes: int
+    """Of the worker that keeps most on the host."""
+    reshard: PlanFigures
+    """In the order of the ranks that `generate_config.rank_map` gives."""
 
 
 def add_explain_parser(plans: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -50,16 +110,80 @@ def _explain(options: argparse.Namespace) -> int:
     config = planned_config(options)
     models = planned_shardings(config)
     plan = memory_plan(models, device_bytes(config, options))
-    figures = run_figures(options.config_name, plan, models)
+    figures = _figures(options.config_name, plan, models)
     if options.json:
         print_answer(config, asdict(figures))
     else:
         note_shipped_sizes(config)
-        _print(figures, Console())
+        _print(figures)
     return 0
 
 
-def _print(figures: RunFigures, console: Console) -> None:
+def _figures(name: str, plan: MemoryPlan, models: RunShardings) -> RunFigures:
+    config, memory = models.plan.config, memory_figures(plan, models)
+    return RunFigures(
+        config=name,
+        ranks=config.world_size,
+        ranks_per_node=models.plan.topology.ranks_per_node,
+        roles=_roles(models.plan),
+        batch=batch_figures(config),
+        regions={
+            region.value: RegionFigures(largest=int(sizes.max()), all_ranks=int(sizes.sum()))
+            for region, sizes in plan.regions.items()
+        },
+        phases=memory.moments,
+        peak_bytes=memory.peak_bytes,
+        peak_rank=memory.peak_rank,
+        peak_moment=memory.peak_moment,
+        capacity_bytes=memory.capacity_bytes,
+        kv_cache_tokens=memory.kv_cache_tokens,
+        host_bytes=memory.host_bytes,
+        reshard=figures_of(models.reshard, models.plan.topology, gbit_per_second=_GBIT_PER_SECOND),
+    )
+
+
+def _roles(plan: RunPlan) -> dict[str, RoleFigures]:
+    found = {
+        str(role): _role(
+            plan.config.model_path(role), layout, experts=plan.models[role].moe is not None
+        )
+        for role, layout in plan.layouts.items()
+    }
+    # Neighbouring ranks of the engine are one replica.
+    rollout, ranks = plan.rollout, plan.config.world_size
+    replicas = [[*range(first, first + rollout.tp)] for first in range(0, ranks, rollout.tp)]
+    sizes = {"tp": rollout.tp, "dp": rollout.dp}
+    found["rollout"] = RoleFigures(
+        model=plan.config.actor_config.load,
+        sizes=sizes | ({"ep": rollout.ep} if rollout.ep > 1 else {}),
+        ranks=ranks,
+        ranks_per_replica=rollout.tp,
+        replicas=rollout.dp,
+        groups={"tp": replicas} if rollout.tp > 1 else {},
+    )
+    return found
+
+
+def _role(model: str, layout: TrainLayout, *, experts: bool) -> RoleFigures:
+    names = ("tp", "cp", "pp", "dp")
+    groups = {name: layout.dense_order.groups({name}) for name in names}
+    sizes = {name: getattr(layout, name) for name in names}
+    if layout.vpp > 1:
+        sizes["vpp"] = layout.vpp
+    if experts:
+        sizes |= {"ep": layout.ep, "etp": layout.etp}
+        groups |= {name: layout.experts_order.groups({name}) for name in ("ep", "etp")}
+    return RoleFigures(
+        model=model,
+        sizes=sizes,
+        ranks=layout.world_size,
+        ranks_per_replica=layout.ranks_per_replica,
+        replicas=layout.dp,
+        groups={name: each for name, each in groups.items() if len(each[0]) > 1},
+    )
+
+
+def _print(figures: RunFigures) -> None:
     parts = {
         "ranks": _role_rows(figures),
         "a step": _batch_rows(figures.batch),
@@ -69,24 +193,20 @@ def _print(figures: RunFigures, console: Console) -> None:
     }
     nodes = -(-figures.ranks // figures.ranks_per_node)
     machines = "1 machine" if nodes == 1 else f"{nodes} machines"
-    console.print(f"{figures.config}: {figures.ranks} ranks on {machines}", highlight=False)
+    say(f"{figures.config}: {figures.ranks} ranks on {machines}")
     for title, rows in parts.items():
-        console.print(f"\n{title}", highlight=False)
+        say(f"\n{title}")
         table = Table(show_header=False, box=None, pad_edge=False)
         for row in rows:
             table.add_row("  " + row[0], *map(escape, row[1:]))
-        console.print(table)
-    console.print("\nGiB = 2^30 bytes; MiB likewise", highlight=False)
+        Console().print(table)
+    say("\nGiB = 2^30 bytes; MiB likewise")
 
 
 def _role_rows(figures: RunFigures) -> Iterator[tuple[str, ...]]:
     for name, role in figures.roles.items():
-        sizes = ", ".join(
-            f"{key.upper()} {size}"
-            for key, size in role.sizes.items()
-            if size > 1 or key in ("tp", "dp")
-        )
-        yield name, sizes, f"{role.replicas} replicas x {role.ranks_per_replica} ranks"
+        replicas = f"{role.replicas} replicas x {role.ranks_per_replica} ranks"
+        yield name, spelled_sizes(role.sizes), replicas
         for key, groups in role.groups.items():
             yield "", f"{key.upper()} groups", _spelled(groups)
 
@@ -99,7 +219,7 @@ def _batch_rows(batch: BatchFigures) -> Iterator[tuple[str, ...]]:
     yield "updates", f"{batch.updates_per_step}"
     yield "sequences of an update", f"{batch.sequences_per_update}"
     for name, count in (batch.micro_batches_of_replica or {}).items():
-        yield f"micro-batches of a replica, {name.replace('_', ' ')}", f"{count}"
+        yield f"micro-batches of a replica, {spaced(name)}", f"{count}"
     if batch.micro_batches_of_replica is None:
         yield "micro-batches", "cut by tokens: their number follows from the responses"
     yield "tokens of the longest sequence", f"{batch.longest_sequence_tokens}"
@@ -108,8 +228,7 @@ def _batch_rows(batch: BatchFigures) -> Iterator[tuple[str, ...]]:
 
 def _region_rows(figures: RunFigures) -> Iterator[tuple[str, ...]]:
     for name, region in figures.regions.items():
-        sizes = memory_text(region.largest), memory_text(region.all_ranks)
-        yield name.replace("_", " "), *sizes
+        yield spaced(name), memory_text(region.largest), memory_text(region.all_ranks)
     if "kv_cache" not in figures.regions:
         yield "kv cache", "what is left of the device: say --device-memory-gib N"
     elif figures.kv_cache_tokens is not None:
@@ -121,9 +240,9 @@ def _phase_rows(figures: RunFigures) -> Iterator[tuple[str, ...]]:
     for phase in figures.phases:
         estimate = phase.activations_estimate_bytes
         activations = "" if estimate is None else f"+ {memory_text(estimate)}"
-        yield phase.label.replace("_", " "), memory_text(phase.total_bytes), activations
+        yield spaced(phase.label), memory_text(phase.total_bytes), activations
     peak = memory_text(figures.peak_bytes)
-    yield "peak", peak, f"in {figures.peak_moment.replace('_', ' ')}, rank {figures.peak_rank}"
+    yield "peak", peak, f"in {spaced(figures.peak_moment)}, rank {figures.peak_rank}"
     if figures.capacity_bytes is not None:
         yield "device", memory_text(figures.capacity_bytes)
 

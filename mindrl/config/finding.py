@@ -59,6 +59,12 @@ def spelled(value: Value) -> str:
     return str(value)
 
 
+def broken(field: str, value: Value, need: str, *legal: Value) -> Finding:
+    """Make a finding whose sentence is the field, its value and what the field needs."""
+    gap = "" if need.startswith(":") else " "
+    return Finding(f"{field}={spelled(value)}{gap}{need}", field, value, legal)
+
+
 def once(found: Iterable[Finding]) -> list[Finding]:
     """Keep one finding of those that say the same."""
     return list({finding.text: finding for finding in found}.values())
@@ -75,9 +81,8 @@ def nearest_divisors(number: int, value: int) -> str:
 def must_divide(field: str, value: int, what: str, number: int) -> Iterator[Finding]:
     """Say so where `value` does not divide `number`."""
     if number % value:
-        near = nearest_divisors(number, value)
-        text = f"{field}={value} must divide {what}={number}; nearest: {near}"
-        yield Finding(text, field, value, divisors_near(number, value))
+        need = f"must divide {what}={number}; nearest: {nearest_divisors(number, value)}"
+        yield broken(field, value, need, *divisors_near(number, value))
 
 
 def divisors_near(number: int, value: int) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from mindrl.config.finding import Finding, Value
+from mindrl.config.finding import Finding, Value, broken
 from mindrl.config.role import LearningConfig
 from mindrl.config.run import RunConfig
 
@@ -30,8 +30,7 @@ def learning_findings(config: RunConfig) -> Iterator[Finding]:
     if config.rl_config.adv_estimator == "gae":
         yield from _warmup(config)
     else:
-        yield from _only_with_a_critic(config)
-        yield from _group(config)
+        yield from _without_a_critic(config)
 
 
 def learning_warnings(config: RunConfig) -> Iterator[Finding]:
@@ -41,12 +40,8 @@ def learning_warnings(config: RunConfig) -> Iterator[Finding]:
         rates["critic_config"] = config.critic_config.lr
     for section, rate in rates.items():
         if rate > _HIGH_RATE:
-            field = f"{section}.lr"
-            text = (
-                f"{field}={rate:g}: an update of Adam moves a weight by up to about this much; "
-                "1e-7 to 1e-3 are usual"
-            )
-            yield Finding(text, field, rate)
+            need = ": an update of Adam moves a weight by up to about this much; 1e-7 to 1e-3 are "
+            yield broken(f"{section}.lr", rate, f"{need}usual")
 
 
 def _recomputation(section: str, learner: LearningConfig) -> Iterator[Finding]:
@@ -58,28 +53,23 @@ def _recomputation(section: str, learner: LearningConfig) -> Iterator[Finding]:
             text = f"{field} is missing: recompute_granularity=full needs {need}"
             yield Finding(text, field, None, legal)
         if granularity != "full" and value is not None:
-            text = (
-                f"{field}={value} has a meaning only with "
-                f"{section}.recompute_granularity=full, found {granularity}"
-            )
-            yield Finding(text, field, value, (None,))
+            only = f"has a meaning only with {section}.recompute_granularity=full, found "
+            yield broken(field, value, f"{only}{granularity}", None)
 
 
 def _grouped_experts(section: str, learner: LearningConfig, *, bf16: bool) -> Iterator[Finding]:
     if learner.moe_grouped_gemm and not bf16:
-        field = f"{section}.moe_grouped_gemm"
-        text = (
-            f"{field}=true needs megatron_training.bf16=true, found false: "
+        need = (
+            "needs megatron_training.bf16=true, found false: "
             "Megatron multiplies grouped experts in bfloat16 only"
         )
-        yield Finding(text, field, value=True, legal=(False,))
+        yield broken(f"{section}.moe_grouped_gemm", True, need, False)
 
 
 def _decay(section: str, learner: LearningConfig) -> Iterator[Finding]:
     if learner.min_lr > learner.lr:
-        field = f"{section}.min_lr"
-        text = f"{field}={learner.min_lr:g} must not be above {section}.lr={learner.lr:g}"
-        yield Finding(text, field, learner.min_lr, (learner.lr,))
+        need = f"must not be above {section}.lr={learner.lr:g}"
+        yield broken(f"{section}.min_lr", learner.min_lr, need, learner.lr)
 
 
 def _critic(config: RunConfig) -> Iterator[Finding]:
@@ -98,29 +88,17 @@ def _warmup(config: RunConfig) -> Iterator[Finding]:
     """The actor learns in the last step at least."""
     warmup, steps = config.rl_config.critic_warmup, config.megatron_training.train_iters
     if warmup >= steps:
-        field = "rl_config.critic_warmup"
-        text = f"{field}={warmup} must be below megatron_training.train_iters={steps}"
-        yield Finding(text, field, warmup, (steps - 1,))
+        need = f"must be below megatron_training.train_iters={steps}"
+        yield broken("rl_config.critic_warmup", warmup, need, steps - 1)
 
 
-def _only_with_a_critic(config: RunConfig) -> Iterator[Finding]:
-    rl = config.rl_config
+def _without_a_critic(config: RunConfig) -> Iterator[Finding]:
+    rl, need = config.rl_config, f"needs {_ESTIMATOR}=gae, found group_norm"
     if rl.use_kl_in_reward:
-        field = "rl_config.use_kl_in_reward"
-        text = f"{field}=true needs {_ESTIMATOR}=gae, found group_norm"
-        yield Finding(text, field, value=True, legal=(False,))
+        yield broken("rl_config.use_kl_in_reward", True, need, False)
     if rl.critic_warmup:
-        field = "rl_config.critic_warmup"
-        text = f"{field}={rl.critic_warmup} needs {_ESTIMATOR}=gae, found group_norm"
-        yield Finding(text, field, rl.critic_warmup, (0,))
-
-
-def _group(config: RunConfig) -> Iterator[Finding]:
-    samples = config.rl_config.n_samples_per_prompt
+        yield broken("rl_config.critic_warmup", rl.critic_warmup, need, 0)
+    samples = rl.n_samples_per_prompt
     if samples < 2:
-        field = "rl_config.n_samples_per_prompt"
-        text = (
-            f"{field}={samples}: advantages are normalised "
-            "over the responses to one prompt and need 2 or more"
-        )
-        yield Finding(text, field, samples, (2,))
+        need = ": advantages are normalised over the responses to one prompt and need 2 or more"
+        yield broken("rl_config.n_samples_per_prompt", samples, need, 2)

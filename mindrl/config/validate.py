@@ -4,7 +4,14 @@ from collections.abc import Callable, Iterator, Mapping
 from math import gcd, prod
 from pathlib import Path
 
-from mindrl.config.finding import Finding, divisors_near, must_divide, nearest_divisors, once
+from mindrl.config.finding import (
+    Finding,
+    broken,
+    divisors_near,
+    must_divide,
+    nearest_divisors,
+    once,
+)
 from mindrl.config.layout_keys import DEVICES, Role
 from mindrl.config.learning_rules import learning_findings
 from mindrl.config.run import RunConfig
@@ -14,6 +21,13 @@ _BATCH = "megatron_training.global_batch_size"
 _MINI_BATCH = "rl_config.mini_batch_size"
 _SAMPLES = "rl_config.n_samples_per_prompt"
 _RESPONSE = "generate_config.sampling_config.max_tokens"
+_FUNCTIONS = "rl_config.verifier_function"
+_BUDGETS = (
+    "max_packing_token_size",
+    "actor_max_packing_token_size",
+    "ref_max_packing_token_size",
+    "update_max_packing_token_size",
+)
 _SUFFIXES = (".jsonl", ".parquet")
 
 
@@ -76,12 +90,11 @@ def _product_must_divide(cut: Mapping[str, int], what: str, number: int) -> Iter
 def _sequence_parallel(config: RunConfig) -> Iterator[Finding]:
     sizes = [config.layout(role).tp for role in config.roles]
     if config.megatron_training.sequence_parallel and max(sizes) == 1:
-        field = "megatron_training.sequence_parallel"
-        text = (
-            f"{field}=true needs a tensor_model_parallel_size of 2 or "
+        need = (
+            "needs a tensor_model_parallel_size of 2 or "
             "more, found actor_config.tensor_model_parallel_size=1 and no larger one"
         )
-        yield Finding(text, field, value=True, legal=(False,))
+        yield broken("megatron_training.sequence_parallel", True, need, False)
 
 
 def _rollout_replicas(config: RunConfig) -> Iterator[Finding]:
@@ -93,13 +106,11 @@ def _rollout_experts(config: RunConfig) -> Iterator[Finding]:
     rollout = config.generate_config
     tensor, expert = rollout.infer_tensor_parallel_size, rollout.infer_expert_parallel_size
     if expert not in (1, tensor):
-        field = "generate_config.infer_expert_parallel_size"
-        text = (
-            f"{field}={expert} must be 1 or equal to "
-            f"{_ROLLOUT_TP}={tensor}; experts that are shared across "
+        need = (
+            f"must be 1 or equal to {_ROLLOUT_TP}={tensor}; experts that are shared across "
             "replicas can be planned, not run"
         )
-        yield Finding(text, field, expert, (tensor, 1))
+        yield broken("generate_config.infer_expert_parallel_size", expert, need, tensor, 1)
 
 
 def _mini_batches(config: RunConfig) -> Iterator[Finding]:
@@ -115,169 +126,124 @@ def _shares(config: RunConfig) -> Iterator[Finding]:
 
 
 def _shares_of(config: RunConfig, role: Role) -> Iterator[Finding]:
-    rl, replicas = config.rl_config, config.layout(role).dp
-    learns = role in ("actor", "critic")
-    count = config.sequences_per_update if learns else config.sequences_per_step
+    samples, replicas = config.rl_config.n_samples_per_prompt, config.layout(role).dp
+    field, value, step = _BATCH, config.megatron_training.global_batch_size, "step"
+    if role in ("actor", "critic"):
+        field, value, step = _MINI_BATCH, config.rl_config.mini_batch_size, "update"
+    count = value * samples
     if count % replicas == 0:
         return
-    field, value = (
-        (_MINI_BATCH, rl.mini_batch_size)
-        if learns
-        else (_BATCH, config.megatron_training.global_batch_size)
-    )
-    multiple = replicas // gcd(replicas, rl.n_samples_per_prompt)
+    multiple = replicas // gcd(replicas, samples)
     owner = "" if role == "actor" else f" of {role}_config"
-    text = (
-        f"{field}={value} times {_SAMPLES}={rl.n_samples_per_prompt} gives "
-        f"{count} sequences per {'update' if learns else 'step'}, which {replicas} data-parallel "
+    need = (
+        f"times {_SAMPLES}={samples} gives "
+        f"{count} sequences per {step}, which {replicas} data-parallel "
         f"replicas{owner} must divide; {field} needs a multiple of {multiple}"
     )
     below = value // multiple * multiple
-    yield Finding(text, field, value, tuple(size for size in (below, below + multiple) if size))
+    yield broken(field, value, need, *(size for size in (below, below + multiple) if size))
 
 
-def _longest_sequence(config: RunConfig) -> int:
-    return config.rl_config.max_prompt_length + config.generate_config.sampling_config.max_tokens
+def _longest(config: RunConfig) -> tuple[int, str]:
+    """Return the tokens of prompt and response together, and the same in words."""
+    prompt = config.rl_config.max_prompt_length
+    response = config.generate_config.sampling_config.max_tokens
+    words = f"rl_config.max_prompt_length={prompt} plus {_RESPONSE}={response}"
+    return prompt + response, words
 
 
 def _lengths(config: RunConfig) -> Iterator[Finding]:
     """Prompt and response together must fit what either side accepts."""
-    prompt, response = (
-        config.rl_config.max_prompt_length,
-        config.generate_config.sampling_config.max_tokens,
-    )
-    needed = _longest_sequence(config)
+    longest, words = _longest(config)
     for field, limit in sequence_limits(config):
-        if needed > limit:
-            text = (
-                f"{field}={limit} is below rl_config.max_prompt_length={prompt} plus "
-                f"{_RESPONSE}={response}; needs {needed} or more"
-            )
-            yield Finding(text, field, limit, (needed,))
+        if longest > limit:
+            yield broken(field, limit, f"is below {words}; needs {longest} or more", longest)
 
 
 def _engine_step(config: RunConfig) -> Iterator[Finding]:
     """A step of the engine holds a token of every sequence."""
-    tokens, sequences = (
-        config.generate_config.max_num_batched_tokens,
-        config.generate_config.max_num_seqs,
-    )
+    rollout = config.generate_config
+    tokens, sequences = rollout.max_num_batched_tokens, rollout.max_num_seqs
     if tokens < sequences:
-        field = "generate_config.max_num_batched_tokens"
-        text = f"{field}={tokens} must be at least generate_config.max_num_seqs={sequences}"
-        yield Finding(text, field, tokens, (sequences,))
+        need = f"must be at least generate_config.max_num_seqs={sequences}"
+        yield broken("generate_config.max_num_batched_tokens", tokens, need, sequences)
 
 
 def _length_penalty(config: RunConfig) -> Iterator[Finding]:
     """The tokens over which the penalty grows are some, and not all, of a response's."""
     rl, longest = config.rl_config, config.generate_config.sampling_config.max_tokens
     if rl.overlong_buffer_enable and not 0 < rl.overlong_buffer < longest:
-        field = "rl_config.overlong_buffer"
-        text = (
-            f"{field}={rl.overlong_buffer} must be at least 1 and less than {_RESPONSE}={longest} "
+        need = (
+            f"must be at least 1 and less than {_RESPONSE}={longest} "
             "with rl_config.overlong_buffer_enable=true"
         )
         legal = (max(1, longest // 4),) if longest > 1 else ()
-        yield Finding(text, field, rl.overlong_buffer, legal)
+        yield broken("rl_config.overlong_buffer", rl.overlong_buffer, need, *legal)
 
 
 def _packed(config: RunConfig) -> Iterator[Finding]:
     if config.rl_config.use_dynamic_bsz and not config.rl_config.use_remove_padding:
-        field = "rl_config.use_remove_padding"
-        text = (
-            f"{field}=false: rl_config.use_dynamic_bsz=true counts the tokens "
-            "of packed sequences and needs true"
-        )
-        yield Finding(text, field, value=False, legal=(True,))
+        need = ": rl_config.use_dynamic_bsz=true counts the tokens of packed sequences and needs "
+        yield broken("rl_config.use_remove_padding", False, f"{need}true", True)
 
 
 def _token_budgets(config: RunConfig) -> Iterator[Finding]:
-    rl, longest = config.rl_config, _longest_sequence(config)
-    if not rl.use_dynamic_bsz:
-        return
-    for name in (
-        "max_packing_token_size",
-        "actor_max_packing_token_size",
-        "ref_max_packing_token_size",
-        "update_max_packing_token_size",
-    ):
-        field, budget = f"rl_config.{name}", getattr(rl, name)
+    longest, words = _longest(config)
+    for name in _BUDGETS if config.rl_config.use_dynamic_bsz else ():
+        budget = getattr(config.rl_config, name)
         if budget is not None and budget < longest:
-            text = (
-                f"{field}={budget} must hold the longest sequence, "
-                f"rl_config.max_prompt_length={rl.max_prompt_length} plus "
-                f"{_RESPONSE}={longest - rl.max_prompt_length}: {longest} or more"
-            )
-            yield Finding(text, field, budget, (longest,))
+            need = f"must hold the longest sequence, {words}: {longest} or more"
+            yield broken(f"rl_config.{name}", budget, need, longest)
 
 
-def _weights(config: RunConfig) -> Iterator[Finding]:
+def _rewards(config: RunConfig) -> Iterator[Finding]:
     """Each reward function has a weight; without a reward model there is one at least."""
-    rl = config.rl_config
-    weights, functions = len(rl.verifier_weight), len(rl.verifier_function)
-    if weights != functions or not (functions or config.reward_config):
+    names, weights = config.rl_config.verifier_function, config.rl_config.verifier_weight
+    if len(weights) != len(names) or not (names or config.reward_config):
         field = "rl_config.verifier_weight"
         text = (
-            f"{field} has {weights} entries and "
-            f"rl_config.verifier_function has {functions}; each function needs one weight"
+            f"{field} has {len(weights)} entries and "
+            f"{_FUNCTIONS} has {len(names)}; each function needs one weight"
         )
-        legal = (*rl.verifier_weight, *(1.0,) * functions)[:functions]
-        yield Finding(text, field, rl.verifier_weight, (legal,) if functions else ())
-
-
-def _accuracy(config: RunConfig) -> Iterator[Finding]:
-    rl, test_data = config.rl_config, config.megatron_training.test_data_path
-    judged = not rl.verifier_weight and config.reward_config is not None
-    if not rl.verifier_function and judged and test_data is not None:
-        field = "rl_config.verifier_function"
+        legal = (*weights, *(1.0,) * len(names))[: len(names)]
+        yield Finding(text, field, weights, (legal,) if names else ())
+    test_data = config.megatron_training.test_data_path
+    if not names and not weights and config.reward_config and test_data is not None:
         text = (
-            f"{field} is empty: its first entry measures the accuracy on "
+            f"{_FUNCTIONS} is empty: its first entry measures the accuracy on "
             f"megatron_training.test_data_path={test_data}; name one, or evaluate nothing"
         )
-        yield Finding(text, field, ())
-
-
-def _rewards_once(config: RunConfig) -> Iterator[Finding]:
-    names = config.rl_config.verifier_function
+        yield Finding(text, _FUNCTIONS, ())
     twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
     if twice:
-        field = "rl_config.verifier_function"
-        text = (
-            f"{field}={','.join(names)} names {', '.join(twice)} more than once; raise its weight"
-        )
-        yield Finding(text, field, names)
+        need = f"names {', '.join(twice)} more than once; raise its weight"
+        yield broken(_FUNCTIONS, names, need)
 
 
 def _evaluation(config: RunConfig) -> Iterator[Finding]:
     frequency = config.rl_config.test_freq
     if frequency and config.megatron_training.test_data_path is None:
-        field = "rl_config.test_freq"
-        text = f"{field}={frequency} needs megatron_training.test_data_path, found none"
-        yield Finding(text, field, frequency, (0,))
+        need = "needs megatron_training.test_data_path, found none"
+        yield broken("rl_config.test_freq", frequency, need, 0)
 
 
 def _reference_folder(config: RunConfig) -> Iterator[Finding]:
     ours = config.ref_config.load
     theirs = config.rl_config.integrated_mode_config.ref_model_load_path
     if ours and theirs and ours != theirs:
-        field = "ref_config.load"
-        text = (
-            f"{field}={ours} and "
-            f"rl_config.integrated_mode_config.ref_model_load_path={theirs} are two names of one "
-            "folder; give one of them"
+        need = (
+            f"and rl_config.integrated_mode_config.ref_model_load_path={theirs} are two names of "
+            "one folder; give one of them"
         )
-        yield Finding(text, field, ours, (None, theirs))
+        yield broken("ref_config.load", ours, need, None, theirs)
 
 
 def _data_format(config: RunConfig) -> Iterator[Finding]:
-    training = config.megatron_training
-    for name, path in (
-        ("data_path", training.data_path),
-        ("test_data_path", training.test_data_path),
-    ):
+    for name in ("data_path", "test_data_path"):
+        path = getattr(config.megatron_training, name)
         if path is not None and Path(path).suffix.lower() not in _SUFFIXES:
-            field = f"megatron_training.{name}"
-            yield Finding(f"{field}={path} must end in {' or '.join(_SUFFIXES)}", field, path)
+            need = f"must end in {' or '.join(_SUFFIXES)}"
+            yield broken(f"megatron_training.{name}", path, need)
 
 
 _RULES: tuple[Callable[[RunConfig], Iterator[Finding]], ...] = (
@@ -289,9 +255,7 @@ _RULES: tuple[Callable[[RunConfig], Iterator[Finding]], ...] = (
     _packed,
     _token_budgets,
     learning_findings,
-    _weights,
-    _accuracy,
-    _rewards_once,
+    _rewards,
     _evaluation,
     _reference_folder,
     _data_format,

@@ -35,7 +35,7 @@ from rich.table import Table
 from torch import Tensor
 
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
-from mindrl.models.decoder import logical_shapes, rollout_side, training_side
+from mindrl.models.decoder import logical_shapes
 from mindrl.models.description import ModelDescription, MoeDescription
 from mindrl.models.orientation import oriented
 from mindrl.models.placement import ShardingTable
@@ -43,6 +43,8 @@ from mindrl.resharding.exchange import Channel
 from mindrl.resharding.messages import Staging, messages_of
 from mindrl.resharding.plan import Move, ReshardPlan, Topology, plan_sides
 from mindrl.resharding.transfer import Names, Transfer
+from mindrl.rollout.vllm.sharding import vllm_sharding
+from mindrl.training.megatron.sharding import megatron_sharding
 
 RANKS = 4
 
@@ -200,8 +202,8 @@ def ways(
     pair: Pair, plan: ReshardPlan, bucket_bytes: int
 ) -> Iterator[tuple[str, int, Callable[[], None]]]:
     """Yield each way: its name, what this rank receives, and how to run it."""
-    source = training_side(pair.model, pair.train, dtype="bfloat16")
-    target = rollout_side(pair.model, pair.rollout, dtype="bfloat16")
+    source = megatron_sharding(pair.model, pair.train, dtype="bfloat16")
+    target = vllm_sharding(pair.model, pair.rollout, dtype="bfloat16")
     ours = local_tensors(source.table(rank()), filled=True)
     expected = local_tensors(target.table(rank()), filled=True)
     taken = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
@@ -272,8 +274,8 @@ def copy_pairs(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
 
 def measure_pair(pair: Pair, repeats: int, bucket_bytes: int) -> dict[str, object]:
     """Measure all ways of one pair; every rank returns the same."""
-    source = training_side(pair.model, pair.train, dtype="bfloat16")
-    target = rollout_side(pair.model, pair.rollout, dtype="bfloat16")
+    source = megatron_sharding(pair.model, pair.train, dtype="bfloat16")
+    target = vllm_sharding(pair.model, pair.rollout, dtype="bfloat16")
     start = time.perf_counter()
     plan = plan_sides(source, target, Topology(ranks_per_node=RANKS), bucket_bytes=bucket_bytes)
     planned = time.perf_counter() - start

@@ -6,10 +6,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mindrl.models.decoder import Side, logical_shapes
+from mindrl.models.decoder import logical_shapes
 from mindrl.models.description import ModelDescription
 from mindrl.models.orientation import oriented
 from mindrl.models.placement import Placement, ShardingTable, slices, volume
+from mindrl.models.sharding import Sharding
 
 Tensors = dict[str, Tensor]
 DTYPE = torch.bfloat16
@@ -19,7 +20,7 @@ class Gather:
     """Ways (a) and (b): whole logical tensors on every rank, a group of them at a time."""
 
     def __init__(
-        self, model: ModelDescription, sides: tuple[Side, Side], groups: list[list[str]]
+        self, model: ModelDescription, shardings: tuple[Sharding, Sharding], groups: list[list[str]]
     ) -> None:
         """Find the first holder of each box, as every rank can by itself.
 
@@ -28,7 +29,7 @@ class Gather:
             sides: Source and target.
             groups: Logical tensors that are gathered together.
         """
-        source, target = sides
+        source, target = shardings
         self.groups = groups
         self.shapes = logical_shapes(model)
         self.wanted = _placements(target.table(rank()))
@@ -84,7 +85,7 @@ def _placements(table: ShardingTable) -> dict[str, list[tuple[str, Placement]]]:
     return found
 
 
-def _first_held(source: Side, holder: int) -> dict[str, list[tuple[str, Placement]]]:
+def _first_held(source: Sharding, holder: int) -> dict[str, list[tuple[str, Placement]]]:
     earlier = {
         (placement.tensor, placement.source)
         for other in range(holder)
@@ -102,7 +103,7 @@ def rank() -> int:
     return dist.get_rank()
 
 
-def buckets(model: ModelDescription, source: Side, bucket_bytes: int) -> list[list[str]]:
+def buckets(model: ModelDescription, source: Sharding, bucket_bytes: int) -> list[list[str]]:
     """Group logical tensors of the same holders: then one all-gather serves a bucket."""
     holders: dict[str, set[int]] = {}
     for holder in range(len(source.held_by)):

@@ -17,17 +17,15 @@ from mindrl.checkpoint.filed_weights import FolderWeights, RankWeights, ReadBox,
 from mindrl.checkpoint.new_folder import NewFolder
 from mindrl.checkpoint.rank_files import (
     LAYOUT_FILE,
-    dtype_of,
     layout_text,
     rank_files,
-    table_bytes,
     writing_ranks,
 )
 from mindrl.checkpoint.tensor_file import TORCH_TYPES, TensorFile
 from mindrl.layouts.layout import TrainLayout
-from mindrl.models.decoder import DType, Side, training_side, whole_side
-from mindrl.models.description import ModelDescription
+from mindrl.models.decoder import DType
 from mindrl.models.placement import ShardingTable
+from mindrl.models.sharding import Sharding, dtype_of, table_bytes
 
 Advance = Callable[[int], object]
 """Called with the bytes that were written since."""
@@ -37,29 +35,27 @@ Advance = Callable[[int], object]
 class Conversion:
     """What is to be converted into what."""
 
-    model: ModelDescription
     source: str
-    source_side: Side | None
+    source_sharding: Sharding | None
     """Of the rank files; None reads a Hugging Face folder."""
     target: Path
+    target_sharding: Sharding
+    """Who holds what in the target; a Hugging Face folder is one rank with everything."""
     layout: TrainLayout | None
     """Of the rank files; None writes a Hugging Face folder."""
-    dtype: DType
     shard_bytes: int
     """Most bytes of a file of a Hugging Face folder."""
 
-    @cached_property
-    def target_side(self) -> Side:
-        """Return who holds what in the target, where a Hugging Face folder is one rank."""
-        if self.layout is None:
-            return whole_side(self.model, world_size=1, holders=[0], dtype=self.dtype)
-        return training_side(self.model, self.layout, dtype=self.dtype)
+    @property
+    def dtype(self) -> DType:
+        """Return the type of the target."""
+        return self.target_sharding.dtype
 
     @cached_property
     def total_bytes(self) -> int:
         """Count what will be written."""
-        side = self.target_side
-        return sum(table_bytes(side.table(rank), self.dtype) for rank in writing_ranks(side))
+        tables = map(self.target_sharding.table, writing_ranks(self.target_sharding))
+        return sum(table_bytes(table, self.dtype) for table in tables)
 
 
 def convert(conversion: Conversion, advance: Advance) -> None:
@@ -71,10 +67,10 @@ def convert(conversion: Conversion, advance: Advance) -> None:
     """
     with ExitStack() as stack:
         source: FolderWeights | RankWeights
-        if conversion.source_side is None:
+        if conversion.source_sharding is None:
             source = FolderWeights(conversion.source, stack)
         else:
-            source = RankWeights(conversion.source, conversion.source_side, stack)
+            source = RankWeights(conversion.source, conversion.source_sharding, stack)
         if conversion.layout is None:
             _write_model(conversion, source.read, advance)
         else:
@@ -82,7 +78,7 @@ def convert(conversion: Conversion, advance: Advance) -> None:
 
 
 def _write_model(conversion: Conversion, read: ReadBox, advance: Advance) -> None:
-    table = conversion.target_side.table(0)
+    table = conversion.target_sharding.table(0)
     with ExportedModel(
         conversion.source,
         conversion.target,
@@ -100,16 +96,16 @@ def _write_model(conversion: Conversion, read: ReadBox, advance: Advance) -> Non
 def _write_rank_files(
     conversion: Conversion, layout: TrainLayout, read: ReadBox, advance: Advance
 ) -> None:
-    side = conversion.target_side
-    names = rank_files(side)
+    sharding = conversion.target_sharding
+    names = rank_files(sharding)
     folder = NewFolder(conversion.source, conversion.target, conversion.dtype)
     folder.begin()
     try:
-        for rank in writing_ranks(side):
+        for rank in writing_ranks(sharding):
             _write_rank_file(
-                folder.building / names[rank], side.table(rank), side.dtype, read, advance
+                folder.building / names[rank], sharding.table(rank), sharding.dtype, read, advance
             )
-        text = layout_text(layout, side)
+        text = layout_text(layout, sharding)
         (folder.building / LAYOUT_FILE).write_text(text, encoding="utf-8")
         folder.complete()
     except OSError as error:

@@ -12,10 +12,15 @@ from torch import Tensor
 
 from mindrl.checkpoint.files import INDEX_FILE
 from mindrl.checkpoint.new_folder import NewFolder
-from mindrl.checkpoint.rank_files import dtype_of, table_bytes
 from mindrl.checkpoint.tensor_file import TORCH_TYPES, Shape, TensorFile
-from mindrl.models.decoder import ELEMENT_BYTES, VALUE_HEAD, DType, Head
+from mindrl.models.decoder import (
+    ELEMENT_BYTES,
+    VALUE_HEAD,
+    DType,
+    Head,
+)
 from mindrl.models.placement import ShardingTable
+from mindrl.models.sharding import dtype_of, table_bytes
 
 SHARD_BYTES = 5 << 30
 _Kinds = dict[str, tuple[DType, Shape]]

@@ -11,9 +11,10 @@ from mindrl.checkpoint.files import missing_tensor, open_tensors
 from mindrl.checkpoint.rank_files import open_rank_files
 from mindrl.checkpoint.tensor_file import TORCH_TYPES
 from mindrl.errors import ModelError
-from mindrl.models.decoder import Side, always_float32
+from mindrl.models.decoder import always_float32
 from mindrl.models.orientation import oriented
 from mindrl.models.placement import Box, LocalTensor, Placement, intersect, slices
+from mindrl.models.sharding import Sharding
 
 ReadBox = Callable[[str, Box], Tensor]
 """Returns a box of a logical tensor."""
@@ -82,17 +83,17 @@ class _Piece(NamedTuple):
 class RankWeights:
     """The weights of a folder of rank files, put together from what each rank holds."""
 
-    def __init__(self, folder: str, side: Side, stack: ExitStack) -> None:
+    def __init__(self, folder: str, sharding: Sharding, stack: ExitStack) -> None:
         """Open the files.
 
         Raises:
             ModelError: A file is missing or unreadable, or does not hold what its rank holds.
         """
-        self.dtype = side.dtype
-        files = open_rank_files(folder, side, stack, framework="pt")
+        self.dtype = sharding.dtype
+        files = open_rank_files(folder, sharding, stack, framework="pt")
         # What several ranks hold, such as a norm, is read from one of them.
         self.pieces: dict[str, dict[Box, _Piece]] = {}
-        for shard, table in side.shards.items():
+        for shard, table in sharding.shards.items():
             for name, entry in table.items():
                 for placement in entry.placements:
                     pieces = self.pieces.setdefault(placement.tensor, {})

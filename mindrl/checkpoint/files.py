@@ -8,7 +8,11 @@ from typing import Any
 
 from mindrl.checkpoint.safetensors_file import Framework, open_file
 from mindrl.errors import ModelError
-from mindrl.models.decoder import VALUE_HEAD, Head, logical_shapes
+from mindrl.models.decoder import (
+    VALUE_HEAD,
+    Head,
+    logical_shapes,
+)
 from mindrl.models.description import ModelDescription
 
 INDEX_FILE = "model.safetensors.index.json"

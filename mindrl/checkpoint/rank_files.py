@@ -18,25 +18,32 @@ from mindrl.checkpoint.files import check_shapes
 from mindrl.checkpoint.safetensors_file import Framework, open_file
 from mindrl.errors import ConfigError, ModelError
 from mindrl.layouts.layout import TrainLayout
-from mindrl.models.decoder import ELEMENT_BYTES, DType, Side, always_float32
+from mindrl.models.decoder import (
+    ELEMENT_BYTES,
+    DType,
+    always_float32,
+)
 from mindrl.models.placement import LocalTensor, ShardingTable
+from mindrl.models.sharding import Sharding
 
 LAYOUT_FILE = "layout.json"
 _VERSION = 1
 
 
-def rank_files(side: Side) -> tuple[str, ...]:
+def rank_files(sharding: Sharding) -> tuple[str, ...]:
     """Return the name of the file that each rank's tensors are in."""
     first: dict[tuple[str, ...], int] = {}
-    for rank, shards in enumerate(side.held_by):
+    for rank, shards in enumerate(sharding.held_by):
         first.setdefault(shards, rank)
-    count = len(side.held_by)
-    return tuple(f"rank-{first[shards]:05}-of-{count:05}.safetensors" for shards in side.held_by)
+    count = len(sharding.held_by)
+    return tuple(
+        f"rank-{first[shards]:05}-of-{count:05}.safetensors" for shards in sharding.held_by
+    )
 
 
-def writing_ranks(side: Side) -> tuple[int, ...]:
+def writing_ranks(sharding: Sharding) -> tuple[int, ...]:
     """Return the ranks that have a file of their own."""
-    names = rank_files(side)
+    names = rank_files(sharding)
     return tuple(rank for rank, name in enumerate(names) if name not in names[:rank])
 
 
@@ -53,14 +60,14 @@ def table_bytes(table: ShardingTable, dtype: DType) -> int:
     )
 
 
-def layout_text(layout: TrainLayout, side: Side) -> str:
+def layout_text(layout: TrainLayout, sharding: Sharding) -> str:
     """Return what layout.json says."""
     values = {
         "version": _VERSION,
         "layout": training_string(layout),
         "layers_per_chunk": layout.layers_per_chunk,
-        "dtype": side.dtype,
-        "files": rank_files(side),
+        "dtype": sharding.dtype,
+        "files": rank_files(sharding),
     }
     return json.dumps(values, indent=2) + "\n"
 
@@ -95,7 +102,7 @@ def read_layout(folder: str) -> tuple[TrainLayout, DType]:
 
 
 def open_rank_files(
-    folder: str, side: Side, stack: ExitStack, *, framework: Framework
+    folder: str, sharding: Sharding, stack: ExitStack, *, framework: Framework
 ) -> Mapping[str, Any]:
     """Open the files of all ranks; returns the file that holds each shard.
 
@@ -108,17 +115,17 @@ def open_rank_files(
     Raises:
         ModelError: A file is missing or unreadable, or does not hold what its rank holds.
     """
-    names = rank_files(side)
+    names = rank_files(sharding)
     files: dict[str, Any] = {}
-    for rank in writing_ranks(side):
+    for rank in writing_ranks(sharding):
         path = Path(folder) / names[rank]
         if not path.is_file():
             raise ModelError(f"{path} is missing; {LAYOUT_FILE} asks for it")
         file = stack.enter_context(open_file(path, framework))
         found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-        wanted = {name: entry.shape for name, entry in side.table(rank).items()}
+        wanted = {name: entry.shape for name, entry in sharding.table(rank).items()}
         check_shapes(str(path), found, wanted)
-        files = dict.fromkeys(side.held_by[rank], file) | files
+        files = dict.fromkeys(sharding.held_by[rank], file) | files
     return files
 
 

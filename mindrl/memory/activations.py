@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mindrl.layouts.layout import TrainLayout
-from mindrl.models.decoder import ELEMENT_BYTES, DType, padded_vocab_size
+from mindrl.models.decoder import ELEMENT_BYTES, DType
 from mindrl.models.description import ModelDescription, MoeDescription
+from mindrl.training.planning import padded_vocab_size
 
 _LOGITS_COPIES = 1.25
 """Logits in float32, and the exponentials of a part of them at a time."""

@@ -1,7 +1,6 @@
-"""What a layout demands of a model's sizes. Pure; every finding names the nearest legal values."""
+"""What every engine demands of a model's sizes; each has its own legality besides. Pure."""
 
 from collections.abc import Iterator, Mapping
-from math import prod
 
 from mindrl.config.finding import (
     Finding,
@@ -10,72 +9,14 @@ from mindrl.config.finding import (
     nearest_divisors,
     nearest_first,
 )
-from mindrl.layouts.layout import RolloutLayout, TrainLayout
-from mindrl.models.decoder import rollout_vocab_size
 from mindrl.models.description import ModelDescription
 
 Keys = Mapping[str, str]
 """The words that the user knows a dimension by: a configuration key, or `--from t`."""
 
 
-def training_findings(
-    model: ModelDescription, layout: TrainLayout, keys: Keys
-) -> Iterator[Finding]:
-    """Say what keeps Megatron from cutting a model by a layout.
-
-    Args:
-        model: Its sizes.
-        layout: Training layout.
-        keys: Words for `tp`, `cp`, `pp`, `vpp`, `ep` and `etp`, for `layers_per_chunk` where it is
-            given; only those of sizes above 1 are used.
-    """
-    heads = list(_tensor_parallel(model, layout.tp, keys))
-    yield from heads
-    if layout.tp > 1 and model.mla:
-        yield from _latent_rows(model, layout.tp, keys["tp"])
-    elif not heads:
-        rows = (model.num_attention_heads + 2 * model.num_key_value_heads) * model.head_dim
-        yield from must_divide(keys.get("tp", ""), layout.tp, "the rows of the fused QKV", rows)
-    if layout.cp > 1 and not heads:
-        yield from _context_parallel(model, layout, keys["cp"])
-    yield from _layers(model, layout, keys)
-    for name in ("ep", "etp"):
-        if model.moe is None and getattr(layout, name) > 1:
-            yield _without_experts(keys[name], getattr(layout, name))
-    if model.moe and layout.ep > 1:
-        yield from must_divide(keys["ep"], layout.ep, "num_experts", model.moe.num_experts)
-    if model.moe and layout.etp > 1:
-        width = model.moe.intermediate_size
-        yield from must_divide(keys["etp"], layout.etp, "moe_intermediate_size", width)
-
-
-def rollout_findings(
-    model: ModelDescription, layout: RolloutLayout, keys: Keys
-) -> Iterator[Finding]:
-    """Say what keeps vLLM from cutting a model by a layout.
-
-    Args:
-        model: Its sizes.
-        layout: Rollout layout.
-        keys: Words for `tp`, `pp` and `ep`; only those of sizes above 1 are used.
-    """
-    yield from _tensor_parallel(model, layout.tp, keys)
-    if layout.tp > 1:
-        rows = rollout_vocab_size(model)
-        yield from must_divide(keys["tp"], layout.tp, "vocab_size in whole 64s", rows)
-    yield from _at_most(keys, "pp", layout.pp, "num_hidden_layers", model.num_hidden_layers)
-    if model.moe is None:
-        if layout.ep > 1:
-            yield _without_experts(keys["ep"], layout.ep)
-    elif layout.ep > 1:
-        yield from _at_most(keys, "ep", layout.ep, "num_experts", model.moe.num_experts)
-    elif layout.tp > 1:
-        width = model.moe.intermediate_size
-        yield from must_divide(keys["tp"], layout.tp, "moe_intermediate_size", width)
-
-
-def _tensor_parallel(model: ModelDescription, tp: int, keys: Keys) -> Iterator[Finding]:
-    """Judge what both sides cut alike."""
+def tensor_parallel_findings(model: ModelDescription, tp: int, keys: Keys) -> Iterator[Finding]:
+    """Say what keeps any engine from cutting a model by a tensor-parallel size."""
     if tp == 1:
         return
     field, moe = keys["tp"], model.moe
@@ -89,6 +30,11 @@ def _tensor_parallel(model: ModelDescription, tp: int, keys: Keys) -> Iterator[F
         yield from must_divide(field, tp, "the width of the shared experts", width)
 
 
+def without_experts(field: str, size: int) -> Finding:
+    """Refuse an expert size of a model without experts."""
+    return Finding(f"{field}={size} needs a model with experts; 1 is legal", field, size, (1,))
+
+
 def _key_value_heads(field: str, tp: int, heads: int) -> Iterator[Finding]:
     if heads % tp and tp % heads:
         near, multiple = nearest_divisors(heads, tp), tp // heads * heads
@@ -100,76 +46,3 @@ def _key_value_heads(field: str, tp: int, heads: int) -> Iterator[Finding]:
         )
         legal = {*divisors_near(heads, tp), multiple, multiple + heads} - {0}
         yield Finding(text, field, tp, nearest_first(legal, tp))
-
-
-def _context_parallel(
-    model: ModelDescription, layout: TrainLayout, field: str
-) -> Iterator[Finding]:
-    """Judge the heads of a tensor-parallel rank, which context-parallel ranks share."""
-    heads = model.num_attention_heads // layout.tp
-    yield from must_divide(field, layout.cp, "the attention heads of a tensor-parallel rank", heads)
-    key_value_heads = max(1, model.num_key_value_heads // layout.tp)
-    if model.mla is None and key_value_heads % layout.cp and layout.cp % key_value_heads:
-        text = (
-            f"{field}={layout.cp} must divide the key-value heads of a tensor-parallel rank, "
-            f"{key_value_heads}, or be a multiple of them; nearest: "
-            f"{nearest_divisors(key_value_heads, layout.cp)}"
-        )
-        yield Finding(text, field, layout.cp, divisors_near(key_value_heads, layout.cp))
-
-
-def _latent_rows(model: ModelDescription, tp: int, field: str) -> Iterator[Finding]:
-    """Judge the down projections, whose rows Megatron cuts and vLLM does not."""
-    assert model.mla is not None
-    if model.mla.q_lora_rank is not None:
-        yield from must_divide(field, tp, "q_lora_rank", model.mla.q_lora_rank)
-    rows = model.mla.kv_lora_rank + model.mla.qk_rope_head_dim
-    yield from must_divide(field, tp, "kv_lora_rank + qk_rope_head_dim", rows)
-
-
-def _layers(model: ModelDescription, layout: TrainLayout, keys: Keys) -> Iterator[Finding]:
-    if layout.vpp > 1 and layout.pp == 1:
-        field = keys["vpp"]
-        text = f"{field}={layout.vpp} needs {keys['pp']} of 2 or more, found 1"
-        yield Finding(text, field, layout.vpp, (1,))
-    if layout.layers_per_chunk is None:
-        yield from _even_layers(model.num_hidden_layers, layout, keys)
-    else:
-        yield from _given_layers(model.num_hidden_layers, layout.layers_per_chunk, layout, keys)
-
-
-def _even_layers(layers: int, layout: TrainLayout, keys: Keys) -> Iterator[Finding]:
-    sizes = {keys[name]: size for name in ("pp", "vpp") if (size := getattr(layout, name)) > 1}
-    for finding in must_divide(
-        " times ".join(sizes), prod(sizes.values()), "num_hidden_layers", layers
-    ):
-        uneven = f"; or give {keys['layers_per_chunk']}" if "layers_per_chunk" in keys else ""
-        field, size = list(sizes.items())[-1]
-        others = prod(sizes.values()) // size
-        legal = divisors_near(layers // others, size) if layers % others == 0 else ()
-        yield Finding(f"{finding}{uneven}", field, size, legal)
-
-
-def _given_layers(
-    layers: int, given: tuple[int, ...], layout: TrainLayout, keys: Keys
-) -> Iterator[Finding]:
-    chunks, field = layout.pp * layout.vpp, keys["layers_per_chunk"]
-    if len(given) != chunks or sum(given) != layers or min(given) < 1:
-        text = (
-            f"{field}={','.join(map(str, given))} must be {chunks} numbers of 1 "
-            f"or more that add to num_hidden_layers={layers}"
-        )
-        least, more = divmod(layers, chunks)
-        even = tuple(least + (chunk < more) for chunk in range(chunks))
-        yield Finding(text, field, given, (even,) if least else ())
-
-
-def _at_most(keys: Keys, dimension: str, size: int, what: str, largest: int) -> Iterator[Finding]:
-    if size > largest:
-        field = keys[dimension]
-        text = f"{field}={size} must be at most {what}={largest}; nearest: {largest}"
-        yield Finding(text, field, size, (largest,))
-
-
-def _without_experts(field: str, size: int) -> Finding:
-    return Finding(f"{field}={size} needs a model with experts; 1 is legal", field, size, (1,))

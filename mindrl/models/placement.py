@@ -1,7 +1,7 @@
 """Which part of which logical tensor a local tensor holds.
 
 A logical tensor is one as the Hugging Face folder names it, whole. A local tensor is what
-one rank of one side really has: fused, interleaved, cut, padded, transposed. A sharding table
+one rank of an engine really has: fused, interleaved, cut, padded, transposed. A sharding table
 maps each local tensor to the placements that fill it; import, export and resharding all read
 the same tables, so no second mapping exists. Pure Python.
 """
@@ -10,8 +10,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-Box = tuple[tuple[int, int], ...]
+Shape = tuple[int, ...]
+Bounds = tuple[int, int]
+"""Start and stop along one dimension."""
+Box = tuple[Bounds, ...]
 """Start and stop along each dimension."""
+Rows = tuple[str, Bounds]
+"""A logical tensor and some of its rows."""
 
 
 class Placement(NamedTuple):
@@ -48,7 +53,7 @@ class Placement(NamedTuple):
 class LocalTensor:
     """A local tensor and what fills it; elements outside all placements are padding."""
 
-    shape: tuple[int, ...]
+    shape: Shape
     placements: tuple[Placement, ...]
 
 
@@ -80,20 +85,20 @@ def intersect(one: Box, other: Box) -> Box | None:
     return tuple(common)
 
 
-def part_of(count: int, parts: int, index: int) -> tuple[int, int]:
+def part_of(count: int, parts: int, index: int) -> Bounds:
     """Return the bounds of one of several equal parts."""
     assert count % parts == 0, f"{count} is not cut evenly by {parts}"
     size = count // parts
     return index * size, (index + 1) * size
 
 
-def whole(name: str, shape: tuple[int, ...]) -> LocalTensor:
+def whole(name: str, shape: Shape) -> LocalTensor:
     """Hold a logical tensor as it is."""
     box = tuple((0, size) for size in shape)
     return LocalTensor(shape=shape, placements=(Placement(tensor=name, source=box, local=box),))
 
 
-def columns(name: str, rows: int, bounds: tuple[int, int]) -> LocalTensor:
+def columns(name: str, rows: int, bounds: Bounds) -> LocalTensor:
     """Hold some columns of a matrix."""
     width = bounds[1] - bounds[0]
     local = ((0, rows), (0, width))
@@ -101,13 +106,17 @@ def columns(name: str, rows: int, bounds: tuple[int, int]) -> LocalTensor:
     return LocalTensor(shape=(rows, width), placements=(placement,))
 
 
-def stack(
-    parts: Iterable[tuple[str, tuple[int, int]]], *, tail: tuple[int, ...] = (), pad_to: int = 0
-) -> LocalTensor:
-    """Hold ranges of rows of logical tensors, one below the other.
+def padded_rows(name: str, shape: Shape, rows: int, index: int) -> LocalTensor:
+    """Hold one of several runs of equally many rows; padding follows the tensor's last row."""
+    bounds = (index * rows, min((index + 1) * rows, shape[0]))
+    return stack([(name, bounds)], tail=shape[1:], pad_to=rows)
+
+
+def stack(parts: Iterable[Rows], *, tail: Shape = (), pad_to: int = 0) -> LocalTensor:
+    """Hold rows of logical tensors, one below the other.
 
     Args:
-        parts: Logical tensor and rows.
+        parts: The rows.
         tail: Sizes of the dimensions behind the rows.
         pad_to: Rows of the local tensor, where padding follows the parts.
     """

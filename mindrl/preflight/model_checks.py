@@ -14,10 +14,10 @@ from mindrl.config.validate import layout_findings, sequence_limits
 from mindrl.errors import MindrlError
 from mindrl.layouts.layout import TrainLayout
 from mindrl.models.description import ModelDescription, read_description
-from mindrl.models.legality import rollout_findings, training_findings
-from mindrl.models.memory import kv_bytes_per_token
 from mindrl.preflight.memory_plan import one_sequence
 from mindrl.preflight.shipped import sizes_path
+from mindrl.rollout.planning import kv_bytes_per_token, rollout_findings
+from mindrl.training.planning import training_findings
 
 _KV_CACHE = "generate_config.kv_cache_mib"
 _MIB = 1 << 20

@@ -6,8 +6,8 @@ from itertools import pairwise, product
 from typing import NamedTuple
 
 from mindrl.errors import ReshardError
-from mindrl.models.decoder import Side
 from mindrl.models.placement import Box, Placement, intersect, volume
+from mindrl.models.sharding import Sharding
 
 
 class Spot(NamedTuple):
@@ -50,7 +50,7 @@ class _Part(NamedTuple):
     sources: tuple[tuple[int, Box], ...]
 
 
-def cut_into_cells(source: Side, target: Side, *, largest_bytes: int) -> list[Cell]:
+def cut_into_cells(source: Sharding, target: Sharding, *, largest_bytes: int) -> list[Cell]:
     """Cut what the target side needs into cells, in the order that they should travel in.
 
     The order takes turns between the holders of the source side: were the layers sent one
@@ -100,15 +100,15 @@ def bytes_by_shards(cells: Iterable[Cell]) -> dict[tuple[str, tuple[str, ...]], 
     return sums
 
 
-def _placements(side: Side) -> Iterator[tuple[str, str, Placement]]:
+def _placements(sharding: Sharding) -> Iterator[tuple[str, str, Placement]]:
     """Yield shard, local name and placement of everything on a side."""
-    for shard, table in side.shards.items():
+    for shard, table in sharding.shards.items():
         for name, entry in table.items():
             for placement in entry.placements:
                 yield shard, name, placement
 
 
-def _holders(source: Side) -> dict[str, _Holders]:
+def _holders(source: Sharding) -> dict[str, _Holders]:
     found: dict[str, list[tuple[str, str, Placement]]] = {}
     for row in _placements(source):
         found.setdefault(row[2].tensor, []).append(row)

@@ -17,7 +17,8 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from mindrl.models.decoder import ELEMENT_BYTES, DType, Side
+from mindrl.models.decoder import ELEMENT_BYTES, DType
+from mindrl.models.sharding import Sharding
 from mindrl.resharding.cells import Cell, Spot, bytes_by_shards, cut_into_cells
 from mindrl.resharding.rounds import assign_rounds
 from mindrl.resharding.senders import choose_senders
@@ -187,8 +188,8 @@ class ReshardPlan:
 
 
 def plan_sides(
-    source: Side,
-    target: Side,
+    source: Sharding,
+    target: Sharding,
     topology: Topology,
     *,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
@@ -232,7 +233,7 @@ def plan_sides(
     )
 
 
-def cells_for_bucket(source: Side, target: Side, bucket_bytes: int) -> list[Cell]:
+def cells_for_bucket(source: Sharding, target: Sharding, bucket_bytes: int) -> list[Cell]:
     """Return what travels between two sides, none of it too large for a round.
 
     Raises:
@@ -245,7 +246,7 @@ def _bytes_of_round(bucket_bytes: int) -> int:
     return bucket_bytes // 4
 
 
-def _missing(cells: Sequence[Cell], source: Side, target: Side) -> Counts:
+def _missing(cells: Sequence[Cell], source: Sharding, target: Sharding) -> Counts:
     """Add up, for each rank, what it needs and does not hold."""
     missing = np.zeros(len(source.held_by), dtype=np.int64)
     alike: dict[tuple[tuple[str, ...], tuple[str, ...]], list[int]] = {}

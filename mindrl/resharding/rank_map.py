@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from mindrl.layouts.layout import TrainLayout
 from mindrl.layouts.rank_order import RankOrder
-from mindrl.models.decoder import Side
+from mindrl.models.sharding import Sharding
 from mindrl.resharding.cells import Cell, bytes_by_shards
 from mindrl.resharding.plan import Topology
 
@@ -62,7 +62,11 @@ class RankMap:
 
 
 def choose_orders(
-    layout: TrainLayout, source: Side, target: Side, cells: Iterable[Cell], topology: Topology
+    layout: TrainLayout,
+    source: Sharding,
+    target: Sharding,
+    cells: Iterable[Cell],
+    topology: Topology,
 ) -> RankMap:
     """Find the order of the training ranks that makes the reshard move the fewest bytes.
 
@@ -97,7 +101,7 @@ def choose_orders(
 class _Gains:
     """Bytes that each rank of the target side need not receive, by the source shard it holds."""
 
-    def __init__(self, source: Side, target: Side, cells: Iterable[Cell]) -> None:
+    def __init__(self, source: Sharding, target: Sharding, cells: Iterable[Cell]) -> None:
         needed: dict[str, int] = {}
         shared: dict[str, dict[str, int]] = {name: {} for name in source.shards}
         for (shard, holders), size in bytes_by_shards(cells).items():
@@ -113,8 +117,8 @@ class _Gains:
         return gained
 
 
-def _by_rank(side: Side, sizes: Mapping[str, int]) -> Matrix:
-    return np.array([sum(sizes.get(name, 0) for name in held) for held in side.held_by])
+def _by_rank(sharding: Sharding, sizes: Mapping[str, int]) -> Matrix:
+    return np.array([sum(sizes.get(name, 0) for name in held) for held in sharding.held_by])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,11 +137,11 @@ def _candidates(
     local: tuple[str, str],
     topology: Topology,
     gains: _Gains,
-    side: Side,
+    sharding: Sharding,
     part: int,
 ) -> Iterator[_Candidate]:
     """Yield the legal orders of one grid; `part` says which shard of a rank belongs to it."""
-    names = _shards_by_place(default, side, part)
+    names = _shards_by_place(default, sharding, part)
     stay = {name for name in local if _inside_nodes(default, name, topology)}
     for order in islice(_interleavings(default), _MOST_ORDERS):
         legal = _tensor_ranks_lie_closest(order)
@@ -156,10 +160,10 @@ def _candidates(
 
 
 def _shards_by_place(
-    default: RankOrder, side: Side, part: int
+    default: RankOrder, sharding: Sharding, part: int
 ) -> dict[tuple[tuple[str, int], ...], str]:
     """Name the shard of each place in a grid, whatever rank takes it."""
-    pairs = zip(default.coordinates, side.held_by, strict=True)
+    pairs = zip(default.coordinates, sharding.held_by, strict=True)
     return {_place(at): held[part] for at, held in pairs}
 
 

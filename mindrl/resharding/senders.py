@@ -6,14 +6,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mindrl.models.decoder import Side
+from mindrl.models.sharding import Sharding
 from mindrl.resharding.cells import Cell
 
 Counts = NDArray[np.int64]
 
 
 def choose_senders(
-    cells: Sequence[Cell], source: Side, target: Side, nodes: Sequence[int]
+    cells: Sequence[Cell], source: Sharding, target: Sharding, nodes: Sequence[int]
 ) -> tuple[Counts, Counts, Counts, Counts]:
     """Choose a sender for each cell and each rank that needs it, cell by cell.
 
@@ -62,7 +62,7 @@ class _Readers:
 class _AllReaders:
     """Readers, found once for all cells that have the same."""
 
-    def __init__(self, source: Side, target: Side, nodes: Sequence[int]) -> None:
+    def __init__(self, source: Sharding, target: Sharding, nodes: Sequence[int]) -> None:
         self.nodes = nodes
         self.holding = _ranks_by_shard(source)
         self.needing = _ranks_by_shard(target)
@@ -91,9 +91,9 @@ class _AllReaders:
         return [rank for rank in ranks if self.nodes[rank] == node] or ranks
 
 
-def _ranks_by_shard(side: Side) -> dict[str, list[int]]:
+def _ranks_by_shard(sharding: Sharding) -> dict[str, list[int]]:
     ranks: dict[str, list[int]] = {}
-    for rank, shards in enumerate(side.held_by):
+    for rank, shards in enumerate(sharding.held_by):
         for shard in shards:
             ranks.setdefault(shard, []).append(rank)
     return ranks

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mindrl.checkpoint.export import ExportedModel
-from mindrl.models.decoder import Side, whole_side
+from mindrl.models.sharding import Sharding, whole_sharding
 from mindrl.platform.rendezvous import own_store
 from mindrl.resharding.exchange import Channel
 from mindrl.resharding.plan import ReshardPlan, Topology, plan_sides
@@ -27,7 +27,7 @@ AnyTrained = TrainedModel[Any, Any]
 class TransitSettings:
     """How weights travel."""
 
-    rollout: Side
+    rollout: Sharding
     """Who needs the actor's weights for rollout."""
     reshard: ReshardPlan
     """Their way there from the actor's layout."""
@@ -56,7 +56,7 @@ class WeightExport:
         self.settings = settings
         self.name = name
         self.transfers = 0
-        self.side: Side = model.model.side
+        self.sharding: Sharding = model.model.sharding
 
     def export(self, folder: Path, record: Mapping[str, object] | None = None) -> None:
         """Write the weights to a Hugging Face folder, by rank 0. A collective over all ranks.
@@ -70,17 +70,19 @@ class WeightExport:
         """
         whole = self._whole
         source, table = TrainingWeights(self.model, None), whole.table(dist.get_rank())
-        with ExportedModel(self.load, folder, table, dtype=self.side.dtype, record=record) as sink:
+        with ExportedModel(
+            self.load, folder, table, dtype=self.sharding.dtype, record=record
+        ) as sink:
             self._transfer(self._export_plan, whole).run(source, sink)
 
     @cached_property
-    def _whole(self) -> Side:
+    def _whole(self) -> Sharding:
         """Rank 0 with every tensor."""
-        return whole_side(
+        return whole_sharding(
             self.model.model.description,
             world_size=dist.get_world_size(),
             holders=[0],
-            dtype=self.side.dtype,
+            dtype=self.sharding.dtype,
             head=self.model.model.head,
         )
 
@@ -89,9 +91,9 @@ class WeightExport:
         """The way to rank 0, planned at the first export."""
         topology = Topology(ranks_per_node=self.settings.ranks_per_node)
         bucket_bytes = self.settings.bucket_bytes
-        return plan_sides(self.side, self._whole, topology, bucket_bytes=bucket_bytes)
+        return plan_sides(self.sharding, self._whole, topology, bucket_bytes=bucket_bytes)
 
-    def _transfer(self, plan: ReshardPlan, target: Side) -> Transfer:
+    def _transfer(self, plan: ReshardPlan, target: Sharding) -> Transfer:
         """Take this rank's part of a plan, over a channel of its own."""
         rank, group = dist.get_rank(), dist.group.WORLD
         assert group is not None
@@ -102,7 +104,7 @@ class WeightExport:
             self.settings.timeout_seconds,
         )
         self.transfers += 1
-        names = Names(source=tuple(self.side.table(rank)), target=tuple(target.table(rank)))
+        names = Names(source=tuple(self.sharding.table(rank)), target=tuple(target.table(rank)))
         return Transfer(plan, channel, names)
 
 

@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 
 from mindrl.layouts.layout import TrainLayout
-from mindrl.models.decoder import Head, Side, logical_shapes, training_side
+from mindrl.models.decoder import Head, logical_shapes
 from mindrl.models.description import read_description
-from mindrl.models.feed_forward import ExpertStorage
 from mindrl.models.placement import Placement
+from mindrl.models.sharding import Sharding
+from mindrl.training.megatron.sharding import megatron_sharding
+from mindrl.training.megatron.sharding_feed_forward import ExpertStorage
 
 
 def assembled(
@@ -21,18 +23,18 @@ def assembled(
 ) -> dict[str, Tensor]:
     """Put the local tensors of all ranks together; copies must agree to the bit."""
     model = read_description(folder)
-    side = training_side(model, layout, dtype="float32", experts=experts, head=head)
-    return put_together(side, logical_shapes(model, head=head), ranks)
+    sharding = megatron_sharding(model, layout, dtype="float32", experts=experts, head=head)
+    return put_together(sharding, logical_shapes(model, head=head), ranks)
 
 
 def put_together(
-    side: Side, shapes: Mapping[str, tuple[int, ...]], ranks: Sequence[Mapping[str, Tensor]]
+    sharding: Sharding, shapes: Mapping[str, tuple[int, ...]], ranks: Sequence[Mapping[str, Tensor]]
 ) -> dict[str, Tensor]:
     """Fill whole tensors box by box and assert that no element was left out."""
     dtype = next(iter(ranks[0].values())).dtype
     whole = {name: torch.full(shape, torch.nan, dtype=dtype) for name, shape in shapes.items()}
     for rank, local in enumerate(ranks):
-        table = side.table(rank)
+        table = sharding.table(rank)
         assert local.keys() == table.keys()
         for name, entry in table.items():
             for placement in entry.placements:

@@ -17,8 +17,8 @@ from transfer_probe import Shards, prepared
 from weight_files import load_one_by_one
 
 from mindrl.algorithms.grpo import GrpoLoss
-from mindrl.models.decoder import rollout_side
 from mindrl.resharding.plan import Topology, plan_sides
+from mindrl.rollout.vllm.sharding import vllm_sharding
 from mindrl.training.megatron.actor import TrainedActor
 from mindrl.training.megatron.optimizer import OptimizerSettings
 from mindrl.training.megatron.scoring import ScoringModel
@@ -53,8 +53,8 @@ def transit_settings(
     way: Way, trained: TrainedActor, *, verify: Literal["off", "always"]
 ) -> TransitSettings:
     """Plan a way as a run does."""
-    source = trained.model.side
-    rollout = rollout_side(trained.model.description, way.rollout, dtype="float32")
+    source = trained.model.sharding
+    rollout = vllm_sharding(trained.model.description, way.rollout, dtype="float32")
     topology = Topology(ranks_per_node=dist.get_world_size())
     return TransitSettings(
         rollout=rollout,
@@ -68,9 +68,9 @@ def transit_settings(
 
 def _resharded(way: Way, index: int) -> list[str]:
     model = build(_case(way))
-    target = rollout_side(model.description, way.rollout, dtype="float32")
+    target = vllm_sharding(model.description, way.rollout, dtype="float32")
     table = target.table(dist.get_rank())
-    transfer = prepared(model.side, target, way.bucket_bytes, str(index))
+    transfer = prepared(model.sharding, target, way.bucket_bytes, str(index))
     taken = Shards({name: torch.zeros(entry.shape) for name, entry in table.items()})
     transfer.run(Shards(model.local_tensors()), taken, verify=True)
     expected = Shards({name: torch.zeros(entry.shape) for name, entry in table.items()})

@@ -18,9 +18,10 @@ from mindrl.allocation.meaning import training_string
 from mindrl.batch.balance import MicroBatching
 from mindrl.layouts.layout import TrainLayout
 from mindrl.memory.activations import Passes, update_estimate
-from mindrl.models.decoder import Head, training_side
+from mindrl.models.decoder import Head
 from mindrl.models.description import read_description
-from mindrl.models.memory import held_bytes, trained_bytes
+from mindrl.training.megatron.sharding import megatron_sharding
+from mindrl.training.megatron.state_bytes import trained_bytes
 
 pytestmark = pytest.mark.distributed
 
@@ -129,15 +130,17 @@ def folders(random_model_of: MakeModel, tmp_path_factory: pytest.TempPathFactory
 
 def predicted(trial: Trial, folder: str) -> Iterator[dict[str, int]]:
     """Yield what each rank holds, by the names of the probe."""
-    side = training_side(
+    sharding = megatron_sharding(
         read_description(folder),
         trial.layout,
         dtype="bfloat16" if trial.bf16 else "float32",
         experts="grouped" if trial.grouped else "sequential",
         head=trial.head,
     )
-    trained = trained_bytes(side, trial.layout, distributed_optimizer=trial.distributed_optimizer)
-    for read, rank in zip(held_bytes(side), trained, strict=True):
+    trained = trained_bytes(
+        sharding, trial.layout, distributed_optimizer=trial.distributed_optimizer
+    )
+    for read, rank in zip(sharding.held_bytes(), trained, strict=True):
         yield {
             "read": read,
             "train_param": rank.weights,

@@ -19,8 +19,9 @@ from transformers import AutoModelForCausalLM
 from mindrl.checkpoint.conversion import Conversion, convert
 from mindrl.checkpoint.rank_files import LAYOUT_FILE, read_layout
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
-from mindrl.models.decoder import training_side
 from mindrl.models.description import read_description
+from mindrl.models.sharding import whole_sharding
+from mindrl.training.megatron.sharding import megatron_sharding
 
 pytestmark = pytest.mark.distributed
 
@@ -76,17 +77,18 @@ def model_of(
 def converted(source: Path, target: Path, layout: TrainLayout | None) -> Path:
     """Convert to a layout, or to a Hugging Face folder with files of at most 600 kB."""
     model = read_description(str(source))
-    side = None
+    sharding = None
     if (source / LAYOUT_FILE).exists():
         found, dtype = read_layout(str(source))
-        side = training_side(model, found, dtype=dtype)
+        sharding = megatron_sharding(model, found, dtype=dtype)
     conversion = Conversion(
-        model=model,
         source=str(source),
-        source_side=side,
+        source_sharding=sharding,
         target=target,
+        target_sharding=megatron_sharding(model, layout, dtype="float32")
+        if layout
+        else whole_sharding(model, world_size=1, holders=[0], dtype="float32"),
         layout=layout,
-        dtype="float32",
         shard_bytes=600_000,
     )
     convert(conversion, lambda _: None)

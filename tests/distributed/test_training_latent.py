@@ -24,8 +24,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from mindrl.batch.balance import MicroBatching
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
-from mindrl.models.decoder import training_side
 from mindrl.models.description import read_description
+from mindrl.training.megatron.sharding import megatron_sharding
 
 pytestmark = pytest.mark.distributed
 
@@ -141,9 +141,9 @@ def test_the_table_names_what_megatron_makes_in_the_same_shapes(
     assert len(cases) == {1: 4, 2: 24, 8: 4}[ranks]
     replies = forked_workers.run("latent_probe:made", cases, ranks=ranks)
     for index, case in enumerate(cases):
-        side = training_side(read_description(case.folder), case.layout, dtype="float32")
+        sharding = megatron_sharding(read_description(case.folder), case.layout, dtype="float32")
         for rank, reply in enumerate(replies):
-            table = side.table(rank)
+            table = sharding.table(rank)
             assert reply[index] == {name: entry.shape for name, entry in table.items()}
 
 

@@ -7,8 +7,11 @@ import pytest
 from forked_workers import ForkedWorkers
 
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
-from mindrl.models.decoder import DType, Side, elsewhere, rollout_side, training_side
+from mindrl.models.decoder import DType
 from mindrl.models.description import MlaDescription, ModelDescription, MoeDescription
+from mindrl.models.sharding import Sharding, elsewhere
+from mindrl.rollout.vllm.sharding import vllm_sharding
+from mindrl.training.megatron.sharding import megatron_sharding
 
 DENSE = ModelDescription(
     model_type="qwen2",
@@ -55,20 +58,23 @@ DEEPSEEK = replace(
 BUCKET_BYTES = 16 << 10
 
 
-def sides(
+def shardings(
     model: ModelDescription,
     source: TrainLayout,
     target: RolloutLayout,
     dtypes: tuple[DType, DType] = ("float32", "float32"),
-) -> tuple[Side, Side]:
+) -> tuple[Sharding, Sharding]:
     return (
-        training_side(model, source, dtype=dtypes[0]),
-        rollout_side(model, target, dtype=dtypes[1]),
+        megatron_sharding(model, source, dtype=dtypes[0]),
+        vllm_sharding(model, target, dtype=dtypes[1]),
     )
 
 
 def transfer(
-    workers: ForkedWorkers, model: ModelDescription, ranks: int, pairs: Sequence[tuple[Side, Side]]
+    workers: ForkedWorkers,
+    model: ModelDescription,
+    ranks: int,
+    pairs: Sequence[tuple[Sharding, Sharding]],
 ) -> None:
     wrong = workers.run("transfer_probe:transferred", model, list(pairs), BUCKET_BYTES, ranks=ranks)
     assert wrong == [[[]] * len(pairs)] * ranks
@@ -83,9 +89,9 @@ def test_dense_weights_arrive_bit_by_bit_on_8_ranks(forked_workers: ForkedWorker
         DENSE,
         8,
         [
-            sides(DENSE, T(tp=2, pp=2, dp=2), R(tp=1, dp=8)),
-            sides(DENSE, T(tp=2, dp=4), R(tp=2, dp=4), ("float32", "bfloat16")),
-            sides(DENSE, T(pp=4, dp=2), R(tp=2, pp=2, dp=2), ("bfloat16", "float32")),
+            shardings(DENSE, T(tp=2, pp=2, dp=2), R(tp=1, dp=8)),
+            shardings(DENSE, T(tp=2, dp=4), R(tp=2, dp=4), ("float32", "bfloat16")),
+            shardings(DENSE, T(pp=4, dp=2), R(tp=2, pp=2, dp=2), ("bfloat16", "float32")),
         ],
     )
 
@@ -98,15 +104,15 @@ def test_experts_and_latent_attention_arrive_bit_by_bit_on_4_ranks(
         DEEPSEEK,
         4,
         [
-            sides(DEEPSEEK, T(dp=4, ep=4), R(tp=4), ("bfloat16", "bfloat16")),
-            sides(DEEPSEEK, T(tp=2, pp=2, etp=2), R(tp=2, dp=2, ep=4), ("float32", "bfloat16")),
-            sides(DEEPSEEK, T(tp=4, ep=2, etp=2), R(tp=1, dp=4)),
+            shardings(DEEPSEEK, T(dp=4, ep=4), R(tp=4), ("bfloat16", "bfloat16")),
+            shardings(DEEPSEEK, T(tp=2, pp=2, etp=2), R(tp=2, dp=2, ep=4), ("float32", "bfloat16")),
+            shardings(DEEPSEEK, T(tp=4, ep=2, etp=2), R(tp=1, dp=4)),
         ],
     )
 
 
 def test_training_and_rollout_may_be_on_different_ranks(forked_workers: ForkedWorkers) -> None:
-    source, target = sides(MOE, T(tp=2, dp=1, ep=2), R(tp=1, dp=2, ep=2))
+    source, target = shardings(MOE, T(tp=2, dp=1, ep=2), R(tp=1, dp=2, ep=2))
     pair = (
         elsewhere(source, first_rank=0, world_size=4),
         elsewhere(target, first_rank=2, world_size=4),
@@ -133,7 +139,7 @@ def test_training_and_rollout_may_be_on_different_ranks(forked_workers: ForkedWo
 def test_a_fault_ends_the_transfer_with_the_names_of_ranks(
     forked_workers: ForkedWorkers, kind: str, speaker: int, message: str
 ) -> None:
-    pair = sides(DENSE, T(tp=2, dp=2), R(tp=1, dp=4))
+    pair = shardings(DENSE, T(tp=2, dp=2), R(tp=1, dp=4))
     said = forked_workers.run("transfer_probe:failure", DENSE, pair, kind, ranks=4)
     text, seconds = said[speaker]
     assert message in text

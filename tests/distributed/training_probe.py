@@ -23,8 +23,8 @@ from mindrl.batch.experience import Logprobs, Sequences
 from mindrl.checkpoint.export import ExportedModel
 from mindrl.errors import ModelError
 from mindrl.layouts.layout import TrainLayout
-from mindrl.models.decoder import training_side, whole_side
 from mindrl.models.description import read_description
+from mindrl.models.sharding import whole_sharding
 from mindrl.platform.attention import attention_kernel
 from mindrl.training.megatron.actor import TrainedActor
 from mindrl.training.megatron.forward_backward import forward_backward
@@ -34,6 +34,7 @@ from mindrl.training.megatron.optimizer import OptimizerSettings
 from mindrl.training.megatron.packs import Pack
 from mindrl.training.megatron.parallel import ParallelGroups
 from mindrl.training.megatron.scoring import ScoringModel
+from mindrl.training.megatron.sharding import megatron_sharding
 from mindrl.training.megatron.weights import import_weights
 from mindrl.workers.stored_region import StoredRegion
 
@@ -276,7 +277,7 @@ def exported(folder: str, target: str, shard_bytes: int) -> None:
     """Read the weights by the tables of one rank and write them to another folder."""
     whole = assembled(folder, TrainLayout(), [read(folder)])
     model = read_description(folder)
-    table = whole_side(model, world_size=1, holders=[0], dtype="float32").table(0)
+    table = whole_sharding(model, world_size=1, holders=[0], dtype="float32").table(0)
     with ExportedModel(
         folder, Path(target), table, dtype="float32", shard_bytes=shard_bytes
     ) as sink:
@@ -287,7 +288,7 @@ def exported(folder: str, target: str, shard_bytes: int) -> None:
 
 def read(folder: str) -> Weights:
     """Read the weights by the tables of one rank."""
-    table = training_side(read_description(folder), TrainLayout(), dtype="float32").table(0)
+    table = megatron_sharding(read_description(folder), TrainLayout(), dtype="float32").table(0)
     # Not zeros: what the import leaves unfilled would show.
     local = {name: torch.full(entry.shape, torch.nan) for name, entry in table.items()}
     import_weights(folder, local, table)

@@ -8,10 +8,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mindrl.errors import ReshardError
-from mindrl.models.decoder import Side, logical_shapes
+from mindrl.models.decoder import logical_shapes
 from mindrl.models.description import ModelDescription
 from mindrl.models.orientation import oriented
 from mindrl.models.placement import ShardingTable, slices
+from mindrl.models.sharding import Sharding
 from mindrl.platform.rendezvous import own_store
 from mindrl.resharding.exchange import Channel
 from mindrl.resharding.plan import Topology, plan_sides
@@ -71,7 +72,7 @@ def shards_of(table: ShardingTable, logical: Logical, dtype: torch.dtype) -> dic
 
 
 def transferred(
-    model: ModelDescription, pairs: list[tuple[Side, Side]], bucket_bytes: int
+    model: ModelDescription, pairs: list[tuple[Sharding, Sharding]], bucket_bytes: int
 ) -> list[list[str]]:
     """Carry out a plan for each pair of sides, twice; returns what arrived wrong."""
     return [
@@ -81,7 +82,7 @@ def transferred(
 
 
 def _transferred(
-    model: ModelDescription, transfer: Transfer, source: Side, target: Side
+    model: ModelDescription, transfer: Transfer, source: Sharding, target: Sharding
 ) -> list[str]:
     rank = dist.get_rank()
     logical = logical_weights(model)
@@ -102,7 +103,7 @@ def _transferred(
 
 
 def prepared(
-    source: Side, target: Side, bucket_bytes: int, name: str, timeout_seconds: float = 60
+    source: Sharding, target: Sharding, bucket_bytes: int, name: str, timeout_seconds: float = 60
 ) -> Transfer:
     rank, group = dist.get_rank(), dist.group.WORLD
     assert group is not None
@@ -114,7 +115,9 @@ def prepared(
     )
 
 
-def failure(model: ModelDescription, pair: tuple[Side, Side], kind: str) -> tuple[str, float]:
+def failure(
+    model: ModelDescription, pair: tuple[Sharding, Sharding], kind: str
+) -> tuple[str, float]:
     """Let something go wrong; returns what this rank said, and after how many seconds."""
     said = _failure(model, pair, kind)
     # The store lives in rank 0's process, which must not end before the others have read it.
@@ -125,7 +128,9 @@ def failure(model: ModelDescription, pair: tuple[Side, Side], kind: str) -> tupl
     return said
 
 
-def _failure(model: ModelDescription, pair: tuple[Side, Side], kind: str) -> tuple[str, float]:
+def _failure(
+    model: ModelDescription, pair: tuple[Sharding, Sharding], kind: str
+) -> tuple[str, float]:
     source, target = pair
     rank = dist.get_rank()
     transfer = prepared(source, target, 4096, kind, timeout_seconds=3)

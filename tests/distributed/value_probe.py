@@ -16,7 +16,7 @@ from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import Sequences
 from mindrl.checkpoint.export import ExportedModel
 from mindrl.errors import ModelError
-from mindrl.models.decoder import whole_side
+from mindrl.models.sharding import whole_sharding
 from mindrl.training.megatron.actor import TrainedActor
 from mindrl.training.megatron.critic import TrainedCritic
 from mindrl.training.megatron.optimizer import OptimizerSettings
@@ -59,10 +59,10 @@ def trained(model: ValueModel, course: CriticCourse) -> TrainedCritic:
 def export(model: ValueModel, folder: Path) -> None:
     """Write a model to a Hugging Face folder, by rank 0."""
     ranks = dist.get_world_size()
-    whole = whole_side(
+    whole = whole_sharding(
         model.description, world_size=ranks, holders=[0], dtype="float32", head="value"
     )
-    transfer = prepared(model.side, whole, 1 << 20, folder.name)
+    transfer = prepared(model.sharding, whole, 1 << 20, folder.name)
     table = whole.table(dist.get_rank())
     with ExportedModel(model.folder, folder, table, dtype="float32") as sink:
         transfer.run(Shards(model.local_tensors()), sink)

@@ -11,16 +11,16 @@ from torch import Tensor
 
 from mindrl.checkpoint.files import open_tensors
 from mindrl.layouts.layout import RolloutLayout
-from mindrl.models.decoder import rollout_side
 from mindrl.models.description import read_description
 from mindrl.models.placement import Placement, ShardingTable, slices
+from mindrl.rollout.vllm.sharding import vllm_sharding
 from mindrl.rollout.vllm.shards import EngineShards
 
 
 def rollout_table(folder: str, layout: RolloutLayout) -> ShardingTable:
     """Return what this rank holds."""
     description = read_description(folder, to_plan=True)
-    return rollout_side(description, layout, dtype="float32").table(dist.get_rank())
+    return vllm_sharding(description, layout, dtype="float32").table(dist.get_rank())
 
 
 def load_one_by_one(shards: EngineShards, folder: str, table: ShardingTable) -> None:

@@ -18,8 +18,12 @@ CHOOSE = "from mindrl.platform.device import choose_platform; choose_platform('a
         ),
         (
             # rank_files imports decoder and files.
-            "import mindrl.checkpoint.rank_files, mindrl.models.legality",
+            "import mindrl.checkpoint.rank_files",
             {"torch", "megatron", "transformers"},
+        ),
+        (
+            "import mindrl.training.planning, mindrl.rollout.planning",
+            {"torch", "megatron", "vllm", "transformers"},
         ),
         ("import mindrl.programs.plan", {"torch", "ray", "vllm", "megatron", "transformers"}),
         (

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import Sequences
-from mindrl.models.decoder import Head, training_side
+from mindrl.models.decoder import Head
 from mindrl.models.description import read_description
 from mindrl.training.megatron.forward_backward import forward_backward
 from mindrl.training.megatron.model import ModelSettings, build_model, transformer_config
 from mindrl.training.megatron.packs import Pack, PackRules
 from mindrl.training.megatron.parallel import max_micro_batches
+from mindrl.training.megatron.sharding import megatron_sharding
 from mindrl.training.megatron.weights import (
     check_table,
     copy_weights,
@@ -52,14 +53,14 @@ class LoadedModel:
             self.chunks: list[nn.Module] = build_model(
                 self.description, self.config, settings, head
             )
-        self.side = training_side(
+        self.sharding = megatron_sharding(
             self.description,
             settings.layout,
             dtype="bfloat16" if settings.bf16 else "float32",
             experts="grouped" if settings.grouped_experts else "sequential",
             head=head,
         )
-        self.table = self.side.table(dist.get_rank())
+        self.table = self.sharding.table(dist.get_rank())
         check_table(self.chunks, self.table)
         for chunk in self.chunks:
             mark_parameters(chunk)

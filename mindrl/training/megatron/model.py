@@ -11,13 +11,14 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
 from mindrl.layouts.layout import TrainLayout
-from mindrl.models.decoder import Head, padded_vocab_size
+from mindrl.models.decoder import Head
 from mindrl.models.description import ModelDescription
 from mindrl.platform.attention import Kernel
 from mindrl.training.megatron.modules import HeadInput, ValueHead, block_spec
 from mindrl.training.megatron.parallel import ParallelGroups
 from mindrl.training.megatron.recompute import Recompute
 from mindrl.training.megatron.rotary import scale_rotary
+from mindrl.training.megatron.sharding import padded_vocab_size
 
 
 @dataclass(frozen=True, kw_only=True)

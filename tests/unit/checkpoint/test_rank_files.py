@@ -19,24 +19,25 @@ from mindrl.checkpoint.rank_files import (
 )
 from mindrl.errors import InterruptedRunError, ModelError
 from mindrl.layouts.layout import TrainLayout
-from mindrl.models.decoder import Side, training_side
 from mindrl.models.description import read_description
+from mindrl.models.sharding import Sharding, whole_sharding
+from mindrl.training.megatron.sharding import megatron_sharding
 
 MakeModel = Callable[..., Path]
 LAYOUT = TrainLayout(tp=2, pp=2, dp=2)
 
 
-def side_of(folder: Path, layout: TrainLayout) -> Side:
-    return training_side(read_description(str(folder)), layout, dtype="float32")
+def side_of(folder: Path, layout: TrainLayout) -> Sharding:
+    return megatron_sharding(read_description(str(folder)), layout, dtype="float32")
 
 
 def test_replicas_share_the_file_of_the_first_of_them(random_model_of: MakeModel) -> None:
     """Of 8 ranks TP2 DP2 PP2, ranks 2, 3, 6 and 7 hold what 0, 1, 4 and 5 hold."""
-    side = side_of(random_model_of("qwen3"), LAYOUT)
-    assert writing_ranks(side) == (0, 1, 4, 5)
-    numbers = [int(name[5:10]) for name in rank_files(side)]
+    sharding = side_of(random_model_of("qwen3"), LAYOUT)
+    assert writing_ranks(sharding) == (0, 1, 4, 5)
+    numbers = [int(name[5:10]) for name in rank_files(sharding)]
     assert numbers == [0, 1, 0, 1, 4, 5, 4, 5]
-    assert rank_files(side)[3] == "rank-00001-of-00008.safetensors"
+    assert rank_files(sharding)[3] == "rank-00001-of-00008.safetensors"
 
 
 def test_expert_parallel_ranks_have_files_of_their_own(random_model_of: MakeModel) -> None:
@@ -47,13 +48,15 @@ def test_expert_parallel_ranks_have_files_of_their_own(random_model_of: MakeMode
 
 
 def conversion_of(source: Path, target: Path, layout: TrainLayout | None) -> Conversion:
+    model = read_description(str(source))
     return Conversion(
-        model=read_description(str(source)),
         source=str(source),
-        source_side=None,
+        source_sharding=None,
         target=target,
+        target_sharding=megatron_sharding(model, layout, dtype="float32")
+        if layout
+        else whole_sharding(model, world_size=1, holders=[0], dtype="float32"),
         layout=layout,
-        dtype="float32",
         shard_bytes=600_000,
     )
 
@@ -107,9 +110,9 @@ def test_a_rank_file_holds_what_its_table_says(cut: Path) -> None:
 
 
 def refusal(folder: Path) -> str:
-    side = side_of(folder, read_layout(str(folder))[0])
+    sharding = side_of(folder, read_layout(str(folder))[0])
     with ExitStack() as stack, pytest.raises(ModelError) as caught:
-        open_rank_files(str(folder), side, stack, framework="np")
+        open_rank_files(str(folder), sharding, stack, framework="np")
     return str(caught.value)
 
 

@@ -9,14 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
-from mindrl.models.decoder import rollout_side, training_side
 from mindrl.models.description import (
     MlaDescription,
     ModelDescription,
     MoeDescription,
     read_description,
 )
-from mindrl.models.legality import rollout_findings, training_findings
+from mindrl.rollout.vllm.legality import vllm_findings
+from mindrl.rollout.vllm.sharding import vllm_sharding
+from mindrl.training.megatron.legality import megatron_findings
+from mindrl.training.megatron.sharding import megatron_sharding
 
 MODELS = Path(__file__).parents[3] / "configs" / "models"
 TRAINING = {
@@ -36,11 +38,11 @@ def described(name: str, **changes: Any) -> ModelDescription:
 
 
 def trains(model: ModelDescription, **sizes: Any) -> list[str]:
-    return [str(each) for each in training_findings(model, TrainLayout(**sizes), TRAINING)]
+    return [str(each) for each in megatron_findings(model, TrainLayout(**sizes), TRAINING)]
 
 
 def rolls_out(model: ModelDescription, **sizes: int) -> list[str]:
-    return [str(each) for each in rollout_findings(model, RolloutLayout(**sizes), ROLLOUT)]
+    return [str(each) for each in vllm_findings(model, RolloutLayout(**sizes), ROLLOUT)]
 
 
 @pytest.mark.parametrize(
@@ -255,10 +257,10 @@ def models(draw: st.DrawFn) -> ModelDescription:
     )
 
 
-def can_be_made(side: Any, *arguments: Any) -> bool:
+def can_be_made(sharding: Any, *arguments: Any) -> bool:
     """Try to make the tables, which assert that every cut is even."""
     try:
-        side(*arguments, dtype="bfloat16")
+        dict(sharding(*arguments, dtype="bfloat16").shards)
     except AssertionError:
         return False
     return True
@@ -270,8 +272,8 @@ def test_a_training_layout_without_findings_has_tables(
     model: ModelDescription, tp: int, pp: int, ep: int, etp: int
 ) -> None:
     layout = TrainLayout(tp=tp, pp=pp, dp=ep * etp, ep=ep, etp=etp)
-    if list(training_findings(model, layout, TRAINING)) == []:
-        assert can_be_made(training_side, model, layout)
+    if list(megatron_findings(model, layout, TRAINING)) == []:
+        assert can_be_made(megatron_sharding, model, layout)
 
 
 @settings(deadline=None, max_examples=300)
@@ -280,5 +282,5 @@ def test_a_rollout_layout_without_findings_has_tables(
     model: ModelDescription, tp: int, pp: int, shared: bool
 ) -> None:
     layout = RolloutLayout(tp=tp, pp=pp, ep=tp if shared else 1)
-    if list(rollout_findings(model, layout, ROLLOUT)) == []:
-        assert can_be_made(rollout_side, model, layout)
+    if list(vllm_findings(model, layout, ROLLOUT)) == []:
+        assert can_be_made(vllm_sharding, model, layout)

@@ -12,8 +12,10 @@ import transformers
 from mindrl.checkpoint.files import check_files
 from mindrl.errors import ModelError
 from mindrl.layouts.layout import TrainLayout
-from mindrl.models.decoder import logical_shapes, training_side, whole_side
+from mindrl.models.decoder import logical_shapes
 from mindrl.models.description import ModelDescription, read_description
+from mindrl.models.sharding import whole_sharding
+from mindrl.training.megatron.sharding import megatron_sharding
 
 MakeModel = Callable[[bool], Path]
 QWEN2 = ModelDescription(
@@ -40,8 +42,8 @@ def test_one_row_takes_the_place_of_the_vocabulary(tied: bool) -> None:
     assert valued["score.weight"] == (1, 4)
     assert valued.keys() - ordinary.keys() == {"score.weight"}
     assert ordinary.keys() - valued.keys() == (set() if tied else {"lm_head.weight"})
-    side = whole_side(model, world_size=1, holders=[0], dtype="float32", head="value")
-    assert {name: entry.shape for name, entry in side.table(0).items()} == valued
+    sharding = whole_sharding(model, world_size=1, holders=[0], dtype="float32", head="value")
+    assert {name: entry.shape for name, entry in sharding.table(0).items()} == valued
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -50,15 +52,15 @@ def test_the_head_lies_whole_on_every_tensor_parallel_rank_of_the_last_chunk_and
 ) -> None:
     model = replace(QWEN2, tie_word_embeddings=tied)
     layout = TrainLayout(tp=2, pp=2, vpp=2)
-    side = training_side(model, layout, dtype="float32", head="value")
+    sharding = megatron_sharding(model, layout, dtype="float32", head="value")
     held = [
-        [name for name in side.table(rank) if name.endswith("output_layer.weight")]
+        [name for name in sharding.table(rank) if name.endswith("output_layer.weight")]
         for rank in range(4)
     ]
     # Ranks 2 and 3 are the last stage.
     assert held == [[], [], ["chunk1.output_layer.weight"], ["chunk1.output_layer.weight"]]
     for rank in (2, 3):
-        entry = side.table(rank)["chunk1.output_layer.weight"]
+        entry = sharding.table(rank)["chunk1.output_layer.weight"]
         assert entry.shape == (1, 4)
         assert [placement.tensor for placement in entry.placements] == ["score.weight"]
 

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
-from mindrl.models.decoder import Side, logical_shapes
+from mindrl.models.decoder import logical_shapes
 from mindrl.models.description import MlaDescription, ModelDescription, MoeDescription
 from mindrl.models.placement import Box, LocalTensor, Placement, ShardingTable, slices
+from mindrl.models.sharding import Sharding
 from mindrl.resharding.plan import Move, ReshardPlan
 
 Arrays = dict[str, NDArray[np.float64]]
@@ -104,7 +105,7 @@ def rollout_layouts(draw: st.DrawFn, model: ModelDescription, world: int) -> Rol
 
 
 @st.composite
-def sides(draw: st.DrawFn, shapes: dict[str, tuple[int, ...]], world: int) -> Side:
+def shardings(draw: st.DrawFn, shapes: dict[str, tuple[int, ...]], world: int) -> Sharding:
     """Draw a side that no model has: every tensor is cut anyhow, each box has random holders."""
     tables: list[dict[str, LocalTensor]] = [{} for _ in range(world)]
     for name, shape in shapes.items():
@@ -116,7 +117,7 @@ def sides(draw: st.DrawFn, shapes: dict[str, tuple[int, ...]], world: int) -> Si
             )
             for rank in draw(st.sets(st.integers(0, world - 1), min_size=1)):
                 tables[rank][f"{name}/{index}"] = entry
-    return Side(
+    return Sharding(
         shards={str(rank): table for rank, table in enumerate(tables)},
         held_by=tuple((str(rank),) for rank in range(world)),
         dtype=draw(st.sampled_from(["float32", "bfloat16"])),
@@ -194,7 +195,7 @@ def turned(part: NDArray[np.float64], axes: tuple[int, ...] | None) -> NDArray[n
     )
 
 
-def carry_out(plan: ReshardPlan, source: Side, target: Side, logical: Arrays) -> Memory:
+def carry_out(plan: ReshardPlan, source: Sharding, target: Sharding, logical: Arrays) -> Memory:
     """Run a plan in memory: round by round, messages packed before any is unpacked."""
     world = plan.world_size
     memory = Memory(
@@ -235,17 +236,19 @@ def _write(memory: Memory, rank: int, move: Move, part: NDArray[np.float64]) -> 
 
 
 def masks(
-    side: Side, rank: int, shapes: dict[str, tuple[int, ...]]
+    sharding: Sharding, rank: int, shapes: dict[str, tuple[int, ...]]
 ) -> dict[str, NDArray[np.bool_]]:
     """Mark the elements of the logical tensors that a rank has on a side."""
     marked = {name: np.zeros(shape, dtype=bool) for name, shape in shapes.items()}
-    for entry in side.table(rank).values():
+    for entry in sharding.table(rank).values():
         for placement in entry.placements:
             marked[placement.tensor][slices(placement.source)] = True
     return marked
 
 
-def fewest_bytes(source: Side, target: Side, shapes: dict[str, tuple[int, ...]]) -> list[int]:
+def fewest_bytes(
+    source: Sharding, target: Sharding, shapes: dict[str, tuple[int, ...]]
+) -> list[int]:
     """Count element by element what each rank needs and does not hold."""
     counts = []
     for rank in range(len(source.held_by)):

@@ -9,11 +9,12 @@ from torch import Tensor
 
 from mindrl.checkpoint.export import ExportedModel
 from mindrl.layouts.layout import TrainLayout
-from mindrl.models.decoder import training_side, whole_side
 from mindrl.models.description import ModelDescription
 from mindrl.models.orientation import oriented
+from mindrl.models.sharding import whole_sharding
 from mindrl.resharding.messages import Message, Staging, messages_of
 from mindrl.resharding.plan import Move, Topology, plan_sides
+from mindrl.training.megatron.sharding import megatron_sharding
 
 HOST, OTHER = torch.device("cpu"), torch.device("meta")
 MODEL = ModelDescription(
@@ -31,8 +32,8 @@ MODEL = ModelDescription(
     tie_word_embeddings=False,
     attention_bias=True,
 )
-TRAINED = training_side(MODEL, TrainLayout(tp=2), dtype="float32")
-WHOLE = whole_side(MODEL, world_size=2, holders=[0], dtype="float32")
+TRAINED = megatron_sharding(MODEL, TrainLayout(tp=2), dtype="float32")
+WHOLE = whole_sharding(MODEL, world_size=2, holders=[0], dtype="float32")
 
 
 PLAN = plan_sides(TRAINED, WHOLE, Topology(ranks_per_node=2), bucket_bytes=64 << 20)

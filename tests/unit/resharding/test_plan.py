@@ -9,23 +9,29 @@ from geometry import (
     numbered,
     rollout_layouts,
     shapes_of,
+    shardings,
     shards_of,
-    sides,
     training_layouts,
 )
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mindrl.models.decoder import Side, elsewhere, rollout_side, training_side
 from mindrl.models.placement import slices
+from mindrl.models.sharding import Sharding, elsewhere
 from mindrl.resharding.plan import ReshardPlan, Topology, plan_sides
+from mindrl.rollout.vllm.sharding import vllm_sharding
+from mindrl.training.megatron.sharding import megatron_sharding
 
 SLOW_DRAWING = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)
 DTYPES = st.sampled_from(["float32", "bfloat16"])
 
 
 def check(
-    source: Side, target: Side, shapes: dict[str, tuple[int, ...]], topology: Topology, bucket: int
+    source: Sharding,
+    target: Sharding,
+    shapes: dict[str, tuple[int, ...]],
+    topology: Topology,
+    bucket: int,
 ) -> ReshardPlan:
     """Plan, carry out in memory, and hold the result against the tables alone."""
     plan = plan_sides(source, target, topology, bucket_bytes=bucket)
@@ -53,8 +59,8 @@ def test_any_model_goes_from_any_training_layout_to_any_rollout_layout(data: st.
     train = data.draw(training_layouts(model, world))
     rollout = data.draw(rollout_layouts(model, world))
     storage = data.draw(st.sampled_from(["sequential", "te_grouped", "grouped"]))
-    source = training_side(model, train, dtype=data.draw(DTYPES), experts=storage)
-    target = rollout_side(model, rollout, dtype=data.draw(DTYPES))
+    source = megatron_sharding(model, train, dtype=data.draw(DTYPES), experts=storage)
+    target = vllm_sharding(model, rollout, dtype=data.draw(DTYPES))
     topology = Topology(ranks_per_node=data.draw(st.sampled_from([1, 2, 8])))
     check(
         source, target, shapes_of(model), topology, data.draw(st.sampled_from([64, 1000, 1 << 20]))
@@ -69,8 +75,8 @@ def test_the_two_sides_may_be_on_different_ranks(data: st.DataObject) -> None:
     world = sum(ranks)
     train = data.draw(training_layouts(model, ranks[0]))
     rollout = data.draw(rollout_layouts(model, ranks[1]))
-    source = training_side(model, train, dtype="float32")
-    target = rollout_side(model, rollout, dtype="bfloat16")
+    source = megatron_sharding(model, train, dtype="float32")
+    target = vllm_sharding(model, rollout, dtype="bfloat16")
     plan = check(
         elsewhere(source, first_rank=0, world_size=world),
         elsewhere(target, first_rank=ranks[0], world_size=world),
@@ -88,7 +94,7 @@ def test_sides_of_any_geometry(data: st.DataObject) -> None:
     drawn = data.draw(st.lists(sizes, min_size=1, max_size=4))
     shapes = {f"tensor {index}": shape for index, shape in enumerate(drawn)}
     world = data.draw(st.integers(1, 5))
-    source, target = data.draw(sides(shapes, world)), data.draw(sides(shapes, world))
+    source, target = data.draw(shardings(shapes, world)), data.draw(shardings(shapes, world))
     topology = Topology(ranks_per_node=data.draw(st.integers(1, 5)))
     check(source, target, shapes, topology, data.draw(st.sampled_from([16, 64, 4096])))
 
@@ -98,8 +104,8 @@ def test_sides_of_any_geometry(data: st.DataObject) -> None:
 def test_equal_sides_move_nothing(data: st.DataObject) -> None:
     model = data.draw(models())
     layout = data.draw(training_layouts(model, data.draw(st.sampled_from([1, 2, 4, 8]))))
-    side = training_side(model, layout, dtype="bfloat16")
-    plan = check(side, side, shapes_of(model), Topology(ranks_per_node=8), 4096)
+    sharding = megatron_sharding(model, layout, dtype="bfloat16")
+    plan = check(sharding, sharding, shapes_of(model), Topology(ranks_per_node=8), 4096)
     assert plan.received.sum() == 0
 
 
@@ -107,8 +113,8 @@ def test_equal_sides_move_nothing(data: st.DataObject) -> None:
 @given(data=st.data())
 def test_a_slice_comes_from_its_own_node_where_that_has_it(data: st.DataObject) -> None:
     model = data.draw(models())
-    source = training_side(model, data.draw(training_layouts(model, 8)), dtype="float32")
-    target = rollout_side(model, data.draw(rollout_layouts(model, 8)), dtype="float32")
+    source = megatron_sharding(model, data.draw(training_layouts(model, 8)), dtype="float32")
+    target = vllm_sharding(model, data.draw(rollout_layouts(model, 8)), dtype="float32")
     topology = Topology(ranks_per_node=4)
     plan = plan_sides(source, target, topology, bucket_bytes=1 << 20)
     held = [masks(source, rank, shapes_of(model)) for rank in range(8)]

@@ -1,4 +1,4 @@
-"""The sharding tables of both sides: complete, without overlap, and true to the real files."""
+"""The sharding tables of both engines: complete, without overlap, and true to the real files."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,16 +10,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
-from mindrl.models.decoder import (
-    Side,
-    elsewhere,
-    logical_shapes,
-    padded_vocab_size,
-    rollout_side,
-    rollout_vocab_size,
-    training_side,
-    whole_side,
-)
+from mindrl.models.decoder import logical_shapes
 from mindrl.models.description import (
     MlaDescription,
     ModelDescription,
@@ -27,7 +18,18 @@ from mindrl.models.description import (
     read_description,
 )
 from mindrl.models.placement import slices
+from mindrl.models.sharding import (
+    Sharding,
+    elsewhere,
+    whole_sharding,
+)
+from mindrl.rollout.vllm.sharding import kv_bytes_per_token, vllm_sharding
+from mindrl.rollout.vllm.sharding import padded_vocab_size as padded_rollout_vocab_size
+from mindrl.training.megatron.sharding import megatron_sharding, padded_vocab_size
 
+SHIPPED = Path(__file__).parents[3] / "configs" / "models"
+QWEN_7B = 7_615_616_512
+"""Weights of Qwen2.5-7B, as its model card says: 7.61 billion."""
 QWEN2 = ModelDescription(
     model_type="qwen2",
     num_hidden_layers=3,
@@ -88,8 +90,8 @@ ROLLOUT = [
     (MIXTURE, RolloutLayout(dp=3, ep=3)),
     (LATENT, RolloutLayout(tp=2, dp=2, ep=4)),
 ]
-SIDES = [training_side(model, layout, dtype="bfloat16") for model, layout in TRAINING]
-SIDES += [rollout_side(model, layout, dtype="bfloat16") for model, layout in ROLLOUT]
+SHARDINGS = [megatron_sharding(model, layout, dtype="bfloat16") for model, layout in TRAINING]
+SHARDINGS += [vllm_sharding(model, layout, dtype="bfloat16") for model, layout in ROLLOUT]
 MODELS = [model for model, _ in (*TRAINING, *ROLLOUT)]
 
 
@@ -97,19 +99,23 @@ def counts(model: ModelDescription) -> dict[str, NDArray[np.int64]]:
     return {name: np.zeros(shape, np.int64) for name, shape in logical_shapes(model).items()}
 
 
-@pytest.mark.parametrize(("model", "side"), list(zip(MODELS, SIDES, strict=True)))
-def test_the_ranks_of_a_side_hold_every_element(model: ModelDescription, side: Side) -> None:
+@pytest.mark.parametrize(("model", "sharding"), list(zip(MODELS, SHARDINGS, strict=True)))
+def test_the_ranks_of_a_side_hold_every_element(
+    model: ModelDescription, sharding: Sharding
+) -> None:
     held = counts(model)
-    for rank in range(len(side.held_by)):
-        for entry in side.table(rank).values():
+    for rank in range(len(sharding.held_by)):
+        for entry in sharding.table(rank).values():
             for placement in entry.placements:
                 held[placement.tensor][slices(placement.source)] += 1
     assert [name for name, count in held.items() if count.min() == 0] == []
 
 
-@pytest.mark.parametrize("side", SIDES)
-def test_each_local_element_is_filled_once_and_only_the_vocabulary_is_padded(side: Side) -> None:
-    for table in side.shards.values():
+@pytest.mark.parametrize("sharding", SHARDINGS)
+def test_each_local_element_is_filled_once_and_only_the_vocabulary_is_padded(
+    sharding: Sharding,
+) -> None:
+    for table in sharding.shards.values():
         for name, entry in table.items():
             filled = np.zeros(entry.shape, np.int64)
             for placement in entry.placements:
@@ -119,9 +125,11 @@ def test_each_local_element_is_filled_once_and_only_the_vocabulary_is_padded(sid
             assert filled.min() == 1 or any(part in name for part in padded), name
 
 
-def local_values(side: Side, rank: int, name: str, whole: dict[str, list[int]]) -> list[int]:
+def local_values(
+    sharding: Sharding, rank: int, name: str, whole: dict[str, list[int]]
+) -> list[int]:
     """Fill one local tensor of one dimension."""
-    entry = side.table(rank)[name]
+    entry = sharding.table(rank)[name]
     values = np.zeros(entry.shape, np.int64)
     for placement in entry.placements:
         part = np.array(whole[placement.tensor.split(".")[-2]])[slices(placement.source)]
@@ -140,8 +148,8 @@ def test_megatron_interleaves_qkv_by_group_and_vllm_stacks_queries_then_keys_the
         (2, [[0, 1, 10, 20], [2, 3, 11, 21]]),
         (4, [[0, 1], [10, 20], [2, 3], [11, 21]]),
     ):
-        side = training_side(QWEN2, TrainLayout(tp=tp), dtype="bfloat16")
-        found = [local_values(side, rank, f"chunk0.{name}", BIASES) for rank in range(tp)]
+        sharding = megatron_sharding(QWEN2, TrainLayout(tp=tp), dtype="bfloat16")
+        found = [local_values(sharding, rank, f"chunk0.{name}", BIASES) for rank in range(tp)]
         assert found == expected
     name = "model.layers.0.self_attn.qkv_proj.bias"
     for tp, expected in (
@@ -150,12 +158,12 @@ def test_megatron_interleaves_qkv_by_group_and_vllm_stacks_queries_then_keys_the
         # Two ranks share a key-value head.
         (4, [[0, 10, 20], [1, 10, 20], [2, 11, 21], [3, 11, 21]]),
     ):
-        side = rollout_side(QWEN2, RolloutLayout(tp=tp), dtype="bfloat16")
-        assert [local_values(side, rank, name, BIASES) for rank in range(tp)] == expected
+        sharding = vllm_sharding(QWEN2, RolloutLayout(tp=tp), dtype="bfloat16")
+        assert [local_values(sharding, rank, name, BIASES) for rank in range(tp)] == expected
 
 
 def test_gate_and_up_are_each_cut_by_rank_before_they_are_fused() -> None:
-    table = training_side(QWEN2, TrainLayout(tp=2), dtype="bfloat16").table(1)
+    table = megatron_sharding(QWEN2, TrainLayout(tp=2), dtype="bfloat16").table(1)
     entry = table["chunk0.decoder.layers.0.mlp.linear_fc1.weight"]
     assert entry.shape == (8, 4)
     assert [
@@ -165,10 +173,10 @@ def test_gate_and_up_are_each_cut_by_rank_before_they_are_fused() -> None:
 
 def test_under_expert_parallelism_a_rank_has_some_experts_whole_and_else_a_part_of_each() -> None:
     name = "model.layers.1.mlp.experts.w2_weight"
-    shared = rollout_side(MIXTURE, RolloutLayout(tp=2, ep=2), dtype="bfloat16").table(1)[name]
+    shared = vllm_sharding(MIXTURE, RolloutLayout(tp=2, ep=2), dtype="bfloat16").table(1)[name]
     assert shared.shape == (2, 4, 4)
     assert [part.tensor.split(".")[5] for part in shared.placements] == ["2", "3"]
-    cut = rollout_side(MIXTURE, RolloutLayout(tp=2), dtype="bfloat16").table(1)[name]
+    cut = vllm_sharding(MIXTURE, RolloutLayout(tp=2), dtype="bfloat16").table(1)[name]
     assert cut.shape == (4, 4, 2)
     assert [part.source for part in cut.placements] == [((0, 4), (2, 4))] * 4
 
@@ -181,16 +189,16 @@ def test_the_training_vocabulary_is_rounded_up_to_a_multiple_of_the_ranks(
 ) -> None:
     model = replace(QWEN2, vocab_size=vocab)
     assert padded_vocab_size(model, tp) == padded
-    side = training_side(model, TrainLayout(tp=tp), dtype="bfloat16")
+    sharding = megatron_sharding(model, TrainLayout(tp=tp), dtype="bfloat16")
     name = "chunk0.embedding.word_embeddings.weight"
-    assert [side.table(rank)[name].shape[0] for rank in range(tp)] == [padded // tp] * tp
+    assert [sharding.table(rank)[name].shape[0] for rank in range(tp)] == [padded // tp] * tp
 
 
 def test_the_rollout_vocabulary_is_rounded_up_to_64_whatever_the_ranks() -> None:
-    sizes = [rollout_vocab_size(replace(QWEN2, vocab_size=size)) for size in (1, 64, 65, 152064)]
-    assert sizes == [64, 64, 128, 152064]
-    side = rollout_side(QWEN2, RolloutLayout(tp=2), dtype="bfloat16")
-    rows = [side.table(rank)["lm_head.weight"].placements for rank in range(2)]
+    for size, padded in ((1, 64), (64, 64), (65, 128), (152064, 152064)):
+        assert padded_rollout_vocab_size(replace(QWEN2, vocab_size=size)) == padded
+    sharding = vllm_sharding(QWEN2, RolloutLayout(tp=2), dtype="bfloat16")
+    rows = [sharding.table(rank)["lm_head.weight"].placements for rank in range(2)]
     # Seven tokens lie in the first 32 rows; the second rank holds padding only.
     assert [len(placements) for placements in rows] == [1, 0]
 
@@ -198,28 +206,56 @@ def test_the_rollout_vocabulary_is_rounded_up_to_64_whatever_the_ranks() -> None
 def test_a_tied_head_is_the_embedding_and_on_another_stage_its_copy() -> None:
     tied = replace(QWEN2, tie_word_embeddings=True)
     head, embedding = "chunk0.output_layer.weight", "chunk0.embedding.word_embeddings.weight"
-    alone = training_side(tied, TrainLayout(), dtype="bfloat16").table(0)
+    alone = megatron_sharding(tied, TrainLayout(), dtype="bfloat16").table(0)
     assert embedding in alone
     assert head not in alone
-    stages = training_side(tied, TrainLayout(pp=3), dtype="bfloat16")
+    stages = megatron_sharding(tied, TrainLayout(pp=3), dtype="bfloat16")
     assert stages.table(2)[head] == stages.table(0)[embedding]
     assert embedding not in stages.table(2)
 
 
 def test_sides_in_a_larger_world_and_sides_of_whole_tensors() -> None:
-    side = training_side(QWEN2, TrainLayout(tp=2), dtype="float32")
-    moved = elsewhere(side, first_rank=1, world_size=4)
+    sharding = megatron_sharding(QWEN2, TrainLayout(tp=2), dtype="float32")
+    moved = elsewhere(sharding, first_rank=1, world_size=4)
     assert [len(held) for held in moved.held_by] == [0, 1, 1, 0]
-    assert moved.table(2) == side.table(1)
-    whole = whole_side(QWEN2, world_size=3, holders=(1,), dtype="float32")
+    assert moved.table(2) == sharding.table(1)
+    whole = whole_sharding(QWEN2, world_size=3, holders=(1,), dtype="float32")
     assert whole.table(0) == {}
     assert {name: entry.shape for name, entry in whole.table(1).items()} == logical_shapes(QWEN2)
 
 
 def test_the_correction_bias_of_a_router_is_float32_on_every_side() -> None:
-    side = training_side(LATENT, TrainLayout(), dtype="bfloat16")
-    assert side.element_bytes("model.layers.1.mlp.gate.e_score_correction_bias") == 4
-    assert side.element_bytes("model.layers.1.mlp.gate.weight") == 2
+    sharding = megatron_sharding(LATENT, TrainLayout(), dtype="bfloat16")
+    assert sharding.element_bytes("model.layers.1.mlp.gate.e_score_correction_bias") == 4
+    assert sharding.element_bytes("model.layers.1.mlp.gate.weight") == 2
+
+
+def test_known_models_take_two_bytes_a_weight_on_both_sides() -> None:
+    model = read_description(str(SHIPPED / "Qwen2.5-7B"))
+    layout = TrainLayout(tp=4, dp=2)
+    sharding = megatron_sharding(model, layout, dtype="bfloat16")
+    (found,) = set(sharding.held_bytes())
+    # Norms lie whole on every rank: 57 of 3584.
+    assert found == 2 * (QWEN_7B + 3 * 57 * 3584) // 4
+    rollout = vllm_sharding(model, RolloutLayout(tp=1), dtype="bfloat16")
+    assert rollout.held_bytes() == (2 * QWEN_7B,)
+
+
+@pytest.mark.parametrize(
+    ("model", "tp", "expected"),
+    [
+        # 28 layers, 4 key-value heads of 128, keys and values, 2 bytes.
+        ("Qwen2.5-7B", 1, 28 * 4 * 128 * 2 * 2),
+        ("Qwen2.5-7B", 4, 28 * 1 * 128 * 2 * 2),
+        # More ranks than heads: each still has one.
+        ("Qwen2.5-7B", 8, 28 * 1 * 128 * 2 * 2),
+        # 61 layers, a latent of 512 and a rotary key of 64, on every rank.
+        ("DeepSeek-V3", 8, 61 * 576 * 2),
+    ],
+)
+def test_bytes_of_a_token_in_the_kv_cache(model: str, tp: int, expected: int) -> None:
+    description = read_description(str(SHIPPED / model), to_plan=True)
+    assert kv_bytes_per_token(description, RolloutLayout(tp=tp), "bfloat16") == expected
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -17,14 +17,18 @@ from math import lcm, prod
 import numpy as np
 from numpy.typing import NDArray
 
-from mindrl.layouts.layout import RolloutLayout, TrainLayout
-from mindrl.models.decoder import ELEMENT_BYTES, DType, Side, always_float32
-from mindrl.models.description import ModelDescription
+from mindrl.layouts.layout import TrainLayout
+from mindrl.models.decoder import (
+    ELEMENT_BYTES,
+    EMBEDDING,
+    DType,
+    always_float32,
+)
 from mindrl.models.placement import LocalTensor, ShardingTable
+from mindrl.models.sharding import Sharding
 
 _PARAMETER_MULTIPLE, _BUCKET_MULTIPLE = 64, 128
 _MAIN_WEIGHT_BYTES, _MOMENTS_BYTES, _GRADIENT_BYTES = 4, 8, 4
-_EMBEDDING = "model.embed_tokens.weight"
 _SHARED = ("embedding.word_embeddings.weight", "output_layer.weight")
 """Local names of the embedding of the first stage, and of its copy on the last one."""
 _LAYER = re.compile(r"(?:decoder\.layers\.(\d+)\.)?(.*)")
@@ -61,30 +65,19 @@ class TrainedBytes:
     """Both moments, and in bfloat16 the main weights; once an update has made them."""
 
 
-def held_bytes(side: Side) -> tuple[int, ...]:
-    """Return the bytes of each rank's weights, where every tensor has a storage of its own."""
-    sizes = {
-        shard: sum(prod(entry.shape) * _element_bytes(side, entry) for entry in table.values())
-        for shard, table in _distinct_tables(side).items()
-    }
-    return tuple(
-        sum(sizes[side.twins.get(shard, shard)] for shard in held) for held in side.held_by
-    )
-
-
 def trained_bytes(
-    side: Side, layout: TrainLayout, *, distributed_optimizer: bool
+    sharding: Sharding, layout: TrainLayout, *, distributed_optimizer: bool
 ) -> tuple[TrainedBytes, ...]:
     """Return what each rank allocates to train what it holds.
 
     Args:
-        side: Who holds what, of `layout`.
+        sharding: Who holds what, of `layout`.
         layout: Where the data-parallel ranks are.
         distributed_optimizer: Whether they share the state of the optimizer.
     """
     dense = _places(layout.dense_order.groups(("dp", "cp")))
     experts = _places(layout.experts_order.groups(("dp",)))
-    tables = _distinct_tables(side)
+    tables = sharding.distinct_tables()
     shares_embedding = any(
         _is_copy(name, entry) for table in tables.values() for name, entry in table.items()
     )
@@ -95,6 +88,11 @@ def trained_bytes(
         return list(_buffers(tables[shard], divisors, shares_embedding))
 
     @cache
+    def float32_bytes(shard: str) -> int:
+        entries = tables[shard].values()
+        return sum(4 * prod(entry.shape) for entry in entries if _is_always_float32(entry))
+
+    @cache
     def trained(
         shards: tuple[str, ...], in_dense: tuple[int, int], in_experts: tuple[int, int]
     ) -> TrainedBytes:
@@ -103,29 +101,12 @@ def trained_bytes(
             for shard in shards
             for buffer in buffers(shard, in_dense[1], in_experts[1])
         )
-        float32 = sum(_always_float32_bytes(tables[shard]) for shard in shards)
-        return _sum(placed, side.dtype, float32)
+        return _sum(placed, sharding.dtype, sum(map(float32_bytes, shards)))
 
     return tuple(
-        trained(tuple(side.twins.get(each, each) for each in held), dense[rank], experts[rank])
-        for rank, held in enumerate(side.held_by)
+        trained(tuple(map(sharding.twin_of, held)), dense[rank], experts[rank])
+        for rank, held in enumerate(sharding.held_by)
     )
-
-
-def _distinct_tables(side: Side) -> dict[str, ShardingTable]:
-    """Return one table of all that have equal names and shapes."""
-    names = dict.fromkeys(side.twins.get(shard, shard) for shard in side.shards)
-    return {name: side.shards[name] for name in names}
-
-
-def kv_bytes_per_token(model: ModelDescription, layout: RolloutLayout, dtype: DType) -> int:
-    """Return the bytes that a token takes in a rank's KV cache, on the stage with most layers."""
-    if model.mla:
-        width = model.mla.kv_lora_rank + model.mla.qk_rope_head_dim
-    else:
-        width = 2 * max(1, model.num_key_value_heads // layout.tp) * model.head_dim
-    layers = max(len(stage) for stage in layout.chunks(model.num_hidden_layers))
-    return layers * width * ELEMENT_BYTES[dtype]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +185,7 @@ def _runs(sizes: Sequence[tuple[str, int]], shares_embedding: bool) -> list[list
 
 
 def _bucket(sizes: Sequence[int], ranks: int | None) -> _Bucket:
-    """Lay parameters one behind the other; None ranks do so without padding."""
+    """Lay parameters one behind the other; without padding where no ranks share them (None)."""
     counts = np.array(sizes, dtype=np.int64)
     multiple = _PARAMETER_MULTIPLE if ranks else 1
     padded = -(-counts // multiple) * multiple
@@ -240,17 +221,9 @@ def _places(groups: Iterable[Sequence[int]]) -> Mapping[int, tuple[int, int]]:
 def _is_copy(name: str, entry: LocalTensor) -> bool:
     """Say whether a local tensor is the last stage's copy of the embedding."""
     return name.endswith(f".{_SHARED[1]}") and any(
-        placement.tensor == _EMBEDDING for placement in entry.placements
+        placement.tensor == EMBEDDING for placement in entry.placements
     )
 
 
 def _is_always_float32(entry: LocalTensor) -> bool:
     return bool(entry.placements) and always_float32(entry.placements[0].tensor)
-
-
-def _always_float32_bytes(table: ShardingTable) -> int:
-    return sum(4 * prod(entry.shape) for entry in table.values() if _is_always_float32(entry))
-
-
-def _element_bytes(side: Side, entry: LocalTensor) -> int:
-    return 4 if _is_always_float32(entry) else ELEMENT_BYTES[side.dtype]

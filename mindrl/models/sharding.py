@@ -1,0 +1,114 @@
+"""Who holds which part of a model.
+
+A sharding deals the tensors of a model out in shards: a shard is what all ranks with the same
+coordinates hold, so a thousand ranks need no thousand tables.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+
+from mindrl.models.decoder import ELEMENT_BYTES, DType, Head, always_float32, logical_shapes
+from mindrl.models.description import ModelDescription
+from mindrl.models.placement import LocalTensor, ShardingTable, whole
+
+
+class LazyTables(Mapping[str, ShardingTable]):
+    """Tables by the shard's name, each made when it is first asked for: many a plan needs few."""
+
+    def __init__(self) -> None:
+        """Hold none."""
+        self._makers: dict[str, Callable[[], ShardingTable]] = {}
+        self._made: dict[str, ShardingTable] = {}
+
+    def add(self, name: str, maker: Callable[[], ShardingTable]) -> None:
+        """Name a table; the first maker of a name stays."""
+        self._makers.setdefault(name, maker)
+
+    def __getitem__(self, name: str) -> ShardingTable:
+        if name not in self._made:
+            self._made[name] = self._makers[name]()
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._makers)
+
+    def __len__(self) -> int:
+        return len(self._makers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharding:
+    """Who holds what: the shards of a model and the ranks that hold them."""
+
+    shards: Mapping[str, ShardingTable]
+    """Tables by the shard's name. The shards of one rank have no local name in common."""
+    held_by: tuple[tuple[str, ...], ...]
+    """Shards of each rank of the world; empty for a rank that holds nothing."""
+    dtype: DType
+    """Of all tensors but those that are always float32."""
+    twins: Mapping[str, str] = field(default_factory=dict)
+    """Shards whose local tensors have the names and shapes of another shard's, and that shard."""
+
+    def table(self, rank: int) -> ShardingTable:
+        """Return all that a rank holds."""
+        return {
+            name: entry
+            for shard in self.held_by[rank]
+            for name, entry in self.shards[shard].items()
+        }
+
+    def element_bytes(self, tensor: str) -> int:
+        """Return the bytes of an element of a logical tensor."""
+        return 4 if always_float32(tensor) else ELEMENT_BYTES[self.dtype]
+
+    def twin_of(self, shard: str) -> str:
+        """Return the shard that stands for all with equal names and shapes."""
+        return self.twins.get(shard, shard)
+
+    def distinct_tables(self) -> dict[str, ShardingTable]:
+        """Return one table of all that have equal names and shapes."""
+        names = dict.fromkeys(self.twin_of(shard) for shard in self.shards)
+        return {name: self.shards[name] for name in names}
+
+    def held_bytes(self) -> tuple[int, ...]:
+        """Return the bytes of each rank's weights, where each tensor has a storage of its own."""
+        sizes = {
+            shard: table_bytes(table, self.dtype) for shard, table in self.distinct_tables().items()
+        }
+        return tuple(sum(sizes[self.twin_of(shard)] for shard in held) for held in self.held_by)
+
+
+def whole_sharding(
+    model: ModelDescription,
+    *,
+    world_size: int,
+    holders: Sequence[int],
+    dtype: DType,
+    head: Head = "vocabulary",
+) -> Sharding:
+    """Give some ranks every logical tensor whole, under its own name."""
+    shapes = logical_shapes(model, head=head)
+    table = {name: whole(name, shape) for name, shape in shapes.items()}
+    held_by = tuple(("whole",) if rank in holders else () for rank in range(world_size))
+    return Sharding(shards={"whole": table}, held_by=held_by, dtype=dtype)
+
+
+def elsewhere(sharding: Sharding, *, first_rank: int, world_size: int) -> Sharding:
+    """Return the same sharding on the ranks from `first_rank` on, in a larger world."""
+    after = world_size - first_rank - len(sharding.held_by)
+    held_by = ((),) * first_rank + sharding.held_by + ((),) * after
+    return replace(sharding, held_by=held_by)
+
+
+def dtype_of(entry: LocalTensor, dtype: DType) -> DType:
+    """Return the type of a local tensor in a model of a type."""
+    kept = any(always_float32(placement.tensor) for placement in entry.placements)
+    return "float32" if kept else dtype
+
+
+def table_bytes(table: ShardingTable, dtype: DType) -> int:
+    """Count the bytes of the local tensors of a table."""
+    return sum(
+        prod(entry.shape) * ELEMENT_BYTES[dtype_of(entry, dtype)] for entry in table.values()
+    )

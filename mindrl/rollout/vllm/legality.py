@@ -1,0 +1,43 @@
+"""What vLLM demands of a model's sizes. Pure; every finding names the nearest legal values."""
+
+from collections.abc import Iterator
+
+from mindrl.config.finding import Finding, must_divide
+from mindrl.layouts.layout import RolloutLayout
+from mindrl.models.description import ModelDescription
+from mindrl.models.legality import (
+    Keys,
+    tensor_parallel_findings,
+    without_experts,
+)
+from mindrl.rollout.vllm.sharding import padded_vocab_size
+
+
+def vllm_findings(model: ModelDescription, layout: RolloutLayout, keys: Keys) -> Iterator[Finding]:
+    """Say what keeps vLLM from cutting a model by a layout.
+
+    Args:
+        model: Its sizes.
+        layout: Rollout layout.
+        keys: Words for `tp`, `pp` and `ep`; only those of sizes above 1 are used.
+    """
+    yield from tensor_parallel_findings(model, layout.tp, keys)
+    if layout.tp > 1:
+        rows = padded_vocab_size(model)
+        yield from must_divide(keys["tp"], layout.tp, "vocab_size in whole 64s", rows)
+    yield from _at_most(keys, "pp", layout.pp, "num_hidden_layers", model.num_hidden_layers)
+    if model.moe is None:
+        if layout.ep > 1:
+            yield without_experts(keys["ep"], layout.ep)
+    elif layout.ep > 1:
+        yield from _at_most(keys, "ep", layout.ep, "num_experts", model.moe.num_experts)
+    elif layout.tp > 1:
+        width = model.moe.intermediate_size
+        yield from must_divide(keys["tp"], layout.tp, "moe_intermediate_size", width)
+
+
+def _at_most(keys: Keys, dimension: str, size: int, what: str, largest: int) -> Iterator[Finding]:
+    if size > largest:
+        field = keys[dimension]
+        text = f"{field}={size} must be at most {what}={largest}; nearest: {largest}"
+        yield Finding(text, field, size, (largest,))

@@ -1,0 +1,18 @@
+"""What a plan asks of the training engine: the tables, bytes and rules of the one there is.
+
+Imports no torch, and neither does what it names.
+"""
+
+from mindrl.training.megatron.legality import megatron_findings as training_findings
+from mindrl.training.megatron.sharding import megatron_sharding as training_sharding
+from mindrl.training.megatron.sharding import padded_vocab_size
+from mindrl.training.megatron.sharding_feed_forward import ExpertStorage
+from mindrl.training.megatron.state_bytes import trained_bytes
+
+__all__ = [
+    "ExpertStorage",
+    "padded_vocab_size",
+    "trained_bytes",
+    "training_findings",
+    "training_sharding",
+]

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from mindrl.checkpoint.files import INDEX_FILE
 from mindrl.checkpoint.new_folder import NewFolder
-from mindrl.checkpoint.tensor_file import TORCH_TYPES, Shape, TensorFile
+from mindrl.checkpoint.tensor_file import TORCH_TYPES, TensorFile
 from mindrl.models.decoder import (
     ELEMENT_BYTES,
     VALUE_HEAD,
     DType,
     Head,
 )
-from mindrl.models.placement import ShardingTable
+from mindrl.models.placement import Shape, ShardingTable
 from mindrl.models.sharding import dtype_of, table_bytes
 
 SHARD_BYTES = 5 << 30

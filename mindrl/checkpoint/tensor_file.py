@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from mindrl.models.decoder import ELEMENT_BYTES, DType
+from mindrl.models.placement import Shape
 
-Shape = tuple[int, ...]
 TORCH_TYPES: Mapping[DType, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _CODES: Mapping[DType, str] = {"float32": "F32", "bfloat16": "BF16"}
 

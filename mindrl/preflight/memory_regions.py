@@ -10,9 +10,9 @@ from mindrl.config.run import RunConfig
 from mindrl.memory.plan import Counts
 from mindrl.memory.regions import Region
 from mindrl.memory.schedule import Roles
-from mindrl.models.memory import held_bytes, trained_bytes
 from mindrl.platform.host_blocks import rounded
 from mindrl.preflight.run_shardings import RunShardings
+from mindrl.training.planning import trained_bytes
 
 _STORAGES_PER_TENSOR = 4
 """At most: weight, main weight, two moments; each has a place of its own on the host."""
@@ -46,12 +46,12 @@ def region_bytes(
         distributed_optimizer: Whether replicas share the optimizers' states.
     """
     found: dict[Region, Counts] = {
-        Region.ROLLOUT_WEIGHTS: np.array(held_bytes(models.rollout)),
+        Region.ROLLOUT_WEIGHTS: np.array(models.rollout.held_bytes()),
         Region.STAGING: staging,
     }
     for role, side in models.training.items():
         if role in _READ:
-            found[_READ[role]] = np.array(held_bytes(side))
+            found[_READ[role]] = np.array(side.held_bytes())
             continue
         layout = models.plan.layouts[role]
         ranks = trained_bytes(side, layout, distributed_optimizer=distributed_optimizer)

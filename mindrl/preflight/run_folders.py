@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from mindrl.checkpoint.rank_files import table_bytes
 from mindrl.config.run import RunConfig
 from mindrl.errors import OutputError
-from mindrl.models.decoder import whole_side
+from mindrl.models.sharding import table_bytes, whole_sharding
 from mindrl.observability.run_folder import Need, check_room
 from mindrl.preflight.export_checks import Exported, export_findings, export_places
 from mindrl.preflight.run_plan import RunPlan
@@ -51,11 +50,11 @@ def check_folders(plan: RunPlan, root: Path, exports: Mapping[Exported, Path]) -
 
 def export_bytes(plan: RunPlan, role: Exported) -> int:
     """Count the bytes of an exported model's weights."""
-    side = whole_side(
+    sharding = whole_sharding(
         plan.models[role],
         world_size=1,
         holders=[0],
         dtype=plan.train_dtype,
         head="value" if role == "critic" else "vocabulary",
     )
-    return table_bytes(side.table(0), side.dtype)
+    return table_bytes(sharding.table(0), sharding.dtype)

@@ -8,8 +8,8 @@ from mindrl.config.run import RunConfig
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.models.decoder import DType
 from mindrl.models.description import ModelDescription
-from mindrl.models.memory import kv_bytes_per_token
 from mindrl.resharding.plan import Topology
+from mindrl.rollout.planning import kv_bytes_per_token
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,15 +9,17 @@ from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig
 from mindrl.layouts.layout import TrainLayout
 from mindrl.memory.plan import Counts
-from mindrl.models.decoder import Head, Side, rollout_side, training_side
+from mindrl.models.decoder import Head
 from mindrl.models.description import ModelDescription
-from mindrl.models.feed_forward import ExpertStorage
+from mindrl.models.sharding import Sharding
 from mindrl.platform.garbage import no_collection
 from mindrl.preflight.run_plan import RunPlan, unordered_plan
 from mindrl.preflight.shipped import planned_description, sizes_path
 from mindrl.resharding.cells import Cell
 from mindrl.resharding.plan import ReshardPlan, cells_for_bucket, plan_sides
 from mindrl.resharding.rank_map import choose_orders
+from mindrl.rollout.planning import rollout_sharding
+from mindrl.training.planning import ExpertStorage, training_sharding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,33 +32,33 @@ class RunShardings:
     rollout and what travels are the same."""
 
     @cached_property
-    def training(self) -> dict[Role, Side]:
+    def training(self) -> dict[Role, Sharding]:
         """Who holds which part of each role's model; roles that are alike share the answer."""
         config, dtype = self.plan.config, self.plan.train_dtype
 
         @cache
-        def side(
+        def sharding(
             model: ModelDescription, layout: TrainLayout, experts: ExpertStorage, head: Head
-        ) -> Side:
-            return training_side(model, layout, dtype=dtype, experts=experts, head=head)
+        ) -> Sharding:
+            return training_sharding(model, layout, dtype=dtype, experts=experts, head=head)
 
-        found: dict[Role, Side] = {}
+        found: dict[Role, Sharding] = {}
         for role, layout in self.plan.layouts.items():
             owners = {"critic": config.critic_config, "reward": None}
             learning = owners.get(role, config.actor_config)
             grouped = learning is not None and learning.moe_grouped_gemm
             head: Head = "value" if role in ("critic", "reward") else "vocabulary"
             experts: ExpertStorage = "grouped" if grouped else "sequential"
-            found[role] = side(self.plan.models[role], layout, experts, head)
+            found[role] = sharding(self.plan.models[role], layout, experts, head)
         return found
 
     @cached_property
-    def rollout(self) -> Side:
+    def rollout(self) -> Sharding:
         """Who needs the actor's weights for rollout."""
         if self.unordered is not None:
             return self.unordered.rollout
         dtype = self.plan.config.generate_config.dtype
-        return rollout_side(self.plan.models["actor"], self.plan.rollout, dtype=dtype)
+        return rollout_sharding(self.plan.models["actor"], self.plan.rollout, dtype=dtype)
 
     @cached_property
     def cells(self) -> list[Cell]:

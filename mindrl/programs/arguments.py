@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from mindrl.config.finding import Finding
 from mindrl.layouts.layout import TrainLayout
 from mindrl.models.description import ModelDescription
-from mindrl.models.legality import training_findings
 from mindrl.observability.units import GIB
+from mindrl.training.planning import training_findings
 
 MOST_RANKS = 4096
 _MOST_COUNT = 1 << 20

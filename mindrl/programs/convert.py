@@ -14,12 +14,17 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from mindrl.allocation.meaning import parse_training, training_string
 from mindrl.checkpoint.files import check_shapes, open_tensors, tensor_shapes
-from mindrl.checkpoint.rank_files import LAYOUT_FILE, open_rank_files, read_layout
+from mindrl.checkpoint.rank_files import (
+    LAYOUT_FILE,
+    open_rank_files,
+    read_layout,
+)
 from mindrl.errors import ConfigError, ModelError, OutputError
 from mindrl.launch.interrupts import signals_as_errors
 from mindrl.layouts.layout import TrainLayout
-from mindrl.models.decoder import DType, Side, logical_shapes, training_side
+from mindrl.models.decoder import DType, logical_shapes
 from mindrl.models.description import ModelDescription, read_description
+from mindrl.models.sharding import Sharding, whole_sharding
 from mindrl.observability.units import traffic_text
 from mindrl.programs.arguments import (
     MOST_RANKS,
@@ -29,6 +34,7 @@ from mindrl.programs.arguments import (
     parser_of,
 )
 from mindrl.programs.exits import FAILED, exit_code, report, say
+from mindrl.training.planning import training_sharding
 
 if TYPE_CHECKING:
     from mindrl.checkpoint.conversion import Conversion
@@ -90,7 +96,7 @@ def _parser(name: str) -> argparse.ArgumentParser:
 class _Source:
     """What was found in the source."""
 
-    side: Side | None
+    sharding: Sharding | None
     """Of the rank files; None for a Hugging Face folder."""
     dtype: DType | None
     """None for a type that mindrl does not train in."""
@@ -115,12 +121,13 @@ def _convert(options: argparse.Namespace) -> int:
     from mindrl.checkpoint.export import SHARD_BYTES  # noqa: PLC0415
 
     conversion = Conversion(
-        model=model,
         source=options.source,
-        source_side=source.side,
+        source_sharding=source.sharding,
         target=target,
+        target_sharding=whole_sharding(model, world_size=1, holders=[0], dtype=dtype)
+        if layout is None
+        else training_sharding(model, layout, dtype=dtype),
         layout=layout,
-        dtype=dtype,
         shard_bytes=options.shard_bytes or SHARD_BYTES,
     )
     _check_space(target, conversion.total_bytes)
@@ -160,16 +167,16 @@ def _read_source(folder: str, model: ModelDescription) -> _Source:
             path = Path(folder) / LAYOUT_FILE
             for finding in layout_findings(model, layout, str(path)):
                 raise ModelError(str(finding))
-            side = training_side(model, layout, dtype=dtype)
-            open_rank_files(folder, side, stack, framework="np")
-            return _Source(side=side, dtype=dtype)
+            sharding = training_sharding(model, layout, dtype=dtype)
+            open_rank_files(folder, sharding, stack, framework="np")
+            return _Source(sharding=sharding, dtype=dtype)
         found, wanted = tensor_shapes(folder), logical_shapes(model)
         check_shapes(folder, found, wanted)
         files = open_tensors(folder, stack, framework="np")
         first = next(iter(wanted))
         stored = str(files[first].get_slice(first).get_dtype())
         left_out = tuple(sorted(found.keys() - wanted.keys()))
-        return _Source(side=None, dtype=_STORED.get(stored), left_out=left_out)
+        return _Source(sharding=None, dtype=_STORED.get(stored), left_out=left_out)
 
 
 def _new_target(text: str) -> Path:

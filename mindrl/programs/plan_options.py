@@ -9,13 +9,14 @@ from mindrl.config.finding import Finding
 from mindrl.config.run import RunConfig
 from mindrl.config.validate import findings
 from mindrl.errors import ConfigError
-from mindrl.models.legality import rollout_findings, training_findings
 from mindrl.platform.device_models import EXAMPLE_DEVICE, device_model
 from mindrl.preflight.model_checks import ROLLOUT_KEYS
 from mindrl.preflight.shipped import planned_description, shipped_sizes, sizes_path
 from mindrl.programs.arguments import gib
 from mindrl.programs.compose import composed_config
 from mindrl.programs.exits import print_json
+from mindrl.rollout.planning import rollout_findings
+from mindrl.training.planning import training_findings
 
 _DEVICE_KEY = "rl_config.device_memory_mib"
 

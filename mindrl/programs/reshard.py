@@ -18,9 +18,9 @@ from mindrl.allocation.meaning import (
 from mindrl.errors import ConfigError
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.layouts.rank_order import RankOrder
-from mindrl.models.decoder import DType, Side, elsewhere, rollout_side, training_side
+from mindrl.models.decoder import DType
 from mindrl.models.description import ModelDescription
-from mindrl.models.legality import rollout_findings
+from mindrl.models.sharding import Sharding, elsewhere
 from mindrl.observability.units import traffic_text
 from mindrl.preflight.shipped import planned_description
 from mindrl.programs.arguments import (
@@ -40,6 +40,8 @@ from mindrl.resharding.figures import (
 )
 from mindrl.resharding.plan import DEFAULT_BUCKET_BYTES, Topology, cells_for_bucket, plan_sides
 from mindrl.resharding.rank_map import RankMap, choose_orders
+from mindrl.rollout.planning import rollout_findings, rollout_sharding
+from mindrl.training.planning import training_sharding
 
 _ROLLOUT_KEYS = {"tp": "--to t", "pp": "--to p", "ep": "--to e"}
 _EXAMPLE = """\
@@ -131,15 +133,15 @@ def _figures(
     topology = Topology(ranks_per_node=options.ranks_per_node)
     ranks = training.world_size + (to.world_size if options.disjoint else 0)
 
-    def held(layout: TrainLayout) -> Side:
-        side = training_side(model, layout, dtype=options.dtype[0])
-        return elsewhere(side, first_rank=0, world_size=ranks) if options.disjoint else side
+    def held(layout: TrainLayout) -> Sharding:
+        sharding = training_sharding(model, layout, dtype=options.dtype[0])
+        return elsewhere(sharding, first_rank=0, world_size=ranks) if options.disjoint else sharding
 
-    def planned(source: Side) -> PlanFigures:
+    def planned(source: Sharding) -> PlanFigures:
         plan = plan_sides(source, target, topology, bucket_bytes=bucket_bytes, cells=cells)
         return figures_of(plan, topology, gbit_per_second=bandwidth)
 
-    source, target = held(training), rollout_side(model, to, dtype=options.dtype[1])
+    source, target = held(training), rollout_sharding(model, to, dtype=options.dtype[1])
     if options.disjoint:
         target = elsewhere(target, first_rank=training.world_size, world_size=ranks)
     cells = cells_for_bucket(source, target, bucket_bytes)

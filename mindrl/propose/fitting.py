@@ -25,7 +25,6 @@ from mindrl.memory.plan import (
 from mindrl.memory.regions import Phase, Region
 from mindrl.memory.schedule import Roles
 from mindrl.models.decoder import ELEMENT_BYTES
-from mindrl.models.memory import kv_bytes_per_token
 from mindrl.preflight.memory_estimates import activation_estimates
 from mindrl.preflight.memory_regions import host_rounding, region_bytes
 from mindrl.preflight.run_plan import unordered_plan
@@ -48,6 +47,7 @@ from mindrl.propose.costs import (
     stage_parameters,
     training_seconds,
 )
+from mindrl.rollout.planning import kv_bytes_per_token
 
 USABLE_SHARE = 0.9
 """Of a device that regions and estimated activations may take; the rest is for libraries."""

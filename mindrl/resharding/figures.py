@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mindrl.models.decoder import DType, Side, logical_shapes
+from mindrl.models.decoder import DType, logical_shapes
 from mindrl.models.description import ModelDescription
 from mindrl.models.placement import volume
+from mindrl.models.sharding import Sharding
 from mindrl.resharding.plan import ReshardPlan, Topology
 
 
@@ -133,7 +134,7 @@ def _per_rank(counts: NDArray[np.int64]) -> PerRank:
     return PerRank(total=int(counts.sum()), max=int(counts.max()), per_rank=counts.tolist())
 
 
-def full_gather_bytes(model: ModelDescription, source: Side, target: Side) -> int:
+def full_gather_bytes(model: ModelDescription, source: Sharding, target: Sharding) -> int:
     """Add up what all ranks receive where each builds every tensor whole on the way.
 
     A rank receives what it does not hold of the whole model; one that is on neither side, nothing.

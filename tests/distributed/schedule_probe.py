@@ -25,8 +25,8 @@ def refusal(plan: RunPlan) -> str:
 
 PLANNERS = (
     (run_shardings, "choose_orders"),
-    (run_shardings, "training_side"),
-    (run_shardings, "rollout_side"),
+    (run_shardings, "training_sharding"),
+    (run_shardings, "rollout_sharding"),
     (reshard, "cut_into_cells"),
     (reshard, "choose_senders"),
 )

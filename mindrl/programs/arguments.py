@@ -1,17 +1,11 @@
-"""The command lines of all programs: their parser, values read or refused in words, layouts."""
+"""The command lines of all programs: their parser, values read or refused in words."""
 
 import argparse
-from collections.abc import Iterator
 
-from mindrl.config.finding import Finding
-from mindrl.layouts.layout import TrainLayout
-from mindrl.models.description import ModelDescription
 from mindrl.observability.units import GIB
-from mindrl.training.planning import training_findings
 
 MOST_RANKS = 4096
 _MOST_COUNT = 1 << 20
-_LETTERS = {"tp": "t", "pp": "p", "vpp": "v", "ep": "e", "cp": "c", "etp": "t of ffn"}
 
 
 def parser_of(name: str, description: str, examples: str) -> argparse.ArgumentParser:
@@ -62,15 +56,3 @@ def add_layers_per_chunk(parser: argparse.ArgumentParser, of: str) -> None:
         help=f"layers of each pipeline stage of {of}, or of each of its p x v chunks, "
         "where they are not even",
     )
-
-
-def layout_findings(model: ModelDescription, layout: TrainLayout, where: str) -> Iterator[Finding]:
-    """Say what keeps a model from a training layout that was written down in one string.
-
-    Args:
-        model: Its sizes.
-        layout: As it was read.
-        where: The option, or the file, that has it.
-    """
-    keys = {name: f"{where} {letter}" for name, letter in _LETTERS.items()}
-    yield from training_findings(model, layout, keys | {"layers_per_chunk": "--layers-per-chunk"})

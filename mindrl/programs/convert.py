@@ -30,10 +30,10 @@ from mindrl.programs.arguments import (
     MOST_RANKS,
     add_layers_per_chunk,
     gib,
-    layout_findings,
     parser_of,
 )
 from mindrl.programs.exits import FAILED, exit_code, report, say
+from mindrl.programs.written_layouts import layout_findings
 from mindrl.training.planning import training_sharding
 
 if TYPE_CHECKING:

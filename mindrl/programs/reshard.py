@@ -27,10 +27,10 @@ from mindrl.programs.arguments import (
     MOST_RANKS,
     add_layers_per_chunk,
     count,
-    layout_findings,
     positive,
 )
 from mindrl.programs.exits import FAILED, print_json, report, say
+from mindrl.programs.written_layouts import layout_findings
 from mindrl.resharding.figures import (
     PlanFigures,
     RankMapFigures,

@@ -1,0 +1,22 @@
+"""Training layouts that a command line or a file writes down, against a model's sizes."""
+
+from collections.abc import Iterator
+
+from mindrl.config.finding import Finding
+from mindrl.layouts.layout import TrainLayout
+from mindrl.models.description import ModelDescription
+from mindrl.training.planning import training_findings
+
+_LETTERS = {"tp": "t", "pp": "p", "vpp": "v", "ep": "e", "cp": "c", "etp": "t of ffn"}
+
+
+def layout_findings(model: ModelDescription, layout: TrainLayout, where: str) -> Iterator[Finding]:
+    """Say what keeps a model from a training layout that was written down in one string.
+
+    Args:
+        model: Its sizes.
+        layout: As it was read.
+        where: The option, or the file, that has it.
+    """
+    keys = {name: f"{where} {letter}" for name, letter in _LETTERS.items()}
+    yield from training_findings(model, layout, keys | {"layers_per_chunk": "--layers-per-chunk"})

@@ -25,7 +25,7 @@ from mindrl.batch.rollouts import Responses, Rollouts
 from mindrl.config.layout_keys import Role
 from mindrl.layouts.layout import RolloutLayout, TrainLayout, even_bounds
 from mindrl.memory.plan import MemoryPlan
-from mindrl.observability.timeline import TimelineMoment
+from mindrl.observability.memory_snapshot import MeasuredSnapshot
 from mindrl.rollout.sampling import Sampling
 
 
@@ -158,7 +158,7 @@ class ColocatedActor:
         """Let each worker note from now on what lies on its device, or no longer."""
         self.group.call_all("record_memory", is_on)
 
-    def flush_moments(self) -> list[list[TimelineMoment]]:
+    def flush_moments(self) -> list[list[MeasuredSnapshot]]:
         """Return what each worker noted since the last call, by rank."""
         return self.group.call_all("flush_moments")
 

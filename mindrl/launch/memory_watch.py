@@ -8,7 +8,8 @@ from pathlib import Path
 from mindrl.memory.plan import MemoryPlan
 from mindrl.memory.regions import Region
 from mindrl.memory.schedule import Move, MoveKind, label_of
-from mindrl.observability.timeline import TimelineMoment, WorkerTimeline, write_timeline
+from mindrl.observability.memory_snapshot import MeasuredSnapshot, WorkerTimeline
+from mindrl.observability.timeline import write_timeline
 
 logger = logging.getLogger(__name__)
 
@@ -19,7 +20,7 @@ _TAKEN_LATER = label_of(Move(MoveKind.ONLOAD, Region.ROLLOUT_WEIGHTS))
 """An engine may take the memory of its weights with this move, or while they are loaded, in the
 reshard that follows at once: only there do measurement and prediction speak of one instant."""
 
-Moments = Sequence[TimelineMoment]
+Moments = Sequence[MeasuredSnapshot]
 
 
 class MemoryWatch:
@@ -29,7 +30,6 @@ class MemoryWatch:
         """Take the plan of the run and the folder for `memory.jsonl` and `memory.png`."""
         self.plan = plan
         self.folder = folder
-        self.workers: dict[int, list[TimelineMoment]] = {}
 
     def note(self, step: int, workers: Sequence[Moments]) -> str | None:
         """Write what the workers noted in a step.
@@ -71,11 +71,11 @@ class MemoryWatch:
             f"MiB on its device, {moment.predicted_bytes / 2**20:,.1f} MiB were predicted"
         )
 
-    def _compared(self, rank: int, moments: Moments) -> list[TimelineMoment]:
+    def _compared(self, rank: int, moments: Moments) -> list[MeasuredSnapshot]:
         predicted = {
-            (instant.phase.value, instant.label): sum(nbytes.values())
-            for instant, nbytes in self.plan.of_rank(rank)
-            if instant.label != _TAKEN_LATER
+            (planned.phase, planned.label): planned.total_bytes
+            for planned in self.plan.of_rank(rank)
+            if planned.label != _TAKEN_LATER
         }
         return [
             replace(moment, predicted_bytes=predicted.get((moment.phase, moment.label)))
@@ -83,7 +83,7 @@ class MemoryWatch:
         ]
 
 
-def _error(moment: TimelineMoment) -> float:
+def _error(moment: MeasuredSnapshot) -> float:
     if moment.predicted_bytes is None:
         return 0.0
     return abs(moment.total_bytes - moment.predicted_bytes) / max(1, moment.predicted_bytes)

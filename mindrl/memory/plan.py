@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from mindrl.memory.regions import DEAD_AFTER_USE, NEEDS, ROLLOUT_REGIONS, Phase, Region
 from mindrl.memory.schedule import Instant, Roles, copied_regions, step_phases, timeline
+from mindrl.observability.memory_snapshot import MemorySnapshot
 
 Counts = NDArray[np.int64]
 RegionBytes = Mapping[Region, Counts]
@@ -120,13 +121,14 @@ class MemoryPlan:
         """Whether every moment fits every device, or the capacity is not known."""
         return self.capacity_bytes is None or self.peak_bytes <= self.capacity_bytes
 
-    def of_rank(self, rank: int) -> list[tuple[Instant, dict[Region, int]]]:
+    def of_rank(self, rank: int) -> list[MemorySnapshot]:
         """Return what lies on one device, moment by moment, in the order of the regions."""
         return [
-            (
-                instant,
-                {
-                    region: int(self.regions[region][rank])
+            MemorySnapshot(
+                label=instant.label,
+                phase=instant.phase.value,
+                region_bytes={
+                    region.value: int(self.regions[region][rank])
                     for region in Region
                     if region in instant.resident and region in self.regions
                 },

@@ -1,46 +1,13 @@
 """The memory timeline of workers: what lay on each device, moment by moment, as data and drawn."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mindrl.observability.json_lines import JsonLinesFile
+from mindrl.observability.memory_snapshot import WorkerTimeline
 
 MOST_PANELS = 8
 """Workers that are drawn; the data has all."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TimelineMoment:
-    """What lay on one device at one moment."""
-
-    label: str
-    """The move that had just been made, or the phase."""
-    phase: str
-    """Where the moment belongs to, the way into that phase included."""
-    region_bytes: Mapping[str, int]
-    host_bytes: Mapping[str, int] = field(default_factory=dict)
-    """What lay on the host alone. A region that is in neither place was released for good."""
-    seconds: float = 0.0
-    """Since the worker began."""
-    allocated_bytes: int | None = None
-    """By the allocator of the device, the most since the moment before; None where it has none."""
-    predicted_bytes: int | None = None
-    """What a plan says of all regions together; None where it does not speak of this moment."""
-
-    @property
-    def total_bytes(self) -> int:
-        """Bytes of all regions."""
-        return sum(self.region_bytes.values())
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkerTimeline:
-    """One worker's moments, in order."""
-
-    worker: str
-    """As a person knows it: `worker 0`."""
-    moments: Sequence[TimelineMoment]
 
 
 def write_timeline(

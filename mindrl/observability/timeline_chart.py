@@ -11,8 +11,8 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from mindrl.observability.memory_snapshot import MeasuredSnapshot, WorkerTimeline
 from mindrl.observability.output_errors import output_errors
-from mindrl.observability.timeline import TimelineMoment, WorkerTimeline
 
 _COLOURS = {
     "actor_weights": "#1f5a96",
@@ -102,7 +102,7 @@ def _draw_capacity(panel: Axes, capacity_bytes: int | None, size: int) -> None:
         )
 
 
-def _draw_phases(panel: Axes, moments: Sequence[TimelineMoment], *, named: bool) -> None:
+def _draw_phases(panel: Axes, moments: Sequence[MeasuredSnapshot], *, named: bool) -> None:
     """Mark where phases begin and, above the first panel, name them."""
     inches = max(_INCHES_A_MOMENT, _LEAST_INCHES / len(moments))
     panel.set_xlim(-0.5, len(moments) - 0.5)
@@ -130,7 +130,7 @@ def _draw_phases(panel: Axes, moments: Sequence[TimelineMoment], *, named: bool)
         start = stop
 
 
-def _draw_moments(panel: Axes, moments: Sequence[TimelineMoment]) -> None:
+def _draw_moments(panel: Axes, moments: Sequence[MeasuredSnapshot]) -> None:
     """Name the moves below the last panel; phases, in which the time passes, in bold."""
     labels = [_short(moment.label) for moment in moments]
     panel.set_xticks(range(len(moments)), labels, rotation=90, fontsize=7)

@@ -20,7 +20,7 @@ from mindrl.preflight.run_plan import RunPlan
 from mindrl.preflight.run_shardings import RunShardings, planned_shardings
 from mindrl.preflight.shipped import note_shipped_sizes
 from mindrl.programs.exits import say
-from mindrl.programs.memory import MomentFigures, memory_figures, spaced
+from mindrl.programs.memory import PlannedSnapshot, memory_figures, spaced
 from mindrl.programs.plan_options import (
     add_run_options,
     device_bytes,
@@ -78,7 +78,7 @@ class RunFigures:
     """By the role; `rollout` is the engine's copy of the actor."""
     batch: BatchFigures
     regions: dict[str, RegionFigures]
-    phases: list[MomentFigures]
+    phases: list[PlannedSnapshot]
     """What lies on the fullest device during each phase and during the reshard."""
     peak_bytes: int
     peak_rank: int

@@ -12,8 +12,9 @@ from rich.table import Table
 
 from mindrl.errors import DeviceMemoryError
 from mindrl.memory.plan import MemoryPlan
-from mindrl.memory.regions import Region
+from mindrl.memory.regions import Phase, Region
 from mindrl.memory.schedule import MoveKind
+from mindrl.observability.memory_snapshot import MemorySnapshot
 from mindrl.observability.units import memory_text, unit_of
 from mindrl.preflight.memory_advice import Advice, advice_on
 from mindrl.preflight.memory_estimates import activation_estimates
@@ -39,12 +40,9 @@ configs/models are taken and named. The exit code is 1 where the run does not fi
 
 
 @dataclass(frozen=True, kw_only=True)
-class MomentFigures:
+class PlannedSnapshot(MemorySnapshot):
     """What lies on the fullest device during a phase or the reshard."""
 
-    label: str
-    region_bytes: dict[str, int]
-    total_bytes: int
     activations_estimate_bytes: int | None
     """Comes on top; None where nothing is estimated."""
 
@@ -62,7 +60,7 @@ class MemoryFigures:
     peak_moment: str
     need_bytes: int
     """The most that one phase, or the reshard, needs on that rank."""
-    moments: list[MomentFigures]
+    moments: list[PlannedSnapshot]
     peak_bytes_of_ranks: list[int]
     kv_cache_bytes: int | None
     """None: whatever the device has left."""
@@ -128,16 +126,16 @@ def memory_figures(plan: MemoryPlan, models: RunShardings) -> MemoryFigures:
         peak_moment=plan.peak_instant.label,
         need_bytes=plan.need_bytes(plan.peak_rank),
         moments=[
-            MomentFigures(
+            PlannedSnapshot(
                 label=at.label,
-                region_bytes={region.value: size for region, size in regions.items()},
-                total_bytes=sum(regions.values()),
+                phase=at.phase,
+                region_bytes=at.region_bytes,
                 activations_estimate_bytes=(
-                    estimates.get(at.phase) if at.label == at.phase.value else None
+                    estimates.get(Phase(at.phase)) if at.label == at.phase else None
                 ),
             )
-            for at, regions in plan.of_rank(plan.peak_rank)
-            if at.label in (at.phase.value, MoveKind.RESHARD.value)
+            for at in plan.of_rank(plan.peak_rank)
+            if at.label in (at.phase, MoveKind.RESHARD.value)
         ],
         peak_bytes_of_ranks=plan.totals.max(axis=0).tolist(),
         kv_cache_bytes=kv_cache,
@@ -184,7 +182,7 @@ def _print(figures: MemoryFigures, console: Console) -> None:
     )
 
 
-def _moments(moments: Sequence[MomentFigures], size: int) -> Table:
+def _moments(moments: Sequence[PlannedSnapshot], size: int) -> Table:
     """Lay the moments out side by side, the regions one below the other."""
     table = Table(box=None, header_style="", pad_edge=False)
     table.add_column(no_wrap=True)

@@ -17,7 +17,7 @@ from mindrl.batch.experience import (
 )
 from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Rollouts
-from mindrl.observability.timeline import TimelineMoment
+from mindrl.observability.memory_snapshot import MeasuredSnapshot
 from mindrl.rewards.scores import Scores
 from mindrl.rollout.sampling import Sampling
 
@@ -79,7 +79,7 @@ class Workers(Protocol):
     def record_memory(self, is_on: bool) -> None:
         """Note from now on what lies on each device at each moment, or no longer."""
 
-    def flush_moments(self) -> list[list[TimelineMoment]]:
+    def flush_moments(self) -> list[list[MeasuredSnapshot]]:
         """Return what each worker noted since the last call."""
 
 

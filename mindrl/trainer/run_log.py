@@ -11,12 +11,12 @@ from typing import Protocol, TypeVar
 
 from mindrl.errors import OutputError
 from mindrl.observability.console import StepConsole
+from mindrl.observability.memory_snapshot import MeasuredSnapshot
 from mindrl.observability.metrics import Metrics
 from mindrl.observability.output_errors import output_errors
 from mindrl.observability.run_folder import best_folder
 from mindrl.observability.samples import Sample, SampleLog, render
 from mindrl.observability.summary import write_json_atomically
-from mindrl.observability.timeline import TimelineMoment
 from mindrl.observability.trackers import Tracker
 from mindrl.rewards.messages import FailureKind
 from mindrl.rewards.scores import Failures
@@ -130,7 +130,7 @@ class RunSummary:
 class MemoryLog(Protocol):
     """Keeps what the devices held."""
 
-    def note(self, step: int, workers: Sequence[Sequence[TimelineMoment]]) -> str | None:
+    def note(self, step: int, workers: Sequence[Sequence[MeasuredSnapshot]]) -> str | None:
         """Write a step; returns what a person should know, or None."""
 
 
@@ -187,7 +187,7 @@ class RunLog:
                 )
             summary.steps_without_signal += 1
 
-    def memory(self, step: int, workers: Sequence[Sequence[TimelineMoment]]) -> None:
+    def memory(self, step: int, workers: Sequence[Sequence[MeasuredSnapshot]]) -> None:
         """Record what the devices held in a step, by rank."""
         log = self.memory_log
         assert log is not None, "there is one before the first step"

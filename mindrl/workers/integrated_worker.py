@@ -14,7 +14,7 @@ from mindrl.checkpoint.new_folder import keep_folder
 from mindrl.memory.plan import MemoryPlan
 from mindrl.memory.regions import Phase, Region
 from mindrl.observability.memory import process_memory
-from mindrl.observability.timeline import TimelineMoment
+from mindrl.observability.memory_snapshot import MeasuredSnapshot
 from mindrl.training.megatron.critic import TrainedCritic
 from mindrl.training.megatron.model import ModelSettings
 from mindrl.training.megatron.optimizer import OptimizerSettings
@@ -179,7 +179,7 @@ class IntegratedWorker(ActorHybridWorker):
         """Note from now on what lies on the device at each moment, or no longer."""
         self.sharding_manager.record(is_on=is_on)
 
-    def flush_moments(self) -> list[TimelineMoment]:
+    def flush_moments(self) -> list[MeasuredSnapshot]:
         """Return what was noted since the last call."""
         return self.sharding_manager.flush_moments()
 

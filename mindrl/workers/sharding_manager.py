@@ -13,7 +13,7 @@ from mindrl.memory.regions import (
     Region,
 )
 from mindrl.memory.schedule import Move, MoveKind, after, label_of, leaving, moves
-from mindrl.observability.timeline import TimelineMoment
+from mindrl.observability.memory_snapshot import MeasuredSnapshot
 from mindrl.platform.device_memory import device_account
 from mindrl.workers.device_ledger import DeviceLedger
 
@@ -57,7 +57,7 @@ class ShardingManager:
         self.resident = frozenset(ledger.regions) - ROLLOUT_REGIONS - self.movable
         self.phase: Phase | None = None
         self.metrics: dict[str, float] = {}
-        self.moments: list[TimelineMoment] | None = None
+        self.moments: list[MeasuredSnapshot] | None = None
         self.began = time.perf_counter()
 
     def enter(self, phase: Phase) -> None:
@@ -92,7 +92,7 @@ class ShardingManager:
         """Note from now on what lies on the device at each moment, or no longer."""
         self.moments = [] if is_on else None
 
-    def flush_moments(self) -> list[TimelineMoment]:
+    def flush_moments(self) -> list[MeasuredSnapshot]:
         """Return what was noted since the last call."""
         if self.moments is None:
             return []
@@ -136,7 +136,7 @@ class ShardingManager:
         found = self.ledger.region_bytes() if there is None else there
         sizes = {name.value: nbytes for name, nbytes in found.items()}
         self.moments.append(
-            TimelineMoment(
+            MeasuredSnapshot(
                 label=label,
                 phase=phase.value,
                 seconds=time.perf_counter() - self.began,

@@ -28,7 +28,7 @@ from mindrl.errors import ConfigError
 from mindrl.launch.memory_watch import MemoryWatch
 from mindrl.launch.train import colocated_actor
 from mindrl.memory.plan import MemoryPlan
-from mindrl.observability.timeline import TimelineMoment
+from mindrl.observability.memory_snapshot import MeasuredSnapshot
 from mindrl.platform.device import PLATFORMS
 from mindrl.preflight.checks import check
 from mindrl.preflight.memory_plan import memory_plan
@@ -91,7 +91,7 @@ class Colocated:
     steps: list[StepTrace]
     metrics: list[dict[str, float]]
     """Of the third step, by rank."""
-    moments: list[list[TimelineMoment]]
+    moments: list[list[MeasuredSnapshot]]
     """Of the third step, by rank."""
 
 
@@ -222,15 +222,14 @@ def test_the_timeline_that_was_predicted_is_measured_to_the_byte(colocated: Colo
     for rank, moments in enumerate(colocated.moments):
         predicted = plan.of_rank(rank)
         assert [(moment.phase, moment.label) for moment in moments] == [
-            (instant.phase.value, instant.label) for instant, _ in predicted
+            (planned.phase, planned.label) for planned in predicted
         ]
         assert len(moments) == 29
-        for moment, (_, sizes) in zip(moments, predicted, strict=True):
-            expected = {region.value: nbytes for region, nbytes in sizes.items()}
+        for moment, planned in zip(moments, predicted, strict=True):
             if moment.label == "bring rollout_weights":
-                assert moment.total_bytes <= sum(expected.values())
+                assert moment.total_bytes <= planned.total_bytes
             else:
-                assert moment.region_bytes == expected, moment.label
+                assert moment.region_bytes == planned.region_bytes, moment.label
 
 
 def test_the_watch_of_a_run_finds_nothing_to_say(colocated: Colocated, tmp_path: Path) -> None:

@@ -8,25 +8,25 @@ from mindrl.config.run import RunConfig
 from mindrl.launch.memory_watch import MemoryWatch
 from mindrl.memory.plan import MemoryPlan
 from mindrl.memory.regions import Region
-from mindrl.observability.timeline import TimelineMoment
+from mindrl.observability.memory_snapshot import MeasuredSnapshot
 from mindrl.preflight.memory_plan import memory_plan
 from mindrl.preflight.run_shardings import planned_shardings
 
 
-def measured(plan: MemoryPlan) -> list[TimelineMoment]:
+def measured(plan: MemoryPlan) -> list[MeasuredSnapshot]:
     """Return what an engine on a CPU shows: its weights are there once they are loaded."""
-    late = f"bring {Region.ROLLOUT_WEIGHTS.value}"
+    weights = Region.ROLLOUT_WEIGHTS.value
     return [
-        TimelineMoment(
-            label=instant.label,
-            phase=instant.phase.value,
+        MeasuredSnapshot(
+            label=planned.label,
+            phase=planned.phase,
             region_bytes={
-                region.value: size
-                for region, size in nbytes.items()
-                if instant.label != late or region is not Region.ROLLOUT_WEIGHTS
+                region: size
+                for region, size in planned.region_bytes.items()
+                if planned.label != f"bring {weights}" or region != weights
             },
         )
-        for instant, nbytes in plan.of_rank(0)
+        for planned in plan.of_rank(0)
     ]
 
 

@@ -8,15 +8,18 @@ from pathlib import Path
 import pytest
 
 from mindrl.errors import OutputError
-from mindrl.observability.timeline import TimelineMoment, WorkerTimeline, write_timeline
+from mindrl.observability.memory_snapshot import MeasuredSnapshot, WorkerTimeline
+from mindrl.observability.timeline import write_timeline
 
 MIB = 1 << 20
 
 
 def timeline(worker: str, steps: int = 1) -> WorkerTimeline:
     moments = [
-        TimelineMoment(label="bring kv_cache", phase="rollout", region_bytes={"kv_cache": 8 * MIB}),
-        TimelineMoment(
+        MeasuredSnapshot(
+            label="bring kv_cache", phase="rollout", region_bytes={"kv_cache": 8 * MIB}
+        ),
+        MeasuredSnapshot(
             label="rollout",
             phase="rollout",
             region_bytes={"rollout_weights": 2 * MIB, "kv_cache": 8 * MIB},
@@ -24,8 +27,8 @@ def timeline(worker: str, steps: int = 1) -> WorkerTimeline:
             allocated_bytes=11 * MIB,
             predicted_bytes=10 * MIB,
         ),
-        TimelineMoment(label="release kv_cache", phase="train", region_bytes={}),
-        TimelineMoment(
+        MeasuredSnapshot(label="release kv_cache", phase="train", region_bytes={}),
+        MeasuredSnapshot(
             label="train",
             phase="train",
             region_bytes={"actor_weights": 4 * MIB, "another": 1},

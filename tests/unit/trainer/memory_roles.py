@@ -30,7 +30,7 @@ from mindrl.config.rl import RLConfig
 from mindrl.config.run import RunConfig
 from mindrl.data.order import PromptOrder
 from mindrl.observability.console import StepConsole
-from mindrl.observability.timeline import TimelineMoment
+from mindrl.observability.memory_snapshot import MeasuredSnapshot
 from mindrl.observability.trackers import JsonlTracker
 from mindrl.rewards.score_range import ScoreRange
 from mindrl.rewards.scores import Scores
@@ -125,9 +125,9 @@ class MemoryRoles:
     def record_memory(self, is_on: bool) -> None:
         self.records_memory = is_on
 
-    def flush_moments(self) -> list[list[TimelineMoment]]:
+    def flush_moments(self) -> list[list[MeasuredSnapshot]]:
         assert self.records_memory, "nothing was noted"
-        return [[TimelineMoment(label="train", phase="train", region_bytes={"actor_weights": 5})]]
+        return [[MeasuredSnapshot(label="train", phase="train", region_bytes={"actor_weights": 5})]]
 
     def abort(self) -> None:
         self.calls.append("abort")

@@ -19,7 +19,7 @@ from memory_roles import (
 
 from mindrl.batch.prompts import Prompt
 from mindrl.errors import RewardError, StopRequestedError
-from mindrl.observability.timeline import TimelineMoment
+from mindrl.observability.memory_snapshot import MeasuredSnapshot
 from mindrl.rewards.messages import Failure
 from mindrl.rewards.score_range import ScoreRange
 from mindrl.rewards.scores import Failures, Scores
@@ -245,7 +245,7 @@ class MemoryNotes:
     def __init__(self) -> None:
         self.steps: list[tuple[int, int]] = []
 
-    def note(self, step: int, workers: Sequence[Sequence[TimelineMoment]]) -> str | None:
+    def note(self, step: int, workers: Sequence[Sequence[MeasuredSnapshot]]) -> str | None:
         self.steps.append((step, workers[0][0].total_bytes))
         return "more than was predicted" if step == 2 else None
 

@@ -80,10 +80,10 @@ def in_words_of_backend(config: RunConfig, finding: Finding) -> Finding:
     section, _, key = finding.field.rpartition(".")
     engine = next((each for each, name in SECTIONS.items() if name == section), "")
     names = {each: name for name, each in _size_keys(engine).items()}
-    text = getattr(getattr(config, section, None), _BACKEND, "")
-    if not engine or not text or key not in names:
-        return finding
     field = f"{section}.{_BACKEND}"
+    text = config.value_of(field) if key in names else None
+    if not engine or not isinstance(text, str) or not text:
+        return finding
     allocation = read_engines({engine: text}, SECTIONS)[engine]
     sizes = [{names[key]: size} for size in finding.legal if isinstance(size, int)]
     strings = (_of_ranks(allocation, allocation.world_size, **size) for size in sizes)

@@ -15,7 +15,6 @@ from mindrl.config.section import (
     Seconds,
 )
 
-_WEEK_SECONDS = 7 * 24 * 3600
 NonNegative = Annotated[float, Field(ge=0.0)]
 
 
@@ -168,7 +167,7 @@ class RLConfig:
     """Write TensorBoard files into the run folder."""
     worker_start_timeout_seconds: Seconds = 600
     """Longest wait for the devices and for the workers to come up."""
-    worker_call_timeout_seconds: Annotated[int, Field(ge=1, le=_WEEK_SECONDS)] = 14_400
+    worker_call_timeout_seconds: Seconds = 14_400
     """Longest wait for the workers' answers to one call, such as the rollout of a step, the first
     one included; beyond it the run fails and names the silent ranks."""
 

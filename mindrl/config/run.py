@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any
 
 from pydantic.dataclasses import dataclass
 
@@ -14,6 +14,9 @@ from mindrl.config.rl import RLConfig
 from mindrl.config.role import CriticConfig, RefConfig, RewardConfig
 from mindrl.config.section import SECTION
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
+
+_REFERENCE = "rl_config.integrated_mode_config.ref_model_load_path"
+"""The other name of `ref_config.load`."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -53,13 +56,8 @@ class RunConfig:
 
     def layout_keys(self, role: Role) -> dict[str, str]:
         """Return the key of each size of a role's layout, by the names of a `TrainLayout`."""
-        own = {
-            "actor": None,
-            "ref": self.ref_config,
-            "critic": self.critic_config,
-            "reward": self.reward_config,
-        }
-        return layout_keys(role, self.actor_config, own[role])
+        own = None if role == "actor" else getattr(self, f"{role}_config")
+        return layout_keys(role, self.actor_config, own)
 
     def layout(self, role: Role) -> TrainLayout:
         """Return a role's training layout, in Megatron's own order of the ranks.
@@ -68,7 +66,7 @@ class RunConfig:
         has findings has sizes, and no order.
         """
         sizes: dict[str, Any] = {
-            name: self._at(key) for name, key in self.layout_keys(role).items()
+            name: self.value_of(key) for name, key in self.layout_keys(role).items()
         }
         layout = TrainLayout(**sizes)
         return replace(layout, dp=self.world_size // layout.ranks_per_replica)
@@ -116,30 +114,19 @@ class RunConfig:
 
     def model_key(self, role: Role) -> str:
         """Return the key that names the folder of a role's model."""
-        match role:
-            case "actor":
-                return "actor_config.load"
-            case "ref" if self.ref_config.load:
-                return "ref_config.load"
-            case "ref" if self.rl_config.integrated_mode_config.ref_model_load_path:
-                return "rl_config.integrated_mode_config.ref_model_load_path"
-            case "critic" if self.critic_config and self.critic_config.load:
-                return "critic_config.load"
-            case "reward":
-                return "reward_config.load"
-            case "ref" | "critic":
-                return "actor_config.load"
-            case _:
-                assert_never(role)
+        own = f"{role}_config.load"
+        if role in ("actor", "reward") or self.value_of(own):
+            return own
+        return _REFERENCE if role == "ref" and self.value_of(_REFERENCE) else "actor_config.load"
 
     def model_path(self, role: Role) -> str:
         """Return the folder of a role's model; `reward` needs its section."""
-        path = self._at(self.model_key(role))
+        path = self.value_of(self.model_key(role))
         assert isinstance(path, str)
         return path
 
-    def _at(self, key: str) -> object:
-        """Return the value of a key; None where its section is left out."""
+    def value_of(self, key: str) -> object:
+        """Return the value of a dotted key; None where its section is left out."""
         at: object = self
         for part in key.split("."):
             at = getattr(at, part, None)
@@ -202,23 +189,16 @@ class RunConfig:
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
     """Return the configuration with model paths that mean the same from every working folder."""
-    critic, reward = config.critic_config, config.reward_config
-    integrated = config.rl_config.integrated_mode_config
-    reference = _absolute(integrated.ref_model_load_path)
-    return replace(
-        config,
-        actor_config=replace(
-            config.actor_config, load=str(Path(config.actor_config.load).absolute())
-        ),
-        ref_config=replace(config.ref_config, load=_absolute(config.ref_config.load)),
-        critic_config=critic and replace(critic, load=_absolute(critic.load)),
-        reward_config=reward and replace(reward, load=str(Path(reward.load).absolute())),
-        rl_config=replace(
-            config.rl_config,
-            integrated_mode_config=replace(integrated, ref_model_load_path=reference),
-        ),
-    )
+    sections = ("actor_config", "ref_config", "critic_config", "reward_config")
+    for key in (*(f"{section}.load" for section in sections), _REFERENCE):
+        path = config.value_of(key)
+        if path is not None:
+            config = _with(config, key.split("."), str(Path(str(path)).absolute()))
+    return config
 
 
-def _absolute(path: str | None) -> str | None:
-    return None if path is None else str(Path(path).absolute())
+def _with(section: Any, path: list[str], value: object) -> Any:
+    """Return a section with another value at a path."""
+    name, *rest = path
+    inner = _with(getattr(section, name), rest, value) if rest else value
+    return replace(section, **{name: inner})

@@ -4,14 +4,9 @@ Needs no torch.
 """
 
 import argparse
-from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
-
 from mindrl.config.finding import Finding, Value, spelled
-from mindrl.config.run import RunConfig
 from mindrl.observability.notes import note
 from mindrl.platform.device import planned_platform
 from mindrl.platform.garbage import planning
@@ -20,7 +15,7 @@ from mindrl.preflight.legal_values import checked_with_legal_values
 from mindrl.preflight.memory_checks import Capacity
 from mindrl.preflight.shipped import note_shipped_sizes, shipped_sizes
 from mindrl.programs.arguments import gib, parser_of
-from mindrl.programs.exits import FAILED, exit_code, print_json, report
+from mindrl.programs.exits import FAILED, counted, exit_code, print_json, report, say
 from mindrl.programs.plan_options import add_run_options, asked_config, device_bytes
 
 _EXAMPLE = """\
@@ -32,16 +27,8 @@ The exit code is 1 where there are findings, 2 where the configuration cannot be
 """
 
 
-@dataclass(frozen=True)
-class _Answer:
-    """What the program says."""
-
-    config: str
-    shipped_sizes: dict[str, str]
-    """Of which model folders, not here, which sizes were taken."""
-    checked: Checked
-    memory_unknown: bool
-    """Nothing says what a device has."""
+_JSON_KEYS = ("field", "value", "need", "legal", "doc", "text")
+"""Of a finding."""
 
 
 def check_config(name: str = "check.py") -> int:
@@ -57,21 +44,25 @@ def check_config(name: str = "check.py") -> int:
 
 def _check(options: argparse.Namespace) -> int:
     config = asked_config(options)
-    devices = device_bytes(config, options)
+    devices, platform = device_bytes(config, options), planned_platform(config.rl_config.device)
     capacity = Capacity(device_bytes=devices, host_bytes=options.host_bytes)
-    answer = _Answer(
-        config=options.config_name,
-        shipped_sizes=shipped_sizes(config) if options.elsewhere else {},
-        checked=_checked(config, capacity, elsewhere=options.elsewhere),
-        memory_unknown=capacity.device_bytes is None,
-    )
+    needs_files = not options.elsewhere
+    checked = checked_with_legal_values(config, platform, capacity, needs_files=needs_files)
     if options.json:
-        print_json(_as_json(answer))
+        answer = {
+            "config": options.config_name,
+            "findings": [*map(_as_json, checked.findings)],
+            "warnings": [*map(_as_json, checked.warnings)],
+            "not_checked": [*map(_as_json, checked.not_checked)],
+            "memory_checked": checked.memory_checked,
+            "shipped_sizes": shipped_sizes(config) if options.elsewhere else {},
+        }
+        print_json(answer)
     else:
         if options.elsewhere:
             note_shipped_sizes(config)
-        _print(answer)
-    return FAILED if answer.checked.findings else 0
+        _print(options.config_name, checked, capacity)
+    return FAILED if checked.findings else 0
 
 
 def _parser(name: str) -> argparse.ArgumentParser:
@@ -98,59 +89,28 @@ def _parser(name: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _checked(config: RunConfig, capacity: Capacity, *, elsewhere: bool) -> Checked:
-    platform = planned_platform(config.rl_config.device)
-    return checked_with_legal_values(config, platform, capacity, needs_files=not elsewhere)
+def _as_json(finding: Finding) -> dict[str, Any]:
+    return {key: getattr(finding, key) for key in _JSON_KEYS}
 
 
-def _as_json(answer: _Answer) -> dict[str, Any]:
-    return {
-        "config": answer.config,
-        "findings": [_finding(each) for each in answer.checked.findings],
-        "warnings": [_finding(each) for each in answer.checked.warnings],
-        "not_checked": [_finding(each) for each in answer.checked.not_checked],
-        "memory_checked": answer.checked.memory_checked,
-        "shipped_sizes": answer.shipped_sizes,
-    }
-
-
-def _finding(finding: Finding) -> dict[str, Any]:
-    return {
-        "field": finding.field,
-        "value": finding.value,
-        "need": finding.need,
-        "legal": finding.legal,
-        "doc": finding.doc,
-        "text": finding.text,
-    }
-
-
-def _print(answer: _Answer) -> None:
+def _print(name: str, checked: Checked, capacity: Capacity) -> None:
     """Print findings as every program prints errors, each with its way out below it."""
-    console, errors = Console(), Console(stderr=True)
-    for each in answer.checked.findings:
-        report([str(each)], FAILED)
+    for each in checked.findings:
         ways = " or ".join(map(_on_command_line, each.legal))
         way = f"legal: {each.field}={ways}; " if ways else ""
-        line = escape(f"       {way}see {each.doc}")
-        errors.print(line, soft_wrap=True, highlight=False)
-    for missing in answer.checked.not_checked:
-        console.print(f"not here, so not checked: {escape(str(missing))}", soft_wrap=True)
-    for warning in answer.checked.warnings:
+        report([str(each)], FAILED)
+        say(f"       {way}see {each.doc}", to_stderr=True)
+    say(*(f"not here, so not checked: {missing}" for missing in checked.not_checked))
+    for warning in checked.warnings:
         note(str(warning))
-    if not answer.checked.memory_checked:
-        console.print(f"memory of the devices not checked{_remedy(answer)}", soft_wrap=True)
-    count = len(answer.checked.findings)
-    console.print(f"{answer.config}: {count or 'no'} finding{'' if count == 1 else 's'}")
-
-
-def _remedy(answer: _Answer) -> str:
-    """Say what memory of the devices would be judged with."""
-    if answer.memory_unknown:
-        return ": say --device-memory-gib N, or --device NAME"
-    if answer.checked.findings:
-        return ": it is, once nothing else is found"
-    return ": the model or rl_config.check_memory=false keeps it from that"
+    if not checked.memory_checked:
+        remedy = "the model or rl_config.check_memory=false keeps it from that"
+        if capacity.device_bytes is None:
+            remedy = "say --device-memory-gib N, or --device NAME"
+        elif checked.findings:
+            remedy = "it is, once nothing else is found"
+        say(f"memory of the devices not checked: {remedy}")
+    say(f"{name}: {counted(len(checked.findings), 'finding')}")
 
 
 def _on_command_line(value: Value) -> str:

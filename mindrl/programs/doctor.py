@@ -18,7 +18,7 @@ from mindrl.doctor.observation import Observation, Verdict
 from mindrl.observability.printable import printable
 from mindrl.platform.device import PLATFORMS, choose_platform
 from mindrl.programs.arguments import parser_of
-from mindrl.programs.exits import FAILED, print_json
+from mindrl.programs.exits import FAILED, counted, print_json
 
 _EXAMPLE = """\
 examples:
@@ -116,8 +116,4 @@ def _print(kind: str, observations: list[Observation], counts: Counter[Verdict])
         if each.advice:
             console.print(Text(printable(f"{'':<{_WIDTH}}-> {each.advice}")))
     problems, notes = counts["problem"], counts["note"]
-    console.print(f"{kind}: {_count(problems, 'problem')}, {_count(notes, 'note')}")
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number or 'no'} {what}{'' if number == 1 else 's'}"
+    console.print(f"{kind}: {counted(problems, 'problem')}, {counted(notes, 'note')}")

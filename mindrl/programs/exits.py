@@ -53,6 +53,11 @@ def say(*lines: str, to_stderr: bool = False) -> None:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
+def counted(number: int, what: str) -> str:
+    """Spell how many there are of something."""
+    return f"{number or 'no'} {what}{'' if number == 1 else 's'}"
+
+
 def print_json(answer: object) -> None:
     """Print one JSON object."""
     sys.stdout.write(json.dumps(answer, indent=2) + "\n")

@@ -6,8 +6,8 @@ Needs no torch.
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,27 +74,36 @@ def _parser(name: str) -> argparse.ArgumentParser:
     return parser
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Outcome:
-    """What there is to say at the end."""
-
-    imported: Import
-    theirs: TheirRun
-    written: bool
-    reasons: Sequence[str] = ()
-    """Why the file was not written, or what keeps it from running."""
-
-
 def _import(options: argparse.Namespace) -> int:
     needs_yaml_suffix(options.output)
     theirs = _read(Path(options.file), options.model_configs)
     imported = import_run(theirs, options.devices_per_node)
+    source = f"{Path(options.file).name}, a file of MindSpeed-RL {theirs.release}"
     refused = list(_refused(imported, options.leave_out))
-    outcome = _Outcome(imported=imported, theirs=theirs, written=False, reasons=refused)
+    reasons = refused
     if not refused:
-        outcome = _write(outcome, options)
-    _tell(outcome, options)
-    return report(outcome.reasons, FAILED) if outcome.reasons else 0
+        imported, sizes = _with_sizes(imported, theirs, options.output)
+        reasons = _write(imported, {options.output: yaml_text(imported, source), **sizes})
+    if options.json:
+        answer = {
+            "source": options.file,
+            "release": theirs.release,
+            "output": None if refused else options.output,
+            "keys": as_json(imported, theirs.given),
+            "findings": reasons,
+        }
+        # A value of theirs may be a date.
+        sys.stdout.write(json.dumps(answer, indent=2, default=str) + "\n")
+    else:
+        last = "nothing was written"
+        if not refused:
+            target = Path(options.output)
+            last = (
+                f"written: {options.output}; next: mindrl check --config-dir {target.parent} "
+                f"--config-name {target.stem} --elsewhere"
+            )
+        say(f"{source}\n", *report_lines(imported), last)
+    return report(reasons, FAILED) if reasons else 0
 
 
 def _refused(imported: Import, leave_out: str) -> Iterator[str]:
@@ -109,24 +118,20 @@ def _refused(imported: Import, leave_out: str) -> Iterator[str]:
             yield f"{key}: {note}; to do without: --leave-out {key}"
 
 
-def _write(outcome: _Outcome, options: argparse.Namespace) -> _Outcome:
-    """Write the new file, and check it as far as it can be checked by itself."""
-    imported, sizes = _with_sizes(outcome, options.output)
+def _write(imported: Import, files: Mapping[str, str]) -> list[str]:
+    """Write the new files; returns what keeps the run from working, as far as it is known now."""
     config = load_run_config(nested(imported.values))
-    files = {options.output: yaml_text(imported, _source(outcome, options)), **sizes}
     if there := [path for path in files if Path(path).exists()]:
         raise OutputError(f"-o {there[0]}: there is a file already")
     for path, text in files.items():
         write_new(path, text)
     # What the user is to settle is in the report already.
     open_keys = {key for each in imported.mapped if each.kind == "open" for key in each.sets}
-    reasons = [str(each) for each in findings(config) if each.field not in open_keys]
-    return replace(outcome, imported=imported, written=True, reasons=reasons)
+    return [str(each) for each in findings(config) if each.field not in open_keys]
 
 
-def _with_sizes(outcome: _Outcome, output: str) -> tuple[Import, dict[str, str]]:
+def _with_sizes(imported: Import, theirs: TheirRun, output: str) -> tuple[Import, dict[str, str]]:
     """Keep the sizes of the model file where no others are known, in a file beside the new one."""
-    imported, theirs = outcome.imported, outcome.theirs
     config = load_run_config(nested(imported.values))
     sizes = None if has_sizes(sizes_path(config, "actor")) else model_sizes(theirs)
     if sizes is None:
@@ -136,33 +141,6 @@ def _with_sizes(outcome: _Outcome, output: str) -> tuple[Import, dict[str, str]]
     note = "the sizes, for checks and plans where actor_config.load is not on the machine"
     kept = Mapped(place, "derived", {"actor_config.sizes": path}, note)
     return replace(imported, mapped=[*imported.mapped, kept]), {path: json.dumps(sizes) + "\n"}
-
-
-def _source(outcome: _Outcome, options: argparse.Namespace) -> str:
-    """Name their file, and the releases that it may be of."""
-    return f"{Path(options.file).name}, a file of MindSpeed-RL {outcome.theirs.release}"
-
-
-def _tell(outcome: _Outcome, options: argparse.Namespace) -> None:
-    if options.json:
-        answer = {
-            "source": options.file,
-            "release": outcome.theirs.release,
-            "output": options.output if outcome.written else None,
-            "keys": as_json(outcome.imported, outcome.theirs.given),
-            "findings": list(outcome.reasons),
-        }
-        json.dump(answer, sys.stdout, indent=2, default=str)
-        sys.stdout.write("\n")
-        return
-    last = "nothing was written"
-    if outcome.written:
-        target = Path(options.output)
-        last = (
-            f"written: {options.output}; next: mindrl check --config-dir {target.parent} "
-            f"--config-name {target.stem} --elsewhere"
-        )
-    say(f"{_source(outcome, options)}\n", *report_lines(outcome.imported), last)
 
 
 def _read(file: Path, model_configs: str | None) -> TheirRun:

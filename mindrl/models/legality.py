@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from mindrl.config.finding import (
     Finding,
+    broken,
     divisors_near,
     must_divide,
     nearest_divisors,
@@ -32,7 +33,7 @@ def tensor_parallel_findings(model: ModelDescription, tp: int, keys: Keys) -> It
 
 def without_experts(field: str, size: int) -> Finding:
     """Refuse an expert size of a model without experts."""
-    return Finding(f"{field}={size} needs a model with experts; 1 is legal", field, size, (1,))
+    return broken(field, size, "needs a model with experts; 1 is legal", 1)
 
 
 def _key_value_heads(field: str, tp: int, heads: int) -> Iterator[Finding]:
@@ -40,9 +41,6 @@ def _key_value_heads(field: str, tp: int, heads: int) -> Iterator[Finding]:
         near, multiple = nearest_divisors(heads, tp), tp // heads * heads
         if tp > heads:
             near = f"{multiple}, {multiple + heads}"
-        text = (
-            f"{field}={tp} must divide num_key_value_heads={heads} or be a multiple of it; "
-            f"nearest: {near}"
-        )
+        need = f"must divide num_key_value_heads={heads} or be a multiple of it; nearest: {near}"
         legal = {*divisors_near(heads, tp), multiple, multiple + heads} - {0}
-        yield Finding(text, field, tp, nearest_first(legal, tp))
+        yield broken(field, tp, need, *nearest_first(legal, tp))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mindrl.allocation.into_config import in_words_of_backend
-from mindrl.config.finding import Finding
+from mindrl.config.finding import Finding, broken
 from mindrl.config.learning_rules import learning_warnings
 from mindrl.config.run import RunConfig
 from mindrl.config.validate import findings
@@ -125,25 +125,20 @@ def _refuse(config: RunConfig, checked: Checked) -> None:
 def _backend(config: RunConfig, platform: Platform) -> Iterator[Finding]:
     asked, own = config.megatron_training.distributed_backend, platform.collective_backend
     if asked not in ("auto", own):
-        field = "megatron_training.distributed_backend"
-        text = f"{field}={asked}: {platform.kind} devices use {own}"
-        yield Finding(text, field, asked, (own, "auto"))
+        need = f": {platform.kind} devices use {own}"
+        yield broken("megatron_training.distributed_backend", asked, need, own, "auto")
 
 
 def _whole_prompts(config: RunConfig, platform: Platform) -> Iterator[Finding]:
-    tokens, longest = (
-        config.generate_config.max_num_batched_tokens,
-        config.generate_config.max_model_len,
-    )
+    rollout = config.generate_config
+    tokens, longest = rollout.max_num_batched_tokens, rollout.max_model_len
     whole_prompts = not platform.engine_options.get("enable_chunked_prefill", True)
     if whole_prompts and tokens < longest:
-        field = "generate_config.max_num_batched_tokens"
-        text = (
-            f"{field}={tokens} must be at "
-            f"least generate_config.max_model_len={longest} on {platform.kind} "
+        need = (
+            f"must be at least generate_config.max_model_len={longest} on {platform.kind} "
             "devices, whose engine takes a prompt in one piece"
         )
-        yield Finding(text, field, tokens, (longest,))
+        yield broken("generate_config.max_num_batched_tokens", tokens, need, longest)
 
 
 def _rewards(config: RunConfig) -> Iterator[Finding]:
@@ -159,15 +154,10 @@ def _rewards(config: RunConfig) -> Iterator[Finding]:
 
 def _files(config: RunConfig) -> Iterator[Finding]:
     training = config.megatron_training
-    for name, path in (
-        ("data_path", training.data_path),
-        ("test_data_path", training.test_data_path),
-    ):
+    for name in ("data_path", "test_data_path"):
+        path = getattr(training, name)
         if path is not None and not Path(path).is_file():
-            field = f"megatron_training.{name}"
-            yield Finding(f"{field}={path}: no such file", field, path)
+            yield broken(f"megatron_training.{name}", path, ": no such file")
     folder = training.tokenizer_name_or_path
     if folder is not None and not Path(folder).is_dir():
-        field = "megatron_training.tokenizer_name_or_path"
-        text = f"{field}={folder}: no such folder"
-        yield Finding(text, field, folder, (None,))
+        yield broken("megatron_training.tokenizer_name_or_path", folder, ": no such folder", None)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
-from mindrl.config.finding import Finding
+from mindrl.config.finding import Finding, broken
 from mindrl.config.run import RunConfig
 from mindrl.observability.run_folder import best_folder
 
@@ -35,9 +35,8 @@ def export_findings(places: Places) -> Iterator[Finding]:
         key = f"{role}_config.save"
         for folder in _written(role, place):
             if trouble := _trouble(folder):
-                which = f": {folder}" if folder != Path(place).resolve() else ""
-                text = f"{key}={place}{which} {trouble}; name a new folder"
-                yield Finding(text, key, place, (None,))
+                which = f": {folder} " if folder != Path(place).resolve() else ""
+                yield broken(key, place, f"{which}{trouble}; name a new folder", None)
     if len(places) > 1:
         yield from _apart(places["actor"], places["critic"])
 
@@ -63,9 +62,8 @@ def _apart(actor: str, critic: str) -> Iterator[Finding]:
     (theirs,) = _written("critic", critic)
     ours = _written("actor", actor)
     if any(each.is_relative_to(theirs) or theirs.is_relative_to(each) for each in ours):
-        key = "critic_config.save"
-        text = (
-            f"{key}={critic} beside actor_config.save={actor}: the export of one model would "
+        need = (
+            f"beside actor_config.save={actor}: the export of one model would "
             "replace the other; name two folders of which neither lies in the other"
         )
-        yield Finding(text, key, critic, (None,))
+        yield broken("critic_config.save", critic, need, None)

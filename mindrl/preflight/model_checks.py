@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from mindrl.checkpoint.files import check_files
-from mindrl.config.finding import Finding, must_divide, once
+from mindrl.config.finding import Finding, broken, must_divide, once
 from mindrl.config.layout_keys import ROLLOUT_SIZE_KEYS, Role
 from mindrl.config.role import LearningConfig
 from mindrl.config.run import RunConfig
@@ -43,7 +43,7 @@ def describe_models(config: RunConfig, *, without_weights: frozenset[Role] = fro
             is not here.
     """
     models: dict[Role, ModelDescription] = {}
-    broken = []
+    unread = []
     described = cache(read_description)
     for role in config.roles:
         key, path = config.model_key(role), config.model_path(role)
@@ -54,9 +54,9 @@ def describe_models(config: RunConfig, *, without_weights: frozenset[Role] = fro
             models[role] = described(path)
             _check_weights(role, path, models[role])
         except MindrlError as error:
-            broken.append(Finding(f"{key}: {error}", key, path))
+            unread.append(Finding(f"{key}: {error}", key, path))
     # Of a folder that several roles read the same is said once.
-    return Models(models, tuple(once(broken)))
+    return Models(models, tuple(once(unread)))
 
 
 def missing_weights(config: RunConfig) -> dict[Role, Finding]:
@@ -65,9 +65,9 @@ def missing_weights(config: RunConfig) -> dict[Role, Finding]:
     for role in config.roles:
         key, path = config.model_key(role), config.model_path(role)
         if not Path(path).is_dir():
-            found[role] = Finding(f"{key}={path}: no such folder", key, path)
+            found[role] = broken(key, path, ": no such folder")
         elif not any(Path(path).glob("*.safetensors")):
-            found[role] = Finding(f"{key}={path}: no weight files", key, path)
+            found[role] = broken(key, path, ": no weight files")
     return found
 
 
@@ -122,32 +122,25 @@ def _layout(config: RunConfig, role: Role, model: ModelDescription) -> Iterator[
     if learning is None:
         return
     if model.moe is None:
-        yield from _balanced_experts(f"{role}_config", learning)
-        yield from _grouped_experts(f"{role}_config", learning)
+        yield from _without_experts(f"{role}_config", learning)
     if not found:
         yield from _recomputed_runs(f"{role}_config", learning, layout, model)
 
 
 def _sequence_parallel(config: RunConfig, key: str, tp: int) -> Iterator[Finding]:
     """Say so where experts would not train with a tensor-parallel size, which a key gives."""
-    field = "megatron_training.sequence_parallel"
     if tp > 1 and not config.megatron_training.sequence_parallel:
-        text = f"{field}=false: with {key}={tp} Megatron trains experts only where it is true"
-        yield Finding(text, field, value=False, legal=(True,))
+        need = f": with {key}={tp} Megatron trains experts only where it is true"
+        yield broken("megatron_training.sequence_parallel", False, need, True)
 
 
-def _balanced_experts(section: str, learning: LearningConfig) -> Iterator[Finding]:
-    weight, field = learning.moe_aux_loss_coeff, f"{section}.moe_aux_loss_coeff"
-    if weight:
-        text = f"{field}={weight:g} needs a model with experts; 0 is legal"
-        yield Finding(text, field, weight, (0.0,))
-
-
-def _grouped_experts(section: str, learning: LearningConfig) -> Iterator[Finding]:
-    field = f"{section}.moe_grouped_gemm"
+def _without_experts(section: str, learning: LearningConfig) -> Iterator[Finding]:
+    if weight := learning.moe_aux_loss_coeff:
+        need = "needs a model with experts; 0 is legal"
+        yield broken(f"{section}.moe_aux_loss_coeff", weight, need, 0.0)
     if learning.moe_grouped_gemm:
-        text = f"{field}=true needs a model with experts; false is legal"
-        yield Finding(text, field, value=True, legal=(False,))
+        need = "needs a model with experts; false is legal"
+        yield broken(f"{section}.moe_grouped_gemm", True, need, False)
 
 
 def _recomputed_runs(
@@ -168,27 +161,25 @@ def _kv_cache(config: RunConfig, actor: ModelDescription) -> Iterator[Finding]:
     per_token = kv_bytes_per_token(actor, config.rollout_layout, generate.dtype)
     least, sequence = one_sequence(config, per_token)
     if generate.kv_cache_mib is not None and generate.kv_cache_mib * _MIB < least:
-        text = f"{_KV_CACHE}={generate.kv_cache_mib}: {sequence}"
-        yield Finding(text, _KV_CACHE, generate.kv_cache_mib, (-(-least // _MIB),))
+        yield broken(_KV_CACHE, generate.kv_cache_mib, f": {sequence}", -(-least // _MIB))
 
 
 def _lengths(config: RunConfig, model: ModelDescription) -> Iterator[Finding]:
     longest = model.max_position_embeddings
     for field, length in sequence_limits(config):
         if length > longest:
-            text = f"{field}={length} is beyond the model's max_position_embeddings={longest}"
-            yield Finding(text, field, length, (longest,))
+            need = f"is beyond the model's max_position_embeddings={longest}"
+            yield broken(field, length, need, longest)
 
 
 def _vocabulary(
     config: RunConfig, role: Role, model: ModelDescription, actor: ModelDescription
 ) -> Iterator[Finding]:
     """Say so where a role could not read the actor's tokens."""
-    field, path = config.model_key(role), config.model_path(role)
     ours, theirs = actor.vocab_size, model.vocab_size
     if ours != theirs:
-        text = f"{field}={path}: vocabulary of {theirs} tokens, the actor has {ours}"
-        yield Finding(text, field, path)
+        need = f": vocabulary of {theirs} tokens, the actor has {ours}"
+        yield broken(config.model_key(role), config.model_path(role), need)
 
 
 def _length_beside_the_actor(

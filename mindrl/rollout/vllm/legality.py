@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from mindrl.config.finding import Finding, must_divide
+from mindrl.config.finding import Finding, broken, must_divide
 from mindrl.layouts.layout import RolloutLayout
 from mindrl.models.description import ModelDescription
 from mindrl.models.legality import (
@@ -38,6 +38,5 @@ def vllm_findings(model: ModelDescription, layout: RolloutLayout, keys: Keys) ->
 
 def _at_most(keys: Keys, dimension: str, size: int, what: str, largest: int) -> Iterator[Finding]:
     if size > largest:
-        field = keys[dimension]
-        text = f"{field}={size} must be at most {what}={largest}; nearest: {largest}"
-        yield Finding(text, field, size, (largest,))
+        need = f"must be at most {what}={largest}; nearest: {largest}"
+        yield broken(keys[dimension], size, need, largest)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from math import prod
 
-from mindrl.config.finding import Finding, divisors_near, must_divide, nearest_divisors
+from mindrl.config.finding import Finding, broken, divisors_near, must_divide, nearest_divisors
 from mindrl.layouts.layout import TrainLayout
 from mindrl.models.description import ModelDescription
 from mindrl.models.legality import (
@@ -52,12 +52,11 @@ def _context_parallel(
     yield from must_divide(field, layout.cp, "the attention heads of a tensor-parallel rank", heads)
     key_value_heads = max(1, model.num_key_value_heads // layout.tp)
     if model.mla is None and key_value_heads % layout.cp and layout.cp % key_value_heads:
-        text = (
-            f"{field}={layout.cp} must divide the key-value heads of a tensor-parallel rank, "
-            f"{key_value_heads}, or be a multiple of them; nearest: "
-            f"{nearest_divisors(key_value_heads, layout.cp)}"
+        need = (
+            f"must divide the key-value heads of a tensor-parallel rank, {key_value_heads}, or be "
+            f"a multiple of them; nearest: {nearest_divisors(key_value_heads, layout.cp)}"
         )
-        yield Finding(text, field, layout.cp, divisors_near(key_value_heads, layout.cp))
+        yield broken(field, layout.cp, need, *divisors_near(key_value_heads, layout.cp))
 
 
 def _latent_rows(model: ModelDescription, tp: int, field: str) -> Iterator[Finding]:
@@ -71,9 +70,7 @@ def _latent_rows(model: ModelDescription, tp: int, field: str) -> Iterator[Findi
 
 def _layers(model: ModelDescription, layout: TrainLayout, keys: Keys) -> Iterator[Finding]:
     if layout.vpp > 1 and layout.pp == 1:
-        field = keys["vpp"]
-        text = f"{field}={layout.vpp} needs {keys['pp']} of 2 or more, found 1"
-        yield Finding(text, field, layout.vpp, (1,))
+        yield broken(keys["vpp"], layout.vpp, f"needs {keys['pp']} of 2 or more, found 1", 1)
     if layout.layers_per_chunk is None:
         yield from _even_layers(model.num_hidden_layers, layout, keys)
     else:
@@ -97,10 +94,7 @@ def _given_layers(
 ) -> Iterator[Finding]:
     chunks, field = layout.pp * layout.vpp, keys["layers_per_chunk"]
     if len(given) != chunks or sum(given) != layers or min(given) < 1:
-        text = (
-            f"{field}={','.join(map(str, given))} must be {chunks} numbers of 1 "
-            f"or more that add to num_hidden_layers={layers}"
-        )
+        need = f"must be {chunks} numbers of 1 or more that add to num_hidden_layers={layers}"
         least, more = divmod(layers, chunks)
         even = tuple(least + (chunk < more) for chunk in range(chunks))
-        yield Finding(text, field, given, (even,) if least else ())
+        yield broken(field, given, need, *([even] if least else []))

@@ -107,7 +107,7 @@ def measure_packing(arguments: argparse.Namespace) -> Result:
         ways[f"{budget} tokens, packed"] = runs.Way(micro_batching=cut, packed=True)
 
     def run(folder: str) -> Result:
-        trainer = runs.Trainer(folder, runs.batch(lengths), runs.Recompute())
+        trainer = runs.Trainer(folder, runs.batch(lengths))
         return runs.compare({"": trainer}, ways, arguments.repeats)  # type: ignore[no-any-return]
 
     return {"lengths": lengths, "ways": runs.with_model(run)}

@@ -66,7 +66,7 @@ class Schedule(Clocked):
         """Take over the device of a worker."""
         device = worker.device
         super().__init__(
-            device.ledger, worker.weights, movable=device.movable, device_type=device.device_type
+            device.ledger, worker.sync, movable=device.movable, device_type=device.device_type
         )
         self.arena = device.arena
 
@@ -130,7 +130,7 @@ class CallByCall(Clocked):
         """Take over the device of a worker, whose regions are copied ones already."""
         device = worker.device
         super().__init__(
-            device.ledger, worker.weights, movable=device.movable, device_type=device.device_type
+            device.ledger, worker.sync, movable=device.movable, device_type=device.device_type
         )
         self.habits = habits
 
@@ -186,7 +186,7 @@ class Ways:
         self.ours: Regions = {
             name: region for name, region in found if isinstance(region, StoredRegion)
         }
-        self.on_last_read = worker.weights.source.on_last_read
+        self.on_last_read = worker.sync.source.on_last_read
         self.names = ("schedule", *HABITS)
 
     def take(self, name: str) -> Clocked:
@@ -194,7 +194,7 @@ class Ways:
         worker, ledger = self.worker, self.worker.device.ledger
         self._bring_all()
         # The early release of weights that are read belongs to the schedule.
-        worker.weights.source.on_last_read = self.on_last_read if name == "schedule" else None
+        worker.sync.source.on_last_read = self.on_last_read if name == "schedule" else None
         for region, ours in self.ours.items():
             ours.changed()
             ledger.regions[region] = (

@@ -149,7 +149,7 @@ class Course:
         # Weights of another step, or memory that nobody wrote, would give a gap near 1.
         gap_BT = (scored.logprobs_BT - rollouts.rollout_logprobs_BT) * mask_BT
         assert gap_BT.abs().max() < 1e-4, gap_BT
-        if self.worker.roles.critic is not None:
+        if "critic" in self.worker.models:
             self._learn_values(sequences, manager)
         noise_BT = torch.randn(mask_BT.shape, generator=self.generator) * mask_BT
         self.worker.update(
@@ -263,9 +263,9 @@ def bandwidth(ways: Ways, name: Region, repeats: int) -> dict[str, float]:
         "copies of a release": lambda: copies(to_host=True),
         "copies of a return": lambda: copies(to_host=False),
         "release": release,
-        "return": ours.bring,
-        "release, call by call": theirs.release,
-        "return, call by call": theirs.bring,
+        "return": ours.onload,
+        "release, call by call": theirs.offload,
+        "return, call by call": theirs.onload,
     }
     seconds: dict[str, list[float]] = {each: [] for each in timed}
     # The first round warms up.

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,15 +21,15 @@ from mindrl.algorithms.grpo import GrpoLoss
 from mindrl.algorithms.token_weights import token_mean_weights
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import Minibatch
+from mindrl.config.megatron_training import MegatronTrainingConfig
+from mindrl.config.role import LearningConfig
 from mindrl.layouts.layout import TrainLayout
 from mindrl.models.decoder import logical_shapes
 from mindrl.models.description import read_description
 from mindrl.platform.attention import attention_kernel
-from mindrl.training.megatron.actor import TrainedActor
-from mindrl.training.megatron.model import ModelSettings, Recompute
-from mindrl.training.megatron.optimizer import OptimizerSettings
+from mindrl.training.megatron.engine import MegatronEngine
+from mindrl.training.megatron.model import ModelSettings
 from mindrl.training.megatron.parallel import ParallelGroups
-from mindrl.training.megatron.scoring import ScoringModel
 from mindrl.training.state_part import StatePart
 
 PROMPT = 16
@@ -50,10 +51,14 @@ MODEL = {
 }
 """3.9 million weights in the layers, 2.1 million in the head."""
 
-RECOMPUTED = {
-    "none": Recompute(),
-    "selective": Recompute(granularity="selective"),
-    "full": Recompute(granularity="full", method="uniform", num_layers=1),
+RECOMPUTED: dict[str, dict[str, Any]] = {
+    "none": {},
+    "selective": {"recompute_granularity": "selective"},
+    "full": {
+        "recompute_granularity": "full",
+        "recompute_method": "uniform",
+        "recompute_num_layers": 1,
+    },
 }
 
 
@@ -68,61 +73,60 @@ class Way:
 class Trainer:
     """A model of 4 layers and the batch that it is to learn from."""
 
-    def __init__(self, folder: str, minibatch: Minibatch, recompute: Recompute) -> None:
-        """Build it; its learning rate is 0, so that every update begins with the same weights."""
+    def __init__(
+        self, folder: str, minibatch: Minibatch, recompute: Mapping[str, Any] | None = None
+    ) -> None:
+        """Build it; it learns too slowly for float32: every update begins with the same weights."""
+        learning = LearningConfig(lr=1e-30, weight_decay=0.0, **(recompute or {}))
         settings = ModelSettings(
             groups=ParallelGroups(TrainLayout(), seed=1, timeout_minutes=10),
-            seq_length=minibatch.tokens_BT.size(1),
-            bf16=False,
-            sequence_parallel=False,
+            training=MegatronTrainingConfig(
+                train_iters=1,
+                global_batch_size=1,
+                seq_length=minibatch.tokens_BT.size(1),
+                data_path="unused.jsonl",
+                bf16=False,
+            ),
+            learning=learning,
             device_type="cpu",
             attention=attention_kernel("cpu"),
-            recompute=recompute,
         )
-        self.scoring = ScoringModel(folder, settings, temperature=1.0)
-        optimizer = OptimizerSettings(
-            lr=0.0,
-            min_lr=0.0,
-            lr_decay_style="constant",
-            warmup_updates=0,
-            total_updates=1,
-            weight_decay=0.0,
-            clip_grad=1.0,
-            adam_beta1=0.9,
-            adam_beta2=0.95,
-            adam_eps=1e-8,
-            bf16=False,
-            use_distributed_optimizer=True,
+        self.model = MegatronEngine(folder, settings, updates=1)
+        self.loss = GrpoLoss(
+            clip_low=0.2, clip_high=0.2, kl_kind="k3", kl_coef=0.0, entropy_coef=0.01
         )
-        loss = GrpoLoss(clip_low=0.2, clip_high=0.2, kl_kind="k3", kl_coef=0.0, entropy_coef=0.01)
-        self.model = TrainedActor(self.scoring, optimizer, loss)
-        old = self.scoring.compute_logprobs(minibatch, MicroBatching(sequences=4))
+        old = self.model.forward(minibatch, MicroBatching(sequences=4))
         assert old is not None
-        self.minibatch = replace(minibatch, old_logprobs_BT=old.logprobs_BT)
+        self.minibatch = replace(minibatch, old_logprobs_BT=old[0])
 
     def update(self, way: Way) -> tuple[float, float, Tensor]:
         """Return processor seconds, the norm that the metrics say, and the gradient."""
-        settings = self.scoring.settings
-        self.scoring.settings = replace(settings, removes_padding=way.packed)
+        self._take(way)
         start = time.process_time()
-        metrics = self.model.update(self.minibatch, way.micro_batching)
+        metrics = self._step(way)
         seconds = time.process_time() - start
-        gradient = [part.flatten().clone() for part in self.model.tensors(StatePart.GRADIENTS)]
+        gradient = [part.flatten().clone() for part in self.model.state(StatePart.GRADIENTS)]
         return seconds, metrics["grad_norm"], torch.cat(gradient)
 
     def peak(self, way: Way) -> int:
         """Return the most bytes that an update has allocated at a time."""
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-            self.model.update(self.minibatch, way.micro_batching)
+            self._step(way)
         return allocated(profiler)
 
     def work(self, way: Way) -> tuple[int, int]:
         """Return the passes of an update and the tokens that go through the network."""
         parts = way.micro_batching.cut(self.minibatch.lengths_B.tolist())
-        self.scoring.settings = replace(self.scoring.settings, removes_padding=way.packed)
-        with self.scoring.settings.groups.active():
-            packs = self.scoring.packs([self.minibatch.rows(torch.tensor(rows)) for rows in parts])
+        self._take(way)
+        with self.model.settings.groups.active():
+            packs = self.model.packs([self.minibatch.rows(torch.tensor(rows)) for rows in parts])
         return len(packs), sum(pack.tokens_1S.size(1) for pack in packs)
+
+    def _take(self, way: Way) -> None:
+        self.model.settings = replace(self.model.settings, removes_padding=way.packed)
+
+    def _step(self, way: Way) -> dict[str, float]:
+        return self.model.train_step(self.minibatch, way.micro_batching, self.loss.of_minibatch)
 
 
 def batch(lengths: Sequence[int]) -> Minibatch:

@@ -10,6 +10,7 @@ from torch import Tensor
 from mindrl.algorithms.kl import KlKind, kl_estimate
 from mindrl.algorithms.loss_terms import LossTerms, used, weighted_sums
 from mindrl.algorithms.policy_loss import clipped_policy_loss
+from mindrl.batch.experience import Minibatch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,3 +71,24 @@ class GrpoLoss:
         if "kl" in sums:
             loss = loss + self.kl_coef * sums["kl"]
         return LossTerms.of(loss, sums)
+
+    def of_minibatch(
+        self, read: tuple[Tensor, ...], minibatch: Minibatch, own_BT: Tensor
+    ) -> LossTerms:
+        """Return what a rank's tokens of a micro-batch add to the loss.
+
+        Args:
+            read: Log-probs and entropies, with gradient.
+            minibatch: On the host.
+            own_BT: 1 for the tokens of this rank, 0 for all others.
+        """
+        logprobs_BT, entropy_BT = read
+        device, ref_logprobs_BT = own_BT.device, minibatch.ref_logprobs_BT
+        return self(
+            logprobs_BT=logprobs_BT,
+            entropy_BT=entropy_BT,
+            old_logprobs_BT=minibatch.old_logprobs_BT.to(device),
+            advantages_BT=minibatch.advantages_BT.to(device),
+            token_weights_BT=minibatch.token_weights_BT.to(device) * own_BT,
+            ref_logprobs_BT=None if ref_logprobs_BT is None else ref_logprobs_BT.to(device),
+        )

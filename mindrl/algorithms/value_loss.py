@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mindrl.algorithms.loss_terms import LossTerms, used, weighted_sums
+from mindrl.batch.experience import CriticMinibatch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,3 +55,22 @@ class ValueLoss:
         }
         sums = weighted_sums(terms_BT, weights_BT)
         return LossTerms.of(sums["value_loss"], sums)
+
+    def of_minibatch(
+        self, read: tuple[Tensor, ...], minibatch: CriticMinibatch, own_BT: Tensor
+    ) -> LossTerms:
+        """Return what a rank's tokens of a micro-batch add to the loss.
+
+        Args:
+            read: Values, with gradient.
+            minibatch: On the host.
+            own_BT: 1 for the tokens of this rank, 0 for all others.
+        """
+        (values_BT,) = read
+        device = own_BT.device
+        return self(
+            values_BT=values_BT,
+            old_values_BT=minibatch.old_values_BT.to(device),
+            returns_BT=minibatch.returns_BT.to(device),
+            token_weights_BT=minibatch.token_weights_BT.to(device) * own_BT,
+        )

@@ -56,7 +56,7 @@ class WorkerGroup:
         self.identities: list[Identity] = []
         self.processes_here: list[psutil.Process] = []
         self.handles = [
-            self._start(rank, deterministic=config.is_deterministic)
+            self._start(rank, deterministic=config.megatron_training.is_deterministic)
             for rank in range(config.world_size)
         ]
         try:

@@ -53,3 +53,8 @@ class MegatronTrainingConfig:
     save_interval: Count = 0
     """Export the model every so many steps. 0 exports only at the end, or when the run is stopped.
     A multiple of `rl_config.test_freq` has every export evaluated, and the best one kept."""
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether two runs must agree to the bit."""
+        return self.deterministic or self.npu_deterministic

@@ -156,12 +156,6 @@ class RunConfig:
         return asked or own or self.actor_config.micro_batch_size
 
     @property
-    def is_deterministic(self) -> bool:
-        """Whether two runs must agree to the bit."""
-        training = self.megatron_training
-        return training.deterministic or training.npu_deterministic
-
-    @property
     def uses_reference(self) -> bool:
         """Whether a reference model is loaded at all."""
         return self.rl_config.init_kl_coef > 0

@@ -1,34 +1,33 @@
-"""From a configuration to a worker. Imported inside a prepared worker process only."""
+"""From the plan of a run to a worker. Imported inside a prepared worker process only."""
 
 from collections.abc import Mapping
 
 from mindrl.algorithms.grpo import GrpoLoss
 from mindrl.algorithms.value_loss import ValueLoss
 from mindrl.batch.balance import MicroBatching
-from mindrl.config.actor import ActorConfig
 from mindrl.config.layout_keys import Role
-from mindrl.config.role import CriticConfig, LearningConfig
+from mindrl.config.role import LearningConfig
 from mindrl.config.run import RunConfig
 from mindrl.launch.worker_memory import make_device, plan_worker_memory
 from mindrl.layouts.layout import TrainLayout
+from mindrl.memory.regions import Region
 from mindrl.platform.attention import attention_kernel
 from mindrl.platform.determinism import make_deterministic
 from mindrl.platform.device import Platform, configure_megatron
 from mindrl.preflight.run_plan import RunPlan
 from mindrl.preflight.run_shardings import RunShardings
-from mindrl.rollout.vllm.engine import EngineSettings
+from mindrl.rollout.engine import RolloutEngine
+from mindrl.rollout.vllm.engine import VllmEngine
+from mindrl.training.engine import TrainingEngine
+from mindrl.training.megatron.engine import MegatronEngine
 from mindrl.training.megatron.model import ModelSettings
-from mindrl.training.megatron.optimizer import OptimizerSettings
 from mindrl.training.megatron.parallel import GroupsByLayout, ParallelGroups
-from mindrl.training.megatron.recompute import Recompute
-from mindrl.workers.actor_hybrid_worker import ActorSettings
-from mindrl.workers.integrated_worker import (
-    CriticSettings,
-    IntegratedWorker,
-    ReadOnlySettings,
-    RolesSettings,
-)
-from mindrl.workers.weight_sync import TransitSettings
+from mindrl.workers.device import WorkerDevice
+from mindrl.workers.integrated_worker import IntegratedWorker, RoleModel, RoleUpdates
+from mindrl.workers.weight_sync import WeightExport, WeightRoute, WeightSync
+
+_IN_TURN: tuple[Role, ...] = ("reward", "critic", "ref", "actor")
+"""The order in which models are built: each has left the device for the next, where it may."""
 
 
 def build_worker(plan: RunPlan, platform: Platform) -> IntegratedWorker:
@@ -39,22 +38,37 @@ def build_worker(plan: RunPlan, platform: Platform) -> IntegratedWorker:
         DeviceMemoryError: A role does not fit the device.
         HostMemoryError: The host has no room for what has to leave the device.
     """
-    config, layouts = plan.config, plan.layouts
-    if config.is_deterministic:
+    config, training = plan.config, plan.config.megatron_training
+    if training.is_deterministic:
         make_deterministic()
-    models = RunShardings(plan=plan)
-    _configure_megatron(config, platform, layouts)
-    training = config.megatron_training
+    shardings = RunShardings(plan=plan)
+    _configure_megatron(config, platform, plan.layouts)
     made = GroupsByLayout(seed=training.seed, timeout_minutes=training.distributed_timeout_minutes)
-    groups = {role: made.of(layout) for role, layout in layouts.items()}
-    memory = plan_worker_memory(models, platform.device_type)
-    settings = RolesSettings(
-        actor=_actor(models, platform, groups["actor"], memory.kv_cache_bytes),
-        reference=_reference(config, platform, groups),
-        critic=_critic(config, platform, groups),
-        reward=_reward(config, platform, groups),
+    groups = {role: made.of(layout) for role, layout in plan.layouts.items()}
+    memory = plan_worker_memory(shardings, platform.device_type)
+    device = make_device(plan, platform.device_type, memory)
+    engines = _engines(shardings, platform, groups, device)
+    rollout = VllmEngine(
+        config.actor_config.load,
+        config.generate_config,
+        platform,
+        kv_cache_bytes=memory.kv_cache_bytes,
+        seed=training.seed,
+        timeout_seconds=training.distributed_timeout_minutes * 60,
     )
-    return IntegratedWorker(settings, make_device(plan, platform.device_type, memory))
+    device.place_rollout(rollout)
+    updates = _updates(config)
+    return IntegratedWorker(
+        models={
+            role: RoleModel(engine=engine, micro_batching=_forward_micro_batching(config, role))
+            for role, engine in engines.items()
+        },
+        updates=updates,
+        rollout=rollout,
+        device=device,
+        sync=_sync(shardings, engines["actor"], rollout, device),
+        exports={role: _export(plan, role, engines[role]) for role in updates},
+    )
 
 
 def _configure_megatron(
@@ -77,161 +91,143 @@ def _configure_megatron(
     )
 
 
+def _engines(
+    shardings: RunShardings,
+    platform: Platform,
+    groups: Mapping[Role, ParallelGroups],
+    device: WorkerDevice,
+) -> dict[Role, TrainingEngine]:
+    """Build one model after the other, and let it leave the device."""
+    config = shardings.plan.config
+    engines: dict[Role, TrainingEngine] = {}
+    for role in _IN_TURN:
+        if role not in groups:
+            continue
+        source = None
+        if role == "actor" and "ref" in engines and _begin_alike(config, groups):
+            weights = engines["ref"].local_tensors()
+            source = device.contents(Region.REFERENCE_WEIGHTS, weights)
+        engines[role] = MegatronEngine(
+            config.model_path(role),
+            _model(config, platform, role, groups[role]),
+            shardings.training[role],
+            updates=_total_updates(config).get(role),
+            # A critic's head is drawn where the folder has none.
+            head_seed=config.megatron_training.seed if role == "critic" else None,
+            source=source,
+        )
+        device.place(role, engines[role])
+    return engines
+
+
+def _begin_alike(config: RunConfig, groups: Mapping[Role, ParallelGroups]) -> bool:
+    """Say whether each rank holds the same tensors of the same file as actor and reference."""
+    same_layout = groups["ref"].layout == groups["actor"].layout
+    return same_layout and config.model_path("ref") == config.actor_config.load
+
+
 def _model(
-    config: RunConfig, platform: Platform, groups: ParallelGroups, learning: LearningConfig
+    config: RunConfig, platform: Platform, role: Role, groups: ParallelGroups
 ) -> ModelSettings:
     return ModelSettings(
         groups=groups,
-        seq_length=config.megatron_training.seq_length,
-        bf16=config.megatron_training.bf16,
-        sequence_parallel=config.megatron_training.sequence_parallel and groups.layout.tp > 1,
+        head="value" if role in ("critic", "reward") else "vocabulary",
+        training=config.megatron_training,
+        learning=_learning(config, role),
         device_type=platform.device_type,
         attention=attention_kernel(platform.kind),
+        temperature=config.generate_config.sampling_config.temperature,
         removes_padding=config.rl_config.use_remove_padding,
         logprob_chunk_tokens=config.actor_config.logprob_chunk_tokens,
-        moe_aux_loss_coeff=learning.moe_aux_loss_coeff,
-        grouped_experts=learning.moe_grouped_gemm,
-        recompute=Recompute(
-            granularity=learning.recompute_granularity,
-            method=learning.recompute_method,
-            num_layers=learning.recompute_num_layers,
-        ),
-        deterministic=config.is_deterministic,
     )
 
 
-def _actor(
-    models: RunShardings, platform: Platform, groups: ParallelGroups, kv_cache_bytes: int
-) -> ActorSettings:
-    config = models.plan.config
-    actor, rl = config.actor_config, config.rl_config
-    clip_low, clip_high = config.clip_range
-    return ActorSettings(
-        load=actor.load,
-        model=_model(config, platform, groups, actor),
-        optimizer=_optimizer(config, actor, config.total_updates),
-        engine=_engine(config, platform, kv_cache_bytes),
-        loss=GrpoLoss(
-            clip_low=clip_low,
-            clip_high=clip_high,
-            kl_kind=rl.kl_penalty,
-            kl_coef=config.loss_kl_coef,
-            entropy_coef=rl.entropy_coeff,
-        ),
-        temperature=config.generate_config.sampling_config.temperature,
-        micro_batching=_micro_batching(
-            config, actor.micro_batch_size, rl.update_max_packing_token_size
-        ),
-        forward_micro_batching=_micro_batching(
-            config,
-            rl.actor_forward_micro_batch_size or actor.micro_batch_size,
-            rl.actor_max_packing_token_size,
-        ),
-        transit=_transit(models),
-    )
+def _learning(config: RunConfig, role: Role) -> LearningConfig:
+    if role == "actor":
+        return config.actor_config
+    if role == "critic" and config.critic_config is not None:
+        return config.critic_config
+    # What recomputes nothing backward needs no recomputation.
+    grouped = role == "ref" and config.actor_config.moe_grouped_gemm
+    return LearningConfig(moe_grouped_gemm=grouped)
 
 
-def _reference(
-    config: RunConfig, platform: Platform, groups: Mapping[Role, ParallelGroups]
-) -> ReadOnlySettings | None:
-    if "ref" not in groups:
-        return None
+def _total_updates(config: RunConfig) -> dict[Role, int]:
+    """Return the optimizer steps of each role that learns."""
+    updates: dict[Role, int] = {"actor": config.total_updates}
+    if config.critic_config is not None:
+        updates["critic"] = config.total_critic_updates
+    return updates
+
+
+def _updates(config: RunConfig) -> dict[Role, RoleUpdates]:
     rl = config.rl_config
-    sequences = rl.ref_forward_micro_batch_size or config.actor_config.micro_batch_size
-    return ReadOnlySettings(
-        load=config.reference_path,
-        # What recomputes nothing backward needs no recomputation.
-        model=_model(
-            config,
-            platform,
-            groups["ref"],
-            LearningConfig(moe_grouped_gemm=config.actor_config.moe_grouped_gemm),
+    clip_low, clip_high = config.clip_range
+    policy_loss = GrpoLoss(
+        clip_low=clip_low,
+        clip_high=clip_high,
+        kl_kind=rl.kl_penalty,
+        kl_coef=config.loss_kl_coef,
+        entropy_coef=rl.entropy_coeff,
+    )
+    tokens = rl.update_max_packing_token_size
+    updates: dict[Role, RoleUpdates] = {
+        "actor": RoleUpdates(
+            micro_batching=_micro_batching(config, config.actor_config.micro_batch_size, tokens),
+            loss=policy_loss.of_minibatch,
+        )
+    }
+    if config.critic_config is not None:
+        updates["critic"] = RoleUpdates(
+            micro_batching=_micro_batching(config, config.critic_micro_batch_size, None),
+            loss=ValueLoss(clip_range=rl.cliprange_value).of_minibatch,
+        )
+    return updates
+
+
+def _sync(
+    shardings: RunShardings,
+    actor: TrainingEngine,
+    rollout: RolloutEngine,
+    device: WorkerDevice,
+) -> WeightSync:
+    generate = shardings.plan.config.generate_config
+    return WeightSync(
+        actor,
+        rollout,
+        WeightRoute(
+            target=shardings.rollout,
+            plan=shardings.reshard,
+            timeout_seconds=generate.reshard_timeout_seconds,
         ),
-        micro_batching=_micro_batching(config, sequences, rl.ref_max_packing_token_size),
-    )
-
-
-def _critic(
-    config: RunConfig, platform: Platform, groups: Mapping[Role, ParallelGroups]
-) -> CriticSettings | None:
-    critic = config.critic_config
-    if critic is None:
-        return None
-    return CriticSettings(
-        load=config.model_path("critic"),
-        model=_model(config, platform, groups["critic"], critic),
-        optimizer=_optimizer(config, critic, config.total_critic_updates),
-        loss=ValueLoss(clip_range=config.rl_config.cliprange_value),
-        head_seed=config.megatron_training.seed,
-        micro_batching=_micro_batching(config, config.critic_micro_batch_size, None),
-        forward_micro_batching=_micro_batching(
-            config, config.critic_forward_micro_batch_size, None
-        ),
-    )
-
-
-def _reward(
-    config: RunConfig, platform: Platform, groups: Mapping[Role, ParallelGroups]
-) -> ReadOnlySettings | None:
-    if config.reward_config is None:
-        return None
-    return ReadOnlySettings(
-        load=config.reward_config.load,
-        model=_model(config, platform, groups["reward"], LearningConfig()),
-        micro_batching=_micro_batching(config, config.reward_forward_micro_batch_size, None),
-    )
-
-
-def _transit(models: RunShardings) -> TransitSettings:
-    generate = models.plan.config.generate_config
-    return TransitSettings(
-        rollout=models.rollout,
-        reshard=models.reshard,
-        ranks_per_node=models.plan.topology.ranks_per_node,
-        bucket_bytes=models.plan.bucket_bytes,
-        timeout_seconds=generate.reshard_timeout_seconds,
         verify=generate.verify_weights,
+        on_last_read=device.offload_when_read(Region.ACTOR_WEIGHTS),
     )
 
 
-def _optimizer(
-    config: RunConfig, learning: ActorConfig | CriticConfig, updates: int
-) -> OptimizerSettings:
-    return OptimizerSettings(
-        lr=learning.lr,
-        min_lr=learning.min_lr,
-        lr_decay_style=learning.lr_decay_style,
-        warmup_updates=int(learning.lr_warmup_fraction * updates),
-        total_updates=updates,
-        weight_decay=learning.weight_decay,
-        clip_grad=learning.clip_grad,
-        adam_beta1=learning.adam_beta1,
-        adam_beta2=learning.adam_beta2,
-        adam_eps=learning.adam_eps,
-        bf16=config.megatron_training.bf16,
-        use_distributed_optimizer=config.megatron_training.use_distributed_optimizer,
+def _export(plan: RunPlan, role: Role, engine: TrainingEngine) -> WeightExport:
+    return WeightExport(
+        engine,
+        plan.topology,
+        bucket_bytes=plan.bucket_bytes,
+        timeout_seconds=plan.config.generate_config.reshard_timeout_seconds,
+        name=f"export {role}",
     )
 
 
-def _engine(config: RunConfig, platform: Platform, kv_cache_bytes: int) -> EngineSettings:
-    generate = config.generate_config
-    return EngineSettings(
-        model_path=config.actor_config.load,
-        device_type=platform.device_type,
-        tensor_parallel_size=generate.infer_tensor_parallel_size,
-        enable_expert_parallel=generate.infer_expert_parallel_size > 1,
-        dtype=generate.dtype,
-        max_num_seqs=generate.max_num_seqs,
-        max_model_len=generate.max_model_len,
-        max_num_batched_tokens=generate.max_num_batched_tokens,
-        kv_cache_bytes=kv_cache_bytes,
-        enforce_eager=generate.enforce_eager,
-        enable_prefix_caching=generate.enable_prefix_caching,
-        trust_remote_code=generate.trust_remote_code,
-        seed=config.megatron_training.seed,
-        collective_timeout_seconds=config.megatron_training.distributed_timeout_minutes * 60,
-        platform_options=platform.engine_options,
-    )
+def _forward_micro_batching(config: RunConfig, role: Role) -> MicroBatching:
+    rl, own = config.rl_config, config.actor_config.micro_batch_size
+    match role:
+        case "actor":
+            sequences = rl.actor_forward_micro_batch_size or own
+            return _micro_batching(config, sequences, rl.actor_max_packing_token_size)
+        case "ref":
+            sequences = rl.ref_forward_micro_batch_size or own
+            return _micro_batching(config, sequences, rl.ref_max_packing_token_size)
+        case "critic":
+            return _micro_batching(config, config.critic_forward_micro_batch_size, None)
+        case "reward":
+            return _micro_batching(config, config.reward_forward_micro_batch_size, None)
 
 
 def _micro_batching(config: RunConfig, sequences: int, tokens: int | None) -> MicroBatching:

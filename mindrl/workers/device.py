@@ -1,17 +1,37 @@
 """The device of a worker, as its roles share it."""
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from mindrl.config.layout_keys import Role
 from mindrl.memory.plan import MemoryPlan
 from mindrl.memory.regions import DEAD_AFTER_USE, Region
 from mindrl.platform.device_memory import give_back_unused
 from mindrl.platform.heap import release_free_heap
 from mindrl.platform.host_arena import HostArena
+from mindrl.rollout.engine import RolloutEngine
+from mindrl.training.engine import TrainingEngine
+from mindrl.training.state_part import StatePart
 from mindrl.workers.device_ledger import DeviceLedger
+from mindrl.workers.rollout_region import RolloutRegion
 from mindrl.workers.stored_region import StoredRegion
+
+ROLE_REGIONS: Mapping[Role, Mapping[Region, StatePart]] = {
+    "actor": {
+        Region.ACTOR_WEIGHTS: StatePart.PARAMETERS,
+        Region.ACTOR_GRADIENTS: StatePart.GRADIENTS,
+        Region.ACTOR_OPTIMIZER: StatePart.OPTIMIZER,
+    },
+    "ref": {Region.REFERENCE_WEIGHTS: StatePart.PARAMETERS},
+    "critic": {
+        Region.CRITIC_WEIGHTS: StatePart.PARAMETERS,
+        Region.CRITIC_GRADIENTS: StatePart.GRADIENTS,
+        Region.CRITIC_OPTIMIZER: StatePart.OPTIMIZER,
+    },
+    "reward": {Region.REWARD_WEIGHTS: StatePart.PARAMETERS},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,24 +42,60 @@ class WorkerDevice:
     ledger: DeviceLedger
     arena: HostArena
     plan: MemoryPlan
+    held: dict[Region, StoredRegion] = field(default_factory=dict)
+    """The state of the models."""
 
     @property
     def movable(self) -> frozenset[Region]:
         """What leaves the device while it is not needed."""
         return self.plan.movable
 
-    def hold(self, name: Region, tensors: Iterable[Tensor]) -> StoredRegion:
-        """Enter the storages behind some tensors into the account.
+    def place(self, role: Role, engine: TrainingEngine) -> None:
+        """Enter the state of a model into the account; what may leave has left it then.
 
         Raises:
-            DeviceMemoryError: They do not fit beside what is there.
+            DeviceMemoryError: It does not fit beside what is there.
         """
+        for name, part in ROLE_REGIONS[role].items():
+            self._hold(name, engine.state(part))
+        self._clear(ROLE_REGIONS[role])
+
+    def place_rollout(self, engine: RolloutEngine) -> None:
+        """Enter a rollout engine into the account; it has left the device then.
+
+        Raises:
+            DeviceMemoryError: It does not fit beside what is there.
+        """
+        self.ledger.add(Region.ROLLOUT_WEIGHTS, RolloutRegion(engine, "weights"))
+        self.ledger.add(Region.KV_CACHE, RolloutRegion(engine, "kv_cache"))
+        engine.offload()
+
+    def contents(self, name: Region, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return tensors of a region to be read, wherever it lies since it was placed."""
+        if name not in self.movable:
+            return tensors
+        return {key: self.held[name].host_copy(tensor) for key, tensor in tensors.items()}
+
+    def offload_when_read(self, name: Region) -> Callable[[Tensor], None] | None:
+        """Return what takes the storage behind a tensor of a region away; None where it stays."""
+        if name not in self.movable:
+            return None
+        region = self.held[name]
+
+        def leave(tensor: Tensor) -> None:
+            if region.is_whole:
+                self.ledger.note()
+            region.offload_storage_of(tensor)
+
+        return leave
+
+    def _hold(self, name: Region, tensors: Iterable[Tensor]) -> None:
         is_kept = name in self.movable and name not in DEAD_AFTER_USE
         region = StoredRegion(tensors, self.arena if is_kept else None, self.device_type)
         self.ledger.add(name, region)
-        return region
+        self.held[name] = region
 
-    def clear(self, names: Collection[Region]) -> None:
+    def _clear(self, names: Collection[Region]) -> None:
         """Let regions leave that may: another role is going to be built."""
         for name in names:
             if name in self.movable:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -16,49 +16,64 @@ from mindrl.platform.rendezvous import own_store
 from mindrl.resharding.exchange import Channel
 from mindrl.resharding.plan import ReshardPlan, Topology, plan_sides
 from mindrl.resharding.transfer import Names, Transfer
-from mindrl.rollout.vllm.engine import RolloutEngine
-from mindrl.training.megatron.actor import TrainedActor
-from mindrl.training.megatron.trained import TrainedModel
-
-AnyTrained = TrainedModel[Any, Any]
+from mindrl.rollout.engine import RolloutEngine
+from mindrl.training.engine import TrainingEngine
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransitSettings:
-    """How weights travel."""
+class WeightRoute:
+    """The planned way of a model's weights."""
 
-    rollout: Sharding
-    """Who needs the actor's weights for rollout."""
-    reshard: ReshardPlan
-    """Their way there from the actor's layout."""
-    ranks_per_node: int
-    bucket_bytes: int
+    target: Sharding
+    """Who needs them."""
+    plan: ReshardPlan
     timeout_seconds: float
-    verify: Literal["off", "first", "always"]
+    """Longest wait for a peer."""
+
+    def open(self, model: TrainingEngine, name: str) -> Transfer:
+        """Take this rank's part, over a channel of its own. Needs the default process group.
+
+        Args:
+            model: Whose weights.
+            name: The same on all ranks and no other transfer's.
+        """
+        rank, group = dist.get_rank(), dist.group.WORLD
+        assert group is not None
+        device = torch.device(model.device_type)
+        channel = Channel(group, own_store(name), device, self.timeout_seconds)
+        source, target = model.sharding.table(rank), self.target.table(rank)
+        return Transfer(self.plan, channel, Names(source=tuple(source), target=tuple(target)))
 
 
 class WeightExport:
-    """The weights of a trained model on their way out of it."""
+    """The weights of a trained model on their way to files."""
 
     def __init__(
-        self, load: str, model: AnyTrained, settings: TransitSettings, *, name: str
+        self,
+        model: TrainingEngine,
+        topology: Topology,
+        *,
+        bucket_bytes: int,
+        timeout_seconds: float,
+        name: str,
     ) -> None:
-        """Take the source. Needs the default process group.
+        """Take the source.
 
         Args:
-            load: The folder that the model came from.
             model: Whose weights.
-            settings: How weights travel.
+            topology: Of the ranks.
+            bucket_bytes: Bound on the messages that a rank has in flight.
+            timeout_seconds: Longest wait for a peer.
             name: Of these weights, the same on all ranks and no other's.
         """
-        self.load = load
         self.model = model
-        self.settings = settings
+        self.topology = topology
+        self.bucket_bytes = bucket_bytes
+        self.timeout_seconds = timeout_seconds
         self.name = name
-        self.transfers = 0
-        self.sharding: Sharding = model.model.sharding
+        self.exports = 0
 
-    def export(self, folder: Path, record: Mapping[str, object] | None = None) -> None:
+    def write(self, folder: Path, record: Mapping[str, object] | None = None) -> None:
         """Write the weights to a Hugging Face folder, by rank 0. A collective over all ranks.
 
         Args:
@@ -68,75 +83,60 @@ class WeightExport:
         Raises:
             OutputError: The folder cannot be written.
         """
-        whole = self._whole
-        source, table = TrainingWeights(self.model, None), whole.table(dist.get_rank())
+        route, model = self._route, self.model
+        source, table = TrainingWeights(model, None), route.target.table(dist.get_rank())
         with ExportedModel(
-            self.load, folder, table, dtype=self.sharding.dtype, record=record
+            model.folder, folder, table, dtype=model.sharding.dtype, record=record
         ) as sink:
-            self._transfer(self._export_plan, whole).run(source, sink)
+            route.open(model, f"{self.name} {self.exports}").run(source, sink)
+        self.exports += 1
+        dist.barrier()
 
     @cached_property
-    def _whole(self) -> Sharding:
-        """Rank 0 with every tensor."""
-        return whole_sharding(
-            self.model.model.description,
+    def _route(self) -> WeightRoute:
+        """The way to rank 0, with every tensor; planned at the first export."""
+        model = self.model
+        whole = whole_sharding(
+            model.description,
             world_size=dist.get_world_size(),
             holders=[0],
-            dtype=self.sharding.dtype,
-            head=self.model.model.head,
+            dtype=model.sharding.dtype,
+            head=model.head,
         )
-
-    @cached_property
-    def _export_plan(self) -> ReshardPlan:
-        """The way to rank 0, planned at the first export."""
-        topology = Topology(ranks_per_node=self.settings.ranks_per_node)
-        bucket_bytes = self.settings.bucket_bytes
-        return plan_sides(self.sharding, self._whole, topology, bucket_bytes=bucket_bytes)
-
-    def _transfer(self, plan: ReshardPlan, target: Sharding) -> Transfer:
-        """Take this rank's part of a plan, over a channel of its own."""
-        rank, group = dist.get_rank(), dist.group.WORLD
-        assert group is not None
-        channel = Channel(
-            group,
-            own_store(f"{self.name} {self.transfers}"),
-            torch.device(self.model.model.settings.device_type),
-            self.settings.timeout_seconds,
-        )
-        self.transfers += 1
-        names = Names(source=tuple(self.sharding.table(rank)), target=tuple(target.table(rank)))
-        return Transfer(plan, channel, names)
+        plan = plan_sides(model.sharding, whole, self.topology, bucket_bytes=self.bucket_bytes)
+        return WeightRoute(target=whole, plan=plan, timeout_seconds=self.timeout_seconds)
 
 
-class WeightSync(WeightExport):
+class WeightSync:
     """The actor's weights on their way into the engine: planned once, gone as often as wanted."""
 
     def __init__(
         self,
-        load: str,
-        model: TrainedActor,
-        engine: RolloutEngine,
-        settings: TransitSettings,
+        model: TrainingEngine,
+        rollout: RolloutEngine,
+        route: WeightRoute,
         *,
+        verify: Literal["off", "first", "always"],
         on_last_read: Callable[[Tensor], None] | None,
         name: str = "reshard",
     ) -> None:
         """Take the planned way. Needs the default process group.
 
         Args:
-            load: The folder that the model came from.
             model: The training side.
-            engine: The rollout side.
-            settings: How weights travel.
+            rollout: The rollout side.
+            route: From the one to the other.
+            verify: After which reshards the weights that arrived are compared.
             on_last_read: Takes the weights that share a tensor's storage off the device, once all
                 of them are read. None lets them stay.
             name: Of these weights, the same on all ranks and no other's.
         """
-        super().__init__(load, model, settings, name=name)
-        self.engine = engine
+        self.rollout = rollout
+        self.route = route
+        self.verify = verify
         self.source = TrainingWeights(model, on_last_read)
-        self.transfer = self._transfer(settings.reshard, settings.rollout)
-        self.verified = settings.verify == "off"
+        self.transfer = route.open(model, name)
+        self.verified = verify == "off"
 
     def reshard(self) -> None:
         """Fill the engine's weights. A collective over all ranks.
@@ -144,15 +144,15 @@ class WeightSync(WeightExport):
         Raises:
             ReshardError: A peer is silent, or the weights that arrived are not those that left.
         """
-        shards = self.engine.shards()
-        wanted = self.settings.rollout.table(dist.get_rank())
+        sink = self.rollout.weight_sink()
+        wanted = self.route.target.table(dist.get_rank())
         expected = {name: entry.shape for name, entry in wanted.items()}
-        found = shards.shapes()
+        found = sink.shapes()
         assert expected == found, sorted(expected.items() ^ found.items())[:6]
         self.source.begin()
-        self.transfer.run(self.source, shards, verify=not self.verified)
-        shards.finish()
-        self.verified = self.settings.verify != "always"
+        self.transfer.run(self.source, sink, verify=not self.verified)
+        sink.finish()
+        self.verified = self.verify != "always"
 
     def bytes_moved(self) -> dict[str, int]:
         """Say what a reshard does on this rank.
@@ -161,7 +161,7 @@ class WeightSync(WeightExport):
             Bytes sent, received, copied locally, needed (the fewest to receive), and the most
             that is in flight.
         """
-        plan, rank = self.transfer.plan, dist.get_rank()
+        plan, rank = self.route.plan, dist.get_rank()
         return {
             "sent": int(plan.sent[rank]),
             "received": int(plan.received[rank]),
@@ -174,16 +174,18 @@ class WeightSync(WeightExport):
 class TrainingWeights:
     """The training weights as a transfer reads them."""
 
-    def __init__(self, model: AnyTrained, on_last_read: Callable[[Tensor], None] | None) -> None:
+    def __init__(
+        self, model: TrainingEngine, on_last_read: Callable[[Tensor], None] | None
+    ) -> None:
         """Read from a model, whose weights leave the device once they are read, or stay (None)."""
         self.model = model
         self.on_last_read = on_last_read
-        self.tensors: Mapping[str, Tensor] = model.model.local_tensors()
+        self.tensors: Mapping[str, Tensor] = model.local_tensors()
         self.unread: dict[int, int] = {}
 
     def begin(self) -> None:
         """Start to count readers anew."""
-        self.tensors = self.model.model.local_tensors()
+        self.tensors = self.model.local_tensors()
         self.unread = {}
         for tensor in self.tensors.values():
             key = tensor.untyped_storage()._cdata
@@ -196,7 +198,7 @@ class TrainingWeights:
     def release(self, name: str) -> None:
         """Let a storage leave the device after its last tensor was read.
 
-        Megatron keeps all dense weights in one storage and all experts in another.
+        Many weights share one: all dense ones, say, and all experts.
         """
         if self.on_last_read is None:
             return

@@ -5,9 +5,7 @@ from torch import Tensor, nn
 from training_messages import Case, Course, Weights
 from training_probe import build, copied
 
-from mindrl.training.megatron.actor import TrainedActor
 from mindrl.training.megatron.model import unwrap
-from mindrl.training.megatron.optimizer import OptimizerSettings
 from mindrl.training.state_part import StatePart
 from mindrl.workers.stored_region import StoredRegion
 
@@ -30,13 +28,13 @@ def _made(chunks: list[nn.Module]) -> Made:
 
 def biases(case: Case, course: Course) -> Weights:
     """Release all weights, bring them back, take the updates; returns the routers' biases."""
-    model = TrainedActor(build(case), OptimizerSettings(**course.optimizer), course.loss)
-    weights = StoredRegion(model.tensors(StatePart.PARAMETERS), arena(64 << 20), "cpu")
-    for tensor in model.model.local_tensors().values():
+    model = build(case, course.optimizer)
+    weights = StoredRegion(model.state(StatePart.PARAMETERS), arena(64 << 20), "cpu")
+    for tensor in model.local_tensors().values():
         weights.offload_storage_of(tensor)
     weights.offload()
     weights.onload()
     for minibatch in course.minibatches:
-        model.update(minibatch, course.micro_batching)
-    local = copied(model.model)
+        model.train_step(minibatch, course.micro_batching, course.loss.of_minibatch)
+    local = copied(model)
     return {name: tensor for name, tensor in local.items() if name.endswith("expert_bias")}

@@ -5,15 +5,13 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 from training_messages import Case, Course
-from training_probe import build, join, settings, share
+from training_probe import build, join, share
+from value_probe import value_model
 
 from mindrl.algorithms.value_loss import ValueLoss
 from mindrl.batch.experience import CriticMinibatch
 from mindrl.models.decoder import Head
-from mindrl.training.megatron.actor import TrainedActor
-from mindrl.training.megatron.critic import TrainedCritic
-from mindrl.training.megatron.optimizer import OptimizerSettings
-from mindrl.training.megatron.value import ValueModel
+from mindrl.training.megatron.engine import MegatronEngine
 from mindrl.training.state_part import StatePart
 
 
@@ -26,19 +24,18 @@ def found_bytes(trials: list[tuple[Case, Course, Head]]) -> list[dict[str, int]]
 
 
 def _of_actor(case: Case, course: Course) -> dict[str, int]:
-    scoring = build(case)
-    read = storage_bytes(scoring.weights())
-    model = TrainedActor(scoring, OptimizerSettings(**course.optimizer), course.loss)
+    read = storage_bytes(build(case).state(StatePart.PARAMETERS))
+    model = build(case, course.optimizer)
     (minibatch,) = course.minibatches
-    model.update(share(case, minibatch), course.micro_batching)
+    model.train_step(share(case, minibatch), course.micro_batching, course.loss.of_minibatch)
     return {"read": read} | _of_parts(model)
 
 
 def _of_critic(case: Case, course: Course) -> dict[str, int]:
     """Learn from the actor's minibatch, whatever its numbers mean."""
-    valuing = ValueModel(case.folder, settings(case, join(case.layout)), head_seed=1)
-    read = storage_bytes(valuing.weights())
-    model = TrainedCritic(valuing, OptimizerSettings(**course.optimizer), ValueLoss(clip_range=0.5))
+    groups, loss = join(case.layout), ValueLoss(clip_range=0.5)
+    read = storage_bytes(value_model(case, groups, head_seed=1).state(StatePart.PARAMETERS))
+    model = value_model(case, groups, course.optimizer, head_seed=1)
     (minibatch,) = course.minibatches
     learned = CriticMinibatch(
         tokens_BT=minibatch.tokens_BT,
@@ -48,12 +45,12 @@ def _of_critic(case: Case, course: Course) -> dict[str, int]:
         returns_BT=minibatch.advantages_BT,
         token_weights_BT=minibatch.token_weights_BT,
     )
-    model.update(share(case, learned), course.micro_batching)
+    model.train_step(share(case, learned), course.micro_batching, loss.of_minibatch)
     return {"read": read} | _of_parts(model)
 
 
-def _of_parts(model: TrainedActor | TrainedCritic) -> dict[str, int]:
-    return {part.value: storage_bytes(model.tensors(part)) for part in StatePart}
+def _of_parts(model: MegatronEngine) -> dict[str, int]:
+    return {part.value: storage_bytes(model.state(part)) for part in StatePart}
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
@@ -73,8 +70,8 @@ def kept_bytes(trials: list[tuple[Case, Course]]) -> list[int]:
 
 
 def _kept_bytes(case: Case, course: Course) -> int:
-    model = TrainedActor(build(case), OptimizerSettings(**course.optimizer), course.loss)
-    weights = {tensor.untyped_storage()._cdata for tensor in model.tensors(StatePart.PARAMETERS)}
+    model = build(case, course.optimizer)
+    weights = {tensor.untyped_storage()._cdata for tensor in model.state(StatePart.PARAMETERS)}
     kept: list[Tensor] = []
 
     def note(tensor: Tensor) -> Tensor:
@@ -84,5 +81,5 @@ def _kept_bytes(case: Case, course: Course) -> int:
 
     (minibatch,) = course.minibatches
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        model.update(share(case, minibatch), course.micro_batching)
+        model.train_step(share(case, minibatch), course.micro_batching, course.loss.of_minibatch)
     return storage_bytes(kept)

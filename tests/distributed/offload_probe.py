@@ -4,12 +4,12 @@ import torch
 from offload_messages import OffloadFacts
 
 from mindrl.platform.host_arena import HostArena
-from mindrl.training.megatron.trained import TrainedModel
+from mindrl.training.megatron.engine import MegatronEngine
 from mindrl.training.state_part import StatePart
 from mindrl.workers.stored_region import StoredRegion
 
 
-def swap_out_and_in(model: TrainedModel) -> int:
+def swap_out_and_in(model: MegatronEngine) -> int:
     """Take all regions off the device and bring them back; returns the bytes that stayed."""
     regions = regions_of(model)
     for region in regions:
@@ -20,11 +20,11 @@ def swap_out_and_in(model: TrainedModel) -> int:
     return stayed
 
 
-def regions_of(model: TrainedModel) -> list[StoredRegion]:
+def regions_of(model: MegatronEngine) -> list[StoredRegion]:
     """Return optimizer, gradients and weights, each with an arena of its own."""
     return [
         StoredRegion(
-            list(model.tensors(part)),
+            list(model.state(part)),
             None if part is StatePart.GRADIENTS else arena(64 << 20),
             "cpu",
         )

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,9 +12,10 @@ from torch import Tensor
 from weight_files import load_one_by_one, rollout_table
 
 from mindrl.batch.rollouts import Responses
+from mindrl.config.generate import GenerateConfig
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.platform.device import PLATFORMS
-from mindrl.rollout.vllm.engine import EngineSettings, RolloutEngine
+from mindrl.rollout.vllm.engine import VllmEngine
 from mindrl.training.megatron.parallel import initialise_model_parallel
 
 ONE_RANK = RolloutLayout()
@@ -26,20 +28,20 @@ def life_of_an_engine(folder: str, later_folder: str, questions: list[Question])
     initialise_model_parallel(TrainLayout(), seed=1, timeout_minutes=7)
     megatron = set(groups()) - default
     before = random_states()
-    engine = sleeping_engine(settings(folder))
+    engine = sleeping_engine(folder)
     own = set(groups()) - default - megatron
     seen = {"started": device_bytes(engine)}
-    engine.wake("weights")
+    engine.onload("weights")
     seen["weights allocated"] = device_bytes(engine)
-    load_one_by_one(engine.shards(), folder, rollout_table(folder, ONE_RANK))
-    engine.wake("kv_cache")
+    load_one_by_one(engine.weight_sink(), folder, rollout_table(folder, ONE_RANK))
+    engine.onload("kv_cache")
     seen["awake"] = device_bytes(engine)
     answers = [ask(engine, question) for question in questions]
-    engine.sleep()
+    engine.offload()
     seen["asleep"] = device_bytes(engine)
-    engine.wake("weights")
-    load_one_by_one(engine.shards(), later_folder, rollout_table(folder, ONE_RANK))
-    engine.wake("kv_cache")
+    engine.onload("weights")
+    load_one_by_one(engine.weight_sink(), later_folder, rollout_table(folder, ONE_RANK))
+    engine.onload("kv_cache")
     later_answers = [ask(engine, question) for question in questions]
     return Life(
         answers=answers,
@@ -61,34 +63,33 @@ def seconds(group: dist.ProcessGroup) -> float:
     return float(backend.options._timeout.total_seconds())
 
 
-def sleeping_engine(how: EngineSettings) -> RolloutEngine:
-    """Start an engine and put it to sleep, as a worker does."""
-    engine = RolloutEngine(how)
-    engine.sleep()
+def sleeping_engine(folder: str, **changes: Any) -> VllmEngine:
+    """Start an engine and put it to sleep, as a worker does.
+
+    Args:
+        folder: Of the model.
+        changes: Keys of `GenerateConfig`.
+    """
+    keys = {
+        "dtype": "float32",
+        "max_num_seqs": 8,
+        "max_model_len": 64,
+        "max_num_batched_tokens": 128,
+        "enable_prefix_caching": True,
+    }
+    engine = VllmEngine(
+        folder,
+        GenerateConfig(**{**keys, **changes}),
+        PLATFORMS["cpu"],
+        kv_cache_bytes=4 << 20,
+        seed=3,
+        timeout_seconds=540,
+    )
+    engine.offload()
     return engine
 
 
-def settings(folder: str) -> EngineSettings:
-    return EngineSettings(
-        model_path=folder,
-        device_type="cpu",
-        tensor_parallel_size=1,
-        enable_expert_parallel=False,
-        dtype="float32",
-        max_num_seqs=8,
-        max_model_len=64,
-        max_num_batched_tokens=128,
-        kv_cache_bytes=4 << 20,
-        enforce_eager=True,
-        enable_prefix_caching=True,
-        trust_remote_code=False,
-        seed=3,
-        collective_timeout_seconds=540,
-        platform_options=PLATFORMS["cpu"].engine_options,
-    )
-
-
-def ask(engine: RolloutEngine, question: Question) -> Responses:
+def ask(engine: VllmEngine, question: Question) -> Responses:
     return engine.generate(question.prompts, question.sampling, question.seeds)
 
 
@@ -97,7 +98,7 @@ def random_states() -> tuple[str, str, list[int]]:
     return str(python), str(numpy), torch.get_rng_state().tolist()
 
 
-def device_bytes(engine: RolloutEngine) -> DeviceBytes:
+def device_bytes(engine: VllmEngine) -> DeviceBytes:
     runner = engine.llm.llm_engine.model_executor.driver_worker.worker.model_runner
     model = runner.get_model()
     caches = [

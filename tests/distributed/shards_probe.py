@@ -2,11 +2,10 @@
 
 import gc
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 import torch.distributed as dist
-from rollout_probe import settings, sleeping_engine, storage_bytes
+from rollout_probe import sleeping_engine, storage_bytes
 from shards_messages import Answer, Case, EngineMemory, Filled, Shapes
 from torch import Tensor
 from vllm import LLM, SamplingParams, TokensPrompt
@@ -15,7 +14,7 @@ from weight_files import load_backwards, load_one_by_one, rollout_table
 from mindrl.layouts.layout import RolloutLayout
 from mindrl.models.placement import ShardingTable
 from mindrl.platform.device import PLATFORMS
-from mindrl.rollout.vllm.engine import EngineSettings
+from mindrl.rollout.vllm.engine import VllmEngine
 
 Prompts = Sequence[Sequence[int]]
 
@@ -31,11 +30,11 @@ def misuse(case: Case) -> tuple[float, list[str]]:
 
     Returns the largest element of the embedding as the next load opens it, and what was said.
     """
-    engine = sleeping_engine(settings_of(case))
-    engine.wake("weights")
-    first = next(iter(engine.shards().shapes()))
-    engine.shards().open(first).fill_(1.0)
-    shards = engine.shards()
+    engine = engine_of(case)
+    engine.onload("weights")
+    first = next(iter(engine.weight_sink().shapes()))
+    engine.weight_sink().open(first).fill_(1.0)
+    shards = engine.weight_sink()
     largest = shards.open(first).max().item()
     shards.close(first)
     said = []
@@ -51,18 +50,20 @@ def shapes_of(cases: Sequence[Case]) -> list[Shapes]:
     """Return what engines of one tensor-parallel size expect, asleep since their start."""
     return [
         Shapes(
-            expected=sleeping_engine(settings_of(case)).shards().shapes(),
+            expected=engine_of(case).weight_sink().shapes(),
             table=_table_shapes(table_of(case)),
         )
         for case in cases
     ]
 
 
-def settings_of(case: Case) -> EngineSettings:
-    return replace(
-        settings(case.folder),
-        tensor_parallel_size=case.tensor_parallel_size,
-        enable_expert_parallel=case.expert_parallel,
+def engine_of(case: Case) -> VllmEngine:
+    """Start the engine of a case, and put it to sleep."""
+    tp = case.tensor_parallel_size
+    return sleeping_engine(
+        case.folder,
+        infer_tensor_parallel_size=tp,
+        infer_expert_parallel_size=tp if case.expert_parallel else 1,
         dtype=case.dtype,
     )
 
@@ -81,23 +82,23 @@ def _fill_engine(case: Case, prompts: Prompts) -> Filled:
         answers[name], memory[name] = _ask(ordinary, prompts), _memory(ordinary)
         del ordinary
     table = table_of(case)
-    engine = sleeping_engine(settings_of(case))
-    shapes = engine.shards().shapes()
-    engine.wake("weights")
+    engine = engine_of(case)
+    shapes = engine.weight_sink().shapes()
+    engine.onload("weights")
     memory["allocated"], before = _memory(engine.llm), _addresses(engine.llm)
-    shards = engine.shards()
+    shards = engine.weight_sink()
     load_one_by_one(shards, case.folder, table)
     memory["loaded"], after = _memory(engine.llm), _addresses(engine.llm)
-    engine.wake("kv_cache")
+    engine.onload("kv_cache")
     answers["filled"] = _ask(engine.llm, prompts)
-    load_backwards(engine.shards(), case.later_folder, table)
+    load_backwards(engine.weight_sink(), case.later_folder, table)
     engine.llm.reset_prefix_cache()
     answers["filled later"] = _ask(engine.llm, prompts)
-    engine.sleep()
+    engine.offload()
     memory["asleep"] = _memory(engine.llm)
-    engine.wake("weights")
-    load_backwards(engine.shards(), case.folder, table)
-    engine.wake("kv_cache")
+    engine.onload("weights")
+    load_backwards(engine.weight_sink(), case.folder, table)
+    engine.onload("kv_cache")
     answers["filled after a sleep"] = _ask(engine.llm, prompts)
     return Filled(
         shapes=Shapes(expected=shapes, table=_table_shapes(table)),

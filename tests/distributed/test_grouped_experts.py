@@ -47,7 +47,7 @@ def folders(
 def cases_of(folder: Path, ranks: int, *, bf16: bool = False) -> list[Case]:
     """Make one case for each layout of so many ranks, its experts grouped."""
     return [
-        Case(folder=str(folder), layout=layout, bf16=bf16, settings={"grouped_experts": True})
+        Case(folder=str(folder), layout=layout, bf16=bf16, settings={"moe_grouped_gemm": True})
         for layout in LAYOUTS
         if layout.world_size == ranks
     ]
@@ -138,7 +138,6 @@ def test_three_updates_in_bfloat16_are_those_of_experts_one_by_one_in_the_same_l
     family: str, ranks: int, folders: Folders, forked_workers: ForkedWorkers
 ) -> None:
     course = course_of(str(folders[family]))
-    course = replace(course, optimizer={**course.optimizer, "bf16": True})
     before = load_file(folders[family] / "model.safetensors")
     cases = cases_of(folders[family], ranks, bf16=True)
     grouped = trained(cases, course, forked_workers)
@@ -156,7 +155,6 @@ def test_they_leave_the_device_between_updates_without_a_trace(
     folders: Folders, forked_workers: ForkedWorkers
 ) -> None:
     course = course_of(str(folders["qwen3_moe"]))
-    course = replace(course, optimizer={**course.optimizer, "bf16": True})
     cases = cases_of(folders["qwen3_moe"], 4, bf16=True)
     stayed, swapped = (
         forked_workers.run("training_probe:updates", cases, replace(course, swap=swap), ranks=4)

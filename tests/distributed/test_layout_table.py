@@ -119,7 +119,7 @@ def courses(folders: Mapping[str, str]) -> Mapping[str, Course]:
         family: Course(
             minibatches=minibatches(folder, 5),
             loss=LOSS,
-            optimizer=OPTIMIZER | {"total_updates": 5},
+            optimizer=OPTIMIZER | {"updates": 5},
             micro_batching=MicroBatching(sequences=2),
         )
         for family, folder in folders.items()

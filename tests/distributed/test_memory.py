@@ -165,14 +165,13 @@ def test_predicted_bytes_of_each_rank_are_those_of_its_storages_to_the_byte(
                 layout=trial.layout,
                 bf16=trial.bf16,
                 shares=trial.shares,
-                settings={"grouped_experts": trial.grouped},
+                settings={"moe_grouped_gemm": trial.grouped},
             ),
             Course(
                 minibatches=minibatch,
                 loss=LOSS,
                 optimizer=OPTIMIZER
                 | {
-                    "bf16": trial.bf16,
                     "use_distributed_optimizer": trial.distributed_optimizer,
                 },
                 micro_batching=MicroBatching(sequences=4),
@@ -236,7 +235,7 @@ def test_what_waits_for_the_backward_pass_is_estimated_to_15_percent(
             Course(
                 minibatches=[minibatch],
                 loss=LOSS,
-                optimizer=OPTIMIZER | {"bf16": bf16},
+                optimizer=OPTIMIZER,
                 micro_batching=MicroBatching(sequences=8),
             ),
         )

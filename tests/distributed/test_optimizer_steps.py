@@ -20,11 +20,11 @@ pytestmark = pytest.mark.distributed
 PEAK = 1e-2
 
 
-def course(updates: list[Minibatch], **changes: Any) -> Course:
+def course(minibatches: list[Minibatch], changes: Mapping[str, Any]) -> Course:
     return Course(
-        minibatches=updates,
+        minibatches=minibatches,
         loss=LOSS,
-        optimizer=OPTIMIZER | changes,
+        optimizer={**OPTIMIZER, **changes},
         micro_batching=MicroBatching(sequences=2),
     )
 
@@ -35,25 +35,25 @@ def test_the_learning_rate_begins_at_its_peak_or_rises_to_it_and_never_begins_or
     folder = random_model(True)
     (update, _) = minibatches(hugging_face(folder))
     schedules: list[tuple[Mapping[str, Any], list[float]]] = [
-        ({"lr_decay_style": "linear", "total_updates": 4}, [1, 3 / 4, 1 / 2, 1 / 4]),
-        ({"lr_decay_style": "linear", "total_updates": 1}, [1]),
-        ({"lr_decay_style": "constant", "total_updates": 2}, [1, 1]),
+        ({"lr_decay_style": "linear", "updates": 4}, [1, 3 / 4, 1 / 2, 1 / 4]),
+        ({"lr_decay_style": "linear", "updates": 1}, [1]),
+        ({"lr_decay_style": "constant", "updates": 2}, [1, 1]),
         # Half the way up, the peak, and down from there.
         (
-            {"lr_decay_style": "linear", "total_updates": 4, "warmup_updates": 1},
+            {"lr_decay_style": "linear", "updates": 4, "lr_warmup_fraction": 0.25},
             [1 / 2, 1, 2 / 3, 1 / 3],
         ),
         (
-            {"lr_decay_style": "linear", "total_updates": 4, "min_lr": PEAK / 2},
+            {"lr_decay_style": "linear", "updates": 4, "min_lr": PEAK / 2},
             [1, 7 / 8, 3 / 4, 5 / 8],
         ),
         (
-            {"lr_decay_style": "constant", "total_updates": 4, "warmup_updates": 3},
+            {"lr_decay_style": "constant", "updates": 4, "lr_warmup_fraction": 0.75},
             [1 / 4, 1 / 2, 3 / 4, 1],
         ),
     ]
     courses = [
-        (Case(folder=str(folder)), course([update] * len(shares), **changes))
+        (Case(folder=str(folder)), course([update] * len(shares), changes))
         for changes, shares in schedules
     ]
     (found,) = forked_workers.run("training_probe:trials", courses, update)
@@ -89,8 +89,8 @@ def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_on_all_and_leaves_
 
     def taken(updates: list[Minibatch]) -> list[Updated]:
         # A schedule that would show a step too many.
-        changes = {"lr_decay_style": "linear", "use_distributed_optimizer": sharded, "bf16": bf16}
-        asked = course(updates, total_updates=4, **changes)
+        schedule = {"lr_decay_style": "linear", "updates": 4}
+        asked = course(updates, {**schedule, "use_distributed_optimizer": sharded})
         replies: list[list[Updated]] = forked_workers.run(
             "training_probe:updates", cases, asked, ranks=2
         )

@@ -18,7 +18,6 @@ from transformers import AutoModelForCausalLM
 
 from mindrl.batch.balance import MicroBatching
 from mindrl.layouts.layout import TrainLayout
-from mindrl.training.megatron.recompute import Recompute
 
 pytestmark = pytest.mark.distributed
 
@@ -27,9 +26,10 @@ Found = list[tuple[dict[str, float], Weights]]
 COURSE = Course(
     minibatches=[],
     loss=LOSS,
-    # Nothing moves and nothing is clipped, so every update sees the same weights.
+    # Nothing moves by more than float32 has, and nothing is clipped: every update sees the same
+    # weights.
     optimizer=OPTIMIZER
-    | {"lr": 0.0, "weight_decay": 0.0, "clip_grad": 0.0, "total_updates": 1}
+    | {"lr": 1e-30, "weight_decay": 0.0, "clip_grad": 0.0, "updates": 1}
     # Every replica is to have the whole sum of the gradients.
     | {"use_distributed_optimizer": False},
     micro_batching=MicroBatching(sequences=1),
@@ -96,12 +96,13 @@ def test_recomputed_activations_give_the_same_bits(
     case, course = Case(folder=str(folder)), course_on(folder)
     cuts = [MicroBatching(sequences=4)]
     ((kept,),) = forked_workers.run("training_probe:gradients", case, course, cuts)
+    keys = ("recompute_granularity", "recompute_method", "recompute_num_layers")
     for recompute in (
-        Recompute(granularity="selective"),
-        Recompute(granularity="full", method="uniform", num_layers=2),
-        Recompute(granularity="full", method="block", num_layers=3),
+        ("selective", None, None),
+        ("full", "uniform", 2),
+        ("full", "block", 3),
     ):
-        again = replace(case, settings={"recompute": recompute})
+        again = replace(case, settings=dict(zip(keys, recompute, strict=True)))
         ((found,),) = forked_workers.run("training_probe:gradients", again, course, cuts)
         assert found[0] == kept[0]
         assert all(torch.equal(found[1][name], kept[1][name]) for name in kept[1])

@@ -33,15 +33,13 @@ OPTIMIZER: dict[str, Any] = {
     "lr": 1e-2,
     "min_lr": 0.0,
     "lr_decay_style": "constant",
-    "warmup_updates": 0,
-    "total_updates": 2,
+    "updates": 2,
     "weight_decay": 0.1,
     "clip_grad": 0.05,
     "adam_beta1": 0.9,
     "adam_beta2": 0.95,
     # Wide, so that the step of a gradient near zero does not hang on its rounding.
     "adam_eps": 1e-2,
-    "bf16": False,
     "use_distributed_optimizer": True,
 }
 
@@ -250,7 +248,7 @@ def test_leaving_the_device_between_updates_changes_no_bit_and_leaves_nothing_be
     course = Course(
         minibatches=minibatches(hugging_face(folder)),
         loss=LOSS,
-        optimizer=OPTIMIZER | {"use_distributed_optimizer": sharded, "bf16": bf16},
+        optimizer=OPTIMIZER | {"use_distributed_optimizer": sharded},
         micro_batching=MicroBatching(sequences=4),
     )
     cases = [Case(folder=str(folder), bf16=bf16)]

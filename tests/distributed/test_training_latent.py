@@ -4,7 +4,6 @@ Shapes: B sequences, T positions, V the vocabulary.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -213,7 +212,7 @@ def test_a_router_keeps_its_float32_bias_through_a_release_and_three_updates_in_
     folders: Folders, forked_workers: ForkedWorkers
 ) -> None:
     folder, filed = str(folders["V3"]), load_file(folders["V3"] / "model.safetensors")
-    course = replace(course_of(folder), optimizer=OPTIMIZER | {"bf16": True})
+    course = course_of(folder)
     case = Case(folder=folder, layout=TrainLayout(dp=2, ep=2), bf16=True)
     for held in forked_workers.run("latent_probe:biases", case, course, ranks=2):
         for layer in (1, 2, 3):

@@ -38,15 +38,13 @@ OPTIMIZER: dict[str, Any] = {
     "lr": 1e-2,
     "min_lr": 0.0,
     "lr_decay_style": "constant",
-    "warmup_updates": 0,
-    "total_updates": 3,
+    "updates": 3,
     "weight_decay": 0.1,
     "clip_grad": 0.05,
     "adam_beta1": 0.9,
     "adam_beta2": 0.95,
     # Wide, so that the step of a gradient near zero does not hang on its rounding.
     "adam_eps": 1e-2,
-    "bf16": False,
     "use_distributed_optimizer": True,
 }
 
@@ -345,7 +343,6 @@ def test_experts_leave_the_device_between_updates_without_a_trace(
 ) -> None:
     folder = str(random_model_of("qwen3_moe"))
     cases = [Case(folder=folder, layout=TrainLayout(dp=2, ep=2), bf16=True)]
-    course = replace(course, optimizer=OPTIMIZER | {"bf16": True})
     stayed = forked_workers.run("training_probe:updates", cases, course, ranks=2)
     swapped = forked_workers.run(
         "training_probe:updates", cases, replace(course, swap=True), ranks=2

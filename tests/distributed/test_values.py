@@ -38,15 +38,13 @@ OPTIMIZER: dict[str, Any] = {
     "lr": 1e-2,
     "min_lr": 0.0,
     "lr_decay_style": "constant",
-    "warmup_updates": 0,
-    "total_updates": 5,
+    "updates": 5,
     "weight_decay": 0.1,
     "clip_grad": 0.05,
     "adam_beta1": 0.9,
     "adam_beta2": 0.95,
     # Wide, so that the step of a gradient near zero does not hang on its rounding.
     "adam_eps": 1e-2,
-    "bf16": False,
     "use_distributed_optimizer": True,
 }
 # Of two ranks, by the name of the family.

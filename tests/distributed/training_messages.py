@@ -30,7 +30,7 @@ class Case:
     shares: tuple[int, ...] | None = None
     """Sequences of each replica; None deals equal shares."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """More arguments of `ModelSettings`."""
+    """More of `ModelSettings`: its own arguments, and keys of its sections."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Course:
     minibatches: list[Minibatch]
     loss: GrpoLoss
     optimizer: Mapping[str, Any]
-    """Arguments of `OptimizerSettings`."""
+    """Keys of the same sections, and `updates`."""
     micro_batching: MicroBatching
     swap: bool = False
     """Everything leaves the device behind each update, and comes back."""

@@ -4,10 +4,11 @@ Shapes: B sequences, T positions, N tokens, V the vocabulary.
 """
 
 import gc
+from collections.abc import Mapping
 from copy import copy
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,21 +22,22 @@ from training_messages import Case, Course, Trial, Updated, Weights
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import Logprobs, Sequences
 from mindrl.checkpoint.export import ExportedModel
+from mindrl.config.megatron_training import MegatronTrainingConfig
+from mindrl.config.role import LearningConfig
 from mindrl.errors import ModelError
 from mindrl.layouts.layout import TrainLayout
 from mindrl.models.description import read_description
 from mindrl.models.sharding import whole_sharding
 from mindrl.platform.attention import attention_kernel
-from mindrl.training.megatron.actor import TrainedActor
+from mindrl.training.megatron.engine import MegatronEngine
 from mindrl.training.megatron.forward_backward import forward_backward
 from mindrl.training.megatron.logprobs import Vocabulary, chunked_logprobs
 from mindrl.training.megatron.model import ModelSettings, unwrap, vocabulary_weight
-from mindrl.training.megatron.optimizer import OptimizerSettings
 from mindrl.training.megatron.packs import Pack
 from mindrl.training.megatron.parallel import ParallelGroups
-from mindrl.training.megatron.scoring import ScoringModel
 from mindrl.training.megatron.sharding import megatron_sharding
 from mindrl.training.megatron.weights import import_weights
+from mindrl.training.state_part import StatePart
 from mindrl.workers.stored_region import StoredRegion
 
 _GROUPS: set[dist.ProcessGroup] = set()
@@ -43,11 +45,14 @@ _GROUPS: set[dist.ProcessGroup] = set()
 Share = TypeVar("Share", bound=Sequences)
 
 
-def build(case: Case) -> ScoringModel:
-    """Build the model over all ranks of the group; the groups of its layout stay in place."""
+def build(case: Case, optimizer: Mapping[str, Any] | None = None) -> MegatronEngine:
+    """Build the model over all ranks of the group; the groups of its layout stay in place.
+
+    With an optimizer it learns.
+    """
     groups = join(case.layout)
     groups.activate()
-    model = ScoringModel(case.folder, settings(case, groups), temperature=case.temperature)
+    model = policy(case, groups, optimizer)
     for chunk in model.chunks:
         for module in chunk.modules():
             if isinstance(module, GroupedMLP):
@@ -55,6 +60,14 @@ def build(case: Case) -> ScoringModel:
                 module.config = copy(module.config)
                 module.config.bf16 = True
     return model
+
+
+def policy(
+    case: Case, groups: ParallelGroups, optimizer: Mapping[str, Any] | None = None
+) -> MegatronEngine:
+    """Build the model on groups of its layout."""
+    updates = None if optimizer is None else optimizer["updates"]
+    return MegatronEngine(case.folder, settings(case, groups, optimizer), updates=updates)
 
 
 def join(layout: TrainLayout) -> ParallelGroups:
@@ -82,17 +95,39 @@ def refusal(layout: TrainLayout) -> str:
     return ""
 
 
-def settings(case: Case, groups: ParallelGroups) -> ModelSettings:
+def settings(
+    case: Case, groups: ParallelGroups, optimizer: Mapping[str, Any] | None = None
+) -> ModelSettings:
     """Return how the model is built on CPU."""
+    asked = {**case.settings, **(optimizer or {})}
+    asked.pop("updates", None)
+    learning, training = (
+        {each.name: asked.pop(each.name) for each in fields(section) if each.name in asked}
+        for section in (LearningConfig, MegatronTrainingConfig)
+    )
     return ModelSettings(
         groups=groups,
-        seq_length=64,
-        bf16=case.bf16,
-        sequence_parallel=case.sequence_parallel,
+        training=MegatronTrainingConfig(
+            train_iters=1,
+            global_batch_size=1,
+            seq_length=64,
+            data_path="unused.jsonl",
+            bf16=case.bf16,
+            sequence_parallel=case.sequence_parallel,
+            **training,
+        ),
+        learning=LearningConfig(**learning),
         device_type="cpu",
         attention=attention_kernel("cpu"),
-        **case.settings,
+        temperature=case.temperature,
+        **asked,
     )
+
+
+def logprobs(model: MegatronEngine, sequences: Sequences, cut: MicroBatching) -> Logprobs | None:
+    """Ask a model with a vocabulary."""
+    read = model.forward(sequences, cut)
+    return None if read is None else Logprobs(logprobs_BT=read[0], entropy_BT=read[1])
 
 
 def held(cases: list[Case]) -> list[Weights]:
@@ -100,7 +135,7 @@ def held(cases: list[Case]) -> list[Weights]:
     return [copied(build(case)) for case in cases]
 
 
-def copied(model: ScoringModel) -> Weights:
+def copied(model: MegatronEngine) -> Weights:
     """Copy this rank's tensors."""
     return {name: tensor.clone() for name, tensor in model.local_tensors().items()}
 
@@ -154,15 +189,13 @@ def scores(case: Case, sequences: Sequences, micro_batch_sizes: list[int]) -> li
     """
     model, ours = build(case), share(case, sequences)
     cuts = [MicroBatching(sequences=size) for size in micro_batch_sizes]
-    results = [model.compute_logprobs(ours, cut) for cut in cuts]
-    model = ScoringModel(
-        case.folder, model.settings, temperature=case.temperature, source=model.local_tensors()
-    )
-    weights = StoredRegion(model.weights(), arena(64 << 20), "cpu")
+    results = [logprobs(model, ours, cut) for cut in cuts]
+    model = MegatronEngine(case.folder, model.settings, source=model.local_tensors())
+    weights = StoredRegion(model.state(StatePart.PARAMETERS), arena(64 << 20), "cpu")
     for _ in range(2):
         weights.offload()
         weights.onload()
-        results.append(model.compute_logprobs(ours, MicroBatching(sequences=2)))
+        results.append(logprobs(model, ours, MicroBatching(sequences=2)))
     return results
 
 
@@ -175,11 +208,12 @@ def trials(courses: list[tuple[Case, Course]], sequences: Sequences) -> list[Tri
     """Build each model once; returns its logits and what the updates say."""
     results = []
     for case, course in courses:
-        scoring = build(case)
-        logits = _logits(scoring.chunks, scoring.packs([with_all_asked(sequences)]))
-        model = TrainedActor(scoring, OptimizerSettings(**course.optimizer), course.loss)
+        model = build(case, course.optimizer)
+        logits = _logits(model.chunks, model.packs([with_all_asked(sequences)]))
         metrics = [
-            model.update(share(case, minibatch), course.micro_batching)
+            model.train_step(
+                share(case, minibatch), course.micro_batching, course.loss.of_minibatch
+            )
             for minibatch in course.minibatches
         ]
         results.append(Trial(logits_BTV=logits, metrics=metrics))
@@ -193,46 +227,43 @@ def gradients(
 
     Needs a course with a learning rate of 0 that clips nothing, and no parameter that is cut.
     """
-    scoring = build(case)
-    model = TrainedActor(scoring, OptimizerSettings(**course.optimizer), course.loss)
+    model = build(case, course.optimizer)
     (minibatch,) = course.minibatches
     results = []
     for cut in cuts:
-        metrics = model.update(share(case, minibatch), cut)
-        results.append((metrics, _gradients(scoring)))
+        metrics = model.train_step(share(case, minibatch), cut, course.loss.of_minibatch)
+        results.append((metrics, _gradients(model)))
     return results
 
 
-def _gradients(scoring: ScoringModel) -> Weights:
+def _gradients(model: MegatronEngine) -> Weights:
     named = {
         f"chunk{index}.{name}": parameter
-        for index, chunk in enumerate(scoring.chunks)
+        for index, chunk in enumerate(model.chunks)
         for name, parameter in unwrap(chunk).named_parameters()
     }
     # Of ranks that do not cut their weights, after Megatron added up what the replicas found.
-    return {name: named[name].main_grad.clone() for name in scoring.table if name in named}
+    return {name: named[name].main_grad.clone() for name in model.table if name in named}
 
 
 def _updates(case: Case, course: Course) -> Updated:
-    scoring = build(case)
-    model = TrainedActor(scoring, OptimizerSettings(**course.optimizer), course.loss)
+    model = build(case, course.optimizer)
     metrics, device_bytes = [], []
     for minibatch in course.minibatches:
         ours = share(case, minibatch)
-        metrics.append(model.update(ours, course.micro_batching))
+        metrics.append(model.train_step(ours, course.micro_batching, course.loss.of_minibatch))
         if course.swap:
             device_bytes.append(swap_out_and_in(model))
-    return Updated(metrics=metrics, weights=copied(scoring), device_bytes=device_bytes)
+    return Updated(metrics=metrics, weights=copied(model), device_bytes=device_bytes)
 
 
 def swapped(cases: list[Case], course: Course) -> list[Updated]:
     """Take everything off the device and bring it back in each layout; nothing is trained."""
     results = []
     for case in cases:
-        scoring = build(case)
-        model = TrainedActor(scoring, OptimizerSettings(**course.optimizer), course.loss)
+        model = build(case, course.optimizer)
         stayed = swap_out_and_in(model)
-        weights = copied(scoring)
+        weights = copied(model)
         results.append(Updated(metrics=[], weights=weights, device_bytes=[stayed]))
     return results
 

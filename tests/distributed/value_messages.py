@@ -22,7 +22,7 @@ class CriticCourse:
     minibatches: list[CriticMinibatch]
     loss: ValueLoss
     optimizer: Mapping[str, Any]
-    """Arguments of `OptimizerSettings`."""
+    """As of a `Course`."""
     micro_batching: MicroBatching
 
 

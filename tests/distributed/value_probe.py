@@ -8,21 +8,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from training_messages import Case
-from training_probe import copied, join, settings, share
+from training_probe import copied, join, logprobs, policy, settings, share
 from transfer_probe import Shards, prepared
-from value_messages import Cast, CriticCourse, Evening, Judged, Played, ValueTrial
+from value_messages import Cast, Evening, Judged, Played, ValueTrial
 
 from mindrl.batch.balance import MicroBatching
-from mindrl.batch.experience import Sequences
+from mindrl.batch.experience import Sequences, SequenceScores, Values
 from mindrl.checkpoint.export import ExportedModel
 from mindrl.errors import ModelError
 from mindrl.models.sharding import whole_sharding
-from mindrl.training.megatron.actor import TrainedActor
-from mindrl.training.megatron.critic import TrainedCritic
-from mindrl.training.megatron.optimizer import OptimizerSettings
+from mindrl.training.megatron.engine import MegatronEngine
 from mindrl.training.megatron.parallel import GroupsByLayout, ParallelGroups
-from mindrl.training.megatron.scoring import ScoringModel
-from mindrl.training.megatron.value import ValueModel
 
 CUT = MicroBatching(sequences=3)
 
@@ -33,30 +29,50 @@ def judged(trials: list[ValueTrial], sequences: Sequences) -> list[Judged]:
 
 
 def _judged(trial: ValueTrial, sequences: Sequences) -> Judged:
-    case = trial.case
-    model = ValueModel(case.folder, settings(case, join(case.layout)), head_seed=trial.head_seed)
+    case, course = trial.case, trial.course
+    optimizer = None if course is None else course.optimizer
+    model = value_model(case, join(case.layout), optimizer, head_seed=trial.head_seed)
     ours = share(case, sequences)
-    values = model.compute_values(ours, CUT)
-    rewards = model.compute_rewards(ours, CUT)
+    values = values_of(model, ours)
+    read = model.forward(ours, CUT, at_end=True)
+    rewards = None if read is None else SequenceScores(rewards_B=read[0].sum(dim=1))
     names = [name for name in model.table if name.endswith("output_layer.weight")]
     head = model.local_tensors()[names[0]].clone() if names else None
     metrics = []
-    if trial.course is not None:
-        critic = trained(model, trial.course)
+    if course is not None:
         metrics = [
-            critic.update(share(case, minibatch), trial.course.micro_batching)
-            for minibatch in trial.course.minibatches
+            model.train_step(
+                share(case, minibatch), course.micro_batching, course.loss.of_minibatch
+            )
+            for minibatch in course.minibatches
         ]
     if trial.export_to is not None:
         export(model, Path(trial.export_to))
     return Judged(values=values, rewards=rewards, head=head, metrics=metrics, weights=copied(model))
 
 
-def trained(model: ValueModel, course: CriticCourse) -> TrainedCritic:
-    return TrainedCritic(model, OptimizerSettings(**course.optimizer), course.loss)
+def value_model(
+    case: Case,
+    groups: ParallelGroups,
+    optimizer: Mapping[str, Any] | None = None,
+    *,
+    head_seed: int | None = None,
+) -> MegatronEngine:
+    """Build a model with a value head on groups of its layout; with an optimizer it learns."""
+    return MegatronEngine(
+        case.folder,
+        replace(settings(case, groups, optimizer), head="value"),
+        updates=None if optimizer is None else optimizer["updates"],
+        head_seed=head_seed,
+    )
 
 
-def export(model: ValueModel, folder: Path) -> None:
+def values_of(model: MegatronEngine, sequences: Sequences) -> Values | None:
+    read = model.forward(sequences, CUT)
+    return None if read is None else Values(values_BT=read[0])
+
+
+def export(model: MegatronEngine, folder: Path) -> None:
     """Write a model to a Hugging Face folder, by rank 0."""
     ranks = dist.get_world_size()
     whole = whole_sharding(
@@ -71,7 +87,7 @@ def export(model: ValueModel, folder: Path) -> None:
 def refusal(case: Case) -> str:
     """Return why a folder cannot be a reward model."""
     try:
-        ValueModel(case.folder, settings(case, join(case.layout)), head_seed=None)
+        value_model(case, join(case.layout))
     except ModelError as error:
         return str(error)
     return ""
@@ -84,14 +100,13 @@ def evening(cast: Cast, sequences: Sequences) -> Evening:
     alone = Played()
     _play(cast, sequences, {"actor": _actor(cast, join(cast.actor.layout))}, alone)
     _play(cast, sequences, {"critic": _critic(cast, join(cast.critic.layout))}, alone)
-    _play(
-        cast, sequences, {"reference": _scoring(cast.reference, join(cast.reference.layout))}, alone
-    )
+    reference = policy(cast.reference, join(cast.reference.layout))
+    _play(cast, sequences, {"reference": reference}, alone)
     groups = GroupsByLayout(seed=1, timeout_minutes=10)
     roles = {
         "actor": _actor(cast, groups.of(cast.actor.layout)),
         "critic": _critic(cast, groups.of(cast.critic.layout)),
-        "reference": _scoring(cast.reference, groups.of(cast.reference.layout)),
+        "reference": policy(cast.reference, groups.of(cast.reference.layout)),
     }
     made = dist.distributed_c10d._world.pg_map
     before = len(made)
@@ -108,36 +123,32 @@ def evening(cast: Cast, sequences: Sequences) -> Evening:
     )
 
 
-def _play(cast: Cast, sequences: Sequences, roles: Mapping[str, Any], played: Played) -> None:
+def _play(
+    cast: Cast, sequences: Sequences, roles: Mapping[str, MegatronEngine], played: Played
+) -> None:
     """Ask those roles that are there, in the order of PPO's steps."""
     actor, critic, reference = (roles.get(name) for name in ("actor", "critic", "reference"))
     pairs = zip(cast.actor_course.minibatches, cast.critic_course.minibatches, strict=True)
     for minibatch, critic_minibatch in pairs:
         if reference:
-            scored = reference.compute_logprobs(share(cast.reference, sequences), CUT)
-            played.ref_logprobs.append(scored)
+            ours = share(cast.reference, sequences)
+            played.ref_logprobs.append(logprobs(reference, ours, CUT))
         if actor:
-            ours = share(cast.actor, sequences)
-            played.logprobs.append(actor.model.compute_logprobs(ours, CUT))
+            played.logprobs.append(logprobs(actor, share(cast.actor, sequences), CUT))
         if critic:
-            ours = share(cast.critic, sequences)
-            played.values.append(critic.model.compute_values(ours, CUT))
-            ours = share(cast.critic, critic_minibatch)
-            played.critic_metrics.append(critic.update(ours, CUT))
+            played.values.append(values_of(critic, share(cast.critic, sequences)))
+            loss = cast.critic_course.loss.of_minibatch
+            critic_metrics = critic.train_step(share(cast.critic, critic_minibatch), CUT, loss)
+            played.critic_metrics.append(critic_metrics)
         if actor:
-            played.actor_metrics.append(actor.update(share(cast.actor, minibatch), CUT))
+            actor_loss = cast.actor_course.loss.of_minibatch
+            metrics = actor.train_step(share(cast.actor, minibatch), CUT, actor_loss)
+            played.actor_metrics.append(metrics)
 
 
-def _actor(cast: Cast, groups: ParallelGroups) -> TrainedActor:
-    course = cast.actor_course
-    optimizer = OptimizerSettings(**course.optimizer)
-    return TrainedActor(_scoring(cast.actor, groups), optimizer, course.loss)
+def _actor(cast: Cast, groups: ParallelGroups) -> MegatronEngine:
+    return policy(cast.actor, groups, cast.actor_course.optimizer)
 
 
-def _critic(cast: Cast, groups: ParallelGroups) -> TrainedCritic:
-    model = ValueModel(cast.critic.folder, settings(cast.critic, groups), head_seed=1)
-    return trained(model, cast.critic_course)
-
-
-def _scoring(case: Case, groups: ParallelGroups) -> ScoringModel:
-    return ScoringModel(case.folder, settings(case, groups), temperature=case.temperature)
+def _critic(cast: Cast, groups: ParallelGroups) -> MegatronEngine:
+    return value_model(cast.critic, groups, cast.critic_course.optimizer, head_seed=1)

@@ -4,10 +4,9 @@ The engine starts with dummy weights; the first reshard gives it real ones. Betw
 it sleeps: its weights and its KV cache are off the device.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import chain
-from typing import Any, Literal
+from typing import Any
 
 from vllm import LLM, ModelRegistry, SamplingParams, TokensPrompt
 from vllm.model_executor.models.deepseek_v2 import DeepseekV2ForCausalLM, DeepseekV3ForCausalLM
@@ -19,7 +18,10 @@ from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
 from vllm.model_executor.models.qwen3_moe import Qwen3MoeForCausalLM
 
 from mindrl.batch.rollouts import Responses
+from mindrl.config.generate import GenerateConfig
+from mindrl.platform.device import Platform
 from mindrl.platform.device_memory import give_back_unused
+from mindrl.rollout.engine import EngineTag
 from mindrl.rollout.sampling import Sampling
 from mindrl.rollout.vllm.random_state import own_random_state
 from mindrl.rollout.vllm.shards import EngineShards
@@ -35,134 +37,102 @@ _MODELS = (
     DeepseekV3ForCausalLM,
 )
 
-EngineTag = Literal["weights", "kv_cache"]
-"""What the engine gives back and takes apart from the rest, in its own words."""
-
 _LEAST_SHARE = 0.01
 
 
-@dataclass(frozen=True, kw_only=True)
-class EngineSettings:
-    """How one rollout replica runs."""
+class VllmEngine:
+    """A vLLM engine that shares its process with the trainer; see `RolloutEngine`."""
 
-    model_path: str
-    device_type: str
-    tensor_parallel_size: int
-    enable_expert_parallel: bool
-    """Whether the ranks of a replica share the experts whole; else each expert is cut."""
-    dtype: str
-    max_num_seqs: int
-    max_model_len: int
-    max_num_batched_tokens: int
-    kv_cache_bytes: int
-    """Of each rank; the engine takes the whole blocks that fit."""
-    enforce_eager: bool
-    enable_prefix_caching: bool
-    trust_remote_code: bool
-    seed: int
-    collective_timeout_seconds: int
-    """A collective between the ranks of a replica that lasts longer raises."""
-    platform_options: Mapping[str, object]
+    def __init__(
+        self,
+        folder: str,
+        generate: GenerateConfig,
+        platform: Platform,
+        *,
+        kv_cache_bytes: int,
+        seed: int,
+        timeout_seconds: int,
+    ) -> None:
+        """Start the engine, awake, with weights that mean nothing. A collective over all ranks.
 
-
-class EngineRegion:
-    """The engine's weights or its KV cache, as the account of the device sees them."""
-
-    keeps = False
-
-    def __init__(self, engine: "RolloutEngine", tag: EngineTag, nbytes: int) -> None:
-        """Speak for a part of the engine that takes `nbytes` while it is awake."""
-        self.engine = engine
-        self.tag: EngineTag = tag
-        self.nbytes = nbytes
-
-    def device_bytes(self) -> int:
-        """Return what is on the device now."""
-        return self.engine.device_bytes(self.tag)
-
-    def onload(self) -> int:
-        """Allocate it; nothing is copied."""
-        # The engine has an allocator of its own, to which torch's freed blocks are not free.
-        give_back_unused(self.engine.settings.device_type)
-        self.engine.wake(self.tag)
-        return 0
-
-    def offload(self) -> int:
-        """Put the whole engine to sleep, which knows no other way; nothing is copied."""
-        self.engine.sleep()
-        return 0
-
-    def changed(self) -> None:
-        """Do nothing: no copy is kept."""
-
-
-class RolloutEngine:
-    """A vLLM engine that shares its process with the trainer."""
-
-    def __init__(self, settings: EngineSettings) -> None:
-        """Start the engine, awake, with weights that mean nothing. A collective over all ranks."""
+        Args:
+            folder: Of the model.
+            generate: How a replica runs.
+            platform: Of the device.
+            kv_cache_bytes: Of each rank; the engine takes the whole blocks that fit.
+            seed: Of its own random states.
+            timeout_seconds: A collective between the ranks of a replica that lasts longer raises.
+        """
         # A class object instead of a name spares a subprocess that imports all of vLLM.
         for model in _MODELS:
             ModelRegistry.register_model(model.__name__, model)
-        self.settings = settings
-        with own_random_state(settings.seed):
+        self.device_type = platform.device_type
+        self.seed = seed
+        with own_random_state(seed):
             self.llm = LLM(
-                model=settings.model_path,
+                model=folder,
                 load_format="dummy",
                 skip_tokenizer_init=True,
                 distributed_executor_backend="external_launcher",
-                tensor_parallel_size=settings.tensor_parallel_size,
-                enable_expert_parallel=settings.enable_expert_parallel,
-                dtype=settings.dtype,
-                seed=settings.seed,
-                max_num_seqs=settings.max_num_seqs,
-                max_model_len=settings.max_model_len,
-                max_num_batched_tokens=settings.max_num_batched_tokens,
+                tensor_parallel_size=generate.infer_tensor_parallel_size,
+                # Else each expert is cut over the ranks of the replica.
+                enable_expert_parallel=generate.infer_expert_parallel_size > 1,
+                dtype=generate.dtype,
+                seed=seed,
+                max_num_seqs=generate.max_num_seqs,
+                max_model_len=generate.max_model_len,
+                max_num_batched_tokens=generate.max_num_batched_tokens,
                 # The size of the cache is given. All else that this share does is to refuse a
                 # start where less than it is free, whoever has the rest.
                 gpu_memory_utilization=_LEAST_SHARE,
-                kv_cache_memory_bytes=settings.kv_cache_bytes,
-                enforce_eager=settings.enforce_eager,
-                enable_prefix_caching=settings.enable_prefix_caching,
-                trust_remote_code=settings.trust_remote_code,
+                kv_cache_memory_bytes=kv_cache_bytes,
+                enforce_eager=generate.enforce_eager,
+                enable_prefix_caching=generate.enable_prefix_caching,
+                trust_remote_code=generate.trust_remote_code,
                 # Of the distribution that is sampled from: after temperature and truncation.
                 logprobs_mode="processed_logprobs",
                 disable_log_stats=True,
-                distributed_timeout_seconds=settings.collective_timeout_seconds,
-                cpu_distributed_timeout_seconds=settings.collective_timeout_seconds,
-                **settings.platform_options,
+                distributed_timeout_seconds=timeout_seconds,
+                cpu_distributed_timeout_seconds=timeout_seconds,
+                **platform.engine_options,
             )
         self.awake: set[EngineTag] = {"weights", "kv_cache"}
-        self.regions: dict[EngineTag, EngineRegion] = {
-            "weights": EngineRegion(self, "weights", self.shards().nbytes()),
-            "kv_cache": EngineRegion(self, "kv_cache", self._kv_cache_bytes()),
+        self._sizes: dict[EngineTag, int] = {
+            "weights": self.weight_sink().nbytes(),
+            "kv_cache": self._kv_cache_bytes(),
         }
 
-    def sleep(self) -> None:
+    def offload(self) -> None:
         """Take weights and KV cache off the device; their contents are lost."""
         if self.awake:
             self.llm.sleep(level=2)
             self.awake.clear()
 
-    def wake(self, tag: EngineTag) -> None:
+    def onload(self, tag: EngineTag) -> None:
         """Give the weights their memory back, or the KV cache its own, empty.
 
-        The weights have to be there first, and have to be loaded through `shards`.
+        The weights have to be there first, and have to be loaded through `weight_sink`.
         """
+        # The engine has an allocator of its own, to which torch's freed blocks are not free.
+        give_back_unused(self.device_type)
         self.llm.wake_up(tags=[tag])
         self.awake.add(tag)
         if tag == "kv_cache":
             self.llm.reset_prefix_cache()
 
+    def nbytes(self, tag: EngineTag) -> int:
+        """Return what the weights or the KV cache take on the device."""
+        return self._sizes[tag]
+
     def device_bytes(self, tag: EngineTag) -> int:
-        """Return what is on the device of the weights or of the KV cache.
+        """Return what is on the device of the weights or of the KV cache now.
 
         On the host that is what their storages hold. A device's memory is unmapped behind its
         storages while the engine sleeps, so there the engine is believed.
         """
-        if self.settings.device_type == "cpu":
+        if self.device_type == "cpu":
             return int(self._worker.resident_bytes()[tag])
-        return self.regions[tag].nbytes if tag in self.awake else 0
+        return self._sizes[tag] if tag in self.awake else 0
 
     @property
     def _worker(self) -> Any:
@@ -176,27 +146,18 @@ class RolloutEngine:
         storages = {tensor.untyped_storage() for tensor in tensors}
         return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
 
-    def shards(self) -> EngineShards:
+    def weight_sink(self) -> EngineShards:
         """Return where this rank's shards of all weights go, for one load of them."""
         return EngineShards(self._worker)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]
     ) -> Responses:
-        """Answer each prompt once, in order.
-
-        All ranks of a replica must make the same call. Each sequence is drawn with its own
-        seed, so it does not depend on which others share its batch or its replica.
-
-        Args:
-            prompts: Token ids; repeat a prompt to sample it more than once.
-            sampling: Shared by all prompts.
-            seeds: One for each prompt.
-        """
+        """Answer each prompt once, in order: see `RolloutEngine`."""
         if not prompts:
             return Responses.of([], [], [])
         section, greedy = sampling.section, sampling.is_greedy
-        with own_random_state(self.settings.seed):
+        with own_random_state(self.seed):
             outputs = self.llm.generate(
                 [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts],
                 [

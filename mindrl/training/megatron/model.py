@@ -1,6 +1,6 @@
 """The Megatron-core GPT model of a model description."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -10,40 +10,37 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
+from mindrl.config.megatron_training import MegatronTrainingConfig
+from mindrl.config.role import LearningConfig
 from mindrl.layouts.layout import TrainLayout
 from mindrl.models.decoder import Head
 from mindrl.models.description import ModelDescription
 from mindrl.platform.attention import Kernel
 from mindrl.training.megatron.modules import HeadInput, ValueHead, block_spec
 from mindrl.training.megatron.parallel import ParallelGroups
-from mindrl.training.megatron.recompute import Recompute
 from mindrl.training.megatron.rotary import scale_rotary
 from mindrl.training.megatron.sharding import padded_vocab_size
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
-    """What the layout and the numerics add to a model description."""
+    """What the run and the layout add to a model description."""
 
     groups: ParallelGroups
     """Of the model's layout."""
-    seq_length: int
-    bf16: bool
-    sequence_parallel: bool
-    """Experts with tp > 1 are sequence-parallel in any case: Megatron trains them only so."""
+    training: MegatronTrainingConfig
+    learning: LearningConfig
     device_type: str
     attention: Kernel
     """Of causal attention on the device."""
+    head: Head = "vocabulary"
+    """What the model says of a token."""
+    temperature: float = 1.0
+    """Divides the logits of a vocabulary."""
     removes_padding: bool = True
     """Sequences are packed one behind the other; False pads each to the longest."""
     logprob_chunk_tokens: int = 1024
     """Tokens whose logits exist at a time."""
-    moe_aux_loss_coeff: float = 0.0
-    """Weight of the loss that balances experts, arXiv 2101.03961; 0 leaves it out."""
-    grouped_experts: bool = False
-    """All experts of a rank and layer lie in two matrices, multiplied at once; asks for bf16."""
-    recompute: Recompute = field(default_factory=Recompute)
-    deterministic: bool = False
 
     @property
     def layout(self) -> TrainLayout:
@@ -53,8 +50,10 @@ class ModelSettings:
 
 def transformer_config(model: ModelDescription, settings: ModelSettings) -> TransformerConfig:
     """Translate a description into Megatron's configuration; fused kernels stay off."""
-    dtype = torch.bfloat16 if settings.bf16 else torch.float32
-    has_cut_tokens = model.moe is not None and settings.layout.tp > 1
+    training, learning = settings.training, settings.learning
+    dtype = torch.bfloat16 if training.bf16 else torch.float32
+    # Megatron trains experts that are cut with cut tokens only.
+    has_cut_tokens = settings.layout.tp > 1 and (training.sequence_parallel or bool(model.moe))
     make = MLATransformerConfig if model.mla else TransformerConfig
     return make(
         num_layers=model.num_hidden_layers,
@@ -72,10 +71,10 @@ def transformer_config(model: ModelDescription, settings: ModelSettings) -> Tran
         add_qkv_bias=model.attention_bias,
         hidden_dropout=0.0,
         attention_dropout=0.0,
-        sequence_parallel=settings.sequence_parallel or has_cut_tokens,
+        sequence_parallel=has_cut_tokens,
         params_dtype=dtype,
         pipeline_dtype=dtype,
-        bf16=settings.bf16,
+        bf16=training.bf16,
         # Weights come from files; initialising on the host also needs no device generator.
         use_cpu_initialization=True,
         perform_initialization=False,
@@ -84,10 +83,10 @@ def transformer_config(model: ModelDescription, settings: ModelSettings) -> Tran
         gradient_accumulation_fusion=False,
         masked_softmax_fusion=False,
         persist_layer_norm=False,
-        deterministic_mode=settings.deterministic,
-        recompute_granularity=settings.recompute.granularity,
-        recompute_method=settings.recompute.method,
-        recompute_num_layers=settings.recompute.num_layers,
+        deterministic_mode=training.is_deterministic,
+        recompute_granularity=learning.recompute_granularity,
+        recompute_method=learning.recompute_method,
+        recompute_num_layers=learning.recompute_num_layers,
         # Packs differ in length, so stages tell each other how long the next one is.
         variable_seq_lengths=True,
         batch_p2p_comm=False,
@@ -96,13 +95,13 @@ def transformer_config(model: ModelDescription, settings: ModelSettings) -> Tran
         # Asserted by Megatron for variable lengths, for dense models too.
         moe_token_dispatcher_type="alltoall",  # noqa: S106 - no password
         **_parallel_sizes(model, settings.layout),
-        **_experts(model, settings),
+        **_experts(model, learning),
         **_latent_attention(model),
     )
 
 
 def build_model(
-    model: ModelDescription, config: TransformerConfig, settings: ModelSettings, head: Head
+    model: ModelDescription, config: TransformerConfig, settings: ModelSettings
 ) -> list[torch.nn.Module]:
     """Build this rank's chunks of the model on its device; weights are not set yet.
 
@@ -110,7 +109,7 @@ def build_model(
     """
     chunks = range(settings.layout.vpp)
     stages = chunks if len(chunks) > 1 else [None]
-    built = [_build_chunk(model, config, settings, (head, stage)) for stage in stages]
+    built = [_build_chunk(model, config, settings, stage) for stage in stages]
     return [_wrapped(network.to(settings.device_type), config) for network in built]
 
 
@@ -140,26 +139,25 @@ def _build_chunk(
     model: ModelDescription,
     config: TransformerConfig,
     settings: ModelSettings,
-    part: tuple[Head, int | None],
+    vp_stage: int | None,
 ) -> torch.nn.Module:
-    head, vp_stage = part
+    is_value = settings.head == "value"
     place = {"ignore_virtual": False, "vp_stage": vp_stage}
     network: torch.nn.Module = GPTModel(
         config=config,
         transformer_layer_spec=block_spec(config, vp_stage, settings.attention),
         vocab_size=padded_vocab_size(model, settings.layout.tp),
-        max_sequence_length=settings.seq_length,
+        max_sequence_length=settings.training.seq_length,
         pre_process=parallel_state.is_pipeline_first_stage(**place),
         post_process=parallel_state.is_pipeline_last_stage(**place),
         parallel_output=True,
-        share_embeddings_and_output_weights=model.tie_word_embeddings and head == "vocabulary",
+        share_embeddings_and_output_weights=model.tie_word_embeddings and not is_value,
         position_embedding_type="rope",
         rotary_base=model.rope_theta,
         vp_stage=vp_stage,
     )
     scale_rotary(network, model)
     if hasattr(network, "output_layer"):
-        is_value = head == "value"
         network.output_layer = ValueHead(config) if is_value else HeadInput(network.output_layer)
     return network
 
@@ -198,7 +196,7 @@ def _pipeline(model: ModelDescription, layout: TrainLayout) -> list[list[str]] |
     return chunks
 
 
-def _experts(model: ModelDescription, settings: ModelSettings) -> dict[str, Any]:
+def _experts(model: ModelDescription, learning: LearningConfig) -> dict[str, Any]:
     """Say how tokens find experts: as Hugging Face does."""
     moe = model.moe
     if moe is None:
@@ -212,11 +210,11 @@ def _experts(model: ModelDescription, settings: ModelSettings) -> dict[str, Any]
         # A softmax over the chosen experts alone is one over all, scaled so that they add to 1.
         "moe_router_pre_softmax": not moe.norm_topk_prob,
         "moe_router_dtype": "fp32",
-        "moe_router_load_balancing_type": "aux_loss" if settings.moe_aux_loss_coeff else "none",
-        "moe_aux_loss_coeff": settings.moe_aux_loss_coeff,
-        "moe_grouped_gemm": settings.grouped_experts,
+        "moe_router_load_balancing_type": "aux_loss" if learning.moe_aux_loss_coeff else "none",
+        "moe_aux_loss_coeff": learning.moe_aux_loss_coeff,
+        "moe_grouped_gemm": learning.moe_grouped_gemm,
         # The other class for it is Transformer Engine's.
-        "moe_use_legacy_grouped_gemm": settings.grouped_experts,
+        "moe_use_legacy_grouped_gemm": learning.moe_grouped_gemm,
         "moe_shared_expert_intermediate_size": moe.shared_intermediate_size or None,
         "moe_router_score_function": "sigmoid" if moe.score_correction_bias else "softmax",
         "moe_router_enable_expert_bias": moe.score_correction_bias,

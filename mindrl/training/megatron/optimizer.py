@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -10,58 +9,47 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerSettings:
-    """AdamW with a warm-up and a decay."""
-
-    lr: float
-    min_lr: float
-    lr_decay_style: str
-    warmup_updates: int
-    total_updates: int
-    weight_decay: float
-    clip_grad: float
-    adam_beta1: float
-    adam_beta2: float
-    adam_eps: float
-    bf16: bool
-    use_distributed_optimizer: bool
+from mindrl.config.megatron_training import MegatronTrainingConfig
+from mindrl.config.role import LearningConfig
 
 
 def build_optimizer(
-    chunks: Sequence[DistributedDataParallel], settings: OptimizerSettings
+    chunks: Sequence[DistributedDataParallel],
+    learning: LearningConfig,
+    training: MegatronTrainingConfig,
+    updates: int,
 ) -> tuple[MegatronOptimizer, OptimizerParamScheduler]:
-    """Build the optimizer of this rank's parameters and its schedule."""
+    """Build the optimizer of this rank's parameters, and its schedule over a run of updates."""
     optimizer = get_megatron_optimizer(
         OptimizerConfig(
             optimizer="adam",
-            lr=settings.lr,
-            min_lr=settings.min_lr,
-            weight_decay=settings.weight_decay,
-            adam_beta1=settings.adam_beta1,
-            adam_beta2=settings.adam_beta2,
-            adam_eps=settings.adam_eps,
-            clip_grad=settings.clip_grad,
-            bf16=settings.bf16,
-            params_dtype=torch.bfloat16 if settings.bf16 else torch.float32,
-            use_distributed_optimizer=settings.use_distributed_optimizer,
+            lr=learning.lr,
+            min_lr=learning.min_lr,
+            weight_decay=learning.weight_decay,
+            adam_beta1=learning.adam_beta1,
+            adam_beta2=learning.adam_beta2,
+            adam_eps=learning.adam_eps,
+            clip_grad=learning.clip_grad,
+            bf16=training.bf16,
+            params_dtype=torch.bfloat16 if training.bf16 else torch.float32,
+            use_distributed_optimizer=training.use_distributed_optimizer,
         ),
         list(chunks),
     )
     allocate_moments(optimizer)
+    warmup_updates = int(learning.lr_warmup_fraction * updates)
     schedule = OptimizerParamScheduler(
         optimizer,
         # The first update has a share of the peak too, and the one behind the warm-up the whole.
-        init_lr=settings.lr / (settings.warmup_updates + 1),
-        max_lr=settings.lr,
-        min_lr=settings.min_lr,
-        lr_warmup_steps=settings.warmup_updates,
+        init_lr=learning.lr / (warmup_updates + 1),
+        max_lr=learning.lr,
+        min_lr=learning.min_lr,
+        lr_warmup_steps=warmup_updates,
         # The schedule wants a decay that outlasts the warm-up.
-        lr_decay_steps=max(settings.total_updates, settings.warmup_updates + 1),
-        lr_decay_style=settings.lr_decay_style,
-        start_wd=settings.weight_decay,
-        end_wd=settings.weight_decay,
+        lr_decay_steps=max(updates, warmup_updates + 1),
+        lr_decay_style=learning.lr_decay_style,
+        start_wd=learning.weight_decay,
+        end_wd=learning.weight_decay,
         wd_incr_steps=0,
         wd_incr_style="constant",
     )

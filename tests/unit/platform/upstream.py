@@ -30,15 +30,15 @@ from vllm.model_executor.layers.fused_moe.config import FusedMoEQuantConfig
 from vllm.model_executor.layers.fused_moe.experts import cpu_moe
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from mindrl.algorithms.grpo import GrpoLoss
+from mindrl.config.megatron_training import MegatronTrainingConfig
+from mindrl.config.role import LearningConfig
 from mindrl.layouts.layout import TrainLayout
 from mindrl.platform.attention import attention_kernel
 from mindrl.platform.patches import ray_on_loopback, vllm_cpu_experts, vllm_keeps_process_groups
-from mindrl.training.megatron.actor import TrainedActor
+from mindrl.training.megatron.engine import MegatronEngine
 from mindrl.training.megatron.model import ModelSettings
-from mindrl.training.megatron.optimizer import OptimizerSettings
 from mindrl.training.megatron.parallel import initialise_model_parallel
-from mindrl.training.megatron.scoring import ScoringModel
+from mindrl.training.megatron.training_state import TrainingState
 
 
 def join_alone() -> None:
@@ -64,31 +64,19 @@ def megatron_on_cpu(folder: str) -> dict[str, str | None]:
     settings = ModelSettings(
         # Made as far as it goes, and in place.
         groups=SimpleNamespace(layout=TrainLayout(), active=nullcontext),
-        seq_length=64,
-        bf16=False,
-        sequence_parallel=False,
+        training=MegatronTrainingConfig(
+            train_iters=1, global_batch_size=1, seq_length=64, data_path="unused.jsonl", bf16=False
+        ),
+        learning=LearningConfig(),
         device_type="cpu",
         attention=attention_kernel("cpu"),
     )
-    scoring = ScoringModel(folder, settings, temperature=1.0)
+    model = MegatronEngine(folder, settings)
     tokens_BT = torch.arange(8)[None]
-    errors["forward pass"] = error_of(lambda: scoring.chunks[0](tokens_BT, tokens_BT, None))
-    optimizer = OptimizerSettings(
-        lr=1e-3,
-        min_lr=0.0,
-        lr_decay_style="constant",
-        warmup_updates=0,
-        total_updates=1,
-        weight_decay=0.0,
-        clip_grad=1.0,
-        adam_beta1=0.9,
-        adam_beta2=0.95,
-        adam_eps=1e-8,
-        bf16=False,
-        use_distributed_optimizer=True,
+    errors["forward pass"] = error_of(lambda: model.chunks[0](tokens_BT, tokens_BT, None))
+    errors["gradients"] = error_of(
+        lambda: TrainingState(model.chunks, model.config, settings, updates=1)
     )
-    loss = GrpoLoss(clip_low=0.2, clip_high=0.2, kl_kind="k3", kl_coef=0.0, entropy_coef=0.0)
-    errors["gradients"] = error_of(lambda: TrainedActor(scoring, optimizer, loss))
     return errors
 
 

@@ -1,0 +1,65 @@
+"""What a run asks of whatever answers its prompts."""
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+from mindrl.batch.rollouts import Responses
+from mindrl.rollout.sampling import Sampling
+
+EngineTag = Literal["weights", "kv_cache"]
+"""What the engine gives back and takes apart from the rest."""
+
+
+class RolloutSink(Protocol):
+    """Where this rank's shards of all weights go; for one load of them."""
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each local tensor that is expected."""
+
+    def open(self, name: str) -> Tensor:
+        """Return the memory that takes a local tensor."""
+
+    def close(self, name: str) -> None:
+        """Take a local tensor as complete."""
+
+    def finish(self) -> None:
+        """End the load; all tensors must be closed."""
+
+
+class RolloutEngine(Protocol):
+    """The engine of one rollout replica, as one of its ranks sees it.
+
+    It starts with weights that mean nothing; the first reshard gives it real ones. Between
+    rollouts its weights and its KV cache are off the device.
+    """
+
+    device_type: str
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]
+    ) -> Responses:
+        """Answer each prompt once, in order. All ranks of a replica must make the same call.
+
+        Args:
+            prompts: Token ids; repeat a prompt to sample it more than once.
+            sampling: Shared by all prompts.
+            seeds: One for each prompt. A sequence does not depend on which others share its batch
+                or its replica.
+        """
+
+    def weight_sink(self) -> RolloutSink:
+        """Return where the weights go; they have to be on the device."""
+
+    def offload(self) -> None:
+        """Take weights and KV cache off the device; their contents are lost."""
+
+    def onload(self, tag: EngineTag) -> None:
+        """Give the weights their memory back, to be filled, or then the KV cache its own, empty."""
+
+    def nbytes(self, tag: EngineTag) -> int:
+        """Return what the weights or the KV cache take on the device."""
+
+    def device_bytes(self, tag: EngineTag) -> int:
+        """Return what is on the device of the weights or of the KV cache now."""

@@ -1,0 +1,64 @@
+"""What a run asks of whatever trains its models.
+
+Shapes: B sequences, T positions.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Protocol, TypeVar
+
+from torch import Tensor
+
+from mindrl.algorithms.loss_terms import LossTerms
+from mindrl.batch.balance import MicroBatching
+from mindrl.batch.experience import Sequences
+from mindrl.models.decoder import Head
+from mindrl.models.description import ModelDescription
+from mindrl.models.sharding import Sharding
+from mindrl.training.state_part import StatePart
+
+Batch = TypeVar("Batch", bound=Sequences)
+Loss = Callable[[tuple[Tensor, ...], Batch, Tensor], LossTerms]
+"""From what the head says of each token, [B, T] each, the batch on the host, and a weight [B, T]:
+1 for the tokens that this rank has read, 0 for all others."""
+
+
+class TrainingEngine(Protocol):
+    """This rank's part of one model."""
+
+    folder: str
+    """Hugging Face's, that the model came from."""
+    description: ModelDescription
+    head: Head
+    device_type: str
+    sharding: Sharding
+    """Who holds which part of the model."""
+
+    def forward(
+        self, sequences: Sequences, micro_batching: MicroBatching, *, at_end: bool = False
+    ) -> tuple[Tensor, ...] | None:
+        """Say what the head says of each response token. A collective over the replica's ranks.
+
+        Args:
+            sequences: The same on all ranks of the replica.
+            micro_batching: How they are cut.
+            at_end: Ask behind the last token of each sequence instead, at position T at most.
+
+        Returns:
+            float32 [B, T], or [B, T + 1] at the end, on the host: log-probs and entropies of a
+            vocabulary, or values. 0 elsewhere. None on ranks without the head.
+        """
+
+    def train_step(
+        self, minibatch: Batch, micro_batching: MicroBatching, loss: Loss[Batch]
+    ) -> dict[str, float]:
+        """Take one optimizer step on this replica's share. A collective over all ranks.
+
+        Returns:
+            Metrics of the whole minibatch, the same on every rank that has the head.
+        """
+
+    def local_tensors(self) -> dict[str, Tensor]:
+        """Return this rank's weights by their local names, in the shapes of its table."""
+
+    def state(self, part: StatePart) -> Iterator[Tensor]:
+        """Yield the tensors of one part of the state; several may share a storage."""

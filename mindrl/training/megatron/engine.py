@@ -1,0 +1,269 @@
+"""One model in Megatron-core: it reads sequences, and learns where it has an optimizer.
+
+Shapes: B sequences of this data-parallel rank, T positions, S tokens of a pack, H hidden size, K
+numbers of the head for each token.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import cycle, islice
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mindrl.batch.balance import MicroBatching
+from mindrl.batch.experience import Sequences
+from mindrl.models.decoder import VALUE_HEAD, Head
+from mindrl.models.description import ModelDescription, read_description
+from mindrl.models.sharding import Sharding
+from mindrl.platform.determinism import deterministic_gradients
+from mindrl.training.engine import Batch, Loss
+from mindrl.training.megatron.balance_loss import taken_balance_loss
+from mindrl.training.megatron.forward_backward import forward_backward
+from mindrl.training.megatron.heads import drawn_value_head, logprob_head, value_head
+from mindrl.training.megatron.model import ModelSettings, build_model, transformer_config
+from mindrl.training.megatron.packs import Pack, PackRules
+from mindrl.training.megatron.parallel import max_micro_batches
+from mindrl.training.megatron.sharding import megatron_sharding
+from mindrl.training.megatron.training_state import TrainingState
+from mindrl.training.megatron.weights import (
+    check_table,
+    copy_weights,
+    import_weights,
+    local_tensors,
+    mark_parameters,
+)
+from mindrl.training.state_part import StatePart
+
+
+class MegatronEngine:
+    """This rank's part of a model; see `TrainingEngine`."""
+
+    def __init__(
+        self,
+        folder: str,
+        settings: ModelSettings,
+        sharding: Sharding | None = None,
+        *,
+        updates: int | None = None,
+        head_seed: int | None = None,
+        source: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Build the model on its device and give it its weights.
+
+        Args:
+            folder: Hugging Face's.
+            settings: Of the layout and the numerics.
+            sharding: Who holds which part of it; None finds out.
+            updates: Optimizer steps of the whole run; None for a model that never changes.
+            head_seed: Draws a value head where the folder has none; None refuses such a folder.
+            source: The local tensors of a model with the same folder and layout; None reads files.
+
+        Raises:
+            ModelError: The folder does not hold a supported model, or a file or tensor is missing,
+                unreadable or of another shape.
+        """
+        self.folder = folder
+        self.settings = settings
+        self.head: Head = settings.head
+        self.device_type = settings.device_type
+        self.description = read_description(folder)
+        self.config = transformer_config(self.description, settings)
+        with settings.groups.active():
+            self.chunks: list[nn.Module] = build_model(self.description, self.config, settings)
+        self.sharding = sharding or _sharding_of(self.description, settings)
+        self.table = self.sharding.table(dist.get_rank())
+        check_table(self.chunks, self.table)
+        for chunk in self.chunks:
+            mark_parameters(chunk)
+        self._fill(source, head_seed)
+        self.training_state: TrainingState | None = None
+        if updates is not None:
+            with settings.groups.active():
+                self.training_state = TrainingState(self.chunks, self.config, settings, updates)
+
+    def local_tensors(self) -> dict[str, Tensor]:
+        """Return this rank's weights by their local names, in the shapes of its table."""
+        return local_tensors(self.chunks, self.table)
+
+    def state(self, part: StatePart) -> Iterator[Tensor]:
+        """Yield the tensors of one part of the state; several may share a storage."""
+        if self.training_state is not None:
+            return self.training_state.state(part)
+        return iter(self.local_tensors().values() if part is StatePart.PARAMETERS else ())
+
+    @torch.no_grad()
+    def forward(
+        self, sequences: Sequences, micro_batching: MicroBatching, *, at_end: bool = False
+    ) -> tuple[Tensor, ...] | None:
+        """Say what the head says of each response token: see `TrainingEngine`."""
+        rows_of, parts = _cut_by_rows(sequences, micro_batching)
+        if at_end:
+            parts = [_asked_behind(part) for part in parts]
+
+        def no_loss(pack: Pack[Sequences], hidden_1SH: Tensor) -> tuple[Tensor, Tensor]:
+            read_KBT = torch.stack(self._read(pack, hidden_1SH))
+            return torch.zeros((), device=hidden_1SH.device), read_KBT
+
+        with self.settings.groups.active():
+            found = forward_backward(self.chunks, self.packs(parts), no_loss, forward_only=True)
+            if not parallel_state.is_pipeline_last_stage():
+                return None
+            found = found[: len(parts)]
+            for read_KBT in found if self.settings.layout.cp > 1 else []:
+                # Each token was read on one of these ranks and is 0 on the others.
+                dist.all_reduce(read_KBT, group=parallel_state.get_context_parallel_group())
+        width = sequences.tokens_BT.size(1) + at_end
+        return _put_back([read_KBT.cpu() for read_KBT in found], rows_of, width)
+
+    def train_step(
+        self, minibatch: Batch, micro_batching: MicroBatching, loss: Loss[Batch]
+    ) -> dict[str, float]:
+        """Take one optimizer step on this rank's share of a minibatch.
+
+        A collective over all ranks. The loss is the weighted sum of the token losses: neither
+        the cut into micro-batches nor the number of ranks changes the gradient.
+
+        Returns:
+            Metrics of the whole minibatch, the same on every rank of the last pipeline stage.
+        """
+        training_state = self.training_state
+        assert training_state is not None, "a model that never changes takes no step"
+        with self.settings.groups.active():
+            training_state.zero_gradients()
+            packs = self.packs(_cut_by_rows(minibatch, micro_batching)[1])
+            # Megatron averages over micro-batches and replicas; a weighted sum wants neither.
+            undo_averages = len(packs) * parallel_state.get_data_parallel_world_size()
+
+            def terms_of(pack: Pack[Batch], hidden_1SH: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+                own_BT = pack.spread(torch.ones(len(pack.places_N), device=pack.places_N.device))
+                terms = loss(self._read(pack, hidden_1SH), pack.source, own_BT)
+                return terms.loss * undo_averages, terms.metrics
+
+            with deterministic_gradients():
+                found = forward_backward(training_state.chunks, packs, terms_of, forward_only=False)
+            step = training_state.step()
+            return _total(found) | self._balance(len(packs)) | step
+
+    def packs(self, parts: Sequence[Batch]) -> list[Pack[Batch]]:
+        """Lay micro-batches out, and add as many empty ones as the layout asks for. A collective.
+
+        Ranks that share experts send each other tokens in every micro-batch of any of them, and an
+        interleaved pipeline takes micro-batches in whole rounds. Needs active groups.
+        """
+        layout = self.settings.layout
+        count = len(parts)
+        if self.description.moe is not None and layout.ep * layout.etp > 1:
+            count = max_micro_batches(count, self.device_type)
+        if layout.vpp > 1:
+            count += -count % layout.pp
+        rules = self._pack_rules()
+        idle = islice(cycle(self._idle(parts)), count - len(parts))
+        return [Pack.of(part, rules) for part in (*parts, *idle)]
+
+    def _fill(self, source: Mapping[str, Tensor] | None, head_seed: int | None) -> None:
+        if source is not None:
+            copy_weights(source, self.local_tensors())
+            return
+        drawn = {}
+        if head_seed is not None:
+            drawn[VALUE_HEAD] = drawn_value_head(self.description.hidden_size, head_seed)
+        import_weights(self.folder, self.local_tensors(), self.table, drawn)
+
+    def _read(self, pack: Pack[Batch], hidden_1SH: Tensor) -> tuple[Tensor, ...]:
+        """Return K tensors [B, T]: 0 for other ranks' tokens."""
+        if self.head == "value":
+            return value_head(pack, hidden_1SH, self.chunks[-1])
+        return logprob_head(pack, hidden_1SH, self.chunks[-1], self.description, self.settings)
+
+    def _balance(self, micro_batches: int) -> dict[str, float]:
+        """Say how unequally busy the experts were, where the loss asks for it."""
+        moe = self.description.moe
+        if moe is None or not self.settings.learning.moe_aux_loss_coeff:
+            return {}
+        layers = self.description.num_hidden_layers - len(moe.dense_layers)
+        found = taken_balance_loss(
+            micro_batches=micro_batches, layers=layers, device_type=self.device_type
+        )
+        return {"moe_aux_loss": found}
+
+    def _idle(self, parts: Sequence[Batch]) -> list[Batch]:
+        """Return what to go through once more without asking for any token."""
+        if self.settings.learning.moe_aux_loss_coeff and torch.is_grad_enabled():
+            # That loss is a mean over micro-batches: it stays the same if all are repeated.
+            return [_nothing_asked(part) for part in parts]
+        return [_nothing_asked(parts[0].rows(parts[0].lengths_B.argmin()[None]))]
+
+    def _pack_rules(self) -> PackRules:
+        layout = self.settings.layout
+        return PackRules(
+            removes_padding=self.settings.removes_padding,
+            cp=layout.cp,
+            cp_rank=parallel_state.get_context_parallel_rank(),
+            # Sequence parallelism cuts the tokens evenly between the tensor-parallel ranks.
+            tokens_multiple=layout.cp * (layout.tp if self.config.sequence_parallel else 1),
+            device_type=self.device_type,
+        )
+
+
+def _sharding_of(model: ModelDescription, settings: ModelSettings) -> Sharding:
+    """Return who holds which part of a model."""
+    return megatron_sharding(
+        model,
+        settings.layout,
+        dtype="bfloat16" if settings.training.bf16 else "float32",
+        experts="grouped" if settings.learning.moe_grouped_gemm else "sequential",
+        head=settings.head,
+    )
+
+
+def _cut_by_rows(
+    sequences: Batch, micro_batching: MicroBatching
+) -> tuple[list[list[int]], list[Batch]]:
+    """Return the rows of each micro-batch, and the micro-batches."""
+    rows_of = micro_batching.cut(sequences.lengths_B.tolist())
+    return rows_of, [sequences.rows(torch.tensor(rows)) for rows in rows_of]
+
+
+def _put_back(
+    parts: Sequence[Tensor], rows_of: Sequence[Sequence[int]], width: int
+) -> tuple[Tensor, ...]:
+    """Put what was read of micro-batches, [K, B, T] each, to its rows.
+
+    Returns:
+        K times float32 [B, width]. No two in one storage, which would be pickled with each.
+    """
+    whole = tuple(torch.zeros(sum(map(len, rows_of)), width) for _ in parts[0])
+    for found_KBT, rows in zip(parts, rows_of, strict=True):
+        for whole_BT, found_BT in zip(whole, found_KBT, strict=True):
+            whole_BT[rows, : found_BT.size(1)] = found_BT
+    return whole
+
+
+def _asked_behind(sequences: Sequences) -> Sequences:
+    """Ask for the token behind the last one, which is read at the last one."""
+    T = sequences.tokens_BT.size(1)
+    return replace(
+        sequences,
+        tokens_BT=functional.pad(sequences.tokens_BT, (0, 1)),
+        response_mask_BT=torch.arange(T + 1) == sequences.lengths_B[:, None],
+    )
+
+
+def _nothing_asked(batch: Batch) -> Batch:
+    """Return a batch of which no token is asked for: it adds nothing to the loss of tokens."""
+    return replace(batch, response_mask_BT=torch.zeros_like(batch.response_mask_BT))
+
+
+def _total(terms: list[dict[str, Tensor]]) -> dict[str, float]:
+    """Add the weighted sums over micro-batches and replicas; there are none but at the end."""
+    if not terms:
+        return {}
+    names = sorted(terms[0])
+    sums = torch.stack([torch.stack([term[name] for term in terms]).sum() for name in names])
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    dist.all_reduce(sums, group=group)
+    return dict(zip(names, sums.tolist(), strict=True))

@@ -14,8 +14,9 @@ from mindrl.memory.regions import DEAD_AFTER_USE, NEEDS, ROLLOUT_REGIONS, Phase,
 from mindrl.memory.schedule import Instant, Roles, copied_regions, step_phases, timeline
 from mindrl.observability.memory_snapshot import MemorySnapshot
 
-Counts = NDArray[np.int64]
-RegionBytes = Mapping[Region, Counts]
+RankBytes = NDArray[np.int64]
+"""Bytes on each rank."""
+RegionBytes = Mapping[Region, RankBytes]
 """Bytes of each region on each rank."""
 
 _MIB = 1 << 20
@@ -33,7 +34,7 @@ class MemoryPlan:
     """May leave the device while it is not needed, besides what belongs to the rollout."""
     regions: RegionBytes
     """Every region of the run; without the KV cache where its size is not known."""
-    host_rounding: Counts
+    host_rounding: RankBytes
     """What rounding adds at most to what each rank keeps on the host."""
 
     @property
@@ -65,10 +66,10 @@ class MemoryPlan:
         return _timeline(self.phases, self.movable, self.resident)
 
     @cached_property
-    def totals(self) -> Counts:
+    def totals(self) -> RankBytes:
         """Bytes on the device at each moment (row) on each rank (column)."""
         lies = _presence(self.phases, self.movable, self.resident, tuple(self.regions))
-        totals: Counts = lies @ np.stack([*self.regions.values()])
+        totals: RankBytes = lies @ np.stack([*self.regions.values()])
         return totals
 
     @property
@@ -95,7 +96,7 @@ class MemoryPlan:
         return max(int(self.sum(need)[rank]) for need in needs)
 
     @cached_property
-    def host_bytes(self) -> Counts:
+    def host_bytes(self) -> RankBytes:
         """Bytes of each rank's host arena: what may leave and is not dead then, and rounding."""
         kept = (self.movable & self.regions.keys()) - DEAD_AFTER_USE
         return self.sum(kept) + self.host_rounding * bool(kept)
@@ -111,7 +112,7 @@ class MemoryPlan:
         return _copied(self.phases, self.movable, self.resident)
 
     @property
-    def copied_bytes(self) -> tuple[Counts, Counts]:
+    def copied_bytes(self) -> tuple[RankBytes, RankBytes]:
         """Bytes that a step copies on each rank: to the host, and to the device."""
         out, back = self.copied
         return self.sum(out), self.sum(back)
@@ -136,9 +137,9 @@ class MemoryPlan:
             for instant in self.instants
         ]
 
-    def sum(self, regions: Iterable[Region]) -> Counts:
+    def sum(self, regions: Iterable[Region]) -> RankBytes:
         """Add regions up, on each rank; one that is named twice counts twice."""
-        none: Counts = np.zeros(self.world_size, dtype=np.int64)
+        none: RankBytes = np.zeros(self.world_size, dtype=np.int64)
         return sum((self.regions.get(region, none) for region in regions), start=none)
 
 
@@ -173,7 +174,7 @@ def _presence(
     movable: frozenset[Region],
     resident: frozenset[Region],
     regions: tuple[Region, ...],
-) -> Counts:
+) -> RankBytes:
     """Return 1 where a region (column) lies on the device at a moment (row), else 0."""
     instants = _timeline(phases, movable, resident)
     return np.array([[region in at.resident for region in regions] for at in instants], np.int64)

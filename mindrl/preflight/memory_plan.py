@@ -2,7 +2,7 @@
 
 from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError, DeviceMemoryError
-from mindrl.memory.plan import Counts, MemoryPlan, kv_cache_left, rollout_bytes, with_kv_cache
+from mindrl.memory.plan import MemoryPlan, RankBytes, kv_cache_left, rollout_bytes, with_kv_cache
 from mindrl.preflight.memory_regions import host_rounding, movable_regions, region_bytes, run_roles
 from mindrl.preflight.run_shardings import RunShardings
 
@@ -10,7 +10,7 @@ _MIB = 1 << 20
 
 
 def memory_plan(
-    models: RunShardings, capacity_bytes: int | None, staging: Counts | None = None
+    models: RunShardings, capacity_bytes: int | None, staging: RankBytes | None = None
 ) -> MemoryPlan:
     """Predict the memory of a run's steps.
 
@@ -39,7 +39,7 @@ def with_own_kv_cache(models: RunShardings, plan: MemoryPlan) -> MemoryPlan:
 
 
 def plan_without_kv_cache(
-    models: RunShardings, capacity_bytes: int | None, staging: Counts | None = None
+    models: RunShardings, capacity_bytes: int | None, staging: RankBytes | None = None
 ) -> MemoryPlan:
     """Predict all but the KV cache.
 

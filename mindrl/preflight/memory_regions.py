@@ -7,7 +7,7 @@ import numpy as np
 
 from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig
-from mindrl.memory.plan import Counts
+from mindrl.memory.plan import RankBytes
 from mindrl.memory.regions import Region
 from mindrl.memory.schedule import Roles
 from mindrl.platform.host_blocks import rounded
@@ -36,8 +36,8 @@ class Switch:
 
 
 def region_bytes(
-    models: RunShardings, staging: Counts, *, distributed_optimizer: bool
-) -> dict[Region, Counts]:
+    models: RunShardings, staging: RankBytes, *, distributed_optimizer: bool
+) -> dict[Region, RankBytes]:
     """Return the bytes of each region that the run has on each rank, without the KV cache.
 
     Args:
@@ -45,7 +45,7 @@ def region_bytes(
         staging: Of messages in flight, on each rank.
         distributed_optimizer: Whether replicas share the optimizers' states.
     """
-    found: dict[Region, Counts] = {
+    found: dict[Region, RankBytes] = {
         Region.ROLLOUT_WEIGHTS: np.array(models.rollout.held_bytes()),
         Region.STAGING: staging,
     }
@@ -60,7 +60,7 @@ def region_bytes(
     return found
 
 
-def host_rounding(models: RunShardings) -> Counts:
+def host_rounding(models: RunShardings) -> RankBytes:
     """Return what rounding adds at most to what each rank keeps on the host."""
     tensors = [
         [
@@ -69,7 +69,7 @@ def host_rounding(models: RunShardings) -> Counts:
         ]
         for side in models.training.values()
     ]
-    counts: Counts = np.array(tensors, dtype=np.int64).sum(axis=0)
+    counts: RankBytes = np.array(tensors, dtype=np.int64).sum(axis=0)
     return counts * _STORAGES_PER_TENSOR * rounded(1)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig
 from mindrl.layouts.layout import TrainLayout
-from mindrl.memory.plan import Counts
+from mindrl.memory.plan import RankBytes
 from mindrl.models.decoder import Head
 from mindrl.models.description import ModelDescription
 from mindrl.models.sharding import Sharding
@@ -81,12 +81,12 @@ class RunShardings:
             )
 
     @cached_property
-    def staging(self) -> Counts:
+    def staging(self) -> RankBytes:
         """Largest bytes of messages that each rank has in flight then."""
         return self.reshard.peak_staging
 
     @property
-    def most_staging(self) -> Counts:
+    def most_staging(self) -> RankBytes:
         """Bound on the same, which needs no plan of the reshard."""
         return np.full(self.plan.config.world_size, self.plan.bucket_bytes, dtype=np.int64)
 

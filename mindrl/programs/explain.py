@@ -17,14 +17,14 @@ from mindrl.observability.units import memory_text
 from mindrl.preflight.derived_numbers import BatchFigures, batch_figures, spelled_sizes
 from mindrl.preflight.memory_plan import memory_plan
 from mindrl.preflight.run_plan import RunPlan
-from mindrl.preflight.run_shardings import RunShardings, planned_shardings
+from mindrl.preflight.run_shardings import RunShardings
 from mindrl.preflight.shipped import note_shipped_sizes
 from mindrl.programs.exits import say
 from mindrl.programs.memory import PlannedSnapshot, memory_figures, spaced
 from mindrl.programs.plan_options import (
     add_run_options,
+    asked_shardings,
     device_bytes,
-    planned_config,
     print_answer,
 )
 from mindrl.resharding.figures import PlanFigures, figures_of
@@ -107,8 +107,8 @@ def add_explain_parser(plans: "argparse._SubParsersAction[argparse.ArgumentParse
 
 
 def _explain(options: argparse.Namespace) -> int:
-    config = planned_config(options)
-    models = planned_shardings(config)
+    asked = asked_shardings(options)
+    config, models = asked.plan.config, asked.ordered
     plan = memory_plan(models, device_bytes(config, options))
     figures = _figures(options.config_name, plan, models)
     if options.json:

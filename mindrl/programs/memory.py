@@ -19,13 +19,13 @@ from mindrl.observability.units import memory_text, unit_of
 from mindrl.preflight.memory_advice import Advice, advice_on
 from mindrl.preflight.memory_estimates import activation_estimates
 from mindrl.preflight.memory_plan import memory_plan, plan_without_kv_cache
-from mindrl.preflight.run_shardings import RunShardings, planned_shardings
+from mindrl.preflight.run_shardings import RunShardings
 from mindrl.preflight.shipped import note_shipped_sizes
 from mindrl.programs.exits import FAILED, report, say
 from mindrl.programs.plan_options import (
     add_run_options,
+    asked_shardings,
     device_bytes,
-    planned_config,
     print_answer,
 )
 
@@ -90,9 +90,9 @@ def add_memory_parser(plans: "argparse._SubParsersAction[argparse.ArgumentParser
 
 
 def _memory(options: argparse.Namespace) -> int:
-    config = planned_config(options)
-    capacity_bytes = device_bytes(config, options)
-    models = planned_shardings(config)
+    asked = asked_shardings(options)
+    config = asked.plan.config
+    capacity_bytes, models = device_bytes(config, options), asked.ordered
     refusal = []
     try:
         plan = memory_plan(models, capacity_bytes)

@@ -1,7 +1,7 @@
 """What the plans of a configuration share: its options, its refusal, the memory of a device."""
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from mindrl.allocation.into_config import in_words_of_backend
@@ -11,7 +11,9 @@ from mindrl.config.validate import findings
 from mindrl.errors import ConfigError
 from mindrl.platform.device_models import EXAMPLE_DEVICE, device_model
 from mindrl.preflight.model_checks import ROLLOUT_KEYS
-from mindrl.preflight.shipped import planned_description, shipped_sizes, sizes_path
+from mindrl.preflight.run_plan import RunPlan
+from mindrl.preflight.run_shardings import RunShardings, unordered_shardings
+from mindrl.preflight.shipped import shipped_sizes
 from mindrl.programs.arguments import gib
 from mindrl.programs.compose import composed_config
 from mindrl.programs.exits import print_json
@@ -48,17 +50,18 @@ def asked_config(options: argparse.Namespace) -> RunConfig:
     return composed_config(options.config_name, options.overrides, options.config_dir)
 
 
-def planned_config(options: argparse.Namespace) -> RunConfig:
-    """Read the configuration of a plan.
+def asked_shardings(options: argparse.Namespace) -> RunShardings:
+    """Read the configuration and the models of a plan; ranks are in Megatron's own order.
 
     Raises:
         ConfigError: It cannot be read, or cannot run whatever memory there is.
+        ModelError: A model folder does not hold a known model.
     """
     config = asked_config(options)
-    found = [*findings(config)] or [*_model_findings(config)]
-    if found:
-        raise ConfigError("\n".join(str(in_words_of_backend(config, each)) for each in found))
-    return config
+    _refuse(config, findings(config))
+    models = unordered_shardings(config)
+    _refuse(config, _model_findings(models.plan))
+    return models
 
 
 def device_bytes(config: RunConfig, options: argparse.Namespace) -> int | None:
@@ -80,10 +83,14 @@ def print_answer(config: RunConfig, figures: dict[str, Any]) -> None:
     print_json(figures | {"shipped_sizes": shipped_sizes(config)})
 
 
-def _model_findings(config: RunConfig) -> Iterator[Finding]:
+def _refuse(config: RunConfig, found: Iterable[Finding]) -> None:
+    if lines := [str(in_words_of_backend(config, each)) for each in found]:
+        raise ConfigError("\n".join(lines))
+
+
+def _model_findings(plan: RunPlan) -> Iterator[Finding]:
     """Say what keeps the models from being cut by their layouts."""
-    for role in config.roles:
-        model = planned_description(sizes_path(config, role))
-        yield from training_findings(model, config.layout(role), config.layout_keys(role))
+    for role, model in plan.models.items():
+        yield from training_findings(model, plan.layouts[role], plan.config.layout_keys(role))
         if role == "actor":
-            yield from rollout_findings(model, config.rollout_layout, ROLLOUT_KEYS)
+            yield from rollout_findings(model, plan.rollout, ROLLOUT_KEYS)

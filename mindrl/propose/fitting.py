@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.memory.plan import (
-    Counts,
     MemoryPlan,
+    RankBytes,
     RegionBytes,
     kv_cache_left,
     rollout_bytes,
@@ -82,7 +82,7 @@ class Sizes:
 
     regions: RegionBytes
     """A column for each rank, or, as a lower bound, one for each pipeline stage."""
-    host_rounding: Counts
+    host_rounding: RankBytes
     """What rounding adds at most to what each of them keeps on the host."""
     per_token: int
     """In a rank's KV cache."""
@@ -167,7 +167,7 @@ def least_sizes(task: Task, candidate: Candidate) -> Sizes:
     )
 
 
-def exact_sizes(task: Task, models: RunShardings, staging: Counts) -> Sizes:
+def exact_sizes(task: Task, models: RunShardings, staging: RankBytes) -> Sizes:
     """Return the bytes of all ranks; the reshard costs what no plan is below.
 
     Args:
@@ -306,5 +306,5 @@ def _excess(misfit: Misfit) -> float:
     return misfit.need_bytes / misfit.there_bytes
 
 
-def _whole(numbers: NDArray[np.float64]) -> Counts:
+def _whole(numbers: NDArray[np.float64]) -> RankBytes:
     return numbers.astype(np.int64)

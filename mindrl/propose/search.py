@@ -13,7 +13,7 @@ import numpy as np
 
 from mindrl.errors import ConfigError
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
-from mindrl.memory.plan import Counts
+from mindrl.memory.plan import RankBytes
 from mindrl.memory.regions import Phase, Region
 from mindrl.preflight.run_shardings import RunShardings, planned_shardings, unordered_shardings
 from mindrl.propose.candidates import (
@@ -193,7 +193,7 @@ class _Sweep:
     ) -> Fit | Misfit:
         """Fit a candidate with its reshard; rounds are made only where messages decide."""
 
-        def fitted(staging: Counts) -> Fit | Misfit:
+        def fitted(staging: RankBytes) -> Fit | Misfit:
             regions = {**sizes.regions, Region.STAGING: staging}
             exact = replace(sizes, regions=regions, reshard_seconds=seconds)
             return best_fit(self.task, self.ready[candidate.training], candidate.rollout, exact)
@@ -226,7 +226,7 @@ def planned_models(task: Task, candidate: Candidate) -> tuple[RunShardings, Move
     return models, moved_by(task, models.reshard.pair_bytes)
 
 
-def moved_by(task: Task, pairs: Counts) -> Moved:
+def moved_by(task: Task, pairs: RankBytes) -> Moved:
     """Sum up what a reshard moves; it takes as long as the busiest rank, either way.
 
     Args:

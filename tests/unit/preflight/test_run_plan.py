@@ -17,8 +17,8 @@ from mindrl.resharding import plan as reshard
 
 PLANNERS: tuple[tuple[Any, str], ...] = (
     (shipped, "read_description"),
-    (run_shardings, "training_side"),
-    (run_shardings, "rollout_side"),
+    (run_shardings, "training_sharding"),
+    (run_shardings, "rollout_sharding"),
     (run_shardings, "choose_orders"),
     (reshard, "cut_into_cells"),
     (reshard, "choose_senders"),
@@ -50,7 +50,7 @@ def planned() -> RunShardings:
 def test_the_driver_orders_288_ranks_and_plans_no_reshard() -> None:
     with counted() as calls:
         plan = unordered_shardings(composed_config(RUN, [])).ordered.plan
-        once = ("read_description", "training_side", "rollout_side", "choose_orders")
+        once = ("read_description", "training_sharding", "rollout_sharding", "choose_orders")
         assert +calls() == Counter([*once, "cut_into_cells"])
     assert plan.layouts["actor"].world_size == 288
     assert plan.layouts["actor"] == plan.layouts["ref"]
@@ -67,7 +67,13 @@ def test_a_worker_of_288_plans_the_rest_once_whoever_asks_for_it(planned: RunSha
             assert memory.world_size == 288
         found = +calls()
     assert found.pop("region_bytes") == 2, "memory is planned by one who asks once"
-    once = ("training_side", "rollout_side", "cut_into_cells", "choose_senders", "assign_rounds")
+    once = (
+        "training_sharding",
+        "rollout_sharding",
+        "cut_into_cells",
+        "choose_senders",
+        "assign_rounds",
+    )
     assert found == Counter(once)
     assert worker.reshard.digest == planned.reshard.digest
 

@@ -10,22 +10,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import torch
-
-from mindrl.checkpoint.export import ExportedModel
-from mindrl.checkpoint.filed_weights import FolderWeights, RankWeights, ReadBox, fill
-from mindrl.checkpoint.new_folder import NewFolder
-from mindrl.checkpoint.rank_files import (
-    LAYOUT_FILE,
-    layout_text,
-    rank_files,
-    writing_ranks,
-)
-from mindrl.checkpoint.tensor_file import TORCH_TYPES, TensorFile
+from mindrl.checkpoint.export import exported_model
+from mindrl.checkpoint.new_folder import new_folder, writing
+from mindrl.checkpoint.rank_files import LAYOUT_FILE, layout_text, rank_files, writing_ranks
+from mindrl.checkpoint.readers import FolderReader, RankFileReader, ReadBox, fill
+from mindrl.checkpoint.tensor_file import TensorFile
 from mindrl.layouts.layout import TrainLayout
 from mindrl.models.decoder import DType
-from mindrl.models.placement import ShardingTable
-from mindrl.models.sharding import Sharding, dtype_of, table_bytes
+from mindrl.models.sharding import Sharding, table_bytes
 
 Advance = Callable[[int], object]
 """Called with the bytes that were written since."""
@@ -66,11 +58,11 @@ def convert(conversion: Conversion, advance: Advance) -> None:
         OutputError: The target cannot be written.
     """
     with ExitStack() as stack:
-        source: FolderWeights | RankWeights
+        source: FolderReader | RankFileReader
         if conversion.source_sharding is None:
-            source = FolderWeights(conversion.source, stack)
+            source = FolderReader(conversion.source, stack)
         else:
-            source = RankWeights(conversion.source, conversion.source_sharding, stack)
+            source = RankFileReader(conversion.source, conversion.source_sharding, stack)
         if conversion.layout is None:
             _write_model(conversion, source.read, advance)
         else:
@@ -79,48 +71,32 @@ def convert(conversion: Conversion, advance: Advance) -> None:
 
 def _write_model(conversion: Conversion, read: ReadBox, advance: Advance) -> None:
     table = conversion.target_sharding.table(0)
-    with ExportedModel(
+    with exported_model(
         conversion.source,
         conversion.target,
         table,
         dtype=conversion.dtype,
         shard_bytes=conversion.shard_bytes,
-    ) as sink:
+    ) as model:
         for name, entry in table.items():
-            local = sink.open(name)
+            local = model.open(name)
             fill(local, entry, read)
-            sink.close(name)
+            model.close(name)
             advance(local.nbytes)
 
 
 def _write_rank_files(
     conversion: Conversion, layout: TrainLayout, read: ReadBox, advance: Advance
 ) -> None:
-    sharding = conversion.target_sharding
+    sharding, target = conversion.target_sharding, conversion.target
     names = rank_files(sharding)
-    folder = NewFolder(conversion.source, conversion.target, conversion.dtype)
-    folder.begin()
-    try:
+    with new_folder(conversion.source, target, dtype=sharding.dtype) as folder, writing(target):
         for rank in writing_ranks(sharding):
-            _write_rank_file(
-                folder.building / names[rank], sharding.table(rank), sharding.dtype, read, advance
-            )
-        text = layout_text(layout, sharding)
-        (folder.building / LAYOUT_FILE).write_text(text, encoding="utf-8")
-        folder.complete()
-    except OSError as error:
-        raise folder.failure(error) from error
-    finally:
-        folder.discard()
-
-
-def _write_rank_file(
-    path: Path, table: ShardingTable, dtype: DType, read: ReadBox, advance: Advance
-) -> None:
-    kinds = {name: (dtype_of(entry, dtype), entry.shape) for name, entry in table.items()}
-    file = TensorFile(path, kinds)
-    for name, entry in table.items():
-        local = torch.empty(entry.shape, dtype=TORCH_TYPES[kinds[name][0]])
-        fill(local, entry, read)
-        file.write(name, local)
-        advance(local.nbytes)
+            table = sharding.table(rank)
+            file = TensorFile(folder / names[rank], table, sharding.dtype)
+            for name, entry in table.items():
+                local = file.empty(name)
+                fill(local, entry, read)
+                file.write(name, local)
+                advance(local.nbytes)
+        (folder / LAYOUT_FILE).write_text(layout_text(layout, sharding), encoding="utf-8")

@@ -4,7 +4,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,67 +27,52 @@ _CARRIED_FILES = (
 )
 
 
-class NewFolder:
-    """A folder of weight files, with the config and tokenizer of the folder it came from."""
+@contextmanager
+def new_folder(
+    source: str,
+    target: Path,
+    *,
+    dtype: DType,
+    head: Head = "vocabulary",
+    record: Mapping[str, object] | None = None,
+) -> Iterator[Path]:
+    """Make a folder beside the target, for weights; afterwards it takes the target's place.
 
-    def __init__(self, source: str, target: Path, dtype: DType, head: Head = "vocabulary") -> None:
-        """Name what is to be made.
+    With the config and the tokenizer of the folder that the model came from. An older target is
+    replaced; after an error there is nothing new.
 
-        Args:
-            source: The folder that config and tokenizer are carried over from.
-            target: The new folder.
-            dtype: Of the weights, for config.json.
-            head: Of the model, for config.json.
-        """
-        self.source = Path(source)
-        self.target = target
-        self.dtype = dtype
-        self.head = head
-        self.building = _beside(target)
+    Args:
+        source: The folder that config and tokenizer are carried over from.
+        target: The new folder.
+        dtype: Of the weights, for config.json.
+        head: Of the model, for config.json.
+        record: For `EXPORT_FILE`; None leaves it out.
 
-    def begin(self) -> None:
-        """Make an empty folder beside the target.
+    Raises:
+        OutputError: The folder cannot be made.
+    """
+    building = _beside(target)
+    try:
+        with writing(target):
+            shutil.rmtree(building, ignore_errors=True)
+            building.mkdir(parents=True)
+        yield building
+        with writing(target):
+            _carry_over(Path(source), building, dtype, head)
+            if record is not None:
+                _write_json(building / EXPORT_FILE, record)
+            _replace(building, target)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
 
-        Raises:
-            OutputError: The folder cannot be made.
-        """
-        try:
-            shutil.rmtree(self.building, ignore_errors=True)
-            self.building.mkdir(parents=True)
-        except OSError as error:
-            raise self.failure(error) from error
 
-    def discard(self) -> None:
-        """Remove what there is of it."""
-        shutil.rmtree(self.building, ignore_errors=True)
-
-    def complete(self, record: Mapping[str, object] | None = None) -> None:
-        """Add config and tokenizer and put the folder in its place; an older one is replaced.
-
-        Args:
-            record: For `EXPORT_FILE`; None leaves it out.
-
-        Raises:
-            OSError: A file cannot be read or written.
-        """
-        values = json.loads((self.source / "config.json").read_text(encoding="utf-8"))
-        # transformers 5 writes `dtype`, earlier versions `torch_dtype`.
-        values["torch_dtype" if "torch_dtype" in values else "dtype"] = self.dtype
-        if self.head == "value":
-            values |= _one_label(values)
-        text = json.dumps(values, indent=2) + "\n"
-        (self.building / "config.json").write_text(text, encoding="utf-8")
-        for name in _CARRIED_FILES:
-            if (self.source / name).is_file():
-                shutil.copyfile(self.source / name, self.building / name)
-        if record is not None:
-            text = json.dumps(record, indent=2) + "\n"
-            (self.building / EXPORT_FILE).write_text(text, encoding="utf-8")
-        _replace(self.building, self.target)
-
-    def failure(self, error: Exception) -> OutputError:
-        """Return an error in the words of the user."""
-        return OutputError(f"the model could not be exported to {self.target}: {error}")
+@contextmanager
+def writing(target: Path) -> Iterator[None]:
+    """Say in the words of the user what keeps a model from being written."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"the model could not be exported to {target}: {error}") from error
 
 
 def keep_folder(folder: Path, target: Path) -> None:
@@ -106,6 +92,22 @@ def keep_folder(folder: Path, target: Path) -> None:
         raise OutputError(f"{folder} could not be kept as {target}: {error}") from error
     finally:
         shutil.rmtree(building, ignore_errors=True)
+
+
+def _carry_over(source: Path, building: Path, dtype: DType, head: Head) -> None:
+    values = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    # transformers 5 writes `dtype`, earlier versions `torch_dtype`.
+    values["torch_dtype" if "torch_dtype" in values else "dtype"] = dtype
+    if head == "value":
+        values |= _one_label(values)
+    _write_json(building / "config.json", values)
+    for name in _CARRIED_FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, building / name)
+
+
+def _write_json(path: Path, values: Mapping[str, object]) -> None:
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
 def _link_or_copy(source: str, target: str) -> None:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mindrl.checkpoint.export import ExportedModel
+from mindrl.checkpoint.export import exported_model
 from mindrl.models.sharding import Sharding, whole_sharding
 from mindrl.platform.rendezvous import own_store
 from mindrl.resharding.exchange import Channel
@@ -85,7 +85,7 @@ class WeightExport:
         """
         route, model = self._route, self.model
         source, table = TrainingWeights(model, None), route.target.table(dist.get_rank())
-        with ExportedModel(
+        with exported_model(
             model.folder, folder, table, dtype=model.sharding.dtype, record=record
         ) as sink:
             route.open(model, f"{self.name} {self.exports}").run(source, sink)

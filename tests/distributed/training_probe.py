@@ -21,7 +21,7 @@ from training_messages import Case, Course, Trial, Updated, Weights
 
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import Logprobs, Sequences
-from mindrl.checkpoint.export import ExportedModel
+from mindrl.checkpoint.export import exported_model
 from mindrl.config.megatron_training import MegatronTrainingConfig
 from mindrl.config.role import LearningConfig
 from mindrl.errors import ModelError
@@ -309,7 +309,7 @@ def exported(folder: str, target: str, shard_bytes: int) -> None:
     whole = assembled(folder, TrainLayout(), [read(folder)])
     model = read_description(folder)
     table = whole_sharding(model, world_size=1, holders=[0], dtype="float32").table(0)
-    with ExportedModel(
+    with exported_model(
         folder, Path(target), table, dtype="float32", shard_bytes=shard_bytes
     ) as sink:
         for name, tensor in whole.items():

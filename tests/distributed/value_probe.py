@@ -14,7 +14,7 @@ from value_messages import Cast, Evening, Judged, Played, ValueTrial
 
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import Sequences, SequenceScores, Values
-from mindrl.checkpoint.export import ExportedModel
+from mindrl.checkpoint.export import exported_model
 from mindrl.errors import ModelError
 from mindrl.models.sharding import whole_sharding
 from mindrl.training.megatron.engine import MegatronEngine
@@ -80,7 +80,7 @@ def export(model: MegatronEngine, folder: Path) -> None:
     )
     transfer = prepared(model.sharding, whole, 1 << 20, folder.name)
     table = whole.table(dist.get_rank())
-    with ExportedModel(model.folder, folder, table, dtype="float32") as sink:
+    with exported_model(model.folder, folder, table, dtype="float32") as sink:
         transfer.run(Shards(model.local_tensors()), sink)
 
 

@@ -15,7 +15,7 @@ from megatron.core.tensor_parallel.layers import (
 from megatron.core.transformer.moe.experts import GroupedMLP
 from torch import Tensor, nn
 
-from mindrl.checkpoint.filed_weights import FolderWeights, fill
+from mindrl.checkpoint.readers import FolderReader, fill
 from mindrl.models.placement import ShardingTable
 from mindrl.training.megatron.model import unwrap
 from mindrl.training.megatron.modules import HeadInput
@@ -78,9 +78,9 @@ def import_weights(
         ModelError: A file or tensor is missing, unreadable or of another shape.
     """
     with ExitStack() as stack:
-        weights = FolderWeights(folder, stack, drawn)
+        reader = FolderReader(folder, stack, drawn)
         for name, entry in table.items():
-            fill(local[name], entry, weights.read)
+            fill(local[name], entry, reader.read)
 
 
 @torch.no_grad()
@@ -95,7 +95,7 @@ def _cut_weights(module: nn.Module) -> list[tuple[Tensor, int]]:
     """Return a module's own matrices that ranks share, with the dimension that they cut."""
     match module:
         case GroupedMLP():
-            # Transposed: see `mindrl.models.feed_forward`.
+            # Transposed: see `sharding_feed_forward`.
             return [(module.weight1, 1), (module.weight2, 0)]
         case ColumnParallelLinear() | VocabParallelEmbedding() | HeadInput():
             dim = 0

@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from mindrl.checkpoint.export import ExportedModel
+from mindrl.checkpoint.export import exported_model
 from mindrl.checkpoint.files import INDEX_FILE
 from mindrl.checkpoint.new_folder import keep_folder
 from mindrl.errors import OutputError
@@ -27,7 +27,7 @@ def export(
     model = read_description(str(source))
     table = whole_sharding(model, world_size=1, holders=[0], dtype=dtype).table(0)
     tensors = load_file(source / "model.safetensors")
-    with ExportedModel(str(source), target, table, dtype=dtype, shard_bytes=shard_bytes) as sink:
+    with exported_model(str(source), target, table, dtype=dtype, shard_bytes=shard_bytes) as sink:
         for name in names:
             sink.open(name).copy_(tensors[name])
         for name in names:
@@ -95,7 +95,7 @@ def test_a_critic_is_written_as_a_classifier_of_tokens_with_one_label_and_no_bia
     source = random_model_of("qwen3")
     model = read_description(str(source))
     sharding = whole_sharding(model, world_size=1, holders=[0], dtype="float32", head="value")
-    with ExportedModel(
+    with exported_model(
         str(source), tmp_path / "critic", sharding.table(0), dtype="float32"
     ) as sink:
         for name in sharding.table(0):
@@ -122,7 +122,7 @@ def test_a_record_lies_in_the_folder_and_does_not_travel_with_a_conversion(
     model = read_description(str(source))
     table = whole_sharding(model, world_size=1, holders=[0], dtype="float32").table(0)
     record = {"step": 3, "seed": 1}
-    with ExportedModel(
+    with exported_model(
         str(source), tmp_path / "new", table, dtype="float32", record=record
     ) as sink:
         for name in table:

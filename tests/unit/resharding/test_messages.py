@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mindrl.checkpoint.export import ExportedModel
+from mindrl.checkpoint.tensor_file import TensorFile
 from mindrl.layouts.layout import TrainLayout
 from mindrl.models.description import ModelDescription
 from mindrl.models.orientation import oriented
@@ -45,7 +46,9 @@ def float32(_: str) -> torch.dtype:
 
 def incoming(folder: Path, device: torch.device) -> Iterator[Message]:
     """Lay out what rank 0 receives for an export, whose sink is the host's memory."""
-    sink = ExportedModel("", folder, WHOLE.table(0), dtype="float32")
+    table = WHOLE.table(0)
+    file = TensorFile(folder / "model.safetensors", table, "float32")
+    sink = ExportedModel(folder, dict.fromkeys(table, file))
 
     def target(move: Move) -> Tensor:
         spot = move.cell.target
@@ -70,7 +73,7 @@ def outgoing(local: Callable[[tuple[int, ...]], Tensor]) -> Iterator[Message]:
 def test_an_export_into_the_memory_of_the_host_receives_in_that_of_the_device(
     tmp_path: Path,
 ) -> None:
-    messages = list(incoming(tmp_path / "model", OTHER))
+    messages = list(incoming(tmp_path, OTHER))
     assert {message.memory.device.type for message in messages} == {"meta"}
     assert all(message.staged for message in messages)
     # Half of two embeddings, of seven matrices and three biases; rank 0 has the norms itself.
@@ -79,7 +82,7 @@ def test_an_export_into_the_memory_of_the_host_receives_in_that_of_the_device(
 
 
 def test_where_both_are_the_host_large_pieces_arrive_in_their_place(tmp_path: Path) -> None:
-    messages = list(incoming(tmp_path / "model", HOST))
+    messages = list(incoming(tmp_path, HOST))
     direct = [message for message in messages if not message.staged]
     # Halves of two embeddings, and of both matrices that are cut by rows in the feed-forward part.
     assert sorted(message.memory.nbytes >> 10 for message in direct) == [512] * 4

@@ -29,8 +29,8 @@ def fill(local: Tensor, entry: LocalTensor, read: ReadBox) -> None:
         oriented(local, placement.local, placement.axes).copy_(part)
 
 
-class FolderWeights:
-    """The weights of a Hugging Face folder, which holds logical tensors as they are."""
+class FolderReader:
+    """Reads the weights of a Hugging Face folder, which holds logical tensors as they are."""
 
     def __init__(
         self, folder: str, stack: ExitStack, drawn: Mapping[str, Tensor] | None = None
@@ -80,8 +80,8 @@ class _Piece(NamedTuple):
     placement: Placement
 
 
-class RankWeights:
-    """The weights of a folder of rank files, put together from what each rank holds."""
+class RankFileReader:
+    """Reads the weights of a folder of rank files, put together from what each rank holds."""
 
     def __init__(self, folder: str, sharding: Sharding, stack: ExitStack) -> None:
         """Open the files.

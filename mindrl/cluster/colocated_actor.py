@@ -5,8 +5,9 @@ Shapes: B sequences, T positions.
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +28,8 @@ from mindrl.layouts.layout import RolloutLayout, TrainLayout, even_bounds
 from mindrl.memory.plan import MemoryPlan
 from mindrl.observability.memory_snapshot import MeasuredSnapshot
 from mindrl.rollout.sampling import Sampling
+
+AnswerT = TypeVar("AnswerT", Logprobs, Values, SequenceScores)
 
 
 class Ranks(Protocol):
@@ -105,37 +108,27 @@ class ColocatedActor:
 
     def compute_logprobs(self, sequences: Sequences) -> Logprobs:
         """Score sequences with the actor's current weights."""
-        return self._score("compute_logprobs", self.layouts["actor"], sequences)
+        return self._asked("compute_logprobs", "actor", sequences, Logprobs)
 
     def compute_ref_logprobs(self, sequences: Sequences) -> Logprobs:
         """Score sequences with the reference."""
-        return self._score("compute_ref_logprobs", self.layouts["ref"], sequences)
+        return self._asked("compute_ref_logprobs", "ref", sequences, Logprobs)
 
     def compute_values(self, sequences: Sequences) -> Values:
         """Value sequences with the critic's current weights."""
-        layout = self.layouts["critic"]
-        dealt = self._deal(sequences, layout)
-        replies: list[Values] = self._ask("compute_values", layout, sequences, dealt)
-        shape = sequences.tokens_BT.shape
-        return Values(values_BT=_join([reply.values_BT for reply in replies], dealt, shape))
+        return self._asked("compute_values", "critic", sequences, Values)
 
     def compute_rewards(self, sequences: Sequences) -> SequenceScores:
         """Score whole sequences with the reward model."""
-        layout = self.layouts["reward"]
-        dealt = self._deal(sequences, layout)
-        replies: list[SequenceScores] = self._ask("compute_rewards", layout, sequences, dealt)
-        rewards_B = torch.zeros(len(sequences))
-        for reply, rows in zip(replies, dealt, strict=True):
-            rewards_B[rows] = reply.rewards_B
-        return SequenceScores(rewards_B=rewards_B)
+        return self._asked("compute_rewards", "reward", sequences, SequenceScores)
 
     def update(self, minibatch: Minibatch) -> dict[str, float]:
         """Take one optimizer step of the actor; returns metrics of the whole minibatch."""
-        return self._update("update", self.layouts["actor"], minibatch)
+        return self._update("update", "actor", minibatch)
 
     def update_critic(self, minibatch: CriticMinibatch) -> dict[str, float]:
         """Take one optimizer step of the critic; returns metrics of the whole minibatch."""
-        return self._update("update_critic", self.layouts["critic"], minibatch)
+        return self._update("update_critic", "critic", minibatch)
 
     def export(self, folder: Path, record: Mapping[str, object]) -> None:
         """Write the actor's weights as a Hugging Face folder, with a record of them."""
@@ -178,19 +171,19 @@ class ColocatedActor:
                 metrics[name] = max(values) if name.startswith("seconds/") else sum(values)
         return metrics
 
-    def _score(self, method: str, layout: TrainLayout, sequences: Sequences) -> Logprobs:
-        dealt = self._deal(sequences, layout)
-        replies: list[Logprobs] = self._ask(method, layout, sequences, dealt)
-        shape = sequences.tokens_BT.shape
-        return Logprobs(
-            logprobs_BT=_join([reply.logprobs_BT for reply in replies], dealt, shape),
-            entropy_BT=_join([reply.entropy_BT for reply in replies], dealt, shape),
-        )
+    def _asked(self, method: str, role: Role, sequences: Sequences, kind: type[AnswerT]) -> AnswerT:
+        """Deal sequences to the replicas of a role; put their answers in the order of the batch."""
+        dealt = self._deal(sequences, self.layouts[role])
+        replies = self._ask(method, role, sequences, dealt)
+        columns = {}
+        for name in (field.name for field in fields(kind)):
+            parts = [getattr(reply, name) for reply in replies]
+            columns[name] = _joined(parts, dealt, sequences.tokens_BT.shape)
+        return kind(**columns)
 
-    def _update(self, method: str, layout: TrainLayout, minibatch: Sequences) -> dict[str, float]:
-        replies: list[dict[str, float]] = self._ask(
-            method, layout, minibatch, self._deal(minibatch, layout)
-        )
+    def _update(self, method: str, role: Role, minibatch: Sequences) -> dict[str, float]:
+        dealt = self._deal(minibatch, self.layouts[role])
+        replies: list[dict[str, float]] = self._ask(method, role, minibatch, dealt)
         return replies[0]
 
     def _deal(self, sequences: Sequences, layout: TrainLayout) -> list[Tensor]:
@@ -203,10 +196,11 @@ class ColocatedActor:
         return [torch.tensor(share) for share in shares]
 
     def _ask(
-        self, method: str, layout: TrainLayout, sequences: Sequences, dealt: Sequence[Tensor]
+        self, method: str, role: Role, sequences: Sequences, dealt: Sequence[Tensor]
     ) -> list[Any]:
         """Give each replica its rows; return what the replicas say."""
-        return self._per_replica(method, layout, [(sequences.rows(rows),) for rows in dealt])
+        shares = [(sequences.rows(rows),) for rows in dealt]
+        return self._per_replica(method, self.layouts[role], shares)
 
     def _per_replica(
         self, method: str, layout: TrainLayout | RolloutLayout, shares: Sequence[tuple[Any, ...]]
@@ -217,8 +211,12 @@ class ColocatedActor:
         return [replies[rank] for rank in layout.leaders]
 
 
-def _join(parts: Sequence[Tensor], dealt: Sequence[Tensor], shape: torch.Size) -> Tensor:
-    joined_BT = torch.zeros(shape)
+def _joined(parts: Sequence[Tensor], dealt: Sequence[Tensor], shape: torch.Size) -> Tensor:
+    """Join parts of a batch of `shape`, [B] each or [B, T], the T of which differ; 0 elsewhere."""
+    joined = torch.zeros(shape[: parts[0].dim()])
     for part, rows in zip(parts, dealt, strict=True):
-        joined_BT[rows, : part.size(1)] = part
-    return joined_BT
+        if part.dim() > 1:
+            joined[rows, : part.size(1)] = part
+        else:
+            joined[rows] = part
+    return joined

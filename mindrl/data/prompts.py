@@ -5,35 +5,20 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from mindrl.batch.prompts import Prompt
+from mindrl.config.megatron_training import MegatronTrainingConfig
+from mindrl.config.rl import RLConfig
 from mindrl.data.rows import Row, read_rows
 from mindrl.errors import DataError
 
 _LOGGER = logging.getLogger(__name__)
 
 ChatMessage = dict[str, str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PromptSource:
-    """Where prompts are, and what is asked of them."""
-
-    path: str
-    """A .jsonl or .parquet file."""
-    prompt_column: str
-    """Holds chat messages, [{"role": ..., "content": ...}, ...], or the text of a user."""
-    answer_column: str
-    """Holds the right answer: text, or a number that is taken as text."""
-    max_prompt_length: int
-    """Tokens, the generation prompt included."""
-    overlong_prompt_policy: Literal["error", "drop"]
-    system_prompt: str | None
-    """Put before the messages of every row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,35 +40,47 @@ class _Rendered:
     answer: str
 
 
-def load_prompts(source: PromptSource, tokenizer: PreTrainedTokenizerBase) -> PromptSet:
+def load_prompts(
+    path: str,
+    training: MegatronTrainingConfig,
+    rl: RLConfig,
+    tokenizer: PreTrainedTokenizerBase,
+) -> PromptSet:
     """Read a data file and render its prompts with the tokenizer's chat template.
+
+    Args:
+        path: A .jsonl or .parquet file.
+        training: Names the columns and a system message.
+        rl: Bounds the length of a prompt.
+        tokenizer: Of the model.
 
     Raises:
         DataError: The file or one of its rows breaks the stated format, a prompt is too
             long where the policy is "error", or no prompt is left.
     """
-    rendered = [_render(row, source, tokenizer) for row in read_rows(source.path)]
+    rendered = [_render(row, training, tokenizer) for row in read_rows(path)]
     if not rendered:
-        raise DataError(f"data file {source.path}: no rows; needed at least one")
+        raise DataError(f"data file {path}: no rows; needed at least one")
     # The template has placed every special token, so the tokenizer must not add its own.
     token_ids = tokenizer([row.text for row in rendered], add_special_tokens=False)["input_ids"]
     prompts = tuple(
         Prompt(uid=uid, token_ids=tuple(ids), text=row.text, answer=row.answer)
         for uid, (row, ids) in enumerate(zip(rendered, token_ids, strict=True))
     )
-    return _limit_length(prompts, [row.place for row in rendered], source)
+    kept = _limit_length(prompts, [row.place for row in rendered], path, rl)
+    return PromptSet(path=path, prompts=kept, dropped=len(prompts) - len(kept))
 
 
 def _limit_length(
-    prompts: tuple[Prompt, ...], places: Sequence[str], source: PromptSource
-) -> PromptSet:
-    limit = source.max_prompt_length
+    prompts: tuple[Prompt, ...], places: Sequence[str], path: str, rl: RLConfig
+) -> tuple[Prompt, ...]:
+    limit = rl.max_prompt_length
     kept = tuple(prompt for prompt in prompts if len(prompt.token_ids) <= limit)
     dropped = len(prompts) - len(kept)
     if dropped == 0:
-        return PromptSet(path=source.path, prompts=prompts, dropped=0)
+        return prompts
     longest = max(len(prompt.token_ids) for prompt in prompts)
-    if source.overlong_prompt_policy == "error":
+    if rl.overlong_prompt_policy == "error":
         first = next(prompt for prompt in prompts if len(prompt.token_ids) > limit)
         raise DataError(
             f"{places[first.uid]}: prompt of {len(first.token_ids)} tokens is longer than "
@@ -92,26 +89,28 @@ def _limit_length(
         )
     if not kept:
         raise DataError(
-            f"data file {source.path}: no prompt is left, all {dropped} are longer than "
+            f"data file {path}: no prompt is left, all {dropped} are longer than "
             f"rl_config.max_prompt_length={limit}; the longest has {longest} tokens"
         )
     _LOGGER.warning(
         "%s: dropped %d of %d prompts longer than rl_config.max_prompt_length=%d tokens",
-        source.path,
+        path,
         dropped,
         len(prompts),
         limit,
     )
-    return PromptSet(path=source.path, prompts=kept, dropped=dropped)
+    return kept
 
 
-def _render(row: Row, source: PromptSource, tokenizer: PreTrainedTokenizerBase) -> _Rendered:
-    messages = _messages(row, source)
+def _render(
+    row: Row, training: MegatronTrainingConfig, tokenizer: PreTrainedTokenizerBase
+) -> _Rendered:
+    messages = _messages(row, training)
     try:
         text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     except TemplateError as error:
         raise DataError(f"{row.place}: the chat template refuses the prompt: {error}") from error
-    answer = _answer(row, source)
+    answer = _answer(row, training)
     try:
         f"{text}{answer}".encode()
     except UnicodeEncodeError as error:
@@ -119,8 +118,8 @@ def _render(row: Row, source: PromptSource, tokenizer: PreTrainedTokenizerBase) 
     return _Rendered(place=row.place, text=text, answer=answer)
 
 
-def _messages(row: Row, source: PromptSource) -> list[ChatMessage]:
-    column = source.prompt_column
+def _messages(row: Row, training: MegatronTrainingConfig) -> list[ChatMessage]:
+    column = training.prompt_column
     value = _column(row, column, "megatron_training.prompt_column")
     where = f"{row.place}: column {column!r}"
     if isinstance(value, str):
@@ -135,14 +134,14 @@ def _messages(row: Row, source: PromptSource) -> list[ChatMessage]:
     ]
     if messages[-1]["role"] == "assistant":
         raise DataError(f"{where} ends with an answer of the assistant; needed a question")
-    if source.system_prompt is None:
+    if training.system_prompt is None:
         return messages
     if any(message["role"] == "system" for message in messages):
         raise DataError(
             f"{where} has a system message of its own; "
             "needed none, as megatron_training.system_prompt is set"
         )
-    return [{"role": "system", "content": source.system_prompt}, *messages]
+    return [{"role": "system", "content": training.system_prompt}, *messages]
 
 
 def _message(where: str, value: Any) -> ChatMessage:
@@ -158,13 +157,13 @@ def _message(where: str, value: Any) -> ChatMessage:
     return present
 
 
-def _answer(row: Row, source: PromptSource) -> str:
-    value = _column(row, source.answer_column, "megatron_training.answer_column")
+def _answer(row: Row, training: MegatronTrainingConfig) -> str:
+    value = _column(row, training.answer_column, "megatron_training.answer_column")
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     answer = str(value) if is_number else value
     if not isinstance(answer, str) or not answer.strip():
         raise DataError(
-            f"{row.place}: column {source.answer_column!r} holds {_shown(value)}; "
+            f"{row.place}: column {training.answer_column!r} holds {_shown(value)}; "
             "needed an answer: text, not empty, or a number"
         )
     return answer

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerBase
 
 from mindrl.config.run import RunConfig
-from mindrl.data.prompts import PromptSet, PromptSource, load_prompts
+from mindrl.data.prompts import PromptSet, load_prompts
 from mindrl.data.tokenizer import load_tokenizer, stop_token_ids
 from mindrl.errors import ConfigError, DataError, ModelError
 
@@ -29,16 +29,16 @@ def read_data(config: RunConfig) -> RunData:
     Raises:
         ConfigError: The tokenizer or the data cannot serve the run.
     """
-    training = config.megatron_training
+    training, rl = config.megatron_training, config.rl_config
     try:
         tokenizer = load_tokenizer(
             config.tokenizer_path, trust_remote_code=config.generate_config.trust_remote_code
         )
         stops = stop_token_ids(tokenizer, config.actor_config.load)
-        train = load_prompts(_source(config, training.data_path), tokenizer)
+        train = load_prompts(training.data_path, training, rl, tokenizer)
         test = None
         if training.test_data_path is not None:
-            test = load_prompts(_source(config, training.test_data_path), tokenizer)
+            test = load_prompts(training.test_data_path, training, rl, tokenizer)
     except (DataError, ModelError) as error:
         raise ConfigError(str(error)) from error
     return RunData(tokenizer=tokenizer, stop_token_ids=stops, train=train, test=test)
@@ -66,14 +66,3 @@ def _rows_line(found: PromptSet) -> str:
     longest = max(len(prompt.token_ids) for prompt in found.prompts)
     dropped = f", {found.dropped} longer ones dropped" if found.dropped else ""
     return f"{found.path}: {rows} rows, prompts of up to {longest} tokens{dropped}"
-
-
-def _source(config: RunConfig, path: str) -> PromptSource:
-    return PromptSource(
-        path=path,
-        prompt_column=config.megatron_training.prompt_column,
-        answer_column=config.megatron_training.answer_column,
-        max_prompt_length=config.rl_config.max_prompt_length,
-        overlong_prompt_policy=config.rl_config.overlong_prompt_policy,
-        system_prompt=config.megatron_training.system_prompt,
-    )

@@ -10,7 +10,9 @@ import datasets
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from mindrl.data.prompts import PromptSet, PromptSource, load_prompts
+from mindrl.config.megatron_training import MegatronTrainingConfig
+from mindrl.config.rl import RLConfig
+from mindrl.data.prompts import PromptSet, load_prompts
 from mindrl.errors import DataError
 
 QUESTION = {"role": "user", "content": "12+35=?"}
@@ -18,16 +20,19 @@ ROW = {"messages": [QUESTION], "answer": "47"}
 RENDERED = "<|im_start|>user\n12+35=?<|im_end|>\n<|im_start|>assistant\n"
 
 
-def source(path: Path, **changes: Any) -> PromptSource:
-    usual = PromptSource(
-        path=str(path),
-        prompt_column="messages",
-        answer_column="answer",
-        max_prompt_length=64,
-        overlong_prompt_policy="error",
-        system_prompt=None,
+TRAINING = MegatronTrainingConfig(
+    train_iters=1, global_batch_size=1, seq_length=128, data_path="train.jsonl"
+)
+RL = RLConfig(mini_batch_size=1, max_prompt_length=64)
+
+
+def read(path: Path, tokenizer: PreTrainedTokenizerFast, **changes: Any) -> PromptSet:
+    """Load a file with keys of either section changed."""
+    of_rl = {key: value for key, value in changes.items() if hasattr(RL, key)}
+    of_training = {key: value for key, value in changes.items() if key not in of_rl}
+    return load_prompts(
+        str(path), replace(TRAINING, **of_training), replace(RL, **of_rl), tokenizer
     )
-    return replace(usual, **changes)
 
 
 class Loader:
@@ -45,7 +50,7 @@ class Loader:
 
     def content(self, content: bytes, **changes: Any) -> PromptSet:
         self.path.write_bytes(content)
-        return load_prompts(source(self.path, **changes), self.tokenizer)
+        return read(self.path, self.tokenizer, **changes)
 
 
 @pytest.fixture
@@ -112,7 +117,7 @@ def test_parquet_and_jsonl_give_equal_prompts(
 ) -> None:
     rows = [ROW | {"answer": number} for number in range(3)]
     datasets.Dataset.from_list(rows).to_parquet(tmp_path / "train.parquet")
-    loaded = load_prompts(source(tmp_path / "train.parquet"), tokenizer)
+    loaded = read(tmp_path / "train.parquet", tokenizer)
     assert loaded.prompts == load.rows(*rows).prompts
     assert [prompt.answer for prompt in loaded.prompts] == ["0", "1", "2"]
 
@@ -123,7 +128,7 @@ def test_a_parquet_file_that_changes_within_a_second_is_read_anew(
     path = tmp_path / "train.parquet"
     for answer in ("47", "48"):
         datasets.Dataset.from_list([ROW | {"answer": answer}]).to_parquet(path)
-        assert load_prompts(source(path), tokenizer).prompts[0].answer == answer
+        assert read(path, tokenizer).prompts[0].answer == answer
 
 
 def test_reading_parquet_leaves_the_progress_bars_of_others_as_they_were(
@@ -133,7 +138,7 @@ def test_reading_parquet_leaves_the_progress_bars_of_others_as_they_were(
     datasets.Dataset.from_list([ROW]).to_parquet(path)
     capfd.readouterr()
     before = datasets.are_progress_bars_disabled()
-    load_prompts(source(path), tokenizer)
+    read(path, tokenizer)
     assert datasets.are_progress_bars_disabled() == before
     assert capfd.readouterr() == ("", "")
 
@@ -144,7 +149,7 @@ def test_a_bad_row_of_a_parquet_file_is_named_by_its_number(
     path = tmp_path / "train.parquet"
     datasets.Dataset.from_list([ROW, ROW | {"answer": None}]).to_parquet(path)
     with pytest.raises(DataError, match=r"row 1 counted from 0: column 'answer' holds null"):
-        load_prompts(source(path), tokenizer)
+        read(path, tokenizer)
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"no parquet at all", b"PAR1" * 20])
@@ -154,7 +159,7 @@ def test_a_file_that_is_not_parquet_is_refused(
     path = tmp_path / "train.parquet"
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"train\.parquet"):
-        load_prompts(source(path), tokenizer)
+        read(path, tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -254,7 +259,7 @@ def test_a_path_that_cannot_be_read_is_named_with_the_reason(
 ) -> None:
     (tmp_path / "folder.jsonl").mkdir()
     with pytest.raises(DataError, match=complaint):
-        load_prompts(source(tmp_path / name), tokenizer)
+        read(tmp_path / name, tokenizer)
 
 
 LONG_ROW = ROW | {"messages": "1" * 60}  # 8 tokens of the template, and 60 letters

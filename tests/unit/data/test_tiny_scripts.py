@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from mindrl.checkpoint.files import check_files, tensor_shapes
-from mindrl.data.prompts import PromptSource, load_prompts
+from mindrl.config.megatron_training import MegatronTrainingConfig
+from mindrl.config.rl import RLConfig
+from mindrl.data.prompts import load_prompts
 from mindrl.models.description import read_description
 
 
@@ -181,15 +183,12 @@ def test_an_answer_appended_to_its_prompt_is_the_rendered_chat(
 def test_every_prompt_of_the_data_set_has_15_tokens(
     data: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    source = PromptSource(
-        path=str(data / "train.jsonl"),
-        prompt_column="messages",
-        answer_column="answer",
-        max_prompt_length=15,
-        overlong_prompt_policy="error",
-        system_prompt=None,
+    path = str(data / "train.jsonl")
+    training = MegatronTrainingConfig(
+        train_iters=1, global_batch_size=1, seq_length=32, data_path=path
     )
-    loaded = load_prompts(source, tokenizer)
+    rl = RLConfig(mini_batch_size=1, max_prompt_length=15)
+    loaded = load_prompts(path, training, rl, tokenizer)
     assert Counter(len(prompt.token_ids) for prompt in loaded.prompts) == {15: 4096}
 
 

@@ -141,14 +141,7 @@ def _workers(
     with ExitStack() as stack:
         scorer = None
         if rl.verifier_function:
-            scorer = stack.enter_context(
-                RewardScorer(
-                    rl.verifier_function,
-                    rl.verifier_weight,
-                    rl.verifier_timeout,
-                    rl.verifier_parallel,
-                )
-            )
+            scorer = stack.enter_context(RewardScorer(rl))
             scorer.warm_up()
         console.note(f"starting {config.world_size} worker(s), logs in {run.folder.logs}")
         cluster = RayCluster(

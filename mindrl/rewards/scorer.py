@@ -1,11 +1,11 @@
 """Score responses in processes of their own, within a time limit for each response."""
 
 import logging
-import math
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
+from mindrl.config.rl import RLConfig
 from mindrl.errors import ConfigError, RewardError
 from mindrl.observability.printable import printable
 from mindrl.rewards.messages import FailureKind, Outcomes, PoolPlan, Ranges, ScoreRequest, quoted
@@ -31,27 +31,17 @@ class RewardScorer:
     worst score, is counted and logged, and costs no other anything.
     """
 
-    def __init__(
-        self,
-        functions: Sequence[str],
-        weights: Sequence[float],
-        timeout_seconds: float,
-        processes: int,
-    ) -> None:
-        """Check the plan; no process starts before `warm_up` or the first `score`.
-
-        Raises:
-            ConfigError: functions repeat or are none, weights do not fit them, or a
-                limit is not positive.
-        """
-        _check(functions, weights, timeout_seconds, processes)
-        self._weights = tuple(weights)
+    def __init__(self, rl: RLConfig) -> None:
+        """Take the functions and their limits; no process starts before `warm_up` or `score`."""
+        self._weights = rl.verifier_weight
         self._plan = PoolPlan(
-            functions=tuple(functions), timeout_seconds=timeout_seconds, processes=processes
+            functions=rl.verifier_function,
+            timeout_seconds=rl.verifier_timeout,
+            processes=rl.verifier_parallel,
         )
         self._service: RewardService | None = None
         self._logged: set[tuple[str, FailureKind]] = set()
-        self._worst = WorstScores(dict(zip(functions, weights, strict=True)))
+        self._worst = WorstScores(dict(zip(rl.verifier_function, rl.verifier_weight, strict=True)))
 
     def __enter__(self) -> Self:
         return self
@@ -136,24 +126,6 @@ class RewardScorer:
                 quoted(responses[each.response]),
                 f"\n{printable(each.first.trace)}".rstrip() if is_new else "",
             )
-
-
-def _check(
-    functions: Sequence[str], weights: Sequence[float], timeout_seconds: float, processes: int
-) -> None:
-    if not functions or len(set(functions)) != len(functions):
-        raise ConfigError(
-            f"rl_config.verifier_function={list(functions)}: need at least 1, each named once"
-        )
-    if len(weights) != len(functions) or not all(map(math.isfinite, weights)):
-        raise ConfigError(
-            f"rl_config.verifier_weight={list(weights)}: need {len(functions)} finite numbers, "
-            "one for each rl_config.verifier_function"
-        )
-    if not 0 < timeout_seconds < math.inf:
-        raise ConfigError(f"rl_config.verifier_timeout={timeout_seconds}: need seconds above 0")
-    if processes < 1:
-        raise ConfigError(f"rl_config.verifier_parallel={processes}: need at least 1 process")
 
 
 def try_rewards(functions: Sequence[str], timeout_seconds: float, answer: str) -> None:

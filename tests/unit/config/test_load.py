@@ -104,6 +104,8 @@ def test_a_value_of_another_type_is_refused_and_never_converted(
         ("actor_config.adam_beta1", 1.0, "=1.0 must be less than 1"),
         ("rl_config.clip_ratio", 1.0, "=1.0 must be less than 1"),
         ("rl_config.use_integrated_worker", False, "=false must be True"),
+        ("rl_config.verifier_timeout", 0.0, "=0.0 must be greater than 0"),
+        ("rl_config.verifier_parallel", 0, "=0 must be greater than or equal to 1"),
         ("rl_config.device", "tpu", "=\"tpu\" must be 'auto', 'npu', 'gpu' or 'cpu'"),
         ("generate_config.dtype", "float16", "=\"float16\" must be 'bfloat16' or 'float32'"),
         ("generate_config.gpu_memory_utilization", 1.5, "=1.5 must be less than or equal to 1"),

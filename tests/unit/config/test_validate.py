@@ -216,6 +216,14 @@ def test_each_reward_needs_one_weight(
     ]
 
 
+def test_a_reward_is_named_once(run_config: MakeConfig) -> None:
+    functions = {"rl_config.verifier_function": ["f", "g", "f"]}
+    weights = {"rl_config.verifier_weight": [1.0, 1.0, 1.0]}
+    assert found(run_config, functions | weights) == [
+        "rl_config.verifier_function=f,g,f names f more than once; raise its weight"
+    ]
+
+
 def test_the_learning_rate_may_not_decay_upwards(run_config: MakeConfig) -> None:
     assert found(run_config, {"actor_config.lr": 1e-6, "actor_config.min_lr": 2e-6}) == [
         "actor_config.min_lr=2e-06 must not be above actor_config.lr=1e-06"

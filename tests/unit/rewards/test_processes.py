@@ -11,11 +11,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from scorers import scorer_of
 
 from mindrl.errors import RewardError
 from mindrl.rewards.messages import Failure
 from mindrl.rewards.pool import Chunk
-from mindrl.rewards.scorer import RewardScorer
 from mindrl.rewards.service import remaining, settled
 from mindrl.rewards.worker import score_pairs
 
@@ -24,11 +24,19 @@ OBEY = f"{Path(__file__).with_name('hostile_reward.py')}:obey"
 CALLER = """
 import sys
 from pathlib import Path
+from mindrl.config.rl import RLConfig
 from mindrl.rewards.scorer import RewardScorer
 with open(sys.argv[2], "a") as imports:
     imports.write("imported\\n")
 if __name__ == "__main__":
-    scorer = RewardScorer([sys.argv[1]], [1.0], 600.0, 2)
+    rl = RLConfig(
+        mini_batch_size=1,
+        verifier_function=(sys.argv[1],),
+        verifier_weight=(1.0,),
+        verifier_timeout=600.0,
+        verifier_parallel=2,
+    )
+    scorer = RewardScorer(rl)
     scorer.score(["fine"], ["72"])
     print("scoring", flush=True)
     scorer.score(["hang with children"] * 8, ["72"] * 8)
@@ -64,7 +72,7 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_close_leaves_no_process_and_may_be_called_twice(mark: str) -> None:
-    with RewardScorer([OBEY], [1.0], 1.0, 2) as scorer:
+    with scorer_of([OBEY], [1.0], 1.0, 2) as scorer:
         scorer.score(["fine"] * 4 + ["hang with children"], ["72"] * 5)
         assert len(marked_processes(mark)) >= 4  # the guard, the service and 2 workers
     assert marked_processes(mark) == []
@@ -72,7 +80,7 @@ def test_close_leaves_no_process_and_may_be_called_twice(mark: str) -> None:
 
 
 def test_close_right_after_warm_up_leaves_no_process(mark: str) -> None:
-    with RewardScorer(["math_verify"], [1.0], 1.0, 2) as scorer:
+    with scorer_of(["math_verify"], [1.0], 1.0, 2) as scorer:
         scorer.warm_up()
         assert len(marked_processes(mark)) >= 1
     assert wait_for_count(mark, 0, 0, seconds=5.0) == 0
@@ -81,7 +89,7 @@ def test_close_right_after_warm_up_leaves_no_process(mark: str) -> None:
 def test_warm_up_returns_before_an_import_of_1_second_ends(tmp_path: Path) -> None:
     file = tmp_path / "heavy.py"
     file.write_text("import time\ntime.sleep(1)\ndef one(r, a):\n    return 1.0\n")
-    with RewardScorer([f"{file}:one"], [1.0], 1.0, 1) as scorer:
+    with scorer_of([f"{file}:one"], [1.0], 1.0, 1) as scorer:
         started = time.monotonic()
         scorer.warm_up()
         assert time.monotonic() - started < 1.0
@@ -107,7 +115,7 @@ def test_a_killed_caller_leaves_no_process_and_its_main_module_ran_once(
 
 def test_processes_that_calls_leave_behind_end_with_the_batch(mark: str) -> None:
     """Three answers leave two each; the one whose worker is killed leaves four."""
-    with RewardScorer([OBEY], [1.0], 1.5, 2) as scorer:
+    with scorer_of([OBEY], [1.0], 1.5, 2) as scorer:
         scores = scorer.score(["leave orphans"] * 3 + ["hang with children"], ["72"] * 4)
         assert scores.rewards == (1.0, 1.0, 1.0, -1.0)
         assert wait_for_count(mark, 0, 4, seconds=5.0) == 4  # the guard, the service and 2 workers
@@ -118,7 +126,7 @@ def test_processes_that_calls_leave_behind_end_with_the_batch(mark: str) -> None
 @pytest.mark.parametrize("killed", ["guard", "service"])
 def test_a_killed_guard_or_host_takes_its_workers_along(killed: str, mark: str) -> None:
     """The workers die by the kernel's hand; of what they started the guard takes care."""
-    scorer = RewardScorer([OBEY], [1.0], 600.0, 2)
+    scorer = scorer_of([OBEY], [1.0], 600.0, 2)
     scorer.score(["fine"], ["72"])
     (guard,) = {os.getsid(process) for process in marked_processes(mark)}
     (service,) = psutil.Process(guard).children()
@@ -135,7 +143,7 @@ def test_a_killed_guard_or_host_takes_its_workers_along(killed: str, mark: str) 
 def test_the_scorer_works_on_after_an_interrupted_call(mark: str) -> None:
     before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
     try:
-        with RewardScorer([OBEY], [1.0], 600.0, 2) as scorer:
+        with scorer_of([OBEY], [1.0], 600.0, 2) as scorer:
             scorer.score(["fine"], ["72"])
             main = threading.main_thread().ident
             assert main is not None

@@ -1,12 +1,12 @@
 """Scores of batches in which some answers attack the process that scores them."""
 
 import logging
-import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from scorers import scorer_of
 
 from mindrl.errors import ConfigError, RewardError
 from mindrl.rewards.functions import math_verify
@@ -25,7 +25,7 @@ OBEY = f"{Path(__file__).with_name('hostile_reward.py')}:obey"
 
 @pytest.fixture(scope="module")
 def scorer() -> Iterator[RewardScorer]:
-    with RewardScorer([OBEY, "math_verify"], [1.0, 0.5], TIMEOUT_SECONDS, processes=2) as scorer:
+    with scorer_of([OBEY, "math_verify"], [1.0, 0.5], TIMEOUT_SECONDS, processes=2) as scorer:
         yield scorer
 
 
@@ -102,7 +102,7 @@ def test_eight_bad_results_are_eight_errors_of_the_lowest_score(scorer: RewardSc
 
 def test_a_number_that_takes_for_ever_scores_as_a_wrong_number_does() -> None:
     responses = ["Answer: 12", "Answer: 11", "Answer: 10!!!!!!"]
-    with RewardScorer(["acc_for_dapo"], [1.0], TIMEOUT_SECONDS, processes=1) as dapo:
+    with scorer_of(["acc_for_dapo"], [1.0], TIMEOUT_SECONDS, processes=1) as dapo:
         scores = dapo.score(responses, ["12"] * 3)
     assert (scores.rewards, scores.failed("timeout")) == ((1.0, -1.0, -1.0), 1)
     # One of three answers is right, whatever the ends of the range.
@@ -123,7 +123,7 @@ def test_the_first_failure_of_each_kind_is_logged_with_the_calls_and_their_lines
     source = OBEY.removesuffix(":obey")
     code = Path(source).read_text("utf-8").splitlines()
     with (
-        RewardScorer([OBEY], [1.0], TIMEOUT_SECONDS, 1) as fresh,
+        scorer_of([OBEY], [1.0], TIMEOUT_SECONDS, 1) as fresh,
         caplog.at_level(logging.WARNING, logger="mindrl.rewards.scorer"),
     ):
         obeyed(fresh, 4, {1: "raise", 2: "exit 3", 3: "raise"})
@@ -188,14 +188,14 @@ def test_one_reference_too_few_or_no_responses_are_refused(scorer: RewardScorer)
 def test_slow_answers_within_the_limit_all_score(tmp_path: Path) -> None:
     file = tmp_path / "slow.py"
     file.write_text("import time\ndef slow(r, a):\n    time.sleep(0.6)\n    return 1.0\n")
-    with RewardScorer([f"{file}:slow"], [1.0], timeout_seconds=1.0, processes=1) as scorer:
+    with scorer_of([f"{file}:slow"], [1.0], timeout_seconds=1.0, processes=1) as scorer:
         scores = scorer.score(["a"] * 5, ["72"] * 5)  # a chunk of 2 would take 1.2 s
     assert (scores.rewards, scores.failed("timeout")) == ((1.0,) * 5, 0)
 
 
 def test_an_unknown_function_is_refused_at_the_first_score() -> None:
     with (
-        RewardScorer(["math_verfy"], [1.0], 1.0, 1) as scorer,
+        scorer_of(["math_verfy"], [1.0], 1.0, 1) as scorer,
         pytest.raises(ConfigError, match="did you mean 'math_verify'"),
     ):
         scorer.score(["a"], ["72"])
@@ -205,29 +205,7 @@ def test_a_function_whose_import_ends_the_host_is_an_error_and_no_hang(tmp_path:
     file = tmp_path / "fatal.py"
     file.write_text("import os\nos._exit(5)\n")
     with (
-        RewardScorer([f"{file}:score"], [1.0], 1.0, 1) as scorer,
+        scorer_of([f"{file}:score"], [1.0], 1.0, 1) as scorer,
         pytest.raises(RewardError, match="exit code 5"),
     ):
         scorer.score(["a"], ["72"])
-
-
-@pytest.mark.parametrize(
-    ("functions", "weights", "timeout_seconds", "processes", "needed"),
-    [
-        ([], [], 1.0, 1, r"verifier_function=\[\]"),
-        (["math_verify"] * 2, [1.0, 1.0], 1.0, 1, "each named once"),
-        (["math_verify"], [1.0, 2.0], 1.0, 1, r"verifier_weight=\[1.0, 2.0\]: need 1"),
-        (["math_verify"], [math.nan], 1.0, 1, r"verifier_weight=\[nan\]"),
-        (["math_verify"], [1.0], 0.0, 1, "verifier_timeout=0.0"),
-        (["math_verify"], [1.0], 1.0, 0, "verifier_parallel=0"),
-    ],
-)
-def test_a_plan_that_cannot_run_is_refused_with_its_field(
-    functions: list[str],
-    weights: list[float],
-    timeout_seconds: float,
-    processes: int,
-    needed: str,
-) -> None:
-    with pytest.raises(ConfigError, match=needed):
-        RewardScorer(functions, weights, timeout_seconds, processes)

@@ -13,6 +13,7 @@ from mindrl.batch.experience import Logprobs, Sequences
 from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Rollouts
 from mindrl.config.generate import SamplingConfig
+from mindrl.config.rl import RLConfig
 from mindrl.errors import RewardError
 from mindrl.observability.timing import StageTimer
 from mindrl.rewards.functions import boxed_format
@@ -187,7 +188,12 @@ def test_an_error_of_the_devices_ends_the_rules_too() -> None:
 
 def test_real_rules_in_their_own_process_give_the_same_scores_from_a_thread() -> None:
     roles = MemoryRoles()
-    with RewardScorer([boxed_format.__name__], [1.0], 5.0, 1) as scorer:
+    rl = RLConfig(
+        mini_batch_size=1,
+        verifier_function=(boxed_format.__name__,),
+        verifier_weight=(1.0,),
+    )
+    with RewardScorer(rl) as scorer:
         sources = RewardSources(scorer=scorer, reward_model=None, reward_model_weight=0.0)
         found = []
         for blocking in (True, False, True):

@@ -7,47 +7,58 @@ Read from the configuration classes of its releases. `role` stands for a model: 
 from collections.abc import Mapping
 from typing import Any
 
+RELEASES = ("2.0", "2.1", "2.2", "2.3", "later than 2.3")
+"""In order; the last stands for the commit 05a90d7 of April 2026, and is `new` in the tables."""
+NEWEST = len(RELEASES) - 1
+
 
 def words(text: str) -> tuple[str, ...]:
     """List the words of a text."""
     return tuple(text.split())
 
 
-def names(text: str) -> tuple[str, ...]:
-    """List keys in full: a word with a colon is the section of those behind it, at first `role`."""
-    section, keys = "role", []
+def _keys(text: str) -> dict[str, range]:
+    """Read keys, and which of `RELEASES` have each.
+
+    A word with a colon is the section of those behind it, which at first is `role`. `key@2.1` came
+    with 2.1, `key@-2.2` went with 2.2, `key@2.1-2.2` did both.
+    """
+    section, keys = "role", {}
+    number = {name: index for index, name in enumerate(RELEASES)} | {"": 0, "new": NEWEST}
     for word in words(text):
         if word.endswith(":"):
             section = word[:-1]
-        else:
-            keys.append(f"{section}.{word}")
-    return tuple(keys)
+            continue
+        name, _, releases = word.partition("@")
+        first, _, last = releases.partition("-")
+        keys[f"{section}.{name}"] = range(number[first], number[last or "new"] + 1)
+    return keys
 
 
-SAME_OF_RUN = words("""
-    train_iters no_shuffle seed npu_deterministic bf16 use_distributed_optimizer save_interval
+SAME_OF_RUN = _keys("""
+    train_iters no_shuffle seed npu_deterministic@2.3 bf16 use_distributed_optimizer save_interval
     tokenizer_name_or_path
 """)
 """Keys of a role that are `megatron_training.<key>` here."""
-SAME_OF_ROLE = words("""
+SAME_OF_ROLE = _keys("""
     tensor_model_parallel_size pipeline_model_parallel_size micro_batch_size lr min_lr
     lr_warmup_fraction weight_decay clip_grad adam_beta1 adam_beta2
 """)
 """Keys of a role that are `<role>_config.<key>` here."""
-SAME = names("""
+SAME = _keys("""
     rl_config: blocking actor_resource.num_npus n_samples_per_prompt epochs shuffle_mini_batch
-    actor_forward_micro_batch_size ref_forward_micro_batch_size use_dynamic_bsz guarantee_order
-    max_prompt_length adv_estimator gamma lam cliprange_value entropy_coeff use_tensorboard
-    generate_config: infer_pipeline_parallel_size dtype gpu_memory_utilization enforce_eager
+    actor_forward_micro_batch_size ref_forward_micro_batch_size use_dynamic_bsz@2.1 guarantee_order
+    max_prompt_length adv_estimator gamma lam cliprange_value@2.2 entropy_coeff use_tensorboard
+    generate_config: infer_pipeline_parallel_size dtype gpu_memory_utilization enforce_eager@2.1
     enable_prefix_caching offload_train_grad offload_train_param sampling_config.temperature
     sampling_config.max_tokens sampling_config.top_p sampling_config.top_k sampling_config.min_p
 """)
 """Keys with the same section, name and meaning here."""
-_RULED = names("""
+_RULED = _keys("""
     load data_path global_batch_size seq_length sequence_parallel prompt_type stage
-    context_parallel_size lr_decay_style recompute_granularity lora_target_modules mm_model
+    context_parallel_size lr_decay_style recompute_granularity lora_target_modules@new mm_model@2.1
     rl_config: use_integrated_worker reference_resource.num_npus reward_resource.num_npus
-    mini_batch_size use_remove_padding init_kl_coef verifier_function verifier_weight
+    mini_batch_size use_remove_padding@2.1 init_kl_coef verifier_function verifier_weight
     generate_config: infer_tensor_parallel_size infer_expert_parallel_size max_model_len
     max_num_batched_tokens max_num_seqs offload_train_optimizer
 """)
@@ -74,92 +85,98 @@ DEFAULTS: Mapping[str, Any] = {
 """Its defaults where ours differ: a key that the file leaves out keeps its meaning."""
 
 _OF_2_0 = "in files of 2.0, read by none of its code: "
-_KEYS: Mapping[str, str] = {
+_REASONS: Mapping[str, str] = {
     "the model is exported into the run folder; actor_config.save names another place": "save",
     "all rows train, as here": "split",
     "AdamW, as here": "optimizer",
     "a run starts from the weights alone, as here": "no_load_optim",
     "none, as here": "attention_dropout hidden_dropout",
     "the model has no experts": """
-        expert_model_parallel_size moe_tp_extend_ep moe_grouped_gemm moe_aux_loss_coeff
+        expert_model_parallel_size moe_tp_extend_ep moe_grouped_gemm moe_aux_loss_coeff@2.2
         moe_router_load_balancing_type
     """,
-    "context_parallel_size is 1": "context_parallel_algo",
-    "pipeline_model_parallel_size is 1": "num_layers_per_virtual_pipeline_stage num_layer_list",
-    "empty layers are not needed: stages may be uneven here": "noop_layers",
+    "context_parallel_size is 1": "context_parallel_algo@2.1",
+    "pipeline_model_parallel_size is 1": "num_layers_per_virtual_pipeline_stage@2.1 num_layer_list",
+    "empty layers are not needed: stages may be uneven here": "noop_layers@2.1",
     "only with recompute_granularity: full": "recompute_method recompute_num_layers",
     "off, as here": """
-        swap_optimizer
-        rl_config: overlong_buffer_enable filter_groups_enable use_kl_in_reward is_multimodal
-        partial_rollout_max_split multi_turn_enable share_backbone
+        swap_optimizer@2.1
+        rl_config: overlong_buffer_enable@2.2 filter_groups_enable@2.2 use_kl_in_reward@2.2
+        is_multimodal@2.1 partial_rollout_max_split@2.2 multi_turn_enable@new share_backbone@new
     """,
-    "npu_deterministic has the last word": "use_deter_comp",
+    "npu_deterministic has the last word": "use_deter_comp@-2.2",
     "the verifiers are the rewards, as here": "rl_config: rule_reward",
-    "there is no critic without adv_estimator: gae": "rl_config: critic_resource.num_npus",
+    "there is no critic without adv_estimator: gae": "rl_config: critic_resource.num_npus@2.2",
     "no reference is loaded": "rl_config: integrated_mode_config.ref_model_load_path",
     "only with use_dynamic_bsz": """
-        rl_config: max_packing_token_size ref_max_packing_token_size actor_max_packing_token_size
-        update_max_packing_token_size
+        rl_config: max_packing_token_size@2.1 ref_max_packing_token_size@2.2
+        actor_max_packing_token_size@2.2 update_max_packing_token_size@2.2
     """,
     "clip_ratio_low and clip_ratio_high take its place": "rl_config: clip_ratio",
-    "only DAPO's loss reads it": "rl_config: clip_higher_enable",
+    "only DAPO's loss reads it": "rl_config: clip_higher_enable@2.2",
     "only DAPO's loss reads it, with clip_higher_enable": """
-        rl_config: clip_ratio_low clip_ratio_high
+        rl_config: clip_ratio_low@2.2 clip_ratio_high@2.2
     """,
-    "only DAPO's loss reads it there; tokens weigh equally": "rl_config: token_level_loss",
-    "only with overlong_buffer_enable": "rl_config: overlong_buffer overlong_buffer_penalty_factor",
-    "sampling_config.max_tokens says it": "rl_config: rollout_max_tokens",
+    "only DAPO's loss reads it there; tokens weigh equally": "rl_config: token_level_loss@2.2",
+    "only with overlong_buffer_enable": """
+        rl_config: overlong_buffer@2.2 overlong_buffer_penalty_factor@2.2
+    """,
+    "sampling_config.max_tokens says it": "rl_config: rollout_max_tokens@2.2",
     "only with filter_groups_enable": """
-        rl_config: filter_groups_metric filter_groups_max_batches filter_groups_train_batch_size
+        rl_config: filter_groups_metric@2.2 filter_groups_max_batches@2.2
+        filter_groups_train_batch_size@2.2
     """,
     "no KL enters the loss or the reward": "rl_config: kl_penalty",
     "the coefficient is constant, as here": "rl_config: kl_ctrl_type",
     "only with kl_ctrl_type: adaptive": "rl_config: kl_horizon kl_target",
-    "only with partial_rollout_max_split": "rl_config: require_max_age_all_finished",
+    "only with partial_rollout_max_split": "rl_config: require_max_age_all_finished@2.2",
     "only with multi_turn_enable": """
-        rl_config: tool_config_path max_tool_calls max_parallel_calls max_total_response_length
-        max_tool_response_length tool_response_truncate_side tool_parser_format
+        rl_config: tool_config_path@new max_tool_calls@new max_parallel_calls@new
+        max_total_response_length@new max_tool_response_length@new tool_response_truncate_side@new
+        tool_parser_format@new
     """,
-    "the other sizes say where the experts lie": "generate_config: enable_expert_parallel",
+    "the other sizes say where the experts lie": "generate_config: enable_expert_parallel@2.1",
     "the model's config.json says it": """
         spec use_rotary_position_embeddings rope_scaling_type rope_scaling_factor low_freq_factor
-        high_freq_factor original_max_position_embeddings max_position_embeddings beta_fast
-        beta_slow rope_scaling_mscale rope_scaling_mscale_all_dim
+        high_freq_factor original_max_position_embeddings max_position_embeddings beta_fast@2.3
+        beta_slow@2.3 rope_scaling_mscale rope_scaling_mscale_all_dim
         rope_scaling_original_max_position_embeddings num_layers hidden_size ffn_hidden_size
         num_attention_heads kv_channels group_query_attention num_query_groups
-        untie_embeddings_and_output_weights multi_latent_attention qk_pos_emb_head_dim qk_head_dim
-        q_lora_rank kv_lora_rank v_head_dim qk_layernorm first_k_dense_replace moe_layer_freq
-        moe_router_topk num_experts n_shared_experts moe_ffn_hidden_size moe_router_num_groups
-        moe_router_group_topk moe_router_topk_scaling_factor norm_topk_prob
-        moe_router_score_function make_vocab_size_divisible_by padded_vocab_size add_qkv_bias
-        disable_bias_linear position_embedding_type rotary_base normalization norm_epsilon swiglu
-        attention_bias vocab_extra_ids moe_intermediate_size multi_head_latent_attention
-        qk_nope_head_dim qk_rope_head_dim n_group topk_group routed_scaling_factor
-        rope_scaling_beta_fast rope_scaling_beta_slow
+        untie_embeddings_and_output_weights multi_latent_attention@2.3 qk_pos_emb_head_dim@2.3
+        qk_head_dim@2.3 q_lora_rank kv_lora_rank v_head_dim qk_layernorm first_k_dense_replace
+        moe_layer_freq moe_router_topk num_experts n_shared_experts moe_ffn_hidden_size@2.3
+        moe_router_num_groups@2.3 moe_router_group_topk@2.3 moe_router_topk_scaling_factor@2.3
+        norm_topk_prob moe_router_score_function make_vocab_size_divisible_by padded_vocab_size
+        add_qkv_bias disable_bias_linear position_embedding_type rotary_base normalization
+        norm_epsilon swiglu attention_bias@2.2 vocab_extra_ids moe_intermediate_size@-2.2
+        multi_head_latent_attention@-2.2 qk_nope_head_dim@-2.2 qk_rope_head_dim@-2.2 n_group@-2.2
+        topk_group@-2.2 routed_scaling_factor@-2.2 rope_scaling_beta_fast@-2.2
+        rope_scaling_beta_slow@-2.2
     """,
     "the engine and the kernels of this version decide; no result depends on it": """
         use_mcore_models use_flash_attn use_fused_rmsnorm use_fused_swiglu shape_order
         no_bias_dropout_fusion moe_permutation_async_comm use_fused_moe_token_permute_and_unpermute
         moe_token_dispatcher_type no_masked_softmax_fusion attention_softmax_in_fp32
-        no_gradient_accumulation_fusion use_fused_rotary_pos_emb gemm_gradient_accumulation_fusion
-        transformer_impl ai_framework attention_mask_type cp_attention_mask_type
-        accumulate_allreduce_grads_in_fp32 initial_loss_scale do_sample use_kv_cache init_method_std
-        use_fused_ring_attention_update
-        rl_config: async_engine
-        generate_config: num_scheduler_steps torchair_graph ascend_scheduler_config_enabled
-        eplb_token_collects eplb_token_save_path expert_map_path
+        no_gradient_accumulation_fusion use_fused_rotary_pos_emb
+        gemm_gradient_accumulation_fusion@2.2 transformer_impl@new ai_framework@2.1
+        attention_mask_type@2.3 cp_attention_mask_type@2.2-2.2 accumulate_allreduce_grads_in_fp32
+        initial_loss_scale do_sample use_kv_cache init_method_std
+        use_fused_ring_attention_update@2.2
+        rl_config: async_engine@2.2
+        generate_config: num_scheduler_steps torchair_graph@2.1 ascend_scheduler_config_enabled@2.2
+        eplb_token_collects@2.2 eplb_token_save_path@2.2 expert_map_path@2.2
     """,
     "speed only; no result depends on it": """
         moe_alltoall_overlap_comm overlap_grad_reduce overlap_param_gather ddp_bucket_size
-        use_cp_send_recv_overlap use_ascend_coc coc_mode coc_parallel_num coc_fused_kernel
-        num_workers use_tp_pp_dp_mapping
+        use_cp_send_recv_overlap@2.2 use_ascend_coc@2.1 coc_mode@2.1 coc_parallel_num@2.1
+        coc_fused_kernel@2.1 num_workers use_tp_pp_dp_mapping
     """,
     "memory only; `plan.py memory` says whether the run fits without it": """
         reuse_fp32_param swap_attention recompute_activation_function
     """,
     "packed sequences need no such switch: use_remove_padding is enough": """
-        no_pad_to_seq_lengths variable_seq_lengths variable_seq_length reset_position_ids
-        reset_attention_mask pad_to_multiple_of
+        no_pad_to_seq_lengths@2.3 variable_seq_lengths variable_seq_length@2.3-2.3
+        reset_position_ids reset_attention_mask@2.2 pad_to_multiple_of
     """,
     "the platform chooses it: hccl on NPUs": "distributed_backend",
     "the bias that chooses experts stays as the model has it, where Megatron may move it": """
@@ -174,7 +191,8 @@ _KEYS: Mapping[str, str] = {
         dataset_additional_keys
     """,
     "belongs to DPO, which this file does not run": """
-        is_pairwise_dataset dpo_loss_type ref_model refer_model_iter ref_model_iter algorithm
+        is_pairwise_dataset dpo_loss_type@2.2 ref_model@2.2 refer_model_iter@2.2
+        ref_model_iter@2.2-2.2 algorithm
     """,
     "MindSpeed-RL has no evaluation either; ours is rl_config.test_freq": """
         eval_iters eval_interval skip_train
@@ -185,7 +203,9 @@ _KEYS: Mapping[str, str] = {
         enable_high_availability
     """,
     "a metric that is no number ends the run": "no_check_for_nan_in_loss_and_grad",
-    "only with lora_target_modules": "lora_ckpt_filter lora_r lora_alpha lora_fusion",
+    "only with lora_target_modules": """
+        lora_ckpt_filter@new lora_r@new lora_alpha@new lora_fusion@new
+    """,
     "it never had an effect in MindSpeed-RL: documented, read by no code": """
         rl_config: num_samples_per_step advantage_whiten verifier_parallel verifier_timeout
         tp_split_expert beta
@@ -193,28 +213,29 @@ _KEYS: Mapping[str, str] = {
     "the driver deals the batches here; there is no such queue to size": """
         rl_config: num_cpus_for_local_task num_cpus_for_placement_group actor_rollout_dispatch_size
         actor_logprob_dispatch_size ref_dispatch_size reward_dispatch_size
-        dynamic_sampling_dispatch_size adv_dispatch_size actor_update_dispatch_size
-        critic_update_dispatch_size critic_value_dispatch_size kl_dispatch_size data_strategy
-        transfer_queue_data_shard_num transfer_queue_data_shard_port_base zmq_communication
-        td_status_log
+        dynamic_sampling_dispatch_size@2.2 adv_dispatch_size actor_update_dispatch_size
+        critic_update_dispatch_size@2.2 critic_value_dispatch_size@2.2 kl_dispatch_size@2.2
+        data_strategy@new transfer_queue_data_shard_num@new transfer_queue_data_shard_port_base@new
+        zmq_communication@2.2 td_status_log@2.1-2.1
     """,
-    "a self-test of their resharding": "rl_config: enable_sharding_validate",
+    "a self-test of their resharding": "rl_config: enable_sharding_validate@-2.1",
     "environment variables are set where the run is started": """
-        rl_config: runtime_env_path hccl_buffersize
+        rl_config: runtime_env_path hccl_buffersize@new
     """,
     "use_dynamic_bsz deals sequences by their work; no gradient depends on it": """
-        rl_config: use_dp_batch_balance dynamic_max_batch_size ref_dynamic_max_batch_size
-        actor_dynamic_max_batch_size update_dynamic_max_batch_size
+        rl_config: use_dp_batch_balance@2.2 dynamic_max_batch_size@2.2
+        ref_dynamic_max_batch_size@2.2 actor_dynamic_max_batch_size@2.2
+        update_dynamic_max_batch_size@2.2
     """,
     "no such tracker here: metrics go to metrics.jsonl and, where asked, to TensorBoard": """
-        rl_config: use_wandb wandb_project wandb_exp_name wandb_save_dir use_swanlab swanlab_mode
-        swanlab_project swanlab_exp_name swanlab_save_dir
+        rl_config: use_wandb wandb_project wandb_exp_name wandb_save_dir use_swanlab@new
+        swanlab_mode@new swanlab_project@new swanlab_exp_name@new swanlab_save_dir@new
     """,
-    "throughput is a metric of every step": "rl_config: log_max_throughput",
+    "throughput is a metric of every step": "rl_config: log_max_throughput@2.1",
     "there are no images in a run here": """
-        rl_config: vit_resource.num_npus vit_forward_micro_batch_size
-        actor_image_embeds_dispatch_size reuse_image_embeds colocate_actor_and_vit
-        generate_config: limit_mm_image_per_prompt limit_mm_video_per_prompt
+        rl_config: vit_resource.num_npus@2.2 vit_forward_micro_batch_size@2.2
+        actor_image_embeds_dispatch_size@2.2 reuse_image_embeds@2.2 colocate_actor_and_vit@2.2
+        generate_config: limit_mm_image_per_prompt@2.2 limit_mm_video_per_prompt@2.2
     """,
     "it follows from the other sizes": "generate_config: data_parallel_size",
     "megatron_training.tokenizer_name_or_path is the tokenizer of all": """
@@ -235,23 +256,28 @@ _KEYS: Mapping[str, str] = {
         integrated.profile_step_start integrated.profile_step_end integrated.profile_analysis
         integrated.profile_ranks
         msprobe_config: msprobe dump_path key_data_dump configurations_dump actor_train_dump
-        actor_infer_dump reference_dump critic_train_dump step_start step_end token_range_start
-        token_range_end
+        actor_infer_dump reference_dump critic_train_dump@2.2 step_start step_end
+        token_range_start@2.2 token_range_end@2.2
     """,
     _OF_2_0 + "micro_batch_size and the keys of *_forward_micro_batch_size are what it reads": """
-        rl_config: experience_count actor_micro_batch_size ref_micro_batch_size rew_micro_batch_size
-        adv_micro_batch_size update_micro_batch_size
-        generate_config: gen_micro_batch_size
+        rl_config: experience_count@-2.0 actor_micro_batch_size@-2.0 ref_micro_batch_size@-2.0
+        rew_micro_batch_size@-2.0 adv_micro_batch_size@-2.0 update_micro_batch_size@-2.0
+        generate_config: gen_micro_batch_size@-2.0
     """,
-    _OF_2_0 + "shuffle_mini_batch is what it reads": "rl_config: shuffle_minibatch",
+    _OF_2_0 + "shuffle_mini_batch is what it reads": "rl_config: shuffle_minibatch@-2.0",
 }
 """Reason -> keys that change nothing, or that rules look at and have nothing to say of."""
-REASONS: Mapping[str, str] = {key: why for why, keys in _KEYS.items() for key in names(keys)}
+REASONS: Mapping[str, str] = {key: why for why, keys in _REASONS.items() for key in _keys(keys)}
 
-OF_ROLE = frozenset(
-    [*SAME_OF_RUN, *SAME_OF_ROLE]
-    + [key.removeprefix("role.") for key in (*_RULED, *REASONS) if key.startswith("role.")]
-)
+KEYS: Mapping[str, range] = {
+    **SAME_OF_RUN,
+    **SAME_OF_ROLE,
+    **SAME,
+    **_RULED,
+    **{key: each for keys in _REASONS.values() for key, each in _keys(keys).items()},
+}
+"""All keys, and which of `RELEASES` have each."""
+OF_ROLE = frozenset(key.removeprefix("role.") for key in KEYS if key.startswith("role."))
 """All keys of a role."""
-DOTTED = frozenset(key for key in (*SAME, *_RULED, *REASONS) if not key.startswith("role."))
+DOTTED = frozenset(key for key in KEYS if not key.startswith("role."))
 """All keys of the other sections."""

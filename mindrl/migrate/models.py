@@ -12,7 +12,7 @@ _FORMAT = "in Megatron's format there; a folder in Hugging Face format is read h
 def model_rules(model: TheirModel) -> Iterator[Mapped]:
     """Say what becomes of the keys of one model."""
     for key in SAME_OF_ROLE:
-        yield from same_of_model(model, key)
+        yield from same_of_model(model, key.removeprefix("role."))
     if model.role == "critic":
         yield from _of_critic(model)
     else:

@@ -5,9 +5,8 @@ from math import gcd
 
 from mindrl.config.layout_keys import DEVICES
 from mindrl.migrate.file import TheirRun
-from mindrl.migrate.keys import SAME, SAME_OF_RUN
+from mindrl.migrate.keys import RELEASES, SAME, SAME_OF_RUN
 from mindrl.migrate.mapped import Mapped, at_least, default, same, same_of_model
-from mindrl.migrate.releases import RELEASES
 
 _TENSOR = "generate_config.infer_tensor_parallel_size"
 _EXPERT = "generate_config.infer_expert_parallel_size"
@@ -19,7 +18,8 @@ def run_rules(theirs: TheirRun, devices_per_node: int) -> Iterator[Mapped]:
     for key in SAME:
         yield from same(theirs, key)
     for key in SAME_OF_RUN:
-        yield from same_of_model(theirs.model("actor"), key, "megatron_training")
+        name = key.removeprefix("role.")
+        yield from same_of_model(theirs.model("actor"), name, "megatron_training")
     yield from _of_releases(theirs)
     yield from _data(theirs)
     yield from _devices(theirs, devices_per_node)

@@ -3,8 +3,8 @@
 import argparse
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -198,26 +198,18 @@ def _check_space(target: Path, needed: int) -> None:
 
 
 def _run(conversion: "Conversion") -> None:
+    """Convert, with a bar on a terminal and nothing elsewhere, and say what was written."""
     from mindrl.checkpoint.conversion import convert as write  # noqa: PLC0415
 
-    start = time.perf_counter()
-    with _progress(conversion.total_bytes) as advance:
-        write(conversion, advance)
-    seconds = time.perf_counter() - start
-    files = len(list(conversion.target.glob("*.safetensors")))
-    layout = conversion.layout
-    kind = f"{training_string(layout)}, " if layout else ""
-    say(
-        f"{conversion.target}: {kind}{conversion.dtype}, {files} files, "
-        f"{traffic_text(conversion.total_bytes)}, {seconds:.1f} s"
-    )
-
-
-@contextmanager
-def _progress(total_bytes: int) -> Iterator[Callable[[int], object]]:
-    """Show a bar on a terminal, and nothing elsewhere."""
-    console = Console(stderr=True)
+    start, total, console = time.perf_counter(), conversion.total_bytes, Console(stderr=True)
     columns = (TextColumn("converting"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("converting", total=total_bytes)
-        yield lambda written: progress.advance(task, written)
+        task = progress.add_task("converting", total=total)
+        write(conversion, lambda written: progress.advance(task, written))
+    seconds = time.perf_counter() - start
+    files = len(list(conversion.target.glob("*.safetensors")))
+    kind = f"{training_string(conversion.layout)}, " if conversion.layout else ""
+    say(
+        f"{conversion.target}: {kind}{conversion.dtype}, {files} files, "
+        f"{traffic_text(total)}, {seconds:.1f} s"
+    )

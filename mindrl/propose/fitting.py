@@ -116,6 +116,11 @@ class Misfit:
     of: Literal["device", "host"]
     """Whose memory."""
 
+    @property
+    def excess(self) -> float:
+        """How often the memory that is there would have to be there."""
+        return self.need_bytes / self.there_bytes
+
 
 def prepared(task: Task, layout: TrainLayout) -> Prepared:
     """Work out what all candidates of a training layout share."""
@@ -194,25 +199,24 @@ def least_reshard_seconds(task: Task, regions: RegionBytes) -> float:
     return least / (task.device.node_gbps * _GIGA * LINK_SHARE)
 
 
-def best_fit(task: Task, ready: Prepared, rollout: RolloutLayout, sizes: Sizes) -> Fit | Misfit:
-    """Return the settings that fit and cost least; where none fits, what comes nearest."""
-    best: Fit | None = None
-    nearest: Misfit | None = None
-    for offloads in _OFFLOADS:
-        plan = MemoryPlan(
-            capacity_bytes=task.device_bytes,
-            roles=Roles(reference=True, critic=task.has_critic),
-            movable=_movable(offloads),
-            regions=sizes.regions,
-            host_rounding=sizes.host_rounding,
-        )
-        found = _fit(task, ready, _Rollout(plan, rollout, offloads), sizes)
-        if isinstance(found, Misfit):
-            nearest = found if nearest is None else min(nearest, found, key=_excess)
-        elif best is None or found.seconds.total < best.seconds.total:
-            best = found
-    assert best or nearest, "one or the other is known"
-    return best or nearest  # type: ignore[return-value]
+def best_fit(task: Task, ready: Prepared, rollout: RolloutLayout, sizes: Sizes) -> Fit | None:
+    """Return the settings that fit and cost least; None where none fits."""
+    least = _choice(task, rollout, sizes, _OFFLOADS[-1])
+    last = _fit(task, ready, least, sizes)
+    # Whatever else may leave, the device then has to hold no less.
+    if isinstance(last, Misfit) and last.of == "device":
+        return None
+    others = (_choice(task, rollout, sizes, offloads) for offloads in _OFFLOADS[:-1])
+    found = [*(_fit(task, ready, choice, sizes) for choice in others), last]
+    fits = [each for each in found if isinstance(each, Fit)]
+    return min(fits, key=lambda fit: fit.seconds.total, default=None)
+
+
+def nearest_misfit(task: Task, ready: Prepared, rollout: RolloutLayout, sizes: Sizes) -> Misfit:
+    """Return what comes nearest where nothing fits."""
+    choices = (_choice(task, rollout, sizes, offloads) for offloads in _OFFLOADS)
+    found = [_fit(task, ready, choice, sizes) for choice in choices]
+    return min((each for each in found if isinstance(each, Misfit)), key=lambda each: each.excess)
 
 
 @dataclass(frozen=True)
@@ -231,6 +235,19 @@ class _Rollout:
         return self.plan.host_bytes_of_node(per_node)
 
 
+def _choice(
+    task: Task, rollout: RolloutLayout, sizes: Sizes, offloads: frozenset[Part]
+) -> _Rollout:
+    plan = MemoryPlan(
+        capacity_bytes=task.device_bytes,
+        roles=Roles(reference=True, critic=task.has_critic),
+        movable=_movable(offloads),
+        regions=sizes.regions,
+        host_rounding=sizes.host_rounding,
+    )
+    return _Rollout(plan, rollout, offloads)
+
+
 def _fit(task: Task, ready: Prepared, choice: _Rollout, sizes: Sizes) -> Fit | Misfit:
     """Find the settings that cost least with one choice of what leaves the device."""
     plan, share = choice.plan, int(task.device_bytes * ROLLOUT_SHARE)
@@ -246,7 +263,7 @@ def _fit(task: Task, ready: Prepared, choice: _Rollout, sizes: Sizes) -> Fit | M
         Misfit(moment=moment, need_bytes=need, there_bytes=usable, of="device"),
     )
     if left < one or host > task.host_bytes or not fitting:
-        return max(wants, key=_excess)
+        return max(wants, key=lambda each: each.excess)
     settings = min(fitting, key=lambda each: sum(ready.seconds[each].values()))
     return _fitted(task, ready, choice, sizes, (settings, left, needs[settings][0]))
 
@@ -300,10 +317,6 @@ def _movable(offloads: frozenset[Part]) -> frozenset[Region]:
     """Return what leaves the device; gradients are dead then, so that they cost no copy."""
     leaving = {region for part in offloads for region in _REGIONS[part]}
     return frozenset(leaving | {Region.ACTOR_GRADIENTS, Region.CRITIC_GRADIENTS})
-
-
-def _excess(misfit: Misfit) -> float:
-    return misfit.need_bytes / misfit.there_bytes
 
 
 def _whole(numbers: NDArray[np.float64]) -> RankBytes:

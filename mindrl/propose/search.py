@@ -34,6 +34,7 @@ from mindrl.propose.fitting import (
     best_fit,
     exact_sizes,
     least_sizes,
+    nearest_misfit,
     prepared,
 )
 from mindrl.resharding.plan import Topology
@@ -102,8 +103,7 @@ def search(task: Task, top: int, tell: Tell, *, most_pieces: int = MOST_PIECES) 
     sweep = _Sweep(task=task, tell=tell, pieces_left=most_pieces)
     sweep.bound(training, rollout)
     proposals = list(sweep.best(top))
-    misses = sorted(sweep.misses, key=lambda miss: miss[0].need_bytes / miss[0].there_bytes)
-    nearest = misses[0] if misses and not proposals else (None, None)
+    nearest = (None, None) if proposals else sweep.nearest()
     return Search(
         proposals=proposals,
         training=tuple(training),
@@ -125,7 +125,8 @@ class _Sweep:
     """Seconds, of those planned."""
     ready: dict[TrainLayout, Prepared] = field(default_factory=dict)
     heap: list[tuple[float, tuple[str, str], int, "_Entry"]] = field(default_factory=list)
-    misses: list[tuple[Misfit, Candidate]] = field(default_factory=list)
+    misses: list[tuple[Candidate, Sizes]] = field(default_factory=list)
+    """Candidates that do not fit, by these sizes."""
     fitting: int = 0
 
     def bound(self, training: list[TrainLayout], rollout: list[RolloutLayout]) -> None:
@@ -157,10 +158,18 @@ class _Sweep:
                     activations=self.ready[entry.candidate.training].activations,
                 )
 
+    def nearest(self) -> tuple[Misfit | None, Candidate | None]:
+        """Return what comes nearest of all that does not fit."""
+        misses = [
+            (nearest_misfit(self.task, self.ready[each.training], each.rollout, sizes), each)
+            for each, sizes in self.misses
+        ]
+        return min(misses, key=lambda miss: miss[0].excess, default=(None, None))
+
     def _judge(self, candidate: Candidate, sizes: Sizes, stage: int) -> None:
         found = best_fit(self.task, self.ready[candidate.training], candidate.rollout, sizes)
-        if isinstance(found, Misfit):
-            self.misses.append((found, candidate))
+        if found is None:
+            self.misses.append((candidate, sizes))
         else:
             self._push(_Entry(candidate=candidate, fit=found), stage)
 
@@ -182,26 +191,27 @@ class _Sweep:
         self.pieces_left -= pieces
         models, moved = planned_models(self.task, entry.candidate)
         self.longest_reshard = max(self.longest_reshard, moved.seconds)
-        found = self._fit_planned(entry.candidate, models, moved.seconds)
-        if isinstance(found, Misfit):
-            self.misses.append((found, entry.candidate))
+        found, sizes = self._fit_planned(entry.candidate, models, moved.seconds)
+        if found is None:
+            self.misses.append((entry.candidate, sizes))
         else:
             self._push(_Entry(candidate=entry.candidate, fit=found, moved=moved), _PLANNED)
 
     def _fit_planned(
         self, candidate: Candidate, models: RunShardings, seconds: float
-    ) -> Fit | Misfit:
+    ) -> tuple[Fit | None, Sizes]:
         """Fit a candidate with its reshard; rounds are made only where messages decide."""
 
-        def fitted(staging: RankBytes) -> Fit | Misfit:
+        def fitted(staging: RankBytes) -> tuple[Fit | None, Sizes]:
             regions = {**sizes.regions, Region.STAGING: staging}
             exact = replace(sizes, regions=regions, reshard_seconds=seconds)
-            return best_fit(self.task, self.ready[candidate.training], candidate.rollout, exact)
+            ready = self.ready[candidate.training]
+            return best_fit(self.task, ready, candidate.rollout, exact), exact
 
         most = models.most_staging
         sizes = exact_sizes(self.task, models, most)
         without, with_most = fitted(np.zeros_like(most)), fitted(most)
-        if isinstance(with_most, Fit) and without == with_most:
+        if with_most[0] is not None and without[0] == with_most[0]:
             return with_most
         return fitted(models.staging)
 

@@ -23,7 +23,6 @@ from mindrl.propose.candidates import (
 from mindrl.propose.figures import behind, figures_of
 from mindrl.propose.fitting import (
     Fit,
-    Misfit,
     Sizes,
     best_fit,
     exact_sizes,
@@ -44,7 +43,7 @@ def planned_sizes(task: Task, candidate: Candidate) -> Sizes:
     return replace(exact_sizes(task, models, models.staging), reshard_seconds=moved.seconds)
 
 
-def exhaustive(task: Task) -> Iterator[tuple[Candidate, Fit | Misfit]]:
+def exhaustive(task: Task) -> Iterator[tuple[Candidate, Fit | None]]:
     """Plan every candidate to the end, the reshard included; its lower bounds must be below."""
     for training in legal_training(task):
         ready = prepared(task, training)

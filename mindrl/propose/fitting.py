@@ -71,7 +71,6 @@ _OFFLOADS = [
 class Prepared:
     """A training layout with what does not hang on the rollout."""
 
-    layout: TrainLayout
     activations: Mapping[Settings, Mapping[Phase, int]]
     seconds: Mapping[Settings, Mapping[str, float]]
 
@@ -128,7 +127,6 @@ def prepared(task: Task, layout: TrainLayout) -> Prepared:
     candidate = Candidate(training=layout, rollout=RolloutLayout(dp=task.devices))
     settings = all_settings(task, layout)
     return Prepared(
-        layout=layout,
         activations={
             each: activation_estimates(
                 unordered_plan(candidate_config(task, candidate, each), models)
@@ -143,9 +141,8 @@ def least_sizes(task: Task, candidate: Candidate) -> Sizes:
     """Return bytes that the exact ones are never below."""
     layout, rollout = candidate.training, candidate.rollout
     dense, experts = np.array(stage_parameters(task, layout)).T
-    parameters = task.parameters
-    whole = sum(parameters.dense) + sum(parameters.experts) + parameters.embedding
-    whole += parameters.head
+    sizes = task.parameters
+    whole = sum(sizes.dense) + sum(sizes.experts) + sizes.embedding + sizes.head
     weights = _whole((dense + experts) * _BYTES)
     shared = dense / (layout.dp * layout.cp) + experts / layout.expert_dp
     parts = {
@@ -153,14 +150,13 @@ def least_sizes(task: Task, candidate: Candidate) -> Sizes:
         "GRADIENTS": _whole((dense + experts) * _GRADIENT_BYTES),
         "OPTIMIZER": _whole(shared * _OPTIMIZER_BYTES),
     }
-    regions = {Region[f"ACTOR_{name}"]: sizes for name, sizes in parts.items()}
+    regions = {Region[f"ACTOR_{name}"]: each for name, each in parts.items()}
     regions[Region.REFERENCE_WEIGHTS] = weights
     if task.has_critic:
-        head = task.parameters.head / layout.tp / (dense + experts)[-1]
         without = np.ones(layout.pp)
-        without[-1] -= head
+        without[-1] -= sizes.head / layout.tp / (dense + experts)[-1]
         regions |= {
-            Region[f"CRITIC_{name}"]: _whole(sizes * without) for name, sizes in parts.items()
+            Region[f"CRITIC_{name}"]: _whole(each * without) for name, each in parts.items()
         }
     regions[Region.ROLLOUT_WEIGHTS] = np.full(layout.pp, whole * _BYTES // rollout.tp)
     regions[Region.STAGING] = np.zeros(layout.pp, dtype=np.int64)
@@ -180,10 +176,8 @@ def exact_sizes(task: Task, models: RunShardings, staging: RankBytes) -> Sizes:
         models: Of its configuration.
         staging: Messages in flight on each rank.
     """
-    training = models.plan.config.megatron_training
-    regions = region_bytes(
-        models, staging, distributed_optimizer=training.use_distributed_optimizer
-    )
+    shares = models.plan.config.megatron_training.use_distributed_optimizer
+    regions = region_bytes(models, staging, distributed_optimizer=shares)
     return Sizes(
         regions=regions,
         host_rounding=host_rounding(models),
@@ -201,43 +195,25 @@ def least_reshard_seconds(task: Task, regions: RegionBytes) -> float:
 
 def best_fit(task: Task, ready: Prepared, rollout: RolloutLayout, sizes: Sizes) -> Fit | None:
     """Return the settings that fit and cost least; None where none fits."""
-    least = _choice(task, rollout, sizes, _OFFLOADS[-1])
-    last = _fit(task, ready, least, sizes)
+    last = _fit(task, ready, rollout, sizes, _OFFLOADS[-1])
     # Whatever else may leave, the device then has to hold no less.
     if isinstance(last, Misfit) and last.of == "device":
         return None
-    others = (_choice(task, rollout, sizes, offloads) for offloads in _OFFLOADS[:-1])
-    found = [*(_fit(task, ready, choice, sizes) for choice in others), last]
-    fits = [each for each in found if isinstance(each, Fit)]
+    found = [_fit(task, ready, rollout, sizes, offloads) for offloads in _OFFLOADS[:-1]]
+    fits = [each for each in (*found, last) if isinstance(each, Fit)]
     return min(fits, key=lambda fit: fit.seconds.total, default=None)
 
 
 def nearest_misfit(task: Task, ready: Prepared, rollout: RolloutLayout, sizes: Sizes) -> Misfit:
     """Return what comes nearest where nothing fits."""
-    choices = (_choice(task, rollout, sizes, offloads) for offloads in _OFFLOADS)
-    found = [_fit(task, ready, choice, sizes) for choice in choices]
+    found = [_fit(task, ready, rollout, sizes, offloads) for offloads in _OFFLOADS]
     return min((each for each in found if isinstance(each, Misfit)), key=lambda each: each.excess)
 
 
-@dataclass(frozen=True)
-class _Rollout:
-    """One choice of what leaves the device, and the engine's layout."""
-
-    plan: MemoryPlan
-    layout: RolloutLayout
-    offloads: frozenset[Part]
-
-    def host_bytes(self, task: Task) -> int:
-        """Return the bytes on the host of the node with most; of stages, those of a mean node."""
-        host, per_node = self.plan.host_bytes, task.ranks_per_node
-        if len(host) != task.devices:
-            return int(host.mean() * per_node)
-        return self.plan.host_bytes_of_node(per_node)
-
-
-def _choice(
-    task: Task, rollout: RolloutLayout, sizes: Sizes, offloads: frozenset[Part]
-) -> _Rollout:
+def _fit(
+    task: Task, ready: Prepared, rollout: RolloutLayout, sizes: Sizes, offloads: frozenset[Part]
+) -> Fit | Misfit:
+    """Find the settings that cost least with one choice of what leaves the device."""
     plan = MemoryPlan(
         capacity_bytes=task.device_bytes,
         roles=Roles(reference=True, critic=task.has_critic),
@@ -245,56 +221,45 @@ def _choice(
         regions=sizes.regions,
         host_rounding=sizes.host_rounding,
     )
-    return _Rollout(plan, rollout, offloads)
-
-
-def _fit(task: Task, ready: Prepared, choice: _Rollout, sizes: Sizes) -> Fit | Misfit:
-    """Find the settings that cost least with one choice of what leaves the device."""
-    plan, share = choice.plan, int(task.device_bytes * ROLLOUT_SHARE)
+    usable, share = int(task.device_bytes * USABLE_SHARE), int(task.device_bytes * ROLLOUT_SHARE)
     others, one = rollout_bytes(plan), sizes.per_token * task.longest
-    left, host = kv_cache_left(share, others), choice.host_bytes(task)
-    usable = int(task.device_bytes * USABLE_SHARE)
+    left, host = kv_cache_left(share, others), _host_bytes(task, plan)
     needs = _needs(plan, ready.activations)
     fitting = [each for each, (need, _) in needs.items() if need <= usable]
-    need, moment = min(needs.values())
-    wants = (
-        Misfit(moment="rollout", need_bytes=others + one, there_bytes=share, of="device"),
-        Misfit(moment="host", need_bytes=host, there_bytes=task.host_bytes, of="host"),
-        Misfit(moment=moment, need_bytes=need, there_bytes=usable, of="device"),
-    )
     if left < one or host > task.host_bytes or not fitting:
+        need, moment = min(needs.values())
+        wants = (
+            Misfit(moment="rollout", need_bytes=others + one, there_bytes=share, of="device"),
+            Misfit(moment="host", need_bytes=host, there_bytes=task.host_bytes, of="host"),
+            Misfit(moment=moment, need_bytes=need, there_bytes=usable, of="device"),
+        )
         return max(wants, key=lambda each: each.excess)
     settings = min(fitting, key=lambda each: sum(ready.seconds[each].values()))
-    return _fitted(task, ready, choice, sizes, (settings, left, needs[settings][0]))
-
-
-def _fitted(
-    task: Task,
-    ready: Prepared,
-    choice: _Rollout,
-    sizes: Sizes,
-    chosen: tuple[Settings, int, int],
-) -> Fit:
-    settings, left, need = chosen
-    full = with_kv_cache(choice.plan, left)
-    room = left // (sizes.per_token * task.longest)
-    at_a_time = most_at_a_time(task, choice.layout, room)
-    out, back = choice.plan.copied_bytes
+    full, room = with_kv_cache(plan, left), left // one
+    at_a_time = most_at_a_time(task, rollout, room)
+    out, back = plan.copied_bytes
     weights = int(sizes.regions[Region.ROLLOUT_WEIGHTS].max())
     return Fit(
-        settings=replace(settings, offloads=choice.offloads, at_a_time=at_a_time),
+        settings=replace(settings, offloads=offloads, at_a_time=at_a_time),
         seconds=StepSeconds(
-            **rollout_seconds(task, choice.layout, weights, at_a_time, sizes.per_token),
+            **rollout_seconds(task, rollout, weights, at_a_time, sizes.per_token),
             **ready.seconds[settings],
             copies=(int(out.max()) + int(back.max())) / (task.device.host_gbps * _GIGA),
             reshard=sizes.reshard_seconds,
         ),
         peak_bytes=full.peak_bytes,
         peak_moment=full.peak_instant.label,
-        with_activations_bytes=max(need, full.peak_bytes),
-        host_bytes=choice.host_bytes(task),
+        with_activations_bytes=max(needs[settings][0], full.peak_bytes),
+        host_bytes=host,
         kv_sequences=room,
     )
+
+
+def _host_bytes(task: Task, plan: MemoryPlan) -> int:
+    """Return the bytes on the host of the node with most; of stages, those of a mean node."""
+    if plan.world_size != task.devices:
+        return int(plan.host_bytes.mean() * task.ranks_per_node)
+    return plan.host_bytes_of_node(task.ranks_per_node)
 
 
 def _needs(

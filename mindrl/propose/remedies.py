@@ -16,10 +16,10 @@ _GIB, _ENDLESS = 1 << 30, 1 << 60
 def remedies(task: Task, found: Search, tell: Tell) -> Iterator[str]:
     """Say by how much nothing fits, and what would change that; one line each."""
     name = f"{task.load} on {task.devices} x {task.device.name}"
-    miss, candidate = found.nearest, found.nearest_candidate
-    if miss is None or candidate is None:
+    if found.nearest is None:
         yield f"{name}: no layout passes the rules of a run"
         return
+    candidate, miss = found.nearest
     where = "the host of a node" if miss.of == "host" else f"a device in {miss.moment}"
     training, rollout = candidate.texts
     yield (

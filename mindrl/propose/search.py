@@ -43,6 +43,9 @@ MOST_PIECES = 1_000_000
 """Pieces of tensors whose reshard is planned in one search: a few seconds' work."""
 _GIGA = 1e9
 
+_BOUNDED, _MEASURED, _PLANNED = range(3)
+"""How far a candidate has been looked at."""
+
 Tell = Callable[[str], None]
 """Takes what is being done, in words."""
 
@@ -62,10 +65,10 @@ class Proposal:
 
     candidate: Candidate
     fit: Fit
-    moved: Moved | None
-    """None where planning the reshard would take too long: it counts as the longest planned one."""
     activations: Mapping[Settings, Mapping[Phase, int]]
     """Estimates for each choice of settings, of the layout alone."""
+    moved: Moved | None = None
+    """None where planning the reshard would take too long: it counts as the longest planned one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,9 +82,8 @@ class Search:
     rollout: tuple[RolloutLayout, ...]
     fitting: int
     """Candidates that fit by their lower bounds."""
-    nearest: Misfit | None
-    """Of the candidate that comes nearest; None where something fits."""
-    nearest_candidate: Candidate | None = None
+    nearest: tuple[Candidate, Misfit] | None
+    """What comes nearest where nothing fits; None too where the rules let no pair pass."""
 
 
 def search(task: Task, top: int, tell: Tell, *, most_pieces: int = MOST_PIECES) -> Search:
@@ -103,14 +105,12 @@ def search(task: Task, top: int, tell: Tell, *, most_pieces: int = MOST_PIECES) 
     sweep = _Sweep(task=task, tell=tell, pieces_left=most_pieces)
     sweep.bound(training, rollout)
     proposals = list(sweep.best(top))
-    nearest = (None, None) if proposals else sweep.nearest()
     return Search(
         proposals=proposals,
         training=tuple(training),
         rollout=tuple(rollout),
         fitting=sweep.fitting,
-        nearest=nearest[0],
-        nearest_candidate=nearest[1],
+        nearest=None if proposals else sweep.nearest(),
     )
 
 
@@ -124,7 +124,7 @@ class _Sweep:
     longest_reshard: float = 0.0
     """Seconds, of those planned."""
     ready: dict[TrainLayout, Prepared] = field(default_factory=dict)
-    heap: list[tuple[float, tuple[str, str], int, "_Entry"]] = field(default_factory=list)
+    heap: list[tuple[float, tuple[str, str], int, Proposal]] = field(default_factory=list)
     misses: list[tuple[Candidate, Sizes]] = field(default_factory=list)
     """Candidates that do not fit, by these sizes."""
     fitting: int = 0
@@ -143,35 +143,38 @@ class _Sweep:
         """Yield the candidates with the shortest steps."""
         found = 0
         while self.heap and found < top:
-            _, _, stage, entry = heapq.heappop(self.heap)
-            self.tell(f"{found} found; {' -> '.join(entry.candidate.texts)}")
+            _, _, stage, proposal = heapq.heappop(self.heap)
+            self.tell(f"{found} found; {' -> '.join(proposal.candidate.texts)}")
             if stage == _BOUNDED:
-                self._measure(entry.candidate)
+                self._measure(proposal.candidate)
             elif stage == _MEASURED:
-                self._plan(entry)
-            elif not refusals(self.task, entry.candidate, entry.fit.settings):
+                self._plan(proposal)
+            elif not refusals(self.task, proposal.candidate, proposal.fit.settings):
                 found += 1
-                yield Proposal(
-                    candidate=entry.candidate,
-                    fit=entry.fit,
-                    moved=entry.moved,
-                    activations=self.ready[entry.candidate.training].activations,
-                )
+                yield proposal
 
-    def nearest(self) -> tuple[Misfit | None, Candidate | None]:
+    def nearest(self) -> tuple[Candidate, Misfit] | None:
         """Return what comes nearest of all that does not fit."""
         misses = [
-            (nearest_misfit(self.task, self.ready[each.training], each.rollout, sizes), each)
+            (each, nearest_misfit(self.task, self.ready[each.training], each.rollout, sizes))
             for each, sizes in self.misses
         ]
-        return min(misses, key=lambda miss: miss[0].excess, default=(None, None))
+        return min(misses, key=lambda miss: miss[1].excess, default=None)
 
-    def _judge(self, candidate: Candidate, sizes: Sizes, stage: int) -> None:
-        found = best_fit(self.task, self.ready[candidate.training], candidate.rollout, sizes)
-        if found is None:
+    def _fit(self, candidate: Candidate, sizes: Sizes) -> Fit | None:
+        return best_fit(self.task, self.ready[candidate.training], candidate.rollout, sizes)
+
+    def _judge(
+        self, candidate: Candidate, sizes: Sizes, stage: int, moved: Moved | None = None
+    ) -> None:
+        """Keep a candidate for another look where it fits."""
+        fit = self._fit(candidate, sizes)
+        if fit is None:
             self.misses.append((candidate, sizes))
-        else:
-            self._push(_Entry(candidate=candidate, fit=found), stage)
+            return
+        activations = self.ready[candidate.training].activations
+        found = Proposal(candidate=candidate, fit=fit, activations=activations, moved=moved)
+        self._push(found, stage)
 
     def _measure(self, candidate: Candidate) -> None:
         models = unordered_shardings(candidate_config(self.task, candidate, Settings()))
@@ -179,55 +182,39 @@ class _Sweep:
         none = np.zeros_like(models.most_staging)
         self._judge(candidate, exact_sizes(self.task, models, none), _MEASURED)
 
-    def _plan(self, entry: "_Entry") -> None:
+    def _plan(self, proposal: Proposal) -> None:
         """Plan the reshard, while there is time for it."""
-        pieces = reshard_pieces(self.task, entry.candidate)
+        pieces = reshard_pieces(self.task, proposal.candidate)
         if pieces > self.pieces_left:
             # A lower bound would put it ahead of those whose reshard is known.
-            seconds = entry.fit.seconds
+            seconds = proposal.fit.seconds
             guess = replace(seconds, reshard=max(seconds.reshard, self.longest_reshard))
-            self._push(replace(entry, fit=replace(entry.fit, seconds=guess)), _PLANNED)
+            self._push(replace(proposal, fit=replace(proposal.fit, seconds=guess)), _PLANNED)
             return
         self.pieces_left -= pieces
-        models, moved = planned_models(self.task, entry.candidate)
+        models, moved = planned_models(self.task, proposal.candidate)
         self.longest_reshard = max(self.longest_reshard, moved.seconds)
-        found, sizes = self._fit_planned(entry.candidate, models, moved.seconds)
-        if found is None:
-            self.misses.append((entry.candidate, sizes))
-        else:
-            self._push(_Entry(candidate=entry.candidate, fit=found, moved=moved), _PLANNED)
+        sizes = self._planned_sizes(proposal.candidate, models, moved.seconds)
+        self._judge(proposal.candidate, sizes, _PLANNED, moved)
 
-    def _fit_planned(
-        self, candidate: Candidate, models: RunShardings, seconds: float
-    ) -> tuple[Fit | None, Sizes]:
-        """Fit a candidate with its reshard; rounds are made only where messages decide."""
+    def _planned_sizes(self, candidate: Candidate, models: RunShardings, seconds: float) -> Sizes:
+        """Return the bytes of a candidate; rounds are made only where messages decide."""
 
-        def fitted(staging: RankBytes) -> tuple[Fit | None, Sizes]:
+        def with_staging(staging: RankBytes) -> Sizes:
             regions = {**sizes.regions, Region.STAGING: staging}
-            exact = replace(sizes, regions=regions, reshard_seconds=seconds)
-            ready = self.ready[candidate.training]
-            return best_fit(self.task, ready, candidate.rollout, exact), exact
+            return replace(sizes, regions=regions, reshard_seconds=seconds)
 
         most = models.most_staging
         sizes = exact_sizes(self.task, models, most)
-        without, with_most = fitted(np.zeros_like(most)), fitted(most)
-        if with_most[0] is not None and without[0] == with_most[0]:
+        without, with_most = with_staging(np.zeros_like(most)), with_staging(most)
+        fit = self._fit(candidate, with_most)
+        if fit is not None and fit == self._fit(candidate, without):
             return with_most
-        return fitted(models.staging)
+        return with_staging(models.staging)
 
-    def _push(self, entry: "_Entry", stage: int) -> None:
-        item = (entry.fit.seconds.total, entry.candidate.texts, stage, entry)
+    def _push(self, proposal: Proposal, stage: int) -> None:
+        item = (proposal.fit.seconds.total, proposal.candidate.texts, stage, proposal)
         heapq.heappush(self.heap, item)
-
-
-_BOUNDED, _MEASURED, _PLANNED = range(3)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Entry:
-    candidate: Candidate
-    fit: Fit
-    moved: Moved | None = None
 
 
 def planned_models(task: Task, candidate: Candidate) -> tuple[RunShardings, Moved]:

@@ -130,8 +130,9 @@ def test_where_nothing_fits_the_answer_names_the_next_number_of_devices() -> Non
     miss, *ways = remedies(task, found, said)
     # Weights, gradients and optimizer: 18 bytes of each of 32.76e9 parameters, over two ranks.
     assert found.nearest is not None
-    assert 0 < found.nearest.need_bytes - 9 * 32_763_876_352 < 4 << 30
-    assert f"needs {found.nearest.need_bytes / 2**30:.2f} GiB of a device in train" in miss
+    _, nearest = found.nearest
+    assert 0 < nearest.need_bytes - 9 * 32_763_876_352 < 4 << 30
+    assert f"needs {nearest.need_bytes / 2**30:.2f} GiB of a device in train" in miss
     assert "nothing fits; the nearest is megatron:" in miss
     assert ways[0].startswith("it fits with --devices 16: megatron:")
     assert not search(replace(task, devices=8), 1, said).proposals

@@ -19,8 +19,9 @@ from memory_rivals import HABITS, Clocked, Ways, copied_region
 from safetensors.torch import save_file
 
 from mindrl.algorithms.token_weights import token_mean_weights
-from mindrl.batch.experience import CriticMinibatch, Minibatch, Sequences
+from mindrl.batch.experience import CriticMinibatch, Minibatch
 from mindrl.batch.rollouts import Rollouts
+from mindrl.batch.sequences import Sequences
 from mindrl.config.generate import SamplingConfig
 from mindrl.config.load import load_run_config
 from mindrl.config.run import RunConfig

@@ -1,4 +1,4 @@
-"""Sampled sequences, as they come from the rollout engine and as they are judged.
+"""Sampled sequences, as they come from the rollout engine.
 
 Shapes: B sequences, T positions of the longest sequence, prompt and response together.
 A sequence is its prompt followed at once by its response, padded on the right.
@@ -12,7 +12,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from mindrl.batch.experience import Sequences
+from mindrl.batch.sequences import Sequences
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,20 +126,3 @@ class Rollouts(Sequences):
             "rollout/response_length_max": response_lengths_B.max().item(),
             "rollout/cut_fraction": 1.0 - self.finished_B.double().mean().item(),
         }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Experience(Rollouts):
-    """The rollouts of one step with their log-probs and advantages."""
-
-    old_logprobs_BT: Tensor
-    advantages_BT: Tensor
-    ref_logprobs_BT: Tensor | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ValuedExperience(Experience):
-    """The rollouts of one step with what their critic said of them, and should have said."""
-
-    old_values_BT: Tensor
-    returns_BT: Tensor

@@ -13,16 +13,10 @@ import torch
 from torch import Tensor
 
 from mindrl.batch.balance import partition
-from mindrl.batch.experience import (
-    CriticMinibatch,
-    Logprobs,
-    Minibatch,
-    Sequences,
-    SequenceScores,
-    Values,
-)
+from mindrl.batch.experience import CriticMinibatch, Minibatch
 from mindrl.batch.prompts import Prompt, sequence_seed
 from mindrl.batch.rollouts import Responses, Rollouts
+from mindrl.batch.sequences import Logprobs, Sequences, SequenceScores, Values
 from mindrl.config.layout_keys import Role
 from mindrl.layouts.layout import RolloutLayout, TrainLayout, even_bounds
 from mindrl.memory.plan import MemoryPlan

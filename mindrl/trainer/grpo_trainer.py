@@ -8,7 +8,8 @@ from collections.abc import Callable
 import torch
 
 from mindrl.algorithms.advantages import group_normalised_advantages
-from mindrl.batch.rollouts import Experience, Rollouts
+from mindrl.batch.experience import Experience
+from mindrl.batch.rollouts import Rollouts
 from mindrl.observability.metrics import Metrics
 from mindrl.trainer.policy_trainer import PolicyTrainer
 from mindrl.trainer.reward_manager import Rewarded

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from mindrl.algorithms.token_weights import sequence_mean_weights, token_mean_weights
-from mindrl.batch.experience import CriticMinibatch, Minibatch
-from mindrl.batch.rollouts import Experience
+from mindrl.batch.experience import CriticMinibatch, Experience, Minibatch
 from mindrl.config.rl import RLConfig
 
 MinibatchT = TypeVar("MinibatchT", Minibatch, CriticMinibatch)

@@ -12,9 +12,9 @@ from typing import Generic, TypeVar
 
 from torch import Tensor
 
-from mindrl.batch.experience import Minibatch
+from mindrl.batch.experience import Experience, Minibatch
 from mindrl.batch.prompts import Prompt
-from mindrl.batch.rollouts import Experience, Rollouts
+from mindrl.batch.rollouts import Rollouts
 from mindrl.config.run import RunConfig
 from mindrl.data.order import PromptOrder
 from mindrl.errors import RewardError, SkippedUpdatesError, StopRequestedError

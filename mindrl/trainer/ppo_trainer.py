@@ -11,8 +11,8 @@ from torch import Tensor
 
 from mindrl.algorithms.gae import explained_variance, gae_advantages, token_rewards, whiten
 from mindrl.algorithms.kl import kl_estimate
-from mindrl.batch.experience import CriticMinibatch
-from mindrl.batch.rollouts import Rollouts, ValuedExperience
+from mindrl.batch.experience import CriticMinibatch, ValuedExperience
+from mindrl.batch.rollouts import Rollouts
 from mindrl.config.run import RunConfig
 from mindrl.observability.metrics import Metrics, update_metrics
 from mindrl.trainer.policy_trainer import PolicyTrainer, TrainerData, TrainerRoles

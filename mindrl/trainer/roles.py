@@ -7,16 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from mindrl.batch.experience import (
-    CriticMinibatch,
-    Logprobs,
-    Minibatch,
-    Sequences,
-    SequenceScores,
-    Values,
-)
+from mindrl.batch.experience import CriticMinibatch, Minibatch
 from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Rollouts
+from mindrl.batch.sequences import Logprobs, Sequences, SequenceScores, Values
 from mindrl.observability.memory_snapshot import MeasuredSnapshot
 from mindrl.rewards.scores import Scores
 from mindrl.rollout.sampling import Sampling

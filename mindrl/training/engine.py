@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mindrl.algorithms.loss_terms import LossTerms
 from mindrl.batch.balance import MicroBatching
-from mindrl.batch.experience import Sequences
+from mindrl.batch.sequences import Sequences
 from mindrl.models.decoder import Head
 from mindrl.models.description import ModelDescription
 from mindrl.models.sharding import Sharding

@@ -8,15 +8,9 @@ from typing import Any
 import torch.distributed as dist
 
 from mindrl.batch.balance import MicroBatching
-from mindrl.batch.experience import (
-    CriticMinibatch,
-    Logprobs,
-    Minibatch,
-    Sequences,
-    SequenceScores,
-    Values,
-)
+from mindrl.batch.experience import CriticMinibatch, Minibatch
 from mindrl.batch.rollouts import Responses
+from mindrl.batch.sequences import Logprobs, Sequences, SequenceScores, Values
 from mindrl.checkpoint.new_folder import keep_folder
 from mindrl.config.layout_keys import Role
 from mindrl.memory.plan import MemoryPlan

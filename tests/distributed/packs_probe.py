@@ -3,7 +3,7 @@
 import torch
 from packs_messages import PackFacts, Rules
 
-from mindrl.batch.experience import Sequences
+from mindrl.batch.sequences import Sequences
 from mindrl.training.megatron.packs import Pack, PackRules
 
 

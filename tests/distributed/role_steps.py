@@ -6,8 +6,9 @@ from typing import Any
 from torch import Tensor
 
 from mindrl.algorithms.token_weights import token_mean_weights
-from mindrl.batch.experience import CriticMinibatch, Minibatch, Sequences
+from mindrl.batch.experience import CriticMinibatch, Minibatch
 from mindrl.batch.prompts import Prompt
+from mindrl.batch.sequences import Sequences
 from mindrl.cluster.colocated_actor import ColocatedActor
 from mindrl.config.generate import SamplingConfig
 from mindrl.config.run import RunConfig

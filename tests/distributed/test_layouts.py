@@ -10,9 +10,8 @@ import torch
 from forked_workers import ForkedWorkers
 from nightly import at_night_but
 
-from mindrl.batch.experience import Minibatch
+from mindrl.batch.experience import Experience, Minibatch
 from mindrl.batch.prompts import Prompt
-from mindrl.batch.rollouts import Experience
 from mindrl.config.generate import SamplingConfig
 from mindrl.config.rl import RLConfig
 from mindrl.config.run import RunConfig

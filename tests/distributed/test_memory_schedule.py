@@ -22,7 +22,7 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
-from mindrl.batch.experience import Sequences
+from mindrl.batch.sequences import Sequences
 from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError
 from mindrl.launch.memory_watch import MemoryWatch

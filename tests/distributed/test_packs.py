@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from packs_messages import PackFacts, Rules
 from torch import Tensor
 
-from mindrl.batch.experience import Sequences
+from mindrl.batch.sequences import Sequences
 
 pytestmark = pytest.mark.distributed
 

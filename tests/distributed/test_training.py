@@ -21,7 +21,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from mindrl.algorithms.grpo import GrpoLoss
 from mindrl.algorithms.token_weights import token_mean_weights
 from mindrl.batch.balance import MicroBatching
-from mindrl.batch.experience import Logprobs, Minibatch, Sequences
+from mindrl.batch.experience import Minibatch
+from mindrl.batch.sequences import Logprobs, Sequences
 from mindrl.layouts.layout import TrainLayout
 
 pytestmark = pytest.mark.distributed

@@ -22,7 +22,8 @@ from transformers import AutoModelForCausalLM
 from mindrl.algorithms.grpo import GrpoLoss
 from mindrl.algorithms.token_weights import token_mean_weights
 from mindrl.batch.balance import MicroBatching
-from mindrl.batch.experience import Logprobs, Minibatch, Sequences
+from mindrl.batch.experience import Minibatch
+from mindrl.batch.sequences import Logprobs, Sequences
 from mindrl.layouts.layout import TrainLayout
 from mindrl.layouts.rank_order import RankOrder
 

@@ -26,7 +26,8 @@ from value_messages import CriticCourse, Judged, ValueTrial
 from mindrl.algorithms.token_weights import token_mean_weights
 from mindrl.algorithms.value_loss import ValueLoss
 from mindrl.batch.balance import MicroBatching
-from mindrl.batch.experience import CriticMinibatch, Sequences
+from mindrl.batch.experience import CriticMinibatch
+from mindrl.batch.sequences import Sequences
 from mindrl.layouts.layout import TrainLayout
 
 pytestmark = pytest.mark.distributed

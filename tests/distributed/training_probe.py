@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from training_messages import Case, Course, Trial, Updated, Weights
 
 from mindrl.batch.balance import MicroBatching
-from mindrl.batch.experience import Logprobs, Sequences
+from mindrl.batch.sequences import Logprobs, Sequences
 from mindrl.checkpoint.export import exported_model
 from mindrl.config.megatron_training import MegatronTrainingConfig
 from mindrl.config.role import LearningConfig

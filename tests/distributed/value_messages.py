@@ -12,7 +12,8 @@ from training_messages import Case, Course, Weights
 
 from mindrl.algorithms.value_loss import ValueLoss
 from mindrl.batch.balance import MicroBatching
-from mindrl.batch.experience import CriticMinibatch, Logprobs, SequenceScores, Values
+from mindrl.batch.experience import CriticMinibatch
+from mindrl.batch.sequences import Logprobs, SequenceScores, Values
 
 
 @dataclass(frozen=True, kw_only=True)

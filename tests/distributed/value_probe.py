@@ -13,7 +13,7 @@ from transfer_probe import Shards, prepared
 from value_messages import Cast, Evening, Judged, Played, ValueTrial
 
 from mindrl.batch.balance import MicroBatching
-from mindrl.batch.experience import Sequences, SequenceScores, Values
+from mindrl.batch.sequences import Sequences, SequenceScores, Values
 from mindrl.checkpoint.export import exported_model
 from mindrl.errors import ModelError
 from mindrl.models.sharding import whole_sharding

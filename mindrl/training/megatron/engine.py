@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mindrl.batch.balance import MicroBatching
-from mindrl.batch.experience import Sequences
+from mindrl.batch.sequences import Sequences
 from mindrl.models.decoder import VALUE_HEAD, Head
 from mindrl.models.description import ModelDescription, read_description
 from mindrl.models.sharding import Sharding

@@ -17,7 +17,7 @@ import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
-from mindrl.batch.experience import Sequences
+from mindrl.batch.sequences import Sequences
 from mindrl.platform.attention import Packing
 
 Source = TypeVar("Source", bound=Sequences)

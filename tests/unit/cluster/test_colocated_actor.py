@@ -5,9 +5,10 @@ from typing import Any
 
 import torch
 
-from mindrl.batch.experience import CriticMinibatch, Logprobs, Sequences, SequenceScores, Values
+from mindrl.batch.experience import CriticMinibatch
 from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Responses
+from mindrl.batch.sequences import Logprobs, Sequences, SequenceScores, Values
 from mindrl.cluster.colocated_actor import ColocatedActor
 from mindrl.config.generate import SamplingConfig
 from mindrl.config.layout_keys import Role

@@ -13,16 +13,10 @@ from typing import Any
 
 import torch
 
-from mindrl.batch.experience import (
-    CriticMinibatch,
-    Logprobs,
-    Minibatch,
-    Sequences,
-    SequenceScores,
-    Values,
-)
+from mindrl.batch.experience import CriticMinibatch, Minibatch
 from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Responses, Rollouts
+from mindrl.batch.sequences import Logprobs, Sequences, SequenceScores, Values
 from mindrl.config.actor import ActorConfig
 from mindrl.config.generate import GenerateConfig, SamplingConfig
 from mindrl.config.megatron_training import MegatronTrainingConfig

@@ -7,8 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mindrl.batch.experience import CriticMinibatch, Minibatch
-from mindrl.batch.rollouts import Experience, ValuedExperience
+from mindrl.batch.experience import CriticMinibatch, Experience, Minibatch, ValuedExperience
 from mindrl.config.rl import RLConfig
 from mindrl.trainer.minibatches import MinibatchDealer
 

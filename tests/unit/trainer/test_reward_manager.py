@@ -9,9 +9,9 @@ import pytest
 from memory_roles import MemoryRoles, config, data, decode, lines, rewards, run_log
 
 from mindrl.algorithms.length_penalty import LengthPenalty
-from mindrl.batch.experience import Logprobs, Sequences
 from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Rollouts
+from mindrl.batch.sequences import Logprobs, Sequences
 from mindrl.config.generate import SamplingConfig
 from mindrl.config.rl import RLConfig
 from mindrl.errors import RewardError

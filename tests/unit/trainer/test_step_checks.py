@@ -6,7 +6,8 @@ import pytest
 from memory_roles import MemoryRoles, lines
 from test_grpo_trainer import build
 
-from mindrl.batch.experience import Logprobs, Minibatch, Sequences
+from mindrl.batch.experience import Minibatch
+from mindrl.batch.sequences import Logprobs, Sequences
 from mindrl.errors import LogprobGapError, MindrlError, SkippedUpdatesError
 
 

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from mindrl.batch.experience import Minibatch, Sequences
+from mindrl.batch.experience import Minibatch
+from mindrl.batch.sequences import Sequences
 
 LENGTHS = (3, 6, 4, 2)
 

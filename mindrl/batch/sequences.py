@@ -1,0 +1,77 @@
+"""Sequences, and what models say of them.
+
+Shapes: B sequences, T positions. Log-probs at position t are those of the token at t, and so is
+the value: what is expected before the token at t is chosen.
+"""
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self, TypeVar
+
+from torch import Tensor
+
+StageT = TypeVar("StageT", bound="Sequences")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sequences:
+    """Token sequences whose log-probs are asked for."""
+
+    tokens_BT: Tensor
+    """int64, padded on the right."""
+    lengths_B: Tensor
+    """int64, tokens of each sequence."""
+    response_mask_BT: Tensor
+    """bool; True where a log-prob is wanted. Never True at position 0."""
+
+    def __len__(self) -> int:
+        """Return the number of sequences."""
+        return len(self.lengths_B)
+
+    def rows(self, index: Tensor | slice) -> Self:
+        """Take some sequences, in the order of `index`, cut to the longest of them."""
+        longest = int(self.lengths_B[index].max())
+        columns: dict[str, Any] = {}
+        for field in fields(self):
+            column: Tensor | None = getattr(self, field.name)
+            if column is not None:
+                column = column[index]
+                column = column[:, :longest].contiguous() if column.dim() > 1 else column
+            columns[field.name] = column
+        return replace(self, **columns)
+
+    def into(self, stage: type[StageT], **columns: Tensor | None) -> StageT:
+        """Make a batch of another stage: of the columns that both have, and of new ones.
+
+        Args:
+            stage: What comes out.
+            columns: Those that only the new stage has, by name.
+        """
+        shared = {field.name for field in fields(stage)} - columns.keys()
+        values: dict[str, Any] = {name: getattr(self, name) for name in shared} | columns
+        return stage(**values)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Logprobs:
+    """Log-probs of a batch of sequences, on the host, 0 outside the response."""
+
+    logprobs_BT: Tensor
+    """float32, nats."""
+    entropy_BT: Tensor
+    """float32, nats, of the distribution that the token was drawn from."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Values:
+    """What a critic says of a batch of sequences, on the host."""
+
+    values_BT: Tensor
+    """float32, in units of reward; 0 outside the response."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SequenceScores:
+    """What a reward model says of a batch of sequences, on the host."""
+
+    rewards_B: Tensor
+    """float32, one for each whole sequence."""

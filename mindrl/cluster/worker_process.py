@@ -78,7 +78,7 @@ class WorkerProcess:
             address: Host and port of rank 0.
             plan: Of the run.
             factory: `module:function` that builds the worker. A name, because its module
-                imports Megatron-core and vLLM, which only a prepared process may do.
+                imports the engines, which only a prepared process may do.
         """
         config, device = plan.config, self._device()
         per_node = config.rl_config.actor_resource.npus_per_node

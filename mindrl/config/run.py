@@ -60,7 +60,7 @@ class RunConfig:
         return layout_keys(role, self.actor_config, own)
 
     def layout(self, role: Role) -> TrainLayout:
-        """Return a role's training layout, in Megatron's own order of the ranks.
+        """Return a role's training layout, in the engine's own order of the ranks.
 
         Sizes that a section does not give are the actor's; replicas take all the devices. One that
         has findings has sizes, and no order.

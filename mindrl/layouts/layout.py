@@ -33,9 +33,9 @@ class TrainLayout:
     layers_per_chunk: tuple[int, ...] | None = None
     """Layers of each of the pp * vpp chunks in the order of the model; None cuts evenly."""
     order: RankOrder | None = None
-    """Of the dense grid; None is Megatron's own: tp, cp, dp, pp, the fastest first."""
+    """Of the dense grid; None is the engine's own: tp, cp, dp, pp, the fastest first."""
     expert_order: RankOrder | None = None
-    """Of the expert grid; None is Megatron's own: etp, ep, dp, pp, the fastest first."""
+    """Of the expert grid; None is the engine's own: etp, ep, dp, pp, the fastest first."""
 
     @property
     def world_size(self) -> int:
@@ -96,7 +96,7 @@ class TrainLayout:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutLayout:
-    """Parallel sizes of the rollout side. Ranks are numbered as vLLM does: dp, pp, tp, tp fastest.
+    """Parallel sizes of the rollout side. Ranks are numbered dp, pp, tp, tp fastest.
 
     Without expert parallelism each expert is cut by tp. With it, `ep` ranks, which are
     ep / tp neighbouring data-parallel ranks of one pipeline stage, share the experts whole.
@@ -112,7 +112,7 @@ class RolloutLayout:
     """Expert-parallel size: 1, or a multiple of tp that divides tp * dp."""
 
     def __post_init__(self) -> None:
-        """Assert what vLLM needs; what users write is checked before."""
+        """Assert what the engine needs; what users write is checked before."""
         assert self.ep == 1 or (self.ep % self.tp == 0 and self.tp * self.dp % self.ep == 0), self
 
     @property
@@ -149,7 +149,7 @@ class RolloutLayout:
     def chunks(self, layers: int) -> list[range]:
         """Return the layers of each stage; what is left over goes to the last but one, backwards.
 
-        As vLLM deals them (`vllm.distributed.utils.get_pp_indices`).
+        As the engine's `distributed.utils.get_pp_indices` deals them.
         """
         sizes = [layers // self.pp] * self.pp
         left = layers % self.pp

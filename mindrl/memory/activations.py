@@ -75,7 +75,7 @@ def logits_estimate(model: ModelDescription, tp: int, chunk_tokens: int) -> int:
 
 
 def _chunks_in_flight(layout: TrainLayout, stage: int) -> int:
-    """Count the chunks whose backward pass a stage owes at the most; see Megatron's schedules."""
+    """Count the chunks whose backward pass a stage owes at the most, one forward, one backward."""
     behind = layout.pp - stage - 1
     if layout.vpp == 1:
         return behind + 1

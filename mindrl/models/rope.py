@@ -73,7 +73,7 @@ def _numbers(values: Mapping[str, Any], scaling: type[RopeScaling]) -> dict[str,
 
 
 def unsupported_rope(values: Mapping[str, Any], scalings: Collection[str]) -> Iterator[str]:
-    """Name what of the rotary positions transformers, Megatron and vLLM would not do alike.
+    """Name what of the rotary positions transformers and the engines would not do alike.
 
     Args:
         values: Of config.json.
@@ -90,11 +90,11 @@ def unsupported_rope(values: Mapping[str, Any], scalings: Collection[str]) -> It
             yield f"rope scaling {rope} has no {name!r}"
     length = values.get("original_max_position_embeddings")
     if scaling and length not in (None, rope.get("original_max_position_embeddings")):
-        # transformers would take it for the scaling, vLLM would not.
+        # transformers would take it for the scaling, the rollout engine would not.
         yield f"original_max_position_embeddings={length!r} beside rope scaling is not supported"
     part = rope.get("partial_rotary_factor", values.get("partial_rotary_factor", 1.0))
     if part != 1.0:
         yield f"partial_rotary_factor={part!r} is not supported; only 1.0"
     if kind == "linear" and isinstance(rope.get("factor"), int):
-        # vLLM takes a number that is no float for a list.
+        # the rollout engine takes a number that is no float for a list.
         yield f"rope scaling {rope} needs a decimal point in its factor"

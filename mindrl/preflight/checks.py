@@ -38,7 +38,7 @@ class Checked:
     models: Models | None
     """None where a folder is not there, and mindrl knows no model of its name."""
     shardings: RunShardings | None
-    """In Megatron's own order of the ranks; None where the models cannot be run."""
+    """In the engine's own order of the ranks; None where the models cannot be run."""
 
 
 def check(config: RunConfig, platform: Platform) -> RunPlan:

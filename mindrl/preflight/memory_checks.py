@@ -56,7 +56,7 @@ def judged_memory(models: RunShardings, capacity: Capacity) -> JudgedMemory:
     """Compare a step with the memory that there is.
 
     Args:
-        models: Of a run without other findings, in Megatron's own order.
+        models: Of a run without other findings, in the engine's own order.
         capacity: To compare with.
     """
     config = models.plan.config

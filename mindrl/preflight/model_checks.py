@@ -146,7 +146,7 @@ def _without_experts(section: str, learning: LearningConfig) -> Iterator[Finding
 def _recomputed_runs(
     section: str, learning: LearningConfig, layout: TrainLayout, model: ModelDescription
 ) -> Iterator[Finding]:
-    """Say so where the last run of layers would go beyond its chunk: Megatron does not stop."""
+    """Say so where the last run of layers would go beyond its chunk: the engine does not stop."""
     run = learning.recompute_num_layers
     if learning.recompute_method != "uniform" or run is None:
         return

@@ -47,7 +47,7 @@ class RunPlan:
 
 
 def unordered_plan(config: RunConfig, models: Mapping[Role, ModelDescription]) -> RunPlan:
-    """Plan a run with its ranks in Megatron's own order.
+    """Plan a run with its ranks in the engine's own order.
 
     Args:
         config: Whose layouts have no findings.

@@ -28,7 +28,7 @@ class RunShardings:
 
     plan: RunPlan
     unordered: "RunShardings | None" = None
-    """The same with the ranks in Megatron's own order, where this one was made from it: the
+    """The same with the ranks in the engine's own order, where this one was made from it: the
     rollout and what travels are the same."""
 
     @cached_property
@@ -110,7 +110,7 @@ class RunShardings:
 
 
 def unordered_shardings(config: RunConfig) -> RunShardings:
-    """Read the sizes of the models of a run that is planned, with the ranks in Megatron's order.
+    """Read the sizes of the models of a run that is planned, with the ranks in the engine's order.
 
     Args:
         config: Without findings.

@@ -67,13 +67,13 @@ class RankMapFigures:
     """What orders of the training ranks would move; bytes received by all ranks together."""
 
     default_bytes: int
-    """In Megatron's own order."""
+    """In the engine's own order."""
     best_in_nodes_bytes: int
     """The fewest over all permutations inside the nodes."""
     best_bytes: int
     """The fewest over all permutations."""
     applied_bytes: int
-    """In the order below, the best that Megatron's groups can be given."""
+    """In the order below, the best that the engine's groups can be given."""
     order: list[tuple[str, int]]
     """Digits of a rank in the dense grid, the fastest first: dimension and radix."""
     expert_order: list[tuple[str, int]]
@@ -99,7 +99,7 @@ class ReshardFigures:
     rank_map: RankMapFigures | None
     """None where no map was looked for."""
     default: PlanFigures
-    """In Megatron's own order of the ranks."""
+    """In the engine's own order of the ranks."""
     chosen: PlanFigures
     """In the order of `rank_map`, where there is one."""
 

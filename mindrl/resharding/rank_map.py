@@ -1,7 +1,7 @@
 """Which rank takes which place of the training layout: the fewest bytes to reshard.
 
 In colocation the rollout engine numbers its ranks as they come; which rank holds which training
-shard is free. The fewest bytes over all permutations is an assignment problem. Megatron's groups
+shard is free. The fewest bytes over all permutations is an assignment problem. The engine's groups
 cannot follow every permutation: torch sorts the ranks of a group, so coordinates must rise with
 the rank. The orders tried here are mixed-radix numberings, in which the sizes of the dimensions
 are taken apart into prime digits and the digits are interleaved in every way.
@@ -30,16 +30,16 @@ class RankMap:
     """The training layout with the order that was chosen, and what the choices would move."""
 
     layout: TrainLayout
-    """With `order` and `expert_order` set where they are not Megatron's own."""
+    """With `order` and `expert_order` set where they are not the engine's own."""
     applied_bytes: int
     """Received by all ranks together with the chosen order."""
     costs: Matrix
-    """Bytes that a rank (column) receives in the place of a rank of Megatron's own order (row)."""
+    """Bytes that a rank (column) receives in the place of one of the engine's own order (row)."""
     topology: Topology
 
     @property
     def default_bytes(self) -> int:
-        """Received by all ranks together in Megatron's own order."""
+        """Received by all ranks together in the engine's own order."""
         return int(self.costs.diagonal().sum())
 
     @cached_property
@@ -70,11 +70,11 @@ def choose_orders(
 ) -> RankMap:
     """Find the order of the training ranks that makes the reshard move the fewest bytes.
 
-    Tensor, context and expert groups that lie inside a node in Megatron's own order stay inside
-    one. Among equals Megatron's own order wins, then the one with the narrowest tensor groups.
+    Tensor, context and expert groups that lie inside a node in the engine's own order stay inside
+    one. Among equals the engine's own order wins, then the one with the narrowest tensor groups.
 
     Args:
-        layout: Of the training ranks, in Megatron's own order.
+        layout: Of the training ranks, in the engine's own order.
         source: Who holds the weights in this layout.
         target: Who needs them, of as many ranks.
         cells: What travels between the two.
@@ -192,7 +192,7 @@ def _best_pair(
 
 
 def _same_stages(order: RankOrder | None) -> RankOrder | None:
-    """Give an expert grid the stages of an order: Megatron makes one for dense models too."""
+    """Give an expert grid the stages of an order: the engine makes one for dense models too."""
     if order is None:
         return None
     names = tuple((name if name == "pp" else "dp", radix) for name, radix in order.digits)
@@ -271,7 +271,7 @@ def _inside_nodes(order: RankOrder, dimension: str, topology: Topology) -> bool:
 
 
 def _tensor_ranks_lie_closest(order: RankOrder) -> bool:
-    """Say whether Megatron's token dispatcher can use an order: etp before ep."""
+    """Say whether the engine's token dispatcher can use an order: etp before ep."""
     names = [name for name, radix in order.digits if radix > 1 and name in ("etp", "ep")]
     return names == sorted(names, reverse=True)
 

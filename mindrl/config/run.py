@@ -6,12 +6,13 @@ from typing import Any
 
 from pydantic.dataclasses import dataclass
 
+from mindrl.batch.balance import MicroBatching
 from mindrl.config.actor import ActorConfig
 from mindrl.config.generate import GenerateConfig
 from mindrl.config.layout_keys import Role, layout_keys
 from mindrl.config.megatron_training import MegatronTrainingConfig
 from mindrl.config.rl import RLConfig
-from mindrl.config.role import CriticConfig, RefConfig, RewardConfig
+from mindrl.config.role import CriticConfig, LearningConfig, RefConfig, RewardConfig
 from mindrl.config.section import SECTION
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
 
@@ -137,23 +138,44 @@ class RunConfig:
         """Folder of the reference model."""
         return self.model_path("ref")
 
-    @property
-    def critic_micro_batch_size(self) -> int:
-        """Sequences per forward and backward pass of the critic."""
-        own = self.critic_config.micro_batch_size if self.critic_config else None
-        return own or self.actor_config.micro_batch_size
+    def learning(self, role: Role) -> LearningConfig:
+        """Return how a role's model is trained; one that never changes may group its experts."""
+        if role == "critic" and self.critic_config is not None:
+            return self.critic_config
+        if role == "actor":
+            return self.actor_config
+        # What recomputes nothing backward needs no recomputation.
+        grouped = role == "ref" and self.actor_config.moe_grouped_gemm
+        return LearningConfig(moe_grouped_gemm=grouped)
 
-    @property
-    def critic_forward_micro_batch_size(self) -> int:
-        """Sequences per forward pass of the values."""
-        return self.rl_config.critic_forward_micro_batch_size or self.critic_micro_batch_size
+    def forward_micro_batching(self, role: Role) -> MicroBatching:
+        """Return how a role's sequences are cut for its log-probs, values or rewards."""
+        rl = self.rl_config
+        asked = {
+            "actor": rl.actor_forward_micro_batch_size,
+            "ref": rl.ref_forward_micro_batch_size,
+            "critic": rl.critic_forward_micro_batch_size,
+            "reward": rl.reward_forward_micro_batch_size,
+        }
+        tokens = {"actor": rl.actor_max_packing_token_size, "ref": rl.ref_max_packing_token_size}
+        return self._micro_batching(role, asked[role], tokens.get(role))
 
-    @property
-    def reward_forward_micro_batch_size(self) -> int:
-        """Sequences per forward pass of the reward model."""
-        own = self.reward_config.micro_batch_size if self.reward_config else None
-        asked = self.rl_config.reward_forward_micro_batch_size
-        return asked or own or self.actor_config.micro_batch_size
+    def update_micro_batching(self, role: Role) -> MicroBatching:
+        """Return how the sequences of an update of actor or critic are cut."""
+        tokens = self.rl_config.update_max_packing_token_size if role == "actor" else None
+        return self._micro_batching(role, None, tokens)
+
+    def _micro_batching(
+        self, role: Role, sequences: int | None, tokens: int | None
+    ) -> MicroBatching:
+        """Cut by sequences, or by tokens; None takes the role's, else the general, number."""
+        own = {"critic": self.critic_config, "reward": self.reward_config}.get(role)
+        size = (own and own.micro_batch_size) or self.actor_config.micro_batch_size
+        rl = self.rl_config
+        return MicroBatching(
+            sequences=sequences or size,
+            tokens=(tokens or rl.max_packing_token_size) if rl.use_dynamic_bsz else None,
+        )
 
     @property
     def uses_reference(self) -> bool:

@@ -4,9 +4,7 @@ from collections.abc import Mapping
 
 from mindrl.algorithms.grpo import GrpoLoss
 from mindrl.algorithms.value_loss import ValueLoss
-from mindrl.batch.balance import MicroBatching
 from mindrl.config.layout_keys import Role
-from mindrl.config.role import LearningConfig
 from mindrl.config.run import RunConfig
 from mindrl.launch.worker_memory import make_device, plan_worker_memory
 from mindrl.layouts.layout import TrainLayout
@@ -60,7 +58,7 @@ def build_worker(plan: RunPlan, platform: Platform) -> IntegratedWorker:
     updates = _updates(config)
     return IntegratedWorker(
         models={
-            role: RoleModel(engine=engine, micro_batching=_forward_micro_batching(config, role))
+            role: RoleModel(engine=engine, micro_batching=config.forward_micro_batching(role))
             for role, engine in engines.items()
         },
         updates=updates,
@@ -133,23 +131,13 @@ def _model(
         groups=groups,
         head="value" if role in ("critic", "reward") else "vocabulary",
         training=config.megatron_training,
-        learning=_learning(config, role),
+        learning=config.learning(role),
         device_type=platform.device_type,
         attention=attention_kernel(platform.kind),
         temperature=config.generate_config.sampling_config.temperature,
         removes_padding=config.rl_config.use_remove_padding,
         logprob_chunk_tokens=config.actor_config.logprob_chunk_tokens,
     )
-
-
-def _learning(config: RunConfig, role: Role) -> LearningConfig:
-    if role == "actor":
-        return config.actor_config
-    if role == "critic" and config.critic_config is not None:
-        return config.critic_config
-    # What recomputes nothing backward needs no recomputation.
-    grouped = role == "ref" and config.actor_config.moe_grouped_gemm
-    return LearningConfig(moe_grouped_gemm=grouped)
 
 
 def _total_updates(config: RunConfig) -> dict[Role, int]:
@@ -170,16 +158,15 @@ def _updates(config: RunConfig) -> dict[Role, RoleUpdates]:
         kl_coef=config.loss_kl_coef,
         entropy_coef=rl.entropy_coeff,
     )
-    tokens = rl.update_max_packing_token_size
     updates: dict[Role, RoleUpdates] = {
         "actor": RoleUpdates(
-            micro_batching=_micro_batching(config, config.actor_config.micro_batch_size, tokens),
+            micro_batching=config.update_micro_batching("actor"),
             loss=policy_loss.of_minibatch,
         )
     }
     if config.critic_config is not None:
         updates["critic"] = RoleUpdates(
-            micro_batching=_micro_batching(config, config.critic_micro_batch_size, None),
+            micro_batching=config.update_micro_batching("critic"),
             loss=ValueLoss(clip_range=rl.cliprange_value).of_minibatch,
         )
     return updates
@@ -212,28 +199,4 @@ def _export(plan: RunPlan, role: Role, engine: TrainingEngine) -> WeightExport:
         bucket_bytes=plan.bucket_bytes,
         timeout_seconds=plan.config.generate_config.reshard_timeout_seconds,
         name=f"export {role}",
-    )
-
-
-def _forward_micro_batching(config: RunConfig, role: Role) -> MicroBatching:
-    rl, own = config.rl_config, config.actor_config.micro_batch_size
-    match role:
-        case "actor":
-            sequences = rl.actor_forward_micro_batch_size or own
-            return _micro_batching(config, sequences, rl.actor_max_packing_token_size)
-        case "ref":
-            sequences = rl.ref_forward_micro_batch_size or own
-            return _micro_batching(config, sequences, rl.ref_max_packing_token_size)
-        case "critic":
-            return _micro_batching(config, config.critic_forward_micro_batch_size, None)
-        case "reward":
-            return _micro_batching(config, config.reward_forward_micro_batch_size, None)
-
-
-def _micro_batching(config: RunConfig, sequences: int, tokens: int | None) -> MicroBatching:
-    """Cut by sequences, or by tokens, for which None takes the general bound."""
-    rl = config.rl_config
-    return MicroBatching(
-        sequences=sequences,
-        tokens=(tokens or rl.max_packing_token_size) if rl.use_dynamic_bsz else None,
     )

@@ -1,10 +1,11 @@
 """The numbers that follow from a configuration alone, and for a person all of them in a list."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from rich.table import Table
 
+from mindrl.batch.balance import MicroBatching
 from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
@@ -92,11 +93,11 @@ def _rewards(config: RunConfig) -> str:
 
 
 def _micro_batch(config: RunConfig) -> str:
-    rl, count = config.rl_config, config.actor_config.micro_batch_size
-    if rl.use_dynamic_bsz:
-        budget = rl.update_max_packing_token_size or rl.max_packing_token_size
-        return f"up to {budget} tokens, packed"
-    return f"{count} sequence(s), {'packed' if rl.use_remove_padding else 'padded'}"
+    cut = config.update_micro_batching("actor")
+    if cut.tokens is not None:
+        return f"up to {cut.tokens} tokens, packed"
+    packed = "packed" if config.rl_config.use_remove_padding else "padded"
+    return f"{cut.sequences} sequence(s), {packed}"
 
 
 def spelled_sizes(sizes: Mapping[str, int]) -> str:
@@ -125,19 +126,19 @@ def batch_figures(config: RunConfig) -> BatchFigures:
 
 def _micro_batches(config: RunConfig) -> dict[str, int]:
     """Count the micro-batches of one replica, pass by pass."""
-    rl, actor = config.rl_config, config.actor_config.micro_batch_size
     step, update = config.sequences_per_step, config.sequences_per_update
-    passes: tuple[tuple[str, Role, int, int], ...] = (
-        ("reward", "reward", step, config.reward_forward_micro_batch_size),
-        ("reference", "ref", step, rl.ref_forward_micro_batch_size or actor),
-        ("forward", "actor", step, rl.actor_forward_micro_batch_size or actor),
-        ("critic_forward", "critic", step, config.critic_forward_micro_batch_size),
-        ("critic_update", "critic", update, config.critic_micro_batch_size),
-        ("update", "actor", update, actor),
+    forward, learn = config.forward_micro_batching, config.update_micro_batching
+    passes: tuple[tuple[str, Role, int, Callable[[Role], MicroBatching]], ...] = (
+        ("reward", "reward", step, forward),
+        ("reference", "ref", step, forward),
+        ("forward", "actor", step, forward),
+        ("critic_forward", "critic", step, forward),
+        ("critic_update", "critic", update, learn),
+        ("update", "actor", update, learn),
     )
     return {
-        name: -(-sequences // config.layout(role).dp // size)
-        for name, role, sequences, size in passes
+        name: -(-sequences // config.layout(role).dp // cut(role).sequences)
+        for name, role, sequences, cut in passes
         if role in config.roles
     }
 

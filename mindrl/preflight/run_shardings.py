@@ -44,9 +44,7 @@ class RunShardings:
 
         found: dict[Role, Sharding] = {}
         for role, layout in self.plan.layouts.items():
-            owners = {"critic": config.critic_config, "reward": None}
-            learning = owners.get(role, config.actor_config)
-            grouped = learning is not None and learning.moe_grouped_gemm
+            grouped = config.learning(role).moe_grouped_gemm
             head: Head = "value" if role in ("critic", "reward") else "vocabulary"
             experts: ExpertStorage = "grouped" if grouped else "sequential"
             found[role] = sharding(self.plan.models[role], layout, experts, head)

@@ -9,6 +9,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
+from mindrl.batch.balance import MicroBatching
 from mindrl.config.load import field_names, load_run_config
 from mindrl.config.run import RunConfig, with_absolute_paths
 from mindrl.errors import ConfigError
@@ -249,9 +250,9 @@ def test_either_name_of_the_references_folder_will_do(run_config: MakeConfig) ->
 def test_micro_batches_of_a_role_are_its_own_then_the_actors(run_config: MakeConfig) -> None:
     sizes = CRITIC | {"actor_config.micro_batch_size": 8, "reward_config.load": "judge"}
     plain = run_config(MODEL, sizes)
-    assert plain.critic_micro_batch_size == 8
-    assert plain.critic_forward_micro_batch_size == 8
-    assert plain.reward_forward_micro_batch_size == 8
+    assert plain.update_micro_batching("critic") == MicroBatching(sequences=8)
+    assert plain.forward_micro_batching("critic") == MicroBatching(sequences=8)
+    assert plain.forward_micro_batching("reward") == MicroBatching(sequences=8)
     own = run_config(
         MODEL,
         sizes
@@ -261,9 +262,27 @@ def test_micro_batches_of_a_role_are_its_own_then_the_actors(run_config: MakeCon
             "reward_config.micro_batch_size": 2,
         },
     )
-    assert own.critic_micro_batch_size == 4
-    assert own.critic_forward_micro_batch_size == 16
-    assert own.reward_forward_micro_batch_size == 2
+    assert own.update_micro_batching("critic") == MicroBatching(sequences=4)
+    assert own.forward_micro_batching("critic") == MicroBatching(sequences=16)
+    assert own.forward_micro_batching("reward") == MicroBatching(sequences=2)
+    assert own.update_micro_batching("actor") == MicroBatching(sequences=8)
+
+
+def test_budgets_of_tokens_are_a_role_s_own_then_the_general_one(run_config: MakeConfig) -> None:
+    config = run_config(
+        MODEL,
+        CRITIC
+        | {
+            "rl_config.use_dynamic_bsz": True,
+            "rl_config.max_packing_token_size": 512,
+            "rl_config.ref_max_packing_token_size": 256,
+            "rl_config.update_max_packing_token_size": 128,
+        },
+    )
+    assert config.update_micro_batching("actor").tokens == 128
+    assert config.update_micro_batching("critic").tokens == 512
+    assert config.forward_micro_batching("ref").tokens == 256
+    assert config.forward_micro_batching("actor").tokens == 512
 
 
 def test_a_kl_term_is_in_the_loss_or_in_the_reward_never_in_both(run_config: MakeConfig) -> None:

@@ -151,7 +151,9 @@ def plant_all(chosen: Sequence[Fault], jobs: int) -> list[Outcome]:
         found, pool = {}, ThreadPoolExecutor(jobs)
         try:
             for future in as_completed([pool.submit(_planted, each, trees) for each in chosen]):
-                found[future.result().fault.name] = future.result()
+                outcome = future.result()
+                found[outcome.fault.name] = outcome
+                progress.console.print(f"{outcome.fault.name}: {outcome.found_by or 'SURVIVED'}")
                 progress.advance(bar)
         finally:
             pool.shutdown(cancel_futures=True)

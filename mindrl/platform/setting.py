@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 Rule = Literal["fixed", "default", "deterministic", "left", "refused"]
@@ -30,6 +31,19 @@ class Setting:
         """Say whether the variable has a value of the pattern."""
         found = environment.get(self.name)
         return found is not None and bool(self.pattern) and bool(re.search(self.pattern, found))
+
+
+def _setting(rule: Rule, assignment: str, *, why: str, source: str, pattern: str = "") -> Setting:
+    """Make a setting of `NAME=value`, or of the name alone."""
+    name, _, value = assignment.partition("=")
+    return Setting(name=name, rule=rule, value=value, pattern=pattern, why=why, source=source)
+
+
+fixed = partial(_setting, "fixed")
+by_default = partial(_setting, "default")
+if_deterministic = partial(_setting, "deterministic")
+left = partial(_setting, "left")
+refused = partial(_setting, "refused")
 
 
 def values(

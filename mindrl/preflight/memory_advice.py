@@ -23,12 +23,7 @@ class Advice:
 
 
 def advice_on(plan: MemoryPlan, models: RunShardings) -> list[Advice]:
-    """Return every key that lowers the peak, the best first.
-
-    Args:
-        plan: To be improved.
-        models: Of the plan.
-    """
+    """Return every key that lowers the peak, the best first."""
     config = models.plan.config
     variants = {
         f"{switch.section}.{switch.key}=true": replace(plan, movable=plan.movable | {region})

@@ -14,11 +14,8 @@ def memory_plan(
 ) -> MemoryPlan:
     """Predict the memory of a run's steps.
 
-    Args:
-        models: Of the run.
-        capacity_bytes: Of a device. None: not known; then `generate_config.kv_cache_mib` alone
-            can say how large the KV cache is.
-        staging: As `plan_without_kv_cache`.
+    Where the capacity of a device is not known, `generate_config.kv_cache_mib` alone can say how
+    large the KV cache is.
 
     Raises:
         ConfigError: `generate_config.kv_cache_mib` does not hold one sequence.
@@ -41,13 +38,7 @@ def with_own_kv_cache(models: RunShardings, plan: MemoryPlan) -> MemoryPlan:
 def plan_without_kv_cache(
     models: RunShardings, capacity_bytes: int | None, staging: RankBytes | None = None
 ) -> MemoryPlan:
-    """Predict all but the KV cache.
-
-    Args:
-        models: Of the run.
-        capacity_bytes: Of a device.
-        staging: Messages in flight on each rank; None plans the reshard, which says them.
-    """
+    """Predict all but the KV cache; without `staging` the reshard is planned, which says it."""
     config = models.plan.config
     return MemoryPlan(
         capacity_bytes=capacity_bytes,

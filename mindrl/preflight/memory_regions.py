@@ -38,12 +38,9 @@ class Switch:
 def region_bytes(
     models: RunShardings, staging: RankBytes, *, distributed_optimizer: bool
 ) -> dict[Region, RankBytes]:
-    """Return the bytes of each region that the run has on each rank, without the KV cache.
+    """Return the bytes of each region on each rank, the KV cache aside.
 
-    Args:
-        models: Of the run.
-        staging: Of messages in flight, on each rank.
-        distributed_optimizer: Whether replicas share the optimizers' states.
+    `staging` is that of messages in flight; with `distributed_optimizer` replicas share its states.
     """
     found: dict[Region, RankBytes] = {
         Region.ROLLOUT_WEIGHTS: np.array(models.rollout.held_bytes()),

@@ -124,9 +124,6 @@ def unordered_shardings(config: RunConfig) -> RunShardings:
 def planned_shardings(config: RunConfig) -> RunShardings:
     """Read the sizes of the models of a run that is planned, with the ranks in its order.
 
-    Args:
-        config: Without findings.
-
     Raises:
         ModelError: A model folder does not hold a known model.
     """

@@ -19,13 +19,9 @@ def config_folder() -> Path:
 
 
 def published_folder(path: str) -> Path | None:
-    """Return the shipped folder, with config.json alone, that bears the name of a model folder.
+    """Return the shipped folder, with config.json alone, of the name of `./models/Qwen2.5-7B`.
 
-    Args:
-        path: For example `./models/Qwen2.5-7B`, or just `Qwen2.5-7B`.
-
-    Returns:
-        None where the folder is here, or mindrl knows no model of that name.
+    None where that folder is here, or mindrl knows no model of that name.
     """
     if Path(path).is_dir():
         return None
@@ -34,10 +30,7 @@ def published_folder(path: str) -> Path | None:
 
 
 def planned_description(path: str) -> ModelDescription:
-    """Read the sizes of a model that is planned, not run: the folder need not be on this machine.
-
-    Args:
-        path: Of the folder, or of a config.json by itself.
+    """Read the sizes of a model that is planned, not run: its folder may be elsewhere.
 
     Raises:
         ModelError: It does not hold a known model, or there is none and the name is not known.

@@ -32,11 +32,7 @@ _JSON_KEYS = ("field", "value", "need", "legal", "doc", "text")
 
 
 def check_config(name: str = "check.py") -> int:
-    """Check what the command line asks for; returns the exit code.
-
-    Args:
-        name: Of the program, as its help calls it.
-    """
+    """Check what the command line asks for; returns the exit code."""
     options = _parser(name).parse_intermixed_args()
     with planning():
         return exit_code(lambda: _check(options))

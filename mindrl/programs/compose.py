@@ -34,10 +34,7 @@ def composed_config(
 ) -> RunConfig:
     """Read a configuration by name, with overrides such as `actor_config.lr=1e-6`.
 
-    Args:
-        name: Of a file, without its suffix.
-        overrides: As a training program takes them.
-        own_folder: Where it is, beside the shipped ones; None is the folder of those.
+    It is looked for in the own folder first, then among those that are shipped.
 
     Raises:
         ConfigError: It does not exist, or a key or a value is not legal.
@@ -87,11 +84,7 @@ def run_config(composed: DictConfig) -> RunConfig:
 
 @contextmanager
 def composing(name: str, folders: Sequence[Path]) -> Iterator[None]:
-    """Turn what Hydra, OmegaConf and PyYAML raise into words.
-
-    Args:
-        name: Of the configuration that is composed.
-        folders: Where its files are looked for, the user's own first.
+    """Turn what Hydra, OmegaConf and PyYAML raise of a configuration into words.
 
     Raises:
         ConfigError: Something else than mindrl has refused the configuration.

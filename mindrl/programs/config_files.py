@@ -28,9 +28,7 @@ def run_names(folder: Path) -> list[str]:
 def no_such_name(name: str, folders: Sequence[Path]) -> str:
     """Say which configurations there are instead of one, and which was probably meant.
 
-    Args:
-        name: As it was asked for.
-        folders: Where it was looked for, the user's own first.
+    The first folder is the user's own.
     """
     path = Path(name).with_suffix(_SUFFIX)
     known = [each for folder in folders for each in run_names(folder)]
@@ -45,15 +43,7 @@ def no_such_name(name: str, folders: Sequence[Path]) -> str:
 
 
 def first_trouble(name: str, folders: Sequence[Path]) -> str | None:
-    """Look for a file that cannot be read, from the named one on along the `defaults`.
-
-    Args:
-        name: Of a configuration.
-        folders: Where files are looked for, the user's own first.
-
-    Returns:
-        None where each file by itself can be read.
-    """
+    """Find a file that cannot be read, from the named one along the `defaults`; None: all can."""
     return next(_troubles(name.removesuffix(_SUFFIX), folders, ()), None)
 
 

@@ -52,11 +52,7 @@ plan.py --help.
 
 
 def convert(name: str = "convert_ckpt.py") -> int:
-    """Convert what the command line asks for; returns the exit code.
-
-    Args:
-        name: Of the program, as its help calls it.
-    """
+    """Convert what the command line asks for; returns the exit code."""
     options = _parser(name).parse_args()
 
     def convert_or_stop() -> int:

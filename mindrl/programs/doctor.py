@@ -34,11 +34,7 @@ _MOST_PORT = 65535
 
 
 def doctor(name: str = "doctor.py") -> int:
-    """Look at this machine as the command line asks; returns the exit code.
-
-    Args:
-        name: Of the program, as its help calls it.
-    """
+    """Look at this machine as the command line asks; returns the exit code."""
     options = _parser(name).parse_args()
     kind = choose_platform("auto").kind if options.device == "auto" else options.device
     question = Question(kind=kind, outputs=options.outputs, port=options.port, head=options.address)

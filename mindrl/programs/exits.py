@@ -17,9 +17,7 @@ INTERRUPTED = 130
 def exit_code(action: Callable[[], int], *bad_input: type[Exception]) -> int:
     """Run, and turn an error that was raised on purpose into words and an exit code.
 
-    Args:
-        action: Returns an exit code itself.
-        bad_input: Errors that speak of what the program was given, besides `ConfigError`.
+    `bad_input` are errors that speak of what the program was given, besides `ConfigError`.
     """
     of_input: tuple[type[Exception], ...] = (ConfigError, *bad_input)
     try:
@@ -33,12 +31,7 @@ def exit_code(action: Callable[[], int], *bad_input: type[Exception]) -> int:
 
 
 def report(reasons: Iterable[str], code: int) -> int:
-    """Print the reasons, one a line, and return the exit code.
-
-    Args:
-        reasons: One that begins with blanks belongs to the one before it.
-        code: To return.
-    """
+    """Print reasons, one a line, and return the code; one with blanks before it goes on."""
     console = Console(stderr=True)
     for reason in reasons:
         mark = "       " if reason.startswith(" ") else "[bold red]error:[/] "

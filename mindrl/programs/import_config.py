@@ -38,11 +38,7 @@ The model files are looked for in the folder model beside the file.
 
 
 def import_config(name: str = "import_config.py") -> int:
-    """Import what the command line asks for; returns the exit code.
-
-    Args:
-        name: Of the program, as its help calls it.
-    """
+    """Import what the command line asks for; returns the exit code."""
     options = _parser(name).parse_args()
     return exit_code(lambda: _import(options))
 

@@ -21,12 +21,7 @@ _COMMENTED = ("open", "derived", "renamed", "refused")
 
 
 def yaml_text(imported: Import, source: str) -> str:
-    """Write the file, with a comment over each key that is not simply taken over.
-
-    Args:
-        imported: What to write.
-        source: What it was imported from.
-    """
+    """Write the file, with a comment over each key that is not simply taken over."""
     comments = {
         next(iter(each.sets)): f"{each.key}: {each.note}"
         for each in imported.mapped

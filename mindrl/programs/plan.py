@@ -24,11 +24,7 @@ plan.py PLAN --help says more. Of a model only config.json is read; configs/mode
 
 
 def plan(name: str = "plan.py") -> int:
-    """Plan what the command line asks for; returns the exit code.
-
-    Args:
-        name: Of the program, as its help calls it.
-    """
+    """Plan what the command line asks for; returns the exit code."""
     options = _options(_parser(name))
     with planning():
         return exit_code(lambda: int(options.run(options)), ModelError)

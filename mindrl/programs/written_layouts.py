@@ -11,12 +11,6 @@ _LETTERS = {"tp": "t", "pp": "p", "vpp": "v", "ep": "e", "cp": "c", "etp": "t of
 
 
 def layout_findings(model: ModelDescription, layout: TrainLayout, where: str) -> Iterator[Finding]:
-    """Say what keeps a model from a training layout that was written down in one string.
-
-    Args:
-        model: Its sizes.
-        layout: As it was read.
-        where: The option, or the file, that has it.
-    """
+    """Say what keeps a model from a layout that an option or a file writes in one string."""
     keys = {name: f"{where} {letter}" for name, letter in _LETTERS.items()}
     yield from training_findings(model, layout, keys | {"layers_per_chunk": "--layers-per-chunk"})

@@ -190,13 +190,7 @@ def all_settings(task: Task, training: TrainLayout) -> list[Settings]:
 
 
 def most_at_a_time(task: Task, rollout: RolloutLayout, room: int) -> int:
-    """Return how many sequences a replica decodes at a time, in waves of equal size.
-
-    Args:
-        task: Says how many there are.
-        rollout: Layout.
-        room: Sequences that the KV cache has room for.
-    """
+    """Return how many sequences a replica with room for so many decodes, in equal waves."""
     of_replica = task.sequences_of(rollout)
     waves = -(-of_replica // min(room, _MOST_AT_A_TIME))
     return -(-of_replica // waves)

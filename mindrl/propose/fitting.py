@@ -169,13 +169,7 @@ def least_sizes(task: Task, candidate: Candidate) -> Sizes:
 
 
 def exact_sizes(task: Task, models: RunShardings, staging: RankBytes) -> Sizes:
-    """Return the bytes of all ranks; the reshard costs what no plan is below.
-
-    Args:
-        task: Of the candidate.
-        models: Of its configuration.
-        staging: Messages in flight on each rank.
-    """
+    """Return the bytes of all ranks; the reshard costs what no plan is below."""
     shares = models.plan.config.megatron_training.use_distributed_optimizer
     regions = region_bytes(models, staging, distributed_optimizer=shares)
     return Sizes(

@@ -87,13 +87,7 @@ class Search:
 
 
 def search(task: Task, top: int, tell: Tell, *, most_pieces: int = MOST_PIECES) -> Search:
-    """Find the candidates with the shortest steps.
-
-    Args:
-        task: What is asked for.
-        top: How many, at the most.
-        tell: Is told how far it is.
-        most_pieces: Bound on the work of planning reshards.
+    """Find the candidates with the shortest steps, at most `top` of them.
 
     Raises:
         ConfigError: The rules of a run allow no layout at all.
@@ -224,12 +218,7 @@ def planned_models(task: Task, candidate: Candidate) -> tuple[RunShardings, Move
 
 
 def moved_by(task: Task, pairs: RankBytes) -> Moved:
-    """Sum up what a reshard moves; it takes as long as the busiest rank, either way.
-
-    Args:
-        task: Says which ranks share a node, and how fast the links are.
-        pairs: Bytes from each rank (row) to each rank (column).
-    """
+    """Sum up bytes from each rank (row) to each (column); the busiest one makes the time."""
     inside = Topology(ranks_per_node=task.ranks_per_node).shared_nodes(len(pairs))
     near, far = np.where(inside, pairs, 0), np.where(inside, 0, pairs)
     rates = (task.device.node_gbps, task.device.network_gbps)

@@ -8,9 +8,9 @@ from packaging.requirements import Requirement
 
 from mindrl.doctor.facts import Facts
 from mindrl.doctor.observation import Observation, gib
+from mindrl.observability.units import MIB
 from mindrl.platform.probes.device_report import Component, Device
 
-_MIB = 1 << 20
 _IDLE_SHARE = 0.1
 """Drivers and firmware take 5 % of a 64 GiB device that nobody uses, and 9 % of one of 32 GiB."""
 _LEAST_FREE_SHARE = 0.5
@@ -20,11 +20,9 @@ _LEAST_FREE_SHARE = 0.5
 def python(facts: Facts) -> Iterator[Observation]:
     """Say whether mindrl runs with this Python."""
     needed = facts.declared.python
-    if facts.python in needed:
-        yield Observation("python", facts.python)
-    else:
-        advice = f"make an environment with a Python {needed}"
-        yield Observation("python", facts.python, "problem", advice)
+    suits = facts.python in needed
+    advice = "" if suits else f"make an environment with a Python {needed}"
+    yield Observation("python", facts.python, "ok" if suits else "problem", advice)
 
 
 def own_packages(facts: Facts) -> Iterator[Observation]:
@@ -63,9 +61,7 @@ def rival_engines(facts: Facts) -> Iterator[Observation]:
         if facts.versions.get(unwanted) is None:
             continue
         both = facts.versions.get(wanted) is not None
-        found = (
-            f"{unwanted} is installed, " + ("and so is" if both else "instead of") + f" {wanted}"
-        )
+        found = f"{unwanted} is installed, {'and so is' if both else 'instead of'} {wanted}"
         advice = f"pip uninstall {unwanted} {wanted}, then install {wanted} again"
         yield Observation("engine", found, "problem", advice)
 
@@ -120,14 +116,14 @@ def device_memory(facts: Facts) -> Iterator[Observation]:
     taken = [each for each in used if each.processes or _share(each) > _IDLE_SHARE]
     for device in taken:
         pids = ", ".join(map(str, device.processes))
-        found = f"{gib(device.used_mib * _MIB)} of {gib(device.total_mib * _MIB)} are taken"
+        found = f"{gib(device.used_mib * MIB)} of {gib(device.total_mib * MIB)} are taken"
         found += f", by process {pids}" if pids else ", by processes that are not seen here"
         advice = f"end them, or leave the device out: {_without(facts, taken)}"
         much = _share(device) > _LEAST_FREE_SHARE
         what = f"memory of device {device.index}"
         yield Observation(what, found, "problem" if much else "note", advice)
     if used and not taken:
-        least = min(each.total_mib - each.used_mib for each in used) * _MIB
+        least = min(each.total_mib - each.used_mib for each in used) * MIB
         yield Observation("device memory", f"{gib(least)} or more are free on each")
 
 

@@ -4,10 +4,12 @@ import resource
 from collections.abc import Iterator
 
 from mindrl.doctor.facts import Facts
-from mindrl.doctor.observation import GIB, Observation, Verdict, gib
+from mindrl.doctor.observation import Observation, Verdict, gib
+from mindrl.observability.units import GIB, MIB
 from mindrl.platform.probes.host import DiskFacts, NetworkFacts
 
 _SHARED = "/dev/shm"  # noqa: S108 - a name to show; no file is made
+_ANY = resource.RLIM_INFINITY
 _ENOUGH_FILES = 65536
 """So far Ray raises the limit by itself where the hard limit allows it."""
 _LEAST_FILES = 4096
@@ -16,7 +18,7 @@ _ENOUGH_PROCESSES = 4096
 """Threads count: a worker has a hundred and more."""
 _ENOUGH_SHARED = GIB + GIB // 4
 """A run gives Ray 1 GiB for objects; the engine and the collectives need some besides."""
-_LEAST_SHARED = 128 << 20
+_LEAST_SHARED = 128 * MIB
 """Containers begin with 64 MiB, which the collectives of one machine overrun."""
 _LEAST_MEMORY = 4 * GIB
 """The libraries of one worker take 1 GiB, and Ray as much."""
@@ -24,31 +26,26 @@ _MUCH_SWAP = GIB
 _LEAST_DISK = GIB
 _ENOUGH_DISK = 20 * GIB
 """An exported model of 7 B parameters has 15 GiB."""
-_LEAST_SESSION_DISK = GIB
 
 
-def open_files(facts: Facts) -> Iterator[Observation]:
-    """Look at the limit of open files: a run that starts Ray raises it as far as it may."""
+def limits(facts: Facts) -> Iterator[Observation]:
+    """Look at open files, which a run that starts Ray raises as far as it may, and at processes."""
     host = facts.machine.host
-    found = f"{_limit(host.open_files)} open files"
-    if _is_enough(host.open_files, _ENOUGH_FILES):
-        yield Observation("limits", found)
-        return
-    joins = facts.machine.ray_address or facts.question.head
-    reached = host.open_files if joins else host.open_files_hard
-    verdict: Verdict = "note" if _is_enough(reached, _LEAST_FILES) else "problem"
-    advice = f"ulimit -n {_ENOUGH_FILES} before the run, and before `ray start`"
-    if not _is_enough(host.open_files_hard, _ENOUGH_FILES):
-        advice += f"; the hard limit of {host.open_files_hard:,} has to be raised first (nofile)"
-    yield Observation("limits", found, verdict, advice)
-
-
-def processes(facts: Facts) -> Iterator[Observation]:
-    """Look at the limit of processes and threads of this user."""
-    found = facts.machine.host.processes
-    if not _is_enough(found, _ENOUGH_PROCESSES):
-        advice = f"ulimit -u {_ENOUGH_PROCESSES} or more"
-        yield Observation("limits", f"{found} processes and threads", "note", advice)
+    number = "any number of" if host.open_files == _ANY else f"{host.open_files:,}"
+    verdict: Verdict = "ok"
+    advice = ""
+    if not _is_enough(host.open_files, _ENOUGH_FILES):
+        joins = facts.machine.ray_address or facts.question.head
+        reached = host.open_files if joins else host.open_files_hard
+        verdict = "note" if _is_enough(reached, _LEAST_FILES) else "problem"
+        advice = f"ulimit -n {_ENOUGH_FILES} before the run, and before `ray start`"
+        if not _is_enough(host.open_files_hard, _ENOUGH_FILES):
+            hard = f"{host.open_files_hard:,}"
+            advice += f"; the hard limit of {hard} has to be raised first (nofile)"
+    yield Observation("limits", f"{number} open files", verdict, advice)
+    if not _is_enough(host.processes, _ENOUGH_PROCESSES):
+        found = f"{host.processes} processes and threads"
+        yield Observation("limits", found, "note", f"ulimit -u {_ENOUGH_PROCESSES} or more")
 
 
 def shared_memory(facts: Facts) -> Iterator[Observation]:
@@ -159,26 +156,20 @@ def token(facts: Facts) -> Iterator[Observation]:
         yield Observation("ray token", f"in {found.source}")
 
 
-def outputs(facts: Facts) -> Iterator[Observation]:
-    """Look at the folder of the runs."""
-    yield _disk(
-        "outputs", facts.outputs, _LEAST_DISK, "say --outputs DIR and hydra.run.dir=DIR/..."
-    )
-
-
-def session(facts: Facts) -> Iterator[Observation]:
-    """Look at the folder of Ray's sockets and logs."""
-    yield _disk("ray session", facts.session, _LEAST_SESSION_DISK, "set XDG_CACHE_HOME")
+def disks(facts: Facts) -> Iterator[Observation]:
+    """Look at the folder of the runs, and at that of Ray's sockets and logs."""
+    yield _disk("outputs", facts.outputs, "say --outputs DIR and hydra.run.dir=DIR/...")
+    yield _disk("ray session", facts.session, "set XDG_CACHE_HOME")
     if not facts.session_fits:
         found = f"{facts.session.path} is too long a path for sockets; Ray uses /tmp/ray"
         yield Observation("ray session", found, "note", "set XDG_CACHE_HOME to a shorter path")
 
 
-def _disk(what: str, disk: DiskFacts, least: int, other: str) -> Observation:
+def _disk(what: str, disk: DiskFacts, other: str) -> Observation:
     if not disk.is_writable:
         return Observation(what, f"{disk.path} cannot be written", "problem", other)
     found = f"{disk.path}, {gib(disk.free)} free"
-    if disk.free < least:
+    if disk.free < _LEAST_DISK:
         return Observation(what, found, "problem", f"make room, or {other}")
     if what == "outputs" and disk.free < _ENOUGH_DISK:
         return Observation(what, found, "note", f"an exported model may not fit; {other}")
@@ -186,11 +177,7 @@ def _disk(what: str, disk: DiskFacts, least: int, other: str) -> Observation:
 
 
 def _is_enough(limit: int, needed: int) -> bool:
-    return limit == resource.RLIM_INFINITY or limit >= needed
-
-
-def _limit(limit: int) -> str:
-    return "any number of" if limit == resource.RLIM_INFINITY else f"{limit:,}"
+    return limit == _ANY or limit >= needed
 
 
 def _is_kept(port: int, network: NetworkFacts) -> bool:
@@ -199,8 +186,7 @@ def _is_kept(port: int, network: NetworkFacts) -> bool:
 
 
 HOST_FINDINGS = (
-    open_files,
-    processes,
+    limits,
     shared_memory,
     host_memory,
     swap,
@@ -210,6 +196,5 @@ HOST_FINDINGS = (
     asked_port,
     asked_head,
     token,
-    outputs,
-    session,
+    disks,
 )

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Verdict = Literal["ok", "note", "problem"]
+from mindrl.observability.units import GIB
 
-GIB = 1 << 30
+Verdict = Literal["ok", "note", "problem"]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Everything that can be known before Ray starts: configuration, model, data, rewards, memory."""
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,10 +114,15 @@ def platform_findings(config: RunConfig, platform: Platform) -> Iterator[Finding
     yield from _whole_prompts(config, platform)
 
 
+def refuse(config: RunConfig, found: Iterable[Finding]) -> None:
+    """Raise what was found, if anything was, in the words that the configuration is written in."""
+    if lines := [str(in_words_of_backend(config, each)) for each in found]:
+        raise ConfigError("\n".join(lines))
+
+
 def _refuse(config: RunConfig, checked: Checked) -> None:
     """Raise what was found; say what was not enough for that."""
-    if lines := [str(in_words_of_backend(config, each)) for each in checked.findings]:
-        raise ConfigError("\n".join(lines))
+    refuse(config, checked.findings)
     for warning in checked.warnings:
         note(str(warning))
 

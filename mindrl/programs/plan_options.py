@@ -1,15 +1,14 @@
 """What the plans of a configuration share: its options, its refusal, the memory of a device."""
 
 import argparse
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from mindrl.allocation.into_config import in_words_of_backend
 from mindrl.config.finding import Finding
 from mindrl.config.run import RunConfig
 from mindrl.config.validate import findings
-from mindrl.errors import ConfigError
 from mindrl.platform.device_models import EXAMPLE_DEVICE, device_model
+from mindrl.preflight.checks import refuse
 from mindrl.preflight.model_checks import ROLLOUT_KEYS
 from mindrl.preflight.run_plan import RunPlan
 from mindrl.preflight.run_shardings import RunShardings, unordered_shardings
@@ -58,9 +57,9 @@ def asked_shardings(options: argparse.Namespace) -> RunShardings:
         ModelError: A model folder does not hold a known model.
     """
     config = asked_config(options)
-    _refuse(config, findings(config))
+    refuse(config, findings(config))
     models = unordered_shardings(config)
-    _refuse(config, _model_findings(models.plan))
+    refuse(config, _model_findings(models.plan))
     return models
 
 
@@ -81,11 +80,6 @@ def device_bytes(config: RunConfig, options: argparse.Namespace) -> int | None:
 def print_answer(config: RunConfig, figures: dict[str, Any]) -> None:
     """Print figures as one JSON object, and of which models the shipped sizes were taken."""
     print_json(figures | {"shipped_sizes": shipped_sizes(config)})
-
-
-def _refuse(config: RunConfig, found: Iterable[Finding]) -> None:
-    if lines := [str(in_words_of_backend(config, each)) for each in found]:
-        raise ConfigError("\n".join(lines))
 
 
 def _model_findings(plan: RunPlan) -> Iterator[Finding]:

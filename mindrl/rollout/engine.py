@@ -56,7 +56,10 @@ class RolloutEngine(Protocol):
         """Take weights and KV cache off the device; their contents are lost."""
 
     def onload(self, tag: EngineTag) -> None:
-        """Give the weights their memory back, to be filled, or then the KV cache its own, empty."""
+        """Give the weights their memory back, or the KV cache its own, empty.
+
+        The weights have to be there first, and have to be loaded through `weight_sink`.
+        """
 
     def nbytes(self, tag: EngineTag) -> int:
         """Return what the weights or the KV cache take on the device."""

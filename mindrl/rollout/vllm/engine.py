@@ -109,10 +109,7 @@ class VllmEngine:
             self.awake.clear()
 
     def onload(self, tag: EngineTag) -> None:
-        """Give the weights their memory back, or the KV cache its own, empty.
-
-        The weights have to be there first, and have to be loaded through `weight_sink`.
-        """
+        """Give the weights their memory back, or the KV cache its own: see `RolloutEngine`."""
         # The engine has an allocator of its own, to which torch's freed blocks are not free.
         give_back_unused(self.device_type)
         self.llm.wake_up(tags=[tag])

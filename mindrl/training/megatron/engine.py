@@ -122,13 +122,10 @@ class MegatronEngine:
     def train_step(
         self, minibatch: Batch, micro_batching: MicroBatching, loss: Loss[Batch]
     ) -> dict[str, float]:
-        """Take one optimizer step on this rank's share of a minibatch.
+        """Take one optimizer step on this rank's share of a minibatch: see `TrainingEngine`.
 
-        A collective over all ranks. The loss is the weighted sum of the token losses: neither
-        the cut into micro-batches nor the number of ranks changes the gradient.
-
-        Returns:
-            Metrics of the whole minibatch, the same on every rank of the last pipeline stage.
+        The loss is the weighted sum of the token losses: neither the cut into micro-batches nor
+        the number of ranks changes the gradient.
         """
         training_state = self.training_state
         assert training_state is not None, "a model that never changes takes no step"

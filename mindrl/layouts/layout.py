@@ -1,11 +1,11 @@
 """The layouts of both sides: which rank holds which part of the model. Pure Python."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
-from mindrl.layouts.rank_order import RankOrder
+from mindrl.layouts.rank_order import RankOrder, merged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +63,25 @@ class TrainLayout:
         """The order of the expert grid, as `dense_order`."""
         sizes = (("etp", self.etp), ("ep", self.ep), ("dp", self.expert_dp), ("pp", self.pp))
         return self._of_all_ranks(self.expert_order or RankOrder(digits=sizes))
+
+    def in_order(self, order: RankOrder, expert_order: RankOrder | None) -> "TrainLayout":
+        """Return the same sizes, with the ranks in other orders that have their stages in common.
+
+        Args:
+            order: Of the dense grid.
+            expert_order: Of the expert grid; None for a model without experts, where the grid
+                that engines make nevertheless takes the stages of `order`.
+        """
+        own = replace(self, order=None, expert_order=None)
+        dense = None if order == own.dense_order else order
+        if expert_order is not None:
+            experts = None if expert_order == own.experts_order else expert_order
+        elif dense is not None:
+            stages = merged((name if name == "pp" else "dp", radix) for name, radix in order.digits)
+            experts = RankOrder(digits=(*stages, ("etp", 1), ("ep", 1)))
+        else:
+            experts = None
+        return replace(own, order=dense, expert_order=experts)
 
     @property
     def replicas(self) -> int:

@@ -1,6 +1,6 @@
 """How ranks are numbered over parallel dimensions. Pure Python."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -28,6 +28,14 @@ class RankOrder:
         """Place of each rank in each dimension; a dimension without digits is absent."""
         return tuple(self._place(rank) for rank in range(self.world_size))
 
+    def width(self, dimension: str) -> int:
+        """Return how far the last rank of a group lies behind the first; in all groups alike."""
+        width, weight = 0, 1
+        for name, radix in self.digits:
+            width += (radix - 1) * weight if name == dimension else 0
+            weight *= radix
+        return width
+
     def groups(self, dimensions: Collection[str]) -> list[list[int]]:
         """List the groups of ranks that differ in these dimensions only, ascending."""
         groups: dict[tuple[int, ...], list[int]] = {}
@@ -44,3 +52,14 @@ class RankOrder:
             place[name] = place.get(name, 0) + digit * weight.get(name, 1)
             weight[name] = weight.get(name, 1) * radix
         return place
+
+
+def merged(digits: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+    """Join neighbouring digits of one dimension."""
+    joined: list[tuple[str, int]] = []
+    for name, radix in digits:
+        if joined and joined[-1][0] == name:
+            joined[-1] = (name, joined[-1][1] * radix)
+        else:
+            joined.append((name, radix))
+    return tuple(joined)

@@ -19,7 +19,7 @@ from mindrl.resharding.cells import Cell
 from mindrl.resharding.plan import ReshardPlan, cells_for_bucket, plan_sides
 from mindrl.resharding.rank_map import choose_orders
 from mindrl.rollout.planning import rollout_sharding
-from mindrl.training.planning import ExpertStorage, training_sharding
+from mindrl.training.planning import ExpertStorage, legal_orders, training_sharding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,9 @@ class RunShardings:
         own = plan.layouts["actor"]
         with no_collection():
             source, target = self.training["actor"], self.rollout
-            best = choose_orders(own, source, target, self.cells, plan.topology).layout
+            best = choose_orders(
+                own, source, target, self.cells, plan.topology, legal_orders
+            ).layout
         if best == own:
             return self
         layouts = {role: best if each == own else each for role, each in plan.layouts.items()}

@@ -41,7 +41,7 @@ from mindrl.resharding.figures import (
 from mindrl.resharding.plan import DEFAULT_BUCKET_BYTES, Topology, cells_for_bucket, plan_sides
 from mindrl.resharding.rank_map import RankMap, choose_orders
 from mindrl.rollout.planning import rollout_findings, rollout_sharding
-from mindrl.training.planning import training_sharding
+from mindrl.training.planning import legal_orders, training_sharding
 
 _ROLLOUT_KEYS = {"tp": "--to t", "pp": "--to p", "ep": "--to e"}
 _EXAMPLE = """\
@@ -148,7 +148,7 @@ def _figures(
     default = chosen = planned(source)
     found: RankMap | None = None
     if options.rank_map == "best" and not options.disjoint:
-        found = choose_orders(training, source, target, cells, topology)
+        found = choose_orders(training, source, target, cells, topology, legal_orders)
         if found.layout != training:
             chosen = planned(held(found.layout))
     return ReshardFigures(

@@ -1,16 +1,13 @@
 """Which rank takes which place of the training layout: the fewest bytes to reshard.
 
 In colocation the rollout engine numbers its ranks as they come; which rank holds which training
-shard is free. The fewest bytes over all permutations is an assignment problem. The engine's groups
-cannot follow every permutation: torch sorts the ranks of a group, so coordinates must rise with
-the rank. The orders tried here are mixed-radix numberings, in which the sizes of the dimensions
-are taken apart into prime digits and the digits are interleaved in every way.
+shard is free. The fewest bytes over all permutations is an assignment problem. The groups of a
+training engine cannot follow every permutation: it says which orders it can be given.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +19,8 @@ from mindrl.resharding.cells import Cell, bytes_by_shards
 from mindrl.resharding.plan import Topology
 
 Matrix = NDArray[np.int64]
-_MOST_ORDERS = 20_000
+LegalOrders = Callable[[RankOrder, int], Iterable[RankOrder]]
+"""The orders that a grid can be given, by its own order and the ranks of a node."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,29 +65,29 @@ def choose_orders(
     target: Sharding,
     cells: Iterable[Cell],
     topology: Topology,
+    legal_orders: LegalOrders,
 ) -> RankMap:
     """Find the order of the training ranks that makes the reshard move the fewest bytes.
 
-    Tensor, context and expert groups that lie inside a node in the engine's own order stay inside
-    one. Among equals the engine's own order wins, then the one with the narrowest tensor groups.
+    Among equals the engine's own order wins, then the one with the narrowest tensor groups.
 
     Args:
         layout: Of the training ranks, in the engine's own order.
-        source: Who holds the weights in this layout.
+        source: Who holds the weights in this layout: of each rank the shard of its place in the
+            dense grid, and for a model with experts that of its place in the expert grid.
         target: Who needs them, of as many ranks.
         cells: What travels between the two.
         topology: Which ranks share a node.
+        legal_orders: Of the training engine.
     """
     gains = _Gains(source, target, cells)
     costs = np.stack([gains.needed - gains.of_shards(shards) for shards in source.held_by])
-    dense = list(_candidates(layout.dense_order, ("tp", "cp"), topology, gains, source, 0))
-    has_experts = len(source.held_by[0]) > 1
-    experts = (
-        list(_candidates(layout.experts_order, ("etp", "ep"), topology, gains, source, 1))
-        if has_experts
-        else []
+    grids = [layout.dense_order, layout.experts_order][: len(source.held_by[0])]
+    dense, *experts = (
+        _best_by_stages(_candidates(own, legal_orders(own, topology.ranks_per_node), gains, names))
+        for own, names in zip(grids, zip(*source.held_by, strict=True), strict=True)
     )
-    chosen, gained = _best_pair(layout, dense, experts)
+    chosen, gained = _best_pair(layout, dense, experts[0] if experts else None)
     return RankMap(
         layout=chosen,
         applied_bytes=int(gains.needed.sum()) - gained,
@@ -129,42 +127,32 @@ class _Candidate:
     gained: int
     stages: bytes
     rank: tuple[bool, int, int]
-    """Among equals the lowest wins: not the default, width of the groups, digits."""
+    """Among equals the lowest wins: not the engine's own, width of the groups, digits."""
+
+    def place(self) -> tuple[int, tuple[bool, int, int]]:
+        """Return what sorts the best one first."""
+        return -self.gained, self.rank
 
 
 def _candidates(
-    default: RankOrder,
-    local: tuple[str, str],
-    topology: Topology,
-    gains: _Gains,
-    sharding: Sharding,
-    part: int,
+    own: RankOrder, orders: Iterable[RankOrder], gains: _Gains, names: Sequence[str]
 ) -> Iterator[_Candidate]:
-    """Yield the legal orders of one grid; `part` says which shard of a rank belongs to it."""
-    names = _shards_by_place(default, sharding, part)
-    stay = {name for name in local if _inside_nodes(default, name, topology)}
-    for order in islice(_interleavings(default), _MOST_ORDERS):
-        legal = _tensor_ranks_lie_closest(order)
-        if not legal or not all(_inside_nodes(order, name, topology) for name in stay):
-            continue
-        shards = [names[_place(at)] for at in order.coordinates]
+    """Judge the legal orders of one grid.
+
+    Args:
+        own: The engine's own order.
+        orders: The legal ones.
+        gains: Of each shard on each rank.
+        names: The shard of each rank in the engine's own order.
+    """
+    at_place = dict(zip(map(_place, own.coordinates), names, strict=True))
+    for order in orders:
+        shards = [at_place[_place(at)] for at in order.coordinates]
         gained = sum(int(gains.by_shard[name][rank]) for rank, name in enumerate(shards))
         stages = np.array([at.get("pp", 0) for at in order.coordinates]).tobytes()
-        width = _width(order, local[0])
-        yield _Candidate(
-            order=order,
-            gained=gained,
-            stages=stages,
-            rank=(order != default, width, len(order.digits)),
-        )
-
-
-def _shards_by_place(
-    default: RankOrder, sharding: Sharding, part: int
-) -> dict[tuple[tuple[str, int], ...], str]:
-    """Name the shard of each place in a grid, whatever rank takes it."""
-    pairs = zip(default.coordinates, sharding.held_by, strict=True)
-    return {_place(at): held[part] for at, held in pairs}
+        width = order.width(own.digits[0][0])
+        rank = order != own, width, len(order.digits)
+        yield _Candidate(order=order, gained=gained, stages=stages, rank=rank)
 
 
 def _place(coordinates: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
@@ -172,117 +160,24 @@ def _place(coordinates: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
 
 
 def _best_pair(
-    plain: TrainLayout, dense: list[_Candidate], experts: list[_Candidate]
+    own: TrainLayout, dense: Mapping[bytes, _Candidate], experts: Mapping[bytes, _Candidate] | None
 ) -> tuple[TrainLayout, int]:
     """Choose one order for each grid so that both give every rank the same stage."""
-    best_dense = _best_by_stages(dense)
-    best_experts = _best_by_stages(experts)
-    pairs = [
-        (candidate, best_experts.get(stages))
-        for stages, candidate in best_dense.items()
-        if stages in best_experts or not experts
-    ]
-    chosen, expert = min(pairs, key=lambda pair: _pair_rank(*pair))
-    order = None if chosen.order == plain.dense_order else chosen.order
-    if expert is None:
-        return replace(plain, order=order, expert_order=_same_stages(order)), chosen.gained
-    expert_order = None if expert.order == plain.experts_order else expert.order
-    layout = replace(plain, order=order, expert_order=expert_order)
-    return layout, chosen.gained + expert.gained
+    if experts is None:
+        alone = min(dense.values(), key=_Candidate.place)
+        return own.in_order(alone.order, None), alone.gained
+    pairs = [(each, experts[stages]) for stages, each in dense.items() if stages in experts]
+    one, other = min(
+        pairs, key=lambda pair: (-(pair[0].gained + pair[1].gained), pair[0].rank, pair[1].rank)
+    )
+    return own.in_order(one.order, other.order), one.gained + other.gained
 
 
-def _same_stages(order: RankOrder | None) -> RankOrder | None:
-    """Give an expert grid the stages of an order: the engine makes one for dense models too."""
-    if order is None:
-        return None
-    names = tuple((name if name == "pp" else "dp", radix) for name, radix in order.digits)
-    empty = (("etp", 1), ("ep", 1))
-    return RankOrder(digits=_merged(names) + empty)
-
-
-def _best_by_stages(candidates: list[_Candidate]) -> dict[bytes, _Candidate]:
+def _best_by_stages(candidates: Iterable[_Candidate]) -> dict[bytes, _Candidate]:
     best: dict[bytes, _Candidate] = {}
-    for candidate in sorted(candidates, key=lambda item: (-item.gained, item.rank)):
+    for candidate in sorted(candidates, key=_Candidate.place):
         best.setdefault(candidate.stages, candidate)
     return best
-
-
-def _pair_rank(dense: _Candidate, expert: _Candidate | None) -> tuple[object, ...]:
-    if expert is None:
-        return -dense.gained, dense.rank
-    return -(dense.gained + expert.gained), dense.rank, expert.rank
-
-
-def _interleavings(default: RankOrder) -> Iterator[RankOrder]:
-    """Yield every order of the prime digits of all dimensions, the default first."""
-    yield default
-    left = {name: _prime_factors(radix) for name, radix in default.digits}
-
-    def grow(digits: tuple[tuple[str, int], ...]) -> Iterator[tuple[tuple[str, int], ...]]:
-        if not any(left.values()):
-            yield digits
-            return
-        for name, factors in left.items():
-            if factors:
-                radix = factors.pop()
-                yield from grow((*digits, (name, radix)))
-                factors.append(radix)
-
-    empty = tuple((name, 1) for name, radix in default.digits if radix == 1)
-    seen = {default.digits}
-    for digits in grow(()):
-        merged = _merged(digits) + empty
-        if merged not in seen:
-            seen.add(merged)
-            yield RankOrder(digits=merged)
-
-
-def _merged(digits: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
-    """Join neighbouring digits of one dimension."""
-    joined: list[tuple[str, int]] = []
-    for name, radix in digits:
-        if joined and joined[-1][0] == name:
-            joined[-1] = (name, joined[-1][1] * radix)
-        else:
-            joined.append((name, radix))
-    return tuple(joined)
-
-
-def _prime_factors(number: int) -> list[int]:
-    factors, divisor = [], 2
-    while number > 1:
-        while number % divisor == 0:
-            factors.append(divisor)
-            number //= divisor
-        divisor += 1
-    return factors
-
-
-def _inside_nodes(order: RankOrder, dimension: str, topology: Topology) -> bool:
-    """Say whether every group of a dimension lies inside one node."""
-    first: Matrix = np.zeros(1, dtype=np.int64)
-    weight = 1
-    for name, radix in order.digits:
-        if name != dimension:
-            first = np.add.outer(first, weight * np.arange(radix)).ravel()
-        weight *= radix
-    last, per_node = first + _width(order, dimension), topology.ranks_per_node
-    return bool((first // per_node == last // per_node).all())
-
-
-def _tensor_ranks_lie_closest(order: RankOrder) -> bool:
-    """Say whether the engine's token dispatcher can use an order: etp before ep."""
-    names = [name for name, radix in order.digits if radix > 1 and name in ("etp", "ep")]
-    return names == sorted(names, reverse=True)
-
-
-def _width(order: RankOrder, dimension: str) -> int:
-    """Return how far the last rank of a group lies behind the first; in all groups alike."""
-    width, weight = 0, 1
-    for name, radix in order.digits:
-        width += (radix - 1) * weight if name == dimension else 0
-        weight *= radix
-    return width
 
 
 def _assignment(costs: Matrix) -> int:

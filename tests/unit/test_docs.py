@@ -81,6 +81,14 @@ def test_every_page_can_be_reached_from_the_index() -> None:
     assert set(pages()) - linked == {index}
 
 
+def test_every_file_that_a_newcomer_is_sent_to_exists() -> None:
+    files = re.findall(r"`((?:\w+/)+\w+\.py)`", read("docs/explanation/where-is-what.md"))
+    assert len(files) >= 40
+    assert [
+        file for file in files if not any((ROOT / top / file).is_file() for top in (".", "mindrl"))
+    ] == []
+
+
 def test_every_configuration_key_that_is_named_exists() -> None:
     named = {
         (page.name, key)

@@ -13,9 +13,9 @@ from mindrl.config.validate import findings
 from mindrl.errors import ConfigError, MindrlError
 from mindrl.observability.notes import note
 from mindrl.platform.device import Platform
-from mindrl.preflight.export_checks import export_findings, export_places
 from mindrl.preflight.memory_checks import Capacity, judged_memory
 from mindrl.preflight.model_checks import Models, describe_models, missing_weights, model_findings
+from mindrl.preflight.run_folders import export_findings, export_places
 from mindrl.preflight.run_plan import RunPlan, unordered_plan
 from mindrl.preflight.run_shardings import RunShardings
 from mindrl.preflight.shipped import unknown_sizes

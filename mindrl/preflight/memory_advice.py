@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from mindrl.config.run import RunConfig
 from mindrl.memory.plan import MemoryPlan, with_kv_cache
 from mindrl.memory.regions import Region
-from mindrl.preflight.memory_regions import offload_switches, region_bytes
+from mindrl.preflight.memory_plan import offload_switches, region_bytes
 from mindrl.preflight.run_shardings import RunShardings
 
 _MIB = 1 << 20

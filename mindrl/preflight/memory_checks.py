@@ -14,12 +14,12 @@ from mindrl.preflight.memory_advice import advice_on
 from mindrl.preflight.memory_estimates import activation_estimates
 from mindrl.preflight.memory_plan import (
     memory_plan,
+    offload_switches,
     one_sequence,
     plan_without_kv_cache,
     too_small,
     with_own_kv_cache,
 )
-from mindrl.preflight.memory_regions import offload_switches
 from mindrl.preflight.run_shardings import RunShardings
 
 _MIB = 1 << 20

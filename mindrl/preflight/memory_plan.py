@@ -1,12 +1,40 @@
 """The memory of a run's steps, predicted from its configuration. Needs no torch."""
 
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError, DeviceMemoryError
 from mindrl.memory.plan import MemoryPlan, RankBytes, kv_cache_left, rollout_bytes, with_kv_cache
-from mindrl.preflight.memory_regions import host_rounding, movable_regions, region_bytes, run_roles
+from mindrl.memory.regions import Region
+from mindrl.memory.schedule import Roles
+from mindrl.observability.units import MIB
+from mindrl.platform.host_blocks import rounded
 from mindrl.preflight.run_shardings import RunShardings
+from mindrl.training.planning import trained_bytes
 
-_MIB = 1 << 20
+_STORAGES_PER_TENSOR = 4
+"""At most: weight, main weight, two moments; each has a place of its own on the host."""
+_TRAINED: Mapping[Role, tuple[Region, Region, Region]] = {
+    "actor": (Region.ACTOR_WEIGHTS, Region.ACTOR_GRADIENTS, Region.ACTOR_OPTIMIZER),
+    "critic": (Region.CRITIC_WEIGHTS, Region.CRITIC_GRADIENTS, Region.CRITIC_OPTIMIZER),
+}
+_READ: Mapping[Role, Region] = {
+    "ref": Region.REFERENCE_WEIGHTS,
+    "reward": Region.REWARD_WEIGHTS,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Switch:
+    """A key by which a region may leave the device while it is not needed."""
+
+    section: str
+    key: str
+    on: bool
 
 
 def memory_plan(
@@ -57,9 +85,9 @@ def too_small(plan: MemoryPlan) -> str:
     """Say by how much a device is too small, and when."""
     assert plan.capacity_bytes is not None, "nothing is too small where nothing is known"
     return (
-        f"rl_config.check_memory=true: the run is predicted to need {plan.peak_bytes / _MIB:,.1f} "
+        f"rl_config.check_memory=true: the run is predicted to need {plan.peak_bytes / MIB:,.1f} "
         f"MiB of device memory on rank {plan.peak_rank} at '{plan.peak_instant.label}', and the "
-        f"device has {plan.capacity_bytes / _MIB:,.1f} MiB; python cli/plan.py memory shows each "
+        f"device has {plan.capacity_bytes / MIB:,.1f} MiB; python cli/plan.py memory shows each "
         "phase and which switch would help"
     )
 
@@ -70,8 +98,66 @@ def one_sequence(config: RunConfig, per_token: int) -> tuple[int, str]:
     least = per_token * length
     return least, (
         f"one sequence of generate_config.max_model_len={length} tokens takes "
-        f"{least / _MIB:,.1f} MiB ({per_token:,} bytes a token)"
+        f"{least / MIB:,.1f} MiB ({per_token:,} bytes a token)"
     )
+
+
+def region_bytes(
+    models: RunShardings, staging: RankBytes, *, distributed_optimizer: bool
+) -> dict[Region, RankBytes]:
+    """Return the bytes of each region on each rank, the KV cache aside.
+
+    `staging` is that of messages in flight; with `distributed_optimizer` replicas share its states.
+    """
+    found: dict[Region, RankBytes] = {
+        Region.ROLLOUT_WEIGHTS: np.array(models.rollout.held_bytes()),
+        Region.STAGING: staging,
+    }
+    for role, side in models.training.items():
+        if role in _READ:
+            found[_READ[role]] = np.array(side.held_bytes())
+            continue
+        layout = models.plan.layouts[role]
+        ranks = trained_bytes(side, layout, distributed_optimizer=distributed_optimizer)
+        parts = [(rank.weights, rank.gradients, rank.optimizer) for rank in ranks]
+        found |= dict(zip(_TRAINED[role], np.array(parts).T, strict=True))
+    return found
+
+
+def host_rounding(models: RunShardings) -> RankBytes:
+    """Return what rounding adds at most to what each rank keeps on the host."""
+    tensors = [
+        [
+            sum(len(side.shards[side.twins.get(shard, shard)]) for shard in held)
+            for held in side.held_by
+        ]
+        for side in models.training.values()
+    ]
+    counts: RankBytes = np.array(tensors, dtype=np.int64).sum(axis=0)
+    return counts * _STORAGES_PER_TENSOR * rounded(1)
+
+
+def run_roles(config: RunConfig) -> Roles:
+    """Return which roles a run has."""
+    return Roles(
+        reference="ref" in config.roles,
+        critic="critic" in config.roles,
+        reward="reward" in config.roles,
+    )
+
+
+def offload_switches(config: RunConfig) -> dict[Region, Switch]:
+    """Return the key of each region that a run has and that leaves only if asked to."""
+    return {
+        region: Switch(section=section, key=key, on=getattr(getattr(config, section), key))
+        for role, region, section, key in _switch_keys()
+        if role in config.roles
+    }
+
+
+def movable_regions(config: RunConfig) -> frozenset[Region]:
+    """Return what may leave the device while it is not needed, besides what the rollout has."""
+    return frozenset(region for region, switch in offload_switches(config).items() if switch.on)
 
 
 def _kv_cache_bytes(config: RunConfig, plan: MemoryPlan, per_token: int) -> int | None:
@@ -79,9 +165,9 @@ def _kv_cache_bytes(config: RunConfig, plan: MemoryPlan, per_token: int) -> int 
     generate = config.generate_config
     least, sequence = one_sequence(config, per_token)
     if generate.kv_cache_mib is not None:
-        if generate.kv_cache_mib * _MIB < least:
+        if generate.kv_cache_mib * MIB < least:
             raise ConfigError(f"generate_config.kv_cache_mib={generate.kv_cache_mib}: {sequence}")
-        return generate.kv_cache_mib * _MIB
+        return generate.kv_cache_mib * MIB
     if plan.capacity_bytes is None:
         return None
     share = int(plan.capacity_bytes * generate.gpu_memory_utilization)
@@ -90,8 +176,17 @@ def _kv_cache_bytes(config: RunConfig, plan: MemoryPlan, per_token: int) -> int 
     if left < least:
         raise DeviceMemoryError(
             f"generate_config.gpu_memory_utilization={generate.gpu_memory_utilization:g} of "
-            f"{plan.capacity_bytes / _MIB:,.1f} MiB is {share / _MIB:,.1f} MiB; what else lies on "
-            f"the device during rollout takes {others / _MIB:,.1f} MiB, which leaves "
-            f"{left / _MIB:,.0f} MiB for the KV cache; {sequence}"
+            f"{plan.capacity_bytes / MIB:,.1f} MiB is {share / MIB:,.1f} MiB; what else lies on "
+            f"the device during rollout takes {others / MIB:,.1f} MiB, which leaves "
+            f"{left / MIB:,.0f} MiB for the KV cache; {sequence}"
         )
     return left
+
+
+def _switch_keys() -> Iterator[tuple[Role, Region, str, str]]:
+    sections: Mapping[Role, str] = {"actor": "generate_config", "critic": "critic_config"}
+    for role, section in sections.items():
+        for region, part in zip(_TRAINED[role], ("param", "grad", "optimizer"), strict=True):
+            yield role, region, section, f"offload_train_{part}"
+    for role, region in _READ.items():
+        yield role, region, f"{role}_config", "offload_param"

@@ -26,7 +26,7 @@ from mindrl.memory.regions import Phase, Region
 from mindrl.memory.schedule import Roles
 from mindrl.models.decoder import ELEMENT_BYTES
 from mindrl.preflight.memory_estimates import activation_estimates
-from mindrl.preflight.memory_regions import host_rounding, region_bytes
+from mindrl.preflight.memory_plan import host_rounding, region_bytes
 from mindrl.preflight.run_plan import unordered_plan
 from mindrl.preflight.run_shardings import RunShardings
 from mindrl.propose.candidates import (

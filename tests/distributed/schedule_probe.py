@@ -9,7 +9,7 @@ from mindrl.memory.schedule import step_phases
 from mindrl.observability.memory import process_memory
 from mindrl.platform.device import PLATFORMS
 from mindrl.preflight import run_shardings
-from mindrl.preflight.memory_regions import run_roles
+from mindrl.preflight.memory_plan import run_roles
 from mindrl.preflight.run_plan import RunPlan
 from mindrl.resharding import plan as reshard
 

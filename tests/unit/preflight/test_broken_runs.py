@@ -22,9 +22,9 @@ from mindrl.config.finding import Finding
 from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError
 from mindrl.preflight.checks import check
-from mindrl.preflight.export_checks import export_findings, export_places
 from mindrl.preflight.legal_values import checked_with_legal_values
 from mindrl.preflight.memory_checks import Capacity
+from mindrl.preflight.run_folders import export_findings, export_places
 
 
 def found(config: RunConfig, run: Broken) -> list[Finding]:

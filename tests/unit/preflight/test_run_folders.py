@@ -10,8 +10,13 @@ import pytest
 from mindrl.checkpoint.safetensors_file import open_file
 from mindrl.config.run import RunConfig
 from mindrl.errors import OutputError
-from mindrl.preflight.export_checks import Exported
-from mindrl.preflight.run_folders import LOG_BYTES, check_folders, export_bytes, export_folders
+from mindrl.preflight.run_folders import (
+    LOG_BYTES,
+    Exported,
+    check_folders,
+    export_bytes,
+    export_folders,
+)
 from mindrl.preflight.run_plan import RunPlan
 from mindrl.preflight.run_shardings import unordered_shardings
 

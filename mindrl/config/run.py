@@ -133,11 +133,6 @@ class RunConfig:
             at = getattr(at, part, None)
         return at
 
-    @property
-    def reference_path(self) -> str:
-        """Folder of the reference model."""
-        return self.model_path("ref")
-
     def learning(self, role: Role) -> LearningConfig:
         """Return how a role's model is trained; one that never changes may group its experts."""
         if role == "critic" and self.critic_config is not None:

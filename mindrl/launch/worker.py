@@ -6,7 +6,7 @@ from mindrl.algorithms.grpo import GrpoLoss
 from mindrl.algorithms.value_loss import ValueLoss
 from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig
-from mindrl.launch.worker_memory import make_device, plan_worker_memory
+from mindrl.launch.worker_memory import make_device
 from mindrl.layouts.layout import TrainLayout
 from mindrl.memory.regions import Region
 from mindrl.platform.attention import attention_kernel
@@ -43,14 +43,15 @@ def build_worker(plan: RunPlan, platform: Platform) -> IntegratedWorker:
     _configure_megatron(config, platform, plan.layouts)
     made = GroupsByLayout(seed=training.seed, timeout_minutes=training.distributed_timeout_minutes)
     groups = {role: made.of(layout) for role, layout in plan.layouts.items()}
-    memory = plan_worker_memory(shardings, platform.device_type)
-    device = make_device(plan, platform.device_type, memory)
+    device = make_device(shardings, platform.device_type)
     engines = _engines(shardings, platform, groups, device)
+    kv_cache_bytes = device.plan.kv_cache_bytes
+    assert kv_cache_bytes is not None, "the plan of a worker says how large it is"
     rollout = VllmEngine(
         config.actor_config.load,
         config.generate_config,
         platform,
-        kv_cache_bytes=memory.kv_cache_bytes,
+        kv_cache_bytes=kv_cache_bytes,
         seed=training.seed,
         timeout_seconds=training.distributed_timeout_minutes * 60,
     )
@@ -108,7 +109,7 @@ def _engines(
         engines[role] = MegatronEngine(
             config.model_path(role),
             _model(config, platform, role, groups[role]),
-            shardings.training[role],
+            (shardings.plan.models[role], shardings.training[role]),
             updates=_total_updates(config).get(role),
             # A critic's head is drawn where the folder has none.
             head_seed=config.megatron_training.seed if role == "critic" else None,

@@ -12,6 +12,7 @@ from mindrl.preflight import run_shardings
 from mindrl.preflight.memory_plan import run_roles
 from mindrl.preflight.run_plan import RunPlan
 from mindrl.resharding import plan as reshard
+from mindrl.training.megatron import engine
 
 
 def refusal(plan: RunPlan) -> str:
@@ -24,6 +25,8 @@ def refusal(plan: RunPlan) -> str:
 
 
 PLANNERS = (
+    (engine, "read_description"),
+    (engine, "megatron_sharding"),
     (run_shardings, "choose_orders"),
     (run_shardings, "training_sharding"),
     (run_shardings, "rollout_sharding"),

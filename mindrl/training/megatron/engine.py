@@ -46,7 +46,7 @@ class MegatronEngine:
         self,
         folder: str,
         settings: ModelSettings,
-        sharding: Sharding | None = None,
+        known: tuple[ModelDescription, Sharding] | None = None,
         *,
         updates: int | None = None,
         head_seed: int | None = None,
@@ -57,7 +57,7 @@ class MegatronEngine:
         Args:
             folder: Hugging Face's.
             settings: Of the layout and the numerics.
-            sharding: Who holds which part of it; None finds out.
+            known: What its config.json says, and who holds which part of it; None finds out.
             updates: Optimizer steps of the whole run; None for a model that never changes.
             head_seed: Draws a value head where the folder has none; None refuses such a folder.
             source: The local tensors of a model with the same folder and layout; None reads files.
@@ -70,11 +70,10 @@ class MegatronEngine:
         self.settings = settings
         self.head: Head = settings.head
         self.device_type = settings.device_type
-        self.description = read_description(folder)
+        self.description, self.sharding = known or _described(folder, settings)
         self.config = transformer_config(self.description, settings)
         with settings.groups.active():
             self.chunks: list[nn.Module] = build_model(self.description, self.config, settings)
-        self.sharding = sharding or _sharding_of(self.description, settings)
         self.table = self.sharding.table(dist.get_rank())
         check_table(self.chunks, self.table)
         for chunk in self.chunks:
@@ -206,9 +205,10 @@ class MegatronEngine:
         )
 
 
-def _sharding_of(model: ModelDescription, settings: ModelSettings) -> Sharding:
-    """Return who holds which part of a model."""
-    return megatron_sharding(
+def _described(folder: str, settings: ModelSettings) -> tuple[ModelDescription, Sharding]:
+    """Read what a model is, and return who holds which part of it."""
+    model = read_description(folder)
+    return model, megatron_sharding(
         model,
         settings.layout,
         dtype="bfloat16" if settings.training.bf16 else "float32",

@@ -214,12 +214,12 @@ def test_tokenizer_and_reference_come_from_the_actor_unless_they_are_named(
             "rl_config.init_kl_coef": 0.1,
         },
     )
-    assert (plain.tokenizer_path, plain.reference_path, plain.uses_reference) == (
+    assert (plain.tokenizer_path, plain.model_path("ref"), plain.uses_reference) == (
         "model",
         "model",
         False,
     )
-    assert (named.tokenizer_path, named.reference_path, named.uses_reference) == (
+    assert (named.tokenizer_path, named.model_path("ref"), named.uses_reference) == (
         "tokens",
         "reference",
         True,

@@ -15,12 +15,11 @@ from mindrl.cluster.colocated_actor import ColocatedActor, Ranks
 from mindrl.cluster.ray_cluster import RayCluster
 from mindrl.cluster.worker_group import WorkerGroup
 from mindrl.config.run import RunConfig, with_absolute_paths
-from mindrl.data.order import PromptOrder
+from mindrl.data.run_data import RunData, data_lines, read_data
 from mindrl.errors import InterruptedRunError
 from mindrl.launch.interrupts import interrupts_unwrapped, stop_requests
 from mindrl.launch.memory_watch import MemoryWatch
 from mindrl.launch.provenance import provenance
-from mindrl.launch.run_data import RunData, data_lines, read_data
 from mindrl.models.cost import forward_cost
 from mindrl.observability.console import StepConsole
 from mindrl.observability.logs import configure_logging
@@ -33,7 +32,7 @@ from mindrl.preflight.run_folders import check_folders, export_folders
 from mindrl.preflight.run_plan import RunPlan
 from mindrl.rewards.scorer import RewardScorer, try_rewards
 from mindrl.trainer.grpo_trainer import GrpoTrainer
-from mindrl.trainer.policy_trainer import TrainerData, TrainerRoles
+from mindrl.trainer.policy_trainer import TrainerRoles
 from mindrl.trainer.ppo_trainer import PpoTrainer
 from mindrl.trainer.reward_manager import RewardSources
 from mindrl.trainer.run_log import RunFolder, RunLog, RunSummary
@@ -53,7 +52,7 @@ class _Run:
     model_folder: Path
     critic_folder: Path | None
     """None without a critic."""
-    data: TrainerData
+    data: RunData
 
 
 def train(plan: RunPlan, platform: Platform, run_dir: Path) -> dict[str, object]:
@@ -110,18 +109,7 @@ def _prepare(plan: RunPlan, platform: Platform, run_dir: Path) -> _Run:
         folder=folder,
         model_folder=exports["actor"],
         critic_folder=exports.get("critic"),
-        data=_trainer_data(config, data),
-    )
-
-
-def _trainer_data(config: RunConfig, data: RunData) -> TrainerData:
-    training, prompts = config.megatron_training, data.train.prompts
-    return TrainerData(
-        train=prompts,
-        test=data.test.prompts if data.test else (),
-        order=PromptOrder(len(prompts), training.seed, shuffle=not training.no_shuffle),
-        decode=partial(data.tokenizer.decode, skip_special_tokens=True),
-        stop_token_ids=data.stop_token_ids,
+        data=data,
     )
 
 

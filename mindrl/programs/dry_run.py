@@ -41,7 +41,7 @@ def _data_lines(config: RunConfig) -> Iterator[str]:
         yield "rows and chat template not checked: a data file or the tokenizer is not here"
         return
     # Imported late: it brings transformers along.
-    from mindrl.launch.run_data import data_lines, read_data  # noqa: PLC0415
+    from mindrl.data.run_data import data_lines, read_data  # noqa: PLC0415
 
     data = read_data(config)
     yield from data_lines(data)

@@ -17,6 +17,7 @@ from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Rollouts
 from mindrl.config.run import RunConfig
 from mindrl.data.order import PromptOrder
+from mindrl.data.run_data import RunData
 from mindrl.errors import RewardError, SkippedUpdatesError, StopRequestedError
 from mindrl.observability.metrics import Metrics, merge, update_metrics
 from mindrl.observability.run_folder import best_folder
@@ -31,19 +32,6 @@ from mindrl.trainer.run_log import RunLog
 from mindrl.trainer.step_checks import StepChecks
 
 ExperienceT = TypeVar("ExperienceT", bound=Experience)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainerData:
-    """Prompts and how to read what answers them."""
-
-    train: Sequence[Prompt]
-    test: Sequence[Prompt]
-    order: PromptOrder
-    decode: Callable[[list[int]], str]
-    """From response token ids to text, for rewards and for people."""
-    stop_token_ids: tuple[int, ...]
-    """A response ends behind the first of these."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +53,7 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
     def __init__(
         self,
         config: RunConfig,
-        data: TrainerData,
+        data: RunData,
         roles: TrainerRoles,
         run_log: RunLog,
         *,
@@ -75,11 +63,14 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
         self.config = config
         self.training, self.rl = config.megatron_training, config.rl_config
         self.data = data
+        self.test = data.test.prompts if data.test else ()
+        seed, shuffle = self.training.seed, not self.training.no_shuffle
+        self.order = PromptOrder(len(data.train.prompts), seed, shuffle=shuffle)
         self.roles = roles
         self.run_log = run_log
         self.timer = StageTimer()
         self.checks = StepChecks(max_logprob_gap, self.rl.logprob_gap_steps)
-        self.minibatches = MinibatchDealer(self.rl, self.training.seed)
+        self.minibatches = MinibatchDealer(self.rl, seed)
         self.sampling = Sampling(
             section=config.generate_config.sampling_config,
             stop_token_ids=data.stop_token_ids,
@@ -205,15 +196,15 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
 
     def evaluate(self, step: int) -> None:
         """Answer the held-out prompts greedily; without such prompts do nothing."""
-        if not self.data.test:
+        if not self.test:
             return
         greedy = replace(self.sampling, samples_per_prompt=1, is_greedy=True)
-        rollouts = self.roles.policy.generate_sequences(self.data.test, greedy, step=step)
-        rewarded = self.rewards.by_rules(self.data.test, rollouts)
+        rollouts = self.roles.policy.generate_sequences(self.test, greedy, step=step)
+        rewarded = self.rewards.by_rules(self.test, rollouts)
         self._note_failures(step, rewarded.scores)
         assert self.rl.verifier_function, "validated: something measures accuracy"
         accuracy = rewarded.scores.accuracy(self.rl.verifier_function[0])
-        samples = _samples(self.data.test, rollouts, rewarded, range(len(rewarded.responses)))
+        samples = _samples(self.test, rollouts, rewarded, range(len(rewarded.responses)))
         self.run_log.evaluation(step, accuracy, samples)
         # What the switches of an evaluation cost belongs to no step.
         self.roles.workers.flush_metrics()
@@ -253,8 +244,8 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
         self.run_log.keep("best model", keep)
 
     def _prompts(self, step: int) -> list[Prompt]:
-        indices = self.data.order.indices(step - 1, self.training.global_batch_size)
-        return [self.data.train[index] for index in indices]
+        indices = self.order.indices(step - 1, self.training.global_batch_size)
+        return [self.data.train.prompts[index] for index in indices]
 
 
 def _logprob_gap(rollouts: Rollouts, old_logprobs_BT: Tensor) -> Metrics:

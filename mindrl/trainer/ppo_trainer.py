@@ -14,8 +14,9 @@ from mindrl.algorithms.kl import kl_estimate
 from mindrl.batch.experience import CriticMinibatch, ValuedExperience
 from mindrl.batch.rollouts import Rollouts
 from mindrl.config.run import RunConfig
+from mindrl.data.run_data import RunData
 from mindrl.observability.metrics import Metrics, update_metrics
-from mindrl.trainer.policy_trainer import PolicyTrainer, TrainerData, TrainerRoles
+from mindrl.trainer.policy_trainer import PolicyTrainer, TrainerRoles
 from mindrl.trainer.reward_manager import Rewarded
 from mindrl.trainer.run_log import RunLog
 
@@ -26,7 +27,7 @@ class PpoTrainer(PolicyTrainer[ValuedExperience]):
     def __init__(
         self,
         config: RunConfig,
-        data: TrainerData,
+        data: RunData,
         roles: TrainerRoles,
         run_log: RunLog,
         *,

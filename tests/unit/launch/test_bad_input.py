@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from bad_inputs import CASES, Case, row
 
-from mindrl.launch.run_data import read_data
+from mindrl.data.run_data import read_data
 from mindrl.platform.device import PLATFORMS
 from mindrl.preflight.checks import check
 from mindrl.programs.compose import composed_config

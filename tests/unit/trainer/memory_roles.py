@@ -22,14 +22,14 @@ from mindrl.config.generate import GenerateConfig, SamplingConfig
 from mindrl.config.megatron_training import MegatronTrainingConfig
 from mindrl.config.rl import RLConfig
 from mindrl.config.run import RunConfig
-from mindrl.data.order import PromptOrder
+from mindrl.data.prompts import PromptSet
+from mindrl.data.run_data import RunData
 from mindrl.observability.console import StepConsole
 from mindrl.observability.memory_snapshot import MeasuredSnapshot
 from mindrl.observability.trackers import JsonlTracker
 from mindrl.rewards.score_range import ScoreRange
 from mindrl.rewards.scores import Scores
 from mindrl.rollout.sampling import Sampling
-from mindrl.trainer.policy_trainer import TrainerData
 from mindrl.trainer.reward_manager import RewardSources
 from mindrl.trainer.run_log import RunFolder, RunLog, RunSummary
 
@@ -152,7 +152,13 @@ def decode(token_ids: list[int]) -> str:
 
 def config(**changes: Any) -> RunConfig:
     """Return the configuration of one step of two prompts, each an update, with changes by key."""
-    training = {"train_iters": 1, "global_batch_size": 2, "seq_length": 8, "data_path": "none"}
+    training = {
+        "train_iters": 1,
+        "global_batch_size": 2,
+        "seq_length": 8,
+        "data_path": "none",
+        "seed": 1,
+    }
     rl = {
         "n_samples_per_prompt": SAMPLING.samples_per_prompt,
         "mini_batch_size": 1,
@@ -172,14 +178,23 @@ def config(**changes: Any) -> RunConfig:
     )
 
 
-def data(test: Sequence[Prompt] = ()) -> TrainerData:
-    order = PromptOrder(4, 1, shuffle=True)
-    return TrainerData(
-        train=PROMPTS,
-        test=test,
-        order=order,
-        decode=decode,
+class MemoryTokenizer:
+    """Spells token ids as numbers."""
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+        assert skip_special_tokens, "people read the words alone"
+        return decode(token_ids)
+
+
+def data(test: Sequence[Prompt] = ()) -> RunData:
+    def prompts_of(prompts: Sequence[Prompt]) -> PromptSet:
+        return PromptSet(path="none", prompts=tuple(prompts), dropped=0)
+
+    return RunData(
+        tokenizer=MemoryTokenizer(),
         stop_token_ids=SAMPLING.stop_token_ids,
+        train=prompts_of(PROMPTS),
+        test=prompts_of(test) if test else None,
     )
 
 

@@ -97,7 +97,7 @@ def test_steps_take_prompts_in_the_order_of_the_data_and_count_from_1(tmp_path: 
     roles = MemoryRoles()
     trainer = build(tmp_path, roles, train_iters=3)
     trainer.run(tmp_path / "model")
-    order = trainer.data.order
+    order = trainer.order
     assert [(uids, step) for uids, _, step in roles.asked] == [
         (list(order.indices(0, 2)), 1),
         (list(order.indices(1, 2)), 2),

@@ -11,8 +11,8 @@ from checked_runs import MakeConfig, model_folder
 from transformers import PreTrainedTokenizerFast
 
 from mindrl.config.run import RunConfig
+from mindrl.data.run_data import data_lines, read_data
 from mindrl.errors import ConfigError
-from mindrl.launch.run_data import data_lines, read_data
 from mindrl.programs.dry_run import explain
 
 Asked = Callable[..., RunConfig]

@@ -22,6 +22,11 @@ class RunData:
     test: PromptSet | None
     """None where nothing is evaluated."""
 
+    def decode(self, token_ids: list[int]) -> str:
+        """Return a response as text, for rewards and for people."""
+        text: str = self.tokenizer.decode(token_ids, skip_special_tokens=True)
+        return text
+
 
 def read_data(config: RunConfig) -> RunData:
     """Read the tokenizer and all rows, and render every prompt.

@@ -40,15 +40,4 @@ def write_timeline(
 
 def _records(timeline: WorkerTimeline) -> Iterator[dict[str, object]]:
     for index, moment in enumerate(timeline.moments):
-        yield {
-            "worker": timeline.worker,
-            "index": index,
-            "phase": moment.phase,
-            "label": moment.label,
-            "seconds": moment.seconds,
-            "region_bytes": dict(moment.region_bytes),
-            "host_bytes": dict(moment.host_bytes),
-            "total_bytes": moment.total_bytes,
-            "predicted_bytes": moment.predicted_bytes,
-            "allocated_bytes": moment.allocated_bytes,
-        }
+        yield {"worker": timeline.worker, "index": index, **vars(moment)}

@@ -5,7 +5,7 @@ import time
 from itertools import product
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindrl.batch.balance import MicroBatching, cut_by_tokens, partition, sequence_costs
@@ -66,6 +66,7 @@ def test_the_sums_are_apart_by_the_largest_cost_at_most(costs: list[int], parts:
     assert max(found) - min(found) <= max(costs)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=7), st.integers(1, 3))
 def test_the_largest_sum_is_at_most_four_thirds_of_the_least_possible(
     costs: list[int], parts: int

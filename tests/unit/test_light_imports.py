@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -65,6 +66,34 @@ def test_an_import_brings_nothing_heavy_along(statement: str, heavy: set[str]) -
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
     assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("argument", "code"), [("actor_config.tensor_model_parallel_size=3", 2), ("--help", 0)]
+)
+def test_a_training_program_that_starts_nothing_imports_neither_torch_nor_ray(
+    argument: str, code: int, tmp_path: Path
+) -> None:
+    """So a refusal costs what a check does."""
+    statements = (
+        "import sys\n"
+        "from mindrl.programs.train import train_grpo\n"
+        f"sys.argv = ['train_grpo.py', '--config-name', 'grpo_tiny_cpu', {argument!r}]\n"
+        "try:\n"
+        "    sys.exit(train_grpo())\n"
+        "finally:\n"
+        "    print({'torch', 'ray', 'transformers'} & set(sys.modules))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", statements],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == code, ended.stderr
+    assert ("must divide" in ended.stderr) is (code == 2)
+    assert ended.stdout.splitlines()[-1] == "set()"
 
 
 def test_sympy_is_there_before_a_scoring_process_is_forked() -> None:

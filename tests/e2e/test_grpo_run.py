@@ -6,16 +6,21 @@ import random
 import re
 import signal
 import time
+from collections import Counter
 from pathlib import Path
 
 import psutil
 import pytest
-from program import Program, fresh_answers, gone, start_program
+from house_entries.entered_functions import COUNTED, FOLDER
+from house_run import PLANNERS, Process, read_processes
+from program import CHECKOUT, Program, fresh_answers, gone, start_program
 
 pytestmark = pytest.mark.e2e
 
 # Ten of the thirty steps, evaluated in between too.
 TEN_STEPS = ("megatron_training.train_iters=10", "rl_config.test_freq=5")
+ENTRIES = "entries"
+"""The folder beside the run's where each process writes down when it plans."""
 TRACED = ("reward/mean", "update/policy_loss", "update/grad_norm", "logprob_gap/mean")
 
 
@@ -24,8 +29,16 @@ def watched_run(
     tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Program, set[str]]:
     """A run of the quickstart's configuration, and the addresses it listened on."""
+    folder = tmp_path_factory.mktemp("whole")
+    (folder / ENTRIES).mkdir()
     program = start_program(
-        tmp_path_factory.mktemp("whole") / "run", [f"actor_config.load={tiny_model}", *TEN_STEPS]
+        folder / "run",
+        [f"actor_config.load={tiny_model}", *TEN_STEPS],
+        {
+            "PYTHONPATH": os.pathsep.join(map(str, [CHECKOUT / "scripts/house_entries", CHECKOUT])),
+            FOLDER: str(folder / ENTRIES),
+            COUNTED: ",".join(name for names in PLANNERS for name in names),
+        },
     )
     program.wait_for_steps(1)
     listening = {
@@ -78,6 +91,27 @@ def test_no_service_of_the_run_listens_beyond_loopback(
     _, listening = watched_run
     assert listening
     assert listening <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+
+
+def test_each_process_plans_once(whole_run: Program) -> None:
+    """The memory timeline plans nothing, and only an export has a plan beside the run's."""
+    processes = read_processes(whole_run.folder.with_name(ENTRIES), CHECKOUT)
+    driver, *workers = (each for each in processes if not each.name.startswith("rewards"))
+    assert [each.name for each in (driver, *workers)] == ["driver", "worker 1", "worker 2"]
+    for process in (driver, *workers):
+        assert process.calls
+        assert len({call[:2] for call in process.calls}) == len(process.calls), process.calls
+    assert set(counts(driver).values()) == {1}
+    for worker in workers:
+        for_export = {"cut_into_cells", "cells_for_bucket", "plan_sides"}
+        for_export |= {"choose_senders", "assign_rounds"}
+        assert "choose_orders" not in counts(worker)
+        assert {name for name, count in counts(worker).items() if count > 1} <= for_export
+
+
+def counts(process: Process) -> Counter[str]:
+    """Count the calls of each planner."""
+    return Counter(name for name, *_ in process.calls)
 
 
 def test_every_step_tells_its_stage_times_bytes_and_memory(whole_run: Program) -> None:

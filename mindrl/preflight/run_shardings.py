@@ -15,7 +15,7 @@ from mindrl.models.sharding import Sharding
 from mindrl.platform.garbage import no_collection
 from mindrl.preflight.run_plan import RunPlan, unordered_plan
 from mindrl.preflight.shipped import planned_description, sizes_path
-from mindrl.resharding.cells import Cell
+from mindrl.resharding.cells import Cells
 from mindrl.resharding.plan import ReshardPlan, cells_for_bucket, plan_sides
 from mindrl.resharding.rank_map import choose_orders
 from mindrl.rollout.planning import rollout_sharding
@@ -59,7 +59,7 @@ class RunShardings:
         return rollout_sharding(self.plan.models["actor"], self.plan.rollout, dtype=dtype)
 
     @cached_property
-    def cells(self) -> list[Cell]:
+    def cells(self) -> Cells:
         """What travels from the actor's layout to the rollout's."""
         if self.unordered is not None:
             return self.unordered.cells

@@ -1,13 +1,19 @@
 """The cells of a reshard: parts of logical tensors that lie in one piece on both sides."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, cached_property
 from itertools import pairwise, product
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mindrl.errors import ReshardError
 from mindrl.models.placement import Box, Placement, intersect, volume
 from mindrl.models.sharding import Sharding
+
+Counts = NDArray[np.int64]
 
 
 class Spot(NamedTuple):
@@ -31,26 +37,118 @@ class Cell(NamedTuple):
     """Where each of the source shards holds it."""
 
 
+class Way(NamedTuple):
+    """From any one of the source shards that hold something to a target shard that needs it."""
+
+    target_shard: str
+    source_shards: tuple[str, ...]
+
+
 class _Holders(NamedTuple):
     """All that hold a part of a logical tensor: shard, local name and placement of each."""
 
     shards: tuple[str, ...]
     names: tuple[str, ...]
     placements: tuple[Placement, ...]
-    boxes: tuple[object, ...]
-    """Of the placements: tensors whose boxes are alike are cut alike."""
+    likeness: int
+    """Tensors for which this is equal have their placements in equal boxes, and are cut alike."""
 
 
 class _Part(NamedTuple):
     """A cell without its names: boxes, and which of the holders have it."""
 
     box: Box
-    elements: int
+    wire_bytes: int
     target: Box
-    sources: tuple[tuple[int, Box], ...]
+    having: tuple[int, ...]
+    sources: tuple[Box, ...]
+    """Of each holder that has it."""
 
 
-def cut_into_cells(source: Sharding, target: Sharding, *, largest_bytes: int) -> list[Cell]:
+class _Piece(NamedTuple):
+    """A cell that is not spelled out."""
+
+    name: str
+    wanted: Placement
+    held: _Holders
+    part: _Part
+    way: int
+
+
+class Cells:
+    """What travels, in the order that it should; a cell is spelled out when it is asked for."""
+
+    def __init__(self, ways: Sequence[Way], pieces: Sequence[_Piece]) -> None:
+        """Hold pieces in the order of the target tables."""
+        self.ways = ways
+        """All ways that anything takes."""
+        self._pieces = pieces
+
+    def __len__(self) -> int:
+        """Count the cells."""
+        return len(self._pieces)
+
+    def __iter__(self) -> Iterator[Cell]:
+        """Spell all cells out, one after the other."""
+        return map(self._spelled_out, self._order.tolist())
+
+    def __getitem__(self, index: int) -> Cell:
+        """Spell one cell out."""
+        return self._spelled_out(self._order[index])
+
+    @cached_property
+    def way(self) -> Counts:
+        """Which of the ways each cell takes."""
+        return np.array([piece.way for piece in self._pieces], dtype=np.int64)[self._order]
+
+    @cached_property
+    def wire_bytes(self) -> Counts:
+        """Bytes of each cell."""
+        sizes = [piece.part.wire_bytes for piece in self._pieces]
+        return np.array(sizes, dtype=np.int64)[self._order]
+
+    @cached_property
+    def bytes_by_way(self) -> Mapping[Way, int]:
+        """What each target shard needs, by the source shards that hold it."""
+        sums = [0] * len(self.ways)
+        for piece in self._pieces:
+            sums[piece.way] += piece.part.wire_bytes
+        return dict(zip(self.ways, sums, strict=True))
+
+    @cached_property
+    def _order(self) -> Counts:
+        """Order pieces by their place among those of the same holders."""
+        places: dict[tuple[str, Box], int] = {}
+        seen: Counter[tuple[str, ...]] = Counter()
+        turns = []
+        for piece in self._pieces:
+            key = piece.wanted.tensor, piece.part.box
+            turn = places.get(key)
+            if turn is None:
+                holders = self.ways[piece.way].source_shards
+                turn = places[key] = seen[holders]
+                seen[holders] = turn + 1
+            turns.append(turn)
+        # Within a turn the order of the target tables is kept.
+        return np.argsort(np.array(turns, dtype=np.int64), kind="stable")
+
+    def _spelled_out(self, at: int) -> Cell:
+        name, wanted, held, part, way = self._pieces[at]
+        return Cell(
+            tensor=wanted.tensor,
+            box=part.box,
+            wire_bytes=part.wire_bytes,
+            target_shard=self.ways[way].target_shard,
+            target=Spot(name, part.target, wanted.axes),
+            source_shards=self.ways[way].source_shards,
+            sources=tuple(
+                Spot(held.names[holder], box, held.placements[holder].axes)
+                for holder, box in zip(part.having, part.sources, strict=True)
+            ),
+        )
+
+
+def cut_into_cells(source: Sharding, target: Sharding, *, largest_bytes: int) -> Cells:
     """Cut what the target side needs into cells, in the order that they should travel in.
 
     The order takes turns between the holders of the source side: were the layers sent one
@@ -65,39 +163,27 @@ def cut_into_cells(source: Sharding, target: Sharding, *, largest_bytes: int) ->
     Raises:
         ReshardError: The source side lacks something that the target side needs.
     """
-    held = _holders(source)
+    holders = _holders(source)
     made: dict[tuple[object, ...], list[_Part]] = {}
-    cells: list[Cell] = []
+    ways: dict[Way, int] = {}
+
+    @cache
+    def way(shard: str, shards: tuple[str, ...], having: tuple[int, ...]) -> int:
+        return ways.setdefault(Way(shard, tuple([shards[at] for at in having])), len(ways))
+
+    pieces: list[_Piece] = []
     for shard, name, wanted in _placements(target):
         tensor = wanted.tensor
-        shards, names, placements, boxes = held.get(tensor, _NOBODY)
+        held = holders.get(tensor, _NOBODY)
         element_bytes = min(source.element_bytes(tensor), target.element_bytes(tensor))
-        key = element_bytes, wanted.boxes, boxes
+        key = element_bytes, wanted.boxes, held.likeness
         if key not in made:
-            largest = max(1, largest_bytes // element_bytes)
-            made[key] = list(_parts(name, wanted, placements, largest))
-        cells += [
-            Cell(
-                tensor=tensor,
-                box=box,
-                wire_bytes=elements * element_bytes,
-                target_shard=shard,
-                target=Spot(name, local, wanted.axes),
-                source_shards=tuple([shards[at] for at, _ in sources]),
-                sources=tuple([Spot(names[at], here, placements[at].axes) for at, here in sources]),
-            )
-            for box, elements, local, sources in made[key]
+            made[key] = list(_parts(name, wanted, held.placements, (element_bytes, largest_bytes)))
+        pieces += [
+            _Piece(name, wanted, held, part, way(shard, held.shards, part.having))
+            for part in made[key]
         ]
-    return _taking_turns(cells)
-
-
-def bytes_by_shards(cells: Iterable[Cell]) -> dict[tuple[str, tuple[str, ...]], int]:
-    """Add up what each target shard needs, by the source shards that hold it."""
-    sums: dict[tuple[str, tuple[str, ...]], int] = {}
-    for cell in cells:
-        key = cell.target_shard, cell.source_shards
-        sums[key] = sums.get(key, 0) + cell.wire_bytes
-    return sums
+    return Cells(list(ways), pieces)
 
 
 def _placements(sharding: Sharding) -> Iterator[tuple[str, str, Placement]]:
@@ -112,31 +198,43 @@ def _holders(source: Sharding) -> dict[str, _Holders]:
     found: dict[str, list[tuple[str, str, Placement]]] = {}
     for row in _placements(source):
         found.setdefault(row[2].tensor, []).append(row)
+    likeness: dict[tuple[object, ...], int] = {}
     holders = {}
     for tensor, rows in found.items():
         shards, names, placements = zip(*rows, strict=True)
         boxes = tuple([placement.boxes for placement in placements])
-        holders[tensor] = _Holders(shards, names, placements, boxes)
+        alike = likeness.setdefault(boxes, len(likeness))
+        holders[tensor] = _Holders(shards, names, placements, alike)
     return holders
 
 
 def _parts(
-    name: str, wanted: Placement, holders: Sequence[Placement], largest: int
+    name: str, wanted: Placement, holders: Sequence[Placement], sizes: tuple[int, int]
 ) -> Iterator[_Part]:
-    """Cut one placement along all edges of what the source side holds of it."""
+    """Cut one placement along all edges of what the source side holds of it.
+
+    Args:
+        name: Of the local tensor on the target side.
+        wanted: To be cut.
+        holders: On the source side.
+        sizes: Bytes of an element, and the bound on those of a part.
+    """
+    element_bytes, largest_bytes = sizes
+    largest = max(1, largest_bytes // element_bytes)
     touching = [at for at, held in enumerate(holders) if intersect(wanted.source, held.source)]
     near = [holders[at].source for at in touching]
     edges = [_edges(bounds, [box[dim] for box in near]) for dim, bounds in enumerate(wanted.source)]
     for piece in product(*(list(pairwise(cuts)) for cuts in edges)):
-        having = [at for at in touching if intersect(piece, holders[at].source) == piece]
+        having = tuple([at for at in touching if intersect(piece, holders[at].source) == piece])
         if not having:
             raise ReshardError(
                 f"no rank of the source side holds {wanted.tensor}{_show(piece)}, which the target "
                 f"side needs in {name}"
             )
         for box in _split(piece, largest):
-            sources = tuple([(at, holders[at].local_part(box)) for at in having])
-            yield _Part(box, volume(box), wanted.local_part(box), sources)
+            sources = tuple([holders[at].local_part(box) for at in having])
+            size = volume(box) * element_bytes
+            yield _Part(box, size, wanted.local_part(box), having, sources)
 
 
 def _edges(bounds: tuple[int, int], held: Sequence[tuple[int, int]]) -> list[int]:
@@ -160,23 +258,8 @@ def _split(box: Box, largest: int) -> Iterator[Box]:
         yield from _split((*box[:dim], bounds, *box[dim + 1 :]), largest)
 
 
-def _taking_turns(cells: list[Cell]) -> list[Cell]:
-    """Order cells by their place among those of the same holders."""
-    places: dict[tuple[str, Box], int] = {}
-    seen: Counter[tuple[str, ...]] = Counter()
-    turns = []
-    for cell in cells:
-        key = (cell.tensor, cell.box)
-        if key not in places:
-            places[key] = seen[cell.source_shards]
-            seen[cell.source_shards] += 1
-        turns.append(places[key])
-    # Sorting is stable: within a turn the order of the target tables is kept.
-    return [cells[at] for at in sorted(range(len(cells)), key=turns.__getitem__)]
-
-
 def _show(box: Box) -> str:
     return "[" + ", ".join(f"{start}:{stop}" for start, stop in box) + "]"
 
 
-_NOBODY = _Holders((), (), (), ())
+_NOBODY = _Holders((), (), (), -1)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from mindrl.models.decoder import ELEMENT_BYTES, DType
 from mindrl.models.sharding import Sharding
-from mindrl.resharding.cells import Cell, Spot, bytes_by_shards, cut_into_cells
+from mindrl.resharding.cells import Cell, Cells, Spot, cut_into_cells
 from mindrl.resharding.rounds import assign_rounds
 from mindrl.resharding.senders import choose_senders
 
@@ -50,8 +50,6 @@ class Routes:
 
     cell: Counts
     """Index of the cell."""
-    variant: Counts
-    """Which of the cell's source shards it is read from."""
     source: Counts
     """The rank that it is read on."""
     target: Counts
@@ -96,10 +94,12 @@ class ReshardPlan:
     bucket_bytes: int
     dtype: DType
     """Of what travels, but for tensors that are always float32: the smaller of both sides'."""
-    cells: list[Cell]
+    cells: Cells
     routes: Routes
     lower_bound: Counts
     """Bytes of what each rank needs and does not hold."""
+    held_by: tuple[tuple[str, ...], ...]
+    """Source shards of each rank."""
 
     @property
     def rounds(self) -> int:
@@ -151,10 +151,11 @@ class ReshardPlan:
     def digest(self) -> bytes:
         """A hash of the whole plan, 16 bytes: equal plans, equal hashes."""
         state = blake2b(f"{self.world_size} {self.dtype} ".encode(), digest_size=16)
+        state.update(repr(self.held_by).encode())
         for cell in self.cells:
             state.update(repr(cell).encode())
         routes = self.routes
-        for array in (routes.cell, routes.variant, routes.source, routes.target, routes.round):
+        for array in (routes.cell, routes.source, routes.target, routes.round):
             state.update(array.tobytes())
         return state.digest()
 
@@ -168,7 +169,7 @@ class ReshardPlan:
             source, target = int(routes.source[index]), int(routes.target[index])
             move = Move(
                 cell=cell,
-                source=cell.sources[routes.variant[index]],
+                source=_spot(cell, self.held_by[source]),
                 peer=target if source == rank else source,
             )
             step = steps[routes.round[index]]
@@ -193,7 +194,7 @@ def plan_sides(
     topology: Topology,
     *,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
-    cells: list[Cell] | None = None,
+    cells: Cells | None = None,
 ) -> ReshardPlan:
     """Plan the way from any side to any other; a rank may be on one of them, or on both.
 
@@ -213,14 +214,12 @@ def plan_sides(
     if cells is None:
         cells = cells_for_bucket(source, target, bucket_bytes)
     nodes = [topology.node_of(rank) for rank in range(world_size)]
-    cell, variant, sender, receiver = choose_senders(cells, source, target, nodes)
-    sizes = np.array([item.wire_bytes for item in cells], dtype=np.int64)
+    cell, sender, receiver = choose_senders(cells, source, target, nodes)
     routes = Routes(
         cell=cell,
-        variant=variant,
         source=sender,
         target=receiver,
-        nbytes=sizes[cell],
+        nbytes=cells.wire_bytes[cell],
         per_round=_bytes_of_round(bucket_bytes),
     )
     return ReshardPlan(
@@ -230,10 +229,11 @@ def plan_sides(
         cells=cells,
         routes=routes,
         lower_bound=_missing(cells, source, target),
+        held_by=source.held_by,
     )
 
 
-def cells_for_bucket(source: Sharding, target: Sharding, bucket_bytes: int) -> list[Cell]:
+def cells_for_bucket(source: Sharding, target: Sharding, bucket_bytes: int) -> Cells:
     """Return what travels between two sides, none of it too large for a round.
 
     Raises:
@@ -242,18 +242,24 @@ def cells_for_bucket(source: Sharding, target: Sharding, bucket_bytes: int) -> l
     return cut_into_cells(source, target, largest_bytes=_bytes_of_round(bucket_bytes))
 
 
+def _spot(cell: Cell, held: Sequence[str]) -> Spot:
+    """Return where a rank with these shards reads a cell: in the first that has it."""
+    spots = zip(cell.source_shards, cell.sources, strict=True)
+    return next(spot for shard, spot in spots if shard in held)
+
+
 def _bytes_of_round(bucket_bytes: int) -> int:
     return bucket_bytes // 4
 
 
-def _missing(cells: Sequence[Cell], source: Sharding, target: Sharding) -> Counts:
+def _missing(cells: Cells, source: Sharding, target: Sharding) -> Counts:
     """Add up, for each rank, what it needs and does not hold."""
     missing = np.zeros(len(source.held_by), dtype=np.int64)
     alike: dict[tuple[tuple[str, ...], tuple[str, ...]], list[int]] = {}
     for rank, held in enumerate(zip(source.held_by, target.held_by, strict=True)):
         alike.setdefault(held, []).append(rank)
     by_shard: dict[str, dict[tuple[str, ...], int]] = {}
-    for (shard, holders), size in bytes_by_shards(cells).items():
+    for (shard, holders), size in cells.bytes_by_way.items():
         by_shard.setdefault(shard, {})[holders] = size
     for (holds, needs), ranks in alike.items():
         missing[ranks] = sum(

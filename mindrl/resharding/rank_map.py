@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mindrl.layouts.layout import TrainLayout
 from mindrl.layouts.rank_order import RankOrder
 from mindrl.models.sharding import Sharding
-from mindrl.resharding.cells import Cell, bytes_by_shards
+from mindrl.resharding.cells import Cells
 from mindrl.resharding.plan import Topology
 
 Matrix = NDArray[np.int64]
@@ -63,7 +63,7 @@ def choose_orders(
     layout: TrainLayout,
     source: Sharding,
     target: Sharding,
-    cells: Iterable[Cell],
+    cells: Cells,
     topology: Topology,
     legal_orders: LegalOrders,
 ) -> RankMap:
@@ -99,10 +99,10 @@ def choose_orders(
 class _Gains:
     """Bytes that each rank of the target side need not receive, by the source shard it holds."""
 
-    def __init__(self, source: Sharding, target: Sharding, cells: Iterable[Cell]) -> None:
+    def __init__(self, source: Sharding, target: Sharding, cells: Cells) -> None:
         needed: dict[str, int] = {}
         shared: dict[str, dict[str, int]] = {name: {} for name in source.shards}
-        for (shard, holders), size in bytes_by_shards(cells).items():
+        for (shard, holders), size in cells.bytes_by_way.items():
             needed[shard] = needed.get(shard, 0) + size
             for holder in set(holders):
                 shared[holder][shard] = shared[holder].get(shard, 0) + size

@@ -149,10 +149,15 @@ def with_kv_cache(plan: MemoryPlan, nbytes: int) -> MemoryPlan:
     return replace(plan, regions={**plan.regions, Region.KV_CACHE: caches})
 
 
+def rollout_regions(plan: MemoryPlan) -> frozenset[Region]:
+    """Return what lies on a device beside the KV cache during rollout."""
+    (during,) = (each for each in plan.instants if each.label == Phase.ROLLOUT.value)
+    return during.resident & plan.regions.keys() - {Region.KV_CACHE}
+
+
 def rollout_bytes(plan: MemoryPlan) -> int:
     """Return the most that lies on any device beside the KV cache during rollout."""
-    (during,) = (each for each in plan.instants if each.label == Phase.ROLLOUT.value)
-    return int(plan.sum(during.resident - {Region.KV_CACHE}).max())
+    return int(plan.sum(rollout_regions(plan)).max())
 
 
 def kv_cache_left(share: int, others: int) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 
 from mindrl.config.finding import Finding, Value
 from mindrl.errors import DeviceMemoryError
-from mindrl.memory.plan import MemoryPlan, rollout_bytes
+from mindrl.memory.plan import MemoryPlan, rollout_bytes, rollout_regions
 from mindrl.memory.regions import Region
 from mindrl.preflight.memory_advice import advice_on
 from mindrl.preflight.memory_estimates import activation_estimates
@@ -64,7 +64,7 @@ def judged_memory(models: RunShardings, capacity: Capacity) -> JudgedMemory:
         return JudgedMemory(findings=[], warnings=[])
     bound = _bounding_plan(models, capacity)
     if bound is None or not _has_room(models, capacity, bound):
-        found = [*_findings(models.ordered, capacity)]
+        found = [*_findings(models, capacity)]
     else:
         found = []
     warnings = [] if found or bound is None else [*_activations(models, bound)]
@@ -86,9 +86,15 @@ def _has_room(models: RunShardings, capacity: Capacity, plan: MemoryPlan) -> boo
     return plan.fits and (there is None or plan.host_bytes_of_node(per_node) <= there)
 
 
-def _findings(models: RunShardings, capacity: Capacity) -> Iterator[Finding]:
-    """Ask the plan; the reshard is planned only where its messages decide."""
+def _findings(unordered: RunShardings, capacity: Capacity) -> Iterator[Finding]:
+    """Ask the plan; ranks are ordered, and the reshard is planned, only where that decides."""
+    models = unordered
+    bare = plan_without_kv_cache(models, capacity.device_bytes, models.most_staging)
     try:
+        # In any order a rank has the same part of the engine; alone, it may leave too little.
+        if rollout_regions(bare) == {Region.ROLLOUT_WEIGHTS}:
+            with_own_kv_cache(models, bare)
+        models = unordered.ordered
         plan = memory_plan(models, capacity.device_bytes, models.most_staging)
         if not plan.fits and Region.STAGING in plan.peak_instant.resident:
             # The bound on the messages alone may be what does not fit.

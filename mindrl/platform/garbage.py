@@ -34,4 +34,8 @@ def planning() -> Iterator[None]:
     """Look for no garbage in a program that plans and ends, nor when it ends."""
     atexit.register(gc.freeze)
     with no_collection():
-        yield
+        try:
+            yield
+        finally:
+            # Else all that was planned is looked through at once, as soon as looking is allowed.
+            gc.freeze()

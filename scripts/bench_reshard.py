@@ -41,8 +41,8 @@ from mindrl.models.orientation import oriented
 from mindrl.models.placement import ShardingTable
 from mindrl.resharding.exchange import Channel
 from mindrl.resharding.messages import Staging, messages_of
-from mindrl.resharding.plan import Move, ReshardPlan, Topology, plan_sides
-from mindrl.resharding.transfer import Names, Transfer
+from mindrl.resharding.plan import ReshardPlan, Topology, Transfer, plan_reshard
+from mindrl.resharding.reshard import Names, Reshard
 from mindrl.rollout.vllm.sharding import vllm_sharding
 from mindrl.training.megatron.sharding import megatron_sharding
 
@@ -219,13 +219,13 @@ def ways(
     group = dist.group.WORLD
     assert group is not None
     store = dist.PrefixStore(pair.name, dist.distributed_c10d._get_default_store())
-    transfer = Transfer(
+    reshard = Reshard(
         plan,
         Channel(group, store, torch.device("cpu"), 300.0),
         Names(source=tuple(ours), target=tuple(taken)),
     )
     received = int(plan.received[rank()])
-    yield "plan", received, checked(lambda: transfer.run(Weights(ours), Weights(taken)))
+    yield "plan", received, checked(lambda: reshard.run(Weights(ours), Weights(taken)))
     for name, groups in (
         ("gather", buckets(pair.model, source, bucket_bytes)),
         ("parameter", [[tensor] for tensor in logical_shapes(pair.model)]),
@@ -242,28 +242,30 @@ def ways(
         received,
         lambda: dist.all_to_all_single(incoming, outgoing, receives, sends),
     )
-    yield "copies", 0, lambda: copy_only(transfer, Weights(ours), Weights(taken))
+    yield "copies", 0, lambda: copy_only(reshard, Weights(ours), Weights(taken))
 
 
-def copy_only(transfer: Transfer, source: Weights, target: Weights) -> None:
-    """Do what a transfer does with memory, and send nothing."""
+def copy_only(reshard: Reshard, source: Weights, target: Weights) -> None:
+    """Do what a reshard does with memory, and send nothing."""
     device = torch.device("cpu")
 
-    def read(move: Move) -> Tensor:
-        return oriented(source.read(move.source.name), move.source.box, move.source.axes)
+    def read(transfer: Transfer) -> Tensor:
+        return oriented(
+            source.read(transfer.source.name), transfer.source.box, transfer.source.axes
+        )
 
-    def write(move: Move) -> Tensor:
-        spot = move.cell.target
-        return oriented(target.open(spot.name), spot.box, spot.axes)
+    def write(transfer: Transfer) -> Tensor:
+        place = transfer.slice.target
+        return oriented(target.open(place.name), place.box, place.axes)
 
     out, into = Staging(device), Staging(device)
-    for step in transfer.rounds:
-        for move in step.copies:
-            write(move).copy_(read(move))
-        for message in messages_of(step.sends, transfer.wire_dtype, read, out):
-            copy_pairs((chunk, read(move)) for move, chunk in message.staged_chunks())
-        for message in messages_of(step.receives, transfer.wire_dtype, write, into):
-            copy_pairs((write(move), chunk) for move, chunk in message.staged_chunks())
+    for step in reshard.rounds:
+        for transfer in step.copies:
+            write(transfer).copy_(read(transfer))
+        for message in messages_of(step.sends, reshard.wire_dtype, read, out):
+            copy_pairs((chunk, read(transfer)) for transfer, chunk in message.staged_chunks())
+        for message in messages_of(step.receives, reshard.wire_dtype, write, into):
+            copy_pairs((write(transfer), chunk) for transfer, chunk in message.staged_chunks())
 
 
 def copy_pairs(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
@@ -277,7 +279,7 @@ def measure_pair(pair: Pair, repeats: int, bucket_bytes: int) -> dict[str, objec
     source = megatron_sharding(pair.model, pair.train, dtype="bfloat16")
     target = vllm_sharding(pair.model, pair.rollout, dtype="bfloat16")
     start = time.perf_counter()
-    plan = plan_sides(source, target, Topology(ranks_per_node=RANKS), bucket_bytes=bucket_bytes)
+    plan = plan_reshard(source, target, Topology(ranks_per_node=RANKS), bucket_bytes=bucket_bytes)
     planned = time.perf_counter() - start
     results: dict[str, dict[str, float]] = {}
     for name, received, run in ways(pair, plan, bucket_bytes):

@@ -17,7 +17,7 @@ PLANNERS = (
     ("cells_for_bucket", "slices_for_bucket"),
     ("choose_senders",),
     ("assign_rounds",),
-    ("plan_sides", "plan_shardings"),
+    ("plan_sides", "plan_reshard"),
     ("training_side", "megatron_sharding"),
     ("rollout_side", "vllm_sharding"),
     ("read_description",),

@@ -9,7 +9,7 @@ from torch import Tensor
 from mindrl.models.decoder import logical_shapes
 from mindrl.models.description import ModelDescription
 from mindrl.models.orientation import oriented
-from mindrl.models.placement import Placement, ShardingTable, slices, volume
+from mindrl.models.placement import Placement, ShardingTable, index_of, volume
 from mindrl.models.sharding import Sharding
 
 Tensors = dict[str, Tensor]
@@ -44,7 +44,7 @@ class Gather:
             self._fill(names, whole, ours)
             for name in names:
                 for local, placement in self.wanted.get(name, ()):
-                    part = whole[name][slices(placement.source)]
+                    part = whole[name][index_of(placement.source)]
                     oriented(target[local], placement.local, placement.axes).copy_(part)
 
     def _fill(self, names: list[str], whole: Tensors, ours: Tensors) -> None:
@@ -58,7 +58,7 @@ class Gather:
         for holder, memory in enumerate(self._exchange(packed, sizes)):
             parts = torch.split(memory, [volume(p.source) for _, p in pieces[holder]])
             for part, (_, placement) in zip(parts, pieces[holder], strict=True):
-                hole = whole[placement.tensor][slices(placement.source)]
+                hole = whole[placement.tensor][index_of(placement.source)]
                 hole.copy_(part.view(hole.shape))
 
     def _exchange(self, packed: Tensor, sizes: list[int]) -> list[Tensor]:

@@ -13,7 +13,7 @@ from mindrl.checkpoint.tensor_file import TORCH_TYPES
 from mindrl.errors import ModelError
 from mindrl.models.decoder import always_float32
 from mindrl.models.orientation import oriented
-from mindrl.models.placement import Box, LocalTensor, Placement, intersect, slices
+from mindrl.models.placement import Box, LocalTensor, Placement, index_of, intersect
 from mindrl.models.sharding import Sharding
 
 ReadBox = Callable[[str, Box], Tensor]
@@ -58,7 +58,7 @@ class FolderReader:
         if name not in self.files:
             if name not in self.drawn:
                 raise missing_tensor(self.folder, name)
-            return self.drawn[name][slices(box)]
+            return self.drawn[name][index_of(box)]
         source = self.files[name].get_slice(name)
         shape = source.get_shape()
         fits = len(shape) == len(box) and all(
@@ -68,7 +68,7 @@ class FolderReader:
             raise ModelError(
                 f"{self.folder}: tensor {name} has shape {shape}, config.json asks for more"
             )
-        part: Tensor = source[slices(box)]
+        part: Tensor = source[index_of(box)]
         return part
 
 
@@ -118,7 +118,7 @@ class RankFileReader:
 
 def _cut(piece: _Piece, box: Box) -> Tensor:
     """Return what a piece holds of a logical tensor, with the logical dimensions."""
-    local: Tensor = piece.file.get_slice(piece.name)[slices(piece.placement.local_part(box))]
+    local: Tensor = piece.file.get_slice(piece.name)[index_of(piece.placement.local_part(box))]
     return oriented(local, tuple((0, size) for size in local.shape), piece.placement.axes)
 
 

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from mindrl.models.placement import Box, slices
+from mindrl.models.placement import Box, index_of
 
 
 def oriented(local: Tensor, box: Box, axes: tuple[int, ...] | None) -> Tensor:
@@ -14,7 +14,7 @@ def oriented(local: Tensor, box: Box, axes: tuple[int, ...] | None) -> Tensor:
         axes: The local dimension that each logical one lies along; None keeps their order.
     """
     if axes is None:
-        return local[slices(box)]
+        return local[index_of(box)]
     kept = sorted(axes)
     part = local[
         tuple(slice(*bounds) if dim in kept else bounds[0] for dim, bounds in enumerate(box))

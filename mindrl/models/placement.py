@@ -69,7 +69,7 @@ def volume(box: Box) -> int:
     return count
 
 
-def slices(box: Box) -> tuple[slice, ...]:
+def index_of(box: Box) -> tuple[slice, ...]:
     """Return a box as an index."""
     return tuple(slice(start, stop) for start, stop in box)
 

@@ -15,9 +15,9 @@ from mindrl.models.sharding import Sharding
 from mindrl.platform.garbage import no_collection
 from mindrl.preflight.run_plan import RunPlan, unordered_plan
 from mindrl.preflight.shipped import planned_description, sizes_path
-from mindrl.resharding.cells import Cells
-from mindrl.resharding.plan import ReshardPlan, cells_for_bucket, plan_sides
+from mindrl.resharding.plan import ReshardPlan, plan_reshard, slices_for_bucket
 from mindrl.resharding.rank_map import choose_orders
+from mindrl.resharding.slices import Slices
 from mindrl.rollout.planning import rollout_sharding
 from mindrl.training.planning import ExpertStorage, legal_orders, training_sharding
 
@@ -59,23 +59,23 @@ class RunShardings:
         return rollout_sharding(self.plan.models["actor"], self.plan.rollout, dtype=dtype)
 
     @cached_property
-    def cells(self) -> Cells:
+    def slices(self) -> Slices:
         """What travels from the actor's layout to the rollout's."""
         if self.unordered is not None:
-            return self.unordered.cells
+            return self.unordered.slices
         with no_collection():
-            return cells_for_bucket(self.training["actor"], self.rollout, self.plan.bucket_bytes)
+            return slices_for_bucket(self.training["actor"], self.rollout, self.plan.bucket_bytes)
 
     @cached_property
     def reshard(self) -> ReshardPlan:
         """How it travels, which takes most of the time for large models."""
         with no_collection():
-            return plan_sides(
+            return plan_reshard(
                 self.training["actor"],
                 self.rollout,
                 self.plan.topology,
                 bucket_bytes=self.plan.bucket_bytes,
-                cells=self.cells,
+                slices=self.slices,
             )
 
     @cached_property
@@ -101,7 +101,7 @@ class RunShardings:
         with no_collection():
             source, target = self.training["actor"], self.rollout
             best = choose_orders(
-                own, source, target, self.cells, plan.topology, legal_orders
+                own, source, target, self.slices, plan.topology, legal_orders
             ).layout
         if best == own:
             return self

@@ -38,7 +38,7 @@ from mindrl.resharding.figures import (
     figures_of,
     full_gather_bytes,
 )
-from mindrl.resharding.plan import DEFAULT_BUCKET_BYTES, Topology, cells_for_bucket, plan_sides
+from mindrl.resharding.plan import DEFAULT_BUCKET_BYTES, Topology, plan_reshard, slices_for_bucket
 from mindrl.resharding.rank_map import RankMap, choose_orders
 from mindrl.rollout.planning import rollout_findings, rollout_sharding
 from mindrl.training.planning import legal_orders, training_sharding
@@ -138,17 +138,17 @@ def _figures(
         return elsewhere(sharding, first_rank=0, world_size=ranks) if options.disjoint else sharding
 
     def planned(source: Sharding) -> PlanFigures:
-        plan = plan_sides(source, target, topology, bucket_bytes=bucket_bytes, cells=cells)
+        plan = plan_reshard(source, target, topology, bucket_bytes=bucket_bytes, slices=slices)
         return figures_of(plan, topology, gbit_per_second=bandwidth)
 
     source, target = held(training), rollout_sharding(model, to, dtype=options.dtype[1])
     if options.disjoint:
         target = elsewhere(target, first_rank=training.world_size, world_size=ranks)
-    cells = cells_for_bucket(source, target, bucket_bytes)
+    slices = slices_for_bucket(source, target, bucket_bytes)
     default = chosen = planned(source)
     found: RankMap | None = None
     if options.rank_map == "best" and not options.disjoint:
-        found = choose_orders(training, source, target, cells, topology, legal_orders)
+        found = choose_orders(training, source, target, slices, topology, legal_orders)
         if found.layout != training:
             chosen = planned(held(found.layout))
     return ReshardFigures(

@@ -1,4 +1,4 @@
-"""Messages between the ranks of a transfer, with a time limit and the names of silent peers."""
+"""Messages between the ranks of a reshard, with a time limit and the names of silent peers."""
 
 import time
 from collections.abc import Sequence
@@ -68,7 +68,7 @@ class Channel:
         """
         sends, receives = (
             [
-                Message(peer=peer, moves=[], memory=memory, staged=False)
+                Message(peer=peer, transfers=[], memory=memory, staged=False)
                 for peer, memory in each.items()
             ]
             for each in (outgoing, incoming)
@@ -138,7 +138,7 @@ class Channel:
         return ReshardError(f"{text}; {_ranks(behind)} did not come so far" if behind else text)
 
     def note_runs(self, count: int) -> None:
-        """Let the other ranks know how many transfers this one has finished."""
+        """Let the other ranks know how many reshards this one has finished."""
         self._say("runs", str(count))
 
     def _say(self, what: str, value: str) -> None:

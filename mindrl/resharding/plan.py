@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 
 from mindrl.models.decoder import ELEMENT_BYTES, DType
 from mindrl.models.sharding import Sharding
-from mindrl.resharding.cells import Cell, Cells, Spot, cut_into_cells
 from mindrl.resharding.rounds import assign_rounds
 from mindrl.resharding.senders import choose_senders
+from mindrl.resharding.slices import Integers, LocalSlice, Slice, Slices, cut_into_slices
 
-Counts = NDArray[np.int64]
 DEFAULT_BUCKET_BYTES = 256 << 20
 
 
@@ -46,20 +45,20 @@ class Topology:
 
 @dataclass(frozen=True, kw_only=True)
 class Routes:
-    """One entry for each cell on its way to one rank; arrays of equal length."""
+    """One entry for each slice on its way to one rank; arrays of equal length."""
 
-    cell: Counts
-    """Index of the cell."""
-    source: Counts
+    slice: Integers
+    """Index of the slice."""
+    source: Integers
     """The rank that it is read on."""
-    target: Counts
+    target: Integers
     """The rank that it is written on."""
-    nbytes: Counts
+    nbytes: Integers
     per_round: int
     """Bound on the bytes that a rank sends in a round, and on what it receives."""
 
     @cached_property
-    def round(self) -> Counts:
+    def round(self) -> Integers:
         """The round that it travels in, or is copied in where both ranks are the same.
 
         Made when it is asked for: what travels between whom is known without.
@@ -68,11 +67,11 @@ class Routes:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Move:
-    """One cell on its way, seen from a rank that takes part."""
+class Transfer:
+    """One slice on its way, seen from a rank that takes part."""
 
-    cell: Cell
-    source: Spot
+    slice: Slice
+    source: LocalSlice
     peer: int
     """The other rank; the rank itself for a local copy."""
 
@@ -81,9 +80,9 @@ class Move:
 class RankRound:
     """What one rank does in one round; messages of a pair keep one order on both ranks."""
 
-    copies: list[Move]
-    sends: dict[int, list[Move]]
-    receives: dict[int, list[Move]]
+    copies: list[Transfer]
+    sends: dict[int, list[Transfer]]
+    receives: dict[int, list[Transfer]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,9 +93,9 @@ class ReshardPlan:
     bucket_bytes: int
     dtype: DType
     """Of what travels, but for tensors that are always float32: the smaller of both sides'."""
-    cells: Cells
+    slices: Slices
     routes: Routes
-    lower_bound: Counts
+    lower_bound: Integers
     """Bytes of what each rank needs and does not hold."""
     held_by: tuple[tuple[str, ...], ...]
     """Source shards of each rank."""
@@ -113,22 +112,22 @@ class ReshardPlan:
         return remote
 
     @property
-    def sent(self) -> Counts:
+    def sent(self) -> Integers:
         """Bytes that each rank sends."""
         return self._sum(self.routes.source, self.remote)
 
     @property
-    def received(self) -> Counts:
+    def received(self) -> Integers:
         """Bytes that each rank receives."""
         return self._sum(self.routes.target, self.remote)
 
     @property
-    def copied(self) -> Counts:
+    def copied(self) -> Integers:
         """Bytes that each rank copies within itself."""
         return self._sum(self.routes.target, ~self.remote)
 
     @property
-    def pair_bytes(self) -> Counts:
+    def pair_bytes(self) -> Integers:
         """Bytes from each rank (row) to each rank (column)."""
         pairs = self.routes.source * self.world_size + self.routes.target
         size = self.world_size**2
@@ -138,13 +137,13 @@ class ReshardPlan:
         return flat.astype(np.int64).reshape(self.world_size, self.world_size)
 
     @property
-    def peak_staging(self) -> Counts:
+    def peak_staging(self) -> Integers:
         """Largest bytes of messages that each rank has in flight: those of two rounds."""
         total = np.zeros((self.rounds + 1, self.world_size), dtype=np.int64)
         for ranks in (self.routes.source, self.routes.target):
             at = (self.routes.round[self.remote], ranks[self.remote])
             np.add.at(total, at, self.routes.nbytes[self.remote])
-        peak: Counts = (total[:-1] + total[1:]).max(axis=0, initial=0)
+        peak: Integers = (total[:-1] + total[1:]).max(axis=0, initial=0)
         return peak
 
     @cached_property
@@ -152,10 +151,10 @@ class ReshardPlan:
         """A hash of the whole plan, 16 bytes: equal plans, equal hashes."""
         state = blake2b(f"{self.world_size} {self.dtype} ".encode(), digest_size=16)
         state.update(repr(self.held_by).encode())
-        for cell in self.cells:
-            state.update(repr(cell).encode())
+        for part in self.slices:
+            state.update(repr(part).encode())
         routes = self.routes
-        for array in (routes.cell, routes.source, routes.target, routes.round):
+        for array in (routes.slice, routes.source, routes.target, routes.round):
             state.update(array.tobytes())
         return state.digest()
 
@@ -165,36 +164,36 @@ class ReshardPlan:
         routes = self.routes
         ours = np.flatnonzero((routes.source == rank) | (routes.target == rank))
         for index in ours.tolist():
-            cell = self.cells[routes.cell[index]]
+            part = self.slices[routes.slice[index]]
             source, target = int(routes.source[index]), int(routes.target[index])
-            move = Move(
-                cell=cell,
-                source=_spot(cell, self.held_by[source]),
+            transfer = Transfer(
+                slice=part,
+                source=_place_of(part, self.held_by[source]),
                 peer=target if source == rank else source,
             )
             step = steps[routes.round[index]]
             if source == target:
-                step.copies.append(move)
+                step.copies.append(transfer)
             elif source == rank:
-                step.sends.setdefault(target, []).append(move)
+                step.sends.setdefault(target, []).append(transfer)
             else:
-                step.receives.setdefault(source, []).append(move)
+                step.receives.setdefault(source, []).append(transfer)
         return steps
 
-    def _sum(self, ranks: Counts, chosen: NDArray[np.bool_]) -> Counts:
+    def _sum(self, ranks: Integers, chosen: NDArray[np.bool_]) -> Integers:
         sums = np.bincount(
             ranks[chosen], weights=self.routes.nbytes[chosen], minlength=self.world_size
         )
         return sums.astype(np.int64)
 
 
-def plan_sides(
+def plan_reshard(
     source: Sharding,
     target: Sharding,
     topology: Topology,
     *,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
-    cells: Cells | None = None,
+    slices: Slices | None = None,
 ) -> ReshardPlan:
     """Plan the way from any side to any other; a rank may be on one of them, or on both.
 
@@ -203,7 +202,7 @@ def plan_sides(
         target: Who needs them.
         topology: Which ranks share a node.
         bucket_bytes: Bound on the messages that a rank has in flight.
-        cells: Of `cells_for_bucket`, where they are known: they do not change with the order of
+        slices: Of `slices_for_bucket`, where they are known: they do not change with the order of
             the ranks. None cuts them.
 
     Raises:
@@ -211,55 +210,55 @@ def plan_sides(
     """
     world_size = len(source.held_by)
     assert len(target.held_by) == world_size, "both sides speak of the same world"
-    if cells is None:
-        cells = cells_for_bucket(source, target, bucket_bytes)
+    if slices is None:
+        slices = slices_for_bucket(source, target, bucket_bytes)
     nodes = [topology.node_of(rank) for rank in range(world_size)]
-    cell, sender, receiver = choose_senders(cells, source, target, nodes)
+    index, sender, receiver = choose_senders(slices, source, target, nodes)
     routes = Routes(
-        cell=cell,
+        slice=index,
         source=sender,
         target=receiver,
-        nbytes=cells.wire_bytes[cell],
+        nbytes=slices.wire_bytes[index],
         per_round=_bytes_of_round(bucket_bytes),
     )
     return ReshardPlan(
         world_size=world_size,
         bucket_bytes=bucket_bytes,
         dtype=min(source.dtype, target.dtype, key=ELEMENT_BYTES.__getitem__),
-        cells=cells,
+        slices=slices,
         routes=routes,
-        lower_bound=_missing(cells, source, target),
+        lower_bound=_missing(slices, source, target),
         held_by=source.held_by,
     )
 
 
-def cells_for_bucket(source: Sharding, target: Sharding, bucket_bytes: int) -> Cells:
+def slices_for_bucket(source: Sharding, target: Sharding, bucket_bytes: int) -> Slices:
     """Return what travels between two sides, none of it too large for a round.
 
     Raises:
         ReshardError: The source side lacks something that the target side needs.
     """
-    return cut_into_cells(source, target, largest_bytes=_bytes_of_round(bucket_bytes))
+    return cut_into_slices(source, target, largest_bytes=_bytes_of_round(bucket_bytes))
 
 
-def _spot(cell: Cell, held: Sequence[str]) -> Spot:
-    """Return where a rank with these shards reads a cell: in the first that has it."""
-    spots = zip(cell.source_shards, cell.sources, strict=True)
-    return next(spot for shard, spot in spots if shard in held)
+def _place_of(part: Slice, held: Sequence[str]) -> LocalSlice:
+    """Return where a rank with these shards reads a slice: in the first that has it."""
+    places = zip(part.source_shards, part.sources, strict=True)
+    return next(place for shard, place in places if shard in held)
 
 
 def _bytes_of_round(bucket_bytes: int) -> int:
     return bucket_bytes // 4
 
 
-def _missing(cells: Cells, source: Sharding, target: Sharding) -> Counts:
+def _missing(slices: Slices, source: Sharding, target: Sharding) -> Integers:
     """Add up, for each rank, what it needs and does not hold."""
     missing = np.zeros(len(source.held_by), dtype=np.int64)
     alike: dict[tuple[tuple[str, ...], tuple[str, ...]], list[int]] = {}
     for rank, held in enumerate(zip(source.held_by, target.held_by, strict=True)):
         alike.setdefault(held, []).append(rank)
     by_shard: dict[str, dict[tuple[str, ...], int]] = {}
-    for (shard, holders), size in cells.bytes_by_way.items():
+    for (shard, holders), size in slices.bytes_by_way.items():
         by_shard.setdefault(shard, {})[holders] = size
     for (holds, needs), ranks in alike.items():
         missing[ranks] = sum(

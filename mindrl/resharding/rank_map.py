@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from mindrl.layouts.layout import TrainLayout
 from mindrl.layouts.rank_order import RankOrder
 from mindrl.models.sharding import Sharding
-from mindrl.resharding.cells import Cells
 from mindrl.resharding.plan import Topology
+from mindrl.resharding.slices import Slices
 
 Matrix = NDArray[np.int64]
 LegalOrders = Callable[[RankOrder, int], Iterable[RankOrder]]
@@ -63,7 +63,7 @@ def choose_orders(
     layout: TrainLayout,
     source: Sharding,
     target: Sharding,
-    cells: Cells,
+    slices: Slices,
     topology: Topology,
     legal_orders: LegalOrders,
 ) -> RankMap:
@@ -76,11 +76,11 @@ def choose_orders(
         source: Who holds the weights in this layout: of each rank the shard of its place in the
             dense grid, and for a model with experts that of its place in the expert grid.
         target: Who needs them, of as many ranks.
-        cells: What travels between the two.
+        slices: What travels between the two.
         topology: Which ranks share a node.
         legal_orders: Of the training engine.
     """
-    gains = _Gains(source, target, cells)
+    gains = _Gains(source, target, slices)
     costs = np.stack([gains.needed - gains.of_shards(shards) for shards in source.held_by])
     grids = [layout.dense_order, layout.experts_order][: len(source.held_by[0])]
     dense, *experts = (
@@ -99,10 +99,10 @@ def choose_orders(
 class _Gains:
     """Bytes that each rank of the target side need not receive, by the source shard it holds."""
 
-    def __init__(self, source: Sharding, target: Sharding, cells: Cells) -> None:
+    def __init__(self, source: Sharding, target: Sharding, slices: Slices) -> None:
         needed: dict[str, int] = {}
         shared: dict[str, dict[str, int]] = {name: {} for name in source.shards}
-        for (shard, holders), size in cells.bytes_by_way.items():
+        for (shard, holders), size in slices.bytes_by_way.items():
             needed[shard] = needed.get(shard, 0) + size
             for holder in set(holders):
                 shared[holder][shard] = shared[holder].get(shard, 0) + size

@@ -4,34 +4,31 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mindrl.models.sharding import Sharding
-from mindrl.resharding.cells import Cells, Way
-
-Counts = NDArray[np.int64]
+from mindrl.resharding.slices import Integers, Slices, Way
 
 
 def choose_senders(
-    cells: Cells, source: Sharding, target: Sharding, nodes: Sequence[int]
-) -> tuple[Counts, Counts, Counts]:
-    """Choose a sender for each cell and each rank that needs it, cell by cell.
+    slices: Slices, source: Sharding, target: Sharding, nodes: Sequence[int]
+) -> tuple[Integers, Integers, Integers]:
+    """Choose a sender for each slice and each rank that needs it, slice by slice.
 
     Args:
-        cells: What travels.
+        slices: What travels.
         source: Who holds it.
         target: Who needs it.
         nodes: The node of each rank.
 
     Returns:
-        Index of the cell, sender, receiver: equally long.
+        Index of the slice, sender, receiver: equally long.
     """
     holding, needing = _ranks_by_shard(source), _ranks_by_shard(target)
-    readers = [_readers(way, holding, needing, nodes) for way in cells.ways]
+    readers = [_readers(way, holding, needing, nodes) for way in slices.ways]
     sent = [0] * len(source.held_by)
     senders: list[int] = []
     receivers: list[int] = []
-    for way, size in zip(cells.way.tolist(), cells.wire_bytes.tolist(), strict=True):
+    for way, size in zip(slices.way.tolist(), slices.wire_bytes.tolist(), strict=True):
         ranks, choices = readers[way]
         receivers += ranks
         for rank, nearest in zip(ranks, choices, strict=True):
@@ -39,8 +36,8 @@ def choose_senders(
             if sender != rank:
                 sent[sender] += size
             senders.append(sender)
-    counts = np.array([len(ranks) for ranks, _ in readers], dtype=np.int64)[cells.way]
-    index = np.repeat(np.arange(len(cells), dtype=np.int64), counts)
+    counts = np.array([len(ranks) for ranks, _ in readers], dtype=np.int64)[slices.way]
+    index = np.repeat(np.arange(len(slices), dtype=np.int64), counts)
     return index, np.array(senders, dtype=np.int64), np.array(receivers, dtype=np.int64)
 
 

@@ -5,23 +5,23 @@ from torch import Tensor
 
 from mindrl.errors import ReshardError
 from mindrl.resharding.exchange import Channel
-from mindrl.resharding.plan import Move
+from mindrl.resharding.plan import Transfer
 
 
 class Checksums:
-    """What one rank read and wrote in one transfer."""
+    """What one rank read and wrote in one reshard."""
 
     def __init__(self) -> None:
-        self.read: dict[int, list[tuple[Move, Tensor]]] = {}
-        self.written: dict[int, list[tuple[Move, Tensor]]] = {}
+        self.read: dict[int, list[tuple[Transfer, Tensor]]] = {}
+        self.written: dict[int, list[tuple[Transfer, Tensor]]] = {}
 
-    def add_source(self, move: Move, value: Tensor) -> None:
+    def add_source(self, transfer: Transfer, value: Tensor) -> None:
         """Note the checksum of a slice as the source side has it."""
-        self.read.setdefault(move.peer, []).append((move, value))
+        self.read.setdefault(transfer.peer, []).append((transfer, value))
 
-    def add_target(self, move: Move, value: Tensor) -> None:
+    def add_target(self, transfer: Transfer, value: Tensor) -> None:
         """Note the checksum of a slice as the target side has it."""
-        self.written.setdefault(move.peer, []).append((move, value))
+        self.written.setdefault(transfer.peer, []).append((transfer, value))
 
     def compare(self, channel: Channel) -> None:
         """Send what was read to those who wrote it, and compare. A collective over the channel.
@@ -41,9 +41,12 @@ class Checksums:
         if local is not None:
             theirs[rank] = local
         found = [
-            f"{move.cell.tensor}[{_show(move)}] on rank {rank} differs from what rank {peer} has"
+            f"{transfer.slice.tensor}[{_show(transfer)}] on rank {rank} differs from what rank "
+            f"{peer} has"
             for peer, pairs in sorted(self.written.items())
-            for (move, value), expected in zip(_sorted(pairs), theirs[peer].tolist(), strict=True)
+            for (transfer, value), expected in zip(
+                _sorted(pairs), theirs[peer].tolist(), strict=True
+            )
             if int(value) != expected
         ]
         if found:
@@ -53,14 +56,14 @@ class Checksums:
             )
 
 
-def _sorted(pairs: list[tuple[Move, Tensor]]) -> list[tuple[Move, Tensor]]:
+def _sorted(pairs: list[tuple[Transfer, Tensor]]) -> list[tuple[Transfer, Tensor]]:
     """Order by slice: the two ranks finished them in different orders."""
-    return sorted(pairs, key=lambda pair: (*pair[0].cell[:2], pair[0].cell.target[:2]))
+    return sorted(pairs, key=lambda pair: (*pair[0].slice[:2], pair[0].slice.target[:2]))
 
 
-def _sums(pairs: list[tuple[Move, Tensor]]) -> Tensor:
+def _sums(pairs: list[tuple[Transfer, Tensor]]) -> Tensor:
     return torch.stack([value for _, value in _sorted(pairs)])
 
 
-def _show(move: Move) -> str:
-    return ", ".join(f"{start}:{stop}" for start, stop in move.cell.box)
+def _show(transfer: Transfer) -> str:
+    return ", ".join(f"{start}:{stop}" for start, stop in transfer.slice.box)

@@ -14,8 +14,8 @@ from mindrl.checkpoint.export import exported_model
 from mindrl.models.sharding import Sharding, whole_sharding
 from mindrl.platform.rendezvous import own_store
 from mindrl.resharding.exchange import Channel
-from mindrl.resharding.plan import ReshardPlan, Topology, plan_sides
-from mindrl.resharding.transfer import Names, Transfer
+from mindrl.resharding.plan import ReshardPlan, Topology, plan_reshard
+from mindrl.resharding.reshard import Names, Reshard
 from mindrl.rollout.engine import RolloutEngine
 from mindrl.training.engine import TrainingEngine
 
@@ -30,7 +30,7 @@ class WeightRoute:
     timeout_seconds: float
     """Longest wait for a peer."""
 
-    def open(self, model: TrainingEngine, name: str) -> Transfer:
+    def open(self, model: TrainingEngine, name: str) -> Reshard:
         """Take this rank's part, over a channel of its own. Needs the default process group.
 
         Args:
@@ -42,7 +42,7 @@ class WeightRoute:
         device = torch.device(model.device_type)
         channel = Channel(group, own_store(name), device, self.timeout_seconds)
         source, target = model.sharding.table(rank), self.target.table(rank)
-        return Transfer(self.plan, channel, Names(source=tuple(source), target=tuple(target)))
+        return Reshard(self.plan, channel, Names(source=tuple(source), target=tuple(target)))
 
 
 class WeightExport:
@@ -103,7 +103,7 @@ class WeightExport:
             dtype=model.sharding.dtype,
             head=model.head,
         )
-        plan = plan_sides(model.sharding, whole, self.topology, bucket_bytes=self.bucket_bytes)
+        plan = plan_reshard(model.sharding, whole, self.topology, bucket_bytes=self.bucket_bytes)
         return WeightRoute(target=whole, plan=plan, timeout_seconds=self.timeout_seconds)
 
 

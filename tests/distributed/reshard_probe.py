@@ -14,7 +14,7 @@ from training_probe import build
 from transfer_probe import Shards, prepared
 from weight_files import load_one_by_one
 
-from mindrl.resharding.plan import Topology, plan_sides
+from mindrl.resharding.plan import Topology, plan_reshard
 from mindrl.rollout.vllm.sharding import vllm_sharding
 from mindrl.training.megatron.engine import MegatronEngine
 from mindrl.training.state_part import StatePart
@@ -70,7 +70,7 @@ def _into_engine(way: Way, prompts: Prompts, index: int) -> Arrived:
     )
     engine = engine_of(case)
     rollout = vllm_sharding(trained.description, way.rollout, dtype="float32")
-    plan = plan_sides(trained.sharding, rollout, topology(), bucket_bytes=way.bucket_bytes)
+    plan = plan_reshard(trained.sharding, rollout, topology(), bucket_bytes=way.bucket_bytes)
     weights = StoredRegion(trained.state(StatePart.PARAMETERS), arena(256 << 20), "cpu")
     sync = WeightSync(
         trained,

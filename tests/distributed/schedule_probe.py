@@ -30,7 +30,7 @@ PLANNERS = (
     (run_shardings, "choose_orders"),
     (run_shardings, "training_sharding"),
     (run_shardings, "rollout_sharding"),
-    (reshard, "cut_into_cells"),
+    (reshard, "cut_into_slices"),
     (reshard, "choose_senders"),
 )
 

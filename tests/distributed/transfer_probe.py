@@ -11,12 +11,12 @@ from mindrl.errors import ReshardError
 from mindrl.models.decoder import logical_shapes
 from mindrl.models.description import ModelDescription
 from mindrl.models.orientation import oriented
-from mindrl.models.placement import ShardingTable, slices
+from mindrl.models.placement import ShardingTable, index_of
 from mindrl.models.sharding import Sharding
 from mindrl.platform.rendezvous import own_store
 from mindrl.resharding.exchange import Channel
-from mindrl.resharding.plan import Topology, plan_sides
-from mindrl.resharding.transfer import Names, Transfer
+from mindrl.resharding.plan import Topology, plan_reshard
+from mindrl.resharding.reshard import Names, Reshard
 
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 Logical = dict[str, Tensor]
@@ -66,7 +66,7 @@ def shards_of(table: ShardingTable, logical: Logical, dtype: torch.dtype) -> dic
     tensors = {name: torch.zeros(entry.shape, dtype=dtype) for name, entry in table.items()}
     for name, entry in table.items():
         for placement in entry.placements:
-            part = logical[placement.tensor][slices(placement.source)]
+            part = logical[placement.tensor][index_of(placement.source)]
             oriented(tensors[name], placement.local, placement.axes).copy_(part)
     return tensors
 
@@ -82,7 +82,7 @@ def transferred(
 
 
 def _transferred(
-    model: ModelDescription, transfer: Transfer, source: Sharding, target: Sharding
+    model: ModelDescription, reshard: Reshard, source: Sharding, target: Sharding
 ) -> list[str]:
     rank = dist.get_rank()
     logical = logical_weights(model)
@@ -94,7 +94,7 @@ def _transferred(
     for _ in range(2):
         given = Shards(ours)
         taken = Shards({name: torch.zeros_like(tensor) for name, tensor in expected.items()})
-        transfer.run(given, taken, verify=True)
+        reshard.run(given, taken, verify=True)
         wrong += [name for name in expected if not torch.equal(taken.tensors[name], expected[name])]
         wrong += sorted(expected.keys() ^ set(taken.closed)) + sorted(
             ours.keys() ^ set(given.released)
@@ -104,12 +104,12 @@ def _transferred(
 
 def prepared(
     source: Sharding, target: Sharding, bucket_bytes: int, name: str, timeout_seconds: float = 60
-) -> Transfer:
+) -> Reshard:
     rank, group = dist.get_rank(), dist.group.WORLD
     assert group is not None
     topology = Topology(ranks_per_node=2)
-    return Transfer(
-        plan_sides(source, target, topology, bucket_bytes=bucket_bytes),
+    return Reshard(
+        plan_reshard(source, target, topology, bucket_bytes=bucket_bytes),
         Channel(group, own_store(name), torch.device("cpu"), timeout_seconds),
         Names(source=tuple(source.table(rank)), target=tuple(target.table(rank))),
     )
@@ -133,9 +133,9 @@ def _failure(
 ) -> tuple[str, float]:
     source, target = pair
     rank = dist.get_rank()
-    transfer = prepared(source, target, 4096, kind, timeout_seconds=3)
+    reshard = prepared(source, target, 4096, kind, timeout_seconds=3)
     if kind == "other plan" and rank == 2:
-        transfer = prepared(source, target, 2048, kind, timeout_seconds=3)
+        reshard = prepared(source, target, 2048, kind, timeout_seconds=3)
     logical = logical_weights(model)
     given = Shards(shards_of(source.table(rank), logical, TYPES[source.dtype]))
     taken = Shards(shards_of(target.table(rank), logical, TYPES[target.dtype]))
@@ -146,14 +146,14 @@ def _failure(
         time.sleep(5)
         return "slept", 0.0
     if kind.startswith("silent later"):
-        transfer.run(given, Shards(taken.tensors))
+        reshard.run(given, Shards(taken.tensors))
         given.released.clear()
         if rank == 1:
             time.sleep(5)
             return "slept", 0.0
     start = time.monotonic()
     try:
-        transfer.run(given, taken, verify=verify)
+        reshard.run(given, taken, verify=verify)
     except ReshardError as error:
         return str(error), time.monotonic() - start
     return "no error", time.monotonic() - start

@@ -12,7 +12,7 @@ from torch import Tensor
 from mindrl.checkpoint.files import open_tensors
 from mindrl.layouts.layout import RolloutLayout
 from mindrl.models.description import read_description
-from mindrl.models.placement import Placement, ShardingTable, slices
+from mindrl.models.placement import Placement, ShardingTable, index_of
 from mindrl.rollout.vllm.sharding import vllm_sharding
 from mindrl.rollout.vllm.shards import EngineShards
 
@@ -46,8 +46,8 @@ def load_backwards(shards: EngineShards, folder: str, table: ShardingTable) -> N
 
 
 def _copy(files: dict[str, Any], placement: Placement, local: Tensor) -> None:
-    source = files[placement.tensor].get_slice(placement.tensor)[slices(placement.source)]
-    part = local[slices(placement.local)]
+    source = files[placement.tensor].get_slice(placement.tensor)[index_of(placement.source)]
+    part = local[index_of(placement.local)]
     axes = placement.axes or tuple(range(part.ndim))
     others = [axis for axis in range(part.ndim) if axis not in axes]
     part.permute(*others, *axes)[(0,) * len(others)].copy_(source)

@@ -103,7 +103,7 @@ def test_each_process_plans_once(whole_run: Program) -> None:
         assert len({call[:2] for call in process.calls}) == len(process.calls), process.calls
     assert set(counts(driver).values()) == {1}
     for worker in workers:
-        for_export = {"cut_into_cells", "cells_for_bucket", "plan_sides"}
+        for_export = {"cut_into_slices", "slices_for_bucket", "plan_reshard"}
         for_export |= {"choose_senders", "assign_rounds"}
         assert "choose_orders" not in counts(worker)
         assert {name for name, count in counts(worker).items() if count > 1} <= for_export

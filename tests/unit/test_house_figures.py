@@ -10,12 +10,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "scripts"
-# What is still to be renamed. The list only shrinks, and goes when it is empty.
-STILL_IN_TWO_ROOMS = frozenset(
-    {
-        "Move",
-    }
-)
 SMALL = {
     "mindrl/__init__.py": '"""The package."""\n',
     "mindrl/errors.py": "class ConfigError(Exception):\n    pass\n",
@@ -48,11 +42,8 @@ def test_no_modules_import_one_another(text: Any) -> None:
     assert text.import_cycles(text.read_sources(ROOT)) == []
 
 
-def test_a_type_has_a_name_of_its_own_but_for_those_that_still_wait_for_one(text: Any) -> None:
-    twice = text.types_in_two_rooms(text.read_sources(ROOT))
-    unlisted = {name: rooms for name, rooms in twice.items() if name not in STILL_IN_TWO_ROOMS}
-    assert unlisted == {}
-    assert STILL_IN_TWO_ROOMS - twice.keys() == set(), "in one room now: strike them off the list"
+def test_a_type_has_a_name_of_its_own(text: Any) -> None:
+    assert text.types_in_two_rooms(text.read_sources(ROOT)) == {}
 
 
 def test_lines_are_counted_as_wc_does_and_files_outside_a_room_belong_to_none(

@@ -17,7 +17,7 @@ from mindrl.models.description import (
     MoeDescription,
     read_description,
 )
-from mindrl.models.placement import slices
+from mindrl.models.placement import index_of
 from mindrl.models.sharding import (
     Sharding,
     elsewhere,
@@ -107,7 +107,7 @@ def test_the_ranks_of_a_side_hold_every_element(
     for rank in range(len(sharding.held_by)):
         for entry in sharding.table(rank).values():
             for placement in entry.placements:
-                held[placement.tensor][slices(placement.source)] += 1
+                held[placement.tensor][index_of(placement.source)] += 1
     assert [name for name, count in held.items() if count.min() == 0] == []
 
 
@@ -119,7 +119,7 @@ def test_each_local_element_is_filled_once_and_only_the_vocabulary_is_padded(
         for name, entry in table.items():
             filled = np.zeros(entry.shape, np.int64)
             for placement in entry.placements:
-                filled[slices(placement.local)] += 1
+                filled[index_of(placement.local)] += 1
             padded = ("embedding.word_embeddings", "output_layer", "embed_tokens", "lm_head")
             assert filled.max(initial=0) <= 1, name
             assert filled.min() == 1 or any(part in name for part in padded), name
@@ -132,8 +132,8 @@ def local_values(
     entry = sharding.table(rank)[name]
     values = np.zeros(entry.shape, np.int64)
     for placement in entry.placements:
-        part = np.array(whole[placement.tensor.split(".")[-2]])[slices(placement.source)]
-        values[slices(placement.local)] = part
+        part = np.array(whole[placement.tensor.split(".")[-2]])[index_of(placement.source)]
+        values[index_of(placement.local)] = part
     found: list[int] = values.tolist()
     return found
 

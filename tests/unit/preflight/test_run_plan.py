@@ -20,7 +20,7 @@ PLANNERS: tuple[tuple[Any, str], ...] = (
     (run_shardings, "training_sharding"),
     (run_shardings, "rollout_sharding"),
     (run_shardings, "choose_orders"),
-    (reshard, "cut_into_cells"),
+    (reshard, "cut_into_slices"),
     (reshard, "choose_senders"),
     (reshard, "assign_rounds"),
     (memory_plan, "region_bytes"),
@@ -51,7 +51,7 @@ def test_the_driver_orders_288_ranks_and_plans_no_reshard() -> None:
     with counted() as calls:
         plan = unordered_shardings(composed_config(RUN, [])).ordered.plan
         once = ("read_description", "training_sharding", "rollout_sharding", "choose_orders")
-        assert +calls() == Counter([*once, "cut_into_cells"])
+        assert +calls() == Counter([*once, "cut_into_slices"])
     assert plan.layouts["actor"].world_size == 288
     assert plan.layouts["actor"] == plan.layouts["ref"]
 
@@ -70,7 +70,7 @@ def test_a_worker_of_288_plans_the_rest_once_whoever_asks_for_it(planned: RunSha
     once = (
         "training_sharding",
         "rollout_sharding",
-        "cut_into_cells",
+        "cut_into_slices",
         "choose_senders",
         "assign_rounds",
     )

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.models.decoder import logical_shapes
 from mindrl.models.description import MlaDescription, ModelDescription, MoeDescription
-from mindrl.models.placement import Box, LocalTensor, Placement, ShardingTable, slices
+from mindrl.models.placement import Box, LocalTensor, Placement, ShardingTable, index_of
 from mindrl.models.sharding import Sharding
-from mindrl.resharding.plan import Move, ReshardPlan
+from mindrl.resharding.plan import ReshardPlan, Transfer
 
 Arrays = dict[str, NDArray[np.float64]]
 TP_SIZES = [1, 2, 3, 4, 6]
@@ -179,8 +179,8 @@ def shards_of(table: ShardingTable, logical: Arrays) -> Arrays:
     for name, entry in table.items():
         arrays[name] = np.zeros(entry.shape)
         for placement in entry.placements:
-            part = logical[placement.tensor][slices(placement.source)]
-            turned(arrays[name][slices(placement.local)], placement.axes)[...] = part
+            part = logical[placement.tensor][index_of(placement.source)]
+            turned(arrays[name][index_of(placement.local)], placement.axes)[...] = part
     return arrays
 
 
@@ -208,31 +208,31 @@ def carry_out(plan: ReshardPlan, source: Sharding, target: Sharding, logical: Ar
         mail: dict[tuple[int, int], list[NDArray[np.float64]]] = {}
         for rank in range(world):
             step = steps[rank][index]
-            for move in step.copies:
-                _write(memory, rank, move, _read(memory, rank, move))
-            for peer, moves in step.sends.items():
-                mail[rank, peer] = [_read(memory, rank, move).copy() for move in moves]
+            for transfer in step.copies:
+                _write(memory, rank, transfer, _read(memory, rank, transfer))
+            for peer, transfers in step.sends.items():
+                mail[rank, peer] = [_read(memory, rank, transfer).copy() for transfer in transfers]
         arriving = [
-            (rank, peer, moves)
+            (rank, peer, transfers)
             for rank in range(world)
-            for peer, moves in steps[rank][index].receives.items()
+            for peer, transfers in steps[rank][index].receives.items()
         ]
-        for rank, peer, moves in arriving:
-            for move, part in zip(moves, mail.pop((peer, rank)), strict=True):
-                _write(memory, rank, move, part)
+        for rank, peer, transfers in arriving:
+            for transfer, part in zip(transfers, mail.pop((peer, rank)), strict=True):
+                _write(memory, rank, transfer, part)
         assert not mail, "a message that nobody receives"
     return memory
 
 
-def _read(memory: Memory, rank: int, move: Move) -> NDArray[np.float64]:
-    spot = move.source
-    return turned(memory.source[rank][spot.name][slices(spot.box)], spot.axes)
+def _read(memory: Memory, rank: int, transfer: Transfer) -> NDArray[np.float64]:
+    place = transfer.source
+    return turned(memory.source[rank][place.name][index_of(place.box)], place.axes)
 
 
-def _write(memory: Memory, rank: int, move: Move, part: NDArray[np.float64]) -> None:
-    spot = move.cell.target
-    turned(memory.target[rank][spot.name][slices(spot.box)], spot.axes)[...] = part
-    turned(memory.writes[rank][spot.name][slices(spot.box)], spot.axes)[...] += 1
+def _write(memory: Memory, rank: int, transfer: Transfer, part: NDArray[np.float64]) -> None:
+    place = transfer.slice.target
+    turned(memory.target[rank][place.name][index_of(place.box)], place.axes)[...] = part
+    turned(memory.writes[rank][place.name][index_of(place.box)], place.axes)[...] += 1
 
 
 def masks(
@@ -242,7 +242,7 @@ def masks(
     marked = {name: np.zeros(shape, dtype=bool) for name, shape in shapes.items()}
     for entry in sharding.table(rank).values():
         for placement in entry.placements:
-            marked[placement.tensor][slices(placement.source)] = True
+            marked[placement.tensor][index_of(placement.source)] = True
     return marked
 
 

@@ -14,7 +14,7 @@ from mindrl.models.description import ModelDescription
 from mindrl.models.orientation import oriented
 from mindrl.models.sharding import whole_sharding
 from mindrl.resharding.messages import Message, Staging, messages_of
-from mindrl.resharding.plan import Move, Topology, plan_sides
+from mindrl.resharding.plan import Topology, Transfer, plan_reshard
 from mindrl.training.megatron.sharding import megatron_sharding
 
 HOST, OTHER = torch.device("cpu"), torch.device("meta")
@@ -37,7 +37,7 @@ TRAINED = megatron_sharding(MODEL, TrainLayout(tp=2), dtype="float32")
 WHOLE = whole_sharding(MODEL, world_size=2, holders=[0], dtype="float32")
 
 
-PLAN = plan_sides(TRAINED, WHOLE, Topology(ranks_per_node=2), bucket_bytes=64 << 20)
+PLAN = plan_reshard(TRAINED, WHOLE, Topology(ranks_per_node=2), bucket_bytes=64 << 20)
 
 
 def float32(_: str) -> torch.dtype:
@@ -50,9 +50,9 @@ def incoming(folder: Path, device: torch.device) -> Iterator[Message]:
     file = TensorFile(folder / "model.safetensors", table, "float32")
     sink = ExportedModel(folder, dict.fromkeys(table, file))
 
-    def target(move: Move) -> Tensor:
-        spot = move.cell.target
-        return oriented(sink.open(spot.name), spot.box, spot.axes)
+    def target(transfer: Transfer) -> Tensor:
+        place = transfer.slice.target
+        return oriented(sink.open(place.name), place.box, place.axes)
 
     for step in PLAN.of_rank(0):
         yield from messages_of(step.receives, float32, target, Staging(device))
@@ -62,9 +62,9 @@ def outgoing(local: Callable[[tuple[int, ...]], Tensor]) -> Iterator[Message]:
     """Lay out what rank 1 sends, on a device of its own."""
     table = TRAINED.table(1)
 
-    def read(move: Move) -> Tensor:
-        spot = move.source
-        return oriented(local(table[spot.name].shape), spot.box, spot.axes)
+    def read(transfer: Transfer) -> Tensor:
+        place = transfer.source
+        return oriented(local(table[place.name].shape), place.box, place.axes)
 
     for step in PLAN.of_rank(1):
         yield from messages_of(step.sends, float32, read, Staging(OTHER))

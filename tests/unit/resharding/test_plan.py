@@ -16,9 +16,9 @@ from geometry import (
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mindrl.models.placement import slices
+from mindrl.models.placement import index_of
 from mindrl.models.sharding import Sharding, elsewhere
-from mindrl.resharding.plan import ReshardPlan, Topology, plan_sides
+from mindrl.resharding.plan import ReshardPlan, Topology, plan_reshard
 from mindrl.rollout.vllm.sharding import vllm_sharding
 from mindrl.training.megatron.sharding import megatron_sharding
 
@@ -34,7 +34,7 @@ def check(
     bucket: int,
 ) -> ReshardPlan:
     """Plan, carry out in memory, and hold the result against the tables alone."""
-    plan = plan_sides(source, target, topology, bucket_bytes=bucket)
+    plan = plan_reshard(source, target, topology, bucket_bytes=bucket)
     logical = numbered(shapes)
     memory = carry_out(plan, source, target, logical)
     fewest = fewest_bytes(source, target, shapes)
@@ -116,12 +116,12 @@ def test_a_slice_comes_from_its_own_node_where_that_has_it(data: st.DataObject) 
     source = megatron_sharding(model, data.draw(training_layouts(model, 8)), dtype="float32")
     target = vllm_sharding(model, data.draw(rollout_layouts(model, 8)), dtype="float32")
     topology = Topology(ranks_per_node=4)
-    plan = plan_sides(source, target, topology, bucket_bytes=1 << 20)
+    plan = plan_reshard(source, target, topology, bucket_bytes=1 << 20)
     held = [masks(source, rank, shapes_of(model)) for rank in range(8)]
     routes = plan.routes
-    for cell, sender, receiver in zip(routes.cell, routes.source, routes.target, strict=True):
+    for part, sender, receiver in zip(routes.slice, routes.source, routes.target, strict=True):
         node = topology.node_of(receiver)
         mates = [mate for mate in range(8) if topology.node_of(mate) == node]
-        tensor, index = plan.cells[cell].tensor, slices(plan.cells[cell].box)
+        tensor, index = plan.slices[part].tensor, index_of(plan.slices[part].box)
         holders = [mate for mate in mates if held[mate][tensor][index].all()]
         assert topology.node_of(sender) == node or not holders

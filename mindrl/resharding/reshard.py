@@ -18,7 +18,7 @@ from mindrl.models.orientation import oriented
 from mindrl.resharding.checksum import checksum
 from mindrl.resharding.exchange import Channel
 from mindrl.resharding.messages import Message, Staging, messages_of
-from mindrl.resharding.plan import Move, RankRound, ReshardPlan
+from mindrl.resharding.plan import RankRound, ReshardPlan, Transfer
 from mindrl.resharding.verify import Checksums
 
 
@@ -50,7 +50,7 @@ class Names:
     target: tuple[str, ...]
 
 
-class Transfer:
+class Reshard:
     """One rank's part of a plan, carried out as often as wanted."""
 
     def __init__(
@@ -63,7 +63,7 @@ class Transfer:
 
         Args:
             plan: The same on all ranks of the channel; its ranks are the channel's.
-            channel: Between the ranks of both sides; no other transfer uses its store.
+            channel: Between the ranks of both sides; no other reshard uses its store.
             names: What this rank has on each side.
         """
         self.plan = plan
@@ -72,8 +72,10 @@ class Transfer:
         self.rounds = plan.of_rank(channel.group.rank())
         self.agreed = False
         self.runs = 0
-        self.reads = Counter(move.source.name for move in self._moves(reads=True))
-        self.writes = Counter(move.cell.target.name for move in self._moves(reads=False))
+        self.reads = Counter(transfer.source.name for transfer in self._transfers(reads=True))
+        self.writes = Counter(
+            transfer.slice.target.name for transfer in self._transfers(reads=False)
+        )
 
     @torch.no_grad()
     def run(self, source: WeightSource, sink: WeightSink, *, verify: bool = False) -> None:
@@ -102,11 +104,11 @@ class Transfer:
             return torch.float32
         return torch.bfloat16
 
-    def _moves(self, *, reads: bool) -> Iterator[Move]:
+    def _transfers(self, *, reads: bool) -> Iterator[Transfer]:
         for step in self.rounds:
             yield from step.copies
-            for moves in (step.sends if reads else step.receives).values():
-                yield from moves
+            for transfers in (step.sends if reads else step.receives).values():
+                yield from transfers
 
 
 class _Run:
@@ -114,97 +116,101 @@ class _Run:
 
     def __init__(
         self,
-        transfer: Transfer,
+        reshard: Reshard,
         source: WeightSource,
         sink: WeightSink,
         checksums: Checksums | None,
     ) -> None:
-        self.transfer = transfer
+        self.reshard = reshard
         self.source = source
         self.sink = sink
         self.checksums = checksums
-        self.reads = transfer.reads.copy()
-        self.writes = transfer.writes.copy()
+        self.reads = reshard.reads.copy()
+        self.writes = reshard.writes.copy()
         # Two rounds are in flight, each with memory for what goes out and for what comes in.
-        self.staging = [Staging(transfer.channel.device) for _ in range(4)]
-        self.written: dict[str, list[Move]] = {}
+        self.staging = [Staging(reshard.channel.device) for _ in range(4)]
+        self.written: dict[str, list[Transfer]] = {}
 
     def run(self) -> None:
-        transfer = self.transfer
-        for name in transfer.names.source:
-            if name not in transfer.reads:
+        reshard = self.reshard
+        for name in reshard.names.source:
+            if name not in reshard.reads:
                 self.source.release(name)
-        for name in transfer.names.target:
-            if name not in transfer.writes:
+        for name in reshard.names.target:
+            if name not in reshard.writes:
                 # Nothing but padding.
                 self.sink.open(name)
                 self.sink.close(name)
         flying: list[Message] = []
-        for index, step in enumerate(transfer.rounds):
+        for index, step in enumerate(reshard.rounds):
             starting = self._start(index, step)
-            for move in step.copies:
-                self._copy(move)
+            for transfer in step.copies:
+                self._copy(transfer)
             self._finish(flying)
             flying = starting
         self._finish(flying)
         if self.checksums:
-            self.checksums.compare(transfer.channel)
+            self.checksums.compare(reshard.channel)
 
     def _start(self, index: int, step: RankRound) -> list[Message]:
         """Pack and post all messages of a round."""
         outgoing, incoming = self.staging[index % 2], self.staging[2 + index % 2]
-        sends = messages_of(step.sends, self.transfer.wire_dtype, self._read, outgoing)
+        sends = messages_of(step.sends, self.reshard.wire_dtype, self._read, outgoing)
         for message in sends:
-            for move, chunk in message.staged_chunks():
-                chunk.copy_(self._read(move))
-        receives = messages_of(step.receives, self.transfer.wire_dtype, self._target, incoming)
-        return self.transfer.channel.post(index, sends, receives)
+            for transfer, chunk in message.staged_chunks():
+                chunk.copy_(self._read(transfer))
+        receives = messages_of(step.receives, self.reshard.wire_dtype, self._target, incoming)
+        return self.reshard.channel.post(index, sends, receives)
 
     def _finish(self, messages: Sequence[Message]) -> None:
         """Wait for the messages of a round and unpack those that came in."""
-        self.transfer.channel.wait(messages)
+        self.reshard.channel.wait(messages)
         for message in messages:
             if message.incoming:
-                for move, chunk in message.staged_chunks():
-                    self._target(move).copy_(chunk)
-            for move in message.moves:
+                for transfer, chunk in message.staged_chunks():
+                    self._target(transfer).copy_(chunk)
+            for transfer in message.transfers:
                 if message.incoming:
-                    self._has_written(move)
+                    self._has_written(transfer)
                 else:
-                    self._has_read(move)
+                    self._has_read(transfer)
 
-    def _copy(self, move: Move) -> None:
-        self._target(move).copy_(self._read(move))
-        self._has_read(move)
-        self._has_written(move)
+    def _copy(self, transfer: Transfer) -> None:
+        self._target(transfer).copy_(self._read(transfer))
+        self._has_read(transfer)
+        self._has_written(transfer)
 
-    def _read(self, move: Move) -> Tensor:
-        return oriented(self.source.read(move.source.name), move.source.box, move.source.axes)
+    def _read(self, transfer: Transfer) -> Tensor:
+        return oriented(
+            self.source.read(transfer.source.name), transfer.source.box, transfer.source.axes
+        )
 
-    def _target(self, move: Move) -> Tensor:
-        spot = move.cell.target
-        return oriented(self.sink.open(spot.name), spot.box, spot.axes)
+    def _target(self, transfer: Transfer) -> Tensor:
+        place = transfer.slice.target
+        return oriented(self.sink.open(place.name), place.box, place.axes)
 
-    def _has_read(self, move: Move) -> None:
+    def _has_read(self, transfer: Transfer) -> None:
         if self.checksums:
-            self.checksums.add_source(move, checksum(self._wired(move, self._read(move))))
-        name = move.source.name
+            self.checksums.add_source(
+                transfer, checksum(self._wired(transfer, self._read(transfer)))
+            )
+        name = transfer.source.name
         self.reads[name] -= 1
         if not self.reads[name]:
             self.source.release(name)
 
-    def _has_written(self, move: Move) -> None:
-        name = move.cell.target.name
-        self.written.setdefault(name, []).append(move)
+    def _has_written(self, transfer: Transfer) -> None:
+        name = transfer.slice.target.name
+        self.written.setdefault(name, []).append(transfer)
         self.writes[name] -= 1
         if self.writes[name]:
             return
-        moves = self.written.pop(name)
+        transfers = self.written.pop(name)
         if self.checksums:
             # Of the finished tensor: a later slice may have been written over an earlier one.
-            for each in moves:
+            for each in transfers:
                 self.checksums.add_target(each, checksum(self._wired(each, self._target(each))))
         self.sink.close(name)
 
-    def _wired(self, move: Move, values: Tensor) -> Tensor:
-        return values.to(self.transfer.wire_dtype(move.cell.tensor))
+    def _wired(self, transfer: Transfer, values: Tensor) -> Tensor:
+        return values.to(self.reshard.wire_dtype(transfer.slice.tensor))

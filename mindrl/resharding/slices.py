@@ -1,4 +1,4 @@
-"""The cells of a reshard: parts of logical tensors that lie in one piece on both sides."""
+"""The slices of a reshard: parts of logical tensors that lie in one piece on both sides."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,10 +13,10 @@ from mindrl.errors import ReshardError
 from mindrl.models.placement import Box, Placement, intersect, volume
 from mindrl.models.sharding import Sharding
 
-Counts = NDArray[np.int64]
+Integers = NDArray[np.int64]
 
 
-class Spot(NamedTuple):
+class LocalSlice(NamedTuple):
     """A box of a local tensor, and the local dimension that each logical one lies along."""
 
     name: str
@@ -24,16 +24,16 @@ class Spot(NamedTuple):
     axes: tuple[int, ...] | None
 
 
-class Cell(NamedTuple):
+class Slice(NamedTuple):
     """A box of a logical tensor that a target shard needs, and where source shards have it."""
 
     tensor: str
     box: Box
     wire_bytes: int
     target_shard: str
-    target: Spot
+    target: LocalSlice
     source_shards: tuple[str, ...]
-    sources: tuple[Spot, ...]
+    sources: tuple[LocalSlice, ...]
     """Where each of the source shards holds it."""
 
 
@@ -55,7 +55,7 @@ class _Holders(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """A cell without its names: boxes, and which of the holders have it."""
+    """A slice without its names: boxes, and which of the holders have it."""
 
     box: Box
     wire_bytes: int
@@ -66,7 +66,7 @@ class _Part(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """A cell that is not spelled out."""
+    """A slice that is not spelled out."""
 
     name: str
     wanted: Placement
@@ -75,8 +75,8 @@ class _Piece(NamedTuple):
     way: int
 
 
-class Cells:
-    """What travels, in the order that it should; a cell is spelled out when it is asked for."""
+class Slices:
+    """What travels, in the order that it should; a slice is spelled out when it is asked for."""
 
     def __init__(self, ways: Sequence[Way], pieces: Sequence[_Piece]) -> None:
         """Hold pieces in the order of the target tables."""
@@ -85,25 +85,25 @@ class Cells:
         self._pieces = pieces
 
     def __len__(self) -> int:
-        """Count the cells."""
+        """Count the slices."""
         return len(self._pieces)
 
-    def __iter__(self) -> Iterator[Cell]:
-        """Spell all cells out, one after the other."""
+    def __iter__(self) -> Iterator[Slice]:
+        """Spell all slices out, one after the other."""
         return map(self._spelled_out, self._order.tolist())
 
-    def __getitem__(self, index: int) -> Cell:
-        """Spell one cell out."""
+    def __getitem__(self, index: int) -> Slice:
+        """Spell one slice out."""
         return self._spelled_out(self._order[index])
 
     @cached_property
-    def way(self) -> Counts:
-        """Which of the ways each cell takes."""
+    def way(self) -> Integers:
+        """Which of the ways each slice takes."""
         return np.array([piece.way for piece in self._pieces], dtype=np.int64)[self._order]
 
     @cached_property
-    def wire_bytes(self) -> Counts:
-        """Bytes of each cell."""
+    def wire_bytes(self) -> Integers:
+        """Bytes of each slice."""
         sizes = [piece.part.wire_bytes for piece in self._pieces]
         return np.array(sizes, dtype=np.int64)[self._order]
 
@@ -116,7 +116,7 @@ class Cells:
         return dict(zip(self.ways, sums, strict=True))
 
     @cached_property
-    def _order(self) -> Counts:
+    def _order(self) -> Integers:
         """Order pieces by their place among those of the same holders."""
         places: dict[tuple[str, Box], int] = {}
         seen: Counter[tuple[str, ...]] = Counter()
@@ -132,24 +132,24 @@ class Cells:
         # Within a turn the order of the target tables is kept.
         return np.argsort(np.array(turns, dtype=np.int64), kind="stable")
 
-    def _spelled_out(self, at: int) -> Cell:
+    def _spelled_out(self, at: int) -> Slice:
         name, wanted, held, part, way = self._pieces[at]
-        return Cell(
+        return Slice(
             tensor=wanted.tensor,
             box=part.box,
             wire_bytes=part.wire_bytes,
             target_shard=self.ways[way].target_shard,
-            target=Spot(name, part.target, wanted.axes),
+            target=LocalSlice(name, part.target, wanted.axes),
             source_shards=self.ways[way].source_shards,
             sources=tuple(
-                Spot(held.names[holder], box, held.placements[holder].axes)
+                LocalSlice(held.names[holder], box, held.placements[holder].axes)
                 for holder, box in zip(part.having, part.sources, strict=True)
             ),
         )
 
 
-def cut_into_cells(source: Sharding, target: Sharding, *, largest_bytes: int) -> Cells:
-    """Cut what the target side needs into cells, in the order that they should travel in.
+def cut_into_slices(source: Sharding, target: Sharding, *, largest_bytes: int) -> Slices:
+    """Cut what the target side needs into slices, in the order that they should travel in.
 
     The order takes turns between the holders of the source side: were the layers sent one
     after the other, only one pipeline stage would send at a time. It does not hang on which
@@ -158,7 +158,7 @@ def cut_into_cells(source: Sharding, target: Sharding, *, largest_bytes: int) ->
     Args:
         source: Who holds the weights.
         target: Who needs them.
-        largest_bytes: Bound on one cell.
+        largest_bytes: Bound on one slice.
 
     Raises:
         ReshardError: The source side lacks something that the target side needs.
@@ -183,7 +183,7 @@ def cut_into_cells(source: Sharding, target: Sharding, *, largest_bytes: int) ->
             _Piece(name, wanted, held, part, way(shard, held.shards, part.having))
             for part in made[key]
         ]
-    return Cells(list(ways), pieces)
+    return Slices(list(ways), pieces)
 
 
 def _placements(sharding: Sharding) -> Iterator[tuple[str, str, Placement]]:

@@ -157,7 +157,8 @@ def test_an_actor_takes_its_weights_from_an_equal_reference_and_reads_no_file_ag
     model, opened = random_model(False), []
     for overrides in ({}, WITH_REFERENCE):
         with opens_of(model / "model.safetensors") as count:
-            forked_workers.start(run_config(model, overrides)).stop()
+            plan = planned_shardings(run_config(model, overrides)).plan
+            forked_workers.start(plan).stop()
             opened.append(count())
     without_reference, with_reference = opened
     assert with_reference == without_reference > 0

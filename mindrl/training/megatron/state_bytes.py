@@ -195,6 +195,7 @@ def _bucket(sizes: Sequence[int], ranks: int | None) -> _Bucket:
     return _Bucket(starts=starts, stops=starts + counts, size=-(-end // divisor) * divisor)
 
 
+@cache
 def _registration(name: str) -> tuple[str, int, int, int]:
     """Return a key that sorts local names as Megatron registers its parameters."""
     chunk, _, local = name.partition(".")

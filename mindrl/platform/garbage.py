@@ -18,24 +18,20 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
-@contextmanager
-def collection() -> Iterator[None]:
-    """Look for garbage after all, also when the program ends: its plan is made."""
+def collect_again() -> None:
+    """Look for garbage from here on, also when the program ends: its plan is made."""
     atexit.unregister(gc.freeze)
     gc.enable()
-    try:
-        yield
-    finally:
-        gc.disable()
 
 
 @contextmanager
 def planning() -> Iterator[None]:
-    """Look for no garbage in a program that plans and ends, nor when it ends."""
+    """Look for no garbage in a program that plans, nor when it ends; `collect_again` ends that."""
     atexit.register(gc.freeze)
     with no_collection():
         try:
             yield
         finally:
             # Else all that was planned is looked through at once, as soon as looking is allowed.
-            gc.freeze()
+            if not gc.isenabled():
+                gc.freeze()

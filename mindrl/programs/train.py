@@ -6,7 +6,7 @@ from pathlib import Path
 from mindrl.config.run import RunConfig
 from mindrl.errors import InstallationError
 from mindrl.platform.device import choose_platform
-from mindrl.platform.garbage import collection
+from mindrl.platform.garbage import collect_again
 from mindrl.preflight.checks import check
 from mindrl.programs.command_line import run_program
 
@@ -34,5 +34,5 @@ def _train(config: RunConfig, run_dir: Path) -> None:
     # Imported late: it brings torch and Ray along, and a refusal costs what a check does.
     from mindrl.launch.train import train  # noqa: PLC0415
 
-    with collection():
-        train(plan, platform, run_dir)
+    collect_again()
+    train(plan, platform, run_dir)

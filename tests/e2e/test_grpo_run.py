@@ -93,6 +93,10 @@ def test_no_service_of_the_run_listens_beyond_loopback(
     assert listening <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 
+def test_nothing_is_printed_behind_the_summary(whole_run: Program) -> None:
+    assert whole_run.text().rstrip().splitlines()[-1].startswith("╰─")
+
+
 def test_each_process_plans_once(whole_run: Program) -> None:
     """The memory timeline plans nothing, and only an export has a plan beside the run's."""
     processes = read_processes(whole_run.folder.with_name(ENTRIES), CHECKOUT)

@@ -10,6 +10,7 @@ from mindrl.memory.regions import Region
 from mindrl.memory.schedule import Move, MoveKind, label_of
 from mindrl.observability.memory_snapshot import MeasuredSnapshot, WorkerTimeline
 from mindrl.observability.timeline import write_timeline
+from mindrl.observability.units import mib_text
 
 logger = logging.getLogger(__name__)
 
@@ -67,8 +68,8 @@ class MemoryWatch:
             return None
         assert moment.predicted_bytes is not None
         return (
-            f"step {step}: at '{moment.label}' worker {rank} had {moment.total_bytes / 2**20:,.1f} "
-            f"MiB on its device, {moment.predicted_bytes / 2**20:,.1f} MiB were predicted"
+            f"step {step}: at '{moment.label}' worker {rank} had {mib_text(moment.total_bytes)} "
+            f"on its device, {mib_text(moment.predicted_bytes)} were predicted"
         )
 
     def _compared(self, rank: int, moments: Moments) -> list[MeasuredSnapshot]:

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from mindrl.memory.regions import DEAD_AFTER_USE, NEEDS, ROLLOUT_REGIONS, Phase, Region
 from mindrl.memory.schedule import Instant, Roles, copied_regions, step_phases, timeline
 from mindrl.observability.memory_snapshot import MemorySnapshot
+from mindrl.observability.units import MIB
 
 RankBytes = NDArray[np.int64]
 """Bytes on each rank."""
 RegionBytes = Mapping[Region, RankBytes]
 """Bytes of each region on each rank."""
 
-_MIB = 1 << 20
 _RESHARD = (Region.ACTOR_WEIGHTS, Region.ROLLOUT_WEIGHTS, Region.STAGING)
 
 
@@ -162,7 +162,7 @@ def rollout_bytes(plan: MemoryPlan) -> int:
 
 def kv_cache_left(share: int, others: int) -> int:
     """Return the KV cache that a share of the device leaves beside all else, in whole MiB."""
-    return max(0, share - others) // _MIB * _MIB
+    return max(0, share - others) // MIB * MIB
 
 
 # Thousands of plans that are compared with each other have few schedules between them.

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mindrl.errors import OutputError
 from mindrl.observability.output_errors import output_errors
+from mindrl.observability.units import mib_text
 
 PROBE = b"mindrl checks that this folder can be written\n"
 
@@ -44,7 +45,7 @@ def check_room(needs: Sequence[Need]) -> None:
 
 def _check_writable(need: Need) -> None:
     probe = need.folder / f".probe-{os.getpid()}"
-    asked = f"the run needs a folder that takes files, with {_mebibytes(need.needed_bytes)} free"
+    asked = f"the run needs a folder that takes files, with {mib_text(need.needed_bytes)} free"
     with output_errors(need.folder, asked):
         need.folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -61,17 +62,13 @@ def _check_disk(needs: Sequence[Need]) -> None:
     needed_bytes = sum(need.needed_bytes for need in needs)
     if free_bytes < needed_bytes:
         parts = ", ".join(
-            f"{_mebibytes(need.needed_bytes)} for {need.what} in {need.folder}" for need in needs
+            f"{mib_text(need.needed_bytes)} for {need.what} in {need.folder}" for need in needs
         )
         raise OutputError(
-            f"the disk of {needs[0].folder} has {_mebibytes(free_bytes)} free; the run needs "
-            f"{_mebibytes(needed_bytes)}: {parts}"
+            f"the disk of {needs[0].folder} has {mib_text(free_bytes)} free; the run needs "
+            f"{mib_text(needed_bytes)}: {parts}"
         )
 
 
 def _disk(need: Need) -> int:
     return need.folder.stat().st_dev
-
-
-def _mebibytes(size_bytes: int) -> str:
-    return f"{size_bytes / 2**20:,.1f} MiB"

@@ -5,6 +5,11 @@ _BINARY = ((GIB, "GiB"), (MIB, "MiB"))
 _DECIMAL = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 
+def mib_text(nbytes: int) -> str:
+    """Spell bytes of a memory in MiB, however many, to be compared with others."""
+    return f"{nbytes / MIB:,.1f} MiB"
+
+
 def memory_text(nbytes: int) -> str:
     """Spell bytes of a memory in GiB, or in MiB where they are fewer."""
     size, unit = unit_of(nbytes)

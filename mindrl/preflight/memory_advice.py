@@ -5,10 +5,9 @@ from dataclasses import dataclass, replace
 from mindrl.config.run import RunConfig
 from mindrl.memory.plan import MemoryPlan, with_kv_cache
 from mindrl.memory.regions import Region
+from mindrl.observability.units import MIB
 from mindrl.preflight.memory_plan import offload_switches, region_bytes
 from mindrl.preflight.run_shardings import RunShardings
-
-_MIB = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +37,7 @@ def advice_on(plan: MemoryPlan, models: RunShardings) -> list[Advice]:
         )
     smaller = _smaller_kv_cache(config, plan, models.plan.kv_bytes_per_token)
     if smaller is not None:
-        variants[f"generate_config.kv_cache_mib={smaller // _MIB}"] = with_kv_cache(plan, smaller)
+        variants[f"generate_config.kv_cache_mib={smaller // MIB}"] = with_kv_cache(plan, smaller)
     found = [
         Advice(
             setting=setting,
@@ -69,6 +68,6 @@ def _smaller_kv_cache(config: RunConfig, plan: MemoryPlan, per_token: int) -> in
         default=0,
     )
     wanted = others if plan.fits else max(others, plan.capacity_bytes or 0)
-    least = -(-per_token * config.generate_config.max_model_len // _MIB)
-    smaller = max((now - plan.peak_bytes + wanted) // _MIB, least) * _MIB
+    least = -(-per_token * config.generate_config.max_model_len // MIB)
+    smaller = max((now - plan.peak_bytes + wanted) // MIB, least) * MIB
     return smaller if smaller < now else None

@@ -10,6 +10,7 @@ from mindrl.config.finding import Finding, Value
 from mindrl.errors import DeviceMemoryError
 from mindrl.memory.plan import MemoryPlan, rollout_bytes, rollout_regions
 from mindrl.memory.regions import Region
+from mindrl.observability.units import MIB, mib_text
 from mindrl.preflight.memory_advice import advice_on
 from mindrl.preflight.memory_estimates import activation_estimates
 from mindrl.preflight.memory_plan import (
@@ -22,7 +23,6 @@ from mindrl.preflight.memory_plan import (
 )
 from mindrl.preflight.run_shardings import RunShardings
 
-_MIB = 1 << 20
 _PAGE = "docs/how-to/plan-memory.md"
 _CAPACITY = "rl_config.device_memory_mib"
 _SHARE = "generate_config.gpu_memory_utilization"
@@ -118,10 +118,10 @@ def _activations(models: RunShardings, plan: MemoryPlan) -> Iterator[Finding]:
     }
     phase = max(needs, key=lambda each: needs[each])
     if plan.capacity_bytes is not None and needs[phase] > plan.capacity_bytes:
-        there = plan.capacity_bytes // _MIB
+        there = plan.capacity_bytes // MIB
         text = (
-            f"{_CAPACITY}={there}: by estimate {phase.value} needs {needs[phase] / _MIB:,.0f} MiB, "
-            f"{estimates[phase] / _MIB:,.0f} of them for activations; smaller micro-batches or "
+            f"{_CAPACITY}={there}: by estimate {phase.value} needs {needs[phase] / MIB:,.0f} MiB, "
+            f"{estimates[phase] / MIB:,.0f} of them for activations; smaller micro-batches or "
             "recompute_granularity=full take less"
         )
         yield Finding(text, _CAPACITY, there, page=_PAGE)
@@ -137,8 +137,8 @@ def _device(models: RunShardings, plan: MemoryPlan) -> Finding:
             kv_cache_mib = models.plan.config.generate_config.kv_cache_mib
             value: Value = False if legal is True else kv_cache_mib
             return Finding(too_small(plan), field, value, (legal,), _PAGE)
-    needed = ceil(plan.peak_bytes / _MIB)
-    return Finding(too_small(plan), _CAPACITY, plan.capacity_bytes // _MIB, (needed,), _PAGE)
+    needed = ceil(plan.peak_bytes / MIB)
+    return Finding(too_small(plan), _CAPACITY, plan.capacity_bytes // MIB, (needed,), _PAGE)
 
 
 def _no_room_for_kv_cache(models: RunShardings, capacity: Capacity, text: str) -> Finding:
@@ -149,7 +149,7 @@ def _no_room_for_kv_cache(models: RunShardings, capacity: Capacity, text: str) -
     others = rollout_bytes(plan)
     least, _ = one_sequence(config, models.plan.kv_bytes_per_token)
     # What is left is cut to whole MiB, so one more may be needed.
-    share = ceil((others + least + _MIB) / capacity.device_bytes * 100) / 100
+    share = ceil((others + least + MIB) / capacity.device_bytes * 100) / 100
     legal = (share,) if share <= 1 else ()
     return Finding(text, _SHARE, config.generate_config.gpu_memory_utilization, legal, _PAGE)
 
@@ -173,6 +173,6 @@ def _host(models: RunShardings, plan: MemoryPlan, there: int) -> Iterator[Findin
     field = f"{switch.section}.{switch.key}"
     text = (
         f"{field}=true: what the workers of one machine keep on the host is predicted to take "
-        f"{needed / _MIB:,.1f} MiB, and the host has {there / _MIB:,.1f} MiB"
+        f"{mib_text(needed)}, and the host has {mib_text(there)}"
     )
     yield Finding(text, field, value=True, legal=(False,) if fixes else (), page=_PAGE)

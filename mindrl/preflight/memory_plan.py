@@ -11,7 +11,7 @@ from mindrl.errors import ConfigError, DeviceMemoryError
 from mindrl.memory.plan import MemoryPlan, RankBytes, kv_cache_left, rollout_bytes, with_kv_cache
 from mindrl.memory.regions import Region
 from mindrl.memory.schedule import Roles
-from mindrl.observability.units import MIB
+from mindrl.observability.units import MIB, mib_text
 from mindrl.platform.host_blocks import rounded
 from mindrl.preflight.run_shardings import RunShardings
 from mindrl.training.planning import trained_bytes
@@ -85,9 +85,9 @@ def too_small(plan: MemoryPlan) -> str:
     """Say by how much a device is too small, and when."""
     assert plan.capacity_bytes is not None, "nothing is too small where nothing is known"
     return (
-        f"rl_config.check_memory=true: the run is predicted to need {plan.peak_bytes / MIB:,.1f} "
-        f"MiB of device memory on rank {plan.peak_rank} at '{plan.peak_instant.label}', and the "
-        f"device has {plan.capacity_bytes / MIB:,.1f} MiB; python cli/plan.py memory shows each "
+        f"rl_config.check_memory=true: the run is predicted to need {mib_text(plan.peak_bytes)} "
+        f"of device memory on rank {plan.peak_rank} at '{plan.peak_instant.label}', and the "
+        f"device has {mib_text(plan.capacity_bytes)}; python cli/plan.py memory shows each "
         "phase and which switch would help"
     )
 
@@ -98,7 +98,7 @@ def one_sequence(config: RunConfig, per_token: int) -> tuple[int, str]:
     least = per_token * length
     return least, (
         f"one sequence of generate_config.max_model_len={length} tokens takes "
-        f"{least / MIB:,.1f} MiB ({per_token:,} bytes a token)"
+        f"{mib_text(least)} ({per_token:,} bytes a token)"
     )
 
 
@@ -176,8 +176,8 @@ def _kv_cache_bytes(config: RunConfig, plan: MemoryPlan, per_token: int) -> int 
     if left < least:
         raise DeviceMemoryError(
             f"generate_config.gpu_memory_utilization={generate.gpu_memory_utilization:g} of "
-            f"{plan.capacity_bytes / MIB:,.1f} MiB is {share / MIB:,.1f} MiB; what else lies on "
-            f"the device during rollout takes {others / MIB:,.1f} MiB, which leaves "
+            f"{mib_text(plan.capacity_bytes)} is {mib_text(share)}; what else lies on "
+            f"the device during rollout takes {mib_text(others)}, which leaves "
             f"{left / MIB:,.0f} MiB for the KV cache; {sequence}"
         )
     return left

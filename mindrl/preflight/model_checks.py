@@ -14,13 +14,13 @@ from mindrl.config.validate import layout_findings, sequence_limits
 from mindrl.errors import MindrlError
 from mindrl.layouts.layout import TrainLayout
 from mindrl.models.description import ModelDescription, read_description
+from mindrl.observability.units import MIB
 from mindrl.preflight.memory_plan import one_sequence
 from mindrl.preflight.shipped import sizes_path
 from mindrl.rollout.planning import kv_bytes_per_token, rollout_findings
 from mindrl.training.planning import training_findings
 
 _KV_CACHE = "generate_config.kv_cache_mib"
-_MIB = 1 << 20
 ROLLOUT_KEYS = {name: f"generate_config.{key}" for name, key in ROLLOUT_SIZE_KEYS.items()}
 
 
@@ -160,8 +160,8 @@ def _kv_cache(config: RunConfig, actor: ModelDescription) -> Iterator[Finding]:
     generate = config.generate_config
     per_token = kv_bytes_per_token(actor, config.rollout_layout, generate.dtype)
     least, sequence = one_sequence(config, per_token)
-    if generate.kv_cache_mib is not None and generate.kv_cache_mib * _MIB < least:
-        yield broken(_KV_CACHE, generate.kv_cache_mib, f": {sequence}", -(-least // _MIB))
+    if generate.kv_cache_mib is not None and generate.kv_cache_mib * MIB < least:
+        yield broken(_KV_CACHE, generate.kv_cache_mib, f": {sequence}", -(-least // MIB))
 
 
 def _lengths(config: RunConfig, model: ModelDescription) -> Iterator[Finding]:

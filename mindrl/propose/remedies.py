@@ -5,12 +5,12 @@ from dataclasses import replace
 from math import ceil
 
 from mindrl.errors import ConfigError
-from mindrl.observability.units import memory_text
+from mindrl.observability.units import GIB, memory_text
 from mindrl.platform.device_models import DEVICE_MODELS
 from mindrl.propose.candidates import MOST_DEVICES, Task
 from mindrl.propose.search import Proposal, Search, Tell, search
 
-_GIB, _ENDLESS = 1 << 30, 1 << 60
+_ENDLESS = 1 << 60
 
 
 def remedies(task: Task, found: Search, tell: Tell) -> Iterator[str]:
@@ -32,7 +32,7 @@ def remedies(task: Task, found: Search, tell: Tell) -> Iterator[str]:
         if _fitting(changed, tell):
             yield f"it fits with {option}"
     if enough := _fitting(replace(task, host_bytes=_ENDLESS), tell):
-        yield f"it fits with --host-memory-gib {ceil(enough.fit.host_bytes / _GIB)}"
+        yield f"it fits with --host-memory-gib {ceil(enough.fit.host_bytes / GIB)}"
 
 
 def _more_devices(task: Task, tell: Tell) -> Iterator[str]:

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from mindrl.errors import DeviceMemoryError, ResidueError
 from mindrl.memory.regions import Region
+from mindrl.observability.units import mib_text
 
 
 class DeviceRegion(Protocol):
@@ -156,13 +157,9 @@ class DeviceLedger:
             raise self._no_room(name, more_bytes)
 
     def _no_room(self, name: str, nbytes: int) -> DeviceMemoryError:
-        sizes = [f"{each.value} {_mib(size)}" for each, size in self.region_bytes().items()]
-        bound = "" if self.capacity_bytes is None else f" of {_mib(self.capacity_bytes)}"
+        sizes = [f"{each.value} {mib_text(size)}" for each, size in self.region_bytes().items()]
+        bound = "" if self.capacity_bytes is None else f" of {mib_text(self.capacity_bytes)}"
         return DeviceMemoryError(
-            f"out of device memory{bound}: {name} needs {_mib(nbytes)} more beside "
+            f"out of device memory{bound}: {name} needs {mib_text(nbytes)} more beside "
             f"{', '.join(sizes) or 'nothing'}"
         )
-
-
-def _mib(nbytes: int) -> str:
-    return f"{nbytes / 2**20:,.1f} MiB"

@@ -1,9 +1,9 @@
 """Feed-forward weights as Hugging Face names them: dense, routed experts, shared experts."""
 
 from mindrl.models.description import ModelDescription
-from mindrl.models.placement import Bounds, Rows, Shape
+from mindrl.models.placement import Bounds, LocalTensor, Placement, Rows, Shape
 
-HALVES = ("gate", "up")
+_HALVES = ("gate", "up")
 
 
 def feed_forward_shapes(model: ModelDescription, index: int, layer: str) -> dict[str, Shape]:
@@ -31,9 +31,52 @@ def gate_and_up(model: ModelDescription, prefix: str, bounds: Bounds) -> list[Ro
         bounds: Rows of either projection.
     """
     if not model.fused_projections:
-        return [(f"{prefix}{half}_proj.weight", bounds) for half in HALVES]
+        return [(f"{prefix}{half}_proj.weight", bounds) for half in _HALVES]
     name, width = f"{prefix}gate_up_proj.weight", model.intermediate_size
     return [(name, bounds), (name, (width + bounds[0], width + bounds[1]))]
+
+
+def stacked_experts(
+    model: ModelDescription, layer: str, experts: range, bounds: Bounds, *, transposed: bool
+) -> tuple[LocalTensor, LocalTensor]:
+    """Lay the matrices of experts one behind the other, in three dimensions.
+
+    Args:
+        model: Its sizes.
+        layer: Prefix of the logical names.
+        experts: In their order.
+        bounds: The part of the intermediate size that is held of each.
+        transposed: Whether each matrix lies with its columns first.
+
+    Returns:
+        Gate and up of all, the halves of each below one another, and the down projections.
+    """
+    hidden, width = (0, model.hidden_size), bounds[1] - bounds[0]
+    axes = (2, 1) if transposed else (1, 2)
+
+    def placed(
+        name: str, at: int, source: tuple[Bounds, Bounds], local: tuple[Bounds, Bounds]
+    ) -> Placement:
+        rows, columns = local[::-1] if transposed else local
+        here = ((at, at + 1), rows, columns)
+        return Placement(tensor=name, source=source, local=here, axes=axes)
+
+    first, second = [], []
+    for at, expert in enumerate(experts):
+        prefix = expert_prefix(layer, expert)
+        for half, letter in enumerate(_HALVES):
+            rows = (half * width, (half + 1) * width)
+            name = f"{prefix}{letter}_proj.weight"
+            first.append(placed(name, at, (bounds, hidden), (rows, hidden)))
+        name = f"{prefix}down_proj.weight"
+        second.append(placed(name, at, (hidden, bounds), (hidden, (0, width))))
+
+    def whole_stack(rows: int, columns: int, placements: list[Placement]) -> LocalTensor:
+        sizes = (columns, rows) if transposed else (rows, columns)
+        return LocalTensor(shape=(len(experts), *sizes), placements=tuple(placements))
+
+    size = model.hidden_size
+    return whole_stack(2 * width, size, first), whole_stack(size, width, second)
 
 
 def expert_prefix(layer: str, expert: int) -> str:

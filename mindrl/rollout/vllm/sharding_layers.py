@@ -11,15 +11,13 @@ parallelism some experts whole. Imports no torch.
 from mindrl.models.attention import latent_part, latent_shapes, projection_rows, query_rows
 from mindrl.models.description import ModelDescription
 from mindrl.models.feed_forward import (
-    HALVES,
     correction_bias,
-    expert_prefix,
     gate_and_up,
+    stacked_experts,
 )
 from mindrl.models.placement import (
     Bounds,
     LocalTensor,
-    Placement,
     columns,
     part_of,
     stack,
@@ -80,32 +78,9 @@ def experts_table(model: ModelDescription, layer: str, experts: range, bounds: B
         experts: Those of this rank.
         bounds: The part of the intermediate size that this rank has of each.
     """
-    hidden, width = model.hidden_size, bounds[1] - bounds[0]
-    w13, w2 = [], []
-    for index, expert in enumerate(experts):
-        name, at = expert_prefix(layer, expert), (index, index + 1)
-        for half, letter in enumerate(HALVES):
-            w13.append(
-                Placement(
-                    tensor=f"{name}{letter}_proj.weight",
-                    source=(bounds, (0, hidden)),
-                    local=(at, (half * width, (half + 1) * width), (0, hidden)),
-                    axes=(1, 2),
-                )
-            )
-        w2.append(
-            Placement(
-                tensor=f"{name}down_proj.weight",
-                source=((0, hidden), bounds),
-                local=(at, (0, hidden), (0, width)),
-                axes=(1, 2),
-            )
-        )
-    count, here = len(experts), f"{layer}mlp.experts."
-    return {
-        f"{here}w13_weight": LocalTensor(shape=(count, 2 * width, hidden), placements=tuple(w13)),
-        f"{here}w2_weight": LocalTensor(shape=(count, hidden, width), placements=tuple(w2)),
-    }
+    w13, w2 = stacked_experts(model, layer, experts, bounds, transposed=False)
+    here = f"{layer}mlp.experts."
+    return {f"{here}w13_weight": w13, f"{here}w2_weight": w2}
 
 
 def _key_value_part(model: ModelDescription, tp: int, tp_rank: int) -> Bounds:

@@ -10,15 +10,14 @@ from typing import Literal
 
 from mindrl.models.description import ModelDescription
 from mindrl.models.feed_forward import (
-    HALVES,
     correction_bias,
     expert_prefix,
     gate_and_up,
+    stacked_experts,
 )
 from mindrl.models.placement import (
     Bounds,
     LocalTensor,
-    Placement,
     columns,
     part_of,
     stack,
@@ -78,7 +77,9 @@ def experts_table(
     bounds = part_of(model.moe.intermediate_size, etp, etp_rank)
     here = f"{local}mlp.experts."
     if storage == "grouped":
-        return _grouped(model, here, layer, experts, bounds)
+        # Megatron gives both parameters two dimensions and looks at them as these three.
+        first, second = stacked_experts(model, layer, experts, bounds, transposed=True)
+        return {f"{here}weight1": first, f"{here}weight2": second}
     table: _Table = {}
     for index, expert in enumerate(experts):
         for name, entry in _gated(model, "", expert_prefix(layer, expert), bounds).items():
@@ -94,39 +95,4 @@ def _gated(model: ModelDescription, local: str, prefix: str, bounds: Bounds) -> 
     return {
         f"{local}linear_fc1.weight": stack(gate_and_up(model, prefix, bounds), tail=(hidden,)),
         f"{local}linear_fc2.weight": columns(f"{prefix}down_proj.weight", hidden, bounds),
-    }
-
-
-def _grouped(
-    model: ModelDescription, here: str, layer: str, experts: range, bounds: Bounds
-) -> _Table:
-    """Lay the transposed matrices of a rank's experts one behind the other.
-
-    Megatron gives both parameters two dimensions and looks at them as these three.
-    """
-    hidden, width = model.hidden_size, bounds[1] - bounds[0]
-    first, second = [], []
-    for index, expert in enumerate(experts):
-        name, at = expert_prefix(layer, expert), (index, index + 1)
-        for half, letter in enumerate(HALVES):
-            first.append(
-                Placement(
-                    tensor=f"{name}{letter}_proj.weight",
-                    source=(bounds, (0, hidden)),
-                    local=(at, (0, hidden), (half * width, (half + 1) * width)),
-                    axes=(2, 1),
-                )
-            )
-        second.append(
-            Placement(
-                tensor=f"{name}down_proj.weight",
-                source=((0, hidden), bounds),
-                local=(at, (0, width), (0, hidden)),
-                axes=(2, 1),
-            )
-        )
-    count = len(experts)
-    return {
-        f"{here}weight1": LocalTensor(shape=(count, hidden, 2 * width), placements=tuple(first)),
-        f"{here}weight2": LocalTensor(shape=(count, width, hidden), placements=tuple(second)),
     }

@@ -8,7 +8,7 @@ from pathlib import Path
 from mindrl.memory.plan import MemoryPlan
 from mindrl.memory.regions import Region
 from mindrl.memory.schedule import Move, MoveKind, label_of
-from mindrl.observability.memory_snapshot import MeasuredSnapshot, WorkerTimeline
+from mindrl.observability.memory_snapshot import MeasuredSnapshot
 from mindrl.observability.timeline import write_timeline
 from mindrl.observability.units import mib_text
 
@@ -49,10 +49,7 @@ class MemoryWatch:
         compared = [self._compared(rank, moments) for rank, moments in enumerate(workers)]
         write_timeline(
             self.folder,
-            [
-                WorkerTimeline(worker=f"worker {rank}, step {step}", moments=moments)
-                for rank, moments in enumerate(compared)
-            ],
+            {f"worker {rank}, step {step}": moments for rank, moments in enumerate(compared)},
             capacity_bytes=self.plan.capacity_bytes,
         )
         # Between two moves a platform may take memory later than the move: what counts is what is

@@ -5,8 +5,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
-from types import TracebackType
-from typing import NamedTuple, Self, TextIO
+from typing import Self, TextIO
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -20,25 +19,16 @@ _UNFOLDED = 10_000
 """Columns of what has no width."""
 ROWS_PER_HEADER = 20
 
-
-class Column(NamedTuple):
-    """One metric of the step lines."""
-
-    label: str
-    key: str
-    format: str
-    """As for the built-in `format`."""
-
-
 DEFAULT_COLUMNS = (
-    Column("reward", "reward/mean", ".3f"),
-    Column("loss", "update/policy_loss", ".4f"),
-    Column("gap", "logprob_gap/mean", ".1e"),
-    Column("tok/s", "throughput/response_tokens_per_second", ".0f"),
-    Column("rollout s", "seconds/rollout", ".1f"),
-    Column("update s", "seconds/update", ".1f"),
-    Column("step s", "seconds/step", ".1f"),
+    ("reward", "reward/mean", ".3f"),
+    ("loss", "update/policy_loss", ".4f"),
+    ("gap", "logprob_gap/mean", ".1e"),
+    ("tok/s", "throughput/response_tokens_per_second", ".0f"),
+    ("rollout s", "seconds/rollout", ".1f"),
+    ("update s", "seconds/update", ".1f"),
+    ("step s", "seconds/step", ".1f"),
 )
+"""Of the step lines: a label, the metric, and its format as for the built-in `format`."""
 
 
 class StepConsole:
@@ -57,7 +47,7 @@ class StepConsole:
         columns: Sequence[tuple[str, str, str]] = DEFAULT_COLUMNS,
     ) -> None:
         self._total_steps = total_steps
-        self._columns = tuple(Column(*column) for column in columns)
+        self._columns = tuple(columns)
         self._rows = 0
         self._first_step: tuple[int, float] | None = None
         self._stream = sys.stdout if stream is None else stream
@@ -71,25 +61,24 @@ class StepConsole:
             self._progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._progress is not None:
             self._progress.stop()
 
     def step(self, step: int, metrics: Metrics) -> None:
         """Show that a step is done."""
-        cells = [_cell(metrics, column) for column in self._columns]
+        labels = [label for label, _, _ in self._columns]
+        cells = [
+            format(metrics[name], spec) if name in metrics else "-"
+            for _, name, spec in self._columns
+        ]
         if self._progress is None:
-            pairs = zip(self._columns, cells, strict=True)
-            text = "  ".join(f"{column.label} {cell}" for column, cell in pairs)
+            pairs = zip(labels, cells, strict=True)
+            text = "  ".join(f"{label} {cell}" for label, cell in pairs)
             self._line(f"step {self._position(step)}  {text}  left {self._time_left(step)}")
             return
         if self._rows % ROWS_PER_HEADER == 0:
-            self._line(self._row("step", [column.label for column in self._columns]), "bold")
+            self._line(self._row("step", labels), "bold")
         self._rows += 1
         self._line(self._row(self._position(step), cells))
         self._progress.update(self._progress.task_ids[0], completed=step)
@@ -105,10 +94,8 @@ class StepConsole:
     def show(self, renderable: RenderableType, *, folds: bool = True) -> None:
         """Show anything that rich can lay out, such as a sample.
 
-        Args:
-            renderable: What to show.
-            folds: False leaves lines whole where no terminal has a width, so that what reads them,
-                a program or a search, finds a path in one piece.
+        What does not fold keeps its lines whole where no terminal has a width, so that what reads
+        them, a program or a search, finds a path in one piece.
         """
         console = self._console
         if not folds and not console.is_terminal:
@@ -131,7 +118,7 @@ class StepConsole:
         return f"{step:>{len(total)}}/{total}"
 
     def _row(self, first: str, cells: Sequence[str]) -> str:
-        widths = [max(len(column.label), NARROWEST_CELL) for column in self._columns]
+        widths = [max(len(label), NARROWEST_CELL) for label, _, _ in self._columns]
         padded = (cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
         return "  ".join((first.rjust(max(len("step"), len(self._position(0)))), *padded))
 
@@ -144,11 +131,6 @@ class StepConsole:
         first, start = self._first_step
         seconds = (now - start) / (step - first) * (self._total_steps - step)
         return str(timedelta(seconds=round(seconds)))
-
-
-def _cell(metrics: Metrics, column: Column) -> str:
-    value = metrics.get(column.key)
-    return "-" if value is None else format(value, column.format)
 
 
 def _live_bar(console: Console) -> Progress:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from mindrl.observability.output_errors import output_errors
+from mindrl.observability.output_files import output_errors
 from mindrl.observability.printable import printable
 
 TAIL_BYTES = 256 * 1024
@@ -52,8 +52,8 @@ def redirect_output(path: Path) -> None:
     with output_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(target, 1)
-    os.dup2(target, 2)
+    for descriptor in (1, 2):
+        os.dup2(target, descriptor)
     os.close(target)
     sys.stdout = _text(_LogFile(1, "w", closefd=False))
     sys.stderr = _text(_LogFile(2, "w", closefd=False))

@@ -1,6 +1,6 @@
 """What lies on one device at one moment, planned or measured."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
@@ -33,12 +33,3 @@ class MeasuredSnapshot(MemorySnapshot):
     """By the allocator of the device, the most since the moment before; None where it has none."""
     predicted_bytes: int | None = None
     """What a plan says of all regions together; None where it does not speak of this moment."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkerTimeline:
-    """One worker's moments, in order."""
-
-    worker: str
-    """As a person knows it: `worker 0`."""
-    moments: Sequence[MeasuredSnapshot]

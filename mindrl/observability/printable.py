@@ -9,13 +9,9 @@ def printable(text: str) -> str:
     Those are Unicode's "Other" (control, format such as right-to-left override, lone
     surrogates, unassigned) and its line and paragraph separators. Newlines and tabs stay.
     """
-    return "".join(char if _is_plain(char) else _spelled_out(char) for char in text)
-
-
-def _is_plain(char: str) -> bool:
-    category = unicodedata.category(char)
-    return char in "\n\t" or not (category.startswith("C") or category in ("Zl", "Zp"))
-
-
-def _spelled_out(char: str) -> str:
-    return char.encode("unicode_escape").decode("ascii")
+    return "".join(
+        char.encode("unicode_escape").decode("ascii")
+        if unicodedata.category(char).startswith(("C", "Zl", "Zp")) and char not in "\n\t"
+        else char
+        for char in text
+    )

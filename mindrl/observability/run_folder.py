@@ -2,13 +2,13 @@
 
 import os
 import shutil
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 
 from mindrl.errors import OutputError
-from mindrl.observability.output_errors import output_errors
+from mindrl.observability.output_files import output_errors
 from mindrl.observability.units import mib_text
 
 PROBE = b"mindrl checks that this folder can be written\n"
@@ -36,11 +36,23 @@ def check_room(needs: Sequence[Need]) -> None:
         OutputError: if a folder is a file, or cannot be created or written, or if a disk has less
             free than its folders need together.
     """
+    by_disk: defaultdict[int, list[Need]] = defaultdict(list)
     for need in needs:
         _check_writable(need)
-    by_disk = sorted(needs, key=_disk)
-    for _, group in groupby(by_disk, key=_disk):
-        _check_disk(list(group))
+        by_disk[need.folder.stat().st_dev].append(need)
+    for needs_of_disk in by_disk.values():
+        folder = needs_of_disk[0].folder
+        free_bytes = shutil.disk_usage(folder).free
+        needed_bytes = sum(need.needed_bytes for need in needs_of_disk)
+        if free_bytes < needed_bytes:
+            parts = ", ".join(
+                f"{mib_text(need.needed_bytes)} for {need.what} in {need.folder}"
+                for need in needs_of_disk
+            )
+            raise OutputError(
+                f"the disk of {folder} has {mib_text(free_bytes)} free; the run needs "
+                f"{mib_text(needed_bytes)}: {parts}"
+            )
 
 
 def _check_writable(need: Need) -> None:
@@ -55,20 +67,3 @@ def _check_writable(need: Need) -> None:
                 os.fsync(file.fileno())
         finally:
             probe.unlink(missing_ok=True)
-
-
-def _check_disk(needs: Sequence[Need]) -> None:
-    free_bytes = shutil.disk_usage(needs[0].folder).free
-    needed_bytes = sum(need.needed_bytes for need in needs)
-    if free_bytes < needed_bytes:
-        parts = ", ".join(
-            f"{mib_text(need.needed_bytes)} for {need.what} in {need.folder}" for need in needs
-        )
-        raise OutputError(
-            f"the disk of {needs[0].folder} has {mib_text(free_bytes)} free; the run needs "
-            f"{mib_text(needed_bytes)}: {parts}"
-        )
-
-
-def _disk(need: Need) -> int:
-    return need.folder.stat().st_dev

@@ -1,17 +1,13 @@
-"""The end of a run: one JSON file for programs, one table for people."""
+"""The end of a run, as a table for people."""
 
-import os
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
-from pathlib import Path
 
 from rich.console import RenderableType
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from mindrl.observability.json_lines import json_text
-from mindrl.observability.output_errors import output_errors
 from mindrl.observability.printable import printable
 
 STATUS_STYLES = {"completed": "green", "interrupted": "yellow", "failed": "red"}
@@ -31,27 +27,6 @@ PLACES = (
 )
 
 
-def write_json_atomically(path: Path, mapping: Mapping[str, object]) -> None:
-    """Write the mapping so that a reader, or a crash, finds the old file or the new one whole.
-
-    NaN and inf become null.
-
-    Raises:
-        OutputError: if the file cannot be written; what was there before is kept.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    text = json_text(mapping, indent=2) + "\n"
-    with output_errors(path):
-        try:
-            with temporary.open("w", encoding="ascii") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-
 def render_summary(summary: Mapping[str, object]) -> RenderableType:
     """Lay out the end of a run for a person; what is absent or None shows as "-".
 
@@ -65,14 +40,18 @@ def render_summary(summary: Mapping[str, object]) -> RenderableType:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     table.add_row("accuracy", _accuracy(summary))
-    table.add_row("duration", _duration(summary.get("seconds")))
+    seconds = summary.get("seconds")
+    duration = timedelta(seconds=round(seconds)) if isinstance(seconds, int | float) else "-"
+    table.add_row("duration", str(duration))
     for label, key, spec in NUMBERS:
         table.add_row(label, _number(summary.get(key), spec))
     for label, text in _warnings(summary):
         table.add_row(label, Text(printable(text), style="yellow"))
     for label, key in PLACES:
+        path, step = summary.get(key), summary.get(f"{key}_step")
+        place = "-" if path is None else printable(str(path))
         # Text, since a path may hold brackets that rich would take for markup.
-        table.add_row(label, Text(_place(summary.get(key)) + _step(summary.get(f"{key}_step"))))
+        table.add_row(label, Text(place if step is None else f"{place} (step {step})"))
     status = str(summary["status"])
     title = Text(f"run {status}", style=STATUS_STYLES[status])
     return Panel(table, title=title, title_align="left", expand=False)
@@ -97,17 +76,5 @@ def _accuracy(summary: Mapping[str, object]) -> str:
     return text
 
 
-def _duration(seconds: object) -> str:
-    return str(timedelta(seconds=round(seconds))) if isinstance(seconds, int | float) else "-"
-
-
 def _number(value: object, spec: str) -> str:
     return format(value, spec) if isinstance(value, int | float) else "-"
-
-
-def _place(path: object) -> str:
-    return "-" if path is None else printable(str(path))
-
-
-def _step(step: object) -> str:
-    return "" if step is None else f" (step {step})"

@@ -1,43 +1,29 @@
 """The memory timeline of workers: what lay on each device, moment by moment, as data and drawn."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mindrl.observability.json_lines import JsonLinesFile
-from mindrl.observability.memory_snapshot import WorkerTimeline
+from mindrl.observability.memory_snapshot import MeasuredSnapshot
+from mindrl.observability.output_files import JsonLinesFile
 
-MOST_PANELS = 8
-"""Workers that are drawn; the data has all."""
+Timelines = Mapping[str, Sequence[MeasuredSnapshot]]
+"""The moments of each worker, in order, by the name that people know it by: `worker 0`."""
 
 
-def write_timeline(
-    folder: Path,
-    workers: Sequence[WorkerTimeline],
-    *,
-    capacity_bytes: int | None,
-    name: str = "memory",
-) -> None:
-    """Write `<name>.jsonl`, which grows where it is there, and `<name>.png`.
+def write_timeline(folder: Path, workers: Timelines, *, capacity_bytes: int | None) -> None:
+    """Write `memory.jsonl`, which grows where it is there, and `memory.png`.
 
-    Args:
-        folder: Of both files.
-        workers: The chart shows the first `MOST_PANELS`, each in a panel of its own.
-        capacity_bytes: Of a device; None draws no line.
-        name: Of both files.
+    A capacity of a device is drawn as a line; None draws none.
 
     Raises:
         OutputError: A file cannot be written.
     """
-    data = JsonLinesFile(folder / f"{name}.jsonl")
-    for timeline in workers:
-        data.append(*_records(timeline))
+    data = JsonLinesFile(folder / "memory.jsonl")
+    for worker, moments in workers.items():
+        records = enumerate(map(vars, moments))
+        data.append(*({"worker": worker, "index": index, **each} for index, each in records))
     data.close()
     # Imported late: matplotlib takes a second, and most processes never draw.
     from mindrl.observability.timeline_chart import draw_timeline  # noqa: PLC0415
 
-    draw_timeline(folder / f"{name}.png", workers[:MOST_PANELS], capacity_bytes=capacity_bytes)
-
-
-def _records(timeline: WorkerTimeline) -> Iterator[dict[str, object]]:
-    for index, moment in enumerate(timeline.moments):
-        yield {"worker": timeline.worker, "index": index, **vars(moment)}
+    draw_timeline(folder / "memory.png", workers, capacity_bytes=capacity_bytes)

@@ -3,16 +3,16 @@
 Moments are equally wide: a move takes milliseconds and a phase minutes, and both matter alike.
 """
 
-from collections.abc import Iterable, Sequence
-from itertools import groupby
+from collections.abc import Mapping, Sequence
+from itertools import chain, cycle, groupby, islice
 from pathlib import Path
 
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mindrl.observability.memory_snapshot import MeasuredSnapshot, WorkerTimeline
-from mindrl.observability.output_errors import output_errors
+from mindrl.observability.memory_snapshot import MeasuredSnapshot
+from mindrl.observability.output_files import output_errors
+from mindrl.observability.timeline import Timelines
 
 _COLOURS = {
     "actor_weights": "#1f5a96",
@@ -34,75 +34,65 @@ _INCHES_A_MOMENT, _LEAST_INCHES, _PANEL_INCHES = 0.3, 6.0, 2.4
 _LABELS_INCHES, _LEGEND_INCHES = 1.5, 2.6
 _NAME_INCHES = 0.55
 _HEADROOM = 1.08
+_MOST_PANELS = 8
+"""Workers that are drawn; the data has all."""
+
+Moments = Sequence[MeasuredSnapshot]
 
 
-def draw_timeline(
-    path: Path, workers: Sequence[WorkerTimeline], *, capacity_bytes: int | None
-) -> None:
-    """Write a PNG; needs no display.
-
-    Args:
-        path: Of the picture.
-        workers: One panel each, all with the same phases.
-        capacity_bytes: Of a device; None draws no line.
+def draw_timeline(path: Path, workers: Timelines, *, capacity_bytes: int | None) -> None:
+    """Write a PNG of the first workers, a panel each, all with the same phases; needs no display.
 
     Raises:
         OutputError: The file cannot be written.
     """
-    most = max(len(timeline.moments) for timeline in workers)
-    width = max(_LEAST_INCHES, most * _INCHES_A_MOMENT) + _LEGEND_INCHES
+    workers = dict(islice(workers.items(), _MOST_PANELS))
+    longest = max(workers.values(), key=len)
+    width = max(_LEAST_INCHES, len(longest) * _INCHES_A_MOMENT) + _LEGEND_INCHES
     height = len(workers) * _PANEL_INCHES + _LABELS_INCHES
     figure = Figure(figsize=(width, height), layout="constrained", dpi=120)
     panels = figure.subplots(len(workers), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
-    size, unit = _unit(workers, capacity_bytes)
-    regions = _regions(workers)
-    for panel, timeline in zip(panels, workers, strict=True):
-        _draw_worker(panel, timeline, regions, size)
-        _draw_capacity(panel, capacity_bytes, size)
-        panel.set_ylabel(f"{timeline.worker}\n{unit}", fontsize=9)
-    for panel, timeline in zip(panels, workers, strict=True):
-        _draw_phases(panel, timeline.moments, named=panel is panels[0])
-    _draw_moments(panels[-1], max(workers, key=lambda each: len(each.moments)).moments)
-    handles, labels = _legend(panels[0])
+    everything = list(chain.from_iterable(workers.values()))
+    largest = max(capacity_bytes or 0, *(moment.total_bytes for moment in everything))
+    size, unit = next((each for each in _UNITS if largest >= each[0]), _UNITS[-1])
+    regions = _regions(everything)
+    for panel, (worker, moments) in zip(panels, workers.items(), strict=True):
+        _draw_worker(panel, moments, regions, size)
+        if capacity_bytes is not None:
+            line = {"color": "#c00000", "linewidth": 1.2, "linestyle": "--"}
+            panel.axhline(capacity_bytes / size, label="capacity", **line)
+        panel.set_ylabel(f"{worker}\n{unit}", fontsize=9)
+    for panel, moments in zip(panels, workers.values(), strict=True):
+        _draw_phases(panel, moments, named=panel is panels[0])
+    _name_moments(panels[-1], longest)
+    # In the order of the stack, from the top to the bottom.
+    handles, labels = (each[::-1] for each in panels[0].get_legend_handles_labels())
     figure.legend(handles, labels, loc="outside right upper", fontsize=8, frameon=False)
     figure.suptitle("memory on the device, moment by moment", fontsize=11, x=0.02, ha="left")
     with output_errors(path):
         figure.savefig(path, format="png")
 
 
-def _draw_worker(panel: Axes, timeline: WorkerTimeline, regions: dict[str, str], size: int) -> None:
-    places = range(len(timeline.moments))
-    floor = [0.0] * len(timeline.moments)
+def _draw_worker(panel: Axes, moments: Moments, regions: Mapping[str, str], size: int) -> None:
+    places = range(len(moments))
+    floor = [0.0] * len(moments)
     for region, colour in regions.items():
-        heights = [moment.region_bytes.get(region, 0) / size for moment in timeline.moments]
+        heights = [moment.region_bytes.get(region, 0) / size for moment in moments]
         label = region.replace("_", " ")
         panel.bar(places, heights, width=1.0, bottom=floor, color=colour, label=label)
         floor = [low + high for low, high in zip(floor, heights, strict=True)]
-    predicted = [moment.predicted_bytes for moment in timeline.moments]
-    _draw_marks(panel, predicted, size, ("k_", "predicted"))
-    allocated = [moment.allocated_bytes for moment in timeline.moments]
-    _draw_marks(panel, allocated, size, ("kx", "allocator's most"))
+    predicted = [moment.predicted_bytes for moment in moments]
+    allocated = [moment.allocated_bytes for moment in moments]
+    for marked, kind, length, label in (
+        (predicted, "k_", 9, "predicted"),
+        (allocated, "kx", 4, "allocator's most"),
+    ):
+        known = [(at, nbytes / size) for at, nbytes in enumerate(marked) if nbytes is not None]
+        if known:
+            panel.plot(*zip(*known, strict=True), kind, markersize=length, label=label)
 
 
-def _draw_marks(
-    panel: Axes, sizes: Sequence[int | None], size: int, style: tuple[str, str]
-) -> None:
-    """Mark what is known of some moments, in a style and under a name."""
-    known = [(at, nbytes / size) for at, nbytes in enumerate(sizes) if nbytes is not None]
-    if known:
-        kind, label = style
-        length = 9 if kind == "k_" else 4
-        panel.plot(*zip(*known, strict=True), kind, markersize=length, label=label)
-
-
-def _draw_capacity(panel: Axes, capacity_bytes: int | None, size: int) -> None:
-    if capacity_bytes is not None:
-        panel.axhline(
-            capacity_bytes / size, color="#c00000", linewidth=1.2, linestyle="--", label="capacity"
-        )
-
-
-def _draw_phases(panel: Axes, moments: Sequence[MeasuredSnapshot], *, named: bool) -> None:
+def _draw_phases(panel: Axes, moments: Moments, *, named: bool) -> None:
     """Mark where phases begin and, above the first panel, name them."""
     inches = max(_INCHES_A_MOMENT, _LEAST_INCHES / len(moments))
     panel.set_xlim(-0.5, len(moments) - 0.5)
@@ -130,42 +120,22 @@ def _draw_phases(panel: Axes, moments: Sequence[MeasuredSnapshot], *, named: boo
         start = stop
 
 
-def _draw_moments(panel: Axes, moments: Sequence[MeasuredSnapshot]) -> None:
+def _name_moments(panel: Axes, moments: Moments) -> None:
     """Name the moves below the last panel; phases, in which the time passes, in bold."""
-    labels = [_short(moment.label) for moment in moments]
+    labels = [
+        moment.label.replace("bring ", "+ ").replace("release ", "- ").replace("_", " ")
+        for moment in moments
+    ]
     panel.set_xticks(range(len(moments)), labels, rotation=90, fontsize=7)
     for text, moment in zip(panel.get_xticklabels(), moments, strict=True):
         if moment.label == moment.phase:
             text.set_fontweight("bold")
 
 
-def _short(label: str) -> str:
-    return label.replace("bring ", "+ ").replace("release ", "- ").replace("_", " ")
-
-
-def _legend(panel: Axes) -> tuple[list[Artist], list[str]]:
-    """Return the legend in the order of the stack, from the top to the bottom."""
-    handles, labels = panel.get_legend_handles_labels()
-    return handles[::-1], labels[::-1]
-
-
-def _regions(workers: Iterable[WorkerTimeline]) -> dict[str, str]:
+def _regions(moments: Moments) -> dict[str, str]:
     """Return the regions that have bytes anywhere, and their colours."""
-    found = {
-        region: None
-        for timeline in workers
-        for moment in timeline.moments
-        for region, size in moment.region_bytes.items()
-        if size
-    }
+    sizes = chain.from_iterable(moment.region_bytes.items() for moment in moments)
+    found = dict.fromkeys(region for region, size in sizes if size)
     known = {region: colour for region, colour in _COLOURS.items() if region in found}
     others = [region for region in found if region not in _COLOURS]
-    return known | {
-        region: _OTHER_COLOURS[index % len(_OTHER_COLOURS)] for index, region in enumerate(others)
-    }
-
-
-def _unit(workers: Iterable[WorkerTimeline], capacity_bytes: int | None) -> tuple[int, str]:
-    totals = (moment.total_bytes for timeline in workers for moment in timeline.moments)
-    largest = max(capacity_bytes or 0, *totals)
-    return next((each for each in _UNITS if largest >= each[0]), _UNITS[-1])
+    return known | dict(zip(others, cycle(_OTHER_COLOURS), strict=False))

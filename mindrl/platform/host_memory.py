@@ -1,11 +1,34 @@
-"""What a process may have of the memory of its machine."""
+"""What a process has, and may have, of the memory of its machine."""
 
+import re
+import resource
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 _NO_LIMIT = 1 << 60
 """The first version of control groups writes a number near 2^63 for no limit."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessMemory:
+    """Resident host memory, shared pages included."""
+
+    rss_bytes: int
+    peak_rss_bytes: int
+    """Highest since the process started its program."""
+
+
+def process_memory() -> ProcessMemory:
+    """Measure this process."""
+    # The kernel says VmHWM of the program; its getrusage, for where there is no such line, hands
+    # on the peak of the process that started it.
+    found = re.search(r"^VmHWM:\s*(\d+)", text_of(Path("/proc/self/status")), re.MULTILINE)
+    peak_kib = int(found[1]) if found else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    rss_bytes = psutil.Process().memory_info().rss
+    # The kernel counts pages per CPU and adds up lazily; the two may be read out of step.
+    return ProcessMemory(rss_bytes=rss_bytes, peak_rss_bytes=max(peak_kib << 10, rss_bytes))
 
 
 def memory_bound() -> int:
@@ -17,12 +40,7 @@ def memory_bound() -> int:
 def container_memory(
     groups: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
 ) -> int | None:
-    """Return the least limit of the control groups that hold this process, in bytes.
-
-    Args:
-        groups: /proc/self/cgroup.
-        root: Where the control groups are mounted; the second version of them, or the first.
-    """
+    """Return the least limit of the control groups, of either version, that hold this process."""
     limits = []
     for line in text_of(groups).splitlines():
         _, controllers, path = line.split(":", maxsplit=2)

@@ -261,9 +261,9 @@ def _samples(
         Sample(
             prompt=prompts[groups[row]].text,
             response=rewarded.responses[row],
-            answer=prompts[groups[row]].answer,
+            reference=prompts[groups[row]].answer,
             reward=scores.rewards[row],
-            components={name: part[row] for name, part in scores.components.items()},
+            parts={name: part[row] for name, part in scores.components.items()},
             finished=bool(rollouts.finished_B[row]),
             response_tokens=int(rollouts.response_mask_BT[row].sum()),
         )

@@ -13,10 +13,9 @@ from mindrl.errors import OutputError
 from mindrl.observability.console import StepConsole
 from mindrl.observability.memory_snapshot import MeasuredSnapshot
 from mindrl.observability.metrics import Metrics
-from mindrl.observability.output_errors import output_errors
+from mindrl.observability.output_files import output_errors, write_json_atomically
 from mindrl.observability.run_folder import best_folder
 from mindrl.observability.samples import Sample, SampleLog, render
-from mindrl.observability.summary import write_json_atomically
 from mindrl.observability.trackers import Tracker
 from mindrl.rewards.messages import FailureKind
 from mindrl.rewards.scores import Failures
@@ -177,7 +176,7 @@ class RunLog:
         for name in MODELS:
             summary.skipped_updates += int(metrics.get(name, 0))
         self._track(step, metrics)
-        self.keep(self.samples, lambda: self.samples.write(step, samples))
+        self.keep(self.samples, lambda: self.samples.log(step, samples))
         self.console.step(step, metrics)
         if _lacks_signal(metrics):
             if not summary.steps_without_signal:
@@ -214,7 +213,7 @@ class RunLog:
         else:
             self.summary.accuracy_after = accuracy
         self._track(step, {"evaluation/accuracy": accuracy})
-        self.keep(self.evaluations, lambda: self.evaluations.write(step, samples))
+        self.keep(self.evaluations, lambda: self.evaluations.log(step, samples))
         self.console.evaluation(step, accuracy)
         if samples:
             self.console.show(render(_telling(samples, self.answers)))

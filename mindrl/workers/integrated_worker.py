@@ -15,8 +15,8 @@ from mindrl.checkpoint.new_folder import keep_folder
 from mindrl.config.layout_keys import Role
 from mindrl.memory.plan import MemoryPlan
 from mindrl.memory.regions import Phase
-from mindrl.observability.memory import process_memory
 from mindrl.observability.memory_snapshot import MeasuredSnapshot
+from mindrl.platform.host_memory import process_memory
 from mindrl.rollout.engine import RolloutEngine
 from mindrl.rollout.sampling import Sampling
 from mindrl.training.engine import Loss, TrainingEngine

@@ -6,8 +6,8 @@ from unittest.mock import patch
 from mindrl.errors import DeviceMemoryError
 from mindrl.launch.worker import build_worker
 from mindrl.memory.schedule import step_phases
-from mindrl.observability.memory import process_memory
 from mindrl.platform.device import PLATFORMS
+from mindrl.platform.host_memory import process_memory
 from mindrl.preflight import run_shardings
 from mindrl.preflight.memory_plan import run_roles
 from mindrl.preflight.run_plan import RunPlan

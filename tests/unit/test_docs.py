@@ -206,14 +206,14 @@ def test_the_page_of_outputs_names_every_file_and_every_key(tmp_path: Path) -> N
     sample = Sample(
         prompt="",
         response="",
-        answer="",
+        reference="",
         reward=0.0,
-        components={},
+        parts={},
         finished=True,
         response_tokens=0,
     )
     log = SampleLog(tmp_path / "one.jsonl")
-    log.write(1, [sample])
+    log.log(1, [sample])
     log.close()
 
     keys = [*run_log.close(), *yaml.safe_load((tmp_path / "one.jsonl").read_text())]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mindrl.errors import OutputError
-from mindrl.observability.json_lines import JsonLinesFile, json_text
+from mindrl.observability.output_files import JsonLinesFile, json_text
 
 
 def test_nan_and_both_infinities_become_null_at_any_depth() -> None:
@@ -39,7 +39,7 @@ def test_a_process_killed_in_the_middle_of_writing_leaves_only_whole_lines(tmp_p
     path = tmp_path / "log.jsonl"
     program = (
         "import itertools, sys; from pathlib import Path\n"
-        "from mindrl.observability.json_lines import JsonLinesFile\n"
+        "from mindrl.observability.output_files import JsonLinesFile\n"
         "log = JsonLinesFile(Path(sys.argv[1]))\n"
         "for i in itertools.count():\n"
         "    log.append({'i': i, 'text': 'x' * (i % 20000)})\n"

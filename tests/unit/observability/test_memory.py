@@ -20,7 +20,7 @@ def run_python(program: str) -> dict[str, int]:
 
 def test_200_mib_written_and_freed_show_in_the_peak_but_no_longer_in_the_present() -> None:
     found = run_python(
-        "import json; from mindrl.observability.memory import process_memory\n"
+        "import json; from mindrl.platform.host_memory import process_memory\n"
         "before = process_memory()\n"
         "block = bytearray(b'x') * (200 * 2**20); held = process_memory()\n"
         "del block; after = process_memory()\n"
@@ -39,7 +39,7 @@ def test_the_peak_of_a_child_is_its_own_and_not_that_of_the_parent_that_started_
         "import subprocess, sys\n"
         "block = bytearray(b'x') * (300 * 2**20)\n"
         "program = '''\n"
-        "import json; from mindrl.observability.memory import process_memory\n"
+        "import json; from mindrl.platform.host_memory import process_memory\n"
         "print(json.dumps({'peak': process_memory().peak_rss_bytes}))\n"
         "'''\n"
         "subprocess.run([sys.executable, '-c', program], check=True)\n"
@@ -51,7 +51,7 @@ def test_the_peak_of_a_child_is_its_own_and_not_that_of_the_parent_that_started_
 def test_100_mib_of_freed_blocks_below_a_live_one_go_back_to_the_system_on_release() -> None:
     found = run_python(
         "import json\n"
-        "from mindrl.observability.memory import process_memory\n"
+        "from mindrl.platform.host_memory import process_memory\n"
         "from mindrl.platform.heap import release_free_heap\n"
         "blocks = [bytes(2048) for _ in range(50_000)]; full = process_memory().rss_bytes\n"
         "last = blocks[-1]; del blocks; freed = process_memory().rss_bytes\n"

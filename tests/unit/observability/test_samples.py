@@ -19,9 +19,9 @@ def sample(**changes: object) -> Sample:
     fields = {
         "prompt": "What is 3 + 4?",
         "response": "It is 7.",
-        "answer": "7",
+        "reference": "7",
         "reward": 1.0,
-        "components": MappingProxyType({"accuracy": 1.0, "format": 0.0}),
+        "parts": MappingProxyType({"accuracy": 1.0, "format": 0.0}),
         "finished": True,
         "response_tokens": 5,
     }
@@ -38,9 +38,9 @@ def shown(value: Sample, *, terminal: bool) -> str:
 
 def test_samples_of_two_steps_come_back_from_the_file_field_by_field(tmp_path: Path) -> None:
     log = SampleLog(tmp_path / "samples.jsonl")
-    log.write(1, [sample(), sample(response=HOSTILE, finished=False, reward=math.nan)])
-    log.write(2, [])
-    log.write(3, [sample(reward=0.5)])
+    log.log(1, [sample(), sample(response=HOSTILE, finished=False, reward=math.nan)])
+    log.log(2, [])
+    log.log(3, [sample(reward=0.5)])
     log.close()
     lines = (tmp_path / "samples.jsonl").read_text().splitlines()
     first, second, third = (json.loads(line) for line in lines)
@@ -61,7 +61,7 @@ def test_samples_of_two_steps_come_back_from_the_file_field_by_field(tmp_path: P
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-@pytest.mark.parametrize("field", ["prompt", "response", "answer"])
+@pytest.mark.parametrize("field", ["prompt", "response", "reference"])
 def test_escapes_markup_and_nul_in_a_sample_are_shown_as_text(field: str, terminal: bool) -> None:
     output = shown(sample(**{field: HOSTILE}), terminal=terminal)
     assert r"a\x1b[31mred [bold]loud[/bold] [/] \x00 :smile:" in output
@@ -70,7 +70,7 @@ def test_escapes_markup_and_nul_in_a_sample_are_shown_as_text(field: str, termin
 
 
 def test_names_of_reward_parts_cannot_carry_escapes_either() -> None:
-    output = shown(sample(components={"\x1b[31m[bold]": 0.5}), terminal=True)
+    output = shown(sample(parts={"\x1b[31m[bold]": 0.5}), terminal=True)
     assert r"\x1b[31m[bold] 0.500" in output
 
 

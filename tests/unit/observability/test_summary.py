@@ -11,7 +11,8 @@ import pytest
 from rich.console import Console
 
 from mindrl.errors import OutputError
-from mindrl.observability.summary import render_summary, write_json_atomically
+from mindrl.observability.output_files import write_json_atomically
+from mindrl.observability.summary import render_summary
 
 SUMMARY: dict[str, object] = {
     "status": "completed",
@@ -100,7 +101,7 @@ def test_a_writer_killed_while_replacing_the_file_over_and_over_leaves_a_whole_o
     path = tmp_path / "summary.json"
     program = (
         "import itertools, sys; from pathlib import Path\n"
-        "from mindrl.observability.summary import write_json_atomically\n"
+        "from mindrl.observability.output_files import write_json_atomically\n"
         "for i in itertools.count():\n"
         "    write_json_atomically(Path(sys.argv[1]), {'i': i, 'list': [i] * 20000})\n"
         "    i == 3 and print('go', flush=True)\n"

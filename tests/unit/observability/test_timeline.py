@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from mindrl.errors import OutputError
-from mindrl.observability.memory_snapshot import MeasuredSnapshot, WorkerTimeline
+from mindrl.observability.memory_snapshot import MeasuredSnapshot
 from mindrl.observability.timeline import write_timeline
 
 MIB = 1 << 20
 
 
-def timeline(worker: str, steps: int = 1) -> WorkerTimeline:
+def timeline(steps: int = 1) -> list[MeasuredSnapshot]:
     moments = [
         MeasuredSnapshot(
             label="bring kv_cache", phase="rollout", region_bytes={"kv_cache": 8 * MIB}
@@ -35,7 +35,7 @@ def timeline(worker: str, steps: int = 1) -> WorkerTimeline:
             predicted_bytes=4 * MIB,
         ),
     ]
-    return WorkerTimeline(worker=worker, moments=moments * steps)
+    return moments * steps
 
 
 def size_of_png(path: Path) -> tuple[int, int]:
@@ -45,7 +45,7 @@ def size_of_png(path: Path) -> tuple[int, int]:
 
 
 def test_the_data_has_one_record_for_each_moment_of_each_worker(tmp_path: Path) -> None:
-    workers = [timeline("worker 0"), timeline("worker 1")]
+    workers = {"worker 0": timeline(), "worker 1": timeline()}
     write_timeline(tmp_path, workers, capacity_bytes=16 * MIB)
     lines = (tmp_path / "memory.jsonl").read_text("ascii").splitlines()
     records = [json.loads(line) for line in lines]
@@ -70,22 +70,23 @@ def test_the_picture_grows_with_the_workers_up_to_eight_and_with_the_moments(
     tmp_path: Path,
 ) -> None:
     def size(workers: int, steps: int) -> tuple[int, int]:
-        made = [timeline(f"worker {rank}", steps) for rank in range(workers)]
-        write_timeline(tmp_path, made, capacity_bytes=None, name=f"{workers} {steps}")
-        return size_of_png(tmp_path / f"{workers} {steps}.png")
+        made = {f"worker {rank}": timeline(steps) for rank in range(workers)}
+        folder = tmp_path / f"{workers} {steps}"
+        write_timeline(folder, made, capacity_bytes=None)
+        return size_of_png(folder / "memory.png")
 
     # 120 dots an inch: 2.4 inches a panel, 1.5 for the names below; 0.3 inches a moment and 2.6
     # for the legend.
     assert size(1, 1) == (round(120 * 8.6), round(120 * 3.9))
     assert size(2, 10) == (round(120 * 14.6), round(120 * 6.3))
     assert size(9, 1) == (round(120 * 8.6), round(120 * 20.7))
-    assert len((tmp_path / "9 1.jsonl").read_text("ascii").splitlines()) == 9 * 4
+    assert len((tmp_path / "9 1" / "memory.jsonl").read_text("ascii").splitlines()) == 9 * 4
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", "utf-8")
     with pytest.raises(OutputError, match="cannot be written"):
-        write_timeline(tmp_path / "file", [timeline("worker 0")], capacity_bytes=None)
+        write_timeline(tmp_path / "file", {"worker 0": timeline()}, capacity_bytes=None)
 
 
 def test_nothing_is_drawn_by_an_import() -> None:

@@ -21,9 +21,9 @@ from mindrl.trainer.run_log import RunFolder, RunLog, RunSummary
 SAMPLE = Sample(
     prompt="2+2=?",
     response="5",
-    answer="4",
+    reference="4",
     reward=0.1,
-    components={"math_verify": 0.0, "boxed_format": 1.0},
+    parts={"math_verify": 0.0, "boxed_format": 1.0},
     finished=True,
     response_tokens=1,
 )

@@ -1,0 +1,100 @@
+"""Files as mindrl writes them: strict JSON, whole records, one wording where a disk refuses."""
+
+import errno
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from mindrl.errors import OutputError
+
+
+@contextmanager
+def output_errors(path: Path, need: str = "") -> Iterator[None]:
+    """Turn an OSError of the body into an OutputError that names the path and the need."""
+    try:
+        yield
+    except OSError as error:
+        message = f"{path} cannot be written: {error.strerror or error}"
+        raise OutputError(f"{message}; {need}" if need else message) from error
+
+
+def json_text(value: object, *, indent: int | None = None) -> str:
+    """Return `value` as JSON text, with null for NaN and inf, which JSON does not have.
+
+    Paths become strings. ASCII only, so that no prompt or response can reach the terminal
+    of a person who prints the file.
+    """
+    return json.dumps(_nulled(value), allow_nan=False, default=os.fspath, indent=indent)
+
+
+def _nulled(value: object) -> object:
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case Mapping():
+            return {key: _nulled(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_nulled(item) for item in value]
+        case _:
+            return value
+
+
+def write_json_atomically(path: Path, mapping: Mapping[str, object]) -> None:
+    """Write the mapping so that a reader, or a crash, finds the old file or the new one whole.
+
+    Raises:
+        OutputError: if the file cannot be written; what was there before is kept.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    text = json_text(mapping, indent=2) + "\n"
+    with output_errors(path):
+        try:
+            with temporary.open("w", encoding="ascii") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+class AppendedFile:
+    """A file that grows by whole records, and stays readable if the run is killed or the disk full.
+
+    Each record is handed to the kernel before `write` returns. An existing file is continued.
+
+    Raises:
+        OutputError: from any method, if the file cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with output_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Unbuffered: what a full disk refused must not be tried again by `close`.
+            self._file = path.open("ab", buffering=0)
+
+    def write(self, record: bytes) -> None:
+        """Append all of a record, or nothing where there is no room for all."""
+        with output_errors(self._path):
+            before = os.fstat(self._file.fileno()).st_size
+            if self._file.write(record) < len(record):
+                with suppress(OSError):
+                    self._file.truncate(before)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        with output_errors(self._path):
+            self._file.close()
+
+
+class JsonLinesFile(AppendedFile):
+    """A file that grows by one JSON record a line."""
+
+    def append(self, *records: Mapping[str, object]) -> None:
+        """Write each record as one line, all of them or none."""
+        self.write("".join(f"{json_text(record)}\n" for record in records).encode("ascii"))

@@ -1,7 +1,5 @@
 """The grammar of allocation strings, and the words that they are made of. Judges nothing."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
@@ -29,29 +27,6 @@ GRAMMAR = r"""
     _PLUS: / *\+ */
 """
 """One engine, or engines joined by `+` (each on devices of its own) and `|` (on the same ones)."""
-LETTERS = "dptcev"
-"""Data, pipeline, tensor, context and expert parallel, virtual chunks; 1 is legal everywhere."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class BackendRules:
-    """What may stand behind the name of a backend."""
-
-    trains: bool
-    letters: str
-    """Of one list for the whole model."""
-    attn: str = ""
-    """Letters behind `attn:`; none where experts have no list of their own."""
-    ffn: str = ""
-
-
-BACKENDS: Mapping[str, BackendRules] = {
-    "megatron": BackendRules(trains=True, letters=LETTERS, attn="dptcv", ffn="dpte"),
-    "archon": BackendRules(trains=True, letters="dptce", attn="dptc", ffn="dpte"),
-    "fsdp": BackendRules(trains=True, letters="dtc"),
-    "vllm": BackendRules(trains=False, letters="dpte"),
-    "sglang": BackendRules(trains=False, letters="dpt"),
-}
 
 
 class Word(NamedTuple):

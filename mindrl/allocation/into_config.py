@@ -12,6 +12,7 @@ from typing import Any
 
 from mindrl.allocation.meaning import AllocationMode, ModelAllocation, parse_backend, parse_mode
 from mindrl.allocation.messages import AllocationError
+from mindrl.config.backends import BACKENDS, ROLLOUT_BACKEND, TRAINING_BACKEND
 from mindrl.config.finding import Finding
 from mindrl.config.layout_keys import DEVICES, ROLLOUT_SIZE_KEYS, SIZE_KEYS
 from mindrl.config.run import RunConfig
@@ -119,7 +120,7 @@ def read_engines(
         if source != engine and not text:
             raise ConfigError(f"{fields[engine]} is empty and takes {field}; write that")
         try:
-            allocation = parse_backend(text, "vllm" if engine == "rollout" else "megatron")
+            allocation = parse_backend(text, _runs(engine))
         except AllocationError as error:
             raise AllocationError(text, error.at, error.what, field) from None
         _check_side(engine, allocation, text, field)
@@ -133,10 +134,9 @@ def read_engines(
 def _check_side(engine: str, allocation: ModelAllocation, text: str, field: str) -> None:
     """Refuse a backend that trains for the rollout, and one that generates for the others."""
     if allocation.trains == (engine == "rollout"):
-        does, known = "train", "megatron, archon or fsdp"
-        if allocation.trains:
-            does, known = "generate", "vllm or sglang"
-        what = f"{allocation.backend} does not {does}; write {known}"
+        does = "generate" if allocation.trains else "train"
+        *names, last = (name for name, of in BACKENDS.items() if of.trains != allocation.trains)
+        what = f"{allocation.backend} does not {does}; write {', '.join(names)} or {last}"
         raise AllocationError(text, 0, what, field)
 
 
@@ -151,6 +151,11 @@ def _of_ranks(allocation: ModelAllocation, ranks: int, **sizes: int) -> str | No
         return None
     changes: dict[str, Any] = {**sizes, "dp": dp}
     return str(replace(allocation, layout=replace(layout, **changes)))
+
+
+def _runs(engine: str) -> str:
+    """Return the backend that an engine runs with."""
+    return ROLLOUT_BACKEND if engine == "rollout" else TRAINING_BACKEND
 
 
 def _size_keys(engine: str) -> Mapping[str, str]:
@@ -197,7 +202,7 @@ def _write_backends(sections: Sections, mode: AllocationMode) -> None:
 def _write_sizes(sections: Sections, engine: str, allocation: ModelAllocation) -> None:
     section, layout = SECTIONS[engine], allocation.layout
     field = f"{section}.{_BACKEND}={allocation}"
-    does, runs = ("generates", "vllm") if engine == "rollout" else ("trains", "megatron")
+    runs, does = _runs(engine), "generates" if engine == "rollout" else "trains"
     if allocation.backend != runs:
         nearest = replace(allocation, backend=runs)
         raise ConfigError(f"{field}: this version {does} with {runs}; nearest: {nearest}")

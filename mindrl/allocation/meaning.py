@@ -20,7 +20,7 @@ from typing import Literal
 
 from lark import UnexpectedInput
 
-from mindrl.allocation.grammar import BACKENDS, LETTERS, EngineSpec, WrittenSizes, read
+from mindrl.allocation.grammar import EngineSpec, WrittenSizes, read
 from mindrl.allocation.messages import (
     AllocationError,
     missing_backend,
@@ -28,12 +28,11 @@ from mindrl.allocation.messages import (
     unknown_backend,
     unknown_dimension,
 )
+from mindrl.config.backends import BACKENDS, LETTERS, ROLLOUT_BACKEND, TRAINING_BACKEND
 from mindrl.config.finding import must_divide
 from mindrl.errors import ConfigError
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
 
-_OLD_TRAINER = "megatron"
-"""What trained where the oldest form named no backend."""
 _MOST_DIGITS = 5
 
 
@@ -110,17 +109,19 @@ def parse_training(text: str, world_size: int | None = None) -> TrainLayout:
     """
     with _in_one_line():
         return _training_layout(
-            text, _read_one(text, "megatron", only=True), "megatron", world_size
+            text, _read_one(text, TRAINING_BACKEND, only=True), TRAINING_BACKEND, world_size
         )
 
 
 def parse_rollout(text: str, world_size: int | None = None) -> RolloutLayout:
     """Read a rollout layout, such as `vllm:d2t4`; see `parse_training`."""
     with _in_one_line():
-        return _rollout_layout(text, _read_one(text, "vllm", only=True), "vllm", world_size)
+        return _rollout_layout(
+            text, _read_one(text, ROLLOUT_BACKEND, only=True), ROLLOUT_BACKEND, world_size
+        )
 
 
-def parse_backend(text: str, suggested: str = "megatron") -> ModelAllocation:
+def parse_backend(text: str, suggested: str = TRAINING_BACKEND) -> ModelAllocation:
     """Read the backend string of one engine.
 
     Args:
@@ -142,12 +143,12 @@ def parse_mode(text: str) -> AllocationMode:
     Raises:
         AllocationError: The text is none, or its engines do not fit each other.
     """
-    groups = _read(text, "mode", _OLD_TRAINER)
+    groups = _read(text, "mode", TRAINING_BACKEND)
     specs = list(chain.from_iterable(groups))
     old = any(spec.old for spec in specs)
     for spec in specs:
         if spec.backend is None and not old:
-            raise missing_backend(text, spec.at, _OLD_TRAINER)
+            raise missing_backend(text, spec.at, TRAINING_BACKEND)
         if spec.name is None and len(specs) > 2:
             what = "of three engines or more each has a name, as in fsdp[critic]:d4"
             raise AllocationError(text, spec.at, what)
@@ -161,7 +162,7 @@ def parse_mode(text: str) -> AllocationMode:
     return mode
 
 
-def training_string(layout: TrainLayout, engine: str = "megatron") -> str:
+def training_string(layout: TrainLayout, engine: str = TRAINING_BACKEND) -> str:
     """Spell a training layout; the orders of its ranks and uneven stages have no spelling.
 
     Args:
@@ -175,7 +176,7 @@ def training_string(layout: TrainLayout, engine: str = "megatron") -> str:
     return f"{engine}:(attn:{_spell({**dense, 'v': layout.vpp})}|ffn:{_spell(expert)})"
 
 
-def rollout_string(layout: RolloutLayout, engine: str = "vllm") -> str:
+def rollout_string(layout: RolloutLayout, engine: str = ROLLOUT_BACKEND) -> str:
     """Spell a rollout layout behind the name of an engine."""
     sizes = {"d": layout.dp, "p": layout.pp, "t": layout.tp, "e": layout.ep}
     return f"{engine}:{_spell(sizes)}"
@@ -234,7 +235,7 @@ def _read_one(text: str, suggested: str, *, only: bool = False) -> EngineSpec:
 
 def _allocation(text: str, spec: EngineSpec) -> ModelAllocation:
     """Judge one engine of a string."""
-    backend = spec.backend.text if spec.backend else _OLD_TRAINER
+    backend = spec.backend.text if spec.backend else TRAINING_BACKEND
     if backend not in BACKENDS:
         raise unknown_backend(text, spec.at, backend)
     judge = _training_layout if BACKENDS[backend].trains else _rollout_layout
@@ -280,7 +281,9 @@ def _training_layout(
         sizes = _sizes(text, spec.sizes, rules.attn, "attn")
         expert = _sizes(text, spec.expert_sizes, rules.ffn, "ffn")
     else:
-        what = f"{backend} has one list of sizes; write megatron{text[spec.sizes_at - 1 :]}"
+        what = (
+            f"{backend} has one list of sizes; write {TRAINING_BACKEND}{text[spec.sizes_at - 1 :]}"
+        )
         raise AllocationError(text, spec.sizes_at, what)
     tp, cp, pp = sizes["t"], sizes["c"], sizes["p"]
     if world_size is None and "d" in expert.of and "d" not in sizes.of:

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 
 from lark import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
 
-from mindrl.allocation.grammar import BACKENDS
+from mindrl.config.backends import BACKENDS, TRAINING_BACKEND
 from mindrl.errors import ConfigError
 
 _MISSING = {
@@ -93,7 +93,7 @@ def unknown_backend(text: str, at: int, backend: str) -> AllocationError:
 
 def unknown_dimension(text: str, at: int, place: str, letters: str) -> AllocationError:
     """Refuse a character that is no dimension of a backend, of attn or of ffn."""
-    instead = "; megatron has it" if place == "fsdp" and text[at] in "pev" else ""
+    instead = f"; {TRAINING_BACKEND} has it" if place == "fsdp" and text[at] in "pev" else ""
     what = f"{text[at]!r} is no dimension of {place}; known: {', '.join(letters)}{instead}"
     return AllocationError(text, at, what)
 
@@ -150,7 +150,7 @@ def _missing_size(text: str, at: int) -> AllocationError:
 
 
 def _unexpected(text: str, at: int) -> AllocationError:
-    known = _backend_before(text, at) or "megatron"
+    known = _backend_before(text, at) or TRAINING_BACKEND
     example = f"{known}:d4p2t2 or {known}:(attn:d4t2|ffn:d2e4)"
     if not BACKENDS[known].attn:
         example = "fsdp:d4t2" if known == "fsdp" else f"{known}:d2t4"
@@ -163,9 +163,9 @@ def _unexpected(text: str, at: int) -> AllocationError:
 
 
 def _with_experts(text: str, at: int) -> str:
-    """Return the backend before a character if its experts may have their sizes, else Megatron."""
+    """Return the backend before a character if its experts may have their sizes, else ours."""
     backend = _backend_before(text, at)
-    return backend if backend and BACKENDS[backend].attn else "megatron"
+    return backend if backend and BACKENDS[backend].attn else TRAINING_BACKEND
 
 
 def _backend_before(text: str, at: int) -> str:

@@ -39,7 +39,7 @@ class ActorConfig(LearningConfig):
     expert_model_parallel_size: PositiveInt = 1
     """Ranks that share the experts of a layer, each holding some of them."""
     expert_tensor_parallel_size: PositiveInt = 1
-    """Ranks that each expert is cut over. 1 keeps experts whole; Megatron's own default is
+    """Ranks that each expert is cut over. 1 keeps experts whole; the engine's own default is
     `tensor_model_parallel_size`."""
     micro_batch_size: PositiveInt = 1
     """Sequences per forward and backward pass of one data-parallel rank, unless

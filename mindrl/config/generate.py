@@ -36,7 +36,7 @@ class SamplingConfig:
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class GenerateConfig:
-    """The vLLM engine of each rollout replica."""
+    """The engine of each rollout replica."""
 
     backend: str = ""
     """The rollout layout as an allocation string, such as `vllm:d4t2`, in place of the keys that it
@@ -76,7 +76,7 @@ class GenerateConfig:
     """Move the training weights to the host during rollout."""
     rank_map: Literal["best", "default"] = "best"
     """Order of the training ranks: `best` is the one with the fewest reshard bytes among those that
-    Megatron's groups can be given, `default` Megatron's own."""
+    the training engine's groups can be given, `default` the engine's own."""
     reshard_bucket_mib: PositiveInt = 256
     """Bound on the messages that a worker has in flight while weights are resharded, in MiB."""
     reshard_timeout_seconds: Seconds = 300

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from mindrl.config.backends import TRAINING_ENGINE
 from mindrl.config.finding import Finding, Value, broken
 from mindrl.config.role import LearningConfig
 from mindrl.config.run import RunConfig
@@ -61,7 +62,7 @@ def _grouped_experts(section: str, learner: LearningConfig, *, bf16: bool) -> It
     if learner.moe_grouped_gemm and not bf16:
         need = (
             "needs megatron_training.bf16=true, found false: "
-            "Megatron multiplies grouped experts in bfloat16 only"
+            f"{TRAINING_ENGINE} multiplies grouped experts in bfloat16 only"
         )
         yield broken(f"{section}.moe_grouped_gemm", True, need, False)
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
+from mindrl.config.backends import TRAINING_ENGINE
 from mindrl.errors import ModelError
 from mindrl.models.rope import (
     RopeScaling,
@@ -210,9 +211,9 @@ def _unsupported_window(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _unsupported_deepseek(values: Mapping[str, Any]) -> Iterator[str]:
-    """Name what Megatron's router and its stretched embedding cannot be told."""
+    """Name what the training engine's router and its stretched embedding cannot be told."""
     rope, third = rope_values(values), values["model_type"] == "deepseek_v3"
-    # With one of the two alone transformers, Megatron and vLLM would stretch differently.
+    # With one of the two alone, transformers and either engine would stretch differently.
     odd = {"attention_factor", "truncate"} & rope.keys()
     odd |= {"mscale"} if bool(rope.get("mscale")) != bool(rope.get("mscale_all_dim")) else set()
     if odd or rope_type(values) not in ("default", "yarn"):
@@ -225,7 +226,7 @@ def _unsupported_deepseek(values: Mapping[str, Any]) -> Iterator[str]:
     }
     assumed = {name: legal[0] for name, legal in wanted.items()}
     if third:
-        # Left out, vLLM takes softmax and no bias, whatever the family.
+        # Left out, the rollout engine takes softmax and no bias, whatever the family.
         assumed |= {"scoring_func": None, "topk_method": None}
     for name, legal in wanted.items():
         found = values.get(name, assumed[name])
@@ -238,8 +239,8 @@ def _unsupported_deepseek(values: Mapping[str, Any]) -> Iterator[str]:
     # A group counts by the sum of its two best experts in V3, by its best one in V2.
     if groups > chosen and experts // chosen != 1 + third:
         yield (
-            f"topk_group={chosen} is not supported: Megatron ranks the groups of experts by their "
-            f"best num_experts_per_tok // topk_group = {experts // chosen}, "
+            f"topk_group={chosen} is not supported: {TRAINING_ENGINE} ranks the groups of experts "
+            f"by their best num_experts_per_tok // topk_group = {experts // chosen}, "
             f"{values['model_type']} by their best {1 + third}"
         )
 

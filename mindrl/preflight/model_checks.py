@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from mindrl.checkpoint.files import check_files
+from mindrl.config.backends import TRAINING_ENGINE
 from mindrl.config.finding import Finding, broken, must_divide, once
 from mindrl.config.layout_keys import ROLLOUT_SIZE_KEYS, Role
 from mindrl.config.role import LearningConfig
@@ -130,7 +131,7 @@ def _layout(config: RunConfig, role: Role, model: ModelDescription) -> Iterator[
 def _sequence_parallel(config: RunConfig, key: str, tp: int) -> Iterator[Finding]:
     """Say so where experts would not train with a tensor-parallel size, which a key gives."""
     if tp > 1 and not config.megatron_training.sequence_parallel:
-        need = f": with {key}={tp} Megatron trains experts only where it is true"
+        need = f": with {key}={tp} {TRAINING_ENGINE} trains experts only where it is true"
         yield broken("megatron_training.sequence_parallel", False, need, True)
 
 

@@ -50,7 +50,7 @@ def asked_config(options: argparse.Namespace) -> RunConfig:
 
 
 def asked_shardings(options: argparse.Namespace) -> RunShardings:
-    """Read the configuration and the models of a plan; ranks are in Megatron's own order.
+    """Read the configuration and the models of a plan; ranks are in the engine's own order.
 
     Raises:
         ConfigError: It cannot be read, or cannot run whatever memory there is.

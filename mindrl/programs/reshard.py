@@ -15,6 +15,7 @@ from mindrl.allocation.meaning import (
     states_replicas,
     training_string,
 )
+from mindrl.config.backends import TRAINING_ENGINE
 from mindrl.errors import ConfigError
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.layouts.rank_order import RankOrder
@@ -242,7 +243,7 @@ def _print(figures: ReshardFigures) -> None:
 
 
 def _plan_table(figures: ReshardFigures) -> Table:
-    columns = {"Megatron's order": figures.default}
+    columns = {f"{TRAINING_ENGINE}'s order": figures.default}
     if figures.chosen != figures.default:
         columns["chosen order"] = figures.chosen
     table = Table(box=None, header_style="", pad_edge=False)
@@ -288,11 +289,11 @@ def _map_table(ranks: RankMapFigures) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column()
     table.add_column(justify="right")
-    table.add_row("Megatron's own order", traffic_text(ranks.default_bytes))
+    table.add_row(f"{TRAINING_ENGINE}'s own order", traffic_text(ranks.default_bytes))
     table.add_row("best permutation inside nodes", traffic_text(ranks.best_in_nodes_bytes))
     table.add_row("best permutation", traffic_text(ranks.best_bytes))
     applied = traffic_text(ranks.applied_bytes)
-    table.add_row("chosen: best order of Megatron's groups", applied)
+    table.add_row(f"chosen: best order of {TRAINING_ENGINE}'s groups", applied)
     table.add_row("chosen order, fastest first", fastest_first(ranks.order))
     if ranks.expert_order:
         table.add_row("chosen order of the experts", fastest_first(ranks.expert_order))

@@ -3,6 +3,7 @@
 from importlib.util import find_spec
 from pathlib import Path
 
+from mindrl.config.backends import ROLLOUT_BACKEND, TRAINING_BACKEND
 from mindrl.config.run import RunConfig
 from mindrl.errors import InstallationError
 from mindrl.platform.device import choose_platform
@@ -23,7 +24,9 @@ def train_ppo() -> int:
 
 def _train(config: RunConfig, run_dir: Path) -> None:
     # Without torch all else works: configurations are written and checked on a laptop.
-    absent = [name for name in ("torch", "megatron", "vllm") if find_spec(name) is None]
+    absent = [
+        name for name in ("torch", TRAINING_BACKEND, ROLLOUT_BACKEND) if find_spec(name) is None
+    ]
     if absent:
         raise InstallationError(
             f"training needs {', '.join(absent)}, which this Python does not have; "

@@ -6,13 +6,13 @@ from math import prod
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mindrl.allocation.grammar import BACKENDS
 from mindrl.allocation.meaning import (
     AllocationMode,
     ModelAllocation,
     parse_backend,
     parse_mode,
 )
+from mindrl.config.backends import BACKENDS
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
 
 # A busy machine may take longer than the 200 ms that an example has by default.

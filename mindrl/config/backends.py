@@ -1,0 +1,32 @@
+"""The backends that strings such as `megatron:d4t2` may name, and those that run here."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+LETTERS = "dptcev"
+"""Data, pipeline, tensor, context and expert parallel, virtual chunks; 1 is legal everywhere."""
+TRAINING_BACKEND, ROLLOUT_BACKEND = "megatron", "vllm"
+"""The one of each side that runs here; the package that it comes with has the same name."""
+TRAINING_ENGINE = "Megatron"
+"""The first of them in the words of a sentence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackendRules:
+    """What may stand behind the name of a backend."""
+
+    trains: bool
+    letters: str
+    """Of one list for the whole model."""
+    attn: str = ""
+    """Letters behind `attn:`; none where experts have no list of their own."""
+    ffn: str = ""
+
+
+BACKENDS: Mapping[str, BackendRules] = {
+    TRAINING_BACKEND: BackendRules(trains=True, letters=LETTERS, attn="dptcv", ffn="dpte"),
+    "archon": BackendRules(trains=True, letters="dptce", attn="dptc", ffn="dpte"),
+    "fsdp": BackendRules(trains=True, letters="dtc"),
+    ROLLOUT_BACKEND: BackendRules(trains=False, letters="dpte"),
+    "sglang": BackendRules(trains=False, letters="dpt"),
+}

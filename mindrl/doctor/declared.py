@@ -1,7 +1,7 @@
 """What mindrl declares that it needs, read where it is declared: nothing is written twice."""
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, metadata, version
 from pathlib import Path
@@ -50,10 +50,12 @@ def from_metadata(distribution: str) -> Declared:
     entries = metadata(distribution)
     requirements = [Requirement(text) for text in entries.get_all("Requires-Dist") or ()]
     extras = entries.get_all("Provides-Extra") or ()
+    own = [each for each in requirements if _belongs(each, "")]
+    others = [each for each in requirements if each not in own]
     return Declared(
         python=SpecifierSet(entries["Requires-Python"]),
-        own=tuple(each for each in requirements if _belongs(each, "")),
-        extras={extra: tuple(_of_extra(requirements, extra)) for extra in extras},
+        own=tuple(own),
+        extras={name: tuple(each for each in others if _belongs(each, name)) for name in extras},
     )
 
 
@@ -67,9 +69,3 @@ def installed_version(distribution: str) -> str | None:
 
 def _belongs(requirement: Requirement, extra: str) -> bool:
     return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
-
-
-def _of_extra(requirements: list[Requirement], extra: str) -> Iterator[Requirement]:
-    for requirement in requirements:
-        if _belongs(requirement, extra) and not _belongs(requirement, ""):
-            yield requirement

@@ -1,9 +1,10 @@
-"""What the doctor looks at, gathered in one place; its findings are functions of these facts."""
+"""What the doctor looks at, gathered in one place, and the line that it says of a finding."""
 
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from mindrl.doctor.declared import Declared, declared, installed_version
 from mindrl.platform.device import DeviceKind
@@ -11,24 +12,24 @@ from mindrl.platform.environment import has_room_for_sockets, ray_session_folder
 from mindrl.platform.probes.host import DiskFacts, connection_error, disk_facts, port_is_free
 from mindrl.platform.probes.machine import MachineFacts, machine_facts
 
+Verdict = Literal["ok", "note", "problem"]
 
-@dataclass(frozen=True, kw_only=True)
-class Question:
-    """What the command line asks for."""
 
-    kind: DeviceKind
-    outputs: Path
-    port: int | None
-    """Is it free on this machine?"""
-    head: tuple[str, int] | None
-    """Can this Ray head be reached?"""
+@dataclass(frozen=True)
+class Observation:
+    """One line of the answer: what was looked at, what was found, and what to do about it."""
+
+    what: str
+    found: str
+    verdict: Verdict = "ok"
+    advice: str = ""
+    """Empty where all is well."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
     """Everything that was looked at."""
 
-    question: Question
     machine: MachineFacts
     python: str
     declared: Declared
@@ -37,33 +38,34 @@ class Facts:
     outputs: DiskFacts
     session: DiskFacts
     session_fits: bool
+    port: int | None
+    """Is it free on this machine?"""
     port_is_free: bool | None
-    """None where the question has no port."""
+    """None where no port is asked for."""
+    head: tuple[str, int] | None
+    """Can this Ray head be reached?"""
     head_error: str | None
-    """Empty where the head was reached; None where the question has no head."""
+    """Empty where the head was reached; None where no head is asked for."""
 
 
-def gather(question: Question) -> Facts:
-    """Look at this machine for an answer."""
-    needed = declared()
-    machine = machine_facts(question.kind)
-    session = ray_session_folder()
+def gather(
+    kind: DeviceKind, *, outputs: Path, port: int | None, head: tuple[str, int] | None
+) -> Facts:
+    """Look at this machine for an answer to what the command line asks for."""
+    needed, machine = declared(), machine_facts(kind)
+    needs, session = machine.needs, ray_session_folder()
+    packages = {each.name for each in (*needed.own, *needed.extras[needs.extra])}
+    packages |= {pin.distribution for pin in needs.pins} | set(needs.rivals)
     return Facts(
-        question=question,
         machine=machine,
         python=platform.python_version(),
         declared=needed,
-        versions={name: installed_version(name) for name in _packages(needed, machine)},
-        outputs=disk_facts(question.outputs),
+        versions={name: installed_version(name) for name in packages},
+        outputs=disk_facts(outputs),
         session=disk_facts(session),
         session_fits=has_room_for_sockets(session),
-        port_is_free=None if question.port is None else port_is_free(question.port),
-        head_error=None if question.head is None else connection_error(*question.head),
+        port=port,
+        port_is_free=None if port is None else port_is_free(port),
+        head=head,
+        head_error=None if head is None else connection_error(*head),
     )
-
-
-def _packages(needed: Declared, machine: MachineFacts) -> set[str]:
-    needs = machine.needs
-    requirements = (*needed.own, *needed.extras[needs.extra])
-    unwanted = {name for pair in needs.unwanted for name in pair}
-    return {each.name for each in requirements} | {p.distribution for p in needs.pins} | unwanted

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from packaging.requirements import Requirement
 
-from mindrl.doctor.facts import Facts
-from mindrl.doctor.observation import Observation, gib
-from mindrl.observability.units import MIB
-from mindrl.platform.probes.device_report import Component, Device
+from mindrl.doctor.facts import Facts, Observation
+from mindrl.observability.units import MIB, gib_text
+from mindrl.platform.probes.device_report import HEALTHY, Device
+from mindrl.platform.probes.machine import PINS_PAGE, SETTINGS_PAGE
 
 _IDLE_SHARE = 0.1
 """Drivers and firmware take 5 % of a 64 GiB device that nobody uses, and 9 % of one of 32 GiB."""
@@ -41,7 +41,7 @@ def device_packages(facts: Facts) -> Iterator[Observation]:
         yield _package(facts, each, needs.how_to_install)
     for pin in needs.pins:
         where = f"branch {pin.branch}, commit {pin.commit[:12]}" if pin.commit else "from source"
-        advice = f"install {pin.requirement}, {where}; {needs.pins_page} says how"
+        advice = f"install {pin.requirement}, {where}; {PINS_PAGE} says how"
         yield _package(facts, Requirement(pin.requirement), advice)
 
 
@@ -51,15 +51,14 @@ def torch_build(facts: Facts) -> Iterator[Observation]:
     version = facts.versions.get("torch") or ""
     build = version.partition("+")[2]
     if needs.wrong_torch_build and re.search(needs.wrong_torch_build, build):
-        found = f"{version} is built for another device than {facts.machine.kind}"
+        found = f"{version} is built for another device than {facts.machine.platform.kind}"
         yield Observation("torch build", found, "problem", needs.how_to_install)
 
 
 def rival_engines(facts: Facts) -> Iterator[Observation]:
     """Find two distributions that write the same files: the last one installed wins in part."""
-    for unwanted, wanted in facts.machine.needs.unwanted:
-        if facts.versions.get(unwanted) is None:
-            continue
+    unwanted, wanted = facts.machine.needs.rivals
+    if facts.versions.get(unwanted) is not None:
         both = facts.versions.get(wanted) is not None
         found = f"{unwanted} is installed, {'and so is' if both else 'instead of'} {wanted}"
         advice = f"pip uninstall {unwanted} {wanted}, then install {wanted} again"
@@ -71,7 +70,8 @@ def components(facts: Facts) -> Iterator[Observation]:
     for each in facts.machine.report.components:
         if each.version is None:
             yield Observation(each.name, "not found", "problem", each.advice)
-        elif not _same_release(each):
+        elif each.needed and each.version.split(".")[:2] != each.needed.split(".")[:2]:
+            # The first two numbers count: patches of a release fit one another.
             found = f"{each.version}, needs {each.needed}"
             yield Observation(each.name, found, "problem", each.advice)
         else:
@@ -101,12 +101,12 @@ def device_count(facts: Facts) -> Iterator[Observation]:
 def device_health(facts: Facts) -> Iterator[Observation]:
     """Name the devices that the vendor's tool does not call healthy."""
     used = _used_devices(facts)
-    for device in used:
-        if not device.is_healthy:
-            advice = f"leave it out: {_without(facts, [device])}; then ask the vendor's support"
-            what = f"device {device.index}"
-            yield Observation(what, f"health: {device.health}", "problem", advice)
-    if used and all(device.is_healthy for device in used):
+    ill = [device for device in used if device.health != HEALTHY]
+    for device in ill:
+        advice = f"leave it out: {_without(facts, [device])}; then ask the vendor's support"
+        what = f"device {device.index}"
+        yield Observation(what, f"health: {device.health}", "problem", advice)
+    if used and not ill:
         yield Observation("device health", "all OK")
 
 
@@ -116,7 +116,7 @@ def device_memory(facts: Facts) -> Iterator[Observation]:
     taken = [each for each in used if each.processes or _share(each) > _IDLE_SHARE]
     for device in taken:
         pids = ", ".join(map(str, device.processes))
-        found = f"{gib(device.used_mib * MIB)} of {gib(device.total_mib * MIB)} are taken"
+        found = f"{gib_text(device.used_mib * MIB)} of {gib_text(device.total_mib * MIB)} are taken"
         found += f", by process {pids}" if pids else ", by processes that are not seen here"
         advice = f"end them, or leave the device out: {_without(facts, taken)}"
         much = _share(device) > _LEAST_FREE_SHARE
@@ -124,14 +124,13 @@ def device_memory(facts: Facts) -> Iterator[Observation]:
         yield Observation(what, found, "problem" if much else "note", advice)
     if used and not taken:
         least = min(each.total_mib - each.used_mib for each in used) * MIB
-        yield Observation("device memory", f"{gib(least)} or more are free on each")
+        yield Observation("device memory", f"{gib_text(least)} or more are free on each")
 
 
 def settings(facts: Facts) -> Iterator[Observation]:
     """Show environment variables of this shell that a run refuses, replaces, or is slowed by."""
     environment = facts.machine.environment
-    page = facts.machine.needs.settings_page
-    for setting in facts.machine.settings:
+    for setting in facts.machine.platform.settings:
         found = environment.get(setting.name)
         if found is None:
             continue
@@ -142,34 +141,29 @@ def settings(facts: Facts) -> Iterator[Observation]:
             says = f"{found}; a run sets {setting.value}"
             yield Observation(setting.name, says, "note", f"unset it: {setting.why}")
         elif setting.rule == "left" and setting.matches(environment):
-            yield Observation(setting.name, found, "note", f"{setting.why} ({page})")
+            yield Observation(setting.name, found, "note", f"{setting.why} ({SETTINGS_PAGE})")
 
 
 def _visible_list(facts: Facts) -> Iterator[Observation]:
     machine = facts.machine
-    if machine.visible is None or machine.visible_variable is None:
+    name, listed = machine.platform.visible_variable, machine.visible
+    if listed is None or name is None:
         return
-    name, listed = machine.visible_variable, machine.visible
     twice = [entry for entry, count in Counter(listed).items() if count > 1]
     numbers = [int(entry) for entry in listed if entry.isdecimal()]
     text = ",".join(listed)
+    # In a container the numbers need not begin at 0.
+    last = max([machine.device_files - 1, *(device.index for device in machine.report.devices)])
     if not listed:
         yield Observation(name, "lists no device", "problem", "unset it or list devices")
     elif twice:
         found = f"{text} lists {', '.join(twice)} more than once"
         yield Observation(name, found, "problem", "list each device once")
-    elif machine.device_files and max(numbers, default=0) >= _numbers(facts):
+    elif machine.device_files and max(numbers, default=0) > last:
         found = f"{text} lists devices that are not here"
-        advice = f"list devices from 0 to {_numbers(facts) - 1}"
-        yield Observation(name, found, "problem", advice)
+        yield Observation(name, found, "problem", f"list devices from 0 to {last}")
     else:
         yield Observation(name, f"{text}: a run here has {len(listed)} devices")
-
-
-def _numbers(facts: Facts) -> int:
-    """Return how many numbers a device may have: in a container they need not begin at 0."""
-    shown = [device.index + 1 for device in facts.machine.report.devices]
-    return max([facts.machine.device_files, *shown])
 
 
 def _used_devices(facts: Facts) -> list[Device]:
@@ -181,7 +175,7 @@ def _used_devices(facts: Facts) -> list[Device]:
 
 def _without(facts: Facts, left_out: Sequence[Device]) -> str:
     rest = [str(each.index) for each in _used_devices(facts) if each not in left_out]
-    return f"{facts.machine.visible_variable}={','.join(rest)}" if rest else "none is left"
+    return f"{facts.machine.platform.visible_variable}={','.join(rest)}" if rest else "none is left"
 
 
 def _share(device: Device) -> float:
@@ -204,22 +198,5 @@ def _suits(facts: Facts, needed: Requirement) -> bool:
     return version is not None and needed.specifier.contains(version, prereleases=True)
 
 
-def _same_release(each: Component) -> bool:
-    """Compare the first two numbers: patches of a release fit one another."""
-    if each.needed is None or each.version is None:
-        return True
-    return each.version.split(".")[:2] == each.needed.split(".")[:2]
-
-
-DEVICE_FINDINGS = (
-    python,
-    own_packages,
-    device_packages,
-    torch_build,
-    rival_engines,
-    components,
-    device_count,
-    device_health,
-    device_memory,
-    settings,
-)
+PACKAGE_FINDINGS = (python, own_packages, device_packages, torch_build, rival_engines, components)
+DEVICE_FINDINGS = (device_count, device_health, device_memory, settings)

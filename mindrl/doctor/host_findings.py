@@ -3,9 +3,8 @@
 import resource
 from collections.abc import Iterator
 
-from mindrl.doctor.facts import Facts
-from mindrl.doctor.observation import Observation, Verdict, gib
-from mindrl.observability.units import GIB, MIB
+from mindrl.doctor.facts import Facts, Observation, Verdict
+from mindrl.observability.units import GIB, MIB, gib_text
 from mindrl.platform.probes.host import DiskFacts, NetworkFacts
 
 _SHARED = "/dev/shm"  # noqa: S108 - a name to show; no file is made
@@ -35,13 +34,13 @@ def limits(facts: Facts) -> Iterator[Observation]:
     verdict: Verdict = "ok"
     advice = ""
     if not _is_enough(host.open_files, _ENOUGH_FILES):
-        joins = facts.machine.ray_address or facts.question.head
+        joins = facts.machine.ray_address or facts.head
         reached = host.open_files if joins else host.open_files_hard
         verdict = "note" if _is_enough(reached, _LEAST_FILES) else "problem"
         advice = f"ulimit -n {_ENOUGH_FILES} before the run, and before `ray start`"
         if not _is_enough(host.open_files_hard, _ENOUGH_FILES):
-            hard = f"{host.open_files_hard:,}"
-            advice += f"; the hard limit of {hard} has to be raised first (nofile)"
+            hard = f"the hard limit of {host.open_files_hard:,}"
+            advice += f"; {hard} has to be raised first (nofile)"
     yield Observation("limits", f"{number} open files", verdict, advice)
     if not _is_enough(host.processes, _ENOUGH_PROCESSES):
         found = f"{host.processes} processes and threads"
@@ -55,24 +54,26 @@ def shared_memory(facts: Facts) -> Iterator[Observation]:
     if free is None:
         yield Observation(_SHARED, "not there", "problem", advice)
     elif free < _ENOUGH_SHARED:
-        found = f"{gib(free)} free; a run gives Ray 1 GiB of it"
+        found = f"{gib_text(free)} free; a run gives Ray 1 GiB of it"
         yield Observation(_SHARED, found, "problem" if free < _LEAST_SHARED else "note", advice)
     else:
-        yield Observation(_SHARED, f"{gib(free)} free")
+        yield Observation(_SHARED, f"{gib_text(free)} free")
 
 
 def host_memory(facts: Facts) -> Iterator[Observation]:
     """Look at the memory that is available, and at the limit of a container."""
     host = facts.machine.host
     limit = min(host.memory, host.container_memory or host.memory)
-    found = f"{gib(host.memory_available)} available of {gib(host.memory)}"
+    found = f"{gib_text(host.memory_available)} available of {gib_text(host.memory)}"
     if min(host.memory_available, limit) < _LEAST_MEMORY:
         advice = "end other programs: workers keep on the host what is off their devices"
         yield Observation("host memory", found, "problem", advice)
     else:
         yield Observation("host memory", found)
     if limit < host.memory:
-        found = f"a control group limits this process to {gib(limit)} of {gib(host.memory)}"
+        found = (
+            f"a control group limits this process to {gib_text(limit)} of {gib_text(host.memory)}"
+        )
         advice = f"say --host-memory-gib {limit // GIB} to `mindrl check`; beyond it the system "
         yield Observation("host memory", found, "note", advice + "kills the worker")
 
@@ -82,7 +83,7 @@ def swap(facts: Facts) -> Iterator[Observation]:
     used = facts.machine.host.swap_used
     if used > _MUCH_SWAP:
         advice = "end the programs that need it, or turn swap off for the run"
-        yield Observation("swap", f"{gib(used)} in use", "note", advice)
+        yield Observation("swap", f"{gib_text(used)} in use", "note", advice)
 
 
 def loopback(facts: Facts) -> Iterator[Observation]:
@@ -120,7 +121,7 @@ def group_ports(facts: Facts) -> Iterator[Observation]:
 
 def asked_port(facts: Facts) -> Iterator[Observation]:
     """Answer whether the port of the question is free."""
-    port = facts.question.port
+    port = facts.port
     if facts.port_is_free:
         yield Observation("ports", f"{port} is free")
     elif facts.port_is_free is False:
@@ -130,9 +131,9 @@ def asked_port(facts: Facts) -> Iterator[Observation]:
 
 def asked_head(facts: Facts) -> Iterator[Observation]:
     """Answer whether the Ray head of the question can be reached."""
-    if facts.question.head is None:
+    if facts.head is None:
         return
-    address = "{}:{}".format(*facts.question.head)
+    address = "{}:{}".format(*facts.head)
     if facts.head_error:
         found = f"{address} cannot be reached: {facts.head_error}"
         advice = "start the head with --node-ip-address of that network; open the port to this node"
@@ -144,7 +145,7 @@ def asked_head(facts: Facts) -> Iterator[Observation]:
 def token(facts: Facts) -> Iterator[Observation]:
     """Look for the token of a cluster that is joined; a run alone makes its own."""
     found, address = facts.machine.token, facts.machine.ray_address
-    if address is None and facts.question.head is None:
+    if address is None and facts.head is None:
         yield Observation("ray", "a run starts its own on 127.0.0.1, with a token of its own")
     elif found.source is None:
         advice = "ray get-auth-token --generate on one node, then copy ~/.ray/auth_token to each"
@@ -168,7 +169,7 @@ def disks(facts: Facts) -> Iterator[Observation]:
 def _disk(what: str, disk: DiskFacts, other: str) -> Observation:
     if not disk.is_writable:
         return Observation(what, f"{disk.path} cannot be written", "problem", other)
-    found = f"{disk.path}, {gib(disk.free)} free"
+    found = f"{disk.path}, {gib_text(disk.free)} free"
     if disk.free < _LEAST_DISK:
         return Observation(what, found, "problem", f"make room, or {other}")
     if what == "outputs" and disk.free < _ENOUGH_DISK:
@@ -185,16 +186,5 @@ def _is_kept(port: int, network: NetworkFacts) -> bool:
     return reserved or port not in network.ephemeral_ports
 
 
-HOST_FINDINGS = (
-    limits,
-    shared_memory,
-    host_memory,
-    swap,
-    loopback,
-    proxies,
-    group_ports,
-    asked_port,
-    asked_head,
-    token,
-    disks,
-)
+HOST_FINDINGS = (limits, shared_memory, host_memory, swap)
+NETWORK_FINDINGS = (loopback, proxies, group_ports, asked_port, asked_head, token)

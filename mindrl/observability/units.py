@@ -10,6 +10,11 @@ def mib_text(nbytes: int) -> str:
     return f"{nbytes / MIB:,.1f} MiB"
 
 
+def gib_text(nbytes: int) -> str:
+    """Spell bytes of a machine's memory or disk in GiB, however few."""
+    return f"{nbytes / GIB:.1f} GiB"
+
+
 def memory_text(nbytes: int) -> str:
     """Spell bytes of a memory in GiB, or in MiB where they are fewer."""
     size, unit = unit_of(nbytes)

@@ -11,10 +11,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from mindrl.doctor.facts import Facts, Question, gather
-from mindrl.doctor.findings import DEVICE_FINDINGS
-from mindrl.doctor.host_findings import HOST_FINDINGS
-from mindrl.doctor.observation import Observation, Verdict
+from mindrl.doctor.facts import Facts, Observation, Verdict, gather
+from mindrl.doctor.findings import DEVICE_FINDINGS, PACKAGE_FINDINGS
+from mindrl.doctor.host_findings import HOST_FINDINGS, NETWORK_FINDINGS, disks
 from mindrl.observability.printable import printable
 from mindrl.platform.device import PLATFORMS, choose_platform
 from mindrl.programs.arguments import parser_of
@@ -37,8 +36,8 @@ def doctor(name: str = "doctor.py") -> int:
     """Look at this machine as the command line asks; returns the exit code."""
     options = _parser(name).parse_args()
     kind = choose_platform("auto").kind if options.device == "auto" else options.device
-    question = Question(kind=kind, outputs=options.outputs, port=options.port, head=options.address)
-    observations = examine(gather(question))
+    facts = gather(kind, outputs=options.outputs, port=options.port, head=options.address)
+    observations = examine(facts)
     counts = Counter(each.verdict for each in observations)
     if options.json:
         answer = {
@@ -55,7 +54,8 @@ def doctor(name: str = "doctor.py") -> int:
 
 def examine(facts: Facts) -> list[Observation]:
     """Say what follows from the facts, in the order in which a person would repair it."""
-    return [found for look in (*DEVICE_FINDINGS, *HOST_FINDINGS) for found in look(facts)]
+    looks = (*PACKAGE_FINDINGS, *DEVICE_FINDINGS, *HOST_FINDINGS, *NETWORK_FINDINGS, disks)
+    return [found for look in looks for found in look(facts)]
 
 
 def _parser(name: str) -> argparse.ArgumentParser:

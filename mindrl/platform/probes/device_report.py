@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 _TOOL_SECONDS = 60
 """A healthy tool answers in a few seconds; with a lost device it may never."""
+HEALTHY = "OK"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,16 +16,15 @@ class Device:
     index: int
     """As the variable of the visible devices counts."""
     name: str
-    is_healthy: bool
     health: str
-    """In the words of the tool."""
+    """`HEALTHY`, or what is wrong in the words of the tool."""
     total_mib: int
     used_mib: int
     processes: tuple[int, ...] = ()
     """That hold memory of it; empty too where the tool does not see them."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Component:
     """Software of the vendor that pip does not install."""
 

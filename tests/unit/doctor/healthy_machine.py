@@ -4,11 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from mindrl.doctor.declared import declared
-from mindrl.doctor.facts import Facts, Question
+from mindrl.doctor.facts import Facts
 from mindrl.platform.device import PLATFORMS
 from mindrl.platform.probes.device_report import Component, Device, DeviceReport
 from mindrl.platform.probes.host import DiskFacts, HostFacts, NetworkFacts, TokenFacts
-from mindrl.platform.probes.machine import NEEDS, MachineFacts
+from mindrl.platform.probes.machine import MachineFacts
 from mindrl.programs.doctor import examine
 
 GIB = 1 << 30
@@ -32,7 +32,7 @@ NETWORK = NetworkFacts(
     reserved_ports=(range(60000, 60032),),
 )
 DEVICES = tuple(
-    Device(index=index, name="910B3", is_healthy=True, health="OK", total_mib=65536, used_mib=3400)
+    Device(index=index, name="910B3", health="OK", total_mib=65536, used_mib=3400)
     for index in range(8)
 )
 REPORT = DeviceReport(
@@ -40,18 +40,15 @@ REPORT = DeviceReport(
     devices=DEVICES,
     advice="run it by hand",
     components=(
-        Component(name="CANN", version="9.1.0", needed="9.1.0", advice="install CANN 9.1.0"),
-        Component(name="driver", version="26.0.rc1", needed=None, advice="install the driver"),
+        Component("CANN", "9.1.0", "9.1.0", "install CANN 9.1.0"),
+        Component("driver", "26.0.rc1", None, "install the driver"),
     ),
 )
 MACHINE = MachineFacts(
-    kind="npu",
-    needs=NEEDS["npu"],
+    platform=PLATFORMS["npu"],
     report=REPORT,
     device_files=8,
-    visible_variable="ASCEND_RT_VISIBLE_DEVICES",
     visible=None,
-    settings=PLATFORMS["npu"].settings,
     environment={},
     host=HOST,
     network=NETWORK,
@@ -72,7 +69,6 @@ def versions() -> dict[str, str | None]:
 
 
 HEALTHY = Facts(
-    question=Question(kind="npu", outputs=Path("outputs"), port=None, head=None),
     machine=MACHINE,
     python="3.11.7",
     declared=declared(),
@@ -80,7 +76,9 @@ HEALTHY = Facts(
     outputs=DiskFacts(path=Path("outputs"), is_writable=True, free=500 * GIB),
     session=DiskFacts(path=Path("/cache/mindrl/ray"), is_writable=True, free=50 * GIB),
     session_fits=True,
+    port=None,
     port_is_free=None,
+    head=None,
     head_error=None,
 )
 

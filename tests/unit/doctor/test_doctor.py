@@ -23,12 +23,9 @@ from mindrl.doctor.facts import Facts
 from mindrl.platform.device import PLATFORMS
 from mindrl.platform.probes.device_report import Component, DeviceReport
 from mindrl.platform.probes.host import DiskFacts, TokenFacts
-from mindrl.platform.probes.machine import NEEDS
 from mindrl.programs.doctor import examine
 
 ROOT = Path(__file__).parents[3]
-PORT = replace(HEALTHY.question, port=6379)
-HEAD = replace(HEALTHY.question, head=("192.0.2.10", 6379))
 
 
 def advice(facts: Facts) -> str:
@@ -79,9 +76,7 @@ def test_on_a_healthy_machine_every_line_is_ok_and_says_what_was_found() -> None
             with_machine(
                 report=replace(
                     REPORT,
-                    components=(
-                        Component(name="CANN", version="8.5.0", needed="9.1.0", advice="install"),
-                    ),
+                    components=(Component("CANN", "8.5.0", "9.1.0", "install"),),
                 )
             ),
             ("problem", "CANN", "8.5.0, needs 9.1.0"),
@@ -90,9 +85,7 @@ def test_on_a_healthy_machine_every_line_is_ok_and_says_what_was_found() -> None
             with_machine(
                 report=replace(
                     REPORT,
-                    components=(
-                        Component(name="driver", version=None, needed=None, advice="install"),
-                    ),
+                    components=(Component("driver", None, None, "install"),),
                 )
             ),
             ("problem", "driver", "not found"),
@@ -104,7 +97,7 @@ def test_packages_and_the_vendors_software(facts: Facts, found: tuple[str, str, 
 
 
 def test_a_patch_release_of_cann_is_as_good() -> None:
-    patch = Component(name="CANN", version="9.1.2", needed="9.1.0", advice="install")
+    patch = Component("CANN", "9.1.2", "9.1.0", "install")
     assert ill(with_machine(report=replace(REPORT, components=(patch,)))) == []
 
 
@@ -137,7 +130,7 @@ def test_a_patch_release_of_cann_is_as_good() -> None:
             ("problem", "ASCEND_RT_VISIBLE_DEVICES", "lists no device"),
         ),
         (
-            with_device(3, is_healthy=False, health="Alarm"),
+            with_device(3, health="Alarm"),
             ("problem", "device 3", "health: Alarm"),
         ),
         (
@@ -164,12 +157,12 @@ def test_devices(facts: Facts, found: tuple[str, str, str]) -> None:
 
 def test_a_bad_device_is_left_out_of_the_list_that_is_advised() -> None:
     rest = "ASCEND_RT_VISIBLE_DEVICES=0,1,2,4,5,6,7"
-    assert rest in advice(with_device(3, is_healthy=False, health="Critical"))
+    assert rest in advice(with_device(3, health="Critical"))
     assert advice(with_device(3, used_mib=60000, processes=(7,))).endswith(rest)
 
 
 def test_devices_that_the_user_does_not_list_do_not_matter() -> None:
-    busy = with_device(2, used_mib=60000, processes=(7,), is_healthy=False, health="Alarm")
+    busy = with_device(2, used_mib=60000, processes=(7,), health="Alarm")
     assert ill(replace(busy, machine=replace(busy.machine, visible=("4", "5")))) == []
 
 
@@ -246,7 +239,7 @@ def test_settings_of_the_shell(name: str, value: str, verdict: str | None) -> No
             ),
         ),
         (
-            replace(HEALTHY, question=PORT, port_is_free=False),
+            replace(HEALTHY, port=6379, port_is_free=False),
             ("problem", "ports", "6379 is in use or forbidden"),
         ),
         (
@@ -321,20 +314,15 @@ def test_files_are_few_where_a_cluster_is_joined_that_raises_no_limit() -> None:
 def test_a_head_to_join_has_to_answer_and_the_token_has_to_be_here(
     token: TokenFacts, error: str, found: list[tuple[str, str, str]]
 ) -> None:
-    facts = replace(with_machine(token=token), question=HEAD, head_error=error)
+    facts = replace(with_machine(token=token), head=("192.0.2.10", 6379), head_error=error)
     assert ill(facts) == found
 
 
 def test_a_cpu_has_cores_and_a_cpu_build_on_a_gpu_machine_is_wrong() -> None:
-    cpu = with_machine(
-        kind="cpu",
-        needs=NEEDS["cpu"],
-        report=DeviceReport(tool=""),
-        settings=PLATFORMS["cpu"].settings,
-    )
+    cpu = with_machine(platform=PLATFORMS["cpu"], report=DeviceReport(tool=""))
     assert "8 cores for this process" in [each.found for each in examine(cpu)]
     gpu = replace(
-        with_machine(kind="gpu", needs=NEEDS["gpu"]),
+        with_machine(platform=PLATFORMS["gpu"]),
         versions=healthy_machine.versions() | {"torch": "2.13.0+cpu", "vllm": "0.32.0"},
     )
     assert ill(gpu) == [

@@ -93,7 +93,6 @@ def device(index: int, used_mib: int, *processes: int, name: str = "Ascend910") 
     return Device(
         index=index,
         name=name,
-        is_healthy=True,
         health="OK",
         total_mib=65536,
         used_mib=used_mib,
@@ -102,9 +101,7 @@ def device(index: int, used_mib: int, *processes: int, name: str = "Ascend910") 
 
 
 def test_a_card_with_one_die_is_known_by_the_number_of_the_npu() -> None:
-    alarm = Device(
-        index=7, name="910B3", is_healthy=False, health="Alarm", total_mib=65536, used_mib=3400
-    )
+    alarm = Device(index=7, name="910B3", health="Alarm", total_mib=65536, used_mib=3400)
     assert parse_npu_smi(A2) == (
         device(0, 3408, name="910B3"),
         device(2, 41052, 1333928, name="910B3"),
@@ -162,7 +159,7 @@ def test_cann_has_the_version_of_the_first_folder_that_says_one(tmp_path: Path) 
     assert cann_version([absent]) is None
     assert cann_version([absent, old, new]) == "8.0.0"
     assert cann_version([new, old]) == "9.1.0"
-    assert toolkit_folders({"ASCEND_HOME_PATH": str(new)})[0] == new
+    assert toolkit_folders({"ASCEND_HOME_PATH": str(new)}, absent)[0] == new
 
 
 def test_the_tool_and_the_files_of_a_machine_make_one_report(

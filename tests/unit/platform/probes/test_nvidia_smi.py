@@ -16,14 +16,13 @@ def test_each_line_is_a_device_with_the_processes_on_it() -> None:
     assert first == Device(
         index=0,
         name="NVIDIA H100 80GB HBM3",
-        is_healthy=True,
         health="OK",
         total_mib=81559,
         used_mib=61234,
         processes=(4321, 4322),
     )
-    assert (second.is_healthy, second.health) == (False, "3 uncorrected memory errors")
-    assert (third.index, third.is_healthy, third.health) == (2, True, "OK")
+    assert second.health == "3 uncorrected memory errors"
+    assert (third.index, third.health) == (2, "OK")
 
 
 def test_no_answer_is_no_device() -> None:

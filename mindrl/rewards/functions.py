@@ -1,14 +1,15 @@
-r"""The built-in rewards: is the answer right, and does the response have the form asked for.
+r"""What a reward function is, and the built-in ones: is the answer right, in the form asked for.
 
 `base_acc`, `math_verify_reward` and `acc_for_dapo` ask for the forms that MindSpeed-RL's verifiers
 of these names ask for; equality is that of `math_verify`.
 """
 
+import math
 import re
 from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
-from mindrl.rewards.score_range import scores
-
+FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
 RewardFunction = Callable[[str, str], float]
 """Response text, reference answer -> score."""
 
@@ -19,10 +20,47 @@ _STRUCTURE = ("<think>", "</think>", "<answer>", "</answer>")
 _LONGEST_DAPO_ANSWER = 300
 _ANSWER_LINE = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
 _BOXED = re.compile(r"\\boxed\s*\{")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+"""An escaped one is a character of the answer."""
 _CLOSING = re.compile(r"[\s.$!*)\]\\]*")
 
 
-@scores(0.0, 1.0)
+class ScoreRange(NamedTuple):
+    """What a function scores at worst and at best."""
+
+    lowest: float = 0.0
+    highest: float = 1.0
+
+    def share(self, score: float) -> float:
+        """Return how far a score lies between the ends, from 0 to 1, also for one beyond them."""
+        return min(max((score - self.lowest) / (self.highest - self.lowest), 0.0), 1.0)
+
+
+def scores(lowest: float, highest: float) -> Callable[[FunctionT], FunctionT]:
+    """Declare the range of the function below, where it is not 0 to 1."""
+
+    def declared(function: FunctionT) -> FunctionT:
+        vars(function)["score_range"] = ScoreRange(lowest, highest)
+        return function
+
+    return declared
+
+
+def score_range(function: Callable[..., object]) -> ScoreRange:
+    """Return the attribute `score_range` of a function, or 0 to 1 where it declares none.
+
+    Raises:
+        ValueError: it is not two finite numbers, the lower one first.
+    """
+    match found := getattr(function, "score_range", ScoreRange()):
+        case (int() | float() as lowest, int() | float() as highest) if (
+            -math.inf < lowest < highest < math.inf
+        ):
+            return ScoreRange(float(lowest), float(highest))
+        case _:
+            raise ValueError(f"score_range={found!r}: need (lowest, highest), both finite")
+
+
 def math_verify(response: str, reference: str) -> float:
     r"""Score 1.0 if the last \boxed{...} of the response equals the reference, else 0.0.
 
@@ -36,7 +74,6 @@ def math_verify(response: str, reference: str) -> float:
     return float(_equal(boxed.strip().rstrip(".,;: "), reference_answer(reference)))
 
 
-@scores(0.0, 1.0)
 def boxed_format(response: str, reference: str) -> float:  # noqa: ARG001 - every reward takes both
     r"""Score 1.0 if the response shows work, then ends with its only \boxed{...}, else 0.0."""
     openings = list(_BOXED.finditer(response))
@@ -50,7 +87,6 @@ def boxed_format(response: str, reference: str) -> float:  # noqa: ARG001 - ever
     return float(shows_work and _CLOSING.fullmatch(response, end + 1) is not None)
 
 
-@scores(0.0, 1.0)
 def base_acc(response: str, reference: str) -> float:
     r"""Score 1.0 for the right box in `<think>...</think>...<answer>...\boxed{}...</answer>`.
 
@@ -62,7 +98,6 @@ def base_acc(response: str, reference: str) -> float:
     return math_verify_reward(response, reference)
 
 
-@scores(0.0, 1.0)
 def math_verify_reward(response: str, reference: str) -> float:
     """Score 1.0 as `base_acc`, where tags and boxes may stand there more than once."""
     think, think_end, answer, answer_end = _STRUCTURE
@@ -93,12 +128,10 @@ def acc_for_dapo(response: str, reference: str) -> float:
 
 def last_boxed(text: str) -> str | None:
     r"""Return what the last \boxed{...} holds; None if none, unclosed or too long."""
-    opening = None
-    for opening in _BOXED.finditer(text):  # noqa: B007 - only the last match is wanted
-        pass
-    if opening is None:
+    openings = [found.end() for found in _BOXED.finditer(text)]
+    if not openings:
         return None
-    inside = text[opening.end() : opening.end() + MAX_BOXED_CHARACTERS + 1]
+    inside = text[openings[-1] : openings[-1] + MAX_BOXED_CHARACTERS + 1]
     end = _closing_brace(inside, 0)
     return None if end is None else inside[:end]
 
@@ -113,18 +146,10 @@ def reference_answer(reference: str) -> str:
 def _closing_brace(text: str, start: int) -> int | None:
     """Return the position of the brace that closes the one just before `start`."""
     depth = 1
-    position = start
-    while position < len(text):
-        match text[position]:
-            case "\\":  # an escaped brace is a character of the answer
-                position += 1
-            case "{":
-                depth += 1
-            case "}":
-                depth -= 1
+    for found in _BRACE.finditer(text, start):
+        depth += {"{": 1, "}": -1}.get(found[0], 0)
         if depth == 0:
-            return position
-        position += 1
+            return found.start()
     return None
 
 
@@ -140,10 +165,5 @@ def _equal(found: str, reference: str) -> bool:
     return mean_the_same(found, reference)
 
 
-BUILTIN_REWARDS: dict[str, RewardFunction] = {
-    "acc_for_dapo": acc_for_dapo,
-    "base_acc": base_acc,
-    "boxed_format": boxed_format,
-    "math_verify": math_verify,
-    "math_verify_reward": math_verify_reward,
-}
+_BUILTIN = (acc_for_dapo, base_acc, boxed_format, math_verify, math_verify_reward)
+BUILTIN_REWARDS: dict[str, RewardFunction] = {each.__name__: each for each in _BUILTIN}

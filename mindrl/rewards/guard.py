@@ -13,8 +13,8 @@ from contextlib import suppress
 
 import psutil
 
-PR_SET_PDEATHSIG = 1
-PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 SWEEP = signal.SIGUSR1
 """Asks the guard to kill what was left behind so far."""
@@ -25,22 +25,27 @@ _KILL_SECONDS = 5.0
 """A process that the kernel does not let go, say of a dead network disk, is left to it."""
 
 
+def die_with(parent_pid: int) -> None:
+    """Have the kernel kill this process when its parent ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:  # it died before the line above
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def fork_guarded(caller_pid: int, connection_descriptor: int) -> None:
     """Fork the service off this process and return in it; this process becomes its guard.
 
     The guard ends, with all below it, at SIGTERM, when the caller is gone, or behind the service,
     with the service's exit code.
     """
-    guard_pid, process_control = os.getpid(), ctypes.CDLL(None).prctl
-    process_control(PR_SET_CHILD_SUBREAPER, 1)
+    guard_pid = os.getpid()
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     service_pid = os.fork()
     if service_pid:
         os.close(connection_descriptor)
         os._exit(_Guard(service_pid).run(caller_pid))
-    process_control(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != guard_pid:  # the guard died before the line above
-        os._exit(1)
+    die_with(guard_pid)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 

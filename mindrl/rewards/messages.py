@@ -1,11 +1,11 @@
 """What caller, reward service and its workers send each other, and how foreign text is shown."""
 
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from mindrl.rewards.score_range import ScoreRange
+from mindrl.rewards.functions import ScoreRange
 
 SHOWN_CHARACTERS = 200
 
@@ -24,14 +24,6 @@ class PoolPlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ScoreRequest:
-    """Responses with the right answers, in order."""
-
-    responses: tuple[str, ...]
-    answers: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
     """Why a response has no score."""
 
@@ -42,6 +34,8 @@ class Failure:
     """The calls that led to an exception, from the function on."""
 
 
+Pairs = Sequence[tuple[str, str]]
+"""Responses, each with the right answer."""
 Ranges = Mapping[str, ScoreRange]
 """Of the scores, by function: the service has imported all functions, and its workers run."""
 Outcome = float | Failure

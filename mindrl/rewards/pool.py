@@ -5,27 +5,31 @@ import signal
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.context import ForkContext, ForkProcess
 
 from pebble import ProcessExpired, ProcessPool
 
 from mindrl.errors import RewardError
-from mindrl.rewards.messages import Failure, Outcome, PoolPlan, ScoreRequest
-from mindrl.rewards.score_range import score_range
+from mindrl.rewards.functions import score_range
+from mindrl.rewards.messages import Failure, Outcome, Outcomes, Pairs, PoolPlan
 from mindrl.rewards.worker import (
     SETTLING_SECONDS,
     isolate_worker,
     load_reward,
     reward_place,
     score_pairs,
-    score_suspect,
 )
 
 WORKER_START_SECONDS = 60.0
 STALL_SECONDS = 30.0
 """Beyond the time limit, without any result: then the pool itself is stuck."""
 EXIT_ZERO = 256
+RESPONSES_PER_CHUNK = 32
+"""At most."""
+CHUNKS_PER_PROCESS = 4
+"""At least, where there are responses enough: an even load matters more than the cost of a task."""
+LOSSES_ALLOWED = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,11 +38,11 @@ class Chunk:
 
     function: str
     indices: Sequence[int]
-    """Places in the request."""
+    """Places in the batch."""
     times_lost: int = 0
 
 
-ChunkResult = Sequence[Outcome] | Failure | None
+ChunkResult = list[Outcome] | Failure | None
 """Outcomes of a first part of the chunk; why its worker was lost; None: lost without its fault."""
 
 
@@ -79,20 +83,44 @@ class WorkerPool:
         self._connection_descriptor = connection_descriptor
         self._pool = self._start()
 
-    def run(
-        self, chunks: Iterable[Chunk], request: ScoreRequest
-    ) -> list[tuple[Chunk, ChunkResult]]:
-        """Give every chunk to a worker and wait for all; the order is that of the chunks."""
-        if not self._pool.active:
-            self._replace()
-        futures = [(chunk, self._schedule(chunk, request)) for chunk in chunks]
-        self._wait([future for _, future in futures])
-        return [(chunk, self._result(chunk.function, future)) for chunk, future in futures]
+    def score(self, pairs: Pairs) -> Outcomes:
+        """Score every response with every function.
+
+        A chunk whose worker hung or died is run again one response at a time, so that only
+        the guilty ones fail.
+        """
+        outcomes: dict[str, dict[int, Outcome]] = {name: {} for name in self._plan.functions}
+        places, even = range(len(pairs)), self._plan.processes * CHUNKS_PER_PROCESS
+        size = min(RESPONSES_PER_CHUNK, -(-len(pairs) // even))
+        chunks = [
+            Chunk(function=function, indices=places[start : start + size])
+            for function in self._plan.functions
+            for start in places[::size]
+        ]
+        while chunks:
+            results = self._run(chunks, pairs)
+            chunks = []
+            for chunk, result in results:
+                final, rest = settled(chunk, result)
+                outcomes[chunk.function] |= final
+                chunks += rest
+        return {
+            function: tuple(by_index[index] for index in places)
+            for function, by_index in outcomes.items()
+        }
 
     def close(self) -> None:
         """Kill and reap the workers."""
         self._pool.stop()
         self._pool.join()
+
+    def _run(self, chunks: Iterable[Chunk], pairs: Pairs) -> list[tuple[Chunk, ChunkResult]]:
+        """Give every chunk to a worker and wait for all; the order is that of the chunks."""
+        if not self._pool.active:
+            self._replace()
+        futures = [(chunk, self._schedule(chunk, pairs)) for chunk in chunks]
+        self._wait([future for _, future in futures])
+        return [(chunk, self._result(chunk.function, future)) for chunk, future in futures]
 
     def _start(self) -> ProcessPool:
         pool = ProcessPool(
@@ -115,26 +143,20 @@ class WorkerPool:
         self.close()
         self._pool = self._start()
 
-    def _schedule(self, chunk: Chunk, request: ScoreRequest) -> Future[list[Outcome]]:
-        pairs = [(request.responses[i], request.answers[i]) for i in chunk.indices]
-        timeout = self._plan.timeout_seconds
-        future: Future[list[Outcome]] = Future()
+    def _schedule(self, chunk: Chunk, pairs: Pairs) -> Future[list[Outcome]]:
+        timeout, chosen = self._plan.timeout_seconds, [pairs[index] for index in chunk.indices]
         try:
-            if len(pairs) == 1:
-                future = self._pool.schedule(
-                    score_suspect,
-                    args=(chunk.function, pairs[0]),
-                    timeout=timeout + SETTLING_SECONDS,
-                )
-            else:
-                future = self._pool.schedule(
-                    score_pairs, args=(chunk.function, pairs, timeout / 2), timeout=timeout
-                )
+            future: Future[list[Outcome]] = self._pool.schedule(
+                score_pairs,
+                args=(chunk.function, chosen, timeout / 2),
+                timeout=timeout + SETTLING_SECONDS,
+            )
         except RuntimeError as error:  # the pool broke since it was last looked at
+            future = Future()
             future.set_exception(error)
         return future
 
-    def _wait(self, futures: Sequence[Future[list[Outcome]]]) -> None:
+    def _wait(self, futures: Iterable[Future[list[Outcome]]]) -> None:
         """Wait for all, or until the pool breaks or stands still; then a new pool is made.
 
         A worker that dies while it holds pebble's locks (out of memory, say) would
@@ -159,12 +181,27 @@ class WorkerPool:
                 return future.result()
             case TimeoutError():
                 detail = f"no score within {self._plan.timeout_seconds:g} s"
-                return Failure(kind="timeout", detail=f"{detail} ({reward_place(function)})")
+                failure = Failure(kind="timeout", detail=detail)
             case ProcessExpired() as error:
                 detail = f"process ended: {_exit_reason(error.exitcode)}"
-                return Failure(kind="crash", detail=f"{detail} ({reward_place(function)})")
+                failure = Failure(kind="crash", detail=detail)
             case _:
                 return None
+        return replace(failure, detail=f"{detail} ({reward_place(function)})")
+
+
+def settled(chunk: Chunk, result: ChunkResult) -> tuple[dict[int, Outcome], list[Chunk]]:
+    """Return the outcomes, by index, that a result makes final, and the chunks still to run."""
+    if isinstance(result, list):
+        left = chunk.indices[len(result) :]
+        final = dict(zip(chunk.indices, result, strict=False))
+        return final, [replace(chunk, indices=left)] if left else []
+    if result is None and chunk.times_lost < LOSSES_ALLOWED:
+        return {}, [replace(chunk, times_lost=chunk.times_lost + 1)]
+    if len(chunk.indices) > 1:
+        return {}, [Chunk(function=chunk.function, indices=(index,)) for index in chunk.indices]
+    broken = f"the scoring processes broke {chunk.times_lost + 1} times"
+    return {chunk.indices[0]: result or Failure(kind="crash", detail=broken)}, []
 
 
 def _exit_reason(exitcode: int) -> str:

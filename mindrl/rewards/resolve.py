@@ -13,9 +13,8 @@ from types import ModuleType
 from typing import cast
 
 from mindrl.errors import ConfigError
-from mindrl.rewards.functions import BUILTIN_REWARDS, RewardFunction
+from mindrl.rewards.functions import BUILTIN_REWARDS, RewardFunction, score_range
 from mindrl.rewards.messages import quoted
-from mindrl.rewards.score_range import score_range
 
 FIELD = "rl_config.verifier_function"
 
@@ -31,63 +30,13 @@ def resolve_reward(name: str) -> RewardFunction:
         return BUILTIN_REWARDS[name]
     place, separator, attribute = name.rpartition(":")
     if not separator:
-        raise ConfigError(_unknown_builtin(name))
-    module = _load_file(name, Path(place)) if place.endswith(".py") else _load_module(name, place)
-    return _checked(name, module, attribute)
-
-
-def place_of(function: Callable[..., object]) -> str:
-    """Return file and line of what is called, or the function itself where it has no source."""
-    plain = inspect.unwrap(function)
-    for source in (plain, type(plain).__call__):
-        with contextlib.suppress(TypeError, OSError):
-            return f"{inspect.getsourcefile(source)}:{inspect.getsourcelines(source)[1]}"
-    return quoted(function)
-
-
-def _unknown_builtin(name: str) -> str:
-    close = difflib.get_close_matches(name, BUILTIN_REWARDS, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return (
-        f"{FIELD}={name!r} is no builtin reward; {hint}builtins: {', '.join(BUILTIN_REWARDS)}; "
-        "your own: 'package.module:function' or 'path/to/file.py:function'"
-    )
-
-
-def _load_module(name: str, module_name: str) -> ModuleType:
-    try:
-        return importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:
-        raise _import_failed(name, f"module {module_name!r}", error) from error
-
-
-def _load_file(name: str, path: Path) -> ModuleType:
-    """Import a file under a name of its own, so that two `rewards.py` do not collide."""
-    path = path.expanduser().resolve()
-    if not path.is_file():
-        raise ConfigError(f"{FIELD}={name!r}: no file at {path}")
-    digest = hashlib.sha256(bytes(path)).hexdigest()[:12]
-    module_name = f"mindrl_reward_{path.stem}_{digest}"
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module  # dataclasses and pickle look the module up there
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[module_name]
-        raise _import_failed(name, f"file {path}", error) from error
-    return module
-
-
-def _import_failed(name: str, place: str, error: BaseException) -> ConfigError:
-    return ConfigError(
-        f"{FIELD}={name!r}: {place} does not import: {type(error).__name__}: {error}"
-    )
-
-
-def _checked(name: str, module: ModuleType, attribute: str) -> RewardFunction:
+        close = difflib.get_close_matches(name, BUILTIN_REWARDS, n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise ConfigError(
+            f"{FIELD}={name!r} is no builtin reward; {hint}builtins: {', '.join(BUILTIN_REWARDS)}; "
+            "your own: 'package.module:function' or 'path/to/file.py:function'"
+        )
+    module = _imported(name, place)
     if attribute not in vars(module):
         close = difflib.get_close_matches(attribute, dir(module), n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
@@ -100,6 +49,47 @@ def _checked(name: str, module: ModuleType, attribute: str) -> RewardFunction:
     if fault := _fault(found):
         raise ConfigError(f"{FIELD}={name!r} ({place_of(found)}) {fault}")
     return cast(RewardFunction, found)
+
+
+def place_of(function: Callable[..., object]) -> str:
+    """Return file and line of what is called, or the function itself where it has no source."""
+    plain = inspect.unwrap(function)
+    for source in (plain, type(plain).__call__):
+        with contextlib.suppress(TypeError, OSError):
+            return f"{inspect.getsourcefile(source)}:{inspect.getsourcelines(source)[1]}"
+    return quoted(function)
+
+
+def _imported(name: str, place: str) -> ModuleType:
+    shown, path = f"module {place!r}", None
+    if place.endswith(".py"):
+        path = Path(place).expanduser().resolve()
+        if not path.is_file():
+            raise ConfigError(f"{FIELD}={name!r}: no file at {path}")
+        shown = f"file {path}"
+    try:
+        return importlib.import_module(place) if path is None else _executed(path)
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            f"{FIELD}={name!r}: {shown} does not import: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _executed(path: Path) -> ModuleType:
+    """Import a file under a name of its own, so that two `rewards.py` do not collide."""
+    digest = hashlib.sha256(bytes(path)).hexdigest()[:12]
+    module_name = f"mindrl_reward_{path.stem}_{digest}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # dataclasses and pickle look the module up there
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[module_name]
+        raise
+    return module
 
 
 def _fault(found: Callable[..., object]) -> str | None:

@@ -2,21 +2,14 @@
 
 import logging
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import Self
 
 from mindrl.config.rl import RLConfig
 from mindrl.errors import ConfigError, RewardError
 from mindrl.observability.printable import printable
-from mindrl.rewards.messages import FailureKind, Outcomes, PoolPlan, Ranges, ScoreRequest, quoted
+from mindrl.rewards.messages import FailureKind, Outcomes, PoolPlan, quoted
 from mindrl.rewards.resolve import FIELD
-from mindrl.rewards.scores import (
-    Failures,
-    Scores,
-    WorstScores,
-    failures_of,
-    functions_without_scores,
-)
+from mindrl.rewards.scores import Failures, Scores, WorstScores, failures_of, without_any_score
 from mindrl.rewards.service_process import RewardService
 
 logger = logging.getLogger(__name__)
@@ -46,18 +39,12 @@ class RewardScorer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exception_type: type[BaseException] | None,
-        exception: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def warm_up(self) -> None:
         """Start the processes and their imports, and return at once."""
-        if self._service is None:
-            self._service = RewardService(self._plan)
+        self._running()
 
     def score(self, responses: Sequence[str], answers: Sequence[str]) -> Scores:
         """Score each response against the right answer.
@@ -72,9 +59,14 @@ class RewardScorer:
                 f"{len(responses)} responses and {len(answers)} references; "
                 "need one reference for each of at least 1 response"
             )
-        request = ScoreRequest(responses=tuple(responses), answers=tuple(answers))
-        outcomes, ranges = self._outcomes(request)
-        components = self._worst.filled(outcomes, ranges)
+        service = self._running()
+        try:
+            outcomes = service.score(list(zip(responses, answers, strict=True)))
+        except BaseException:  # Ctrl-C too: a late reply must not answer the next request
+            service.kill()
+            self._service = None
+            raise
+        components = self._worst.filled(outcomes, service.ranges)
         failures = failures_of(outcomes)
         self._log(failures, responses)
         return Scores(
@@ -83,49 +75,37 @@ class RewardScorer:
                 for row in zip(*components.values(), strict=True)
             ),
             components=components,
-            ranges=ranges,
+            ranges=service.ranges,
             failures=failures,
         )
 
     def close(self) -> None:
         """End every process that was started; a later call starts new ones."""
-        if self._service is not None:
-            service, self._service = self._service, None
+        if service := self._service:
+            self._service = None
             service.stop()
 
     def abort(self) -> None:
         """Kill the processes: a `score` that another thread waits for raises a RewardError."""
-        service = self._service
-        if service is not None:
+        if service := self._service:
             service.kill()
 
-    def _outcomes(self, request: ScoreRequest) -> tuple[Outcomes, Ranges]:
-        self.warm_up()
-        service = self._service
-        assert service is not None
-        try:
-            return service.score(request), service.ranges
-        except BaseException:  # Ctrl-C too: a late reply must not answer the next request
-            service.kill()
-            self._service = None
-            raise
+    def _running(self) -> RewardService:
+        self._service = self._service or RewardService(self._plan)
+        return self._service
 
     def _log(self, failures: Sequence[Failures], responses: Sequence[str]) -> None:
         """Log the first failure of each function and kind; where it is new, with its calls."""
         for each in failures:
             is_new = (each.function, each.kind) not in self._logged
             self._logged.add((each.function, each.kind))
-            logger.warning(
-                "%s failed for %d of %d responses: %s: %s; the first is response %d: %s%s",
-                each.function,
-                each.count,
-                len(responses),
-                each.kind,
-                each.first.detail,
-                each.response,
-                quoted(responses[each.response]),
-                f"\n{printable(each.first.trace)}".rstrip() if is_new else "",
+            text = (
+                f"{each.function} failed for {each.count} of {len(responses)} responses: "
+                f"{each.kind}: {each.first.detail}; the first is response {each.response}: "
+                f"{quoted(responses[each.response])}"
             )
+            trace = f"\n{printable(each.first.trace)}".rstrip() if is_new else ""
+            logger.warning("%s%s", text, trace)
 
 
 def try_rewards(functions: Sequence[str], timeout_seconds: float, answer: str) -> None:
@@ -143,7 +123,7 @@ def try_rewards(functions: Sequence[str], timeout_seconds: float, answer: str) -
     responses = (_ANSWERED % answer, "")
     service = RewardService(PoolPlan(functions=own, timeout_seconds=timeout_seconds, processes=1))
     try:
-        outcomes = service.score(ScoreRequest(responses=responses, answers=(answer,) * 2))
+        outcomes = service.score([(response, answer) for response in responses])
     finally:
         service.kill()
     if lines := [*_refusals(outcomes, responses)]:
@@ -152,9 +132,9 @@ def try_rewards(functions: Sequence[str], timeout_seconds: float, answer: str) -
 
 def _refusals(outcomes: Outcomes, responses: Sequence[str]) -> Iterator[str]:
     failures = failures_of(outcomes)
-    always = functions_without_scores(failures, len(responses))
+    hopeless = {each.function for each in without_any_score(failures, len(responses))}
     for each in failures:
-        if each.function in always or each.kind == "value":
+        if each.function in hopeless or each.kind == "value":
             yield (
                 f"{FIELD}={each.function!r} fails in a trial call: {each.kind}: "
                 f"{each.first.detail}; the response was {quoted(responses[each.response])}"

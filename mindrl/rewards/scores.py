@@ -1,13 +1,11 @@
 """What came of rating a batch of responses."""
 
 import statistics
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from mindrl.rewards.messages import Failure, FailureKind, Outcome, Outcomes, Ranges
-from mindrl.rewards.score_range import ScoreRange
+from mindrl.rewards.messages import Failure, FailureKind, Outcomes, Ranges
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,10 +50,9 @@ class Scores:
         """Count the scores that were not given, for one of these reasons."""
         return sum(each.count for each in self.failures if each.kind in kinds)
 
-    def without_any_score(self) -> Iterator[Failures]:
-        """Yield the first failures of each function that failed for the whole batch."""
-        for function in functions_without_scores(self.failures, len(self.rewards)):
-            yield next(each for each in self.failures if each.function == function)
+    def without_any_score(self) -> list[Failures]:
+        """Return the first failures of each function that failed for the whole batch."""
+        return without_any_score(self.failures, len(self.rewards))
 
     def accuracy(self, function: str) -> float:
         """Return where the scores of a function lie in its range, on average: 0 to 1."""
@@ -88,12 +85,13 @@ def failures_of(outcomes: Outcomes) -> tuple[Failures, ...]:
     return tuple(found.values())
 
 
-def functions_without_scores(failures: Sequence[Failures], responses: int) -> list[str]:
-    """Return the functions that failed for each of so many responses."""
-    counts: Counter[str] = Counter()
+def without_any_score(failures: Sequence[Failures], responses: int) -> list[Failures]:
+    """Return the first failures of each function that failed for each of so many responses."""
+    by_function: dict[str, list[Failures]] = {}
     for each in failures:
-        counts[each.function] += each.count
-    return [function for function, count in counts.items() if count == responses]
+        by_function.setdefault(each.function, []).append(each)
+    found = by_function.values()
+    return [kinds[0] for kinds in found if sum(each.count for each in kinds) == responses]
 
 
 class WorstScores:
@@ -110,17 +108,14 @@ class WorstScores:
 
     def filled(self, outcomes: Outcomes, ranges: Ranges) -> dict[str, tuple[float, ...]]:
         """Return the scores by function, with the worst one for each failure."""
-        return {
-            function: self._filled(function, column, ranges[function])
-            for function, column in outcomes.items()
-        }
-
-    def _filled(
-        self, function: str, column: Sequence[Outcome], ends: ScoreRange
-    ) -> tuple[float, ...]:
-        rewarded = self._weights[function] >= 0
-        worse, end = (min, ends.lowest) if rewarded else (max, ends.highest)
-        given = (outcome for outcome in column if not isinstance(outcome, Failure))
-        worst = worse([self._worst.get(function, end), *given])
-        self._worst[function] = worst
-        return tuple(worst if isinstance(outcome, Failure) else outcome for outcome in column)
+        filled = {}
+        for function, column in outcomes.items():
+            ends, rewarded = ranges[function], self._weights[function] >= 0
+            worse, end = (min, ends.lowest) if rewarded else (max, ends.highest)
+            given = (each for each in column if not isinstance(each, Failure))
+            worst = worse([self._worst.get(function, end), *given])
+            self._worst[function] = worst
+            filled[function] = tuple(
+                worst if isinstance(each, Failure) else each for each in column
+            )
+        return filled

@@ -9,7 +9,7 @@ from multiprocessing.connection import Pipe
 from pathlib import Path
 
 from mindrl.errors import MindrlError, RewardError
-from mindrl.rewards.messages import Outcomes, PoolPlan, Ranges, ScoreRequest
+from mindrl.rewards.messages import Outcomes, Pairs, PoolPlan, Ranges
 
 START_SECONDS = 300.0
 """For the imports of every reward function, on a slow disk."""
@@ -49,7 +49,7 @@ class RewardService:
         self.ranges: Ranges = {}
         """Of the scores, by function; known once something is scored."""
 
-    def score(self, request: ScoreRequest) -> Outcomes:
+    def score(self, pairs: Pairs) -> Outcomes:
         """Score every response with every function.
 
         Raises:
@@ -57,8 +57,9 @@ class RewardService:
             RewardError: the service did not start, or ended.
         """
         try:
-            self._wait_until_ready()
-            self._connection.send(request)
+            if not self.ranges:
+                self.ranges = self._ready()
+            self._connection.send(pairs)
             outcomes: Outcomes = self._connection.recv()
         except (EOFError, OSError) as error:
             self.kill()
@@ -86,9 +87,7 @@ class RewardService:
             self._process.wait()
         self._connection.close()
 
-    def _wait_until_ready(self) -> None:
-        if self.ranges:
-            return
+    def _ready(self) -> Ranges:
         if not self._connection.poll(START_SECONDS):
             raise RewardError(
                 f"rl_config.verifier_function: the imports took more than {START_SECONDS:.0f} s"
@@ -96,4 +95,4 @@ class RewardService:
         reply: Ranges | MindrlError = self._connection.recv()
         if isinstance(reply, MindrlError):
             raise reply
-        self.ranges = reply
+        return reply

@@ -1,28 +1,25 @@
 """What runs inside a scoring process: isolation first, then foreign code on foreign text."""
 
-import ctypes
 import math
 import numbers
 import os
 import resource
-import signal
 import time
 import traceback
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 import mindrl.rewards.answers  # noqa: F401 - before the fork: no answer is to wait for sympy
-from mindrl.rewards.messages import Failure, Outcome, quoted
+from mindrl.rewards.guard import die_with
+from mindrl.rewards.messages import Failure, Outcome, Pairs, quoted
 from mindrl.rewards.resolve import place_of, resolve_reward
 
 EXTRA_ADDRESS_SPACE_BYTES = 4 * 2**30
 """What scoring may map beyond what the imports have mapped."""
 
 SETTLING_SECONDS = 0.02
-
-PR_SET_PDEATHSIG = 1
-
+"""Lets the pool note which worker took a task that may kill it; else its death may be seen before
+its task is known, and be blamed on the whole pool."""
 TRACED_CALLS = 8
 """The innermost ones."""
 TRACE_CHARACTERS = 2000
@@ -39,9 +36,7 @@ def reward_place(function: str) -> str:
 
 def isolate_worker(service_pid: int, connection_descriptor: int) -> None:
     """Cut a new worker off from what it could harm; runs once in each, before any response."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != service_pid:  # the service died before the line above
-        os.kill(os.getpid(), signal.SIGKILL)
+    die_with(service_pid)
     os.close(connection_descriptor)
     silence = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, 1)
@@ -53,13 +48,14 @@ def isolate_worker(service_pid: int, connection_descriptor: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def score_pairs(
-    function: str, pairs: Sequence[tuple[str, str]], budget_seconds: float
-) -> list[Outcome]:
-    """Score pairs of response and right answer until the budget is spent, but one at least.
+def score_pairs(function: str, pairs: Pairs, budget_seconds: float) -> list[Outcome]:
+    """Score pairs until the budget is spent, but one at least.
 
-    The caller sends the rest again, so that slow functions are not mistaken for hanging ones.
+    The caller sends the rest again, so that slow functions are not mistaken for hanging ones. A
+    pair alone is mostly one of those that were lost: this process may not survive it.
     """
+    if len(pairs) == 1:
+        time.sleep(SETTLING_SECONDS)
     started = time.monotonic()
     outcomes: list[Outcome] = []
     for response, answer in pairs:
@@ -67,16 +63,6 @@ def score_pairs(
         if time.monotonic() - started > budget_seconds:
             break
     return outcomes
-
-
-def score_suspect(function: str, pair: tuple[str, str]) -> list[Outcome]:
-    """Score one response, mostly of a chunk that was lost; this process may not survive it.
-
-    The pause lets the pool note which worker took the task. Without it the death of
-    a worker can be seen before its task is known, and be blamed on the whole pool.
-    """
-    time.sleep(SETTLING_SECONDS)
-    return score_pairs(function, [pair], budget_seconds=0.0)
 
 
 def _score_one(function: str, response: str, answer: str) -> Outcome:

@@ -15,8 +15,7 @@ from scorers import scorer_of
 
 from mindrl.errors import RewardError
 from mindrl.rewards.messages import Failure
-from mindrl.rewards.pool import Chunk
-from mindrl.rewards.service import remaining, settled
+from mindrl.rewards.pool import Chunk, settled
 from mindrl.rewards.worker import score_pairs
 
 OBEY = f"{Path(__file__).with_name('hostile_reward.py')}:obey"
@@ -159,24 +158,23 @@ def test_the_scorer_works_on_after_an_interrupted_call(mark: str) -> None:
 def test_a_chunk_lost_without_fault_runs_again_3_times_then_one_by_one() -> None:
     chunk = Chunk(function="f", indices=(4, 5))
     for times_lost in (1, 2, 3):
-        assert settled(chunk, None) == {}
-        (chunk,) = remaining(chunk, None)
+        final, (chunk,) = settled(chunk, None)
+        assert final == {}
         assert (chunk.indices, chunk.times_lost) == ((4, 5), times_lost)
-    assert [single.indices for single in remaining(chunk, None)] == [(4,), (5,)]
+    final, rest = settled(chunk, None)
+    assert (final, [single.indices for single in rest]) == ({}, [(4,), (5,)])
 
 
 def test_a_single_answer_lost_4_times_is_a_crash() -> None:
     single = Chunk(function="f", indices=(4,), times_lost=3)
-    assert remaining(single, None) == []
-    assert settled(single, None) == {
-        4: Failure(kind="crash", detail="the scoring processes broke 4 times")
-    }
+    broken = Failure(kind="crash", detail="the scoring processes broke 4 times")
+    assert settled(single, None) == ({4: broken}, [])
 
 
 def test_a_chunk_that_ran_out_of_budget_after_2_of_3_answers_sends_the_third_again() -> None:
     chunk = Chunk(function="f", indices=(7, 8, 9))
-    assert settled(chunk, [1.0, 0.5]) == {7: 1.0, 8: 0.5}
-    assert [rest.indices for rest in remaining(chunk, [1.0, 0.5])] == [(9,)]
+    final, rest = settled(chunk, [1.0, 0.5])
+    assert (final, [left.indices for left in rest]) == ({7: 1.0, 8: 0.5}, [(9,)])
 
 
 def test_a_worker_stops_after_the_answer_that_spends_its_budget() -> None:

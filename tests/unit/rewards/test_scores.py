@@ -2,9 +2,8 @@
 
 import pytest
 
-from mindrl.rewards.functions import BUILTIN_REWARDS
+from mindrl.rewards.functions import BUILTIN_REWARDS, ScoreRange, score_range, scores
 from mindrl.rewards.messages import Failure
-from mindrl.rewards.score_range import ScoreRange, score_range, scores
 from mindrl.rewards.scores import WorstScores
 
 FAILED = Failure(kind="timeout", detail="no score within 5 s")

@@ -27,7 +27,7 @@ from mindrl.data.run_data import RunData
 from mindrl.observability.console import StepConsole
 from mindrl.observability.memory_snapshot import MeasuredSnapshot
 from mindrl.observability.trackers import JsonlTracker
-from mindrl.rewards.score_range import ScoreRange
+from mindrl.rewards.functions import ScoreRange
 from mindrl.rewards.scores import Scores
 from mindrl.rollout.sampling import Sampling
 from mindrl.trainer.reward_manager import RewardSources

@@ -20,8 +20,8 @@ from memory_roles import (
 from mindrl.batch.prompts import Prompt
 from mindrl.errors import RewardError, StopRequestedError
 from mindrl.observability.memory_snapshot import MeasuredSnapshot
+from mindrl.rewards.functions import ScoreRange
 from mindrl.rewards.messages import Failure
-from mindrl.rewards.score_range import ScoreRange
 from mindrl.rewards.scores import Failures, Scores
 from mindrl.trainer.grpo_trainer import GrpoTrainer
 from mindrl.trainer.policy_trainer import TrainerRoles

@@ -5,7 +5,7 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
@@ -31,8 +31,7 @@ class PromptSet:
     """Prompts left out for their length."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Rendered:
+class _Rendered(NamedTuple):
     """A row after the chat template."""
 
     place: str
@@ -47,12 +46,6 @@ def load_prompts(
     tokenizer: PreTrainedTokenizerBase,
 ) -> PromptSet:
     """Read a data file and render its prompts with the tokenizer's chat template.
-
-    Args:
-        path: A .jsonl or .parquet file.
-        training: Names the columns and a system message.
-        rl: Bounds the length of a prompt.
-        tokenizer: Of the model.
 
     Raises:
         DataError: The file or one of its rows breaks the stated format, a prompt is too
@@ -74,32 +67,26 @@ def load_prompts(
 def _limit_length(
     prompts: tuple[Prompt, ...], places: Sequence[str], path: str, rl: RLConfig
 ) -> tuple[Prompt, ...]:
-    limit = rl.max_prompt_length
-    kept = tuple(prompt for prompt in prompts if len(prompt.token_ids) <= limit)
-    dropped = len(prompts) - len(kept)
-    if dropped == 0:
+    key = f"rl_config.max_prompt_length={rl.max_prompt_length}"
+    lengths = [len(prompt.token_ids) for prompt in prompts]
+    too_long = [uid for uid, length in enumerate(lengths) if length > rl.max_prompt_length]
+    if not too_long:
         return prompts
-    longest = max(len(prompt.token_ids) for prompt in prompts)
     if rl.overlong_prompt_policy == "error":
-        first = next(prompt for prompt in prompts if len(prompt.token_ids) > limit)
         raise DataError(
-            f"{places[first.uid]}: prompt of {len(first.token_ids)} tokens is longer than "
-            f"rl_config.max_prompt_length={limit}; {dropped} of {len(prompts)} prompts are, the "
-            f"longest has {longest}. Raise the limit, or set rl_config.overlong_prompt_policy=drop"
+            f"{places[too_long[0]]}: prompt of {lengths[too_long[0]]} tokens is longer than {key}; "
+            f"{len(too_long)} of {len(prompts)} prompts are, the longest has {max(lengths)}. "
+            "Raise the limit, or set rl_config.overlong_prompt_policy=drop"
         )
-    if not kept:
+    if len(too_long) == len(prompts):
         raise DataError(
-            f"data file {path}: no prompt is left, all {dropped} are longer than "
-            f"rl_config.max_prompt_length={limit}; the longest has {longest} tokens"
+            f"data file {path}: no prompt is left, all {len(prompts)} are longer than {key}; "
+            f"the longest has {max(lengths)} tokens"
         )
     _LOGGER.warning(
-        "%s: dropped %d of %d prompts longer than rl_config.max_prompt_length=%d tokens",
-        path,
-        dropped,
-        len(prompts),
-        limit,
+        "%s: dropped %d of %d prompts longer than %s tokens", path, len(too_long), len(prompts), key
     )
-    return kept
+    return tuple(prompt for prompt in prompts if len(prompt.token_ids) <= rl.max_prompt_length)
 
 
 def _render(
@@ -119,28 +106,20 @@ def _render(
 
 
 def _messages(row: Row, training: MegatronTrainingConfig) -> list[ChatMessage]:
-    column = training.prompt_column
-    value = _column(row, column, "megatron_training.prompt_column")
-    where = f"{row.place}: column {column!r}"
+    where, value = _column(row, training.prompt_column, "megatron_training.prompt_column")
     if isinstance(value, str):
         value = [{"role": "user", "content": value}]
     if not isinstance(value, list) or not value:
-        raise DataError(
-            f"{where} holds {_shown(value)}; needed text or a list of messages, not empty"
-        )
-    messages = [
-        _message(f"{where}, message {number}", message)
-        for number, message in enumerate(value, start=1)
-    ]
+        need = "needed text or a list of messages, not empty"
+        raise DataError(f"{where} holds {_shown(value)}; {need}")
+    messages = [_message(f"{where}, message {at}", each) for at, each in enumerate(value, start=1)]
     if messages[-1]["role"] == "assistant":
         raise DataError(f"{where} ends with an answer of the assistant; needed a question")
     if training.system_prompt is None:
         return messages
     if any(message["role"] == "system" for message in messages):
-        raise DataError(
-            f"{where} has a system message of its own; "
-            "needed none, as megatron_training.system_prompt is set"
-        )
+        need = "needed none, as megatron_training.system_prompt is set"
+        raise DataError(f"{where} has a system message of its own; {need}")
     return [{"role": "system", "content": training.system_prompt}, *messages]
 
 
@@ -158,20 +137,18 @@ def _message(where: str, value: Any) -> ChatMessage:
 
 
 def _answer(row: Row, training: MegatronTrainingConfig) -> str:
-    value = _column(row, training.answer_column, "megatron_training.answer_column")
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    answer = str(value) if is_number else value
+    where, value = _column(row, training.answer_column, "megatron_training.answer_column")
+    answer = str(value) if type(value) in (int, float) else value
     if not isinstance(answer, str) or not answer.strip():
-        raise DataError(
-            f"{row.place}: column {training.answer_column!r} holds {_shown(value)}; "
-            "needed an answer: text, not empty, or a number"
-        )
+        need = "needed an answer: text, not empty, or a number"
+        raise DataError(f"{where} holds {_shown(value)}; {need}")
     return answer
 
 
-def _column(row: Row, column: str, field: str) -> Any:
+def _column(row: Row, column: str, field: str) -> tuple[str, Any]:
+    """Return the place of a value, for messages, and the value."""
     if column in row.values:
-        return row.values[column]
+        return f"{row.place}: column {column!r}", row.values[column]
     close = difflib.get_close_matches(column, row.values, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     found = ", ".join(row.values) or "none"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import datasets
+from datasets.exceptions import DatasetGenerationError
 
 from mindrl.errors import DataError
 
@@ -61,13 +62,11 @@ def _parse_object(place: str, line: bytes) -> dict[str, Any]:
     try:
         value = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"{place}: byte {error.start + 1} of the line is not UTF-8 ({error.reason})"
-        ) from error
+        wrong = f"byte {error.start + 1} of the line is not UTF-8 ({error.reason})"
+        raise DataError(f"{place}: {wrong}") from error
     except json.JSONDecodeError as error:
-        raise DataError(
-            f"{place}: not JSON: {error.msg} at character {error.pos + 1} of the line"
-        ) from error
+        wrong = f"{error.msg} at character {error.pos + 1} of the line"
+        raise DataError(f"{place}: not JSON: {wrong}") from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{place}: not JSON: {error}") from error
     if not isinstance(value, dict):
@@ -84,11 +83,7 @@ def _read_parquet(file: Path) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as cache, _no_progress_bars():
         try:
             table = datasets.Dataset.from_parquet(str(file), cache_dir=cache, keep_in_memory=True)
-        except (
-            datasets.exceptions.DatasetGenerationError,
-            ValueError,
-            NotImplementedError,
-        ) as error:
+        except (DatasetGenerationError, ValueError, NotImplementedError) as error:
             cause = error.__cause__ or error
             raise DataError(f"data file {file}: not a Parquet file ({cause})") from error
     for index, values in enumerate(table):
@@ -97,11 +92,10 @@ def _read_parquet(file: Path) -> Iterator[Row]:
 
 @contextmanager
 def _no_progress_bars() -> Iterator[None]:
-    if datasets.are_progress_bars_disabled():
-        yield
-        return
+    were_on = not datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:
         yield
     finally:
-        datasets.enable_progress_bars()
+        if were_on:
+            datasets.enable_progress_bars()

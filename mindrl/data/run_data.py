@@ -1,8 +1,9 @@
-"""What a run reads before anything is started: rows, tokenizer, chat template."""
+"""What a run reads before anything is started, and in which order it visits the prompts."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from mindrl.config.run import RunConfig
@@ -28,6 +29,35 @@ class RunData:
         return text
 
 
+@dataclass(frozen=True)
+class PromptOrder:
+    """Visits every prompt once per epoch, each epoch in an order of its own.
+
+    A pure function of the seed and the step: a resumed run needs no state to go on
+    where it was. The last prompts of an epoch share a step with the first of the next.
+    """
+
+    count: int
+    """Prompts, at least 1."""
+    seed: int
+    """0 or more."""
+    shuffle: bool
+    """False visits them in the order of the file."""
+
+    def indices(self, step: int, per_step: int) -> list[int]:
+        """Return the `per_step` prompts of a step; steps count from 0."""
+        places = [divmod(step * per_step + each, self.count) for each in range(per_step)]
+        orders = {epoch: self._epoch(epoch) for epoch in {epoch for epoch, _ in places}}
+        return [orders[epoch][position] for epoch, position in places]
+
+    def _epoch(self, epoch: int) -> list[int]:
+        if not self.shuffle:
+            return list(range(self.count))
+        generator = np.random.default_rng([self.seed, epoch])
+        order: list[int] = generator.permutation(self.count).tolist()
+        return order
+
+
 def read_data(config: RunConfig) -> RunData:
     """Read the tokenizer and all rows, and render every prompt.
 
@@ -51,9 +81,12 @@ def read_data(config: RunConfig) -> RunData:
 
 def data_lines(data: RunData) -> Iterator[str]:
     """Say how much was read, what a test would find again, and what ends a response."""
-    yield _rows_line(data.train)
+    for found in filter(None, (data.train, data.test)):
+        longest = max(len(prompt.token_ids) for prompt in found.prompts)
+        dropped = f", {found.dropped} longer ones dropped" if found.dropped else ""
+        rows = len(found.prompts) + found.dropped
+        yield f"{found.path}: {rows} rows, prompts of up to {longest} tokens{dropped}"
     if data.test is not None:
-        yield _rows_line(data.test)
         trained_on = {prompt.text for prompt in data.train.prompts}
         again = sum(prompt.text in trained_on for prompt in data.test.prompts)
         if again:
@@ -64,10 +97,3 @@ def data_lines(data: RunData) -> Iterator[str]:
     tokens = data.tokenizer.convert_ids_to_tokens(list(data.stop_token_ids))
     stops = (f"{token} ({id_})" for token, id_ in zip(tokens, data.stop_token_ids, strict=True))
     yield f"a response ends with {' or '.join(stops)}"
-
-
-def _rows_line(found: PromptSet) -> str:
-    rows = len(found.prompts) + found.dropped
-    longest = max(len(prompt.token_ids) for prompt in found.prompts)
-    dropped = f", {found.dropped} longer ones dropped" if found.dropped else ""
-    return f"{found.path}: {rows} rows, prompts of up to {longest} tokens{dropped}"

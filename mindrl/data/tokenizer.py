@@ -24,22 +24,18 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> PreTrainedT
     if not folder.is_dir():
         raise ModelError(f"tokenizer folder {path}: no such folder")
     if not has_vocabulary(path, trust_remote_code=trust_remote_code):
-        raise ModelError(
-            f"tokenizer folder {path}: no vocabulary; needed one of {', '.join(VOCABULARY_FILES)}"
-        )
+        need = f"needed one of {', '.join(VOCABULARY_FILES)}"
+        raise ModelError(f"tokenizer folder {path}: no vocabulary; {need}")
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=trust_remote_code
         )
     except (OSError, ValueError, LookupError, TypeError, ImportError) as error:
-        raise ModelError(
-            f"tokenizer folder {path}: cannot be read ({type(error).__name__}: {error})"
-        ) from error
+        wrong = f"cannot be read ({type(error).__name__}: {error})"
+        raise ModelError(f"tokenizer folder {path}: {wrong}") from error
     if not tokenizer.chat_template:
-        raise ModelError(
-            f"tokenizer folder {path}: no chat template; needed chat_template.jinja, or "
-            "chat_template in tokenizer_config.json"
-        )
+        need = "needed chat_template.jinja, or chat_template in tokenizer_config.json"
+        raise ModelError(f"tokenizer folder {path}: no chat template; {need}")
     return tokenizer
 
 
@@ -78,9 +74,8 @@ def _end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
 
 def _named_for_generation(model_path: str) -> list[int]:
     """Return `eos_token_id` of the first of two files that is there, as the engine does."""
-    files = (Path(model_path, name) for name in ("generation_config.json", "config.json"))
-    file = next(filter(Path.is_file, files), None)
-    if file is None:
+    files = [Path(model_path, name) for name in ("generation_config.json", "config.json")]
+    if not (file := next(filter(Path.is_file, files), None)):
         return []
     try:
         value: Any = json.loads(file.read_text("utf-8")).get("eos_token_id")

@@ -16,8 +16,7 @@ from mindrl.batch.experience import Experience, Minibatch
 from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Rollouts
 from mindrl.config.run import RunConfig
-from mindrl.data.order import PromptOrder
-from mindrl.data.run_data import RunData
+from mindrl.data.run_data import PromptOrder, RunData
 from mindrl.errors import RewardError, SkippedUpdatesError, StopRequestedError
 from mindrl.observability.metrics import Metrics, merge, update_metrics
 from mindrl.observability.run_folder import best_folder

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mindrl.data.order import PromptOrder
+from mindrl.data.run_data import PromptOrder
 
 
 def visits(order: PromptOrder, steps: int, per_step: int) -> list[int]:

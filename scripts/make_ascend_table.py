@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindrl.allocation.meaning import rollout_string, training_string
+from mindrl.allocation.meaning import layout_string
 from mindrl.config.run import RunConfig
 from mindrl.memory.plan import MemoryPlan
 from mindrl.memory.schedule import MoveKind
@@ -90,8 +90,8 @@ def row(name: str, config: RunConfig) -> Row:
         model=Path(config.actor_config.load).name,
         nodes=config.world_size // per_node,
         devices_per_node=per_node,
-        training=training_string(config.layout("actor")),
-        rollout=rollout_string(config.rollout_layout),
+        training=layout_string(config.layout("actor")),
+        rollout=layout_string(config.rollout_layout),
         tensor_nodes=nodes_spanned(layout.dense_order.groups({"tp"}), per_node),
         stage_nodes=nodes_spanned(layout.dense_order.groups({"tp", "cp", "dp"}), per_node),
         sequences=config.sequences_per_step,

@@ -3,10 +3,13 @@
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
-from lark import Lark, Token, Transformer
+from lark import Lark, Token, Transformer, UnexpectedInput
+
+from mindrl.allocation.messages import refusal
 
 GRAMMAR = r"""
-    one: engine
+    one: alone
+    alone: engine
     mode: group (_PLUS group)*
     group: engine (_BAR engine)*
 
@@ -68,18 +71,21 @@ class EngineSpec(NamedTuple):
         return self.joint is not None and self.joint.text == "."
 
 
-def read(text: str, start: Literal["one", "mode"]) -> tuple[tuple[EngineSpec, ...], ...]:
-    """Read a string.
-
-    Args:
-        text: For example `sglang:d4t2+fsdp:d8`.
-        start: Whether engines may be joined; those that share devices are one group.
+def read(
+    text: str, start: Literal["one", "mode"], suggested: str
+) -> tuple[tuple[EngineSpec, ...], ...]:
+    """Read one engine, or joined ones as in a `mode`: those that share devices are one group.
 
     Raises:
-        UnexpectedInput: The text is no such string.
+        AllocationError: The text is no such string; where it has no backend, `suggested` is
+            proposed.
     """
-    groups: tuple[Any, ...] = _Words().transform(_parser().parse(text, start=start))
-    return (groups,) if start == "one" else groups
+    try:
+        tree = _parser().parse(text, start=start)
+    except UnexpectedInput as error:
+        raise refusal(text, error, suggested) from None
+    groups: tuple[tuple[EngineSpec, ...], ...] = _Words().transform(tree)
+    return groups
 
 
 class _Words(Transformer[Token, Any]):

@@ -4,7 +4,8 @@
 whichever way the user wrote them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from difflib import get_close_matches
@@ -19,12 +20,8 @@ from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError
 
 ENGINES = ("rollout", "actor", "critic", "ref", "reward", "teacher")
-SECTIONS = {
-    "rollout": "generate_config",
-    "actor": "actor_config",
-    "critic": "critic_config",
-    "ref": "ref_config",
-    "reward": "reward_config",
+SECTIONS = {"rollout": "generate_config"} | {
+    role: f"{role}_config" for role in ("actor", "critic", "ref", "reward")
 }
 """The section of a run's configuration that has the engine's `backend`."""
 FOLLOWERS = frozenset({"critic", "ref"})
@@ -38,8 +35,7 @@ Sections = dict[str, Any]
 def with_sizes(values: Mapping[str, Any]) -> Sections:
     """Return the sections of a configuration with the sizes that their strings say.
 
-    Args:
-        values: Nested mappings of plain values; a size that is None, or left out, is not given.
+    A size that is None, or left out, is not given.
 
     Raises:
         ConfigError: A string cannot be read or run here, or something else that is given says
@@ -55,21 +51,20 @@ def with_sizes(values: Mapping[str, Any]) -> Sections:
     for engine, allocation in allocations.items():
         _write_sizes(sections, engine, allocation)
     _write_devices(sections, allocations)
-    return _without_unset(sections)
+    _leave_unset_out(sections)
+    return sections
 
 
 def deprecation(values: Mapping[str, Any]) -> str | None:
     """Return what to write in place of `rl_config.allocation_mode`; None where it is not given.
 
-    Args:
-        values: As of `with_sizes`, which accepted them.
+    The values are some that `with_sizes` accepted.
     """
     mode = _mode(values)
     if mode is None:
         return None
-    fields = ", ".join(
-        f"{SECTIONS[role]}.{_BACKEND}={each}" for role, each in mode.backends.items()
-    )
+    said = mode.backends.items()
+    fields = ", ".join(f"{SECTIONS[role]}.{_BACKEND}={each}" for role, each in said)
     return f"{_MODE} is deprecated; write {fields}"
 
 
@@ -82,10 +77,10 @@ def in_words_of_backend(config: RunConfig, finding: Finding) -> Finding:
     engine = next((each for each, name in SECTIONS.items() if name == section), "")
     names = {each: name for name, each in _size_keys(engine).items()}
     field = f"{section}.{_BACKEND}"
-    text = config.value_of(field) if key in names else None
-    if not engine or not isinstance(text, str) or not text:
+    text = config.value_of(field) if engine and key in names else None
+    if not isinstance(text, str) or not text:
         return finding
-    allocation = read_engines({engine: text}, SECTIONS)[engine]
+    allocation = replace(parse_backend(text), name=None)
     sizes = [{names[key]: size} for size in finding.legal if isinstance(size, int)]
     strings = (_of_ranks(allocation, allocation.world_size, **size) for size in sizes)
     legal = tuple(string for string in strings if string is not None)
@@ -95,14 +90,10 @@ def in_words_of_backend(config: RunConfig, finding: Finding) -> Finding:
 def read_engines(
     backends: Mapping[str, str], sections: Mapping[str, str] | None = None
 ) -> Mapping[str, ModelAllocation]:
-    """Read the backend fields of a run.
+    """Read the backend field of each engine of a run, in the order of `ENGINES`.
 
-    Args:
-        backends: The field of each engine that the run has; critic and ref may be empty.
-        sections: What errors call the section of an engine; by default the engine's own name.
-
-    Returns:
-        The allocation of each engine, in the order of `ENGINES`.
+    Those of critic and ref may be empty. Errors call the section of an engine as `sections` does,
+    by default by the engine's own name.
 
     Raises:
         ConfigError: An unknown engine, an empty field that takes no other's, a string that
@@ -119,25 +110,32 @@ def read_engines(
         text, field = backends.get(source, ""), fields[source]
         if source != engine and not text:
             raise ConfigError(f"{fields[engine]} is empty and takes {field}; write that")
-        try:
-            allocation = parse_backend(text, _runs(engine))
-        except AllocationError as error:
-            raise AllocationError(text, error.at, error.what, field) from None
-        _check_side(engine, allocation, text, field)
-        if allocation.name not in (None, engine) and source == engine:
-            what = f"the field says {engine} already; leave [{allocation.name}] out"
-            raise AllocationError(text, text.index("["), what, field)
-        read[engine] = replace(allocation, name=None)
+        with _errors_of(field):
+            read[engine] = _read_engine(text, engine, source)
     return read
 
 
-def _check_side(engine: str, allocation: ModelAllocation, text: str, field: str) -> None:
-    """Refuse a backend that trains for the rollout, and one that generates for the others."""
+def _read_engine(text: str, engine: str, source: str) -> ModelAllocation:
+    """Read what stands in the field of `source`, for an engine of the same side."""
+    allocation = parse_backend(text, _runs_with(engine))
     if allocation.trains == (engine == "rollout"):
         does = "generate" if allocation.trains else "train"
         *names, last = (name for name, of in BACKENDS.items() if of.trains != allocation.trains)
         what = f"{allocation.backend} does not {does}; write {', '.join(names)} or {last}"
-        raise AllocationError(text, 0, what, field)
+        raise AllocationError(text, 0, what)
+    if allocation.name not in (None, engine) and source == engine:
+        what = f"the field says {engine} already; leave [{allocation.name}] out"
+        raise AllocationError(text, text.index("["), what)
+    return replace(allocation, name=None)
+
+
+@contextmanager
+def _errors_of(field: str) -> Iterator[None]:
+    """Let refusals of a string name the field that it stands in."""
+    try:
+        yield
+    except AllocationError as error:
+        raise AllocationError(error.text, error.at, error.what, field) from None
 
 
 def _of_ranks(allocation: ModelAllocation, ranks: int, **sizes: int) -> str | None:
@@ -153,8 +151,7 @@ def _of_ranks(allocation: ModelAllocation, ranks: int, **sizes: int) -> str | No
     return str(replace(allocation, layout=replace(layout, **changes)))
 
 
-def _runs(engine: str) -> str:
-    """Return the backend that an engine runs with."""
+def _runs_with(engine: str) -> str:
     return ROLLOUT_BACKEND if engine == "rollout" else TRAINING_BACKEND
 
 
@@ -162,9 +159,11 @@ def _size_keys(engine: str) -> Mapping[str, str]:
     return ROLLOUT_SIZE_KEYS if engine == "rollout" else SIZE_KEYS
 
 
-def _section(sections: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _section(sections: Mapping[str, Any], path: str) -> dict[str, Any]:
     """Return a section; empty where it is none, which the configuration's own rules refuse."""
-    found = sections.get(name)
+    found: Any = sections
+    for name in path.split("."):
+        found = found.get(name) if isinstance(found, dict) else None
     return found if isinstance(found, dict) else {}
 
 
@@ -172,10 +171,8 @@ def _mode(sections: Mapping[str, Any]) -> AllocationMode | None:
     text = _section(sections, "rl_config").get("allocation_mode")
     if not isinstance(text, str):
         return None
-    try:
+    with _errors_of(_MODE):
         return parse_mode(text)
-    except AllocationError as error:
-        raise AllocationError(text, error.at, error.what, _MODE) from None
 
 
 def _write_backends(sections: Sections, mode: AllocationMode) -> None:
@@ -200,14 +197,14 @@ def _write_backends(sections: Sections, mode: AllocationMode) -> None:
 
 
 def _write_sizes(sections: Sections, engine: str, allocation: ModelAllocation) -> None:
-    section, layout = SECTIONS[engine], allocation.layout
+    section, runs = SECTIONS[engine], _runs_with(engine)
     field = f"{section}.{_BACKEND}={allocation}"
-    runs, does = _runs(engine), "generates" if engine == "rollout" else "trains"
     if allocation.backend != runs:
+        does = "trains" if allocation.trains else "generates"
         nearest = replace(allocation, backend=runs)
         raise ConfigError(f"{field}: this version {does} with {runs}; nearest: {nearest}")
     for name, key in _size_keys(engine).items():
-        size, given = getattr(layout, name), sections[section].get(key)
+        size, given = getattr(allocation.layout, name), sections[section].get(key)
         if given not in (None, size):
             raise ConfigError(
                 f"{section}.{key}={given} and {field}, which says {size}, differ; "
@@ -239,15 +236,13 @@ def _write_devices(sections: Sections, allocations: Mapping[str, ModelAllocation
             )
 
 
-def _without_unset(sections: Sections) -> Sections:
+def _leave_unset_out(sections: Sections) -> None:
     """Leave out the sizes that nobody gave: the configuration has defaults for them."""
-    resource = _section(_section(sections, "rl_config"), "actor_resource")
-    for section, keys in (
-        (_section(sections, "actor_config"), SIZE_KEYS.values()),
-        (_section(sections, "generate_config"), ROLLOUT_SIZE_KEYS.values()),
-        (resource, ["num_npus"]),
-    ):
-        for key in keys:
-            if section.get(key, "given") is None:
-                del section[key]
-    return sections
+    resource, _, devices = DEVICES.rpartition(".")
+    actor, rollout = SIZE_KEYS.values(), ROLLOUT_SIZE_KEYS.values()
+    keys = {SECTIONS["actor"]: actor, SECTIONS["rollout"]: rollout, resource: (devices,)}
+    for path, names in keys.items():
+        section = _section(sections, path)
+        for name in names:
+            if section.get(name, "given") is None:
+                del section[name]

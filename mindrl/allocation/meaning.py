@@ -16,15 +16,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import prod
-from typing import Literal
-
-from lark import UnexpectedInput
 
 from mindrl.allocation.grammar import EngineSpec, WrittenSizes, read
 from mindrl.allocation.messages import (
     AllocationError,
     missing_backend,
-    refusal,
     unknown_backend,
     unknown_dimension,
 )
@@ -68,9 +64,7 @@ class ModelAllocation:
 
     def __str__(self) -> str:
         engine = f"{self.backend}[{self.name}]" if self.name else self.backend
-        if isinstance(self.layout, TrainLayout):
-            return training_string(self.layout, engine)
-        return rollout_string(self.layout, engine)
+        return layout_string(self.layout, engine)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,54 +91,51 @@ class AllocationMode:
         return {each.role: replace(each, name=None) for each in self}
 
 
-def parse_training(text: str, world_size: int | None = None) -> TrainLayout:
-    """Read a training layout.
+@contextmanager
+def _in_one_line() -> Iterator[None]:
+    """Leave the caret out of refusals."""
+    try:
+        yield
+    except AllocationError as error:
+        raise ConfigError(error.sentence) from error
 
-    Args:
-        text: For example `megatron:d4p2t2`.
-        world_size: Ranks that it must have; a missing d follows from it.
+
+@_in_one_line()
+def parse_training(text: str, world_size: int | None = None) -> TrainLayout:
+    """Read a training layout, such as `megatron:p2t2`; of a `world_size` a missing d follows.
 
     Raises:
         ConfigError: The text is no training layout, or not one of so many ranks.
     """
-    with _in_one_line():
-        return _training_layout(
-            text, _read_one(text, TRAINING_BACKEND, only=True), TRAINING_BACKEND, world_size
-        )
+    spec = _read_one(text, TRAINING_BACKEND, only=True)
+    return _training_layout(text, spec, TRAINING_BACKEND, world_size)
 
 
+@_in_one_line()
 def parse_rollout(text: str, world_size: int | None = None) -> RolloutLayout:
     """Read a rollout layout, such as `vllm:d2t4`; see `parse_training`."""
-    with _in_one_line():
-        return _rollout_layout(
-            text, _read_one(text, ROLLOUT_BACKEND, only=True), ROLLOUT_BACKEND, world_size
-        )
+    spec = _read_one(text, ROLLOUT_BACKEND, only=True)
+    return _rollout_layout(text, spec, ROLLOUT_BACKEND, world_size)
 
 
 def parse_backend(text: str, suggested: str = TRAINING_BACKEND) -> ModelAllocation:
-    """Read the backend string of one engine.
-
-    Args:
-        text: For example `megatron:(attn:d4p2t2c2|ffn:t4e2)`.
-        suggested: The backend that errors propose where the text has none.
+    """Read the string of one engine, such as `megatron:(attn:d4p2t2c2|ffn:t4e2)`.
 
     Raises:
-        AllocationError: The text is no such string, or its sizes do not fit.
+        AllocationError: The text is no such string, or its sizes do not fit; where it has no
+            backend, `suggested` is proposed.
     """
     return _allocation(text, _read_one(text, suggested))
 
 
 def parse_mode(text: str) -> AllocationMode:
-    """Read an `allocation_mode`.
-
-    Args:
-        text: For example `vllm:d4t2|megatron:d2p2t2`.
+    """Read an `allocation_mode`, such as `vllm:d4t2|megatron:d2p2t2`.
 
     Raises:
         AllocationError: The text is none, or its engines do not fit each other.
     """
-    groups = _read(text, "mode", TRAINING_BACKEND)
-    specs = list(chain.from_iterable(groups))
+    groups = read(text, "mode", TRAINING_BACKEND)
+    specs = [*chain.from_iterable(groups)]
     old = any(spec.old for spec in specs)
     for spec in specs:
         if spec.backend is None and not old:
@@ -152,34 +143,26 @@ def parse_mode(text: str) -> AllocationMode:
         if spec.name is None and len(specs) > 2:
             what = "of three engines or more each has a name, as in fsdp[critic]:d4"
             raise AllocationError(text, spec.at, what)
-    mode = AllocationMode(
-        groups=tuple(tuple(_allocation(text, spec) for spec in group) for group in groups)
-    )
-    _check_roles(text, specs, mode)
-    for group, allocations in zip(groups, mode.groups, strict=True):
-        for spec, allocation in zip(group, allocations, strict=True):
-            _check_sharing(text, spec.at, allocation, allocations[0])
-    return mode
+    # Each stands at a place of its own, so no two are equal.
+    engines = {spec: _allocation(text, spec) for spec in specs}
+    _check_roles(text, engines)
+    for first, *others in groups:
+        for spec in others:
+            _check_sharing(text, spec.at, engines[spec], engines[first])
+    return AllocationMode(groups=tuple(tuple(engines[each] for each in group) for group in groups))
 
 
-def training_string(layout: TrainLayout, engine: str = TRAINING_BACKEND) -> str:
-    """Spell a training layout; the orders of its ranks and uneven stages have no spelling.
-
-    Args:
-        layout: To spell.
-        engine: What stands before the colon.
-    """
+def layout_string(layout: TrainLayout | RolloutLayout, engine: str | None = None) -> str:
+    """Spell a layout behind an engine, by default ours; orders and stages have no spelling."""
+    if isinstance(layout, RolloutLayout):
+        sizes = {"d": layout.dp, "p": layout.pp, "t": layout.tp, "e": layout.ep}
+        return f"{engine or ROLLOUT_BACKEND}:{_spell(sizes)}"
+    engine = engine or TRAINING_BACKEND
     dense = {"d": layout.dp, "p": layout.pp, "t": layout.tp, "c": layout.cp}
     if layout.etp == 1:
         return f"{engine}:{_spell({**dense, 'e': layout.ep, 'v': layout.vpp})}"
     expert = {"d": layout.expert_dp, "p": layout.pp, "t": layout.etp, "e": layout.ep}
     return f"{engine}:(attn:{_spell({**dense, 'v': layout.vpp})}|ffn:{_spell(expert)})"
-
-
-def rollout_string(layout: RolloutLayout, engine: str = ROLLOUT_BACKEND) -> str:
-    """Spell a rollout layout behind the name of an engine."""
-    sizes = {"d": layout.dp, "p": layout.pp, "t": layout.tp, "e": layout.ep}
-    return f"{engine}:{_spell(sizes)}"
 
 
 def states_replicas(text: str) -> bool:
@@ -191,36 +174,12 @@ def _spell(sizes: Mapping[str, int]) -> str:
     return "".join(f"{name}{size}" for name, size in sizes.items() if size > 1 or name == "d")
 
 
-@contextmanager
-def _in_one_line() -> Iterator[None]:
-    """Leave the caret out of refusals."""
-    try:
-        yield
-    except AllocationError as error:
-        raise ConfigError(error.sentence) from error
-
-
-def _read(
-    text: str, start: Literal["one", "mode"], suggested: str
-) -> tuple[tuple[EngineSpec, ...], ...]:
-    try:
-        return read(text, start)
-    except UnexpectedInput as error:
-        raise refusal(text, error, suggested) from None
-
-
 def _read_one(text: str, suggested: str, *, only: bool = False) -> EngineSpec:
-    """Read a string of one engine.
-
-    Args:
-        text: The string.
-        suggested: The backend that errors propose where the text has none.
-        only: Whether no other backend and no name may stand there.
-    """
-    ((spec,),) = _read(text, "one", suggested)
+    """Read one engine; with `only` it has the suggested backend, and no name."""
+    ((spec,),) = read(text, "one", suggested)
     if spec.backend is None:
         raise missing_backend(text, spec.at, suggested)
-    behind = text[spec.sizes_at :]
+    before, behind = text[: spec.sizes_at - 1], text[spec.sizes_at :]
     if only and spec.backend.text != suggested:
         what = f"{spec.backend.text!r} cannot stand on this side; write {suggested}:{behind}"
         raise AllocationError(text, spec.at, what)
@@ -228,7 +187,7 @@ def _read_one(text: str, suggested: str, *, only: bool = False) -> EngineSpec:
         what = f"a name has no place here; write {suggested}:{behind}"
         raise AllocationError(text, spec.name.at - 1, what)
     if spec.old:
-        what = f"'.' is the old form; write {text[: spec.sizes_at - 1]}:{behind}"
+        what = f"'.' is the old form; write {before}:{behind}"
         raise AllocationError(text, spec.sizes_at - 1, what)
     return spec
 
@@ -243,9 +202,9 @@ def _allocation(text: str, spec: EngineSpec) -> ModelAllocation:
     return ModelAllocation(backend=backend, layout=layout, name=spec.name and spec.name.text)
 
 
-def _check_roles(text: str, specs: list[EngineSpec], mode: AllocationMode) -> None:
+def _check_roles(text: str, engines: Mapping[EngineSpec, ModelAllocation]) -> None:
     seen: set[str] = set()
-    for spec, allocation in zip(specs, mode, strict=True):
+    for spec, allocation in engines.items():
         if allocation.role in seen:
             fix = "change one" if spec.name else f"name them, as in {allocation.backend}[critic]:d4"
             at = spec.name.at if spec.name else spec.at

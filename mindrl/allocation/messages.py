@@ -27,13 +27,9 @@ class AllocationError(ConfigError):
     """An allocation string that cannot be read; `str` shows the character with a caret."""
 
     def __init__(self, text: str, at: int, what: str, field: str = "") -> None:
-        """Point at a character.
+        """Say what is needed at an index of a text that stands in `field`, such as `ref.backend`.
 
-        Args:
-            text: What the user wrote.
-            at: Index of the character; the length of the text points behind its end.
-            what: The need, and what to write.
-            field: Where the user wrote it, such as `actor.backend`.
+        The length of the text points behind its end.
         """
         super().__init__(text, at, what, field)
         self.text, self.at, self.what, self.field = text, at, what, field
@@ -50,13 +46,7 @@ class AllocationError(ConfigError):
 
 
 def refusal(text: str, error: UnexpectedInput, suggested: str) -> AllocationError:
-    """Put what the parser misses in words.
-
-    Args:
-        text: What the user wrote.
-        error: Of the parser.
-        suggested: The backend to propose where the text has none.
-    """
+    """Put what the parser misses in words; `suggested` is the backend where the text has none."""
     at, expected = _where(text, error)
     if "BARE" in expected:
         if text[at : at + 1].isspace():

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-from mindrl.allocation.meaning import parse_training, training_string
+from mindrl.allocation.meaning import layout_string, parse_training
 from mindrl.checkpoint.files import check_shapes
 from mindrl.checkpoint.safetensors_file import Framework, open_file
 from mindrl.errors import ConfigError, ModelError
@@ -64,7 +64,7 @@ def layout_text(layout: TrainLayout, sharding: Sharding) -> str:
     """Return what layout.json says."""
     values = {
         "version": _VERSION,
-        "layout": training_string(layout),
+        "layout": layout_string(layout),
         "layers_per_chunk": layout.layers_per_chunk,
         "dtype": sharding.dtype,
         "files": rank_files(sharding),

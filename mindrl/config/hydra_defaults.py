@@ -13,13 +13,9 @@ from mindrl.config.run import RunConfig
 NAME = "mindrl_defaults"
 """First entry of the `defaults` list of a configuration file."""
 
-_OPTIONAL: dict[str, dict[str, type]] = {
-    "mindrl_critic_defaults": {"critic_config": CriticConfig},
-    "mindrl_reward_defaults": {"reward_config": RewardConfig},
-}
-"""Entries behind it in a file that has the section: all of its keys can then be overridden."""
-
-
+_OPTIONAL = {"critic": CriticConfig, "reward": RewardConfig}
+"""A file with a section of these has an entry, such as `mindrl_critic_defaults`, behind the first:
+all keys of the section can then be overridden."""
 _SIZES = frozenset({*SIZE_KEYS.values(), *ROLLOUT_SIZE_KEYS.values(), "num_npus"})
 """Keys that a backend string may say instead: here null is not given, whatever the default."""
 
@@ -28,8 +24,8 @@ def register_defaults() -> None:
     """Make `mindrl_defaults` known to Hydra, and those of the sections that may be left out."""
     store = ConfigStore.instance()
     store.store(name=NAME, node=_defaults(RunConfig))
-    for name, sections in _OPTIONAL.items():
-        store.store(name=name, node={key: _defaults(kind) for key, kind in sections.items()})
+    for role, kind in _OPTIONAL.items():
+        store.store(name=f"mindrl_{role}_defaults", node={f"{role}_config": _defaults(kind)})
 
 
 def plain_values(composed: DictConfig) -> dict[str, Any]:

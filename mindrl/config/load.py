@@ -21,10 +21,7 @@ _NEEDS = {"dataclass_type": _A_SECTION, "tuple_type": "must be a list"}
 
 
 def load_run_config(values: Mapping[str, Any]) -> RunConfig:
-    """Build the configuration of a run.
-
-    Args:
-        values: The sections as nested mappings of plain values.
+    """Build the configuration of a run from its sections.
 
     Raises:
         ConfigError: Unknown keys, missing keys, wrong types and values out of range, all at once.
@@ -54,7 +51,8 @@ def field_names(path: Sequence[str]) -> list[str]:
     section: Any = RunConfig
     for key in path:
         hints = get_type_hints(section)
-        section = next((kind for kind in _kinds(hints.get(key)) if is_dataclass(kind)), None)
+        kinds = (hints.get(key), *get_args(hints.get(key)))
+        section = next((kind for kind in kinds if is_dataclass(kind)), None)
         if section is None:
             return []
     return list(documented_fields(section))
@@ -100,10 +98,6 @@ def _likeness(typed: str, name: str) -> float:
         difflib.SequenceMatcher(None, typed, candidate).ratio()
         for candidate in (name, name[: len(typed)])
     )
-
-
-def _kinds(hint: Any) -> tuple[Any, ...]:
-    return (hint, *get_args(hint))
 
 
 def _describe(finding: Any) -> str:

@@ -2,22 +2,23 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from pydantic.dataclasses import dataclass
 
 from mindrl.batch.balance import MicroBatching
 from mindrl.config.actor import ActorConfig
 from mindrl.config.generate import GenerateConfig
-from mindrl.config.layout_keys import Role, layout_keys
+from mindrl.config.layout_keys import SIZE_KEYS, Role
 from mindrl.config.megatron_training import MegatronTrainingConfig
 from mindrl.config.rl import RLConfig
 from mindrl.config.role import CriticConfig, LearningConfig, RefConfig, RewardConfig
 from mindrl.config.section import SECTION
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
 
-_REFERENCE = "rl_config.integrated_mode_config.ref_model_load_path"
+OTHER_REFERENCE = "rl_config.integrated_mode_config.ref_model_load_path"
 """The other name of `ref_config.load`."""
+_LAYERS, _CHUNKS = "num_layer_list", (SIZE_KEYS["pp"], SIZE_KEYS["vpp"])
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -47,18 +48,31 @@ class RunConfig:
     @property
     def roles(self) -> tuple[Role, ...]:
         """The models of the run that lie in training layouts."""
-        there: dict[Role, bool] = {
-            "actor": True,
+        there = {
             "ref": self.uses_reference,
             "critic": self.critic_config is not None,
             "reward": self.reward_config is not None,
         }
-        return tuple(role for role, is_there in there.items() if is_there)
+        return tuple(role for role in get_args(Role) if there.get(role, True))
 
     def layout_keys(self, role: Role) -> dict[str, str]:
-        """Return the key of each size of a role's layout, by the names of a `TrainLayout`."""
-        own = None if role == "actor" else getattr(self, f"{role}_config")
-        return layout_keys(role, self.actor_config, own)
+        """Return the key of each size of a role's layout, by the names of a `TrainLayout`.
+
+        It is the actor's where the role gives none.
+        """
+
+        def owner(key: str) -> str:
+            return "actor" if self.value_of(f"{role}_config.{key}") is None else role
+
+        def is_the_actors(key: str) -> bool:
+            ours = self.value_of(f"{owner(key)}_config.{key}")
+            return bool(ours == getattr(self.actor_config, key))
+
+        keys = {name: f"{owner(key)}_config.{key}" for name, key in SIZE_KEYS.items()}
+        # The actor's layers are of its stages and chunks.
+        takes_actors = owner(_LAYERS) == "actor" and all(map(is_the_actors, _CHUNKS))
+        given = takes_actors and self.actor_config.num_layer_list is not None
+        return keys | {"layers_per_chunk": f"{'actor' if given else role}_config.{_LAYERS}"}
 
     def layout(self, role: Role) -> TrainLayout:
         """Return a role's training layout, in the engine's own order of the ranks.
@@ -66,9 +80,7 @@ class RunConfig:
         Sizes that a section does not give are the actor's; replicas take all the devices. One that
         has findings has sizes, and no order.
         """
-        sizes: dict[str, Any] = {
-            name: self.value_of(key) for name, key in self.layout_keys(role).items()
-        }
+        sizes = {name: self.value_of(key) for name, key in self.layout_keys(role).items()}
         layout = TrainLayout(**sizes)
         return replace(layout, dp=self.world_size // layout.ranks_per_replica)
 
@@ -97,16 +109,10 @@ class RunConfig:
         per_epoch = self.megatron_training.global_batch_size // self.rl_config.mini_batch_size
         return per_epoch * self.rl_config.epochs
 
-    @property
-    def total_updates(self) -> int:
-        """Optimizer steps of the actor in the whole run."""
-        steps = self.megatron_training.train_iters - self.rl_config.critic_warmup
-        return self.updates_per_step * steps
-
-    @property
-    def total_critic_updates(self) -> int:
-        """Optimizer steps of the critic in the whole run."""
-        return self.updates_per_step * self.megatron_training.train_iters
+    def total_updates(self, role: Literal["actor", "critic"]) -> int:
+        """Return the optimizer steps of a role in the whole run."""
+        waits = self.rl_config.critic_warmup if role == "actor" else 0
+        return self.updates_per_step * (self.megatron_training.train_iters - waits)
 
     @property
     def tokenizer_path(self) -> str:
@@ -118,17 +124,17 @@ class RunConfig:
         own = f"{role}_config.load"
         if role in ("actor", "reward") or self.value_of(own):
             return own
-        return _REFERENCE if role == "ref" and self.value_of(_REFERENCE) else "actor_config.load"
+        if role == "ref" and self.value_of(OTHER_REFERENCE):
+            return OTHER_REFERENCE
+        return "actor_config.load"
 
     def model_path(self, role: Role) -> str:
         """Return the folder of a role's model; `reward` needs its section."""
-        path = self.value_of(self.model_key(role))
-        assert isinstance(path, str)
-        return path
+        return str(self.value_of(self.model_key(role)))
 
-    def value_of(self, key: str) -> object:
-        """Return the value of a dotted key; None where its section is left out."""
-        at: object = self
+    def value_of(self, key: str) -> Any:
+        """Return the value of a dotted key; None where its section, or such a key, is not there."""
+        at: Any = self
         for part in key.split("."):
             at = getattr(at, part, None)
         return at
@@ -145,15 +151,9 @@ class RunConfig:
 
     def forward_micro_batching(self, role: Role) -> MicroBatching:
         """Return how a role's sequences are cut for its log-probs, values or rewards."""
-        rl = self.rl_config
-        asked = {
-            "actor": rl.actor_forward_micro_batch_size,
-            "ref": rl.ref_forward_micro_batch_size,
-            "critic": rl.critic_forward_micro_batch_size,
-            "reward": rl.reward_forward_micro_batch_size,
-        }
-        tokens = {"actor": rl.actor_max_packing_token_size, "ref": rl.ref_max_packing_token_size}
-        return self._micro_batching(role, asked[role], tokens.get(role))
+        sequences = self.value_of(f"rl_config.{role}_forward_micro_batch_size")
+        tokens = self.value_of(f"rl_config.{role}_max_packing_token_size")
+        return self._micro_batching(role, sequences, tokens)
 
     def update_micro_batching(self, role: Role) -> MicroBatching:
         """Return how the sequences of an update of actor or critic are cut."""
@@ -164,11 +164,10 @@ class RunConfig:
         self, role: Role, sequences: int | None, tokens: int | None
     ) -> MicroBatching:
         """Cut by sequences, or by tokens; None takes the role's, else the general, number."""
-        own = {"critic": self.critic_config, "reward": self.reward_config}.get(role)
-        size = (own and own.micro_batch_size) or self.actor_config.micro_batch_size
+        own = self.value_of(f"{role}_config.micro_batch_size")
         rl = self.rl_config
         return MicroBatching(
-            sequences=sequences or size,
+            sequences=sequences or own or self.actor_config.micro_batch_size,
             tokens=(tokens or rl.max_packing_token_size) if rl.use_dynamic_bsz else None,
         )
 
@@ -181,11 +180,8 @@ class RunConfig:
     def clip_range(self) -> tuple[float, float]:
         """How far the policy ratio counts below and above 1."""
         rl = self.rl_config
-        low, high = rl.clip_ratio_low, rl.clip_ratio_high
-        return (
-            rl.clip_ratio if low is None else low,
-            rl.clip_ratio if high is None else high,
-        )
+        both, low, high = rl.clip_ratio, rl.clip_ratio_low, rl.clip_ratio_high
+        return both if low is None else low, both if high is None else high
 
     @property
     def loss_kl_coef(self) -> float:
@@ -201,10 +197,9 @@ class RunConfig:
 def with_absolute_paths(config: RunConfig) -> RunConfig:
     """Return the configuration with model paths that mean the same from every working folder."""
     sections = ("actor_config", "ref_config", "critic_config", "reward_config")
-    for key in (*(f"{section}.load" for section in sections), _REFERENCE):
-        path = config.value_of(key)
-        if path is not None:
-            config = _with(config, key.split("."), str(Path(str(path)).absolute()))
+    for key in (*(f"{section}.load" for section in sections), OTHER_REFERENCE):
+        if (path := config.value_of(key)) is not None:
+            config = _with(config, key.split("."), str(Path(path).absolute()))
     return config
 
 

@@ -25,21 +25,16 @@ def config_text(
     comments: Mapping[str, str],
     has_critic: bool,
 ) -> str:
-    """Write a file.
+    """Write the values of dotted keys, in the order of the reference.
 
-    Args:
-        values: By dotted keys.
-        header: Comments at the beginning.
-        comments: By the key that each stands over.
-        has_critic: Whether the critic's keys can be overridden.
+    The header stands at the beginning, a comment over the key that it is for. With a critic all of
+    the critic's keys can be overridden.
     """
-    lines = [line for text in header for line in _comment(text, "")]
     critic = ["mindrl_critic_defaults"] if has_critic else []
-    lines += ["defaults:"]
-    lines += [f"  - {name}" for name in ("mindrl_defaults", *critic, "program", "_self_")]
-    for section in field_names([]):
-        if keys := [key for key in values if key.startswith(f"{section}.")]:
-            lines += ["", f"{section}:", *_section(section, keys, values, comments)]
+    defaults = [f"  - {name}" for name in ("mindrl_defaults", *critic, "program", "_self_")]
+    lines = [*(line for text in header for line in _comment(text, "")), "defaults:", *defaults]
+    for section, inner in _in_order(nested(values), ()):
+        lines += ["", f"{section}:", *_section(inner, (section,), comments)]
     return "\n".join(lines) + "\n"
 
 
@@ -81,25 +76,21 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _section(
-    section: str, keys: Sequence[str], values: Mapping[str, Any], comments: Mapping[str, str]
+    values: Mapping[str, Any], path: tuple[str, ...], comments: Mapping[str, str]
 ) -> Iterator[str]:
-    """Write a section, its keys in the order of the reference."""
-    open_path: list[str] = [section]
-    for key in sorted(keys, key=_rank):
-        path = key.split(".")[:-1]
-        if path != open_path and len(path) > 1:
-            yield f"{'  ' * (len(path) - 1)}{path[-1]}:"
-        open_path = path
-        indent = "  " * len(path)
-        if key in comments:
-            yield from _comment(comments[key], indent)
-        yield f"{indent}{key.rpartition('.')[2]}: {spelled_value(values[key])}"
+    indent = "  " * len(path)
+    for name, value in _in_order(values, path):
+        if isinstance(value, dict):
+            yield f"{indent}{name}:"
+            yield from _section(value, (*path, name), comments)
+        else:
+            yield from _comment(comments.get(".".join((*path, name)), ""), indent)
+            yield f"{indent}{name}: {spelled_value(value)}"
 
 
-def _rank(key: str) -> tuple[int, ...]:
-    """Return the place of a key in the reference."""
-    path = key.split(".")
-    return tuple(field_names(path[:depth]).index(part) for depth, part in enumerate(path))
+def _in_order(values: Mapping[str, Any], path: Sequence[str]) -> list[tuple[str, Any]]:
+    """Return the keys of the section at a path, and their values, in the order of the reference."""
+    return sorted(values.items(), key=lambda item: field_names(path).index(item[0]))
 
 
 def _comment(text: str, indent: str) -> list[str]:

@@ -1,11 +1,13 @@
 """Rules between fields: all that can be said of a configuration by itself."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from math import gcd, prod
 from pathlib import Path
 
+from mindrl.config.backends import TRAINING_ENGINE
 from mindrl.config.finding import (
     Finding,
+    Value,
     broken,
     divisors_near,
     must_divide,
@@ -13,8 +15,8 @@ from mindrl.config.finding import (
     once,
 )
 from mindrl.config.layout_keys import DEVICES, Role
-from mindrl.config.learning_rules import learning_findings
-from mindrl.config.run import RunConfig
+from mindrl.config.role import LearningConfig
+from mindrl.config.run import OTHER_REFERENCE, RunConfig
 
 _ROLLOUT_TP = "generate_config.infer_tensor_parallel_size"
 _BATCH = "megatron_training.global_batch_size"
@@ -22,30 +24,43 @@ _MINI_BATCH = "rl_config.mini_batch_size"
 _SAMPLES = "rl_config.n_samples_per_prompt"
 _RESPONSE = "generate_config.sampling_config.max_tokens"
 _FUNCTIONS = "rl_config.verifier_function"
+_ESTIMATOR = "rl_config.adv_estimator"
 _BUDGETS = (
     "max_packing_token_size",
     "actor_max_packing_token_size",
     "ref_max_packing_token_size",
     "update_max_packing_token_size",
 )
+_RECOMPUTE: dict[str, tuple[str, tuple[Value, ...]]] = {
+    "recompute_method": ("uniform or block", ("uniform", "block")),
+    "recompute_num_layers": ("1 or more", (1,)),
+}
+"""What full recomputation needs besides, in words and as values."""
 _SUFFIXES = (".jsonl", ".parquet")
+_HIGH_RATE = 1e-2
+
+Rule = tuple[object, str, str, *tuple[Value, ...]]
+"""Whether it is broken, the field, what the field needs, and values that it allows."""
 
 
 def findings(config: RunConfig) -> list[Finding]:
     """Return everything that is wrong with a configuration; empty where nothing is."""
-    return [*layout_findings(config), *(each for rule in _RULES for each in rule(config))]
+    rules = (_shares, _lengths, _learning, _advantages, _rewards, _files)
+    return [*layout_findings(config), *(each for rule in rules for each in rule(config))]
+
+
+def learning_warnings(config: RunConfig) -> Iterator[Finding]:
+    """Say what no rule forbids and hardly anybody means."""
+    need = ": an update of Adam moves a weight by up to about this much; 1e-7 to 1e-3 are usual"
+    for section, learner in _learners(config).items():
+        yield from _judged(config, (learner.lr > _HIGH_RATE, f"{section}.lr", need))
 
 
 def layout_findings(config: RunConfig) -> list[Finding]:
     """Return what keeps the layouts of the roles and of the rollout from being made."""
     found = [each for role in config.roles for each in role_findings(config, role)]
     # A size that several roles take from the actor is named once.
-    return [
-        *once(found),
-        *_sequence_parallel(config),
-        *_rollout_replicas(config),
-        *_rollout_experts(config),
-    ]
+    return [*once(found), *_sequence_parallel(config), *_rollout(config)]
 
 
 def role_findings(config: RunConfig, role: Role) -> Iterator[Finding]:
@@ -71,6 +86,12 @@ def sequence_limits(config: RunConfig) -> tuple[tuple[str, int], ...]:
     )
 
 
+def _judged(config: RunConfig, *rules: Rule) -> Iterator[Finding]:
+    for is_broken, field, need, *legal in rules:
+        if is_broken:
+            yield broken(field, config.value_of(field), need, *legal)
+
+
 def _product_must_divide(cut: Mapping[str, int], what: str, number: int) -> Iterator[Finding]:
     product = prod(cut.values())
     if len(cut) == 1:
@@ -88,38 +109,32 @@ def _product_must_divide(cut: Mapping[str, int], what: str, number: int) -> Iter
 
 
 def _sequence_parallel(config: RunConfig) -> Iterator[Finding]:
-    sizes = [config.layout(role).tp for role in config.roles]
-    if config.megatron_training.sequence_parallel and max(sizes) == 1:
-        need = (
-            "needs a tensor_model_parallel_size of 2 or "
-            "more, found actor_config.tensor_model_parallel_size=1 and no larger one"
-        )
-        yield broken("megatron_training.sequence_parallel", True, need, False)
+    field = "megatron_training.sequence_parallel"
+    uncut = all(config.layout(role).tp == 1 for role in config.roles)
+    need = (
+        "needs a tensor_model_parallel_size of 2 or "
+        "more, found actor_config.tensor_model_parallel_size=1 and no larger one"
+    )
+    yield from _judged(config, (config.value_of(field) and uncut, field, need, False))
 
 
-def _rollout_replicas(config: RunConfig) -> Iterator[Finding]:
-    size = config.generate_config.infer_tensor_parallel_size
-    yield from must_divide(_ROLLOUT_TP, size, DEVICES, config.world_size)
-
-
-def _rollout_experts(config: RunConfig) -> Iterator[Finding]:
+def _rollout(config: RunConfig) -> Iterator[Finding]:
+    """Whole replicas fill the devices, and each has all experts."""
     rollout = config.generate_config
     tensor, expert = rollout.infer_tensor_parallel_size, rollout.infer_expert_parallel_size
-    if expert not in (1, tensor):
-        need = (
-            f"must be 1 or equal to {_ROLLOUT_TP}={tensor}; experts that are shared across "
-            "replicas can be planned, not run"
-        )
-        yield broken("generate_config.infer_expert_parallel_size", expert, need, tensor, 1)
-
-
-def _mini_batches(config: RunConfig) -> Iterator[Finding]:
-    mini_batch, batch = config.rl_config.mini_batch_size, config.megatron_training.global_batch_size
-    yield from must_divide(_MINI_BATCH, mini_batch, _BATCH, batch)
+    yield from must_divide(_ROLLOUT_TP, tensor, DEVICES, config.world_size)
+    need = (
+        f"must be 1 or equal to {_ROLLOUT_TP}={tensor}; experts that are shared across "
+        "replicas can be planned, not run"
+    )
+    field = "generate_config.infer_expert_parallel_size"
+    yield from _judged(config, (expert not in (1, tensor), field, need, tensor, 1))
 
 
 def _shares(config: RunConfig) -> Iterator[Finding]:
-    """Say so where a role's replicas cannot have equally many sequences."""
+    """A batch is whole mini-batches, and the replicas of a role have equally many sequences."""
+    mini_batch, batch = config.rl_config.mini_batch_size, config.megatron_training.global_batch_size
+    yield from must_divide(_MINI_BATCH, mini_batch, _BATCH, batch)
     for role in config.roles:
         if config.world_size % config.layout(role).ranks_per_replica == 0:
             yield from _shares_of(config, role)
@@ -131,8 +146,6 @@ def _shares_of(config: RunConfig, role: Role) -> Iterator[Finding]:
     if role in ("actor", "critic"):
         field, value, step = _MINI_BATCH, config.rl_config.mini_batch_size, "update"
     count = value * samples
-    if count % replicas == 0:
-        return
     multiple = replicas // gcd(replicas, samples)
     owner = "" if role == "actor" else f" of {role}_config"
     need = (
@@ -141,59 +154,109 @@ def _shares_of(config: RunConfig, role: Role) -> Iterator[Finding]:
         f"replicas{owner} must divide; {field} needs a multiple of {multiple}"
     )
     below = value // multiple * multiple
-    yield broken(field, value, need, *(size for size in (below, below + multiple) if size))
-
-
-def _longest(config: RunConfig) -> tuple[int, str]:
-    """Return the tokens of prompt and response together, and the same in words."""
-    prompt = config.rl_config.max_prompt_length
-    response = config.generate_config.sampling_config.max_tokens
-    words = f"rl_config.max_prompt_length={prompt} plus {_RESPONSE}={response}"
-    return prompt + response, words
+    legal = (size for size in (below, below + multiple) if size)
+    yield from _judged(config, (count % replicas, field, need, *legal))
 
 
 def _lengths(config: RunConfig) -> Iterator[Finding]:
-    """Prompt and response together must fit what either side accepts."""
-    longest, words = _longest(config)
+    """Prompt and response together fit what either side accepts, and every token budget."""
+    rl, rollout = config.rl_config, config.generate_config
+    prompt, response = rl.max_prompt_length, rollout.sampling_config.max_tokens
+    longest = prompt + response
+    words = f"rl_config.max_prompt_length={prompt} plus {_RESPONSE}={response}"
+    some = f"must be at least 1 and less than {_RESPONSE}={response}"
     for field, limit in sequence_limits(config):
-        if longest > limit:
-            yield broken(field, limit, f"is below {words}; needs {longest} or more", longest)
+        need = f"is below {words}; needs {longest} or more"
+        yield from _judged(config, (longest > limit, field, need, longest))
+    yield from _judged(
+        config,
+        (
+            # The tokens over which the penalty grows are some, and not all, of a response's.
+            rl.overlong_buffer_enable and not 0 < rl.overlong_buffer < response,
+            "rl_config.overlong_buffer",
+            f"{some} with rl_config.overlong_buffer_enable=true",
+            *((max(1, response // 4),) if response > 1 else ()),
+        ),
+        (
+            # A step of the engine holds a token of every sequence.
+            rollout.max_num_batched_tokens < rollout.max_num_seqs,
+            "generate_config.max_num_batched_tokens",
+            f"must be at least generate_config.max_num_seqs={rollout.max_num_seqs}",
+            rollout.max_num_seqs,
+        ),
+        (
+            rl.use_dynamic_bsz and not rl.use_remove_padding,
+            "rl_config.use_remove_padding",
+            ": rl_config.use_dynamic_bsz=true counts the tokens of packed sequences and needs true",
+            True,
+        ),
+    )
+    for name in _BUDGETS if rl.use_dynamic_bsz else ():
+        budget = getattr(rl, name)
+        need = f"must hold the longest sequence, {words}: {longest} or more"
+        small = budget is not None and budget < longest
+        yield from _judged(config, (small, f"rl_config.{name}", need, longest))
 
 
-def _engine_step(config: RunConfig) -> Iterator[Finding]:
-    """A step of the engine holds a token of every sequence."""
-    rollout = config.generate_config
-    tokens, sequences = rollout.max_num_batched_tokens, rollout.max_num_seqs
-    if tokens < sequences:
-        need = f"must be at least generate_config.max_num_seqs={sequences}"
-        yield broken("generate_config.max_num_batched_tokens", tokens, need, sequences)
+def _learners(config: RunConfig) -> dict[str, LearningConfig]:
+    """Return the sections of the roles that learn."""
+    learners = {"actor_config": config.actor_config, "critic_config": config.critic_config}
+    return {section: learner for section, learner in learners.items() if learner is not None}
 
 
-def _length_penalty(config: RunConfig) -> Iterator[Finding]:
-    """The tokens over which the penalty grows are some, and not all, of a response's."""
-    rl, longest = config.rl_config, config.generate_config.sampling_config.max_tokens
-    if rl.overlong_buffer_enable and not 0 < rl.overlong_buffer < longest:
-        need = (
-            f"must be at least 1 and less than {_RESPONSE}={longest} "
-            "with rl_config.overlong_buffer_enable=true"
+def _learning(config: RunConfig) -> Iterator[Finding]:
+    """Full recomputation says how, and no other does; a learning rate does not decay upwards."""
+    grouped = f"{TRAINING_ENGINE} multiplies grouped experts in bfloat16 only"
+    for section, learner in _learners(config).items():
+        granularity = learner.recompute_granularity
+        only = f"has a meaning only with {section}.recompute_granularity=full, found {granularity}"
+        for name, (need, legal) in _RECOMPUTE.items():
+            field, value = f"{section}.{name}", getattr(learner, name)
+            if granularity == "full" and value is None:
+                text = f"{field} is missing: recompute_granularity=full needs {need}"
+                yield Finding(text, field, None, legal)
+            if granularity != "full" and value is not None:
+                yield broken(field, value, only, None)
+        yield from _judged(
+            config,
+            (
+                learner.moe_grouped_gemm and not config.megatron_training.bf16,
+                f"{section}.moe_grouped_gemm",
+                f"needs megatron_training.bf16=true, found false: {grouped}",
+                False,
+            ),
+            (
+                learner.min_lr > learner.lr,
+                f"{section}.min_lr",
+                f"must not be above {section}.lr={learner.lr:g}",
+                learner.lr,
+            ),
         )
-        legal = (max(1, longest // 4),) if longest > 1 else ()
-        yield broken("rl_config.overlong_buffer", rl.overlong_buffer, need, *legal)
 
 
-def _packed(config: RunConfig) -> Iterator[Finding]:
-    if config.rl_config.use_dynamic_bsz and not config.rl_config.use_remove_padding:
-        need = ": rl_config.use_dynamic_bsz=true counts the tokens of packed sequences and needs "
-        yield broken("rl_config.use_remove_padding", False, f"{need}true", True)
-
-
-def _token_budgets(config: RunConfig) -> Iterator[Finding]:
-    longest, words = _longest(config)
-    for name in _BUDGETS if config.rl_config.use_dynamic_bsz else ():
-        budget = getattr(config.rl_config, name)
-        if budget is not None and budget < longest:
-            need = f"must hold the longest sequence, {words}: {longest} or more"
-            yield broken(f"rl_config.{name}", budget, need, longest)
+def _advantages(config: RunConfig) -> Iterator[Finding]:
+    """There is a critic exactly where advantages come from one; the actor learns in some step."""
+    rl, steps = config.rl_config, config.megatron_training.train_iters
+    wanted, there = rl.adv_estimator == "gae", config.critic_config is not None
+    if wanted and not there:
+        text = f"critic_config is missing: {_ESTIMATOR}=gae needs one, empty or not"
+        yield Finding(text, "critic_config")
+    if there and not wanted:
+        text = f"critic_config is given: {_ESTIMATOR}=group_norm has no critic; use gae"
+        yield Finding(text, "critic_config", "given", (None,))
+    if wanted:
+        need = f"must be below megatron_training.train_iters={steps}"
+        late = rl.critic_warmup >= steps
+        yield from _judged(config, (late, "rl_config.critic_warmup", need, steps - 1))
+        return
+    need = f"needs {_ESTIMATOR}=gae, found group_norm"
+    group = ": advantages are normalised over the responses to one prompt and need 2 or more"
+    yield from _judged(
+        config,
+        (rl.use_kl_in_reward, "rl_config.use_kl_in_reward", need, False),
+        (rl.critic_warmup, "rl_config.critic_warmup", need, 0),
+        (rl.n_samples_per_prompt < 2, _SAMPLES, group, 2),
+    )
 
 
 def _rewards(config: RunConfig) -> Iterator[Finding]:
@@ -215,48 +278,22 @@ def _rewards(config: RunConfig) -> Iterator[Finding]:
         )
         yield Finding(text, _FUNCTIONS, ())
     twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
-    if twice:
-        need = f"names {', '.join(twice)} more than once; raise its weight"
-        yield broken(_FUNCTIONS, names, need)
+    need = f"names {', '.join(twice)} more than once; raise its weight"
+    yield from _judged(config, (twice, _FUNCTIONS, need))
 
 
-def _evaluation(config: RunConfig) -> Iterator[Finding]:
-    frequency = config.rl_config.test_freq
-    if frequency and config.megatron_training.test_data_path is None:
-        need = "needs megatron_training.test_data_path, found none"
-        yield broken("rl_config.test_freq", frequency, need, 0)
-
-
-def _reference_folder(config: RunConfig) -> Iterator[Finding]:
-    ours = config.ref_config.load
-    theirs = config.rl_config.integrated_mode_config.ref_model_load_path
-    if ours and theirs and ours != theirs:
-        need = (
-            f"and rl_config.integrated_mode_config.ref_model_load_path={theirs} are two names of "
-            "one folder; give one of them"
-        )
-        yield broken("ref_config.load", ours, need, None, theirs)
-
-
-def _data_format(config: RunConfig) -> Iterator[Finding]:
-    for name in ("data_path", "test_data_path"):
-        path = getattr(config.megatron_training, name)
-        if path is not None and Path(path).suffix.lower() not in _SUFFIXES:
-            need = f"must end in {' or '.join(_SUFFIXES)}"
-            yield broken(f"megatron_training.{name}", path, need)
-
-
-_RULES: tuple[Callable[[RunConfig], Iterator[Finding]], ...] = (
-    _mini_batches,
-    _shares,
-    _lengths,
-    _length_penalty,
-    _engine_step,
-    _packed,
-    _token_budgets,
-    learning_findings,
-    _rewards,
-    _evaluation,
-    _reference_folder,
-    _data_format,
-)
+def _files(config: RunConfig) -> Iterator[Finding]:
+    """What is read has one name and a known format; what evaluates has something to read."""
+    test_data = config.megatron_training.test_data_path
+    ours, theirs = config.ref_config.load, config.value_of(OTHER_REFERENCE)
+    need = "needs megatron_training.test_data_path, found none"
+    names = f"and {OTHER_REFERENCE}={theirs} are two names of one folder; give one of them"
+    yield from _judged(
+        config,
+        (config.rl_config.test_freq and test_data is None, "rl_config.test_freq", need, 0),
+        (ours and theirs and ours != theirs, "ref_config.load", names, None, theirs),
+    )
+    for field in ("megatron_training.data_path", "megatron_training.test_data_path"):
+        path = config.value_of(field)
+        odd = path is not None and Path(path).suffix.lower() not in _SUFFIXES
+        yield from _judged(config, (odd, field, f"must end in {' or '.join(_SUFFIXES)}"))

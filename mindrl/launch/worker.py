@@ -110,7 +110,7 @@ def _engines(
             config.model_path(role),
             _model(config, platform, role, groups[role]),
             (shardings.plan.models[role], shardings.training[role]),
-            updates=_total_updates(config).get(role),
+            updates=config.total_updates(role) if role in ("actor", "critic") else None,
             # A critic's head is drawn where the folder has none.
             head_seed=config.megatron_training.seed if role == "critic" else None,
             source=source,
@@ -139,14 +139,6 @@ def _model(
         removes_padding=config.rl_config.use_remove_padding,
         logprob_chunk_tokens=config.actor_config.logprob_chunk_tokens,
     )
-
-
-def _total_updates(config: RunConfig) -> dict[Role, int]:
-    """Return the optimizer steps of each role that learns."""
-    updates: dict[Role, int] = {"actor": config.total_updates}
-    if config.critic_config is not None:
-        updates["critic"] = config.total_critic_updates
-    return updates
 
 
 def _updates(config: RunConfig) -> dict[Role, RoleUpdates]:

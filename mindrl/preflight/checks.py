@@ -7,9 +7,8 @@ from pathlib import Path
 
 from mindrl.allocation.into_config import in_words_of_backend
 from mindrl.config.finding import Finding, broken
-from mindrl.config.learning_rules import learning_warnings
 from mindrl.config.run import RunConfig
-from mindrl.config.validate import findings
+from mindrl.config.validate import findings, learning_warnings
 from mindrl.errors import ConfigError, MindrlError
 from mindrl.observability.notes import note
 from mindrl.platform.device import Platform

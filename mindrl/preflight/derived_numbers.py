@@ -120,7 +120,7 @@ def batch_figures(config: RunConfig) -> BatchFigures:
         sequences_per_update=config.sequences_per_update,
         micro_batches_of_replica=None if rl.use_dynamic_bsz else _micro_batches(config),
         longest_sequence_tokens=rl.max_prompt_length + generate.sampling_config.max_tokens,
-        updates_in_all=config.total_updates,
+        updates_in_all=config.total_updates("actor"),
     )
 
 

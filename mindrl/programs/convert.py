@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, get_args
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from mindrl.allocation.meaning import parse_training, training_string
+from mindrl.allocation.meaning import layout_string, parse_training
 from mindrl.checkpoint.files import check_shapes, open_tensors, tensor_shapes
 from mindrl.checkpoint.rank_files import (
     LAYOUT_FILE,
@@ -204,7 +204,7 @@ def _run(conversion: "Conversion") -> None:
         write(conversion, lambda written: progress.advance(task, written))
     seconds = time.perf_counter() - start
     files = len(list(conversion.target.glob("*.safetensors")))
-    kind = f"{training_string(conversion.layout)}, " if conversion.layout else ""
+    kind = f"{layout_string(conversion.layout)}, " if conversion.layout else ""
     say(
         f"{conversion.target}: {kind}{conversion.dtype}, {files} files, "
         f"{traffic_text(total)}, {seconds:.1f} s"

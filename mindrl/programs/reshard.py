@@ -9,11 +9,10 @@ from rich.console import Console
 from rich.table import Table
 
 from mindrl.allocation.meaning import (
+    layout_string,
     parse_rollout,
     parse_training,
-    rollout_string,
     states_replicas,
-    training_string,
 )
 from mindrl.config.backends import TRAINING_ENGINE
 from mindrl.errors import ConfigError
@@ -154,8 +153,8 @@ def _figures(
             chosen = planned(held(found.layout))
     return ReshardFigures(
         model=options.model,
-        training=training_string(training),
-        rollout=rollout_string(to),
+        training=layout_string(training),
+        rollout=layout_string(to),
         ranks=ranks,
         ranks_per_node=options.ranks_per_node,
         disjoint=options.disjoint,

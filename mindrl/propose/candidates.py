@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import product
 from typing import Any, Literal, get_args
 
-from mindrl.allocation.meaning import rollout_string, training_string
+from mindrl.allocation.meaning import layout_string
 from mindrl.config.finding import Finding
 from mindrl.config.layout_keys import SIZE_KEYS, Role
 from mindrl.config.load import load_run_config
@@ -133,7 +133,7 @@ class Candidate:
     @property
     def texts(self) -> tuple[str, str]:
         """The layouts as they are written."""
-        return training_string(self.training), rollout_string(self.rollout)
+        return layout_string(self.training), layout_string(self.rollout)
 
 
 def legal_training(task: Task) -> list[TrainLayout]:

@@ -14,7 +14,7 @@ from test_training_latent import MODELS, save_random
 from test_training_layouts import LOSS, OPTIMIZER, digits, minibatches
 from training_messages import Case, Course
 
-from mindrl.allocation.meaning import training_string
+from mindrl.allocation.meaning import layout_string
 from mindrl.batch.balance import MicroBatching
 from mindrl.layouts.layout import TrainLayout
 from mindrl.memory.activations import Passes, update_estimate
@@ -201,7 +201,7 @@ def row(trial: Trial, found: Sequence[Bytes], expected: Sequence[Bytes]) -> str:
     difference = max(abs(rank[name] - each[name]) for rank, each in pairs for name in rank)
     kinds = {"value": "critic", "vocabulary": ""}[trial.head], "grouped" * trial.grouped
     uneven = trial.layout.layers_per_chunk
-    layout = f"`{training_string(trial.layout)}`".replace("|", r"\|")
+    layout = f"`{layout_string(trial.layout)}`".replace("|", r"\|")
     cells = (
         " ".join(filter(None, (NAMES[trial.model], *kinds))),
         layout + (f", layers {uneven}" if uneven else ""),

@@ -7,11 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindrl.allocation.meaning import (
+    layout_string,
     parse_rollout,
     parse_training,
-    rollout_string,
     states_replicas,
-    training_string,
 )
 from mindrl.errors import ConfigError
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
@@ -202,19 +201,19 @@ def test_a_layout_of_other_ranks_than_there_are_is_refused_with_the_d_that_fits(
     ],
 )
 def test_a_training_layout_is_spelled_in_one_way(layout: TrainLayout, text: str) -> None:
-    assert training_string(layout) == text
+    assert layout_string(layout) == text
 
 
 @given(training_layouts())
 def test_a_training_layout_that_is_spelled_and_read_is_the_same(layout: TrainLayout) -> None:
-    assert parse_training(training_string(layout)) == layout
-    assert parse_training(training_string(layout), layout.world_size) == layout
+    assert parse_training(layout_string(layout)) == layout
+    assert parse_training(layout_string(layout), layout.world_size) == layout
 
 
 @given(rollout_layouts())
 def test_a_rollout_layout_that_is_spelled_and_read_is_the_same(layout: RolloutLayout) -> None:
-    assert parse_rollout(rollout_string(layout)) == layout
-    assert parse_rollout(rollout_string(layout), layout.world_size) == layout
+    assert parse_rollout(layout_string(layout)) == layout
+    assert parse_rollout(layout_string(layout), layout.world_size) == layout
 
 
 @settings(deadline=None)  # a busy machine may take longer than 200 ms

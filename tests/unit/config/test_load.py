@@ -199,7 +199,7 @@ def test_the_numbers_that_follow_are_those_of_two_replicas_and_eight_updates(
     )
     assert (config.layout("actor").dp, config.rollout_layout.dp) == (2, 4)
     assert (config.sequences_per_step, config.sequences_per_update) == (160, 40)
-    assert (config.updates_per_step, config.total_updates) == (8, 80)
+    assert (config.updates_per_step, config.total_updates("actor")) == (8, 80)
 
 
 def test_tokenizer_and_reference_come_from_the_actor_unless_they_are_named(
@@ -304,7 +304,7 @@ def test_warm_up_steps_are_the_critics_alone(run_config: MakeConfig) -> None:
             "rl_config.critic_warmup": 3,
         },
     )
-    assert (config.total_updates, config.total_critic_updates) == (14, 20)
+    assert (config.total_updates("actor"), config.total_updates("critic")) == (14, 20)
 
 
 def test_the_paths_of_all_models_are_made_absolute(run_config: MakeConfig) -> None:

@@ -4,10 +4,10 @@ Shapes: B sequences, T positions.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from mindrl.batch.experience import CriticMinibatch, Minibatch
 from mindrl.batch.prompts import Prompt, sequence_seed
 from mindrl.batch.rollouts import Responses, Rollouts
 from mindrl.batch.sequences import Logprobs, Sequences, SequenceScores, Values
+from mindrl.cluster.worker_group import WorkerGroup
 from mindrl.config.layout_keys import Role
 from mindrl.layouts.layout import RolloutLayout, TrainLayout, even_bounds
 from mindrl.memory.plan import MemoryPlan
@@ -24,21 +25,6 @@ from mindrl.observability.memory_snapshot import MeasuredSnapshot
 from mindrl.rollout.sampling import Sampling
 
 AnswerT = TypeVar("AnswerT", Logprobs, Values, SequenceScores)
-
-
-class Ranks(Protocol):
-    """Workers that are called together, such as a `WorkerGroup`."""
-
-    def call(
-        self,
-        method: str,
-        arguments: Sequence[tuple[Any, ...]],
-        answering: Collection[int] | None = None,
-    ) -> list[Any]:
-        """Call a method on each rank with its own arguments; not all of them need to answer."""
-
-    def call_all(self, method: str, *arguments: Any) -> list[Any]:
-        """Call a method on each rank with the same arguments."""
 
 
 class ColocatedActor:
@@ -49,22 +35,17 @@ class ColocatedActor:
 
     def __init__(
         self,
-        group: Ranks,
+        group: WorkerGroup,
         layouts: Mapping[Role, TrainLayout],
         rollout: RolloutLayout,
         *,
         seed: int,
         costs: Callable[[Sequence[int]], Sequence[float]] | None = None,
     ) -> None:
-        """Take the layouts of the roles and the seed of the run.
+        """Take the layouts of the roles that the run has, and its seed.
 
-        Args:
-            group: The workers.
-            layouts: Of the roles that the run has.
-            rollout: Layout of the rollout side.
-            seed: Of the run.
-            costs: From the lengths of sequences to their work; training replicas then get equal
-                work. None gives them equally many sequences, in order.
+        `costs` says from the lengths of sequences how much work they are; training replicas then
+        get equal work. None gives them equally many sequences, in order.
         """
         self.group = group
         self.layouts = layouts
@@ -124,13 +105,10 @@ class ColocatedActor:
         """Take one optimizer step of the critic; returns metrics of the whole minibatch."""
         return self._update("update_critic", "critic", minibatch)
 
-    def export(self, folder: Path, record: Mapping[str, object]) -> None:
-        """Write the actor's weights as a Hugging Face folder, with a record of them."""
-        self.group.call_all("export", str(folder), record)
-
-    def export_critic(self, folder: Path, record: Mapping[str, object]) -> None:
-        """Write the critic's weights as a Hugging Face folder, with a record of them."""
-        self.group.call_all("export_critic", str(folder), record)
+    def export(self, role: Role, folder: Path, record: Mapping[str, object]) -> None:
+        """Write a role's weights as a Hugging Face folder, with a record of them."""
+        method = "export" if role == "actor" else f"export_{role}"
+        self.group.call_all(method, str(folder), record)
 
     def keep_export(self, folder: Path, kept: Path) -> None:
         """Keep an exported folder under a second name, whatever replaces the first."""

@@ -1,7 +1,7 @@
 """The composition root of a training run."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,9 +11,10 @@ from rich.console import Console
 
 from mindrl.algorithms.length_penalty import LengthPenalty
 from mindrl.batch.balance import sequence_costs
-from mindrl.cluster.colocated_actor import ColocatedActor, Ranks
+from mindrl.cluster.colocated_actor import ColocatedActor
 from mindrl.cluster.ray_cluster import RayCluster
 from mindrl.cluster.worker_group import WorkerGroup
+from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig, with_absolute_paths
 from mindrl.data.run_data import RunData, data_lines, read_data
 from mindrl.errors import InterruptedRunError
@@ -32,7 +33,6 @@ from mindrl.preflight.run_folders import check_folders, export_folders
 from mindrl.preflight.run_plan import RunPlan
 from mindrl.rewards.scorer import RewardScorer, try_rewards
 from mindrl.trainer.grpo_trainer import GrpoTrainer
-from mindrl.trainer.policy_trainer import TrainerRoles
 from mindrl.trainer.ppo_trainer import PpoTrainer
 from mindrl.trainer.reward_manager import RewardSources
 from mindrl.trainer.run_log import RunFolder, RunLog, RunSummary
@@ -49,9 +49,8 @@ class _Run:
     plan: RunPlan
     platform: Platform
     folder: RunFolder
-    model_folder: Path
-    critic_folder: Path | None
-    """None without a critic."""
+    exports: Mapping[Role, Path]
+    """Folder of each model that is trained."""
     data: RunData
 
 
@@ -72,16 +71,16 @@ def train(plan: RunPlan, platform: Platform, run_dir: Path) -> dict[str, object]
     """
     config, run = plan.config, _prepare(plan, platform, run_dir)
     Console().print(render_numbers(derived_numbers(config, platform)))
-    summary = RunSummary(model=run.model_folder, provenance=provenance(config))
+    summary = RunSummary(exports=run.exports, provenance=provenance(config))
     console = StepConsole(config.megatron_training.train_iters)
     run_log = RunLog(run.folder, summary, console, _trackers(run))
     try:
         with interrupts_unwrapped(), console, _workers(run, console) as (actor, rewards):
             if config.rl_config.memory_timeline_steps:
-                run_log.memory_log = MemoryWatch(actor.memory_plan(), run.folder.root)
+                run_log.note_memory = MemoryWatch(actor.memory_plan(), run.folder.root).note
             trainer = _trainer(run, actor, rewards, run_log)
             with stop_requests() as heed:
-                trainer.run(run.model_folder, heed)
+                trainer.run(heed)
         summary.status = "completed"
     except InterruptedRunError:
         summary.status = "interrupted"
@@ -107,8 +106,7 @@ def _prepare(plan: RunPlan, platform: Platform, run_dir: Path) -> _Run:
         plan=plan,
         platform=platform,
         folder=folder,
-        model_folder=exports["actor"],
-        critic_folder=exports.get("critic"),
+        exports=exports,
         data=data,
     )
 
@@ -163,33 +161,19 @@ def _trainer(
 ) -> GrpoTrainer | PpoTrainer:
     """Put the parts of the algorithm together."""
     config = run.plan.config
-    roles = TrainerRoles(
-        policy=actor,
-        reference=actor if "ref" in config.roles else None,
-        critic=actor if "critic" in config.roles else None,
-        workers=actor,
-        rewards=RewardSources(
-            scorer=scorer,
-            reward_model=actor if "reward" in config.roles else None,
-            reward_model_weight=config.reward_config.weight if config.reward_config else 0.0,
-            length_penalty=_length_penalty(config),
-        ),
+    rewards = RewardSources(
+        scorer=scorer,
+        reward_model=actor if config.reward_config else None,
+        reward_model_weight=config.reward_config.weight if config.reward_config else 0.0,
+        length_penalty=_length_penalty(config),
     )
     has_experts = run.plan.models["actor"].moe is not None
     max_gap = logprob_gap_limit(config, has_experts=has_experts)
-    if run.critic_folder is None:
-        return GrpoTrainer(config, run.data, roles, run_log, max_logprob_gap=max_gap)
-    return PpoTrainer(
-        config,
-        run.data,
-        roles,
-        run_log,
-        max_logprob_gap=max_gap,
-        critic_folder=run.critic_folder,
-    )
+    kind = PpoTrainer if config.critic_config else GrpoTrainer
+    return kind(config, run.data, actor, rewards, run_log, max_logprob_gap=max_gap)
 
 
-def colocated_actor(group: Ranks, plan: RunPlan) -> ColocatedActor:
+def colocated_actor(group: WorkerGroup, plan: RunPlan) -> ColocatedActor:
     """Deal batches by the layouts of a run."""
     return ColocatedActor(
         group,

@@ -2,17 +2,16 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal
 
 from mindrl.config.finding import Finding, broken
+from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig
 from mindrl.errors import OutputError
 from mindrl.models.sharding import table_bytes, whole_sharding
 from mindrl.observability.run_folder import Need, best_folder, check_room
 from mindrl.preflight.run_plan import RunPlan
 
-Exported = Literal["actor", "critic"]
-Places = Mapping[Exported, str]
+Places = Mapping[Role, str]
 """Folder of each model that the run exports."""
 LOG_BYTES = 64 << 20
 """Free space that logs and samples want, besides the exported models."""
@@ -26,7 +25,7 @@ def export_places(config: RunConfig, run_folder: Path | None = None) -> Places:
         run_folder: Holds what no key places; None leaves that out.
     """
     critic = config.critic_config
-    saves: dict[Exported, tuple[str | None, str]] = {"actor": (config.actor_config.save, "model")}
+    saves: dict[Role, tuple[str | None, str]] = {"actor": (config.actor_config.save, "model")}
     if critic is not None:
         saves["critic"] = (critic.save, "critic")
     if run_folder is None:
@@ -46,7 +45,7 @@ def export_findings(places: Places) -> Iterator[Finding]:
         yield from _apart(places["actor"], places["critic"])
 
 
-def export_folders(config: RunConfig, root: Path) -> dict[Exported, Path]:
+def export_folders(config: RunConfig, root: Path) -> dict[Role, Path]:
     """Return the folder of each model that the run exports, those in the run folder included.
 
     Raises:
@@ -58,7 +57,7 @@ def export_folders(config: RunConfig, root: Path) -> dict[Exported, Path]:
     return {role: Path(folder).resolve() for role, folder in places.items()}
 
 
-def check_folders(plan: RunPlan, root: Path, exports: Mapping[Exported, Path]) -> None:
+def check_folders(plan: RunPlan, root: Path, exports: Mapping[Role, Path]) -> None:
     """Make the folders of a run, and compare what it will write with what their disks have free.
 
     Raises:
@@ -80,7 +79,7 @@ def check_folders(plan: RunPlan, root: Path, exports: Mapping[Exported, Path]) -
     check_room(needs)
 
 
-def export_bytes(plan: RunPlan, role: Exported) -> int:
+def export_bytes(plan: RunPlan, role: Role) -> int:
     """Count the bytes of an exported model's weights."""
     sharding = whole_sharding(
         plan.models[role],
@@ -92,7 +91,7 @@ def export_bytes(plan: RunPlan, role: Exported) -> int:
     return table_bytes(sharding.table(0), sharding.dtype)
 
 
-def _written(role: Exported, place: str) -> list[Path]:
+def _written(role: Role, place: str) -> list[Path]:
     """Return the folders that a role writes: the actor's best model lies beside its newest."""
     folder = Path(place).resolve()
     return [folder, best_folder(folder)] if role == "actor" else [folder]

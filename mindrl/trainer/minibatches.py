@@ -25,8 +25,7 @@ class MinibatchDealer:
     def deal(self, group_B: Tensor) -> list[Tensor]:
         """Return the rows of each optimizer step; the sequences of one prompt stay together.
 
-        Args:
-            group_B: Which prompt of the step each sequence answers.
+        `group_B` says which prompt of the step each sequence answers.
         """
         groups_P = torch.unique(group_B)
         dealt = []

@@ -5,9 +5,8 @@ Shapes: B sequences of a step, T positions.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Generic, TypeVar
 
 from torch import Tensor
@@ -26,24 +25,11 @@ from mindrl.rewards.scores import Scores
 from mindrl.rollout.sampling import Sampling
 from mindrl.trainer.minibatches import MinibatchDealer
 from mindrl.trainer.reward_manager import Rewarded, RewardManager, RewardSources
-from mindrl.trainer.roles import Critic, Policy, ReferenceModel, Workers
+from mindrl.trainer.roles import Workers
 from mindrl.trainer.run_log import RunLog
 from mindrl.trainer.step_checks import StepChecks
 
 ExperienceT = TypeVar("ExperienceT", bound=Experience)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainerRoles:
-    """The models and the rewards of a run."""
-
-    policy: Policy
-    reference: ReferenceModel | None
-    """None where there is no KL term."""
-    critic: Critic | None
-    """None where the algorithm has none."""
-    workers: Workers
-    rewards: RewardSources
 
 
 class PolicyTrainer(ABC, Generic[ExperienceT]):
@@ -53,7 +39,8 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
         self,
         config: RunConfig,
         data: RunData,
-        roles: TrainerRoles,
+        workers: Workers,
+        rewards: RewardSources,
         run_log: RunLog,
         *,
         max_logprob_gap: float | None,
@@ -65,7 +52,7 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
         self.test = data.test.prompts if data.test else ()
         seed, shuffle = self.training.seed, not self.training.no_shuffle
         self.order = PromptOrder(len(data.train.prompts), seed, shuffle=shuffle)
-        self.roles = roles
+        self.workers = workers
         self.run_log = run_log
         self.timer = StageTimer()
         self.checks = StepChecks(max_logprob_gap, self.rl.logprob_gap_steps)
@@ -75,31 +62,24 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
             stop_token_ids=data.stop_token_ids,
             samples_per_prompt=self.rl.n_samples_per_prompt,
         )
-        self.rewards = RewardManager(roles.rewards, data.decode, self.timer)
+        self.rewards = RewardManager(rewards, data.decode, self.timer)
         self.heed: Callable[[], None] = lambda: None
 
     @abstractmethod
     def estimate(
         self, rollouts: Rollouts, rewarded: Callable[[], Rewarded]
     ) -> tuple[ExperienceT, Metrics]:
-        """Add what the updates need.
-
-        Args:
-            rollouts: Of the step.
-            rewarded: Waits for the rewards; asked as late as can be.
-        """
+        """Add what the updates need; `rewarded` waits for the rewards: ask as late as can be."""
 
     @abstractmethod
     def learn(self, step: int, experience: ExperienceT) -> Metrics:
         """Take the optimizer steps of a step."""
 
-    def run(self, model_folder: Path, heed: Callable[[], None] | None = None) -> None:
-        """Train from the first step to the last, evaluate, and export the model.
+    def run(self, heed: Callable[[], None] = lambda: None) -> None:
+        """Train from the first step to the last, evaluate, and export what was trained.
 
-        Args:
-            model_folder: For the newest export; one beside it has the best by evaluation.
-            heed: Raises StopRequestedError where the run has been asked to stop; what has been
-                learned is then exported first. None: nobody asks.
+        `heed` raises StopRequestedError where the run has been asked to stop; what has been learned
+        is then exported first.
 
         Raises:
             LogprobGapError: The rollout engine did not have the trainer's weights.
@@ -108,17 +88,17 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
             SkippedUpdatesError: A model has taken no update for some steps.
             MindrlError: A metric is not finite, or whatever a role raises.
         """
-        self.heed = heed or self.heed
+        self.heed = heed
         try:
-            self._run(model_folder)
+            self._run()
         except (RewardError, SkippedUpdatesError, StopRequestedError):
             # No step is left half learned: the weights are those of the last one on record.
             if self.run_log.summary.steps != (self.run_log.summary.model_step or 0):
-                self._export(model_folder)
+                self._export()
             raise
 
-    def _run(self, model_folder: Path) -> None:
-        training, rl, workers = self.training, self.rl, self.roles.workers
+    def _run(self) -> None:
+        training, rl, workers = self.training, self.rl, self.workers
         self.evaluate(0)
         workers.record_memory(rl.memory_timeline_steps > 0)
         for step in range(1, training.train_iters + 1):
@@ -133,22 +113,19 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
             last = step == training.train_iters
             # The weights are still there from the update; an evaluation sends them away.
             if last or (training.save_interval and step % training.save_interval == 0):
-                self._export(model_folder)
+                self._export()
             if last or (rl.test_freq and step % rl.test_freq == 0):
                 self.evaluate(step)
-                self._keep_best(model_folder)
-
-    def export(self, model_folder: Path, record: Mapping[str, object]) -> None:
-        """Write the models that the run has trained, with a record of them."""
-        self.roles.workers.export(model_folder, record)
+                self._keep_best()
 
     def step(self, step: int) -> tuple[Metrics, list[Sample]]:
         """Roll out, rate, estimate and learn once."""
         timer = self.timer
         with timer("step"):
-            prompts = self._prompts(step)
+            indices = self.order.indices(step - 1, self.training.global_batch_size)
+            prompts = [self.data.train.prompts[index] for index in indices]
             with timer("rollout"):
-                rollouts = self.roles.policy.generate_sequences(prompts, self.sampling, step=step)
+                rollouts = self.workers.generate_sequences(prompts, self.sampling, step=step)
             self.heed()
             with self.rewards.compute(prompts, rollouts, blocking=self.rl.blocking) as rewarded:
                 experience, estimated = self.estimate(rollouts, rewarded)
@@ -162,7 +139,7 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
             estimated,
             learned,
             timer.flush(),
-            self.roles.workers.flush_metrics(),
+            self.workers.flush_metrics(),
         )
         rate = metrics["rollout/response_tokens"] / metrics["seconds/step"]
         metrics["throughput/response_tokens_per_second"] = rate
@@ -177,18 +154,18 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
         The policy comes last, for its weights are what the next call is most likely to need.
         """
         sequences, ref_logprobs_BT = rollouts.sequences(), None
-        if self.roles.reference is not None:
+        if self.config.uses_reference:
             with self.timer("ref_log_prob"):
-                ref_logprobs_BT = self.roles.reference.compute_ref_logprobs(sequences).logprobs_BT
+                ref_logprobs_BT = self.workers.compute_ref_logprobs(sequences).logprobs_BT
         with self.timer("log_prob"):
-            old_logprobs_BT = self.roles.policy.compute_logprobs(sequences).logprobs_BT
+            old_logprobs_BT = self.workers.compute_logprobs(sequences).logprobs_BT
         return old_logprobs_BT, ref_logprobs_BT
 
     def update_policy(self, experience: ExperienceT, dealt: Iterable[Tensor]) -> Metrics:
         """Take one optimizer step of the policy on each of the rows that were dealt."""
         with self.timer("update"):
             updates = [
-                self.roles.policy.update(minibatch)
+                self.workers.update(minibatch)
                 for minibatch in self.minibatches.cut(experience, dealt, Minibatch)
             ]
         return update_metrics("update", updates)
@@ -198,7 +175,7 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
         if not self.test:
             return
         greedy = replace(self.sampling, samples_per_prompt=1, is_greedy=True)
-        rollouts = self.roles.policy.generate_sequences(self.test, greedy, step=step)
+        rollouts = self.workers.generate_sequences(self.test, greedy, step=step)
         rewarded = self.rewards.by_rules(self.test, rollouts)
         self._note_failures(step, rewarded.scores)
         assert self.rl.verifier_function, "validated: something measures accuracy"
@@ -206,7 +183,7 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
         samples = _samples(self.test, rollouts, rewarded, range(len(rewarded.responses)))
         self.run_log.evaluation(step, accuracy, samples)
         # What the switches of an evaluation cost belongs to no step.
-        self.roles.workers.flush_metrics()
+        self.workers.flush_metrics()
 
     def _note_failures(self, step: int, scores: Scores) -> None:
         """Tell of rewards that failed, and end the run where a function gave no score at all."""
@@ -220,15 +197,16 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
         if lines:
             raise RewardError("\n".join(lines))
 
-    def _export(self, model_folder: Path) -> None:
+    def _export(self) -> None:
         """Export what the recorded steps have learned."""
         summary = self.run_log.summary
-        self.export(model_folder, {"step": summary.steps, **summary.provenance})
+        for role, folder in summary.exports.items():
+            self.workers.export(role, folder, {"step": summary.steps, **summary.provenance})
         summary.model_step = summary.steps
         # What the switches of an export cost belongs to no step.
-        self.roles.workers.flush_metrics()
+        self.workers.flush_metrics()
 
-    def _keep_best(self, model_folder: Path) -> None:
+    def _keep_best(self) -> None:
         """Keep an export that was evaluated as the best so far, before the next one replaces it."""
         summary = self.run_log.summary
         accuracy = summary.accuracy_after
@@ -237,14 +215,11 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
             return
 
         def keep() -> None:
-            self.roles.workers.keep_export(model_folder, best_folder(model_folder))
+            newest = summary.exports["actor"]
+            self.workers.keep_export(newest, best_folder(newest))
             summary.accuracy_best, summary.model_best_step = accuracy, summary.steps
 
         self.run_log.keep("best model", keep)
-
-    def _prompts(self, step: int) -> list[Prompt]:
-        indices = self.order.indices(step - 1, self.training.global_batch_size)
-        return [self.data.train.prompts[index] for index in indices]
 
 
 def _logprob_gap(rollouts: Rollouts, old_logprobs_BT: Tensor) -> Metrics:

@@ -3,8 +3,7 @@
 Shapes: B sequences of a step, T positions.
 """
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -13,32 +12,13 @@ from mindrl.algorithms.gae import explained_variance, gae_advantages, token_rewa
 from mindrl.algorithms.kl import kl_estimate
 from mindrl.batch.experience import CriticMinibatch, ValuedExperience
 from mindrl.batch.rollouts import Rollouts
-from mindrl.config.run import RunConfig
-from mindrl.data.run_data import RunData
 from mindrl.observability.metrics import Metrics, update_metrics
-from mindrl.trainer.policy_trainer import PolicyTrainer, TrainerRoles
+from mindrl.trainer.policy_trainer import PolicyTrainer
 from mindrl.trainer.reward_manager import Rewarded
-from mindrl.trainer.run_log import RunLog
 
 
 class PpoTrainer(PolicyTrainer[ValuedExperience]):
     """Trains a policy by proximal policy optimization (arXiv 1707.06347), and its critic."""
-
-    def __init__(
-        self,
-        config: RunConfig,
-        data: RunData,
-        roles: TrainerRoles,
-        run_log: RunLog,
-        *,
-        max_logprob_gap: float | None,
-        critic_folder: Path,
-    ) -> None:
-        """Take all parts of a run with a critic, which is exported to a folder of its own."""
-        super().__init__(config, data, roles, run_log, max_logprob_gap=max_logprob_gap)
-        assert roles.critic is not None, "validated: PPO has a critic"
-        self.critic = roles.critic
-        self.critic_folder = critic_folder
 
     def estimate(
         self, rollouts: Rollouts, rewarded: Callable[[], Rewarded]
@@ -50,7 +30,7 @@ class PpoTrainer(PolicyTrainer[ValuedExperience]):
         mask_BT, rl = rollouts.response_mask_BT, self.rl
         old_logprobs_BT, ref_logprobs_BT = self.logprobs(rollouts)
         with self.timer("values"):
-            values_BT = self.critic.compute_values(rollouts.sequences()).values_BT
+            values_BT = self.workers.compute_values(rollouts.sequences()).values_BT
         kl_BT = self._kl_in_reward(old_logprobs_BT, ref_logprobs_BT)
         scores_B = torch.tensor(rewarded().scores.rewards)
         advantages_BT, returns_BT = gae_advantages(
@@ -84,18 +64,13 @@ class PpoTrainer(PolicyTrainer[ValuedExperience]):
         dealt = self.minibatches.deal(experience.group_B)
         with self.timer("update_critic"):
             updates = [
-                self.critic.update_critic(minibatch)
+                self.workers.update_critic(minibatch)
                 for minibatch in self.minibatches.cut(experience, dealt, CriticMinibatch)
             ]
         metrics = update_metrics("critic", updates)
         if step <= self.rl.critic_warmup:
             return metrics
         return metrics | self.update_policy(experience, dealt)
-
-    def export(self, model_folder: Path, record: Mapping[str, object]) -> None:
-        """Write the policy and the critic, with a record of them."""
-        super().export(model_folder, record)
-        self.critic.export_critic(self.critic_folder, record)
 
     def _kl_in_reward(self, old_logprobs_BT: Tensor, ref_logprobs_BT: Tensor | None) -> Tensor:
         if self.config.reward_kl_coef == 0:

@@ -10,22 +10,18 @@ from mindrl.algorithms.length_penalty import LengthPenalty
 from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Rollouts
 from mindrl.observability.timing import StageTimer
+from mindrl.rewards.scorer import RewardScorer
 from mindrl.rewards.scores import Scores
-from mindrl.trainer.roles import RewardModel, Scorer
-
-MODEL_COMPONENT = "model"
-"""Name of the reward model's score beside those of the functions."""
-LENGTH_COMPONENT = "overlong"
-"""Name of the penalty for length beside them."""
+from mindrl.trainer.roles import Workers
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewardSources:
     """What the reward of a response is made of."""
 
-    scorer: Scorer | None
+    scorer: RewardScorer | None
     """Rules. None where the reward model alone judges."""
-    reward_model: RewardModel | None
+    reward_model: Workers | None
     reward_model_weight: float
     """Of the model's score, which is added to the weighted sum of the rules."""
     length_penalty: LengthPenalty | None = None
@@ -67,27 +63,27 @@ class RewardManager:
     ) -> Iterator[Callable[[], Rewarded]]:
         """Rate by all sources; the body of the `with` asks for the outcome when it needs it.
 
-        However often it asks, the sources are put together once.
-
-        Args:
-            prompts: Of the step.
-            rollouts: What answers them.
-            blocking: False lets the rules work beside the body, which keeps the devices busy; stage
-                `reward` is then the time that the body waits for them.
+        However often it asks, the sources are put together once. Where this is not `blocking`, the
+        rules work beside the body, which keeps the devices busy; stage `reward` is then the time
+        that the body waits for them.
         """
+        sources = self.sources
         with self._rules(prompts, rollouts, blocking=blocking) as rules:
-            model = self._model_rewards(rollouts)
+            model = None
+            if sources.reward_model is not None:
+                with self.timer("reward_model"):
+                    model = sources.reward_model.compute_rewards(rollouts.sequences()).rewards_B
 
             @cache
             def rewarded() -> Rewarded:
-                by_rules, sources = rules(), self.sources
+                by_rules = rules()
                 scores = by_rules.scores
                 if model is not None:
-                    scores = scores.plus(MODEL_COMPONENT, model, sources.reward_model_weight)
+                    weight = sources.reward_model_weight
+                    scores = scores.plus("model", tuple(model.tolist()), weight)
                 if sources.length_penalty is not None:
                     lengths = rollouts.response_mask_BT.sum(dim=1).tolist()
-                    cost = tuple(map(sources.length_penalty, lengths))
-                    scores = scores.plus(LENGTH_COMPONENT, cost)
+                    scores = scores.plus("overlong", tuple(map(sources.length_penalty, lengths)))
                 return replace(by_rules, scores=scores)
 
             yield rewarded
@@ -117,10 +113,3 @@ class RewardManager:
             raise
         finally:
             pool.shutdown()
-
-    def _model_rewards(self, rollouts: Rollouts) -> tuple[float, ...] | None:
-        if self.sources.reward_model is None:
-            return None
-        with self.timer("reward_model"):
-            found = self.sources.reward_model.compute_rewards(rollouts.sequences())
-        return tuple(found.rewards_B.tolist())

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
+from mindrl.config.layout_keys import Role
 from mindrl.errors import OutputError
 from mindrl.observability.console import StepConsole
 from mindrl.observability.memory_snapshot import MeasuredSnapshot
@@ -24,58 +25,40 @@ from mindrl.trainer.step_checks import MODELS
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Moments = Sequence[Sequence[MeasuredSnapshot]]
+"""What the workers noted in a step, by rank."""
 
 _RESERVE_BYTES = 64 << 10
 """More than a summary takes."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunFolder:
     """Where the parts of a run's output lie."""
 
-    root: Path
-
-    @property
-    def logs(self) -> Path:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.logs = root / "logs"
         """Log files, one per process."""
-        return self.root / "logs"
-
-    @property
-    def tensorboard(self) -> Path:
+        self.tensorboard = root / "tensorboard"
         """TensorBoard event files."""
-        return self.root / "tensorboard"
-
-    @property
-    def metrics(self) -> Path:
+        self.metrics = root / "metrics.jsonl"
         """All metrics, one JSON line per step."""
-        return self.root / "metrics.jsonl"
-
-    @property
-    def samples(self) -> Path:
+        self.samples = root / "samples.jsonl"
         """Sampled responses, one JSON line each."""
-        return self.root / "samples.jsonl"
-
-    @property
-    def evaluations(self) -> Path:
+        self.evaluations = root / "evaluations.jsonl"
         """Greedy responses to the held-out prompts, one JSON line each."""
-        return self.root / "evaluations.jsonl"
-
-    @property
-    def summary(self) -> Path:
+        self.summary = root / "summary.json"
         """The outcome of the run."""
-        return self.root / "summary.json"
-
-    @property
-    def reserve(self) -> Path:
+        self.reserve = root / ".summary.reserve"
         """Room on the disk for the summary."""
-        return self.root / ".summary.reserve"
 
 
 @dataclass
 class RunSummary:
     """What is known of a run so far; it is written however the run ends."""
 
-    model: Path
+    exports: Mapping[Role, Path]
+    """Where each trained model is exported to; beside the actor's lies the best by evaluation."""
     provenance: Mapping[str, object] = field(default_factory=dict)
     """What the run was made with: for the summary and the exported models."""
     started: float = field(default_factory=time.perf_counter)
@@ -99,7 +82,7 @@ class RunSummary:
 
     def record(self, folder: RunFolder) -> dict[str, object]:
         """Return what `summary.json` holds of a run that ends now."""
-        best = self.model_best_step
+        model, best = self.exports["actor"], self.model_best_step
         rate = self.response_tokens / self.step_seconds if self.step_seconds else 0.0
         return {
             "status": self.status,
@@ -117,20 +100,13 @@ class RunSummary:
             "tensorboard": str(folder.tensorboard),
             "metrics": str(folder.metrics),
             "samples": str(folder.samples),
-            "model": None if self.model_step is None else str(self.model),
+            "model": None if self.model_step is None else str(model),
             "model_step": self.model_step,
-            "model_best": None if best is None else str(best_folder(self.model)),
+            "model_best": None if best is None else str(best_folder(model)),
             "model_best_step": best,
             "model_best_accuracy": self.accuracy_best,
             **self.provenance,
         }
-
-
-class MemoryLog(Protocol):
-    """Keeps what the devices held."""
-
-    def note(self, step: int, workers: Sequence[Sequence[MeasuredSnapshot]]) -> str | None:
-        """Write a step; returns what a person should know, or None."""
 
 
 class RunLog:
@@ -155,7 +131,8 @@ class RunLog:
         self.summary = summary
         self.console = console
         self.trackers = trackers
-        self.memory_log: MemoryLog | None = None
+        self.note_memory: Callable[[int, Moments], str | None] | None = None
+        """Keeps what the devices held in a step; returns what a person should know, or None."""
         self.samples = SampleLog(folder.samples)
         self.evaluations = SampleLog(folder.evaluations)
         self.left_out: set[object] = set()
@@ -186,11 +163,11 @@ class RunLog:
                 )
             summary.steps_without_signal += 1
 
-    def memory(self, step: int, workers: Sequence[Sequence[MeasuredSnapshot]]) -> None:
-        """Record what the devices held in a step, by rank."""
-        log = self.memory_log
-        assert log is not None, "there is one before the first step"
-        finding = self.keep(log, lambda: log.note(step, workers))
+    def memory(self, step: int, workers: Moments) -> None:
+        """Record what the devices held in a step."""
+        note = self.note_memory
+        assert note is not None, "there is one before the first step"
+        finding = self.keep(note, lambda: note(step, workers))
         if finding is not None:
             self.warn(finding)
 

@@ -58,10 +58,7 @@ class StepChecks:
     def _skipped(self, step: int, name: str, metrics: Metrics) -> Iterator[str]:
         """Tell of the updates that a model skipped, and end the run where it takes none any more.
 
-        Args:
-            step: From 1.
-            name: Of the count in the metrics.
-            metrics: Of the step; of a model that took no update they hold that count alone.
+        Of a model that took no update the metrics hold nothing but `name`, which counts them.
         """
         model, skipped = MODELS[name], metrics.get(name, 0.0)
         if skipped:

@@ -79,11 +79,11 @@ def run_of(workers: ForkedWorkers, config: RunConfig, folder: Path) -> Course:
     plan = planned_shardings(config).plan
     group = workers.start(plan)
     actor = colocated_actor(group, plan)
-    actor.export(folder / "initial", {"step": 0})
+    actor.export("actor", folder / "initial", {"step": 0})
     traces = [take_step(actor, config, step) for step in range(STEPS)]
     answers = actor.generate_sequences(PROMPTS, GREEDY, step=0)
     metrics = actor.flush_metrics()
-    actor.export(folder / "trained", {"step": STEPS})
+    actor.export("actor", folder / "trained", {"step": STEPS})
     group.stop()
     return Course(
         tokens=[trace.sequences.tokens_BT.tolist() for trace in traces],

@@ -202,7 +202,7 @@ def test_the_page_of_metrics_names_exactly_the_metrics_of_a_step() -> None:
 def test_the_page_of_outputs_names_every_file_and_every_key(tmp_path: Path) -> None:
     folder = RunFolder(root=tmp_path)
     console = StepConsole(1, io.StringIO())
-    run_log = RunLog(folder, RunSummary(model=tmp_path / "model"), console, [])
+    run_log = RunLog(folder, RunSummary(exports={"actor": tmp_path / "model"}), console, [])
     sample = Sample(
         prompt="",
         response="",

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from mindrl.checkpoint.safetensors_file import open_file
+from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig
 from mindrl.errors import OutputError
 from mindrl.preflight.run_folders import (
     LOG_BYTES,
-    Exported,
     check_folders,
     export_bytes,
     export_folders,
@@ -22,7 +22,7 @@ from mindrl.preflight.run_shardings import unordered_shardings
 
 MakeConfig = Callable[..., RunConfig]
 MakeModel = Callable[..., Path]
-ROLES: tuple[Exported, ...] = ("actor", "critic")
+ROLES: tuple[Role, ...] = ("actor", "critic")
 
 
 def plan_of(config: RunConfig) -> RunPlan:

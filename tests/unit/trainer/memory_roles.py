@@ -19,6 +19,7 @@ from mindrl.batch.rollouts import Responses, Rollouts
 from mindrl.batch.sequences import Logprobs, Sequences, SequenceScores, Values
 from mindrl.config.actor import ActorConfig
 from mindrl.config.generate import GenerateConfig, SamplingConfig
+from mindrl.config.layout_keys import Role
 from mindrl.config.megatron_training import MegatronTrainingConfig
 from mindrl.config.rl import RLConfig
 from mindrl.config.run import RunConfig
@@ -101,9 +102,11 @@ class MemoryRoles:
         last_B = sequences.tokens_BT.gather(1, sequences.lengths_B[:, None] - 1)[:, 0]
         return SequenceScores(rewards_B=last_B.float())
 
-    def export(self, folder: Path, record: Mapping[str, object]) -> None:
+    def export(self, role: Role, folder: Path, record: Mapping[str, object]) -> None:
         self.calls.append(f"export {folder.name}")
-        self.records.append(dict(record))
+        if role == "actor":
+            self.records.append(dict(record))
+        assert record == self.records[-1]
 
     def keep_export(self, folder: Path, kept: Path) -> None:
         self.calls.append(f"keep {folder.name} as {kept.name}")
@@ -111,10 +114,6 @@ class MemoryRoles:
     def flush_metrics(self) -> dict[str, float]:
         self.calls.append("flush")
         return {"bytes/reshard_sent": 7.0}
-
-    def export_critic(self, folder: Path, record: Mapping[str, object]) -> None:
-        assert record == self.records[-1]
-        self.calls.append(f"export {folder.name}")
 
     def record_memory(self, is_on: bool) -> None:
         self.records_memory = is_on
@@ -207,11 +206,12 @@ def rewards(roles: MemoryRoles, *, model_weight: float | None = None) -> RewardS
     )
 
 
-def run_log(root: Path, steps: int) -> RunLog:
+def run_log(root: Path, steps: int, *more: Role) -> RunLog:
+    """Record a run that exports its actor, and more roles to folders of their names."""
     folder = RunFolder(root=root)
     return RunLog(
         folder,
-        RunSummary(model=root / "model"),
+        RunSummary(exports={"actor": root / "model"} | {role: root / role for role in more}),
         StepConsole(steps, io.StringIO()),
         [JsonlTracker(folder.metrics)],
     )

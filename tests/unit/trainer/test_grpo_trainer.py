@@ -24,7 +24,6 @@ from mindrl.rewards.functions import ScoreRange
 from mindrl.rewards.messages import Failure
 from mindrl.rewards.scores import Failures, Scores
 from mindrl.trainer.grpo_trainer import GrpoTrainer
-from mindrl.trainer.policy_trainer import TrainerRoles
 
 
 def build(
@@ -36,17 +35,12 @@ def build(
     max_logprob_gap: float | None = 0.1,
     **changes: Any,
 ) -> GrpoTrainer:
-    chosen = config(**changes)
+    chosen = config(init_kl_coef=0.1 if with_reference else 0.0, **changes)
     return GrpoTrainer(
         chosen,
         data(test),
-        TrainerRoles(
-            policy=roles,
-            reference=roles if with_reference else None,
-            critic=None,
-            workers=roles,
-            rewards=rewards(roles),
-        ),
+        roles,
+        rewards(roles),
         run_log(root, chosen.megatron_training.train_iters),
         max_logprob_gap=max_logprob_gap,
     )
@@ -54,7 +48,7 @@ def build(
 
 def test_a_step_rolls_out_rates_scores_and_updates_in_this_order(tmp_path: Path) -> None:
     roles = MemoryRoles()
-    build(tmp_path, roles, with_reference=True).run(tmp_path / "model")
+    build(tmp_path, roles, with_reference=True).run()
     assert roles.calls == [
         "generate",
         "score",
@@ -70,7 +64,7 @@ def test_a_step_rolls_out_rates_scores_and_updates_in_this_order(tmp_path: Path)
 
 def test_without_a_reference_none_is_asked_and_the_minibatches_carry_none(tmp_path: Path) -> None:
     roles = MemoryRoles()
-    build(tmp_path, roles).run(tmp_path / "model")
+    build(tmp_path, roles).run()
     assert "reference log-probs" not in roles.calls
     assert [minibatch.ref_logprobs_BT for minibatch in roles.minibatches] == [None, None]
 
@@ -79,7 +73,7 @@ def test_updates_get_log_probs_of_the_trainer_and_advantages_on_response_tokens_
     tmp_path: Path,
 ) -> None:
     roles = MemoryRoles(gap=0.05)
-    build(tmp_path, roles, with_reference=True, epochs=2).run(tmp_path / "model")
+    build(tmp_path, roles, with_reference=True, epochs=2).run()
     # Two prompts, one an update, twice.
     assert len(roles.minibatches) == 4
     for minibatch in roles.minibatches:
@@ -96,7 +90,7 @@ def test_updates_get_log_probs_of_the_trainer_and_advantages_on_response_tokens_
 def test_steps_take_prompts_in_the_order_of_the_data_and_count_from_1(tmp_path: Path) -> None:
     roles = MemoryRoles()
     trainer = build(tmp_path, roles, train_iters=3)
-    trainer.run(tmp_path / "model")
+    trainer.run()
     order = trainer.order
     assert [(uids, step) for uids, _, step in roles.asked] == [
         (list(order.indices(0, 2)), 1),
@@ -107,7 +101,7 @@ def test_steps_take_prompts_in_the_order_of_the_data_and_count_from_1(tmp_path: 
 
 
 def test_metrics_of_a_step_join_all_parts_under_their_names(tmp_path: Path) -> None:
-    build(tmp_path, MemoryRoles(gap=0.05)).run(tmp_path / "model")
+    build(tmp_path, MemoryRoles(gap=0.05)).run()
     (step,) = lines(tmp_path / "metrics.jsonl")
     assert step["step"] == 1
     assert step["rollout/response_tokens"] == 8.0
@@ -127,7 +121,7 @@ def test_metrics_of_a_step_join_all_parts_under_their_names(tmp_path: Path) -> N
 
 def test_samples_of_a_step_go_over_its_prompts_with_text_and_reward(tmp_path: Path) -> None:
     roles = MemoryRoles()
-    build(tmp_path, roles).run(tmp_path / "model")
+    build(tmp_path, roles).run()
     samples = lines(tmp_path / "samples.jsonl")
     first, second = roles.asked[0][0]
     assert [(each["prompt"], each["response"], each["reward"]) for each in samples] == [
@@ -146,9 +140,7 @@ def test_evaluations_come_before_every_so_many_steps_and_once_at_the_end(
     test_freq: int, evaluated: list[int], tmp_path: Path
 ) -> None:
     roles = MemoryRoles()
-    build(tmp_path, roles, test=PROMPTS[:2], train_iters=4, test_freq=test_freq).run(
-        tmp_path / "model"
-    )
+    build(tmp_path, roles, test=PROMPTS[:2], train_iters=4, test_freq=test_freq).run()
     accuracies = [line for line in lines(tmp_path / "metrics.jsonl") if len(line) == 2]
     assert [line["step"] for line in accuracies] == evaluated
     greedy = [(step, sampling) for _, sampling, step in roles.asked if sampling.is_greedy]
@@ -189,7 +181,7 @@ class FailingRules(MemoryRoles):
 
 def test_a_run_goes_on_where_all_but_one_of_its_rewards_fail(tmp_path: Path) -> None:
     trainer = build(tmp_path, FailingRules(3, 3), train_iters=2)
-    trainer.run(tmp_path / "model")
+    trainer.run()
     assert trainer.run_log.close()["reward_failures"] == {"exact": {"exception": 6}}
 
 
@@ -199,7 +191,7 @@ def test_a_function_that_fails_for_a_whole_step_ends_the_run_before_the_step_is_
     roles = FailingRules(1, 4)
     trainer = build(tmp_path, roles, train_iters=3)
     with pytest.raises(RewardError) as caught:
-        trainer.run(tmp_path / "model")
+        trainer.run()
     assert str(caught.value) == (
         "rl_config.verifier_function='exact': no score for any of 4 responses of step 2; "
         "the first: exception: 'KeyError: 1' (/rewards.py:3)"
@@ -215,13 +207,13 @@ def test_a_function_that_fails_for_a_whole_evaluation_ends_the_run_before_it_tra
 ) -> None:
     roles = FailingRules(3)
     with pytest.raises(RewardError, match="any of 3 responses of step 0"):
-        build(tmp_path, roles, test=PROMPTS[:3]).run(tmp_path / "model")
+        build(tmp_path, roles, test=PROMPTS[:3]).run()
     assert roles.calls == ["generate", "score"]
 
 
 def test_without_held_out_prompts_nothing_is_evaluated(tmp_path: Path) -> None:
     roles = MemoryRoles()
-    build(tmp_path, roles, test_freq=1).run(tmp_path / "model")
+    build(tmp_path, roles, test_freq=1).run()
     assert len(roles.asked) == 1
     assert not (tmp_path / "evaluations.jsonl").read_text("utf-8")
 
@@ -232,7 +224,7 @@ def test_the_model_is_exported_every_so_many_steps_and_once_at_the_end(
 ) -> None:
     roles = MemoryRoles()
     trainer = build(tmp_path, roles, train_iters=5, save_interval=save_interval)
-    trainer.run(tmp_path / "model")
+    trainer.run()
     assert roles.calls.count("export model") == exports
     # What the switches of an export cost belongs to no step either.
     assert roles.calls[-2:] == ["export model", "flush"]
@@ -255,8 +247,8 @@ def test_the_memory_of_the_first_two_steps_is_noted_and_a_finding_is_logged(
 ) -> None:
     roles, notes = MemoryRoles(), MemoryNotes()
     trainer = build(tmp_path, roles, train_iters=3, memory_timeline_steps=2)
-    trainer.run_log.memory_log = notes
-    trainer.run(tmp_path / "model")
+    trainer.run_log.note_memory = notes.note
+    trainer.run()
     assert notes.steps == [(1, 5), (2, 5)]
     assert not roles.records_memory
     assert [record.message for record in caplog.records] == ["more than was predicted"]
@@ -266,7 +258,7 @@ def test_an_export_says_its_step_and_what_the_run_was_made_with(tmp_path: Path) 
     roles = MemoryRoles()
     trainer = build(tmp_path, roles, train_iters=5, save_interval=2)
     trainer.run_log.summary.provenance = {"seed": 7}
-    trainer.run(tmp_path / "model")
+    trainer.run()
     assert roles.records == [{"step": step, "seed": 7} for step in (2, 4, 5)]
     summary = trainer.run_log.close()
     assert (summary["model_step"], summary["seed"]) == (5, 7)
@@ -288,7 +280,7 @@ def test_the_best_export_by_evaluation_is_kept_beside_the_newest_and_the_first_o
     roles = Learner()
     # Two updates a step: step 2 and step 4 are right, and 4 is no better than 2.
     trainer = build(tmp_path, roles, train_iters=5, test=PROMPTS[:1], test_freq=1, save_interval=1)
-    trainer.run(tmp_path / "model")
+    trainer.run()
     exports = [call for call in roles.calls if call.startswith(("export", "keep"))]
     kept = "keep model as model_best"
     assert exports == ["export model", kept, "export model", kept, *["export model"] * 3]
@@ -300,7 +292,7 @@ def test_the_best_export_by_evaluation_is_kept_beside_the_newest_and_the_first_o
 
 def test_an_evaluation_of_a_step_that_is_not_exported_keeps_nothing(tmp_path: Path) -> None:
     roles = Learner()
-    build(tmp_path, roles, train_iters=3, test=PROMPTS[:1], test_freq=2).run(tmp_path / "model")
+    build(tmp_path, roles, train_iters=3, test=PROMPTS[:1], test_freq=2).run()
     exports = [call for call in roles.calls if call.startswith(("export", "keep"))]
     assert exports == ["export model", "keep model as model_best"]
 
@@ -331,7 +323,7 @@ def test_a_run_that_is_asked_to_stop_exports_its_last_whole_step(
     roles = MemoryRoles()
     trainer = build(tmp_path, roles, train_iters=9)
     with pytest.raises(StopRequestedError):
-        trainer.run(tmp_path / "model", asked_in(roles.calls, moment, count))
+        trainer.run(asked_in(roles.calls, moment, count))
     assert roles.calls.count("update") == 2 * steps
     assert roles.calls[-2:] == ["export model", "flush"]
     assert roles.records == [{"step": steps}]
@@ -343,10 +335,10 @@ def test_what_is_exported_or_was_never_learned_is_not_exported_again_on_the_way_
 ) -> None:
     first, second = MemoryRoles(), MemoryRoles()
     with pytest.raises(StopRequestedError):
-        build(tmp_path, first).run(tmp_path / "model", asked_in(first.calls, "generate", 1))
+        build(tmp_path, first).run(asked_in(first.calls, "generate", 1))
     assert "export model" not in first.calls
     with pytest.raises(StopRequestedError):
         build(tmp_path, second, train_iters=9, save_interval=2).run(
-            tmp_path / "model", asked_in(second.calls, "export model", 1)
+            asked_in(second.calls, "export model", 1)
         )
     assert second.records == [{"step": 2}]

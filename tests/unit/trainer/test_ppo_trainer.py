@@ -7,27 +7,20 @@ import pytest
 import torch
 from memory_roles import MemoryRoles, config, data, lines, rewards, run_log
 
-from mindrl.trainer.policy_trainer import TrainerRoles
 from mindrl.trainer.ppo_trainer import PpoTrainer
 
 
 def build(
     root: Path, roles: MemoryRoles, *, model_weight: float | None = None, **changes: Any
 ) -> PpoTrainer:
-    chosen = config(**({"lam": 1.0, "kl_penalty": "k1"} | changes))
+    chosen = config(**({"lam": 1.0, "kl_penalty": "k1", "init_kl_coef": 0.1} | changes))
     return PpoTrainer(
         chosen,
         data(),
-        TrainerRoles(
-            policy=roles,
-            reference=roles,
-            critic=roles,
-            workers=roles,
-            rewards=rewards(roles, model_weight=model_weight),
-        ),
-        run_log(root, chosen.megatron_training.train_iters),
+        roles,
+        rewards(roles, model_weight=model_weight),
+        run_log(root, chosen.megatron_training.train_iters, "critic"),
         max_logprob_gap=0.1,
-        critic_folder=root / "critic",
     )
 
 
@@ -35,7 +28,7 @@ def test_a_step_gives_each_role_its_turn_once_and_the_critic_two_turns_in_a_row(
     tmp_path: Path,
 ) -> None:
     roles = MemoryRoles()
-    build(tmp_path, roles, model_weight=1.0).run(tmp_path / "model")
+    build(tmp_path, roles, model_weight=1.0).run()
     assert roles.calls == [
         "generate",
         "score",
@@ -57,7 +50,7 @@ def test_a_step_gives_each_role_its_turn_once_and_the_critic_two_turns_in_a_row(
 def test_the_actor_gets_whitened_advantages_and_the_critic_the_returns(tmp_path: Path) -> None:
     """Rewards 0 and 1, values 0.25: advantages -0.25 and 0.75, mean 0.25, deviation 0.5."""
     roles = MemoryRoles()
-    build(tmp_path, roles).run(tmp_path / "model")
+    build(tmp_path, roles).run()
     assert len(roles.minibatches) == len(roles.critic_minibatches) == 2
     for minibatch, of_critic in zip(roles.minibatches, roles.critic_minibatches, strict=True):
         low, high = minibatch.advantages_BT
@@ -81,7 +74,7 @@ def test_the_actor_gets_whitened_advantages_and_the_critic_the_returns(tmp_path:
 def test_gamma_and_lambda_discount_the_reward_of_the_last_token(tmp_path: Path) -> None:
     """Last token: 1 - 0.25. The one before: 0.5 * 0.25 - 0.25 + 0.25 * 0.75 = 0.0625."""
     roles = MemoryRoles()
-    build(tmp_path, roles, gamma=0.5, lam=0.5).run(tmp_path / "model")
+    build(tmp_path, roles, gamma=0.5, lam=0.5).run()
     (_, high) = roles.critic_minibatches[0].returns_BT
     assert high.tolist() == [0, 0, 0.3125, 1.0]
 
@@ -89,7 +82,7 @@ def test_gamma_and_lambda_discount_the_reward_of_the_last_token(tmp_path: Path) 
 def test_a_kl_term_in_the_reward_is_taken_from_each_token(tmp_path: Path) -> None:
     """Log-probs are -1 of the policy, -3 of the reference: k1 is 2, times 0.125."""
     roles = MemoryRoles()
-    build(tmp_path, roles, init_kl_coef=0.125, use_kl_in_reward=True).run(tmp_path / "model")
+    build(tmp_path, roles, init_kl_coef=0.125, use_kl_in_reward=True).run()
     low, high = roles.critic_minibatches[0].returns_BT
     assert low.tolist() == [0, 0, -0.5, -0.25]
     assert high.tolist() == [0, 0, 0.5, 0.75]
@@ -105,7 +98,7 @@ def test_critic_and_actor_are_updated_on_the_same_minibatches_in_each_epoch(
 ) -> None:
     roles = MemoryRoles()
     dealt = {} if seed is None else {"shuffle_mini_batch": True, "seed": seed}
-    build(tmp_path, roles, global_batch_size=4, epochs=3, **dealt).run(tmp_path / "model")
+    build(tmp_path, roles, global_batch_size=4, epochs=3, **dealt).run()
     actors = [minibatch.tokens_BT[0, 0].item() for minibatch in roles.minibatches]
     critics = [minibatch.tokens_BT[0, 0].item() for minibatch in roles.critic_minibatches]
     assert len(actors) == 12
@@ -116,7 +109,7 @@ def test_critic_and_actor_are_updated_on_the_same_minibatches_in_each_epoch(
 
 def test_for_two_warm_up_steps_of_three_the_critic_learns_alone(tmp_path: Path) -> None:
     roles = MemoryRoles()
-    build(tmp_path, roles, train_iters=3, critic_warmup=2).run(tmp_path / "model")
+    build(tmp_path, roles, train_iters=3, critic_warmup=2).run()
     assert (len(roles.critic_minibatches), len(roles.minibatches)) == (6, 2)
     steps = lines(tmp_path / "metrics.jsonl")
     assert ["update/policy_loss" in step for step in steps] == [False, False, True]

@@ -21,7 +21,6 @@ from mindrl.rewards.scorer import RewardScorer
 from mindrl.rewards.scores import Scores
 from mindrl.rollout.sampling import Sampling
 from mindrl.trainer.grpo_trainer import GrpoTrainer
-from mindrl.trainer.policy_trainer import TrainerRoles
 from mindrl.trainer.reward_manager import RewardManager, RewardSources
 
 ONE = Sampling(
@@ -118,15 +117,14 @@ class SlowRules(MemoryRoles):
 
 def trained(root: Path, roles: MemoryRoles, *, blocking: bool) -> dict[str, float]:
     trainer = GrpoTrainer(
-        config(blocking=blocking),
+        config(blocking=blocking, init_kl_coef=0.1),
         data(),
-        TrainerRoles(
-            policy=roles, reference=roles, critic=None, workers=roles, rewards=rewards(roles)
-        ),
+        roles,
+        rewards(roles),
         run_log(root, 1),
         max_logprob_gap=0.1,
     )
-    trainer.run(root / "model")
+    trainer.run()
     (step,) = lines(root / "metrics.jsonl")
     return {name: value for name, value in step.items() if not name.startswith(("sec", "through"))}
 

@@ -33,7 +33,7 @@ def open_run_log(root: Path, stream: io.StringIO | None = None) -> RunLog:
     folder = RunFolder(root=root)
     return RunLog(
         folder,
-        RunSummary(model=root / "model"),
+        RunSummary(exports={"actor": root / "model"}),
         StepConsole(10, stream or io.StringIO()),
         [JsonlTracker(folder.metrics)],
     )

@@ -27,10 +27,11 @@ from mindrl.layouts.layout import TrainLayout
 from mindrl.models.decoder import logical_shapes
 from mindrl.models.description import read_description
 from mindrl.platform.attention import attention_kernel
+from mindrl.training.engine import StatePart
 from mindrl.training.megatron.engine import MegatronEngine
 from mindrl.training.megatron.model import ModelSettings
 from mindrl.training.megatron.parallel import ParallelGroups
-from mindrl.training.state_part import StatePart
+from mindrl.training.megatron.sharding import megatron_sharding
 
 PROMPT = 16
 
@@ -91,7 +92,9 @@ class Trainer:
             device_type="cpu",
             attention=attention_kernel("cpu"),
         )
-        self.model = MegatronEngine(folder, settings, updates=1)
+        model = read_description(folder)
+        known = model, megatron_sharding(model, TrainLayout(), dtype="float32")
+        self.model = MegatronEngine(folder, settings, known, updates=1)
         self.loss = GrpoLoss(
             clip_low=0.2, clip_high=0.2, kl_kind="k3", kl_coef=0.0, entropy_coef=0.01
         )

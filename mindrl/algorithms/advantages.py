@@ -14,12 +14,9 @@ def group_normalised_advantages(
 
     GRPO's outcome supervision, DeepSeekMath (arXiv 2402.03300), section 4.1.2. The std is
     the sample std (divisor n - 1), as in `torch.std`, TRL and verl. A group of one, or one
-    whose rewards are all equal, gets exactly 0: it holds no signal.
-
-    Args:
-        rewards_B: floating point; the result has its dtype and device.
-        group_B: int64 group id of each sequence; any ids, any order, any group sizes.
-        epsilon: above 0, in units of reward.
+    whose rewards are all equal, gets exactly 0: it holds no signal. The result has the dtype and
+    device of the rewards. Group ids are int64, in any order; groups may differ in size. Epsilon
+    is in units of reward.
 
     Raises:
         ValueError: if the shapes are not one and the same [B], or epsilon is not above 0.

@@ -13,11 +13,9 @@ _EPSILON = 1e-8
 def token_rewards(scores_B: Tensor, penalty_BT: Tensor, mask_BT: Tensor) -> Tensor:
     """Give each sequence's score to its last response token, and take its penalty from each.
 
-    Args:
-        scores_B: Floating point; the result has its dtype.
-        penalty_BT: In units of reward, such as a coefficient times an estimate of the KL to a
-            reference. Outside the response it may hold anything.
-        mask_BT: bool, True at response tokens; at least one in each sequence.
+    The penalty is in units of reward, such as a coefficient times an estimate of the KL to a
+    reference; outside the response it may hold anything. The mask, bool, is True at response
+    tokens: at least one in each sequence. The result has the dtype of the scores.
     """
     positions_T = torch.arange(mask_BT.size(1), device=mask_BT.device)
     last_B = (mask_BT * positions_T).amax(dim=1)
@@ -33,14 +31,9 @@ def gae_advantages(
 
     delta_t = r_t + gamma * V_{t+1} - V_t and A_t = delta_t + gamma * lam * A_{t+1}, where t + 1 is
     the next response token of the sequence. A response ends at its last token, also where it was
-    cut at the length limit: nothing is expected behind it.
-
-    Args:
-        rewards_BT: Floating point, of each token.
-        values_BT: The same dtype; what the critic expected before the token was chosen.
-        mask_BT: bool, True at response tokens. Elsewhere the others may hold anything.
-        gamma: Discount of a token, 0 to 1.
-        lam: 0 trusts the critic, 1 the rewards.
+    cut at the length limit: nothing is expected behind it. A value is what the critic expected
+    before the token was chosen, of the rewards' dtype; outside the mask both may hold anything.
+    gamma discounts a token, 0 to 1; lam 0 trusts the critic, 1 the rewards.
 
     Returns:
         The advantages, not whitened, and the returns: advantage plus value, what the critic is to

@@ -1,16 +1,51 @@
-"""The loss of GRPO: clipped policy loss, KL to a reference, entropy bonus.
+"""The loss of GRPO, and of PPO's actor: clipped policy loss, KL to a reference, entropy bonus.
 
 Shapes: B sequences, T positions.
 """
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from mindrl.algorithms.kl import KlKind, kl_estimate
+from mindrl.algorithms.kl import KlKind, kl_estimate, log_ratio
 from mindrl.algorithms.loss_terms import LossTerms, used, weighted_sums
-from mindrl.algorithms.policy_loss import clipped_policy_loss
 from mindrl.batch.experience import Minibatch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PolicyLoss:
+    """The loss of each token, and what a person wants to know about it."""
+
+    token_loss_BT: Tensor
+    """To be minimised; carries the gradient."""
+    clipped_BT: Tensor
+    """Bool: where the clipped branch is the smaller one, so the token has no gradient."""
+    ratio_BT: Tensor
+    """Probability under the policy over that under the old policy; carries the gradient."""
+
+
+def clipped_policy_loss(
+    logprobs_BT: Tensor,
+    old_logprobs_BT: Tensor,
+    advantages_BT: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> PolicyLoss:
+    """Return -min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A) for each token.
+
+    PPO (arXiv 1707.06347) eq. 7, where clip_low = clip_high; DAPO (arXiv 2503.14476) sets
+    them apart. The ratio lies within e^-20 and e^20 (see `log_ratio`).
+    """
+    ratio_BT = log_ratio(logprobs_BT, old_logprobs_BT).exp()
+    free_BT = ratio_BT * advantages_BT
+    limited_BT = ratio_BT.clamp(1 - clip_low, 1 + clip_high) * advantages_BT
+    return PolicyLoss(
+        token_loss_BT=-torch.minimum(free_BT, limited_BT),
+        clipped_BT=limited_BT < free_BT,
+        ratio_BT=ratio_BT,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,12 +110,10 @@ class GrpoLoss:
     def of_minibatch(
         self, read: tuple[Tensor, ...], minibatch: Minibatch, own_BT: Tensor
     ) -> LossTerms:
-        """Return what a rank's tokens of a micro-batch add to the loss.
+        """Return what a rank's tokens of a micro-batch, on the host, add to the loss.
 
-        Args:
-            read: Log-probs and entropies, with gradient.
-            minibatch: On the host.
-            own_BT: 1 for the tokens of this rank, 0 for all others.
+        `read` are log-probs and entropies, with gradient; `own_BT` is 1 for the tokens of this
+        rank, 0 elsewhere.
         """
         logprobs_BT, entropy_BT = read
         device, ref_logprobs_BT = own_BT.device, minibatch.ref_logprobs_BT

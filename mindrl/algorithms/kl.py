@@ -1,4 +1,4 @@
-"""Per-token estimates of KL(policy || reference) from log-probs of sampled tokens.
+"""Per-token estimates of KL(policy || reference), and the ratios that they are made of.
 
 Shapes: B sequences, T positions.
 """
@@ -8,10 +8,19 @@ from typing import Literal, assert_never
 import torch
 from torch import Tensor
 
-from mindrl.algorithms.log_ratio import log_ratio
-
 KlKind = Literal["k1", "kl", "k2", "mse", "k3", "low_var_kl", "abs"]
 """Schulman's names, and the names MindSpeed-RL and verl users know for the same estimates."""
+MAX_LOG_RATIO = 20.0
+"""In nats, as in MindSpeed-RL and verl: e^20 is 5e8, and float32 ends at e^88."""
+
+
+def log_ratio(logprobs_BT: Tensor, other_logprobs_BT: Tensor) -> Tensor:
+    """Return log(p / other p) of each token, within +-`MAX_LOG_RATIO`.
+
+    A token beyond the bound has no gradient. Without it exp would give inf, and the backward pass
+    0 * inf = NaN, even for a token whose ratio is clipped afterwards and has no gradient at all.
+    """
+    return (logprobs_BT - other_logprobs_BT).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def kl_estimate(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, kind: KlKind) -> Tensor:

@@ -15,10 +15,6 @@ class LengthPenalty:
     """Penalty of the longest response, in units of reward."""
 
     def __call__(self, length: int) -> float:
-        """Return what is added to the reward: 0 up to longest - buffer, -factor at the longest.
-
-        Args:
-            length: Tokens of the response.
-        """
+        """Return what is added to the reward: 0 up to longest - buffer, -factor at the longest."""
         beyond = length - (self.longest - self.buffer)
         return -self.factor * min(max(beyond, 0), self.buffer) / self.buffer

@@ -13,13 +13,9 @@ from torch import Tensor
 def token_mean_weights(mask_BT: Tensor) -> Tensor:
     """Give every token in the mask the same weight.
 
-    The mean over tokens of DAPO (arXiv 2503.14476): a long response counts for more.
-
-    Args:
-        mask_BT: bool, True at tokens to be trained on; the whole update, not a shard of it.
-
-    Returns:
-        float32 of the mask's shape and device, 0 outside the mask, adding to 1.
+    The mean over tokens of DAPO (arXiv 2503.14476): a long response counts for more. The mask,
+    bool, is True at tokens to be trained on, of the whole update, not a shard of it. The weights
+    are float32, 0 outside the mask.
 
     Raises:
         ValueError: if the mask is not bool, or holds no token.

@@ -59,12 +59,9 @@ class ValueLoss:
     def of_minibatch(
         self, read: tuple[Tensor, ...], minibatch: CriticMinibatch, own_BT: Tensor
     ) -> LossTerms:
-        """Return what a rank's tokens of a micro-batch add to the loss.
+        """Return what a rank's tokens of a micro-batch, on the host, add to the loss.
 
-        Args:
-            read: Values, with gradient.
-            minibatch: On the host.
-            own_BT: 1 for the tokens of this rank, 0 for all others.
+        `read` are values, with gradient; `own_BT` is 1 for the tokens of this rank, 0 elsewhere.
         """
         (values_BT,) = read
         device = own_BT.device

@@ -22,10 +22,7 @@ class MicroBatching:
     """Most tokens of a micro-batch; each micro-batch then has as many sequences as fit."""
 
     def cut(self, lengths: Sequence[int]) -> list[list[int]]:
-        """Return the indices of each micro-batch.
-
-        Args:
-            lengths: Tokens of each sequence.
+        """Return the indices of each micro-batch, from the tokens of each sequence.
 
         Raises:
             ValueError: A sequence is longer than `tokens`.
@@ -42,10 +39,6 @@ def cut_by_tokens(lengths: Sequence[int], budget: int) -> list[list[int]]:
     First-fit decreasing says how many groups there are: at most 11/9 of the fewest possible, and
     one. They are balanced where that keeps the budget; otherwise they are those of first fit.
 
-    Args:
-        lengths: Tokens of each sequence.
-        budget: Most tokens of a group.
-
     Raises:
         ValueError: A sequence is longer than the budget.
     """
@@ -60,18 +53,12 @@ def cut_by_tokens(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 
 def partition(costs: Sequence[float], parts: int) -> list[list[int]]:
-    """Deal the indices of `costs` to `parts` groups whose largest sum is small.
+    """Deal the indices of costs, not negative, to groups whose largest sum is small.
 
     Karmarkar and Karp's largest differencing, then swaps between the largest and the smallest
     group. The largest and the smallest sum differ by at most the largest cost, and no group is
-    empty where there are as many costs as groups.
-
-    Args:
-        costs: Not negative.
-        parts: Number of groups, 1 or more.
-
-    Returns:
-        The groups, by their first index; the indices of each ascend. The same for equal input.
+    empty where there are as many costs as groups. The groups come by their first index, and the
+    indices of each ascend: the same for equal input.
     """
     assert parts >= 1, "there is no way to deal to nobody"
     groups = [list(indices) for _, indices in _differencing(costs, parts)]
@@ -83,10 +70,7 @@ def partition(costs: Sequence[float], parts: int) -> list[list[int]]:
 def sequence_costs(lengths: Sequence[int], *, linear: float, quadratic: float) -> list[float]:
     """Return the cost of each sequence: `linear * T + quadratic * T**2` for T tokens.
 
-    Args:
-        lengths: Tokens of each sequence.
-        linear: Floating-point operations of a token, or any unit that both share.
-        quadratic: The same of a square token: what attention adds.
+    In floating-point operations, or any unit that both share; attention adds the square.
     """
     return [linear * length + quadratic * length**2 for length in lengths]
 

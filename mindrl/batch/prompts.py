@@ -23,10 +23,6 @@ class Prompt:
 
 
 def sequence_seed(run_seed: int, *, step: int, uid: int, sample: int) -> int:
-    """Derive the seed of one sequence: the same however the run is laid out.
-
-    Returns:
-        A non-negative integer below 2 ** 63, unrelated for different arguments.
-    """
+    """Derive the seed of one sequence, 0 to 2 ** 63 - 1: the same however the run is laid out."""
     text = f"{run_seed}/{step}/{uid}/{sample}".encode()
     return int.from_bytes(sha256(text).digest()[:8]) >> 1

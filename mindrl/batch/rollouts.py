@@ -5,7 +5,7 @@ A sequence is its prompt followed at once by its response, padded on the right.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Self
 
@@ -55,12 +55,8 @@ class Responses:
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
         """Put the responses of all replicas into one, in order."""
-        return cls(
-            token_ids_N=torch.cat([part.token_ids_N for part in parts]),
-            logprobs_N=torch.cat([part.logprobs_N for part in parts]),
-            lengths_B=torch.cat([part.lengths_B for part in parts]),
-            finished_B=torch.cat([part.finished_B for part in parts]),
-        )
+        names = [field.name for field in fields(cls)]
+        return cls(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,13 +74,7 @@ class Rollouts(Sequences):
     def from_responses(
         cls, prompts: Sequence[Sequence[int]], responses: Responses, group: Sequence[int]
     ) -> Self:
-        """Lay out prompts with their responses.
-
-        Args:
-            prompts: Token ids of the step's prompts.
-            responses: B of them.
-            group: B entries; which prompt a response answers.
-        """
+        """Lay out the token ids of prompts with B responses; `group` says which each answers."""
         assert len(group) == len(responses.lengths_B), "each response answers a prompt"
         prompts_P = [torch.tensor(prompt) for prompt in prompts]
         asked = [prompts_P[index] for index in group]

@@ -40,12 +40,7 @@ class Sequences:
         return replace(self, **columns)
 
     def into(self, stage: type[StageT], **columns: Tensor | None) -> StageT:
-        """Make a batch of another stage: of the columns that both have, and of new ones.
-
-        Args:
-            stage: What comes out.
-            columns: Those that only the new stage has, by name.
-        """
+        """Make a batch of another stage: of the columns that both have, and of new ones."""
         shared = {field.name for field in fields(stage)} - columns.keys()
         values: dict[str, Any] = {name: getattr(self, name) for name in shared} | columns
         return stage(**values)

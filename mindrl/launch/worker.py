@@ -1,6 +1,7 @@
 """From the plan of a run to a worker. Imported inside a prepared worker process only."""
 
 from collections.abc import Mapping
+from functools import cache, partial
 
 from mindrl.algorithms.grpo import GrpoLoss
 from mindrl.algorithms.value_loss import ValueLoss
@@ -19,7 +20,7 @@ from mindrl.rollout.vllm.engine import VllmEngine
 from mindrl.training.engine import TrainingEngine
 from mindrl.training.megatron.engine import MegatronEngine
 from mindrl.training.megatron.model import ModelSettings
-from mindrl.training.megatron.parallel import GroupsByLayout, ParallelGroups
+from mindrl.training.megatron.parallel import ParallelGroups
 from mindrl.workers.device import WorkerDevice
 from mindrl.workers.integrated_worker import IntegratedWorker, RoleModel, RoleUpdates
 from mindrl.workers.weight_sync import WeightExport, WeightRoute, WeightSync
@@ -41,8 +42,10 @@ def build_worker(plan: RunPlan, platform: Platform) -> IntegratedWorker:
         make_deterministic()
     shardings = RunShardings(plan=plan)
     _configure_megatron(config, platform, plan.layouts)
-    made = GroupsByLayout(seed=training.seed, timeout_minutes=training.distributed_timeout_minutes)
-    groups = {role: made.of(layout) for role, layout in plan.layouts.items()}
+    timeout_minutes = training.distributed_timeout_minutes
+    # Roles with the same layout share its groups.
+    made = cache(partial(ParallelGroups, seed=training.seed, timeout_minutes=timeout_minutes))
+    groups = {role: made(layout) for role, layout in plan.layouts.items()}
     device = make_device(shardings, platform.device_type)
     engines = _engines(shardings, platform, groups, device)
     kv_cache_bytes = device.plan.kv_cache_bytes
@@ -53,7 +56,7 @@ def build_worker(plan: RunPlan, platform: Platform) -> IntegratedWorker:
         platform,
         kv_cache_bytes=kv_cache_bytes,
         seed=training.seed,
-        timeout_seconds=training.distributed_timeout_minutes * 60,
+        timeout_seconds=timeout_minutes * 60,
     )
     device.place_rollout(rollout)
     updates = _updates(config)

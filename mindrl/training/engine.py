@@ -4,6 +4,7 @@ Shapes: B sequences, T positions.
 """
 
 from collections.abc import Callable, Iterator
+from enum import Enum
 from typing import Protocol, TypeVar
 
 from torch import Tensor
@@ -14,12 +15,19 @@ from mindrl.batch.sequences import Sequences
 from mindrl.models.decoder import Head
 from mindrl.models.description import ModelDescription
 from mindrl.models.sharding import Sharding
-from mindrl.training.state_part import StatePart
 
 Batch = TypeVar("Batch", bound=Sequences)
 Loss = Callable[[tuple[Tensor, ...], Batch, Tensor], LossTerms]
 """From what the head says of each token, [B, T] each, the batch on the host, and a weight [B, T]:
 1 for the tokens that this rank has read, 0 for all others."""
+
+
+class StatePart(Enum):
+    """The parts of the state of a model, as they leave the device and come back."""
+
+    PARAMETERS = "train_param"
+    GRADIENTS = "train_grad"
+    OPTIMIZER = "train_optimizer"
 
 
 class TrainingEngine(Protocol):
@@ -38,10 +46,8 @@ class TrainingEngine(Protocol):
     ) -> tuple[Tensor, ...] | None:
         """Say what the head says of each response token. A collective over the replica's ranks.
 
-        Args:
-            sequences: The same on all ranks of the replica.
-            micro_batching: How they are cut.
-            at_end: Ask behind the last token of each sequence instead, at position T at most.
+        All of those have the same sequences. At the end asks behind the last token of each sequence
+        instead, at position T at most.
 
         Returns:
             float32 [B, T], or [B, T + 1] at the end, on the host: log-probs and entropies of a

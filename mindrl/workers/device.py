@@ -12,8 +12,7 @@ from mindrl.platform.device_memory import give_back_unused
 from mindrl.platform.heap import release_free_heap
 from mindrl.platform.host_arena import HostArena
 from mindrl.rollout.engine import RolloutEngine
-from mindrl.training.engine import TrainingEngine
-from mindrl.training.state_part import StatePart
+from mindrl.training.engine import StatePart, TrainingEngine
 from mindrl.workers.device_ledger import DeviceLedger
 from mindrl.workers.rollout_region import RolloutRegion
 from mindrl.workers.stored_region import StoredRegion

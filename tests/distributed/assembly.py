@@ -11,7 +11,7 @@ from mindrl.models.description import read_description
 from mindrl.models.placement import Placement
 from mindrl.models.sharding import Sharding
 from mindrl.training.megatron.sharding import megatron_sharding
-from mindrl.training.megatron.sharding_feed_forward import ExpertStorage
+from mindrl.training.megatron.sharding_layers import ExpertStorage
 
 
 def assembled(

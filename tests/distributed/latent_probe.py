@@ -5,8 +5,8 @@ from torch import Tensor, nn
 from training_messages import Case, Course, Weights
 from training_probe import build, copied
 
+from mindrl.training.engine import StatePart
 from mindrl.training.megatron.model import unwrap
-from mindrl.training.state_part import StatePart
 from mindrl.workers.stored_region import StoredRegion
 
 Made = dict[str, tuple[int, ...]]

@@ -11,8 +11,8 @@ from value_probe import value_model
 from mindrl.algorithms.value_loss import ValueLoss
 from mindrl.batch.experience import CriticMinibatch
 from mindrl.models.decoder import Head
+from mindrl.training.engine import StatePart
 from mindrl.training.megatron.engine import MegatronEngine
-from mindrl.training.state_part import StatePart
 
 
 def found_bytes(trials: list[tuple[Case, Course, Head]]) -> list[dict[str, int]]:

@@ -4,8 +4,8 @@ import torch
 from offload_messages import OffloadFacts
 
 from mindrl.platform.host_arena import HostArena
+from mindrl.training.engine import StatePart
 from mindrl.training.megatron.engine import MegatronEngine
-from mindrl.training.state_part import StatePart
 from mindrl.workers.stored_region import StoredRegion
 
 

@@ -16,8 +16,8 @@ from weight_files import load_one_by_one
 
 from mindrl.resharding.plan import Topology, plan_reshard
 from mindrl.rollout.vllm.sharding import vllm_sharding
+from mindrl.training.engine import StatePart
 from mindrl.training.megatron.engine import MegatronEngine
-from mindrl.training.state_part import StatePart
 from mindrl.workers.stored_region import StoredRegion
 from mindrl.workers.weight_sync import WeightExport, WeightRoute, WeightSync
 

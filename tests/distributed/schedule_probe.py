@@ -12,7 +12,6 @@ from mindrl.preflight import run_shardings
 from mindrl.preflight.memory_plan import run_roles
 from mindrl.preflight.run_plan import RunPlan
 from mindrl.resharding import plan as reshard
-from mindrl.training.megatron import engine
 
 
 def refusal(plan: RunPlan) -> str:
@@ -25,8 +24,8 @@ def refusal(plan: RunPlan) -> str:
 
 
 PLANNERS = (
-    (engine, "read_description"),
-    (engine, "megatron_sharding"),
+    (run_shardings, "planned_description"),
+    (run_shardings, "unordered_plan"),
     (run_shardings, "choose_orders"),
     (run_shardings, "training_sharding"),
     (run_shardings, "rollout_sharding"),

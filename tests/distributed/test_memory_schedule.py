@@ -311,7 +311,7 @@ def test_a_device_of_one_mebibyte_less_is_refused_before_the_start(
 def test_a_worker_plans_its_reshard_once_and_all_its_exports_once(
     forked_workers: ForkedWorkers, configured: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
-    """By the calls that read and shard one model, order ranks, shard all, cut, choose senders."""
+    """By the calls that read a model, lay a run out, order ranks, shard, cut, choose senders."""
     folder, plan = str(tmp_path / "model"), planned_shardings(configured()).plan
     found = forked_workers.run("schedule_probe:planned", plan, folder, ranks=2)
     assert found == [([0, 0, 0, 2, 1, 1, 1], [0, 0, 0, 2, 1, 2, 2])] * 2

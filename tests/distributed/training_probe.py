@@ -26,18 +26,18 @@ from mindrl.config.megatron_training import MegatronTrainingConfig
 from mindrl.config.role import LearningConfig
 from mindrl.errors import ModelError
 from mindrl.layouts.layout import TrainLayout
-from mindrl.models.description import read_description
-from mindrl.models.sharding import whole_sharding
+from mindrl.models.description import ModelDescription, read_description
+from mindrl.models.sharding import Sharding, whole_sharding
 from mindrl.platform.attention import attention_kernel
+from mindrl.training.engine import StatePart
 from mindrl.training.megatron.engine import MegatronEngine
 from mindrl.training.megatron.forward_backward import forward_backward
 from mindrl.training.megatron.logprobs import Vocabulary, chunked_logprobs
-from mindrl.training.megatron.model import ModelSettings, unwrap, vocabulary_weight
+from mindrl.training.megatron.model import ModelSettings, head_weight, unwrap
 from mindrl.training.megatron.packs import Pack
 from mindrl.training.megatron.parallel import ParallelGroups
 from mindrl.training.megatron.sharding import megatron_sharding
 from mindrl.training.megatron.weights import import_weights
-from mindrl.training.state_part import StatePart
 from mindrl.workers.stored_region import StoredRegion
 
 _GROUPS: set[dist.ProcessGroup] = set()
@@ -67,7 +67,20 @@ def policy(
 ) -> MegatronEngine:
     """Build the model on groups of its layout."""
     updates = None if optimizer is None else optimizer["updates"]
-    return MegatronEngine(case.folder, settings(case, groups, optimizer), updates=updates)
+    made = settings(case, groups, optimizer)
+    return MegatronEngine(case.folder, made, known(case.folder, made), updates=updates)
+
+
+def known(folder: str, made: ModelSettings) -> tuple[ModelDescription, Sharding]:
+    """Read what a model is, and return who holds which part of it."""
+    model = read_description(folder)
+    return model, megatron_sharding(
+        model,
+        made.layout,
+        dtype="bfloat16" if made.training.bf16 else "float32",
+        experts="grouped" if made.learning.moe_grouped_gemm else "sequential",
+        head=made.head,
+    )
 
 
 def join(layout: TrainLayout) -> ParallelGroups:
@@ -163,7 +176,7 @@ def _logits(chunks: list[nn.Module], packs: list[Pack[Sequences]]) -> Tensor:
     """
 
     def multiply(pack: Pack[Sequences], hidden_1SH: Tensor) -> tuple[Tensor, Tensor]:
-        logits_NV = hidden_1SH[0, pack.predicting_N] @ vocabulary_weight(chunks[-1]).T
+        logits_NV = hidden_1SH[0, pack.predicting_N] @ head_weight(chunks[-1]).T
         B, T = pack.source.tokens_BT.shape
         flat = logits_NV.new_zeros(B * T, logits_NV.size(1))
         flat[pack.places_N - 1] = logits_NV
@@ -190,7 +203,9 @@ def scores(case: Case, sequences: Sequences, micro_batch_sizes: list[int]) -> li
     model, ours = build(case), share(case, sequences)
     cuts = [MicroBatching(sequences=size) for size in micro_batch_sizes]
     results = [logprobs(model, ours, cut) for cut in cuts]
-    model = MegatronEngine(case.folder, model.settings, source=model.local_tensors())
+    described = model.description, model.sharding
+    source = model.local_tensors()
+    model = MegatronEngine(case.folder, model.settings, described, source=source)
     weights = StoredRegion(model.state(StatePart.PARAMETERS), arena(64 << 20), "cpu")
     for _ in range(2):
         weights.offload()

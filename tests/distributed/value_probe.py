@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from training_messages import Case
-from training_probe import copied, join, logprobs, policy, settings, share
+from training_probe import copied, join, known, logprobs, policy, settings, share
 from transfer_probe import Shards, prepared
 from value_messages import Cast, Evening, Judged, Played, ValueTrial
 
@@ -18,7 +19,7 @@ from mindrl.checkpoint.export import exported_model
 from mindrl.errors import ModelError
 from mindrl.models.sharding import whole_sharding
 from mindrl.training.megatron.engine import MegatronEngine
-from mindrl.training.megatron.parallel import GroupsByLayout, ParallelGroups
+from mindrl.training.megatron.parallel import ParallelGroups
 
 CUT = MicroBatching(sequences=3)
 
@@ -59,9 +60,11 @@ def value_model(
     head_seed: int | None = None,
 ) -> MegatronEngine:
     """Build a model with a value head on groups of its layout; with an optimizer it learns."""
+    made = replace(settings(case, groups, optimizer), head="value")
     return MegatronEngine(
         case.folder,
-        replace(settings(case, groups, optimizer), head="value"),
+        made,
+        known(case.folder, made),
         updates=None if optimizer is None else optimizer["updates"],
         head_seed=head_seed,
     )
@@ -102,15 +105,15 @@ def evening(cast: Cast, sequences: Sequences) -> Evening:
     _play(cast, sequences, {"critic": _critic(cast, join(cast.critic.layout))}, alone)
     reference = policy(cast.reference, join(cast.reference.layout))
     _play(cast, sequences, {"reference": reference}, alone)
-    groups = GroupsByLayout(seed=1, timeout_minutes=10)
+    groups_of = cache(partial(ParallelGroups, seed=1, timeout_minutes=10))
     roles = {
-        "actor": _actor(cast, groups.of(cast.actor.layout)),
-        "critic": _critic(cast, groups.of(cast.critic.layout)),
-        "reference": policy(cast.reference, groups.of(cast.reference.layout)),
+        "actor": _actor(cast, groups_of(cast.actor.layout)),
+        "critic": _critic(cast, groups_of(cast.critic.layout)),
+        "reference": policy(cast.reference, groups_of(cast.reference.layout)),
     }
     made = dist.distributed_c10d._world.pg_map
     before = len(made)
-    assert groups.of(replace(cast.actor.layout)) is groups.of(cast.actor.layout)
+    assert groups_of(replace(cast.actor.layout)) is groups_of(cast.actor.layout)
     together = Played()
     _play(cast, sequences, roles, together)
     total = torch.tensor(float(dist.get_rank()))

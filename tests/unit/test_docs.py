@@ -173,7 +173,7 @@ def literal_metrics() -> set[str]:
     memory = written_out(read("mindrl/workers/integrated_worker.py"), METRIC)
     literal = {name for source in trainer for name in written_out(source, METRIC)}
     learning = "".join(
-        read(f"mindrl/training/megatron/{name}.py") for name in ("engine", "optimizer")
+        read(f"mindrl/training/megatron/{name}.py") for name in ("engine", "training_state")
     )
     update = written_out(learning, re.compile("grad_norm|lr|skipped|moe_aux_loss"))
     named = {f"update/{name}" for name in update}

@@ -11,32 +11,35 @@ from itertools import cycle, islice
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
 from torch import Tensor, nn
 from torch.nn import functional
 
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.sequences import Sequences
 from mindrl.models.decoder import VALUE_HEAD, Head
-from mindrl.models.description import ModelDescription, read_description
+from mindrl.models.description import ModelDescription
 from mindrl.models.sharding import Sharding
 from mindrl.platform.determinism import deterministic_gradients
-from mindrl.training.engine import Batch, Loss
-from mindrl.training.megatron.balance_loss import taken_balance_loss
+from mindrl.training.engine import Batch, Loss, StatePart
 from mindrl.training.megatron.forward_backward import forward_backward
-from mindrl.training.megatron.heads import drawn_value_head, logprob_head, value_head
-from mindrl.training.megatron.model import ModelSettings, build_model, transformer_config
+from mindrl.training.megatron.logprobs import Vocabulary, chunked_logprobs
+from mindrl.training.megatron.model import (
+    ModelSettings,
+    build_model,
+    head_weight,
+    transformer_config,
+)
 from mindrl.training.megatron.packs import Pack, PackRules
 from mindrl.training.megatron.parallel import max_micro_batches
-from mindrl.training.megatron.sharding import megatron_sharding
 from mindrl.training.megatron.training_state import TrainingState
 from mindrl.training.megatron.weights import (
     check_table,
-    copy_weights,
+    drawn_value_head,
     import_weights,
     local_tensors,
     mark_parameters,
 )
-from mindrl.training.state_part import StatePart
 
 
 class MegatronEngine:
@@ -46,7 +49,7 @@ class MegatronEngine:
         self,
         folder: str,
         settings: ModelSettings,
-        known: tuple[ModelDescription, Sharding] | None = None,
+        known: tuple[ModelDescription, Sharding],
         *,
         updates: int | None = None,
         head_seed: int | None = None,
@@ -57,20 +60,19 @@ class MegatronEngine:
         Args:
             folder: Hugging Face's.
             settings: Of the layout and the numerics.
-            known: What its config.json says, and who holds which part of it; None finds out.
+            known: What its config.json says, and who holds which part of it.
             updates: Optimizer steps of the whole run; None for a model that never changes.
             head_seed: Draws a value head where the folder has none; None refuses such a folder.
             source: The local tensors of a model with the same folder and layout; None reads files.
 
         Raises:
-            ModelError: The folder does not hold a supported model, or a file or tensor is missing,
-                unreadable or of another shape.
+            ModelError: A file or tensor of the folder is missing, unreadable or of another shape.
         """
         self.folder = folder
         self.settings = settings
         self.head: Head = settings.head
         self.device_type = settings.device_type
-        self.description, self.sharding = known or _described(folder, settings)
+        self.description, self.sharding = known
         self.config = transformer_config(self.description, settings)
         with settings.groups.active():
             self.chunks: list[nn.Module] = build_model(self.description, self.config, settings)
@@ -78,7 +80,16 @@ class MegatronEngine:
         check_table(self.chunks, self.table)
         for chunk in self.chunks:
             mark_parameters(chunk)
-        self._fill(source, head_seed)
+        local = self.local_tensors()
+        if source is None:
+            drawn = {}
+            if head_seed is not None:
+                drawn[VALUE_HEAD] = drawn_value_head(self.description.hidden_size, head_seed)
+            import_weights(folder, local, self.table, drawn)
+        else:
+            assert source.keys() == local.keys(), "another folder or layout"
+            for name, tensor in local.items():
+                tensor.copy_(source[name])
         self.training_state: TrainingState | None = None
         if updates is not None:
             with settings.groups.active():
@@ -156,46 +167,7 @@ class MegatronEngine:
             count = max_micro_batches(count, self.device_type)
         if layout.vpp > 1:
             count += -count % layout.pp
-        rules = self._pack_rules()
-        idle = islice(cycle(self._idle(parts)), count - len(parts))
-        return [Pack.of(part, rules) for part in (*parts, *idle)]
-
-    def _fill(self, source: Mapping[str, Tensor] | None, head_seed: int | None) -> None:
-        if source is not None:
-            copy_weights(source, self.local_tensors())
-            return
-        drawn = {}
-        if head_seed is not None:
-            drawn[VALUE_HEAD] = drawn_value_head(self.description.hidden_size, head_seed)
-        import_weights(self.folder, self.local_tensors(), self.table, drawn)
-
-    def _read(self, pack: Pack[Batch], hidden_1SH: Tensor) -> tuple[Tensor, ...]:
-        """Return K tensors [B, T]: 0 for other ranks' tokens."""
-        if self.head == "value":
-            return value_head(pack, hidden_1SH, self.chunks[-1])
-        return logprob_head(pack, hidden_1SH, self.chunks[-1], self.description, self.settings)
-
-    def _balance(self, micro_batches: int) -> dict[str, float]:
-        """Say how unequally busy the experts were, where the loss asks for it."""
-        moe = self.description.moe
-        if moe is None or not self.settings.learning.moe_aux_loss_coeff:
-            return {}
-        layers = self.description.num_hidden_layers - len(moe.dense_layers)
-        found = taken_balance_loss(
-            micro_batches=micro_batches, layers=layers, device_type=self.device_type
-        )
-        return {"moe_aux_loss": found}
-
-    def _idle(self, parts: Sequence[Batch]) -> list[Batch]:
-        """Return what to go through once more without asking for any token."""
-        if self.settings.learning.moe_aux_loss_coeff and torch.is_grad_enabled():
-            # That loss is a mean over micro-batches: it stays the same if all are repeated.
-            return [_nothing_asked(part) for part in parts]
-        return [_nothing_asked(parts[0].rows(parts[0].lengths_B.argmin()[None]))]
-
-    def _pack_rules(self) -> PackRules:
-        layout = self.settings.layout
-        return PackRules(
+        rules = PackRules(
             removes_padding=self.settings.removes_padding,
             cp=layout.cp,
             cp_rank=parallel_state.get_context_parallel_rank(),
@@ -203,18 +175,55 @@ class MegatronEngine:
             tokens_multiple=layout.cp * (layout.tp if self.config.sequence_parallel else 1),
             device_type=self.device_type,
         )
+        idle = islice(cycle(self._idle(parts)), count - len(parts))
+        return [Pack.of(part, rules) for part in (*parts, *idle)]
 
+    def _read(self, pack: Pack[Batch], hidden_1SH: Tensor) -> tuple[Tensor, ...]:
+        """Return K tensors [B, T]: 0 for other ranks' tokens.
 
-def _described(folder: str, settings: ModelSettings) -> tuple[ModelDescription, Sharding]:
-    """Read what a model is, and return who holds which part of it."""
-    model = read_description(folder)
-    return model, megatron_sharding(
-        model,
-        settings.layout,
-        dtype="bfloat16" if settings.training.bf16 else "float32",
-        experts="grouped" if settings.learning.moe_grouped_gemm else "sequential",
-        head=settings.head,
-    )
+        A token's value is read where its log-prob is: at the token before it.
+        """
+        hidden_NH, weight = hidden_1SH[0, pack.predicting_N], head_weight(self.chunks[-1])
+        if self.head == "value":
+            return (pack.spread(functional.linear(hidden_NH.float(), weight.float())[:, 0]),)
+        vocabulary = Vocabulary(
+            size=self.description.vocab_size,
+            first_token=parallel_state.get_tensor_model_parallel_rank() * len(weight),
+            group=parallel_state.get_tensor_model_parallel_group(),
+            temperature=self.settings.temperature,
+            chunk_tokens=self.settings.logprob_chunk_tokens,
+        )
+        logprobs_N, entropy_N = chunked_logprobs(hidden_NH, weight, pack.targets_N, vocabulary)
+        return pack.spread(logprobs_N), pack.spread(entropy_N)
+
+    def _balance(self, micro_batches: int) -> dict[str, float]:
+        """Say how unequally busy the experts were, where the loss asks for it, and start anew.
+
+        The mean over layers, micro-batches and replicas; 1 means that the tokens are dealt evenly.
+        A collective over all ranks.
+        """
+        moe = self.description.moe
+        if moe is None or not self.settings.learning.moe_aux_loss_coeff:
+            return {}
+        tracker = get_moe_layer_wise_logging_tracker()
+        total = torch.zeros((), device=self.device_type)
+        # A stage without experts has counted nothing.
+        if "load_balancing_loss" in tracker:
+            total += tracker["load_balancing_loss"]["values"].sum() / micro_batches
+        # Each rank has the part of its own tokens and of the layers of its stage.
+        dist.all_reduce(total)
+        # Emptied, not set to zero: the next model to count may have another number of layers.
+        tracker.clear()
+        layers = self.description.num_hidden_layers - len(moe.dense_layers)
+        replicas: int = parallel_state.get_data_parallel_world_size()
+        return {"moe_aux_loss": float(total) / (replicas * layers)}
+
+    def _idle(self, parts: Sequence[Batch]) -> list[Batch]:
+        """Return what to go through once more without asking for any token."""
+        if self.settings.learning.moe_aux_loss_coeff and torch.is_grad_enabled():
+            # That loss is a mean over micro-batches: it stays the same if all are repeated.
+            return [_nothing_asked(part) for part in parts]
+        return [_nothing_asked(parts[0].rows(parts[0].lengths_B.argmin()[None]))]
 
 
 def _cut_by_rows(

@@ -8,32 +8,29 @@ import torch
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor, nn
 
-from mindrl.training.megatron.packs import Pack, Source
+from mindrl.training.engine import Batch
+from mindrl.training.megatron.packs import Pack
 
-Loss = Callable[[Pack[Source], Tensor], tuple[Tensor, Any]]
+Loss = Callable[[Pack[Batch], Tensor], tuple[Tensor, Any]]
 """From a pack and its last hidden states [1, S, H] to a 0-dim loss and what is to be returned."""
 
 
 def forward_backward(
     chunks: Sequence[nn.Module],
-    packs: Sequence[Pack[Source]],
-    loss: Loss[Source],
+    packs: Sequence[Pack[Batch]],
+    loss: Loss[Batch],
     *,
     forward_only: bool,
 ) -> list[Any]:
     """Run forward, and backward unless `forward_only`. A collective over the replica's ranks.
 
-    Args:
-        chunks: This rank's part of the network.
-        packs: The same sequences on all ranks of the replica.
-        loss: Called on the last pipeline stage.
-        forward_only: No gradients are wanted.
+    The ranks of a replica have the same packs; the last pipeline stage calls `loss`.
 
     Returns:
         What `loss` gave for each pack, in their order; empty on all but the last stage.
     """
 
-    def forward_step(waiting: Iterator[Pack[Source]], network: nn.Module) -> tuple[Tensor, Any]:
+    def forward_step(waiting: Iterator[Pack[Batch]], network: nn.Module) -> tuple[Tensor, Any]:
         pack = next(waiting)
         output: Tensor = network(
             pack.tokens_1S, pack.positions_1S, None, packed_seq_params=pack.sequences

@@ -6,11 +6,7 @@ from math import prod
 from mindrl.config.finding import Finding, broken, divisors_near, must_divide, nearest_divisors
 from mindrl.layouts.layout import TrainLayout
 from mindrl.models.description import ModelDescription
-from mindrl.models.legality import (
-    Keys,
-    tensor_parallel_findings,
-    without_experts,
-)
+from mindrl.models.legality import Keys, tensor_parallel_findings, without_experts
 
 
 def megatron_findings(
@@ -18,11 +14,8 @@ def megatron_findings(
 ) -> Iterator[Finding]:
     """Say what keeps Megatron from cutting a model by a layout.
 
-    Args:
-        model: Its sizes.
-        layout: Training layout.
-        keys: Words for `tp`, `cp`, `pp`, `vpp`, `ep` and `etp`, for `layers_per_chunk` where it is
-            given; only those of sizes above 1 are used.
+    Needs words for `tp`, `cp`, `pp`, `vpp`, `ep` and `etp` where they are above 1, and for
+    `layers_per_chunk` where it is given.
     """
     heads = list(tensor_parallel_findings(model, layout.tp, keys))
     yield from heads
@@ -33,15 +26,17 @@ def megatron_findings(
         yield from must_divide(keys.get("tp", ""), layout.tp, "the rows of the fused QKV", rows)
     if layout.cp > 1 and not heads:
         yield from _context_parallel(model, layout, keys["cp"])
-    yield from _layers(model, layout, keys)
-    for name in ("ep", "etp"):
-        if model.moe is None and getattr(layout, name) > 1:
-            yield without_experts(keys[name], getattr(layout, name))
-    if model.moe and layout.ep > 1:
-        yield from must_divide(keys["ep"], layout.ep, "num_experts", model.moe.num_experts)
-    if model.moe and layout.etp > 1:
+    if layout.vpp > 1 and layout.pp == 1:
+        yield broken(keys["vpp"], layout.vpp, f"needs {keys['pp']} of 2 or more, found 1", 1)
+    judged = _even_layers if layout.layers_per_chunk is None else _given_layers
+    yield from judged(model.num_hidden_layers, layout, keys)
+    if model.moe is None:
+        sizes = {"ep": layout.ep, "etp": layout.etp}
+        yield from (without_experts(keys[name], size) for name, size in sizes.items() if size > 1)
+    else:
         width = model.moe.intermediate_size
-        yield from must_divide(keys["etp"], layout.etp, "moe_intermediate_size", width)
+        yield from must_divide(keys.get("ep", ""), layout.ep, "num_experts", model.moe.num_experts)
+        yield from must_divide(keys.get("etp", ""), layout.etp, "moe_intermediate_size", width)
 
 
 def _context_parallel(
@@ -68,15 +63,6 @@ def _latent_rows(model: ModelDescription, tp: int, field: str) -> Iterator[Findi
     yield from must_divide(field, tp, "kv_lora_rank + qk_rope_head_dim", rows)
 
 
-def _layers(model: ModelDescription, layout: TrainLayout, keys: Keys) -> Iterator[Finding]:
-    if layout.vpp > 1 and layout.pp == 1:
-        yield broken(keys["vpp"], layout.vpp, f"needs {keys['pp']} of 2 or more, found 1", 1)
-    if layout.layers_per_chunk is None:
-        yield from _even_layers(model.num_hidden_layers, layout, keys)
-    else:
-        yield from _given_layers(model.num_hidden_layers, layout.layers_per_chunk, layout, keys)
-
-
 def _even_layers(layers: int, layout: TrainLayout, keys: Keys) -> Iterator[Finding]:
     sizes = {keys[name]: size for name in ("pp", "vpp") if (size := getattr(layout, name)) > 1}
     for finding in must_divide(
@@ -89,12 +75,10 @@ def _even_layers(layers: int, layout: TrainLayout, keys: Keys) -> Iterator[Findi
         yield Finding(f"{finding}{uneven}", field, size, legal)
 
 
-def _given_layers(
-    layers: int, given: tuple[int, ...], layout: TrainLayout, keys: Keys
-) -> Iterator[Finding]:
-    chunks, field = layout.pp * layout.vpp, keys["layers_per_chunk"]
+def _given_layers(layers: int, layout: TrainLayout, keys: Keys) -> Iterator[Finding]:
+    given, chunks = layout.layers_per_chunk or (), layout.pp * layout.vpp
     if len(given) != chunks or sum(given) != layers or min(given) < 1:
         need = f"must be {chunks} numbers of 1 or more that add to num_hidden_layers={layers}"
         least, more = divmod(layers, chunks)
         even = tuple(least + (chunk < more) for chunk in range(chunks))
-        yield broken(field, given, need, *([even] if least else []))
+        yield broken(keys["layers_per_chunk"], given, need, *([even] if least else []))

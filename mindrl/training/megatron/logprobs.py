@@ -64,7 +64,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         hidden_NH, weight_VH = hidden_NH.to(weight.dtype), _real(weight, vocabulary)
         found_3N = torch.empty(3, len(targets_N), dtype=_wide(hidden_NH), device=hidden_NH.device)
-        for rows in _chunks(len(targets_N), vocabulary):
+        for rows in _slices(len(targets_N), vocabulary.chunk_tokens):
             # No name for the logits here: the next ones come into being before a name lets go.
             found_3N[:, rows] = _reduced(
                 _logits(hidden_NH[rows], weight_VH, vocabulary), targets_N[rows], vocabulary
@@ -83,9 +83,11 @@ class _ChunkedLogprobs(torch.autograd.Function):
         hidden_NH, targets_N, entropy_N, log_total_N = ctx.saved_tensors
         weight_VH = _real(ctx.weight, ctx.vocabulary)
         grad_NH = torch.empty_like(hidden_NH)
-        total, is_buffer = _gradient_sum(ctx.weight)
+        # Megatron's own buffer, or one of the weight's shape.
+        buffer: Tensor | None = getattr(ctx.weight, "main_grad", None)
+        total = torch.zeros_like(ctx.weight, dtype=_wide(weight_VH)) if buffer is None else buffer
         columns_5N = (targets_N, entropy_N, log_total_N, grad_logprob_N, grad_entropy_N)
-        for rows in _chunks(len(targets_N), ctx.vocabulary):
+        for rows in _slices(len(targets_N), ctx.vocabulary.chunk_tokens):
             hidden_CH = hidden_NH[rows]
             grad_CV = _logit_gradient(
                 _logits(hidden_CH, weight_VH, ctx.vocabulary),
@@ -95,12 +97,12 @@ class _ChunkedLogprobs(torch.autograd.Function):
             grad_NH[rows] = grad_CV @ weight_VH
             _add_product(_real(total, ctx.vocabulary), grad_CV, hidden_CH, ctx.vocabulary)
             del grad_CV
-        return grad_NH, None if is_buffer else total.to(ctx.weight.dtype), None, None
+        return grad_NH, total.to(weight_VH.dtype) if buffer is None else None, None, None
 
 
-def _chunks(count: int, vocabulary: Vocabulary) -> Iterator[slice]:
-    for start in range(0, count, vocabulary.chunk_tokens):
-        yield slice(start, min(start + vocabulary.chunk_tokens, count))
+def _slices(count: int, size: int) -> Iterator[slice]:
+    for start in range(0, count, size):
+        yield slice(start, min(start + size, count))
 
 
 def _real(rows: Tensor, vocabulary: Vocabulary) -> Tensor:
@@ -130,7 +132,7 @@ def _reduced(logits_CV: Tensor, targets_C: Tensor, vocabulary: Vocabulary) -> Te
     local_C, ours_C = _own(targets_C, logits_CV.size(1), vocabulary)
     chosen_C = logits_CV.gather(1, local_C[:, None])[:, 0].masked_fill(~ours_C, 0.0)
     total_C, weighted_C = torch.empty_like(chosen_C), torch.empty_like(chosen_C)
-    for rows in _blocks(len(logits_CV)):
+    for rows in _slices(len(logits_CV), -(-len(logits_CV) // _BLOCKS)):
         weights_RV = logits_CV[rows].exp()
         total_C[rows] = weights_RV.sum(-1)
         weights_RV *= logits_CV[rows]
@@ -152,7 +154,7 @@ def _logit_gradient(
     d logprob / d logit = onehot - p;  d entropy / d logit = -p (log p + entropy).
     """
     targets_C, entropy_C, log_total_C, grad_logprob_C, grad_entropy_C = columns_5C
-    for rows in _blocks(len(logits_CV)):
+    for rows in _slices(len(logits_CV), -(-len(logits_CV) // _BLOCKS)):
         factor_RV = logits_CV[rows].sub_(log_total_C[rows, None])
         probs_RV = factor_RV.exp()
         factor_RV += entropy_C[rows, None]
@@ -166,24 +168,10 @@ def _logit_gradient(
     return logits_CV
 
 
-def _blocks(count: int) -> Iterator[slice]:
-    size = -(-count // _BLOCKS)
-    for start in range(0, count, size):
-        yield slice(start, start + size)
-
-
 def _own(targets_C: Tensor, tokens: int, vocabulary: Vocabulary) -> tuple[Tensor, Tensor]:
     """Return targets counted from this rank's first token, and which of them lie in its part."""
     local_C = targets_C - vocabulary.first_token
     return local_C.clamp(0, tokens - 1), (local_C >= 0) & (local_C < tokens)
-
-
-def _gradient_sum(weight: Tensor) -> tuple[Tensor, bool]:
-    """Return where the weight's gradient is added up, and whether it is Megatron's own buffer."""
-    buffer: Tensor | None = getattr(weight, "main_grad", None)
-    if buffer is not None:
-        return buffer, True
-    return torch.zeros_like(weight, dtype=_wide(weight)), False
 
 
 def _add_product(

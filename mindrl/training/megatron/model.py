@@ -16,8 +16,8 @@ from mindrl.layouts.layout import TrainLayout
 from mindrl.models.decoder import Head
 from mindrl.models.description import ModelDescription
 from mindrl.platform.attention import Kernel
-from mindrl.training.megatron.modules import HeadInput, ValueHead, block_spec
-from mindrl.training.megatron.parallel import ParallelGroups
+from mindrl.training.megatron.modules import HeadInput, block_spec
+from mindrl.training.megatron.parallel import ParallelGroups, parallel_sizes
 from mindrl.training.megatron.rotary import scale_rotary
 from mindrl.training.megatron.sharding import padded_vocab_size
 
@@ -94,7 +94,8 @@ def transformer_config(model: ModelDescription, settings: ModelSettings) -> Tran
         overlap_p2p_comm=settings.layout.vpp > 1,
         # Asserted by Megatron for variable lengths, for dense models too.
         moe_token_dispatcher_type="alltoall",  # noqa: S106 - no password
-        **_parallel_sizes(model, settings.layout),
+        **parallel_sizes(settings.layout),
+        pipeline_model_parallel_layout=_pipeline(model, settings.layout),
         **_experts(model, learning),
         **_latent_attention(model),
     )
@@ -113,17 +114,11 @@ def build_model(
     return [_wrapped(network.to(settings.device_type), config) for network in built]
 
 
-def vocabulary_weight(last_chunk: torch.nn.Module) -> torch.Tensor:
-    """Return this rank's part of the matrix that turns hidden states into logits, [V, H]."""
+def head_weight(last_chunk: torch.nn.Module) -> torch.Tensor:
+    """Return what turns hidden states into this rank's logits, [V, H], or into values, [1, H]."""
     network: Any = unwrap(last_chunk)
     if network.share_embeddings_and_output_weights:
         return network.shared_embedding_or_output_weight()  # type: ignore[no-any-return]
-    return network.output_layer.weight  # type: ignore[no-any-return]
-
-
-def value_weight(last_chunk: torch.nn.Module) -> torch.Tensor:
-    """Return the vector that turns hidden states into values, [1, H]."""
-    network: Any = unwrap(last_chunk)
     return network.output_layer.weight  # type: ignore[no-any-return]
 
 
@@ -158,7 +153,14 @@ def _build_chunk(
     )
     scale_rotary(network, model)
     if hasattr(network, "output_layer"):
-        network.output_layer = ValueHead(config) if is_value else HeadInput(network.output_layer)
+        replaced: Any = network.output_layer
+        weight = replaced.weight
+        if is_value:
+            weight_1H = torch.empty(1, config.hidden_size, dtype=config.params_dtype)
+            weight = torch.nn.Parameter(weight_1H)
+        network.output_layer = HeadInput(
+            weight, is_cut=not is_value, sequence_parallel=config.sequence_parallel
+        )
     return network
 
 
@@ -172,18 +174,6 @@ def _wrapped(network: torch.nn.Module, config: TransformerConfig) -> torch.nn.Mo
         if name.endswith("router.expert_bias"):
             buffer.data = buffer.data.float()
     return wrapped
-
-
-def _parallel_sizes(model: ModelDescription, layout: TrainLayout) -> dict[str, Any]:
-    return {
-        "tensor_model_parallel_size": layout.tp,
-        "context_parallel_size": layout.cp,
-        "pipeline_model_parallel_size": layout.pp,
-        "virtual_pipeline_model_parallel_size": layout.vpp if layout.vpp > 1 else None,
-        "pipeline_model_parallel_layout": _pipeline(model, layout),
-        "expert_model_parallel_size": layout.ep,
-        "expert_tensor_parallel_size": layout.etp,
-    }
 
 
 def _pipeline(model: ModelDescription, layout: TrainLayout) -> list[list[str]] | None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import lcm
-from typing import Generic, Self, TypeVar
+from typing import Generic, Self
 
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
@@ -19,8 +19,7 @@ from torch import Tensor
 
 from mindrl.batch.sequences import Sequences
 from mindrl.platform.attention import Packing
-
-Source = TypeVar("Source", bound=Sequences)
+from mindrl.training.engine import Batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +35,6 @@ class PackRules:
     """Of the tokens of a pack over all context-parallel ranks."""
     device_type: str
 
-    @property
-    def slot_multiple(self) -> int:
-        """Tokens that every slot is a multiple of."""
-        return 1 if self.cp == 1 else 2 * self.cp
-
 
 @dataclass
 class PackedSequences(PackedSeqParams):  # type: ignore[misc]
@@ -54,10 +48,10 @@ class PackedSequences(PackedSeqParams):  # type: ignore[misc]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pack(Generic[Source]):
+class Pack(Generic[Batch]):
     """One pass through the network, on the device."""
 
-    source: Source
+    source: Batch
     """The sequences, on the host."""
     tokens_1S: Tensor
     positions_1S: Tensor
@@ -70,7 +64,7 @@ class Pack(Generic[Source]):
     """Where it lies in the flattened [B, T] of `source`."""
 
     @classmethod
-    def of(cls, source: Source, rules: PackRules) -> Self:
+    def of(cls, source: Batch, rules: PackRules) -> Self:
         """Lay sequences out for this rank."""
         starts = _starts(source.lengths_B.tolist(), rules)
         place_S, position_S = _places(source, starts)
@@ -103,9 +97,10 @@ class Pack(Generic[Source]):
 
 def _starts(lengths: Sequence[int], rules: PackRules) -> tuple[int, ...]:
     """Return the bounds of the slots over all context-parallel ranks: B + 1 numbers."""
-    whole = lcm(rules.slot_multiple, rules.tokens_multiple)
+    multiple = 1 if rules.cp == 1 else 2 * rules.cp
+    whole = lcm(multiple, rules.tokens_multiple)
     if rules.removes_padding:
-        slots = [_up(length, rules.slot_multiple) for length in lengths]
+        slots = [_up(length, multiple) for length in lengths]
         slots[-1] += -sum(slots) % whole
     else:
         slots = [_up(max(lengths), whole)] * len(lengths)

@@ -15,6 +15,7 @@ from megatron.core import parallel_state, tensor_parallel
 
 from mindrl.layouts.layout import TrainLayout
 from mindrl.platform.patches.megatron_rank_order import rank_groups
+from mindrl.training.megatron.rank_orders import tensor_ranks_lie_closest
 
 _NAMES = tuple(
     name
@@ -23,7 +24,10 @@ _NAMES = tuple(
     if re.fullmatch("_[A-Z0-9_]+", name) and not name.endswith("_MEMORY_BUFFER")
 )
 """The globals in which Megatron keeps the groups of a layout, and what it derives from them."""
-_NO_GROUPS = {name: getattr(parallel_state, name) for name in _NAMES}
+_NO_GROUPS: tuple[dict[str, Any], dict[str, Any]] = (
+    {name: getattr(parallel_state, name) for name in _NAMES},
+    {},
+)
 
 
 class ParallelGroups:
@@ -32,72 +36,47 @@ class ParallelGroups:
     def __init__(self, layout: TrainLayout, *, seed: int, timeout_minutes: int) -> None:
         """Make the groups. A collective over the default process group, which must exist.
 
-        Args:
-            layout: Of all ranks.
-            seed: Of Megatron's random states.
-            timeout_minutes: A collective of these groups that lasts longer raises.
+        The seed is that of Megatron's random states; a collective of these groups that lasts
+        longer than the timeout raises.
         """
         self.layout = layout
-        self._globals = _NO_GROUPS
-        self._random_states: Mapping[str, Any] = {}
+        self._state = _NO_GROUPS
         with self.active():
             # The scratch memory stays, for all layouts; Megatron asserts that there is none.
             parallel_state.destroy_global_memory_buffer()
             initialise_model_parallel(layout, seed=seed, timeout_minutes=timeout_minutes)
-            self._globals = _present_globals()
-            self._random_states = tensor_parallel.get_cuda_rng_tracker().get_states()
+            self._state = _present()
 
     def activate(self) -> None:
         """Let Megatron find these groups, until others are put in their place."""
-        for name, value in self._globals.items():
-            setattr(parallel_state, name, value)
-        tensor_parallel.get_cuda_rng_tracker().set_states(self._random_states)
+        _put(self._state)
 
     @contextmanager
     def active(self) -> Iterator[None]:
         """Let Megatron find these groups; afterwards it finds those of before."""
-        before = _present_globals()
-        tracker = tensor_parallel.get_cuda_rng_tracker()
-        states = tracker.get_states()
+        before = _present()
         self.activate()
         try:
             yield
         finally:
-            for name, value in before.items():
-                setattr(parallel_state, name, value)
-            tracker.set_states(states)
+            _put(before)
 
 
-class GroupsByLayout:
-    """The groups of each layout of this process; layouts that compare equal share them."""
-
-    def __init__(self, *, seed: int, timeout_minutes: int) -> None:
-        """Begin without any.
-
-        Args:
-            seed: Of Megatron's random states.
-            timeout_minutes: A collective of these groups that lasts longer raises.
-        """
-        self.seed = seed
-        self.timeout_minutes = timeout_minutes
-        self.made: dict[TrainLayout, ParallelGroups] = {}
-
-    def of(self, layout: TrainLayout) -> ParallelGroups:
-        """Return the groups of a layout; the first call for it is a collective over all ranks."""
-        if layout not in self.made:
-            self.made[layout] = ParallelGroups(
-                layout, seed=self.seed, timeout_minutes=self.timeout_minutes
-            )
-        return self.made[layout]
-
-
-def _present_globals() -> dict[str, Any]:
-    return {name: getattr(parallel_state, name) for name in _NAMES}
+def parallel_sizes(layout: TrainLayout) -> dict[str, int | None]:
+    """Return the sizes of a layout by Megatron's names."""
+    return {
+        "tensor_model_parallel_size": layout.tp,
+        "context_parallel_size": layout.cp,
+        "pipeline_model_parallel_size": layout.pp,
+        "virtual_pipeline_model_parallel_size": layout.vpp if layout.vpp > 1 else None,
+        "expert_model_parallel_size": layout.ep,
+        "expert_tensor_parallel_size": layout.etp,
+    }
 
 
 def initialise_model_parallel(layout: TrainLayout, *, seed: int, timeout_minutes: int) -> None:
     """Make Megatron's groups; the default process group must exist already."""
-    _check_token_order(layout)
+    assert tensor_ranks_lie_closest(layout.experts_order), f"etp must come before ep: {layout}"
 
     def expert_groups(dimensions: Collection[str]) -> list[list[int]]:
         # Megatron calls the tensor parallelism of experts `tp` too.
@@ -107,12 +86,7 @@ def initialise_model_parallel(layout: TrainLayout, *, seed: int, timeout_minutes
     own_order = layout.order is None and layout.expert_order is None
     with nullcontext() if own_order else rank_groups(layout.dense_order.groups, expert_groups):
         parallel_state.initialize_model_parallel(
-            tensor_model_parallel_size=layout.tp,
-            context_parallel_size=layout.cp,
-            pipeline_model_parallel_size=layout.pp,
-            virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
-            expert_model_parallel_size=layout.ep,
-            expert_tensor_parallel_size=layout.etp,
+            **parallel_sizes(layout),
             distributed_timeout_minutes=timeout_minutes,
         )
     _check_coordinates(layout)
@@ -130,14 +104,17 @@ def max_micro_batches(count: int, device_type: str) -> int:
     return int(most)
 
 
-def _check_token_order(layout: TrainLayout) -> None:
-    """Assert what Megatron's dispatcher of tokens takes for granted.
+def _present() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what Megatron finds now: groups, and random states."""
+    states = tensor_parallel.get_cuda_rng_tracker().get_states()
+    return {name: getattr(parallel_state, name) for name in _NAMES}, states
 
-    It reads what the ranks that share experts say as [expert parallel, expert tensor parallel].
-    """
-    names = [name for name, radix in layout.experts_order.digits if radix > 1]
-    shared = [name for name in names if name in ("ep", "etp")]
-    assert shared == sorted(shared, reverse=True), f"etp must come before ep: {layout}"
+
+def _put(state: tuple[Mapping[str, Any], Mapping[str, Any]]) -> None:
+    groups, random_states = state
+    for name, value in groups.items():
+        setattr(parallel_state, name, value)
+    tensor_parallel.get_cuda_rng_tracker().set_states(random_states)
 
 
 def _check_coordinates(layout: TrainLayout) -> None:

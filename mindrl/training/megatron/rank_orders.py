@@ -18,16 +18,11 @@ _LOCAL = frozenset({"tp", "cp", "etp", "ep"})
 
 
 def legal_orders(own: RankOrder, ranks_per_node: int) -> Iterator[RankOrder]:
-    """Yield the orders that one grid can be given, Megatron's own first.
-
-    Args:
-        own: Megatron's own order of the grid.
-        ranks_per_node: Neighbouring ranks that share a node.
-    """
+    """Yield the orders that one grid can be given instead of Megatron's own, which comes first."""
     local = {name for name, _ in own.digits} & _LOCAL
     stay = [name for name in sorted(local) if _inside_nodes(own, name, ranks_per_node)]
     for order in islice(_interleavings(own), _MOST_ORDERS):
-        if _tensor_ranks_lie_closest(order) and all(
+        if tensor_ranks_lie_closest(order) and all(
             _inside_nodes(order, name, ranks_per_node) for name in stay
         ):
             yield order
@@ -79,7 +74,10 @@ def _inside_nodes(order: RankOrder, dimension: str, ranks_per_node: int) -> bool
     return bool((first // ranks_per_node == last // ranks_per_node).all())
 
 
-def _tensor_ranks_lie_closest(order: RankOrder) -> bool:
-    """Say whether Megatron's token dispatcher can use an order: etp before ep."""
+def tensor_ranks_lie_closest(order: RankOrder) -> bool:
+    """Say whether Megatron's token dispatcher can use an order: etp before ep.
+
+    It reads what the ranks that share experts say as [expert parallel, expert tensor parallel].
+    """
     names = [name for name, radix in order.digits if radix > 1 and name in ("etp", "ep")]
     return names == sorted(names, reverse=True)

@@ -18,10 +18,6 @@ def scale_rotary(network: Any, model: ModelDescription) -> None:
 
     Megatron has Llama 3's scaling with three of its four numbers fixed. The frequencies are no
     buffer there: wrapping the network in bfloat16 leaves them float32.
-
-    Args:
-        network: The bare GPT model of a chunk, changed in place.
-        model: Its description.
     """
     if model.rope_scaling is not None:
         rotary = network.rotary_pos_emb

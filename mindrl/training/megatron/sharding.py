@@ -1,26 +1,14 @@
 """Who holds which part of a model that Megatron-core runs. Imports no torch."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 from mindrl.layouts.layout import TrainLayout
-from mindrl.models.decoder import (
-    EMBEDDING,
-    HEAD,
-    NORM,
-    VALUE_HEAD,
-    DType,
-    Head,
-)
+from mindrl.models.decoder import EMBEDDING, HEAD, NORM, VALUE_HEAD, DType, Head
 from mindrl.models.description import ModelDescription
 from mindrl.models.placement import LocalTensor, ShardingTable, padded_rows, whole
 from mindrl.models.sharding import LazyTables, Sharding
-from mindrl.training.megatron.sharding_attention import attention_table
-from mindrl.training.megatron.sharding_feed_forward import (
-    ExpertStorage,
-    experts_table,
-    feed_forward_table,
-)
+from mindrl.training.megatron.sharding_layers import ExpertStorage, experts_table, layer_table
 
 
 def padded_vocab_size(model: ModelDescription, tp: int) -> int:
@@ -36,9 +24,10 @@ def megatron_sharding(
     experts: ExpertStorage = "sequential",
     head: Head = "vocabulary",
 ) -> Sharding:
-    """Return who holds what.
+    """Return who holds what: each rank a shard of all but routed experts, then one of those.
 
-    Local names are Megatron's, behind the chunk that they belong to: `chunk0.decoder...`.
+    Local names are Megatron's, behind the chunk that they belong to: `chunk0.decoder...`. A table
+    has those of a chunk in the order in which Megatron registers its parameters.
     """
     tables, twins, held_by = LazyTables(), {}, []
     for rank in range(layout.world_size):
@@ -60,50 +49,25 @@ def megatron_sharding(
 def _dense(
     model: ModelDescription, layout: TrainLayout, head: Head, place: tuple[int, int]
 ) -> ShardingTable:
-    stage, tp_rank = place
+    (stage, tp_rank), tp = place, layout.tp
     table: dict[str, LocalTensor] = {}
-    chunks = layout.chunks(model.num_hidden_layers)
-    for chunk in range(layout.vpp):
-        at = chunk * layout.pp + stage
-        for position, index in enumerate(chunks[at]):
-            local = f"chunk{chunk}.decoder.layers.{position}."
-            table |= _layer(model, index, local, layout.tp, tp_rank)
-        ends = _ends(model, layout, head, (at, tp_rank))
-        table |= {f"chunk{chunk}.{name}": entry for name, entry in ends.items()}
-    return table
-
-
-def _layer(model: ModelDescription, index: int, local: str, tp: int, tp_rank: int) -> ShardingTable:
-    layer, hidden = f"model.layers.{index}.", (model.hidden_size,)
-    return {
-        f"{local}input_layernorm.weight": whole(f"{layer}input_layernorm.weight", hidden),
-        **attention_table(model, local, layer, tp=tp, tp_rank=tp_rank),
-        f"{local}pre_mlp_layernorm.weight": whole(
-            f"{layer}post_attention_layernorm.weight", hidden
-        ),
-        **feed_forward_table(model, index, local, layer, tp=tp, tp_rank=tp_rank),
-    }
-
-
-def _ends(
-    model: ModelDescription, layout: TrainLayout, head: Head, place: tuple[int, int]
-) -> ShardingTable:
-    """Return what a chunk holds besides layers: the embedding, the last norm, the head."""
-    at, tp_rank = place
-    table: dict[str, LocalTensor] = {}
-    rows, last = padded_vocab_size(model, layout.tp) // layout.tp, layout.pp * layout.vpp - 1
-    shape = (model.vocab_size, model.hidden_size)
-    if at == 0:
-        table["embedding.word_embeddings.weight"] = padded_rows(EMBEDDING, shape, rows, tp_rank)
-    if at == last:
-        table["decoder.final_layernorm.weight"] = whole(NORM, (model.hidden_size,))
+    shape, rows = (model.vocab_size, model.hidden_size), padded_vocab_size(model, tp) // tp
+    if stage == 0:
+        name = "chunk0.embedding.word_embeddings.weight"
+        table[name] = padded_rows(EMBEDDING, shape, rows, tp_rank)
+    for index, local, layer in _layers(model, layout, stage):
+        table |= layer_table(model, index, local, layer, (tp, tp_rank))
+    if stage == layout.pp - 1:
+        last = f"chunk{layout.vpp - 1}."
+        table[f"{last}decoder.final_layernorm.weight"] = whole(NORM, (model.hidden_size,))
+        name = f"{last}output_layer.weight"
         if head == "value":
-            table["output_layer.weight"] = whole(VALUE_HEAD, (1, model.hidden_size))
+            table[name] = whole(VALUE_HEAD, (1, model.hidden_size))
         # A tied head is the embedding itself, or its copy where that is in another chunk.
         elif not model.tie_word_embeddings:
-            table["output_layer.weight"] = padded_rows(HEAD, shape, rows, tp_rank)
-        elif at > 0:
-            table["output_layer.weight"] = padded_rows(EMBEDDING, shape, rows, tp_rank)
+            table[name] = padded_rows(HEAD, shape, rows, tp_rank)
+        elif layout.pp * layout.vpp > 1:
+            table[name] = padded_rows(EMBEDDING, shape, rows, tp_rank)
     return table
 
 
@@ -112,11 +76,18 @@ def _experts(
 ) -> ShardingTable:
     assert model.moe is not None
     table: dict[str, LocalTensor] = {}
-    chunks = layout.chunks(model.num_hidden_layers)
     parts = ((layout.ep, place["ep"]), (layout.etp, place["etp"]))
-    for chunk in range(layout.vpp):
-        for position, index in enumerate(chunks[chunk * layout.pp + place["pp"]]):
-            if index not in model.moe.dense_layers:
-                local, layer = f"chunk{chunk}.decoder.layers.{position}.", f"model.layers.{index}."
-                table |= experts_table(model, local, layer, storage, parts)
+    for index, local, layer in _layers(model, layout, place["pp"]):
+        if index not in model.moe.dense_layers:
+            table |= experts_table(model, local, layer, storage, parts)
     return table
+
+
+def _layers(
+    model: ModelDescription, layout: TrainLayout, stage: int
+) -> Iterator[tuple[int, str, str]]:
+    """Yield each layer of a stage: its index, the prefix of its local names, of the logical."""
+    chunks = layout.chunks(model.num_hidden_layers)
+    for chunk in range(layout.vpp):
+        for position, index in enumerate(chunks[chunk * layout.pp + stage]):
+            yield index, f"chunk{chunk}.decoder.layers.{position}.", f"model.layers.{index}."

@@ -8,8 +8,7 @@ bucket. The embedding that the first and the last stage both hold has a bucket o
 Python and numpy.
 """
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import lcm, prod
@@ -18,12 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mindrl.layouts.layout import TrainLayout
-from mindrl.models.decoder import (
-    ELEMENT_BYTES,
-    EMBEDDING,
-    DType,
-    always_float32,
-)
+from mindrl.models.decoder import ELEMENT_BYTES, EMBEDDING, always_float32
 from mindrl.models.placement import LocalTensor, ShardingTable
 from mindrl.models.sharding import Sharding
 
@@ -31,28 +25,6 @@ _PARAMETER_MULTIPLE, _BUCKET_MULTIPLE = 64, 128
 _MAIN_WEIGHT_BYTES, _MOMENTS_BYTES, _GRADIENT_BYTES = 4, 8, 4
 _SHARED = ("embedding.word_embeddings.weight", "output_layer.weight")
 """Local names of the embedding of the first stage, and of its copy on the last one."""
-_LAYER = re.compile(r"(?:decoder\.layers\.(\d+)\.)?(.*)")
-_OF_CHUNK = ("embedding.", "decoder.final_layernorm.")
-_OF_LAYER = (
-    "input_layernorm.",
-    "self_attention.linear_proj.",
-    "self_attention.linear_qkv.",
-    "self_attention.linear_q_proj.",
-    "self_attention.linear_q_down_proj.",
-    "self_attention.linear_q_up_proj.",
-    "self_attention.linear_kv_down_proj.",
-    "self_attention.linear_kv_up_proj.",
-    "self_attention.q_layernorm.",
-    "self_attention.k_layernorm.",
-    "self_attention.kv_layernorm.",
-    "pre_mlp_layernorm.",
-    "mlp.linear_fc1.",
-    "mlp.linear_fc2.",
-    "mlp.router.",
-    "mlp.experts.",
-    "mlp.shared_experts.",
-)
-"""The order in which Megatron's modules register their parameters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,45 +40,43 @@ class TrainedBytes:
 def trained_bytes(
     sharding: Sharding, layout: TrainLayout, *, distributed_optimizer: bool
 ) -> tuple[TrainedBytes, ...]:
-    """Return what each rank allocates to train what it holds.
+    """Return what each rank allocates to train what it holds, of a sharding of `layout`.
 
-    Args:
-        sharding: Who holds what, of `layout`.
-        layout: Where the data-parallel ranks are.
-        distributed_optimizer: Whether they share the state of the optimizer.
+    With the distributed optimizer data-parallel ranks share the state of the optimizer.
     """
-    dense = _places(layout.dense_order.groups(("dp", "cp")))
-    experts = _places(layout.experts_order.groups(("dp",)))
     tables = sharding.distinct_tables()
     shares_embedding = any(
         _is_copy(name, entry) for table in tables.values() for name, entry in table.items()
     )
+    main = _MAIN_WEIGHT_BYTES if sharding.dtype == "bfloat16" else 0
 
     @cache
-    def buffers(shard: str, dense_ranks: int, expert_ranks: int) -> list[_Buffer]:
-        divisors = (dense_ranks, expert_ranks) if distributed_optimizer else None
-        return list(_buffers(tables[shard], divisors, shares_embedding))
+    def buckets(shard: str, ranks: int) -> list[_Bucket]:
+        return list(_buckets(tables[shard], ranks, shares_embedding))
 
     @cache
-    def float32_bytes(shard: str) -> int:
-        entries = tables[shard].values()
-        return sum(4 * prod(entry.shape) for entry in entries if _is_always_float32(entry))
+    def of_shard(shard: str, place: int, ranks: int) -> tuple[int, int, int]:
+        sizes = {name: prod(entry.shape) for name, entry in tables[shard].items()}
+        kept = sum(sizes[name] for name, entry in tables[shard].items() if _is_kept(entry))
+        size = optimized = sum(sizes.values()) - kept
+        if distributed_optimizer:
+            size = sum(bucket.size for bucket in buckets(shard, ranks))
+            optimized = sum(bucket.optimized(place, ranks) for bucket in buckets(shard, ranks))
+        weights = size * ELEMENT_BYTES[sharding.dtype] + kept * ELEMENT_BYTES["float32"]
+        return weights, size * _GRADIENT_BYTES, optimized * (main + _MOMENTS_BYTES)
 
-    @cache
-    def trained(
-        shards: tuple[str, ...], in_dense: tuple[int, int], in_experts: tuple[int, int]
-    ) -> TrainedBytes:
-        placed = (
-            (buffer, (in_experts if buffer.of_experts else in_dense)[0])
-            for shard in shards
-            for buffer in buffers(shard, in_dense[1], in_experts[1])
-        )
-        return _sum(placed, sharding.dtype, sum(map(float32_bytes, shards)))
-
-    return tuple(
-        trained(tuple(map(sharding.twin_of, held)), dense[rank], experts[rank])
-        for rank, held in enumerate(sharding.held_by)
+    # Of dense parameters, and of experts: a rank holds a shard of the ones, then of the others.
+    places = (
+        _places(layout.dense_order.groups(("dp", "cp"))),
+        _places(layout.experts_order.groups(("dp",))),
     )
+    found = []
+    for rank, held in enumerate(sharding.held_by):
+        pairs = zip(held, places, strict=False)
+        parts = [of_shard(sharding.twin_of(shard), *place[rank]) for shard, place in pairs]
+        weights, gradients, optimizer = map(sum, zip(*parts, strict=True))
+        found.append(TrainedBytes(weights=weights, gradients=gradients, optimizer=optimizer))
+    return tuple(found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,96 +95,33 @@ class _Bucket:
         return int(np.maximum(both, 0).sum())
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Buffer:
-    """A flat buffer of one chunk: its dense parameters, or its experts."""
-
-    of_experts: bool
-    buckets: tuple[_Bucket, ...]
-    ranks: int
-    """That share the state of the optimizer."""
-
-
-def _sum(buffers: Iterable[tuple[_Buffer, int]], dtype: DType, float32_bytes: int) -> TrainedBytes:
-    size = optimized = 0
-    for buffer, place in buffers:
-        at = place if buffer.ranks > 1 else 0
-        for bucket in buffer.buckets:
-            size += bucket.size
-            optimized += bucket.optimized(at, buffer.ranks)
-    main = _MAIN_WEIGHT_BYTES if dtype == "bfloat16" else 0
-    return TrainedBytes(
-        weights=size * ELEMENT_BYTES[dtype] + float32_bytes,
-        gradients=size * _GRADIENT_BYTES,
-        optimizer=optimized * (main + _MOMENTS_BYTES),
-    )
-
-
-def _buffers(
-    table: ShardingTable, ranks: tuple[int, int] | None, shares_embedding: bool
-) -> Iterator[_Buffer]:
-    """Lay the parameters of a shard out.
-
-    Args:
-        table: Of the shard.
-        ranks: That share dense parameters, and experts; None lays out without padding.
-        shares_embedding: Whether two stages hold the embedding.
-    """
-    parameters: dict[tuple[str, bool], list[tuple[str, int]]] = {}
-    for name in sorted(table, key=_registration):
-        if not _is_always_float32(table[name]):
+def _buckets(table: ShardingTable, ranks: int, shares_embedding: bool) -> Iterator[_Bucket]:
+    """Lay the parameters of a shard out, chunk by chunk, for ranks that share them."""
+    chunks: dict[str, list[tuple[str, int]]] = {}
+    for name, entry in table.items():
+        if not _is_kept(entry):
             chunk, _, local = name.partition(".")
-            key = chunk, ".mlp.experts." in local
-            parameters.setdefault(key, []).append((local, prod(table[name].shape)))
-    for (_, of_experts), sizes in parameters.items():
-        runs = _runs(sizes[::-1], shares_embedding and ranks is not None)
-        shared_by = ranks[of_experts] if ranks else 1
-        buckets = tuple(_bucket(run, shared_by if ranks else None) for run in runs)
-        yield _Buffer(of_experts=of_experts, buckets=buckets, ranks=shared_by)
+            chunks.setdefault(chunk, []).append((local, prod(entry.shape)))
+    for sizes in chunks.values():
+        runs: list[list[int]] = [[]]
+        for name, size in reversed(sizes):
+            if shares_embedding and name in _SHARED:
+                runs += [[size], []]
+            else:
+                runs[-1].append(size)
+        yield from (_bucket(run, ranks) for run in runs if run)
 
 
-def _runs(sizes: Sequence[tuple[str, int]], shares_embedding: bool) -> list[list[int]]:
-    """Cut a buffer's parameters where a bucket ends."""
-    runs: list[list[int]] = [[]]
-    for name, size in sizes:
-        if shares_embedding and name in _SHARED:
-            runs += [[size], []]
-        else:
-            runs[-1].append(size)
-    return [run for run in runs if run]
-
-
-def _bucket(sizes: Sequence[int], ranks: int | None) -> _Bucket:
-    """Lay parameters one behind the other; without padding where no ranks share them (None)."""
+def _bucket(sizes: Sequence[int], ranks: int) -> _Bucket:
     counts = np.array(sizes, dtype=np.int64)
-    multiple = _PARAMETER_MULTIPLE if ranks else 1
-    padded = -(-counts // multiple) * multiple
+    padded = -(-counts // _PARAMETER_MULTIPLE) * _PARAMETER_MULTIPLE
     starts = np.cumsum(padded) - padded
-    end = int(starts[-1] + counts[-1])
-    divisor = lcm(ranks, _BUCKET_MULTIPLE) if ranks else 1
-    return _Bucket(starts=starts, stops=starts + counts, size=-(-end // divisor) * divisor)
+    stops = starts + counts
+    divisor = lcm(ranks, _BUCKET_MULTIPLE)
+    return _Bucket(starts=starts, stops=stops, size=-(-int(stops[-1]) // divisor) * divisor)
 
 
-@cache
-def _registration(name: str) -> tuple[str, int, int, int]:
-    """Return a key that sorts local names as Megatron registers its parameters."""
-    chunk, _, local = name.partition(".")
-    found = _LAYER.fullmatch(local)
-    assert found is not None
-    layer, rest = found.groups()
-    if layer is None:
-        place = _first(local, _OF_CHUNK)
-        return chunk, 2 * place, 0, 0
-    return chunk, 1, int(layer), _first(rest, _OF_LAYER)
-
-
-def _first(name: str, prefixes: Sequence[str]) -> int:
-    """Return which prefix a name has; behind all of them where it has none."""
-    found = (at for at, prefix in enumerate(prefixes) if name.startswith(prefix))
-    return next(found, len(prefixes))
-
-
-def _places(groups: Iterable[Sequence[int]]) -> Mapping[int, tuple[int, int]]:
+def _places(groups: Sequence[Sequence[int]]) -> dict[int, tuple[int, int]]:
     """Return each rank's place in its group, and the size of the group."""
     return {rank: (at, len(group)) for group in groups for at, rank in enumerate(group)}
 
@@ -226,5 +133,6 @@ def _is_copy(name: str, entry: LocalTensor) -> bool:
     )
 
 
-def _is_always_float32(entry: LocalTensor) -> bool:
+def _is_kept(entry: LocalTensor) -> bool:
+    """Say whether a local tensor stays float32, beside the parameters."""
     return bool(entry.placements) and always_float32(entry.placements[0].tensor)

@@ -1,21 +1,24 @@
-"""What a model needs besides its weights in order to learn: gradients and an optimizer.
+"""What a model needs besides its weights in order to learn: gradients, an optimizer, a schedule.
 
 Everything large that Megatron keeps lies in few storages: one flat buffer of parameters and one of
 gradients per bucket group, and the optimizer's own tensors.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-from megatron.core.optimizer import MegatronOptimizer
+from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
+from mindrl.config.role import LearningConfig
+from mindrl.training.engine import StatePart
 from mindrl.training.megatron.model import ModelSettings
-from mindrl.training.megatron.optimizer import build_optimizer, take_step
-from mindrl.training.state_part import StatePart
 
 
 class TrainingState:
@@ -28,23 +31,35 @@ class TrainingState:
         settings: ModelSettings,
         updates: int,
     ) -> None:
-        """Wrap a model; its weights move into Megatron's flat buffers. Needs active groups.
+        """Wrap a model that learns for a run of updates. Needs active groups.
 
-        Args:
-            chunks: This rank's part of it.
-            config: Of the same.
-            settings: Of the same.
-            updates: Optimizer steps of the whole run.
+        Its weights move into Megatron's flat buffers.
         """
+        learning, training = settings.learning, settings.training
         ddp_config = DistributedDataParallelConfig(
-            use_distributed_optimizer=settings.training.use_distributed_optimizer,
+            use_distributed_optimizer=training.use_distributed_optimizer,
             grad_reduce_in_fp32=True,
         )
         self.device_type = settings.device_type
         self.chunks = [DistributedDataParallel(config, ddp_config, chunk) for chunk in chunks]
-        self.optimizer, self.schedule = build_optimizer(
-            self.chunks, settings.learning, settings.training, updates
+        self.optimizer: MegatronOptimizer = get_megatron_optimizer(
+            OptimizerConfig(
+                optimizer="adam",
+                lr=learning.lr,
+                min_lr=learning.min_lr,
+                weight_decay=learning.weight_decay,
+                adam_beta1=learning.adam_beta1,
+                adam_beta2=learning.adam_beta2,
+                adam_eps=learning.adam_eps,
+                clip_grad=learning.clip_grad,
+                bf16=training.bf16,
+                params_dtype=config.params_dtype,
+                use_distributed_optimizer=training.use_distributed_optimizer,
+            ),
+            self.chunks,
         )
+        self._allocate_moments()
+        self.schedule = _schedule(self.optimizer, learning, updates)
 
     def zero_gradients(self) -> None:
         """Begin a step."""
@@ -53,62 +68,99 @@ class TrainingState:
         self.optimizer.zero_grad()
 
     def step(self) -> dict[str, float]:
-        """End a step: see `take_step`. A collective over all ranks."""
-        return take_step(self.optimizer, self.schedule, self.device_type)
+        """End a step, or take none where the norm of the gradient is not finite.
+
+        A collective over all ranks, which agree: what one of them cannot take, none takes. A step
+        that is not taken changes no weight, no moment and no learning rate.
+
+        Returns:
+            `grad_norm` before clipping, `lr` of this update, and `skipped`: 1 for a step not taken.
+        """
+        # Megatron's step clips and updates in one go, whatever the norm is: ask before.
+        self.optimizer.prepare_grads()
+        grad_norm = float(self.optimizer.get_grad_norm())
+        finite = torch.tensor(int(math.isfinite(grad_norm)), device=self.device_type)
+        dist.all_reduce(finite, op=dist.ReduceOp.MIN)
+        lr = float(self.optimizer.param_groups[0]["lr"])
+        if finite:
+            self.optimizer.step()
+            self.schedule.step(increment=1)
+        return {"grad_norm": grad_norm, "lr": lr, "skipped": float(not finite)}
 
     def state(self, part: StatePart) -> Iterator[Tensor]:
         """Yield the tensors of one part of the training state."""
         match part:
             case StatePart.PARAMETERS:
-                return _parameter_tensors(self.chunks)
+                yield from self._parameters()
             case StatePart.GRADIENTS:
-                return _gradient_tensors(self.chunks)
+                yield from (buffer.grad_data for buffer in self._buffers())
             case StatePart.OPTIMIZER:
-                return _optimizer_tensors(self.optimizer, self.chunks)
+                # Moments and float32 main weights, without what aliases the training weights.
+                owned = {tensor.untyped_storage()._cdata for tensor in self._parameters()}
+                for tensor in self._optimizer_tensors():
+                    # Step counts are 0-dimensional and stay where they are.
+                    if tensor.dim() > 0 and tensor.untyped_storage()._cdata not in owned:
+                        yield tensor
+
+    def _parameters(self) -> Iterator[Tensor]:
+        for buffer in self._buffers():
+            # Without the distributed optimizer the parameters keep their own storages.
+            if buffer.param_data is not None:
+                yield buffer.param_data
+        for chunk in self.chunks:
+            yield from (parameter.data for parameter in chunk.parameters())
+            # In the table too, and none of Megatron's parameters.
+            for name, buffer in chunk.module.named_buffers():
+                if name.endswith("router.expert_bias"):
+                    yield buffer
+
+    def _buffers(self) -> Iterator[Any]:
+        for chunk in self.chunks:
+            yield from chunk.buffers
+            yield from chunk.expert_parallel_buffers
+
+    def _optimizers(self) -> Iterator[Any]:
+        """Yield those of dense parameters and of experts, where this rank has such."""
+        for part in getattr(self.optimizer, "chained_optimizers", [self.optimizer]):
+            if not part.is_stub_optimizer:
+                yield part
+
+    def _optimizer_tensors(self) -> Iterator[Tensor]:
+        for part in self._optimizers():
+            for group in part.optimizer.param_groups:
+                yield from group["params"]
+            for state in part.optimizer.state.values():
+                yield from (value for value in state.values() if isinstance(value, Tensor))
+
+    def _allocate_moments(self) -> None:
+        """Give Adam its moments, zero, which it would otherwise make in its first step.
+
+        The memory of a worker is planned before the first step, and then stays as it is.
+        """
+        for part in self._optimizers():
+            part.init_state_fn(part.optimizer, part.config)
+            if isinstance(part.optimizer, torch.optim.Adam):
+                # A state that is not empty must hold all of it; other versions count in the group.
+                for state in part.optimizer.state.values():
+                    state.setdefault("step", torch.tensor(0.0))
 
 
-def _parameter_tensors(chunks: Sequence[DistributedDataParallel]) -> Iterator[Tensor]:
-    """Yield the buffers that hold the training weights."""
-    for buffer in _buffers(chunks):
-        # Without the distributed optimizer the parameters keep their own storages.
-        if buffer.param_data is not None:
-            yield buffer.param_data
-    for chunk in chunks:
-        yield from (parameter.data for parameter in chunk.parameters())
-        # In the table too, and none of Megatron's parameters.
-        for name, buffer in chunk.module.named_buffers():
-            if name.endswith("router.expert_bias"):
-                yield buffer
-
-
-def _gradient_tensors(chunks: Sequence[DistributedDataParallel]) -> Iterator[Tensor]:
-    """Yield the buffers that gradients accumulate in."""
-    for buffer in _buffers(chunks):
-        yield buffer.grad_data
-
-
-def _optimizer_tensors(
-    optimizer: MegatronOptimizer, chunks: Sequence[DistributedDataParallel]
-) -> Iterator[Tensor]:
-    """Yield moments and float32 main weights, without what aliases the training weights."""
-    owned = {tensor.untyped_storage()._cdata for tensor in _parameter_tensors(chunks)}
-    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
-        if part.is_stub_optimizer:  # This rank has no parameters of that kind.
-            continue
-        for tensor in _all_tensors(part.optimizer):
-            # Step counts are 0-dimensional and stay where they are.
-            if tensor.dim() > 0 and tensor.untyped_storage()._cdata not in owned:
-                yield tensor
-
-
-def _all_tensors(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
-    for group in optimizer.param_groups:
-        yield from group["params"]
-    for state in optimizer.state.values():
-        yield from (value for value in state.values() if isinstance(value, Tensor))
-
-
-def _buffers(chunks: Sequence[DistributedDataParallel]) -> Iterator[Any]:
-    for chunk in chunks:
-        yield from chunk.buffers
-        yield from chunk.expert_parallel_buffers
+def _schedule(
+    optimizer: MegatronOptimizer, learning: LearningConfig, updates: int
+) -> OptimizerParamScheduler:
+    warmup_updates = int(learning.lr_warmup_fraction * updates)
+    return OptimizerParamScheduler(
+        optimizer,
+        # The first update has a share of the peak too, and the one behind the warm-up the whole.
+        init_lr=learning.lr / (warmup_updates + 1),
+        max_lr=learning.lr,
+        min_lr=learning.min_lr,
+        lr_warmup_steps=warmup_updates,
+        # The schedule wants a decay that outlasts the warm-up.
+        lr_decay_steps=max(updates, warmup_updates + 1),
+        lr_decay_style=learning.lr_decay_style,
+        start_wd=learning.weight_decay,
+        end_wd=learning.weight_decay,
+        wd_incr_steps=0,
+        wd_incr_style="constant",
+    )

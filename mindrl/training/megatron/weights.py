@@ -22,12 +22,7 @@ from mindrl.training.megatron.modules import HeadInput
 
 
 def local_tensors(chunks: Sequence[nn.Module], table: ShardingTable) -> dict[str, Tensor]:
-    """Return this rank's tensors that the table names, viewed in the table's shapes.
-
-    Args:
-        chunks: This rank's part of the model, chunk by chunk.
-        table: Of this rank.
-    """
+    """Return this rank's tensors that its table names, viewed in the table's shapes."""
     made = _made(chunks)
     return {name: made[name].data.view(entry.shape) for name, entry in table.items()}
 
@@ -66,13 +61,9 @@ def import_weights(
     table: ShardingTable,
     drawn: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Fill local tensors from safetensors, reading only the slices that this rank needs.
+    """Fill this rank's tensors from safetensors, reading only the slices that it needs.
 
-    Args:
-        folder: Of the model.
-        local: This rank's tensors by their local names.
-        table: Of this rank.
-        drawn: Logical tensors that take the place of those that the folder lacks.
+    Logical tensors that are drawn take the place of those that the folder lacks.
 
     Raises:
         ModelError: A file or tensor is missing, unreadable or of another shape.
@@ -83,21 +74,22 @@ def import_weights(
             fill(local[name], entry, reader.read)
 
 
-@torch.no_grad()
-def copy_weights(source: Mapping[str, Tensor], local: Mapping[str, Tensor]) -> None:
-    """Fill local tensors from those of a model with the same folder and layout."""
-    assert source.keys() == local.keys(), sorted(source.keys() ^ local.keys())[:6]
-    for name, tensor in local.items():
-        tensor.copy_(source[name])
+def drawn_value_head(hidden_size: int, seed: int) -> Tensor:
+    """Return a random head [1, H], the same on every rank; as wide as TRL draws its own.
+
+    Normal, with a deviation of 1 / sqrt(H + 1): values of size 1 where hidden states are.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(1, hidden_size, generator=generator).div((hidden_size + 1) ** 0.5)
 
 
 def _cut_weights(module: nn.Module) -> list[tuple[Tensor, int]]:
     """Return a module's own matrices that ranks share, with the dimension that they cut."""
     match module:
         case GroupedMLP():
-            # Transposed: see `sharding_feed_forward`.
+            # Transposed: see `sharding_layers`.
             return [(module.weight1, 1), (module.weight2, 0)]
-        case ColumnParallelLinear() | VocabParallelEmbedding() | HeadInput():
+        case ColumnParallelLinear() | VocabParallelEmbedding() | HeadInput(is_cut=True):
             dim = 0
         case RowParallelLinear():
             dim = 1

@@ -33,11 +33,13 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from mindrl.config.megatron_training import MegatronTrainingConfig
 from mindrl.config.role import LearningConfig
 from mindrl.layouts.layout import TrainLayout
+from mindrl.models.description import read_description
 from mindrl.platform.attention import attention_kernel
 from mindrl.platform.patches import ray_on_loopback, vllm_cpu_experts, vllm_keeps_process_groups
 from mindrl.training.megatron.engine import MegatronEngine
 from mindrl.training.megatron.model import ModelSettings
 from mindrl.training.megatron.parallel import initialise_model_parallel
+from mindrl.training.megatron.sharding import megatron_sharding
 from mindrl.training.megatron.training_state import TrainingState
 
 
@@ -71,7 +73,9 @@ def megatron_on_cpu(folder: str) -> dict[str, str | None]:
         device_type="cpu",
         attention=attention_kernel("cpu"),
     )
-    model = MegatronEngine(folder, settings)
+    description = read_description(folder)
+    sharding = megatron_sharding(description, TrainLayout(), dtype="float32")
+    model = MegatronEngine(folder, settings, (description, sharding))
     tokens_BT = torch.arange(8)[None]
     errors["forward pass"] = error_of(lambda: model.chunks[0](tokens_BT, tokens_BT, None))
     errors["gradients"] = error_of(

@@ -75,7 +75,7 @@ def in_words_of_backend(config: RunConfig, finding: Finding) -> Finding:
     """
     section, _, key = finding.field.rpartition(".")
     engine = next((each for each, name in SECTIONS.items() if name == section), "")
-    names = {each: name for name, each in _size_keys(engine).items()}
+    names = {each: name for name, each in _side(engine)[1].items()}
     field = f"{section}.{_BACKEND}"
     text = config.value_of(field) if engine and key in names else None
     if not isinstance(text, str) or not text:
@@ -117,7 +117,7 @@ def read_engines(
 
 def _read_engine(text: str, engine: str, source: str) -> ModelAllocation:
     """Read what stands in the field of `source`, for an engine of the same side."""
-    allocation = parse_backend(text, _runs_with(engine))
+    allocation = parse_backend(text, _side(engine)[0])
     if allocation.trains == (engine == "rollout"):
         does = "generate" if allocation.trains else "train"
         *names, last = (name for name, of in BACKENDS.items() if of.trains != allocation.trains)
@@ -151,12 +151,10 @@ def _of_ranks(allocation: ModelAllocation, ranks: int, **sizes: int) -> str | No
     return str(replace(allocation, layout=replace(layout, **changes)))
 
 
-def _runs_with(engine: str) -> str:
-    return ROLLOUT_BACKEND if engine == "rollout" else TRAINING_BACKEND
-
-
-def _size_keys(engine: str) -> Mapping[str, str]:
-    return ROLLOUT_SIZE_KEYS if engine == "rollout" else SIZE_KEYS
+def _side(engine: str) -> tuple[str, Mapping[str, str]]:
+    """Return the backend that an engine runs with here, and the keys of its sizes."""
+    rollout, training = (ROLLOUT_BACKEND, ROLLOUT_SIZE_KEYS), (TRAINING_BACKEND, SIZE_KEYS)
+    return rollout if engine == "rollout" else training
 
 
 def _section(sections: Mapping[str, Any], path: str) -> dict[str, Any]:
@@ -197,13 +195,13 @@ def _write_backends(sections: Sections, mode: AllocationMode) -> None:
 
 
 def _write_sizes(sections: Sections, engine: str, allocation: ModelAllocation) -> None:
-    section, runs = SECTIONS[engine], _runs_with(engine)
+    section, (runs, keys) = SECTIONS[engine], _side(engine)
     field = f"{section}.{_BACKEND}={allocation}"
     if allocation.backend != runs:
         does = "trains" if allocation.trains else "generates"
         nearest = replace(allocation, backend=runs)
         raise ConfigError(f"{field}: this version {does} with {runs}; nearest: {nearest}")
-    for name, key in _size_keys(engine).items():
+    for name, key in keys.items():
         size, given = getattr(allocation.layout, name), sections[section].get(key)
         if given not in (None, size):
             raise ConfigError(

@@ -140,7 +140,7 @@ def _missing_size(text: str, at: int) -> AllocationError:
 
 
 def _unexpected(text: str, at: int) -> AllocationError:
-    known = _backend_before(text, at) or TRAINING_BACKEND
+    known = _backend_before(text, at)
     example = f"{known}:d4p2t2 or {known}:(attn:d4t2|ffn:d2e4)"
     if not BACKENDS[known].attn:
         example = "fsdp:d4t2" if known == "fsdp" else f"{known}:d2t4"
@@ -155,10 +155,10 @@ def _unexpected(text: str, at: int) -> AllocationError:
 def _with_experts(text: str, at: int) -> str:
     """Return the backend before a character if its experts may have their sizes, else ours."""
     backend = _backend_before(text, at)
-    return backend if backend and BACKENDS[backend].attn else TRAINING_BACKEND
+    return backend if BACKENDS[backend].attn else TRAINING_BACKEND
 
 
 def _backend_before(text: str, at: int) -> str:
-    """Return the last known backend before a character; empty where there is none."""
+    """Return the last known backend before a character, else ours."""
     words = re.findall(r"[a-z]+", text[:at])
-    return next((word for word in reversed(words) if word in BACKENDS), "")
+    return next((word for word in reversed(words) if word in BACKENDS), TRAINING_BACKEND)

@@ -28,7 +28,6 @@ class Finding:
     """Page of the docs that says more; None is that of the field's section."""
 
     def __str__(self) -> str:
-        """Return the sentence."""
         return self.text
 
     @property
@@ -96,7 +95,6 @@ def nearest_first(sizes: Iterable[int], value: int) -> tuple[int, ...]:
 
 
 def _divisors(number: int) -> list[int]:
-    small = [
-        size for size in range(1, min(isqrt(number), _LARGEST_TRIED) + 1) if number % size == 0
-    ]
+    tried = range(1, min(isqrt(number), _LARGEST_TRIED) + 1)
+    small = [size for size in tried if number % size == 0]
     return sorted({*small, *(number // size for size in small)})

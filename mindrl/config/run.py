@@ -130,7 +130,9 @@ class RunConfig:
 
     def model_path(self, role: Role) -> str:
         """Return the folder of a role's model; `reward` needs its section."""
-        return str(self.value_of(self.model_key(role)))
+        path = self.value_of(self.model_key(role))
+        assert isinstance(path, str), role
+        return path
 
     def value_of(self, key: str) -> Any:
         """Return the value of a dotted key; None where its section, or such a key, is not there."""

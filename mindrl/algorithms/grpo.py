@@ -13,18 +13,6 @@ from mindrl.algorithms.loss_terms import LossTerms, used, weighted_sums
 from mindrl.batch.experience import Minibatch
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class PolicyLoss:
-    """The loss of each token, and what a person wants to know about it."""
-
-    token_loss_BT: Tensor
-    """To be minimised; carries the gradient."""
-    clipped_BT: Tensor
-    """Bool: where the clipped branch is the smaller one, so the token has no gradient."""
-    ratio_BT: Tensor
-    """Probability under the policy over that under the old policy; carries the gradient."""
-
-
 def clipped_policy_loss(
     logprobs_BT: Tensor,
     old_logprobs_BT: Tensor,
@@ -32,20 +20,22 @@ def clipped_policy_loss(
     *,
     clip_low: float,
     clip_high: float,
-) -> PolicyLoss:
-    """Return -min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A) for each token.
+) -> dict[str, Tensor]:
+    """Return each token's terms: `policy_loss`, `clip_fraction` and `ratio`.
 
-    PPO (arXiv 1707.06347) eq. 7, where clip_low = clip_high; DAPO (arXiv 2503.14476) sets
-    them apart. The ratio lies within e^-20 and e^20 (see `log_ratio`).
+    The loss is -min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A). PPO (arXiv
+    1707.06347) eq. 7, where clip_low = clip_high; DAPO (arXiv 2503.14476) sets them apart. A token
+    is clipped where the clipped branch is the smaller one, so that it has no gradient. The ratio,
+    to the old policy, lies within e^-20 and e^20 (see `log_ratio`).
     """
     ratio_BT = log_ratio(logprobs_BT, old_logprobs_BT).exp()
     free_BT = ratio_BT * advantages_BT
     limited_BT = ratio_BT.clamp(1 - clip_low, 1 + clip_high) * advantages_BT
-    return PolicyLoss(
-        token_loss_BT=-torch.minimum(free_BT, limited_BT),
-        clipped_BT=limited_BT < free_BT,
-        ratio_BT=ratio_BT,
-    )
+    return {
+        "policy_loss": -torch.minimum(free_BT, limited_BT),
+        "clip_fraction": limited_BT < free_BT,
+        "ratio": ratio_BT,
+    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,17 +77,12 @@ class GrpoLoss:
         new_BT = used("logprobs_BT", logprobs_BT, weights_BT)
         old_BT = used("old_logprobs_BT", old_logprobs_BT, weights_BT)
         gain_BT = used("advantages_BT", advantages_BT, weights_BT)
-        policy = clipped_policy_loss(
+        terms_BT = clipped_policy_loss(
             new_BT, old_BT, gain_BT, clip_low=self.clip_low, clip_high=self.clip_high
         )
-        terms_BT = {
-            "policy_loss": policy.token_loss_BT,
-            "entropy": used("entropy_BT", entropy_BT, weights_BT),
-            "clip_fraction": policy.clipped_BT,
-            "ratio": policy.ratio_BT,
-            # Tokens were drawn from the old policy, so this estimates KL(old || new).
-            "kl_old": kl_estimate(old_BT, new_BT, "k3"),
-        }
+        terms_BT["entropy"] = used("entropy_BT", entropy_BT, weights_BT)
+        # Tokens were drawn from the old policy, so this estimates KL(old || new).
+        terms_BT["kl_old"] = kl_estimate(old_BT, new_BT, "k3")
         if ref_logprobs_BT is not None:
             ref_BT = used("ref_logprobs_BT", ref_logprobs_BT, weights_BT)
             terms_BT["kl"] = kl_estimate(new_BT, ref_BT, self.kl_kind)

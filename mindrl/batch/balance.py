@@ -24,32 +24,23 @@ class MicroBatching:
     def cut(self, lengths: Sequence[int]) -> list[list[int]]:
         """Return the indices of each micro-batch, from the tokens of each sequence.
 
+        Under a budget of tokens they are few and balanced. First-fit decreasing says how many there
+        are: at most 11/9 of the fewest possible, and one. They are balanced where that keeps the
+        budget; otherwise they are those of first fit.
+
         Raises:
             ValueError: A sequence is longer than `tokens`.
         """
-        if self.tokens is not None:
-            return cut_by_tokens(lengths, self.tokens)
-        indices = list(range(len(lengths)))
-        return [indices[at : at + self.sequences] for at in indices[:: self.sequences]]
-
-
-def cut_by_tokens(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Return groups of indices whose lengths add to at most `budget` tokens, few and balanced.
-
-    First-fit decreasing says how many groups there are: at most 11/9 of the fewest possible, and
-    one. They are balanced where that keeps the budget; otherwise they are those of first fit.
-
-    Raises:
-        ValueError: A sequence is longer than the budget.
-    """
-    if max(lengths, default=0) > budget:
-        raise ValueError(f"a sequence of {max(lengths)} tokens is over the budget of {budget}")
-    fitted = _first_fit(lengths, budget)
-    if not fitted:
-        return []
-    balanced = partition(lengths, len(fitted))
-    fits = all(sum(lengths[index] for index in group) <= budget for group in balanced)
-    return balanced if fits else _in_order(fitted)
+        budget = self.tokens
+        if budget is None:
+            indices = list(range(len(lengths)))
+            return [indices[at : at + self.sequences] for at in indices[:: self.sequences]]
+        if max(lengths, default=0) > budget:
+            raise ValueError(f"a sequence of {max(lengths)} tokens is over the budget of {budget}")
+        fitted = _first_fit(lengths, budget)
+        balanced = partition(lengths, len(fitted)) if fitted else []
+        fits = all(sum(lengths[index] for index in group) <= budget for group in balanced)
+        return balanced if fits else _in_order(fitted)
 
 
 def partition(costs: Sequence[float], parts: int) -> list[list[int]]:

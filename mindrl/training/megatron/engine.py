@@ -31,7 +31,6 @@ from mindrl.training.megatron.model import (
     transformer_config,
 )
 from mindrl.training.megatron.packs import Pack, PackRules
-from mindrl.training.megatron.parallel import max_micro_batches
 from mindrl.training.megatron.training_state import TrainingState
 from mindrl.training.megatron.weights import (
     check_table,
@@ -164,7 +163,10 @@ class MegatronEngine:
         layout = self.settings.layout
         count = len(parts)
         if self.description.moe is not None and layout.ep * layout.etp > 1:
-            count = max_micro_batches(count, self.device_type)
+            most = torch.tensor(count, device=self.device_type)
+            group = parallel_state.get_tensor_and_data_parallel_group(with_context_parallel=True)
+            dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
+            count = int(most)
         if layout.vpp > 1:
             count += -count % layout.pp
         rules = PackRules(

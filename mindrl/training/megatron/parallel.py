@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 
@@ -91,17 +90,6 @@ def initialise_model_parallel(layout: TrainLayout, *, seed: int, timeout_minutes
         )
     _check_coordinates(layout)
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
-
-
-def max_micro_batches(count: int, device_type: str) -> int:
-    """Return the most micro-batches that a rank of this pipeline stage has. A collective.
-
-    Ranks that share experts meet in each of them; those with fewer must not leave.
-    """
-    most = torch.tensor(count, device=device_type)
-    group = parallel_state.get_tensor_and_data_parallel_group(with_context_parallel=True)
-    dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
-    return int(most)
 
 
 def _present() -> tuple[dict[str, Any], dict[str, Any]]:

@@ -22,16 +22,16 @@ def test_2000_random_tokens_match_a_plain_python_reference_in_loss_clipping_and_
     old_BT = new_BT.detach() + 0.3 * torch.randn(20, 100, dtype=torch.float64, generator=generator)
     gain_BT = torch.randn(20, 100, dtype=torch.float64, generator=generator)
     result = clipped_policy_loss(new_BT, old_BT, gain_BT, clip_low=0.2, clip_high=0.28)
-    (grad_BT,) = torch.autograd.grad(result.token_loss_BT.sum(), new_BT)
+    (grad_BT,) = torch.autograd.grad(result["policy_loss"].sum(), new_BT)
     step = 1e-6
     clipped = 0
     for b in range(20):
         for t in range(100):
             new, old, gain = new_BT[b, t].item(), old_BT[b, t].item(), gain_BT[b, t].item()
             loss, is_clipped = reference_loss(new, old, gain, 0.2, 0.28)
-            assert result.token_loss_BT[b, t].item() == pytest.approx(loss, rel=1e-12)
-            assert result.clipped_BT[b, t].item() == is_clipped
-            assert result.ratio_BT[b, t].item() == pytest.approx(math.exp(new - old), rel=1e-12)
+            assert result["policy_loss"][b, t].item() == pytest.approx(loss, rel=1e-12)
+            assert result["clip_fraction"][b, t].item() == is_clipped
+            assert result["ratio"][b, t].item() == pytest.approx(math.exp(new - old), rel=1e-12)
             rise = (
                 reference_loss(new + step, old, gain, 0.2, 0.28)[0]
                 - reference_loss(new - step, old, gain, 0.2, 0.28)[0]
@@ -63,9 +63,9 @@ def test_clip_low_01_and_clip_high_02_at_ratios_one_can_check_by_hand(
         clip_low=0.1,
         clip_high=0.2,
     )
-    (grad_BT,) = torch.autograd.grad(result.token_loss_BT.sum(), new_BT)
-    assert result.token_loss_BT.item() == pytest.approx(loss)
-    assert result.clipped_BT.item() == clipped
+    (grad_BT,) = torch.autograd.grad(result["policy_loss"].sum(), new_BT)
+    assert result["policy_loss"].item() == pytest.approx(loss)
+    assert result["clip_fraction"].item() == clipped
     assert grad_BT.item() == pytest.approx(slope)
 
 
@@ -78,7 +78,7 @@ def test_a_log_ratio_that_exp_cannot_hold_gives_a_finite_loss_and_no_gradient(
     new_BT = torch.tensor([[log_ratio, 0.0]], requires_grad=True)
     gain_BT = torch.full((1, 2), advantage)
     result = clipped_policy_loss(new_BT, torch.zeros(1, 2), gain_BT, clip_low=0.2, clip_high=0.2)
-    (grad_BT,) = torch.autograd.grad(result.token_loss_BT.sum(), new_BT)
+    (grad_BT,) = torch.autograd.grad(result["policy_loss"].sum(), new_BT)
     assert grad_BT.tolist() == [[0.0, -advantage]]
-    assert result.token_loss_BT.isfinite().all()
-    assert result.ratio_BT[0, 0].item() == pytest.approx(math.exp(math.copysign(20, log_ratio)))
+    assert result["policy_loss"].isfinite().all()
+    assert result["ratio"][0, 0].item() == pytest.approx(math.exp(math.copysign(20, log_ratio)))

@@ -8,10 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mindrl.batch.balance import MicroBatching, cut_by_tokens, partition, sequence_costs
+from mindrl.batch.balance import MicroBatching, partition, sequence_costs
 
 COSTS = st.lists(st.integers(1, 1000), max_size=40)
 LENGTHS = st.lists(st.integers(1, 100), max_size=40)
+
+
+def cut_by_tokens(lengths: list[int], budget: int) -> list[list[int]]:
+    return MicroBatching(sequences=1, tokens=budget).cut(lengths)
 
 
 def sums(costs: list[int], groups: list[list[int]]) -> list[int]:

@@ -12,10 +12,9 @@ from pathlib import Path
 from mindrl.allocation.meaning import layout_string
 from mindrl.config.run import RunConfig
 from mindrl.memory.plan import MemoryPlan
-from mindrl.memory.schedule import MoveKind
-from mindrl.preflight.memory_estimates import activation_estimates
-from mindrl.preflight.memory_plan import memory_plan
-from mindrl.preflight.run_shardings import RunShardings, planned_shardings
+from mindrl.memory.schedule import MoveKind, step_phases
+from mindrl.preflight.memory_plan import activation_estimates, memory_plan
+from mindrl.preflight.run_shardings import RunShardings, unordered_shardings
 from mindrl.programs.compose import composed_config
 from mindrl.programs.config_files import run_names
 
@@ -76,7 +75,7 @@ def ascend_runs() -> dict[str, RunConfig]:
 
 def row(name: str, config: RunConfig) -> Row:
     """Plan one run; takes seconds for a large model."""
-    models, capacity = planned_shardings(config), config.rl_config.device_memory_bytes
+    models, capacity = unordered_shardings(config).ordered, config.rl_config.device_memory_bytes
     if capacity is None:
         raise ValueError(f"configs/{name}.yaml has no rl_config.device_memory_mib")
     plan = memory_plan(models, capacity)
@@ -122,11 +121,11 @@ def phase_peaks(plan: MemoryPlan, models: RunShardings) -> dict[str, tuple[int, 
     Those of the reshard have none.
     """
     estimates = activation_estimates(models.plan)
-    wanted = {phase.value: estimates.get(phase, 0) for phase in plan.phases}
+    wanted = {phase.value: estimates.get(phase, 0) for phase in step_phases(plan.roles)}
     wanted[MoveKind.RESHARD.value] = 0
     return {
-        instant.label: (int(totals.max()), wanted[instant.label])
-        for instant, totals in zip(plan.instants, plan.totals, strict=True)
+        instant.label: (most, wanted[instant.label])
+        for instant, most in plan.moments
         if instant.label in wanted
     }
 

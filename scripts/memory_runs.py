@@ -31,7 +31,7 @@ from mindrl.models.decoder import logical_shapes
 from mindrl.models.description import read_description
 from mindrl.platform.device import PLATFORMS
 from mindrl.platform.rendezvous import Seat, join_process_group, listen
-from mindrl.preflight.run_shardings import planned_shardings
+from mindrl.preflight.run_shardings import unordered_shardings
 from mindrl.rollout.sampling import Sampling
 from mindrl.workers.integrated_worker import IntegratedWorker
 
@@ -206,7 +206,7 @@ def measure(algorithm: str, folder: str, *, quick: bool, repeats: int) -> dict[s
     size = SIZES[quick]
     write_model(folder, size)
     config = run_config(folder, algorithm, size)
-    worker = build_worker(planned_shardings(config).plan, PLATFORMS["cpu"])
+    worker = build_worker(unordered_shardings(config).ordered.plan, PLATFORMS["cpu"])
     ways, course = Ways(worker), Course(worker, size)
     found: dict[str, list[Numbers]] = {name: [] for name in ways.names}
     for name in ways.names * repeats:

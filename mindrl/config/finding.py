@@ -71,9 +71,9 @@ def once(found: Iterable[Finding]) -> list[Finding]:
 
 def nearest_divisors(number: int, value: int) -> str:
     """Name the divisors of `number` that lie next to `value`."""
-    divisors = _divisors(number)
-    below = [size for size in divisors if size < value][-1:]
-    above = [size for size in divisors if size > value][:1]
+    sizes = divisors(number)
+    below = [size for size in sizes if size < value][-1:]
+    above = [size for size in sizes if size > value][:1]
     return ", ".join(map(str, below + above))
 
 
@@ -86,7 +86,7 @@ def must_divide(field: str, value: int, what: str, number: int) -> Iterator[Find
 
 def divisors_near(number: int, value: int) -> tuple[int, ...]:
     """List the divisors of `number`, the nearest to `value` first."""
-    return nearest_first(_divisors(number), value)
+    return nearest_first(divisors(number), value)
 
 
 def nearest_first(sizes: Iterable[int], value: int) -> tuple[int, ...]:
@@ -94,7 +94,8 @@ def nearest_first(sizes: Iterable[int], value: int) -> tuple[int, ...]:
     return tuple(sorted(sizes, key=lambda size: (abs(size - value), -size)))
 
 
-def _divisors(number: int) -> list[int]:
+def divisors(number: int) -> list[int]:
+    """Return the divisors of a number, sorted; of a very large one not all."""
     tried = range(1, min(isqrt(number), _LARGEST_TRIED) + 1)
     small = [size for size in tried if number % size == 0]
     return sorted({*small, *(number // size for size in small)})

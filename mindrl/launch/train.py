@@ -27,10 +27,9 @@ from mindrl.observability.logs import configure_logging
 from mindrl.observability.summary import render_summary
 from mindrl.observability.trackers import JsonlTracker, TensorboardTracker, Tracker
 from mindrl.platform.device import Platform
-from mindrl.preflight.derived_numbers import derived_numbers, render_numbers
-from mindrl.preflight.logprob_gap import logprob_gap_limit
+from mindrl.preflight.derived_numbers import derived_numbers, logprob_gap_limit, render_numbers
 from mindrl.preflight.run_folders import check_folders, export_folders
-from mindrl.preflight.run_plan import RunPlan
+from mindrl.preflight.run_shardings import RunPlan
 from mindrl.rewards.scorer import RewardScorer, try_rewards
 from mindrl.trainer.grpo_trainer import GrpoTrainer
 from mindrl.trainer.ppo_trainer import PpoTrainer

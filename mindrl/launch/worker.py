@@ -13,8 +13,7 @@ from mindrl.memory.regions import Region
 from mindrl.platform.attention import attention_kernel
 from mindrl.platform.determinism import make_deterministic
 from mindrl.platform.device import Platform, configure_megatron
-from mindrl.preflight.run_plan import RunPlan
-from mindrl.preflight.run_shardings import RunShardings
+from mindrl.preflight.run_shardings import RunPlan, RunShardings
 from mindrl.rollout.engine import RolloutEngine
 from mindrl.rollout.vllm.engine import VllmEngine
 from mindrl.training.engine import TrainingEngine

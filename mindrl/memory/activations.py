@@ -6,9 +6,9 @@ scores are never kept. Allocators round, kernels take work space and experts are
 no number here is exact. Pure Python.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
 
+from mindrl.config.role import LearningConfig
 from mindrl.layouts.layout import TrainLayout
 from mindrl.models.decoder import ELEMENT_BYTES, DType
 from mindrl.models.description import ModelDescription, MoeDescription
@@ -27,10 +27,9 @@ class Passes:
     sequence_parallel: bool
     tokens: int
     """Of a micro-batch on one data-parallel rank."""
-    recompute: Literal["selective", "full"] | None = None
-    """`selective` makes attention again, of which fused kernels keep next to nothing anyway."""
-    recompute_method: Literal["uniform", "block"] | None = None
-    recompute_layers: int | None = None
+    learning: LearningConfig = field(default_factory=LearningConfig)
+    """What is recomputed; `selective` makes attention again, of which fused kernels keep next to
+    nothing anyway."""
 
     @property
     def tokens_of_rank(self) -> int:
@@ -52,15 +51,15 @@ def update_estimate(model: ModelDescription, passes: Passes) -> int:
     """Estimate the bytes that wait for the backward pass, on the stage that keeps most."""
     chunks = passes.layout.chunks(model.num_hidden_layers)
     layer, hidden = _layer(model, passes), _hidden(model, passes)
-    sizes = []
+    learning, sizes = passes.learning, []
     for stage in range(passes.layout.pp):
         layers = max(len(chunk) for chunk in chunks[stage :: passes.layout.pp])
         kept = _chunks_in_flight(passes.layout, stage)
-        if passes.recompute != "full":
+        if learning.recompute_granularity != "full":
             sizes.append((kept * layers + 1) * layer)
             continue
-        run = passes.recompute_layers or 1
-        if passes.recompute_method == "block":
+        run = learning.recompute_num_layers or 1
+        if learning.recompute_method == "block":
             again, inputs, run = max(0, layers - run), min(run, layers), 1
         else:
             again, inputs = 0, -(-layers // run)
@@ -93,8 +92,9 @@ def _layer(model: ModelDescription, passes: Passes) -> int:
     hidden, tp = model.hidden_size / passes.cut_of_hidden, passes.layout.tp
     # Both norms keep what they give, and in float32 what they read and what they scale.
     elements, float32_elements = 2 * hidden, 4 * hidden
-    elements += _attention(model, tp)
-    float32_elements += 2 * _normed_in_attention(model, tp)
+    kept, normed = _attention(model, tp)
+    elements += kept
+    float32_elements += 2 * normed
     if model.moe:
         elements += _experts(model, model.moe, passes)
     else:
@@ -103,26 +103,19 @@ def _layer(model: ModelDescription, passes: Passes) -> int:
     return int(passes.tokens_of_rank * (elements * size + float32_elements * 4))
 
 
-def _attention(model: ModelDescription, tp: int) -> float:
-    """Count queries, keys and values as they are made and as they are used, and what comes out.
+def _attention(model: ModelDescription, tp: int) -> tuple[float, float]:
+    """Count what attention keeps of a token, and what the norms inside it read.
 
+    Queries, keys and values are kept as they are made and as they are used, and what comes out.
     Queries and keys each keep the sines and cosines that they are rotated by.
     """
-    mla, heads = model.mla, model.num_attention_heads
+    mla, heads, kv_heads = model.mla, model.num_attention_heads, model.num_key_value_heads
     if mla is None:
-        query, key_value = heads * model.head_dim, model.num_key_value_heads * model.head_dim
-        return 4 * model.head_dim + (3 * query + 3 * key_value) / tp
-    latents = (mla.q_lora_rank or 0) + mla.kv_lora_rank + 5 * mla.qk_rope_head_dim
+        normed = (heads + kv_heads) * model.head_dim / tp if model.qk_norm else 0.0
+        return 4 * model.head_dim + 3 * (heads + kv_heads) * model.head_dim / tp, normed
+    normed = (mla.q_lora_rank or 0) + mla.kv_lora_rank
     of_a_head = 3 * mla.qk_head_dim + mla.qk_nope_head_dim + 2 * mla.v_head_dim
-    return latents + heads * of_a_head / tp
-
-
-def _normed_in_attention(model: ModelDescription, tp: int) -> float:
-    """Count what the norms inside attention read."""
-    if model.mla:
-        return float((model.mla.q_lora_rank or 0) + model.mla.kv_lora_rank)
-    heads = model.num_attention_heads + model.num_key_value_heads
-    return heads * model.head_dim / tp if model.qk_norm else 0.0
+    return normed + 5 * mla.qk_rope_head_dim + heads * of_a_head / tp, normed
 
 
 def _gated(width: int) -> int:

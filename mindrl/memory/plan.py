@@ -6,12 +6,14 @@ Pure. Weights, gradients, optimizers and messages are exact; activations are not
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mindrl.config.layout_keys import Role
 from mindrl.memory.regions import DEAD_AFTER_USE, NEEDS, ROLLOUT_REGIONS, Phase, Region
-from mindrl.memory.schedule import Instant, Roles, copied_regions, step_phases, timeline
+from mindrl.memory.schedule import Instant, copied_regions, step_phases, timeline
 from mindrl.observability.memory_snapshot import MemorySnapshot
 from mindrl.observability.units import MIB
 
@@ -29,7 +31,7 @@ class MemoryPlan:
 
     capacity_bytes: int | None
     """Of a device; None where it is not known."""
-    roles: Roles
+    roles: tuple[Role, ...]
     movable: frozenset[Region]
     """May leave the device while it is not needed, besides what belongs to the rollout."""
     regions: RegionBytes
@@ -50,27 +52,20 @@ class MemoryPlan:
         return len(self.regions[Region.ROLLOUT_WEIGHTS])
 
     @cached_property
-    def phases(self) -> tuple[Phase, ...]:
-        """Phases of a step, in order."""
-        return step_phases(self.roles)
-
-    @cached_property
-    def resident(self) -> frozenset[Region]:
-        """What lies on a device between two steps."""
-        stays = self.regions.keys() - self.movable - ROLLOUT_REGIONS - {Region.STAGING}
-        return frozenset(NEEDS[Phase.TRAIN]) | stays
-
-    @cached_property
-    def instants(self) -> list[Instant]:
-        """The moments of a step."""
-        return _timeline(self.phases, self.movable, self.resident)
+    def course(self) -> "Course":
+        """What comes and goes in a step."""
+        return _course(self.roles, self.movable, tuple(self.regions))
 
     @cached_property
     def totals(self) -> RankBytes:
         """Bytes on the device at each moment (row) on each rank (column)."""
-        lies = _presence(self.phases, self.movable, self.resident, tuple(self.regions))
-        totals: RankBytes = lies @ np.stack([*self.regions.values()])
+        totals: RankBytes = self.course.presence @ np.stack([*self.regions.values()])
         return totals
+
+    @cached_property
+    def moments(self) -> list[tuple[Instant, int]]:
+        """The moments of a step, each with the most that lies on any device then."""
+        return list(zip(self.course.instants, self.totals.max(axis=1).tolist(), strict=True))
 
     @property
     def peak_bytes(self) -> int:
@@ -80,10 +75,8 @@ class MemoryPlan:
     @property
     def peak_instant(self) -> Instant:
         """The first moment with the most on a device; a phase itself rather than its last move."""
-        most = self.totals.max(axis=1) == self.peak_bytes
-        pairs = zip(self.instants, most.tolist(), strict=True)
-        candidates = [instant for instant, is_most in pairs if is_most]
-        return min(candidates, key=lambda instant: instant.label != instant.phase.value)
+        candidates = [instant for instant, most in self.moments if most == self.peak_bytes]
+        return min(candidates, key=lambda instant: instant.move is not None)
 
     @property
     def peak_rank(self) -> int:
@@ -92,7 +85,7 @@ class MemoryPlan:
 
     def need_bytes(self, rank: int) -> int:
         """Return the most that any phase needs on a rank, a reshard included: no run needs less."""
-        needs = [*(NEEDS[phase] for phase in self.phases), _RESHARD]
+        needs = [*(NEEDS[phase] for phase in step_phases(self.roles)), _RESHARD]
         return max(int(self.sum(need)[rank]) for need in needs)
 
     @cached_property
@@ -106,16 +99,10 @@ class MemoryPlan:
         first = range(0, self.world_size, ranks_per_node)
         return int(np.add.reduceat(self.host_bytes, first).max())
 
-    @cached_property
-    def copied(self) -> tuple[list[Region], list[Region]]:
-        """What a step copies: to the host, and to the device."""
-        return _copied(self.phases, self.movable, self.resident)
-
     @property
     def copied_bytes(self) -> tuple[RankBytes, RankBytes]:
         """Bytes that a step copies on each rank: to the host, and to the device."""
-        out, back = self.copied
-        return self.sum(out), self.sum(back)
+        return self.sum(self.course.copied_out), self.sum(self.course.copied_back)
 
     @property
     def fits(self) -> bool:
@@ -134,7 +121,7 @@ class MemoryPlan:
                     if region in instant.resident and region in self.regions
                 },
             )
-            for instant in self.instants
+            for instant in self.course.instants
         ]
 
     def sum(self, regions: Iterable[Region]) -> RankBytes:
@@ -151,7 +138,7 @@ def with_kv_cache(plan: MemoryPlan, nbytes: int) -> MemoryPlan:
 
 def rollout_regions(plan: MemoryPlan) -> frozenset[Region]:
     """Return what lies on a device beside the KV cache during rollout."""
-    (during,) = (each for each in plan.instants if each.label == Phase.ROLLOUT.value)
+    (during,) = (each for each in plan.course.instants if each.label == Phase.ROLLOUT.value)
     return during.resident & plan.regions.keys() - {Region.KV_CACHE}
 
 
@@ -165,32 +152,28 @@ def kv_cache_left(share: int, others: int) -> int:
     return max(0, share - others) // MIB * MIB
 
 
-# Thousands of plans that are compared with each other have few schedules between them.
+class Course(NamedTuple):
+    """What comes to the devices and leaves them in a step, whatever its bytes."""
+
+    instants: list[Instant]
+    """The moments of the step."""
+    presence: RankBytes
+    """1 where a region (column) lies on the device at a moment (row), else 0."""
+    copied_out: list[Region]
+    """To the host."""
+    copied_back: list[Region]
+
+
+# Thousands of plans that are compared with each other have few courses between them.
 @cache
-def _timeline(
-    phases: tuple[Phase, ...], movable: frozenset[Region], resident: frozenset[Region]
-) -> list[Instant]:
-    return timeline(phases, movable, resident)
-
-
-@cache
-def _presence(
-    phases: tuple[Phase, ...],
-    movable: frozenset[Region],
-    resident: frozenset[Region],
-    regions: tuple[Region, ...],
-) -> RankBytes:
-    """Return 1 where a region (column) lies on the device at a moment (row), else 0."""
-    instants = _timeline(phases, movable, resident)
-    return np.array([[region in at.resident for region in regions] for at in instants], np.int64)
-
-
-@cache
-def _copied(
-    phases: tuple[Phase, ...], movable: frozenset[Region], resident: frozenset[Region]
-) -> tuple[list[Region], list[Region]]:
-    once = copied_regions(phases, movable, resident)
+def _course(
+    roles: tuple[Role, ...], movable: frozenset[Region], regions: tuple[Region, ...]
+) -> Course:
+    phases, stays = step_phases(roles), set(regions) - movable - ROLLOUT_REGIONS - {Region.STAGING}
+    resident = stays | set(NEEDS[Phase.TRAIN])
+    instants = timeline(phases, movable, resident)
+    lies = [[region in at.resident for region in regions] for at in instants]
     # What an update changed is copied in the step behind it.
-    twice = copied_regions(phases * 2, movable, resident)
+    once, twice = copied_regions(instants), copied_regions(timeline(phases * 2, movable, resident))
     out, back = (later[len(first) :] for first, later in zip(once, twice, strict=True))
-    return out, back
+    return Course(instants, np.array(lies, np.int64), out, back)

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from enum import Enum
 
+from mindrl.config.layout_keys import Role
+
 
 class Region(Enum):
     """What a device holds, by its owner and its purpose."""
@@ -27,9 +29,17 @@ ROLLOUT_REGIONS = frozenset({Region.ROLLOUT_WEIGHTS, Region.KV_CACHE})
 DEAD_AFTER_USE = ROLLOUT_REGIONS | {Region.ACTOR_GRADIENTS, Region.CRITIC_GRADIENTS, Region.STAGING}
 """Released without a copy: nothing reads their contents again."""
 
+ROLE_REGIONS: Mapping[Role, tuple[Region, ...]] = {
+    "actor": (Region.ACTOR_WEIGHTS, Region.ACTOR_GRADIENTS, Region.ACTOR_OPTIMIZER),
+    "critic": (Region.CRITIC_WEIGHTS, Region.CRITIC_GRADIENTS, Region.CRITIC_OPTIMIZER),
+    "ref": (Region.REFERENCE_WEIGHTS,),
+    "reward": (Region.REWARD_WEIGHTS,),
+}
+"""Weights, and, of a role that learns, gradients and optimizer: as `StatePart` names them."""
+
 
 class Phase(Enum):
-    """What the device is used for."""
+    """What the device is used for, in the order of a step."""
 
     ROLLOUT = "rollout"
     """Generation by the engine."""
@@ -47,23 +57,29 @@ class Phase(Enum):
     """Updates of the actor."""
 
 
-NEEDS: Mapping[Phase, tuple[Region, ...]] = {
-    Phase.ROLLOUT: (Region.ROLLOUT_WEIGHTS, Region.KV_CACHE),
-    Phase.REWARD: (Region.REWARD_WEIGHTS,),
-    Phase.REFERENCE: (Region.REFERENCE_WEIGHTS,),
-    Phase.FORWARD: (Region.ACTOR_WEIGHTS,),
-    Phase.CRITIC_FORWARD: (Region.CRITIC_WEIGHTS,),
-    Phase.CRITIC_TRAIN: (
-        Region.CRITIC_WEIGHTS,
-        Region.CRITIC_GRADIENTS,
-        Region.CRITIC_OPTIMIZER,
-    ),
-    Phase.TRAIN: (Region.ACTOR_WEIGHTS, Region.ACTOR_GRADIENTS, Region.ACTOR_OPTIMIZER),
+PHASE_ROLES: Mapping[Phase, Role] = {
+    Phase.REWARD: "reward",
+    Phase.REFERENCE: "ref",
+    Phase.FORWARD: "actor",
+    Phase.CRITIC_FORWARD: "critic",
+    Phase.CRITIC_TRAIN: "critic",
+    Phase.TRAIN: "actor",
 }
+"""Whose model a phase of the training side passes sequences through."""
+
+UPDATES = frozenset({Phase.TRAIN, Phase.CRITIC_TRAIN})
+"""Every other phase leaves what it reads as it was."""
+
+
+def _needs(phase: Phase) -> tuple[Region, ...]:
+    if phase is Phase.ROLLOUT:
+        return Region.ROLLOUT_WEIGHTS, Region.KV_CACHE
+    regions = ROLE_REGIONS[PHASE_ROLES[phase]]
+    return regions if phase in UPDATES else regions[:1]
+
+
+NEEDS: Mapping[Phase, tuple[Region, ...]] = {phase: _needs(phase) for phase in Phase}
 """What a phase needs on the device, in the order in which it comes."""
 
-CHANGED_BY: Mapping[Phase, frozenset[Region]] = {
-    Phase.TRAIN: frozenset({Region.ACTOR_WEIGHTS, Region.ACTOR_OPTIMIZER}),
-    Phase.CRITIC_TRAIN: frozenset({Region.CRITIC_WEIGHTS, Region.CRITIC_OPTIMIZER}),
-}
-"""What an update changes; every other phase leaves what it reads as it was."""
+CHANGED_BY = {phase: frozenset(NEEDS[phase]) - DEAD_AFTER_USE for phase in UPDATES}
+"""What an update changes, and the next phases read."""

@@ -5,14 +5,16 @@ machine, so that both go the same way. What is not needed leaves before anything
 weights come first and the KV cache last.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
+from mindrl.config.layout_keys import Role
 from mindrl.memory.regions import (
     CHANGED_BY,
     DEAD_AFTER_USE,
     NEEDS,
+    PHASE_ROLES,
     ROLLOUT_REGIONS,
     Phase,
     Region,
@@ -38,44 +40,41 @@ class Move:
     region: Region
 
 
-@dataclass(frozen=True, kw_only=True)
-class Roles:
-    """Which roles a run has besides the actor and its engine."""
-
-    reference: bool = False
-    critic: bool = False
-    reward: bool = False
-
-
-def step_phases(roles: Roles) -> tuple[Phase, ...]:
+def step_phases(roles: Collection[Role]) -> tuple[Phase, ...]:
     """Return the phases of a training step, in order; those of one role lie side by side."""
-    phases = (
-        (Phase.ROLLOUT, True),
-        (Phase.REWARD, roles.reward),
-        (Phase.REFERENCE, roles.reference),
-        (Phase.FORWARD, True),
-        (Phase.CRITIC_FORWARD, roles.critic),
-        (Phase.CRITIC_TRAIN, roles.critic),
-        (Phase.TRAIN, True),
-    )
-    return tuple(phase for phase, there in phases if there)
+    return tuple(phase for phase in Phase if PHASE_ROLES.get(phase, "actor") in roles)
 
 
 def moves(resident: Collection[Region], phase: Phase, movable: Collection[Region]) -> list[Move]:
-    """Return the way into a phase, in order; empty where the device is ready for it.
+    """Return the way into a phase from what is on the device; empty where it is ready.
 
-    Args:
-        resident: What is on the device.
-        phase: Where to go.
-        movable: Regions that may leave the device while they are not needed. What belongs to
-            the rollout always may.
+    Besides what belongs to the rollout only `movable` may leave while it is not needed.
     """
-    needed = NEEDS[phase]
-    if set(needed) <= set(resident) and not set(resident) & (_may_leave(movable) - set(needed)):
-        return []
-    if phase is Phase.ROLLOUT:
-        return list(_into_rollout(resident, movable))
-    return list(_into(resident, needed, movable))
+    way = _into(resident, NEEDS[phase], movable)
+    if phase is not Phase.ROLLOUT or not way:
+        return way
+    weights = Region.ACTOR_WEIGHTS
+    return [
+        *_into(resident, (weights, Region.ROLLOUT_WEIGHTS), movable),
+        Move(MoveKind.RESHARD, Region.ROLLOUT_WEIGHTS),
+        *([Move(MoveKind.OFFLOAD, weights)] if weights in movable else []),
+        Move(MoveKind.ONLOAD, Region.KV_CACHE),
+    ]
+
+
+def _into(
+    resident: Collection[Region], needed: tuple[Region, ...], movable: Collection[Region]
+) -> list[Move]:
+    """Release what may leave, the rollout first and once, and bring what is missing."""
+    gone = set(resident) & (ROLLOUT_REGIONS | set(movable)) - set(needed)
+    # The KV cache stands for all of the rollout.
+    rollout = [Region.KV_CACHE] if ROLLOUT_REGIONS & gone else []
+    released = rollout + [region for region in Region if region in gone - ROLLOUT_REGIONS]
+    brought = [region for region in needed if region not in resident]
+    return [
+        *(Move(MoveKind.OFFLOAD, region) for region in released),
+        *(Move(MoveKind.ONLOAD, region) for region in brought),
+    ]
 
 
 def after(resident: Collection[Region], way: Iterable[Move]) -> frozenset[Region]:
@@ -102,24 +101,20 @@ class Instant:
     phase: Phase
     """Where it belongs to, the way into that phase included."""
     resident: frozenset[Region]
+    move: Move | None = None
+    """That has just been made; None in the phase itself."""
 
 
 def timeline(
     phases: Iterable[Phase], movable: Collection[Region], resident: Collection[Region]
 ) -> list[Instant]:
-    """Follow the schedule through phases; one moment for each move and each phase.
-
-    Args:
-        phases: In order.
-        movable: As for `moves`.
-        resident: What is on the device before the first phase.
-    """
+    """Follow `moves` through phases from what is there; one moment for each move and each phase."""
     there, instants = frozenset(resident), []
     for phase in phases:
         for move in moves(there, phase, movable):
             there = after(there, [move])
             during = there | {Region.STAGING} if move.kind is MoveKind.RESHARD else there
-            instants.append(Instant(label_of(move), phase, during))
+            instants.append(Instant(label_of(move), phase, during, move))
         instants.append(Instant(phase.value, phase, there))
     return instants
 
@@ -133,61 +128,22 @@ def label_of(move: Move) -> str:
     return f"{move.kind.value} {move.region.value}"
 
 
-def copied_regions(
-    phases: Iterable[Phase], movable: Collection[Region], resident: Collection[Region]
-) -> tuple[list[Region], list[Region]]:
-    """Return what the phases copy at the least: to the host, and to the device, in order.
+def copied_regions(instants: Iterable[Instant]) -> tuple[list[Region], list[Region]]:
+    """Return what a timeline copies at the least: to the host, and to the device, in order.
 
     A region is copied to the device each time that it comes back, unless it comes empty, and to
-    the host each time that it leaves after an update has changed it.
-
-    Args:
-        phases: In order.
-        movable: As for `moves`.
-        resident: What is on the device before the first phase; equal to what the host has of it.
+    the host each time that it leaves after an update has changed it. At first it is equal to what
+    the host has of it.
     """
-    there, changed = frozenset(resident), set[Region]()
-    out, back = [], []
-    for phase in phases:
-        way = moves(there, phase, movable)
-        for move in way:
-            if move.region in DEAD_AFTER_USE:
-                continue
-            if move.kind is MoveKind.ONLOAD:
-                back.append(move.region)
-            elif move.kind is MoveKind.OFFLOAD and move.region in changed:
-                changed.remove(move.region)
-                out.append(move.region)
-        there = after(there, way)
-        changed |= CHANGED_BY.get(phase, frozenset())
+    changed, out, back = set[Region](), [], []
+    for at in instants:
+        if at.move is None:
+            changed |= CHANGED_BY.get(at.phase, frozenset())
+        elif at.move.region in DEAD_AFTER_USE:
+            continue
+        elif at.move.kind is MoveKind.ONLOAD:
+            back.append(at.move.region)
+        elif at.move.region in changed:
+            changed.remove(at.move.region)
+            out.append(at.move.region)
     return out, back
-
-
-def _may_leave(movable: Collection[Region]) -> frozenset[Region]:
-    return ROLLOUT_REGIONS | frozenset(movable)
-
-
-def _into(
-    resident: Collection[Region], needed: tuple[Region, ...], movable: Collection[Region]
-) -> Iterator[Move]:
-    gone = set(resident) & _may_leave(movable) - set(needed)
-    for region in _in_order(gone):
-        yield Move(MoveKind.OFFLOAD, region)
-    for region in needed:
-        if region not in resident:
-            yield Move(MoveKind.ONLOAD, region)
-
-
-def _into_rollout(resident: Collection[Region], movable: Collection[Region]) -> Iterator[Move]:
-    weights = Region.ACTOR_WEIGHTS
-    yield from _into(resident, (weights, Region.ROLLOUT_WEIGHTS), movable)
-    yield Move(MoveKind.RESHARD, Region.ROLLOUT_WEIGHTS)
-    if weights in movable:
-        yield Move(MoveKind.OFFLOAD, weights)
-    yield Move(MoveKind.ONLOAD, Region.KV_CACHE)
-
-
-def _in_order(regions: Collection[Region]) -> list[Region]:
-    """Return what leaves, the rollout first, and once: the KV cache stands for all of it."""
-    rollout = [Region.KV_CACHE] if ROLLOUT_REGIONS & set(regions) else []
-    return rollout + [region for region in Region if region in set(regions) - ROLLOUT_REGIONS]

@@ -1,25 +1,33 @@
 """Everything that can be known before Ray starts: configuration, model, data, rewards, memory."""
 
 import difflib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from mindrl.allocation.into_config import in_words_of_backend
-from mindrl.config.finding import Finding, broken
+from mindrl.config.finding import Finding, Value, broken
+from mindrl.config.layout_keys import Role
+from mindrl.config.load import load_run_config
 from mindrl.config.run import RunConfig
 from mindrl.config.validate import findings, learning_warnings
 from mindrl.errors import ConfigError, MindrlError
+from mindrl.models.description import ModelDescription
 from mindrl.observability.notes import note
 from mindrl.platform.device import Platform
 from mindrl.preflight.memory_checks import Capacity, judged_memory
-from mindrl.preflight.model_checks import Models, describe_models, missing_weights, model_findings
+from mindrl.preflight.model_checks import describe_models, missing_weights, model_findings
 from mindrl.preflight.run_folders import export_findings, export_places
-from mindrl.preflight.run_plan import RunPlan, unordered_plan
-from mindrl.preflight.run_shardings import RunShardings
+from mindrl.preflight.run_shardings import RunPlan, RunShardings, unordered_plan
 from mindrl.preflight.shipped import unknown_sizes
 from mindrl.rewards.functions import BUILTIN_REWARDS
 from mindrl.rewards.resolve import resolve_reward
+
+_MOST_TRIED = 64
+_MOST_NAMED = 2
+"""Of the legal values of a finding."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +42,7 @@ class Checked:
     """Files that are not there, where that is allowed."""
     memory_checked: bool
     """Whether memory of the devices was compared with anything."""
-    models: Models | None
+    models: Mapping[Role, ModelDescription] | None
     """None where a folder is not there, and mindrl knows no model of its name."""
     shardings: RunShardings | None
     """In the engine's own order of the ranks; None where the models cannot be run."""
@@ -46,8 +54,7 @@ def check(config: RunConfig, platform: Platform) -> RunPlan:
     Raises:
         ConfigError: All findings, one a line.
     """
-    checked = checked_run(config, platform, device_capacity(config))
-    _refuse(config, checked)
+    checked = _accepted(config, platform, needs_files=True)
     assert checked.shardings is not None, "there is a finding where the models cannot be run"
     return checked.shardings.ordered.plan
 
@@ -58,22 +65,30 @@ def check_without_files(config: RunConfig, platform: Platform) -> list[str]:
     Raises:
         ConfigError: All findings, one a line.
     """
-    found = checked_run(config, platform, device_capacity(config), needs_files=False)
-    _refuse(config, found)
-    return list(map(str, found.not_checked))
+    return list(map(str, _accepted(config, platform, needs_files=False).not_checked))
+
+
+def checked_with_legal_values(
+    config: RunConfig, platform: Platform, capacity: Capacity, *, needs_files: bool = True
+) -> Checked:
+    """Ask every rule, as `checked_run`, and keep of legal values the nearest that help."""
+    checked = checked_run(config, platform, capacity, needs_files=needs_files)
+    named = [
+        replace(each, legal=_nearest_legal(each, config, platform, checked))
+        for each in checked.findings
+    ]
+    spelled = [in_words_of_backend(config, each) for each in named]
+    unknown = [] if needs_files else unknown_sizes(config)
+    return replace(checked, findings=[*spelled, *unknown])
 
 
 def checked_run(
     config: RunConfig, platform: Platform, capacity: Capacity, *, needs_files: bool = True
 ) -> Checked:
-    """Ask every rule.
+    """Ask every rule, that of memory against the capacity of a device and of its machine.
 
-    Args:
-        config: Of the run.
-        platform: Its devices.
-        capacity: Memory of them and of their machines.
-        needs_files: A data or weight file that is missing is a finding; else it is not checked,
-            and of a model that is not here the shipped sizes are taken.
+    A data or weight file that is missing is a finding, or, where `needs_files` is off, not checked:
+    of a model that is not here the shipped sizes are taken then.
     """
     absent = {} if needs_files else missing_weights(config)
     missing = [*_files(config)]
@@ -82,13 +97,14 @@ def checked_run(
     warnings = [*learning_warnings(config)]
     models, shardings, judges_memory = None, None, False
     if needs_files or not unknown_sizes(config):
-        models = describe_models(config, without_weights=frozenset(absent))
+        models, unread = describe_models(config, without_weights=absent)
+        found += unread
         found += model_findings(config, models)
         judges_memory = not found and config.rl_config.check_memory
         if not found:
-            shardings = RunShardings(plan=unordered_plan(config, models.of))
-            memory = judged_memory(shardings, capacity)
-            found, warnings = memory.findings, warnings + memory.warnings
+            shardings = RunShardings(plan=unordered_plan(config, models))
+            found, by_estimate = judged_memory(shardings, capacity)
+            warnings += by_estimate
     found += export_findings(export_places(config))
     # Of a folder that several roles read the same is said once.
     notes = {str(note): note for note in [*missing, *absent.values()]}
@@ -102,38 +118,12 @@ def checked_run(
     )
 
 
-def device_capacity(config: RunConfig) -> Capacity:
-    """Return the memory that the configuration tells of."""
-    return Capacity(device_bytes=config.rl_config.device_memory_bytes)
-
-
 def platform_findings(config: RunConfig, platform: Platform) -> Iterator[Finding]:
     """Say what the devices do not allow."""
-    yield from _backend(config, platform)
-    yield from _whole_prompts(config, platform)
-
-
-def refuse(config: RunConfig, found: Iterable[Finding]) -> None:
-    """Raise what was found, if anything was, in the words that the configuration is written in."""
-    if lines := [str(in_words_of_backend(config, each)) for each in found]:
-        raise ConfigError("\n".join(lines))
-
-
-def _refuse(config: RunConfig, checked: Checked) -> None:
-    """Raise what was found; say what was not enough for that."""
-    refuse(config, checked.findings)
-    for warning in checked.warnings:
-        note(str(warning))
-
-
-def _backend(config: RunConfig, platform: Platform) -> Iterator[Finding]:
     asked, own = config.megatron_training.distributed_backend, platform.collective_backend
     if asked not in ("auto", own):
         need = f": {platform.kind} devices use {own}"
         yield broken("megatron_training.distributed_backend", asked, need, own, "auto")
-
-
-def _whole_prompts(config: RunConfig, platform: Platform) -> Iterator[Finding]:
     rollout = config.generate_config
     tokens, longest = rollout.max_num_batched_tokens, rollout.max_model_len
     whole_prompts = not platform.engine_options.get("enable_chunked_prefill", True)
@@ -143,6 +133,53 @@ def _whole_prompts(config: RunConfig, platform: Platform) -> Iterator[Finding]:
             "devices, whose engine takes a prompt in one piece"
         )
         yield broken("generate_config.max_num_batched_tokens", tokens, need, longest)
+
+
+def refuse(config: RunConfig, found: Iterable[Finding]) -> None:
+    """Raise what was found, if anything was, in the words that the configuration is written in."""
+    if lines := [str(in_words_of_backend(config, each)) for each in found]:
+        raise ConfigError("\n".join(lines))
+
+
+def _accepted(config: RunConfig, platform: Platform, *, needs_files: bool) -> Checked:
+    """Raise what is found; say what is not enough for that."""
+    capacity = Capacity(device_bytes=config.rl_config.device_memory_bytes)
+    checked = checked_run(config, platform, capacity, needs_files=needs_files)
+    refuse(config, checked.findings)
+    for warning in checked.warnings:
+        note(str(warning))
+    return checked
+
+
+def _nearest_legal(
+    finding: Finding, config: RunConfig, platform: Platform, checked: Checked
+) -> tuple[Value, ...]:
+    """Return the nearest legal values that end all findings on their key and make none on another.
+
+    The rules are asked whose answer may change; folders are as they are.
+    """
+    others = {each.field for each in checked.findings} - {finding.field}
+
+    def helps(value: Value) -> bool:
+        try:
+            changed = _with_value(config, finding.field, value)
+        except ConfigError:
+            return False
+        left = [*findings(changed), *platform_findings(changed, platform)]
+        left += model_findings(changed, checked.models or {})
+        return {each.field for each in left} <= others
+
+    return tuple(islice(filter(helps, finding.legal[:_MOST_TRIED]), _MOST_NAMED))
+
+
+def _with_value(config: RunConfig, field: str, value: Value) -> RunConfig:
+    values: dict[str, Any] = asdict(config)
+    *sections, key = field.split(".")
+    place = values
+    for section in sections:
+        place = place[section]
+    place[key] = value
+    return load_run_config(values)
 
 
 def _rewards(config: RunConfig) -> Iterator[Finding]:

@@ -1,16 +1,20 @@
 """The numbers that follow from a configuration alone, and for a person all of them in a list."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rich.table import Table
 
 from mindrl.batch.balance import MicroBatching
-from mindrl.config.layout_keys import Role
+from mindrl.config.layout_keys import SIZE_KEYS, Role
 from mindrl.config.run import RunConfig
-from mindrl.layouts.layout import RolloutLayout, TrainLayout
+from mindrl.memory.regions import PHASE_ROLES, UPDATES, Phase
 from mindrl.platform.device import Platform
-from mindrl.preflight.logprob_gap import logprob_gap_text
+
+_GAP_FLOAT32 = 0.01
+_GAP_BF16 = 0.1
+_GAP_BF16_EXPERTS = 0.3
+"""Nats. Some tokens go to other experts on the two sides: healthy runs show 0.02 to 0.06."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +40,12 @@ def derived_numbers(config: RunConfig, platform: Platform) -> dict[str, str]:
     """Return what a configuration comes to, in the order that a person asks."""
     generate, rl = config.generate_config, config.rl_config
     training, batch = config.megatron_training, batch_figures(config)
+    rollout = config.rollout_layout
+    further = {"critic": _role(config, "critic"), "reward model": _role(config, "reward")}
     return {
         "devices (ranks)": f"{config.world_size} x {platform.ray_resource}",
         "training": _role_sizes(config, "actor"),
-        "rollout": _sizes(config.rollout_layout, "tp", "ep", "dp"),
+        "rollout": spelled_sizes({name: getattr(rollout, name) for name in ("tp", "ep", "dp")}),
         "prompts per step": str(batch.prompts_per_step),
         "sequences per step": f"{batch.sequences_per_step} ({rl.n_samples_per_prompt} a prompt)",
         "sequences per update": str(batch.sequences_per_update),
@@ -57,15 +63,9 @@ def derived_numbers(config: RunConfig, platform: Platform) -> dict[str, str]:
         "precision": f"training {'bf16' if training.bf16 else 'fp32'}, rollout {generate.dtype}",
         "log-prob gap": logprob_gap_text(config),
         "reference": _role(config, "ref") or "none (init_kl_coef is 0)",
-        **_further_roles(config),
+        **{name: text for name, text in further.items() if text},
         "rewards": _rewards(config),
     }
-
-
-def _further_roles(config: RunConfig) -> dict[str, str]:
-    """List the roles that most runs do not have, where there are any."""
-    named = {"critic": _role(config, "critic"), "reward model": _role(config, "reward")}
-    return {name: text for name, text in named.items() if text}
 
 
 def _role(config: RunConfig, role: Role) -> str:
@@ -77,11 +77,8 @@ def _role(config: RunConfig, role: Role) -> str:
 
 
 def _role_sizes(config: RunConfig, role: Role) -> str:
-    return _sizes(config.layout(role), "tp", "cp", "pp", "vpp", "ep", "etp", "dp")
-
-
-def _sizes(layout: TrainLayout | RolloutLayout, *names: str) -> str:
-    return spelled_sizes({name: getattr(layout, name) for name in names})
+    layout = config.layout(role)
+    return spelled_sizes({name: getattr(layout, name) for name in (*SIZE_KEYS, "dp")})
 
 
 def _rewards(config: RunConfig) -> str:
@@ -127,20 +124,45 @@ def batch_figures(config: RunConfig) -> BatchFigures:
 def _micro_batches(config: RunConfig) -> dict[str, int]:
     """Count the micro-batches of one replica, pass by pass."""
     step, update = config.sequences_per_step, config.sequences_per_update
-    forward, learn = config.forward_micro_batching, config.update_micro_batching
-    passes: tuple[tuple[str, Role, int, Callable[[Role], MicroBatching]], ...] = (
-        ("reward", "reward", step, forward),
-        ("reference", "ref", step, forward),
-        ("forward", "actor", step, forward),
-        ("critic_forward", "critic", step, forward),
-        ("critic_update", "critic", update, learn),
-        ("update", "actor", update, learn),
-    )
     return {
-        name: -(-sequences // config.layout(role).dp // cut(role).sequences)
-        for name, role, sequences, cut in passes
+        phase.value.replace("train", "update"): -(
+            -(update if phase in UPDATES else step)
+            // config.layout(role).dp
+            // micro_batching(config, phase).sequences
+        )
+        for phase, role in PHASE_ROLES.items()
         if role in config.roles
     }
+
+
+def micro_batching(config: RunConfig, phase: Phase) -> MicroBatching:
+    """Return how a phase of the training side cuts its sequences."""
+    learns, role = phase in UPDATES, PHASE_ROLES[phase]
+    return (config.update_micro_batching if learns else config.forward_micro_batching)(role)
+
+
+def logprob_gap_limit(config: RunConfig, *, has_experts: bool) -> float | None:
+    """Return the limit of a run in nats; None where no gap is judged."""
+    asked = config.rl_config.max_logprob_gap
+    if asked is not None:
+        return asked
+    if config.generate_config.sampling_config.cuts:
+        # The engine's log-probs are those of a part of the distribution, the trainer's are not.
+        return None
+    if not config.megatron_training.bf16 and config.generate_config.dtype == "float32":
+        return _GAP_FLOAT32
+    return _GAP_BF16_EXPERTS if has_experts else _GAP_BF16
+
+
+def logprob_gap_text(config: RunConfig) -> str:
+    """Say how a run is judged, whatever its model."""
+    dense, experts = (logprob_gap_limit(config, has_experts=each) for each in (False, True))
+    if dense is None:
+        cuts = config.generate_config.sampling_config.cuts
+        return f"not judged: {cuts} (rl_config.max_logprob_gap sets a limit)"
+    mixture = "" if experts == dense else f" ({experts:g} with experts)"
+    steps = config.rl_config.logprob_gap_steps
+    return f"warns beyond {dense:g} nats{mixture}, ends after {steps} steps"
 
 
 def render_numbers(numbers: dict[str, str]) -> Table:

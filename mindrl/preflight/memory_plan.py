@@ -1,40 +1,24 @@
 """The memory of a run's steps, predicted from its configuration. Needs no torch."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import numpy as np
 
+from mindrl.config.finding import Finding, broken
 from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError, DeviceMemoryError
+from mindrl.memory.activations import Passes, forward_estimate, logits_estimate, update_estimate
 from mindrl.memory.plan import MemoryPlan, RankBytes, kv_cache_left, rollout_bytes, with_kv_cache
-from mindrl.memory.regions import Region
-from mindrl.memory.schedule import Roles
+from mindrl.memory.regions import PHASE_ROLES, ROLE_REGIONS, UPDATES, Phase, Region
 from mindrl.observability.units import MIB, mib_text
 from mindrl.platform.host_blocks import rounded
-from mindrl.preflight.run_shardings import RunShardings
+from mindrl.preflight.derived_numbers import micro_batching
+from mindrl.preflight.run_shardings import RunPlan, RunShardings, role_head
 from mindrl.training.planning import trained_bytes
 
 _STORAGES_PER_TENSOR = 4
 """At most: weight, main weight, two moments; each has a place of its own on the host."""
-_TRAINED: Mapping[Role, tuple[Region, Region, Region]] = {
-    "actor": (Region.ACTOR_WEIGHTS, Region.ACTOR_GRADIENTS, Region.ACTOR_OPTIMIZER),
-    "critic": (Region.CRITIC_WEIGHTS, Region.CRITIC_GRADIENTS, Region.CRITIC_OPTIMIZER),
-}
-_READ: Mapping[Role, Region] = {
-    "ref": Region.REFERENCE_WEIGHTS,
-    "reward": Region.REWARD_WEIGHTS,
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Switch:
-    """A key by which a region may leave the device while it is not needed."""
-
-    section: str
-    key: str
-    on: bool
 
 
 def memory_plan(
@@ -59,8 +43,43 @@ def with_own_kv_cache(models: RunShardings, plan: MemoryPlan) -> MemoryPlan:
         ConfigError: As `memory_plan`.
         DeviceMemoryError: As `memory_plan`.
     """
-    nbytes = _kv_cache_bytes(models.plan.config, plan, models.plan.kv_bytes_per_token)
-    return plan if nbytes is None else with_kv_cache(plan, nbytes)
+    config, per_token = models.plan.config, models.plan.kv_bytes_per_token
+    for finding in kv_cache_findings(config, per_token):
+        raise ConfigError(str(finding))
+    generate = config.generate_config
+    if generate.kv_cache_mib is not None:
+        return with_kv_cache(plan, generate.kv_cache_mib * MIB)
+    if plan.capacity_bytes is None:
+        return plan
+    share = int(plan.capacity_bytes * generate.gpu_memory_utilization)
+    others = rollout_bytes(plan)
+    left = kv_cache_left(share, others)
+    least, sequence = one_sequence(config, per_token)
+    if left < least:
+        raise DeviceMemoryError(
+            f"generate_config.gpu_memory_utilization={generate.gpu_memory_utilization:g} of "
+            f"{mib_text(plan.capacity_bytes)} is {mib_text(share)}; what else lies on "
+            f"the device during rollout takes {mib_text(others)}, which leaves "
+            f"{left / MIB:,.0f} MiB for the KV cache; {sequence}"
+        )
+    return with_kv_cache(plan, left)
+
+
+def kv_cache_findings(config: RunConfig, per_token: int) -> Iterator[Finding]:
+    """Say so where a KV cache of a given size does not hold one sequence."""
+    mib, (least, sequence) = config.generate_config.kv_cache_mib, one_sequence(config, per_token)
+    if mib is not None and mib * MIB < least:
+        yield broken("generate_config.kv_cache_mib", mib, f": {sequence}", -(-least // MIB))
+
+
+def one_sequence(config: RunConfig, per_token: int) -> tuple[int, str]:
+    """Return the bytes of the smallest KV cache, that of one whole sequence, and words for it."""
+    length = config.generate_config.max_model_len
+    least = per_token * length
+    return least, (
+        f"one sequence of generate_config.max_model_len={length} tokens takes "
+        f"{mib_text(least)} ({per_token:,} bytes a token)"
+    )
 
 
 def plan_without_kv_cache(
@@ -68,16 +87,15 @@ def plan_without_kv_cache(
 ) -> MemoryPlan:
     """Predict all but the KV cache; without `staging` the reshard is planned, which says it."""
     config = models.plan.config
+    shares = config.megatron_training.use_distributed_optimizer
+    messages = models.reshard.peak_staging if staging is None else staging
+    keys = offload_keys(config).items()
     return MemoryPlan(
         capacity_bytes=capacity_bytes,
-        roles=run_roles(config),
-        movable=movable_regions(config),
-        regions=region_bytes(
-            models,
-            models.staging if staging is None else staging,
-            distributed_optimizer=config.megatron_training.use_distributed_optimizer,
-        ),
-        host_rounding=host_rounding(models),
+        roles=config.roles,
+        movable=frozenset(region for region, key in keys if config.value_of(key)),
+        regions=region_bytes(models, messages, distributed_optimizer=shares),
+        host_rounding=_host_rounding(models),
     )
 
 
@@ -89,16 +107,6 @@ def too_small(plan: MemoryPlan) -> str:
         f"of device memory on rank {plan.peak_rank} at '{plan.peak_instant.label}', and the "
         f"device has {mib_text(plan.capacity_bytes)}; python cli/plan.py memory shows each "
         "phase and which switch would help"
-    )
-
-
-def one_sequence(config: RunConfig, per_token: int) -> tuple[int, str]:
-    """Return the bytes of the smallest KV cache, that of one whole sequence, and words for it."""
-    length = config.generate_config.max_model_len
-    least = per_token * length
-    return least, (
-        f"one sequence of generate_config.max_model_len={length} tokens takes "
-        f"{mib_text(least)} ({per_token:,} bytes a token)"
     )
 
 
@@ -114,17 +122,60 @@ def region_bytes(
         Region.STAGING: staging,
     }
     for role, side in models.training.items():
-        if role in _READ:
-            found[_READ[role]] = np.array(side.held_bytes())
+        regions = ROLE_REGIONS[role]
+        if len(regions) == 1:
+            found |= dict.fromkeys(regions, np.array(side.held_bytes()))
             continue
         layout = models.plan.layouts[role]
         ranks = trained_bytes(side, layout, distributed_optimizer=distributed_optimizer)
         parts = [(rank.weights, rank.gradients, rank.optimizer) for rank in ranks]
-        found |= dict(zip(_TRAINED[role], np.array(parts).T, strict=True))
+        found |= dict(zip(regions, np.array(parts).T, strict=True))
     return found
 
 
-def host_rounding(models: RunShardings) -> RankBytes:
+def offload_keys(config: RunConfig) -> dict[Region, str]:
+    """Return the key of each region that a run has and that leaves only if asked to."""
+    keys: dict[Region, str] = {}
+    for role, regions in ROLE_REGIONS.items():
+        section = "generate_config" if role == "actor" else f"{role}_config"
+        parts = ("train_param", "train_grad", "train_optimizer") if len(regions) > 1 else ("param",)
+        if role in config.roles:
+            names = zip(regions, parts, strict=True)
+            keys |= {region: f"{section}.offload_{part}" for region, part in names}
+    return keys
+
+
+def activation_estimates(plan: RunPlan) -> dict[Phase, int]:
+    """Estimate the bytes that each phase of the training side needs besides its regions.
+
+    For a micro-batch of the longest sequences on the rank that needs most. What the rollout
+    engine needs besides weights and KV cache is not estimated.
+    """
+    return {
+        phase: _activations(plan, phase, role)
+        for phase, role in PHASE_ROLES.items()
+        if role in plan.config.roles
+    }
+
+
+def _activations(plan: RunPlan, phase: Phase, role: Role) -> int:
+    config, model, layout = plan.config, plan.models[role], plan.layouts[role]
+    training, cut = config.megatron_training, micro_batching(config, phase)
+    longest = config.rl_config.max_prompt_length + config.generate_config.sampling_config.max_tokens
+    passes = Passes(
+        layout=layout,
+        dtype=plan.train_dtype,
+        sequence_parallel=layout.tp > 1 and (training.sequence_parallel or model.moe is not None),
+        tokens=cut.tokens or cut.sequences * min(training.seq_length, longest),
+        learning=config.learning(role),
+    )
+    found = (update_estimate if phase in UPDATES else forward_estimate)(model, passes)
+    if role_head(role) == "value":
+        return found
+    return found + logits_estimate(model, layout.tp, config.actor_config.logprob_chunk_tokens)
+
+
+def _host_rounding(models: RunShardings) -> RankBytes:
     """Return what rounding adds at most to what each rank keeps on the host."""
     tensors = [
         [
@@ -135,58 +186,3 @@ def host_rounding(models: RunShardings) -> RankBytes:
     ]
     counts: RankBytes = np.array(tensors, dtype=np.int64).sum(axis=0)
     return counts * _STORAGES_PER_TENSOR * rounded(1)
-
-
-def run_roles(config: RunConfig) -> Roles:
-    """Return which roles a run has."""
-    return Roles(
-        reference="ref" in config.roles,
-        critic="critic" in config.roles,
-        reward="reward" in config.roles,
-    )
-
-
-def offload_switches(config: RunConfig) -> dict[Region, Switch]:
-    """Return the key of each region that a run has and that leaves only if asked to."""
-    return {
-        region: Switch(section=section, key=key, on=getattr(getattr(config, section), key))
-        for role, region, section, key in _switch_keys()
-        if role in config.roles
-    }
-
-
-def movable_regions(config: RunConfig) -> frozenset[Region]:
-    """Return what may leave the device while it is not needed, besides what the rollout has."""
-    return frozenset(region for region, switch in offload_switches(config).items() if switch.on)
-
-
-def _kv_cache_bytes(config: RunConfig, plan: MemoryPlan, per_token: int) -> int | None:
-    """Return the size of the KV cache; None where nothing says it."""
-    generate = config.generate_config
-    least, sequence = one_sequence(config, per_token)
-    if generate.kv_cache_mib is not None:
-        if generate.kv_cache_mib * MIB < least:
-            raise ConfigError(f"generate_config.kv_cache_mib={generate.kv_cache_mib}: {sequence}")
-        return generate.kv_cache_mib * MIB
-    if plan.capacity_bytes is None:
-        return None
-    share = int(plan.capacity_bytes * generate.gpu_memory_utilization)
-    others = rollout_bytes(plan)
-    left = kv_cache_left(share, others)
-    if left < least:
-        raise DeviceMemoryError(
-            f"generate_config.gpu_memory_utilization={generate.gpu_memory_utilization:g} of "
-            f"{mib_text(plan.capacity_bytes)} is {mib_text(share)}; what else lies on "
-            f"the device during rollout takes {mib_text(others)}, which leaves "
-            f"{left / MIB:,.0f} MiB for the KV cache; {sequence}"
-        )
-    return left
-
-
-def _switch_keys() -> Iterator[tuple[Role, Region, str, str]]:
-    sections: Mapping[Role, str] = {"actor": "generate_config", "critic": "critic_config"}
-    for role, section in sections.items():
-        for region, part in zip(_TRAINED[role], ("param", "grad", "optimizer"), strict=True):
-            yield role, region, section, f"offload_train_{part}"
-    for role, region in _READ.items():
-        yield role, region, f"{role}_config", "offload_param"

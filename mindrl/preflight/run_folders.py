@@ -9,7 +9,7 @@ from mindrl.config.run import RunConfig
 from mindrl.errors import OutputError
 from mindrl.models.sharding import table_bytes, whole_sharding
 from mindrl.observability.run_folder import Need, best_folder, check_room
-from mindrl.preflight.run_plan import RunPlan
+from mindrl.preflight.run_shardings import RunPlan, role_head
 
 Places = Mapping[Role, str]
 """Folder of each model that the run exports."""
@@ -18,19 +18,13 @@ LOG_BYTES = 64 << 20
 
 
 def export_places(config: RunConfig, run_folder: Path | None = None) -> Places:
-    """Return where each model is exported to.
-
-    Args:
-        config: Of the run.
-        run_folder: Holds what no key places; None leaves that out.
-    """
-    critic = config.critic_config
-    saves: dict[Role, tuple[str | None, str]] = {"actor": (config.actor_config.save, "model")}
-    if critic is not None:
-        saves["critic"] = (critic.save, "critic")
+    """Return where each model is exported to; without a run folder only those that a key places."""
+    names: dict[Role, str] = {"actor": "model", "critic": "critic"}
+    saves = {role: config.value_of(f"{role}_config.save") for role in names}
     if run_folder is None:
-        return {role: save for role, (save, _) in saves.items() if save}
-    return {role: save or str(run_folder / name) for role, (save, name) in saves.items()}
+        return {role: str(save) for role, save in saves.items() if save}
+    there = (role for role in names if role in config.roles)
+    return {role: str(saves[role] or run_folder / names[role]) for role in there}
 
 
 def export_findings(places: Places) -> Iterator[Finding]:
@@ -42,7 +36,16 @@ def export_findings(places: Places) -> Iterator[Finding]:
                 which = f": {folder} " if folder != Path(place).resolve() else ""
                 yield broken(key, place, f"{which}{trouble}; name a new folder", None)
     if len(places) > 1:
-        yield from _apart(places["actor"], places["critic"])
+        # Each export replaces its whole folder, with all that lies below it.
+        actor, critic = places["actor"], places["critic"]
+        (theirs,) = _written("critic", critic)
+        ours = _written("actor", actor)
+        if any(each.is_relative_to(theirs) or theirs.is_relative_to(each) for each in ours):
+            need = (
+                f"beside actor_config.save={actor}: the export of one model would "
+                "replace the other; name two folders of which neither lies in the other"
+            )
+            yield broken("critic_config.save", critic, need, None)
 
 
 def export_folders(config: RunConfig, root: Path) -> dict[Role, Path]:
@@ -81,13 +84,8 @@ def check_folders(plan: RunPlan, root: Path, exports: Mapping[Role, Path]) -> No
 
 def export_bytes(plan: RunPlan, role: Role) -> int:
     """Count the bytes of an exported model's weights."""
-    sharding = whole_sharding(
-        plan.models[role],
-        world_size=1,
-        holders=[0],
-        dtype=plan.train_dtype,
-        head="value" if role == "critic" else "vocabulary",
-    )
+    model, dtype, head = plan.models[role], plan.train_dtype, role_head(role)
+    sharding = whole_sharding(model, world_size=1, holders=[0], dtype=dtype, head=head)
     return table_bytes(sharding.table(0), sharding.dtype)
 
 
@@ -105,15 +103,3 @@ def _trouble(folder: Path) -> str | None:
     if there == folder and any(folder.iterdir()):
         return "holds files already, and an export would replace them"
     return None
-
-
-def _apart(actor: str, critic: str) -> Iterator[Finding]:
-    """Each export replaces its whole folder, with all that lies below it."""
-    (theirs,) = _written("critic", critic)
-    ours = _written("actor", actor)
-    if any(each.is_relative_to(theirs) or theirs.is_relative_to(each) for each in ours):
-        need = (
-            f"beside actor_config.save={actor}: the export of one model would "
-            "replace the other; name two folders of which neither lies in the other"
-        )
-        yield broken("critic_config.save", critic, need, None)

@@ -1,25 +1,74 @@
-"""Who holds what in a run, and how the weights travel. Each answer is made once, when asked for."""
+"""What a run is, decided once, and who holds what in it; each answer is made when asked for."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 
 import numpy as np
 
 from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig
-from mindrl.layouts.layout import TrainLayout
+from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.memory.plan import RankBytes
-from mindrl.models.decoder import Head
+from mindrl.models.decoder import DType, Head
 from mindrl.models.description import ModelDescription
 from mindrl.models.sharding import Sharding
 from mindrl.platform.garbage import no_collection
-from mindrl.preflight.run_plan import RunPlan, unordered_plan
 from mindrl.preflight.shipped import planned_description, sizes_path
-from mindrl.resharding.plan import ReshardPlan, plan_reshard, slices_for_bucket
+from mindrl.resharding.plan import ReshardPlan, Topology, plan_reshard, slices_for_bucket
 from mindrl.resharding.rank_map import choose_orders
 from mindrl.resharding.slices import Slices
-from mindrl.rollout.planning import rollout_sharding
+from mindrl.rollout.planning import kv_bytes_per_token, rollout_sharding
 from mindrl.training.planning import ExpertStorage, legal_orders, training_sharding
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """What driver and workers need to know; small enough to be sent to each of them."""
+
+    config: RunConfig
+    models: Mapping[Role, ModelDescription]
+    """Of each role that the run has."""
+    layouts: Mapping[Role, TrainLayout]
+    """Of the same roles, the order of the ranks included."""
+    rollout: RolloutLayout
+
+    @property
+    def topology(self) -> Topology:
+        """Which ranks share a machine."""
+        resource = self.config.rl_config.actor_resource
+        return Topology(ranks_per_node=min(resource.npus_per_node, resource.num_npus))
+
+    @property
+    def bucket_bytes(self) -> int:
+        """Bound on the messages that a rank has in flight."""
+        return self.config.generate_config.reshard_bucket_mib << 20
+
+    @property
+    def train_dtype(self) -> DType:
+        """Of the training weights."""
+        return "bfloat16" if self.config.megatron_training.bf16 else "float32"
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Of the KV cache of a rank."""
+        dtype = self.config.generate_config.dtype
+        return kv_bytes_per_token(self.models["actor"], self.rollout, dtype)
+
+
+def unordered_plan(config: RunConfig, models: Mapping[Role, ModelDescription]) -> RunPlan:
+    """Plan a run whose layouts have no findings with its ranks in the engine's own order."""
+    return RunPlan(
+        config=config,
+        models=models,
+        layouts={role: config.layout(role) for role in config.roles},
+        rollout=config.rollout_layout,
+    )
+
+
+def role_head(role: Role) -> Head:
+    """Return what a role's model ends with."""
+    return "value" if role in ("critic", "reward") else "vocabulary"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,20 +83,15 @@ class RunShardings:
     @cached_property
     def training(self) -> dict[Role, Sharding]:
         """Who holds which part of each role's model; roles that are alike share the answer."""
-        config, dtype = self.plan.config, self.plan.train_dtype
-
-        @cache
-        def sharding(
-            model: ModelDescription, layout: TrainLayout, experts: ExpertStorage, head: Head
-        ) -> Sharding:
-            return training_sharding(model, layout, dtype=dtype, experts=experts, head=head)
-
+        config = self.plan.config
+        sharding = cache(partial(training_sharding, dtype=self.plan.train_dtype))
         found: dict[Role, Sharding] = {}
         for role, layout in self.plan.layouts.items():
             grouped = config.learning(role).moe_grouped_gemm
-            head: Head = "value" if role in ("critic", "reward") else "vocabulary"
             experts: ExpertStorage = "grouped" if grouped else "sequential"
-            found[role] = sharding(self.plan.models[role], layout, experts, head)
+            found[role] = sharding(
+                self.plan.models[role], layout, experts=experts, head=role_head(role)
+            )
         return found
 
     @cached_property
@@ -78,14 +122,9 @@ class RunShardings:
                 slices=self.slices,
             )
 
-    @cached_property
-    def staging(self) -> RankBytes:
-        """Largest bytes of messages that each rank has in flight then."""
-        return self.reshard.peak_staging
-
     @property
     def most_staging(self) -> RankBytes:
-        """Bound on the same, which needs no plan of the reshard."""
+        """Bound on the messages that each rank has in flight; needs no plan of the reshard."""
         return np.full(self.plan.config.world_size, self.plan.bucket_bytes, dtype=np.int64)
 
     @cached_property
@@ -110,10 +149,7 @@ class RunShardings:
 
 
 def unordered_shardings(config: RunConfig) -> RunShardings:
-    """Read the sizes of the models of a run that is planned, with the ranks in the engine's order.
-
-    Args:
-        config: Without findings.
+    """Read the sizes of the models of a run that has no findings, and is only planned.
 
     Raises:
         ModelError: A model folder does not hold a known model.
@@ -121,12 +157,3 @@ def unordered_shardings(config: RunConfig) -> RunShardings:
     described = cache(planned_description)
     models = {role: described(sizes_path(config, role)) for role in config.roles}
     return RunShardings(plan=unordered_plan(config, models))
-
-
-def planned_shardings(config: RunConfig) -> RunShardings:
-    """Read the sizes of the models of a run that is planned, with the ranks in its order.
-
-    Raises:
-        ModelError: A model folder does not hold a known model.
-    """
-    return unordered_shardings(config).ordered

@@ -10,8 +10,7 @@ from mindrl.config.finding import Finding, Value, spelled
 from mindrl.observability.notes import note
 from mindrl.platform.device import planned_platform
 from mindrl.platform.garbage import planning
-from mindrl.preflight.checks import Checked
-from mindrl.preflight.legal_values import checked_with_legal_values
+from mindrl.preflight.checks import Checked, checked_with_legal_values
 from mindrl.preflight.memory_checks import Capacity
 from mindrl.preflight.shipped import note_shipped_sizes, shipped_sizes
 from mindrl.programs.arguments import gib, parser_of

@@ -16,8 +16,7 @@ from mindrl.memory.plan import MemoryPlan
 from mindrl.observability.units import memory_text
 from mindrl.preflight.derived_numbers import BatchFigures, batch_figures, spelled_sizes
 from mindrl.preflight.memory_plan import memory_plan
-from mindrl.preflight.run_plan import RunPlan
-from mindrl.preflight.run_shardings import RunShardings
+from mindrl.preflight.run_shardings import RunPlan, RunShardings
 from mindrl.preflight.shipped import note_shipped_sizes
 from mindrl.programs.exits import say
 from mindrl.programs.memory import PlannedSnapshot, memory_figures, spaced

@@ -16,9 +16,8 @@ from mindrl.memory.regions import Phase, Region
 from mindrl.memory.schedule import MoveKind
 from mindrl.observability.memory_snapshot import MemorySnapshot
 from mindrl.observability.units import memory_text, unit_of
-from mindrl.preflight.memory_advice import Advice, advice_on
-from mindrl.preflight.memory_estimates import activation_estimates
-from mindrl.preflight.memory_plan import memory_plan, plan_without_kv_cache
+from mindrl.preflight.memory_checks import Advice, advice_on
+from mindrl.preflight.memory_plan import activation_estimates, memory_plan, plan_without_kv_cache
 from mindrl.preflight.run_shardings import RunShardings
 from mindrl.preflight.shipped import note_shipped_sizes
 from mindrl.programs.exits import FAILED, report, say
@@ -114,7 +113,7 @@ def _memory(options: argparse.Namespace) -> int:
 def memory_figures(plan: MemoryPlan, models: RunShardings) -> MemoryFigures:
     """Sum up a plan; its moments are those between which memory only grows, or only shrinks."""
     estimates = activation_estimates(models.plan)
-    out, back = plan.copied
+    *_, out, back = plan.course
     out_bytes, back_bytes = plan.copied_bytes
     kv_cache = plan.kv_cache_bytes
     return MemoryFigures(

@@ -10,8 +10,7 @@ from mindrl.config.validate import findings
 from mindrl.platform.device_models import EXAMPLE_DEVICE, device_model
 from mindrl.preflight.checks import refuse
 from mindrl.preflight.model_checks import ROLLOUT_KEYS
-from mindrl.preflight.run_plan import RunPlan
-from mindrl.preflight.run_shardings import RunShardings, unordered_shardings
+from mindrl.preflight.run_shardings import RunPlan, RunShardings, unordered_shardings
 from mindrl.preflight.shipped import shipped_sizes
 from mindrl.programs.arguments import gib
 from mindrl.programs.compose import composed_config

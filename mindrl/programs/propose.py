@@ -4,7 +4,6 @@ import argparse
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
@@ -17,10 +16,10 @@ from mindrl.platform.device_models import DEVICE_MODELS, EXAMPLE_DEVICE, device_
 from mindrl.preflight.shipped import config_folder, planned_description
 from mindrl.programs.arguments import count, gib
 from mindrl.programs.exits import FAILED, print_json, report, say
-from mindrl.propose.candidates import MOST_DEVICES, Task
-from mindrl.propose.figures import LEAST_SECONDS, ProposalFigures, RunProposals, figures_of
-from mindrl.propose.remedies import remedies
-from mindrl.propose.search import Tell, search
+from mindrl.propose.candidates import MOST_DEVICES, Task, config_values
+from mindrl.propose.costs import bubble_share
+from mindrl.propose.figures import LEAST_SECONDS, behind, figures_of, reasons
+from mindrl.propose.search import Moved, Proposal, Search, Tell, remedies, search
 
 _QUIET_SECONDS = 1.0
 _LEAST_SHARE = 0.005
@@ -86,16 +85,15 @@ def _run(options: argparse.Namespace) -> int:
     task = _task(options)
     with _progress() as tell:
         found = search(task, options.top, tell)
-        reasons = [] if found.proposals else [*remedies(task, found, tell)]
-    if reasons:
-        return report(reasons, FAILED)
-    figures = figures_of(task, found)
+        ways = [] if found.proposals else [*remedies(task, found, tell)]
+    if ways:
+        return report(ways, FAILED)
     if options.output is not None:
-        write_new(options.output, _file_text(task, figures.proposals[0]))
+        write_new(options.output, _file_text(task, found.proposals[0]))
     if options.json:
-        print_json(asdict(figures))
+        print_json(figures_of(task, found))
     else:
-        _print(task, figures)
+        _print(task, found)
         if options.output is not None:
             _print_next(options.output)
     return 0
@@ -158,50 +156,50 @@ def _progress() -> Iterator[Tell]:
             progress.stop()
 
 
-def _print(task: Task, figures: RunProposals) -> None:
-    what = f"{Path(figures.model).name} on {figures.devices} x {figures.device}"
-    legal = f"training layouts: {figures.training_layouts}, rollout: {figures.rollout_layouts}"
+def _print(task: Task, found: Search) -> None:
+    what = f"{Path(task.load).name} on {task.devices} x {task.device.name}"
+    legal = f"training layouts: {len(found.training)}, rollout: {len(found.rollout)}"
     lengths = f"up to {task.prompt_tokens} + {task.response_tokens} tokens"
     lines = [
-        f"{what}, {figures.devices_per_node} a node",
+        f"{what}, {task.ranks_per_node} a node",
         f"{task.sequences} sequences a step of {lengths}, all taken to be that long",
-        f"legal {legal}; pairs that fit by their bytes alone: {figures.fitting}",
+        f"legal {legal}; pairs that fit by their bytes alone: {found.fitting}",
     ]
-    for at, proposal in enumerate(figures.proposals, start=1):
-        lines += ["", f"{at}. {proposal.training} -> {proposal.rollout}"]
+    first = found.proposals[0]
+    for at, proposal in enumerate(found.proposals, start=1):
+        lines += ["", f"{at}. {' -> '.join(proposal.candidate.texts)}"]
         lines += _facts(task, proposal)
-        shown = proposal.reasons if at == 1 else [proposal.behind_the_first or ""]
-        lines += [f"   - {reason}" for reason in shown]
+        own = reasons(task, found, first) if at == 1 else [behind(first.fit, proposal.fit)]
+        lines += [f"   - {reason}" for reason in own]
     lines += ["", "Seconds are estimates that order the proposals: docs/how-to/plan-a-run.md"]
     say(*lines)
 
 
-def _facts(task: Task, proposal: ProposalFigures) -> Iterator[str]:
-    device, host = memory_text(proposal.device_bytes), memory_text(task.host_bytes)
-    activations = memory_text(proposal.with_activations_bytes)
-    moment = proposal.peak_moment.replace("_", " ")
+def _facts(task: Task, proposal: Proposal) -> Iterator[str]:
+    fit, layout = proposal.fit, proposal.candidate.training
+    device, host = memory_text(task.device.memory_bytes), memory_text(task.host_bytes)
     shares = [
-        f"{name} {proposal.seconds[name]:.1f} ({_percent(share)})"
-        for name, share in sorted(proposal.shares.items(), key=lambda item: -item[1])
-        if proposal.seconds[name] >= LEAST_SECONDS
+        f"{name} {seconds:.1f} ({_percent(seconds / fit.step_seconds)})"
+        for name, seconds in sorted(fit.seconds.items(), key=lambda item: -item[1])
+        if seconds >= LEAST_SECONDS
     ]
     rows = {
-        "a step": f"{proposal.step_seconds:.1f} s: {', '.join(shares)}",
-        "device": f"peak {memory_text(proposal.peak_bytes)} in {moment}, with activations "
-        f"{activations}, of {device}",
-        "host": f"{_amount(proposal.host_bytes_per_node)} of {host} on a node",
-        "reshard": _moved(proposal),
-        "bubble": f"{proposal.bubble_share:.1%}",
+        "a step": f"{fit.step_seconds:.1f} s: {', '.join(shares)}",
+        "device": f"peak {memory_text(fit.peak_bytes)} in {fit.peak_moment.replace('_', ' ')}, "
+        f"with activations {memory_text(fit.with_activations_bytes)}, of {device}",
+        "host": f"{_amount(fit.host_bytes)} of {host} on a node",
+        "reshard": _moved(proposal.moved),
+        "bubble": f"{bubble_share(task, layout, fit.settings):.1%}",
     }
     for name, text in rows.items():
         yield f"   {name:<7}  {text}"
 
 
-def _moved(proposal: ProposalFigures) -> str:
-    received, across = proposal.reshard_received_bytes, proposal.reshard_across_nodes_bytes
-    if received is None or across is None:
+def _moved(moved: Moved | None) -> str:
+    if moved is None:
         return "not planned"
-    return f"{_amount(received)} received by all ranks, {_amount(across)} across nodes"
+    received, across = _amount(moved.received), _amount(moved.across_nodes)
+    return f"{received} received by all ranks, {across} across nodes"
 
 
 def _amount(nbytes: int) -> str:
@@ -212,15 +210,16 @@ def _percent(share: float) -> str:
     return f"{share:.0%}" if share >= _LEAST_SHARE else "<1%"
 
 
-def _file_text(task: Task, proposal: ProposalFigures) -> str:
+def _file_text(task: Task, proposal: Proposal) -> str:
     """Write the configuration of a proposal."""
     what = f"{Path(task.load).name} on {task.devices} x {task.device.name}"
-    layouts = f"{proposal.training} -> {proposal.rollout}"
+    layouts = " -> ".join(proposal.candidate.texts)
     header = [
         f"{what}, as mindrl plan run proposes: {layouts}.",
         "Paths, steps and learning rate are the user's own.",
     ]
-    return config_text(proposal.config, header=header, comments={}, has_critic=task.has_critic)
+    values = config_values(task, proposal.candidate, proposal.fit.settings)
+    return config_text(values, header=header, comments={}, has_critic=task.has_critic)
 
 
 def _print_next(output: str) -> None:

@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any, Literal, get_args
 
 from mindrl.allocation.meaning import layout_string
-from mindrl.config.finding import Finding
+from mindrl.config.finding import Finding, divisors
 from mindrl.config.layout_keys import SIZE_KEYS, Role
 from mindrl.config.load import load_run_config
 from mindrl.config.run import RunConfig
@@ -23,12 +23,12 @@ from mindrl.models.description import ModelDescription
 from mindrl.platform.device import PLATFORMS
 from mindrl.platform.device_models import DeviceModel
 from mindrl.preflight.checks import platform_findings
-from mindrl.preflight.model_checks import Models, model_findings
+from mindrl.preflight.model_checks import model_findings
 
 Algorithm = Literal["grpo", "ppo"]
-Part = Literal["optimizer", "reference", "weights"]
+Part = Literal["optimizer", "reference", "training weights"]
 PARTS: tuple[Part, ...] = get_args(Part)
-"""What may leave the device, of every role that has it; the weights are those in training."""
+"""What may leave the device, of every role that has it."""
 
 ROLLOUT_SHARE = 0.8
 """Of a device that all regions may take during rollout; the engine works in the rest."""
@@ -40,8 +40,6 @@ _MOST_AT_A_TIME = 256
 _TOKENS_OF_A_RANK = 4096
 """Context-parallel ranks have at least so many tokens of the longest sequence."""
 _KL_COEF = 0.001
-_ROLLOUT_LAYOUT = "generate_config.infer_"
-"""How the keys of the rollout's layout begin."""
 _STEPS = 1000
 
 
@@ -83,11 +81,6 @@ class Task:
     def ranks_per_node(self) -> int:
         """Devices of a node that the run takes."""
         return min(self.devices, self.devices_per_node)
-
-    @property
-    def device_bytes(self) -> int:
-        """Memory of a device."""
-        return self.device.memory_bytes
 
     @property
     def has_critic(self) -> bool:
@@ -138,38 +131,29 @@ class Candidate:
 
 def legal_training(task: Task) -> list[TrainLayout]:
     """Return every training layout that the rules allow, whatever the rollout's is."""
-    engine = RolloutLayout(dp=task.devices)
-    return [
-        layout
-        for layout in _training_sizes(task)
-        if all(
-            finding.field.startswith(_ROLLOUT_LAYOUT)
-            for finding in refusals(task, Candidate(training=layout, rollout=engine))
-        )
-    ]
+    rollout = RolloutLayout(dp=task.devices)
+    pairs = (Candidate(training=each, rollout=rollout) for each in _training_sizes(task))
+    return [pair.training for pair in pairs if all(map(_is_of_rollout, refusals(task, pair)))]
 
 
 def legal_rollout(task: Task) -> list[RolloutLayout]:
     """Return every rollout layout that the rules allow."""
-    alone = TrainLayout(dp=task.devices)
-    return [
-        layout
-        for layout in _rollout_sizes(task)
-        if not any(
-            finding.field.startswith(_ROLLOUT_LAYOUT)
-            for finding in refusals(task, Candidate(training=alone, rollout=layout))
-        )
-    ]
+    training = TrainLayout(dp=task.devices)
+    pairs = (Candidate(training=training, rollout=each) for each in _rollout_sizes(task))
+    return [pair.rollout for pair in pairs if not any(map(_is_of_rollout, refusals(task, pair)))]
+
+
+def _is_of_rollout(finding: Finding) -> bool:
+    return finding.field.startswith("generate_config.infer_")
 
 
 def refusals(task: Task, candidate: Candidate, settings: Settings | None = None) -> list[Finding]:
     """Return what the rules of a run find wrong with a candidate, memory aside."""
     config = candidate_config(task, candidate, settings or Settings())
-    models = Models(dict.fromkeys(task.roles, task.model))
     return [
         *findings(config),
         *platform_findings(config, PLATFORMS[task.device.kind]),
-        *model_findings(config, models),
+        *model_findings(config, dict.fromkeys(task.roles, task.model)),
     ]
 
 
@@ -216,20 +200,18 @@ def config_values(task: Task, candidate: Candidate, settings: Settings) -> dict[
         values["actor_config.num_layer_list"] = list(training.layers_per_chunk)
     critic = ("critic_config",) if task.has_critic else ()
     if settings.recomputes:
+        whole = {"granularity": "full", "method": "uniform", "num_layers": 1}
         for section in ("actor_config", *critic):
-            values |= {
-                f"{section}.recompute_granularity": "full",
-                f"{section}.recompute_method": "uniform",
-                f"{section}.recompute_num_layers": 1,
-            }
+            values |= {f"{section}.recompute_{key}": value for key, value in whole.items()}
     leaves = settings.offloads
     values["ref_config.offload_param"] = "reference" in leaves
+    trained = {
+        "optimizer": "optimizer" in leaves,
+        "grad": True,
+        "param": "training weights" in leaves,
+    }
     for section in ("generate_config", *critic):
-        values |= {
-            f"{section}.offload_train_optimizer": "optimizer" in leaves,
-            f"{section}.offload_train_grad": True,
-            f"{section}.offload_train_param": "weights" in leaves,
-        }
+        values |= {f"{section}.offload_train_{part}": leaving for part, leaving in trained.items()}
     return values
 
 
@@ -259,7 +241,7 @@ def _task_values(task: Task) -> dict[str, Any]:
 
 def _training_sizes(task: Task) -> Iterator[TrainLayout]:
     layers = task.model.num_hidden_layers
-    for tp, cp, pp in product(_divisors(task.devices), repeat=3):
+    for tp, cp, pp in product(divisors(task.devices), repeat=3):
         shares_tokens = cp == 1 or cp * _TOKENS_OF_A_RANK <= task.longest
         if task.devices % (tp * cp * pp) or pp > layers or not shares_tokens:
             continue
@@ -285,7 +267,7 @@ def _expert_sizes(model: ModelDescription, tp: int, ranks: int) -> Iterator[tupl
         yield 1, 1
         return
     for etp in sorted({1, tp}):
-        for ep in _divisors(ranks // etp):
+        for ep in divisors(ranks // etp):
             if ranks % (etp * ep) == 0 and model.moe.num_experts % ep == 0:
                 yield etp, ep
 
@@ -297,11 +279,7 @@ def _layers(layers: int, pp: int) -> tuple[int, ...] | None:
 
 
 def _rollout_sizes(task: Task) -> Iterator[RolloutLayout]:
-    for tp in _divisors(task.devices):
+    for tp in divisors(task.devices):
         # Experts stay whole where there is one for each rank: a cut one is a narrow product.
         whole = task.model.moe is not None and tp <= task.model.moe.num_experts
         yield RolloutLayout(tp=tp, dp=task.devices // tp, ep=tp if whole else 1)
-
-
-def _divisors(number: int) -> list[int]:
-    return [size for size in range(1, number + 1) if number % size == 0]

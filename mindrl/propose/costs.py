@@ -4,8 +4,7 @@ Pure arithmetic of sizes, layouts and the rates of a device. It orders proposals
 takes on real devices hangs on much that is not here.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping
 
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.models.decoder import ELEMENT_BYTES
@@ -24,37 +23,13 @@ LAYER_LAUNCH = 0.2e-3
 
 _BYTES = ELEMENT_BYTES["bfloat16"]
 _GRADIENT_BYTES = 4
-_GIGA, _TERA = 1e9, 1e12
+GIGA, _TERA = 1e9, 1e12
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepSeconds:
-    """Seconds of a step by what they are spent on."""
-
-    prefill: float
-    """Reading the prompts in the rollout."""
-    decode: float
-    """Writing the responses."""
-    compute: float
-    """Forward and backward passes of all models."""
-    bubble: float
-    """Pipeline stages that wait."""
-    communication: float
-    """Of the training ranks: tensor, context, expert, pipeline and data parallel."""
-    copies: float
-    """Between device and host."""
-    reshard: float
-    """Weights from the training to the rollout layout."""
-
-    @property
-    def total(self) -> float:
-        """Seconds of the step."""
-        return sum(self.parts.values())
-
-    @property
-    def parts(self) -> dict[str, float]:
-        """The parts by name."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+Seconds = Mapping[str, float]
+"""Of a step by what they are spent on. `prefill`: reading the prompts in the rollout. `decode`:
+writing the responses. `compute`: passes of all models. `bubble`: pipeline stages that wait.
+`communication`: of the training ranks. `copies`: between device and host. `reshard`: of weights."""
 
 
 def link_gbps(task: Task, span: int) -> float:
@@ -117,7 +92,7 @@ def longest_stage(task: Task, layout: TrainLayout) -> float:
 
 def _gradient_seconds(task: Task, layout: TrainLayout) -> float:
     """Return the seconds to add gradients up over the replicas and to give the weights back."""
-    bandwidth = link_gbps(task, layout.tp * layout.cp * layout.dp) * _GIGA
+    bandwidth = link_gbps(task, layout.tp * layout.cp * layout.dp) * GIGA
     copies = (layout.cp * layout.dp, layout.expert_dp)
     most = max(stage_parameters(task, layout), key=sum)
     return sum(
@@ -142,12 +117,8 @@ def rollout_seconds(
 ) -> dict[str, float]:
     """Return the seconds of the rollout: `prefill` and `decode`.
 
-    Args:
-        task: Says what is generated; every response is taken to be as long as it may be.
-        layout: Of the engine.
-        weights: Bytes of a rank.
-        at_a_time: Sequences that a replica decodes together.
-        per_token: Bytes of a token in a rank's KV cache.
+    Every response is taken to be as long as it may be. `weights` are the bytes of a rank, and
+    `per_token` those of a token in its KV cache; a replica decodes `at_a_time` sequences together.
     """
     of_replica = task.sequences_of(layout)
     waves = -(-of_replica // at_a_time)
@@ -157,7 +128,7 @@ def rollout_seconds(
     prompt += _reductions(task, layout, task.prompt_tokens)
     kept = at_a_time * (task.prompt_tokens + task.response_tokens / 2) * per_token
     read = weights * _read_share(task, at_a_time) + kept
-    memory = read / (task.device.memory_gbps * _GIGA * MEMORY_SHARE)
+    memory = read / (task.device.memory_gbps * GIGA * MEMORY_SHARE)
     layers = task.model.num_hidden_layers
     crosses = layout.tp > task.ranks_per_node
     latency = (NETWORK_LATENCY if crosses else NODE_LATENCY) if layout.tp > 1 else 0.0
@@ -173,14 +144,14 @@ def _layer_traffic(task: Task, layout: TrainLayout) -> Iterator[float]:
     hidden = tokens * model.hidden_size * _BYTES
     tp, cp = layout.tp, layout.cp
     # Two sums over the tensor-parallel ranks a layer, each a scatter and a gather.
-    yield layers * 2 * 2 * hidden * (tp - 1) / tp / (link_gbps(task, tp) * _GIGA)
+    yield layers * 2 * 2 * hidden * (tp - 1) / tp / (link_gbps(task, tp) * GIGA)
     heads = 2 * model.num_attention_heads + 2 * model.num_key_value_heads
     widths = tokens * heads * model.head_dim / tp * _BYTES
-    yield layers * widths * (cp - 1) / cp / (link_gbps(task, tp * cp) * _GIGA)
+    yield layers * widths * (cp - 1) / cp / (link_gbps(task, tp * cp) * GIGA)
     if model.moe:
         dispatched = hidden / tp * model.moe.num_experts_per_tok
         with_experts = layers * (1 - len(model.moe.dense_layers) / model.num_hidden_layers)
-        bandwidth = link_gbps(task, layout.etp * layout.ep) * _GIGA
+        bandwidth = link_gbps(task, layout.etp * layout.ep) * GIGA
         # Tokens go to their experts and come back; ranks that cut an expert all see them.
         moved = 2 * dispatched * ((layout.ep - 1) / layout.ep + layout.etp - 1)
         yield with_experts * moved / bandwidth
@@ -192,14 +163,14 @@ def _stage_traffic(task: Task, layout: TrainLayout) -> float:
         return 0.0
     tokens = task.sequences * task.longest / (layout.dp * layout.cp * layout.tp)
     # Stages are as far from each other as ranks can be.
-    return tokens * task.model.hidden_size * _BYTES / (link_gbps(task, task.devices) * _GIGA)
+    return tokens * task.model.hidden_size * _BYTES / (link_gbps(task, task.devices) * GIGA)
 
 
 def _reductions(task: Task, layout: RolloutLayout, tokens: int) -> float:
     """Return the seconds in which the engine's ranks add the hidden states of tokens up."""
     hidden = tokens * task.model.hidden_size * _BYTES
     moved = task.model.num_hidden_layers * 2 * 2 * hidden * (layout.tp - 1) / layout.tp
-    return moved / (link_gbps(task, layout.tp) * _GIGA)
+    return moved / (link_gbps(task, layout.tp) * GIGA)
 
 
 def _read_share(task: Task, tokens: int) -> float:

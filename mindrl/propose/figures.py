@@ -1,123 +1,73 @@
 """Proposals in figures and in words: for a person before a run, and for a program as JSON."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from mindrl.layouts.layout import TrainLayout
 from mindrl.observability.units import memory_text
-from mindrl.propose.candidates import Part, Settings, Task, config_values
+from mindrl.propose.candidates import PARTS, Task, config_values
 from mindrl.propose.costs import bubble_share, micro_batches_of
-from mindrl.propose.fitting import Fit
+from mindrl.propose.fitting import Fit, activations_of
 from mindrl.propose.search import Proposal, Search
 
-_LEAVING: Mapping[Part, str] = {
-    "optimizer": "the optimizer",
-    "reference": "the reference",
-    "weights": "the training weights",
-}
 LEAST_SECONDS = 0.05
 """Less would be printed as 0.0, and is not worth a word."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProposalFigures:
-    """One proposal; sizes in bytes."""
-
-    training: str
-    rollout: str
-    step_seconds: float
-    """By the cost model."""
-    seconds: dict[str, float]
-    shares: dict[str, float]
-    """Of the step."""
-    peak_bytes: int
-    peak_moment: str
-    with_activations_bytes: int
-    device_bytes: int
-    host_bytes_per_node: int
-    reshard_received_bytes: int | None
-    """By all ranks together; None where the reshard was not planned."""
-    reshard_across_nodes_bytes: int | None
-    bubble_share: float
-    """Of the time that a pipeline stage works."""
-    reasons: list[str]
-    behind_the_first: str | None
-    """None for the first."""
-    config: dict[str, Any]
-    """Keys of the configuration that differ from the defaults."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunProposals:
-    """The whole answer."""
-
-    model: str
-    device: str
-    devices: int
-    devices_per_node: int
-    training_layouts: int
-    """That the rules allow."""
-    rollout_layouts: int
-    fitting: int
-    """Pairs of them that fit."""
-    proposals: list[ProposalFigures]
-
-
-def figures_of(task: Task, found: Search) -> RunProposals:
-    """Sum a search up."""
+def figures_of(task: Task, found: Search) -> dict[str, Any]:
+    """Sum a search up, sizes in bytes."""
     first = found.proposals[0].fit if found.proposals else None
-    return RunProposals(
-        model=task.load,
-        device=task.device.name,
-        devices=task.devices,
-        devices_per_node=task.ranks_per_node,
-        training_layouts=len(found.training),
-        rollout_layouts=len(found.rollout),
-        fitting=found.fitting,
-        proposals=[
+    return {
+        "model": task.load,
+        "device": task.device.name,
+        "devices": task.devices,
+        "devices_per_node": task.ranks_per_node,
+        "training_layouts": len(found.training),
+        "rollout_layouts": len(found.rollout),
+        "fitting": found.fitting,
+        "proposals": [
             _figures(task, found, each, first if at else None)
             for at, each in enumerate(found.proposals)
         ],
-    )
+    }
+
+
+def _figures(task: Task, found: Search, proposal: Proposal, first: Fit | None) -> dict[str, Any]:
+    fit, moved, total = proposal.fit, proposal.moved, proposal.fit.step_seconds
+    training, rollout = proposal.candidate.texts
+    return {
+        "training": training,
+        "rollout": rollout,
+        "step_seconds": total,
+        "seconds": fit.seconds,
+        "shares": {name: seconds / total for name, seconds in fit.seconds.items()},
+        "peak_bytes": fit.peak_bytes,
+        "peak_moment": fit.peak_moment,
+        "with_activations_bytes": fit.with_activations_bytes,
+        "device_bytes": task.device.memory_bytes,
+        "host_bytes_per_node": fit.host_bytes,
+        # By all ranks together; None where the reshard was not planned.
+        "reshard_received_bytes": moved.received if moved else None,
+        "reshard_across_nodes_bytes": moved.across_nodes if moved else None,
+        "bubble_share": bubble_share(task, proposal.candidate.training, fit.settings),
+        "reasons": [*reasons(task, found, proposal)],
+        "behind_the_first": behind(first, fit) if first else None,
+        "config": config_values(task, proposal.candidate, fit.settings),
+    }
 
 
 def behind(first: Fit, other: Fit) -> str:
     """Say by how much a proposal loses, and where."""
-    gap = other.seconds.total - first.seconds.total
-    firsts = first.seconds.parts
-    more = {name: seconds - firsts[name] for name, seconds in other.seconds.parts.items()}
+    gap = other.step_seconds - first.step_seconds
+    more = {name: seconds - first.seconds[name] for name, seconds in other.seconds.items()}
     told = sorted(more, key=lambda name: -more[name])
     parts = [f"{name} {more[name]:+.1f} s" for name in told if abs(more[name]) >= LEAST_SECONDS]
     text = ", ".join(parts) or "in hardly anything"
     return f"{gap:.1f} s behind the first: {text}"
 
 
-def _figures(task: Task, found: Search, proposal: Proposal, first: Fit | None) -> ProposalFigures:
-    fit, moved = proposal.fit, proposal.moved
-    training, rollout = proposal.candidate.texts
-    total = fit.seconds.total
-    return ProposalFigures(
-        training=training,
-        rollout=rollout,
-        step_seconds=total,
-        seconds=fit.seconds.parts,
-        shares={name: seconds / total for name, seconds in fit.seconds.parts.items()},
-        peak_bytes=fit.peak_bytes,
-        peak_moment=fit.peak_moment,
-        with_activations_bytes=fit.with_activations_bytes,
-        device_bytes=task.device_bytes,
-        host_bytes_per_node=fit.host_bytes,
-        reshard_received_bytes=moved.received if moved else None,
-        reshard_across_nodes_bytes=moved.across_nodes if moved else None,
-        bubble_share=bubble_share(task, proposal.candidate.training, fit.settings),
-        reasons=[*_reasons(task, found, proposal)],
-        behind_the_first=behind(first, fit) if first else None,
-        config=config_values(task, proposal.candidate, fit.settings),
-    )
-
-
-def _reasons(task: Task, found: Search, proposal: Proposal) -> Iterator[str]:
+def reasons(task: Task, found: Search, proposal: Proposal) -> Iterator[str]:
     """Say in words why a proposal is as it is."""
     training = proposal.candidate.training
     yield _tensor(task, found, training)
@@ -127,7 +77,7 @@ def _reasons(task: Task, found: Search, proposal: Proposal) -> Iterator[str]:
     yield _pipeline(task, proposal)
     if task.model.moe:
         yield _experts(task, training, task.model.moe.num_experts)
-    yield _activations(proposal)
+    yield _activations(task, proposal)
     yield _offloads(proposal.fit)
     yield _rollout(task, proposal)
     yield _reshard(proposal)
@@ -163,23 +113,22 @@ def _experts(task: Task, layout: TrainLayout, experts: int) -> str:
     return f"ep {layout.ep}: a rank holds {held} experts of a layer{cut}; tokens travel {where}"
 
 
-def _activations(proposal: Proposal) -> str:
-    settings = replace(proposal.fit.settings, offloads=Settings().offloads, at_a_time=1)
-    activations = proposal.activations
-    kept = max(activations[replace(settings, recomputes=False)].values())
+def _activations(task: Task, proposal: Proposal) -> str:
+    layout, settings = proposal.candidate.training, proposal.fit.settings
+    kept = max(activations_of(task, layout, replace(settings, recomputes=False)).values())
     if not settings.recomputes:
         return f"no recompute: activations take {memory_text(kept)} by estimate and fit"
-    again = max(activations[settings].values())
+    again = max(activations_of(task, layout, settings).values())
     less = f"{memory_text(again)} instead of {memory_text(kept)}"
     return f"full recompute: activations take {less} by estimate, for one more forward pass"
 
 
 def _offloads(fit: Fit) -> str:
-    leaving = [text for part, text in _LEAVING.items() if part in fit.settings.offloads]
+    leaving = [f"the {part}" for part in PARTS if part in fit.settings.offloads]
     if not leaving:
         return "nothing but gradients leaves the device: there is room for all else"
-    seconds, host = f"{fit.seconds.copies:.1f} s", memory_text(fit.host_bytes)
-    leave = "leave" if len(leaving) > 1 or "weights" in fit.settings.offloads else "leaves"
+    seconds, host = f"{fit.seconds['copies']:.1f} s", memory_text(fit.host_bytes)
+    leave = "leave" if len(leaving) > 1 or "training weights" in fit.settings.offloads else "leaves"
     return f"{_listed(leaving)} {leave} the device: {seconds} of copies a step, {host} on a host"
 
 

@@ -11,7 +11,6 @@ from itertools import combinations
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.memory.plan import (
@@ -22,13 +21,10 @@ from mindrl.memory.plan import (
     rollout_bytes,
     with_kv_cache,
 )
-from mindrl.memory.regions import Phase, Region
-from mindrl.memory.schedule import Roles
+from mindrl.memory.regions import ROLE_REGIONS, Phase, Region
 from mindrl.models.decoder import ELEMENT_BYTES
-from mindrl.preflight.memory_estimates import activation_estimates
-from mindrl.preflight.memory_plan import host_rounding, region_bytes
-from mindrl.preflight.run_plan import unordered_plan
-from mindrl.preflight.run_shardings import RunShardings
+from mindrl.preflight.memory_plan import activation_estimates, plan_without_kv_cache
+from mindrl.preflight.run_shardings import RunShardings, unordered_plan
 from mindrl.propose.candidates import (
     PARTS,
     ROLLOUT_SHARE,
@@ -41,8 +37,9 @@ from mindrl.propose.candidates import (
     most_at_a_time,
 )
 from mindrl.propose.costs import (
+    GIGA,
     LINK_SHARE,
-    StepSeconds,
+    Seconds,
     rollout_seconds,
     stage_parameters,
     training_seconds,
@@ -53,13 +50,12 @@ USABLE_SHARE = 0.9
 """Of a device that regions and estimated activations may take; the rest is for libraries."""
 _BYTES = ELEMENT_BYTES["bfloat16"]
 _GRADIENT_BYTES, _OPTIMIZER_BYTES = 4, 12
-_GIGA = 1e9
 _HELD = 1.01
 """What a rank may hold, in units of its share of the parameters: norms are not cut."""
 _REGIONS: Mapping[Part, tuple[Region, Region]] = {
     "optimizer": (Region.ACTOR_OPTIMIZER, Region.CRITIC_OPTIMIZER),
     "reference": (Region.REFERENCE_WEIGHTS, Region.REFERENCE_WEIGHTS),
-    "weights": (Region.ACTOR_WEIGHTS, Region.CRITIC_WEIGHTS),
+    "training weights": (Region.ACTOR_WEIGHTS, Region.CRITIC_WEIGHTS),
 }
 _OFFLOADS = [
     frozenset(parts) for count in range(len(PARTS) + 1) for parts in combinations(PARTS, count)
@@ -72,17 +68,15 @@ class Prepared:
     """A training layout with what does not hang on the rollout."""
 
     activations: Mapping[Settings, Mapping[Phase, int]]
-    seconds: Mapping[Settings, Mapping[str, float]]
+    seconds: Mapping[Settings, Seconds]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
     """The bytes of a candidate."""
 
-    regions: RegionBytes
-    """A column for each rank, or, as a lower bound, one for each pipeline stage."""
-    host_rounding: RankBytes
-    """What rounding adds at most to what each of them keeps on the host."""
+    plan: MemoryPlan
+    """Of each rank, or, as a lower bound, of each pipeline stage; without a KV cache."""
     per_token: int
     """In a rank's KV cache."""
     reshard_seconds: float
@@ -93,7 +87,7 @@ class Fit:
     """A candidate that fits, with the settings that make its step shortest."""
 
     settings: Settings
-    seconds: StepSeconds
+    seconds: Seconds
     peak_bytes: int
     """Regions alone, on the fullest device."""
     peak_moment: str
@@ -103,6 +97,11 @@ class Fit:
     """Of the node with most."""
     kv_sequences: int
     """Longest sequences that the KV cache has room for."""
+
+    @property
+    def step_seconds(self) -> float:
+        """Of the whole step."""
+        return sum(self.seconds.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,18 +122,18 @@ class Misfit:
 
 def prepared(task: Task, layout: TrainLayout) -> Prepared:
     """Work out what all candidates of a training layout share."""
-    models = dict.fromkeys(task.roles, task.model)
-    candidate = Candidate(training=layout, rollout=RolloutLayout(dp=task.devices))
     settings = all_settings(task, layout)
     return Prepared(
-        activations={
-            each: activation_estimates(
-                unordered_plan(candidate_config(task, candidate, each), models)
-            )
-            for each in settings
-        },
+        activations={each: activations_of(task, layout, each) for each in settings},
         seconds={each: training_seconds(task, layout, each) for each in settings},
     )
+
+
+def activations_of(task: Task, layout: TrainLayout, settings: Settings) -> dict[Phase, int]:
+    """Estimate the bytes of activations, which hang on the layout of the training alone."""
+    candidate = Candidate(training=layout, rollout=RolloutLayout(dp=task.devices))
+    config = candidate_config(task, candidate, settings)
+    return activation_estimates(unordered_plan(config, dict.fromkeys(task.roles, task.model)))
 
 
 def least_sizes(task: Task, candidate: Candidate) -> Sizes:
@@ -143,26 +142,27 @@ def least_sizes(task: Task, candidate: Candidate) -> Sizes:
     dense, experts = np.array(stage_parameters(task, layout)).T
     sizes = task.parameters
     whole = sum(sizes.dense) + sum(sizes.experts) + sizes.embedding + sizes.head
-    weights = _whole((dense + experts) * _BYTES)
     shared = dense / (layout.dp * layout.cp) + experts / layout.expert_dp
-    parts = {
-        "WEIGHTS": weights,
-        "GRADIENTS": _whole((dense + experts) * _GRADIENT_BYTES),
-        "OPTIMIZER": _whole(shared * _OPTIMIZER_BYTES),
-    }
-    regions = {Region[f"ACTOR_{name}"]: each for name, each in parts.items()}
-    regions[Region.REFERENCE_WEIGHTS] = weights
+    held = (dense + experts) * np.array([[_BYTES], [_GRADIENT_BYTES]])
+    parts = np.stack([*held, shared * _OPTIMIZER_BYTES]).astype(np.int64)
+    regions = dict(zip(ROLE_REGIONS["actor"], parts, strict=True))
+    regions[Region.REFERENCE_WEIGHTS] = regions[Region.ACTOR_WEIGHTS]
     if task.has_critic:
-        without = np.ones(layout.pp)
-        without[-1] -= sizes.head / layout.tp / (dense + experts)[-1]
-        regions |= {
-            Region[f"CRITIC_{name}"]: _whole(each * without) for name, each in parts.items()
-        }
+        without_head = np.ones(layout.pp)
+        without_head[-1] -= sizes.head / layout.tp / (dense + experts)[-1]
+        of_critic = (parts * without_head).astype(np.int64)
+        regions |= dict(zip(ROLE_REGIONS["critic"], of_critic, strict=True))
     regions[Region.ROLLOUT_WEIGHTS] = np.full(layout.pp, whole * _BYTES // rollout.tp)
     regions[Region.STAGING] = np.zeros(layout.pp, dtype=np.int64)
-    return Sizes(
+    plan = MemoryPlan(
+        capacity_bytes=task.device.memory_bytes,
+        roles=task.roles,
+        movable=frozenset(),
         regions=regions,
         host_rounding=np.zeros(layout.pp, dtype=np.int64),
+    )
+    return Sizes(
+        plan=plan,
         per_token=kv_bytes_per_token(task.model, rollout, "bfloat16"),
         reshard_seconds=least_reshard_seconds(task, regions),
     )
@@ -170,13 +170,11 @@ def least_sizes(task: Task, candidate: Candidate) -> Sizes:
 
 def exact_sizes(task: Task, models: RunShardings, staging: RankBytes) -> Sizes:
     """Return the bytes of all ranks; the reshard costs what no plan is below."""
-    shares = models.plan.config.megatron_training.use_distributed_optimizer
-    regions = region_bytes(models, staging, distributed_optimizer=shares)
+    plan = plan_without_kv_cache(models, task.device.memory_bytes, staging)
     return Sizes(
-        regions=regions,
-        host_rounding=host_rounding(models),
+        plan=plan,
         per_token=models.plan.kv_bytes_per_token,
-        reshard_seconds=least_reshard_seconds(task, regions),
+        reshard_seconds=least_reshard_seconds(task, plan.regions),
     )
 
 
@@ -184,7 +182,7 @@ def least_reshard_seconds(task: Task, regions: RegionBytes) -> float:
     """Return the seconds of a rank that receives what it cannot hold already, from its own node."""
     needs = int(regions[Region.ROLLOUT_WEIGHTS].max())
     least = max(0.0, needs - int(regions[Region.ACTOR_WEIGHTS].min()) * _HELD)
-    return least / (task.device.node_gbps * _GIGA * LINK_SHARE)
+    return least / (task.device.node_gbps * GIGA * LINK_SHARE)
 
 
 def best_fit(task: Task, ready: Prepared, rollout: RolloutLayout, sizes: Sizes) -> Fit | None:
@@ -195,7 +193,7 @@ def best_fit(task: Task, ready: Prepared, rollout: RolloutLayout, sizes: Sizes) 
         return None
     found = [_fit(task, ready, rollout, sizes, offloads) for offloads in _OFFLOADS[:-1]]
     fits = [each for each in (*found, last) if isinstance(each, Fit)]
-    return min(fits, key=lambda fit: fit.seconds.total, default=None)
+    return min(fits, key=lambda fit: fit.step_seconds, default=None)
 
 
 def nearest_misfit(task: Task, ready: Prepared, rollout: RolloutLayout, sizes: Sizes) -> Misfit:
@@ -208,14 +206,8 @@ def _fit(
     task: Task, ready: Prepared, rollout: RolloutLayout, sizes: Sizes, offloads: frozenset[Part]
 ) -> Fit | Misfit:
     """Find the settings that cost least with one choice of what leaves the device."""
-    plan = MemoryPlan(
-        capacity_bytes=task.device_bytes,
-        roles=Roles(reference=True, critic=task.has_critic),
-        movable=_movable(offloads),
-        regions=sizes.regions,
-        host_rounding=sizes.host_rounding,
-    )
-    usable, share = int(task.device_bytes * USABLE_SHARE), int(task.device_bytes * ROLLOUT_SHARE)
+    plan, device_bytes = replace(sizes.plan, movable=_movable(offloads)), task.device.memory_bytes
+    usable, share = int(device_bytes * USABLE_SHARE), int(device_bytes * ROLLOUT_SHARE)
     others, one = rollout_bytes(plan), sizes.per_token * task.longest
     left, host = kv_cache_left(share, others), _host_bytes(task, plan)
     needs = _needs(plan, ready.activations)
@@ -232,15 +224,15 @@ def _fit(
     full, room = with_kv_cache(plan, left), left // one
     at_a_time = most_at_a_time(task, rollout, room)
     out, back = plan.copied_bytes
-    weights = int(sizes.regions[Region.ROLLOUT_WEIGHTS].max())
+    weights = int(plan.regions[Region.ROLLOUT_WEIGHTS].max())
     return Fit(
         settings=replace(settings, offloads=offloads, at_a_time=at_a_time),
-        seconds=StepSeconds(
+        seconds={
             **rollout_seconds(task, rollout, weights, at_a_time, sizes.per_token),
             **ready.seconds[settings],
-            copies=(int(out.max()) + int(back.max())) / (task.device.host_gbps * _GIGA),
-            reshard=sizes.reshard_seconds,
-        ),
+            "copies": (int(out.max()) + int(back.max())) / (task.device.host_gbps * GIGA),
+            "reshard": sizes.reshard_seconds,
+        },
         peak_bytes=full.peak_bytes,
         peak_moment=full.peak_instant.label,
         with_activations_bytes=max(needs[settings][0], full.peak_bytes),
@@ -260,11 +252,8 @@ def _needs(
     plan: MemoryPlan, activations: Mapping[Settings, Mapping[Phase, int]]
 ) -> dict[Settings, tuple[int, str]]:
     """Return the most of regions and activations, the KV cache aside, and when that is."""
-    totals = plan.totals.max(axis=1).tolist()
-    peaks = [(total, at.label) for at, total in zip(plan.instants, totals, strict=True)]
-    phases = {phase.value: phase for phase in plan.phases}
-    working = [(phases[label], total) for total, label in peaks if label in phases]
-    most = max(peaks)
+    most = max((total, at.label) for at, total in plan.moments)
+    working = [(at.phase, total) for at, total in plan.moments if at.move is None]
     return {
         settings: max(most, *((total + of.get(at, 0), at.value) for at, total in working))
         for settings, of in activations.items()
@@ -276,7 +265,3 @@ def _movable(offloads: frozenset[Part]) -> frozenset[Region]:
     """Return what leaves the device; gradients are dead then, so that they cost no copy."""
     leaving = {region for part in offloads for region in _REGIONS[part]}
     return frozenset(leaving | {Region.ACTOR_GRADIENTS, Region.CRITIC_GRADIENTS})
-
-
-def _whole(numbers: NDArray[np.float64]) -> RankBytes:
-    return numbers.astype(np.int64)

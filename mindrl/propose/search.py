@@ -6,17 +6,22 @@ cheapest is always looked at next, so one that comes up with its plan made is be
 """
 
 import heapq
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import ceil
 
 import numpy as np
 
 from mindrl.errors import ConfigError
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.memory.plan import RankBytes
-from mindrl.memory.regions import Phase, Region
-from mindrl.preflight.run_shardings import RunShardings, planned_shardings, unordered_shardings
+from mindrl.memory.regions import Region
+from mindrl.observability.units import GIB, memory_text
+from mindrl.platform.device_models import DEVICE_MODELS
+from mindrl.preflight.run_shardings import RunShardings, unordered_shardings
 from mindrl.propose.candidates import (
+    MOST_DEVICES,
     Candidate,
     Settings,
     Task,
@@ -25,7 +30,7 @@ from mindrl.propose.candidates import (
     legal_training,
     refusals,
 )
-from mindrl.propose.costs import LINK_SHARE
+from mindrl.propose.costs import GIGA, LINK_SHARE
 from mindrl.propose.fitting import (
     Fit,
     Misfit,
@@ -41,7 +46,8 @@ from mindrl.resharding.plan import Topology
 
 MOST_PIECES = 1_000_000
 """Pieces of tensors whose reshard is planned in one search: a few seconds' work."""
-_GIGA = 1e9
+
+_ENDLESS_BYTES = 1 << 60
 
 _BOUNDED, _MEASURED, _PLANNED = range(3)
 """How far a candidate has been looked at."""
@@ -65,28 +71,11 @@ class Proposal:
 
     candidate: Candidate
     fit: Fit
-    activations: Mapping[Settings, Mapping[Phase, int]]
-    """Estimates for each choice of settings, of the layout alone."""
     moved: Moved | None = None
     """None where planning the reshard would take too long: it counts as the longest planned one."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Search:
-    """What a search has found."""
-
-    proposals: list[Proposal]
-    """The best first."""
-    training: tuple[TrainLayout, ...]
-    """Every one that the rules allow."""
-    rollout: tuple[RolloutLayout, ...]
-    fitting: int
-    """Candidates that fit by their lower bounds."""
-    nearest: tuple[Candidate, Misfit] | None
-    """What comes nearest where nothing fits; None too where the rules let no pair pass."""
-
-
-def search(task: Task, top: int, tell: Tell, *, most_pieces: int = MOST_PIECES) -> Search:
+def search(task: Task, top: int, tell: Tell, *, most_pieces: int = MOST_PIECES) -> "Search":
     """Find the candidates with the shortest steps, at most `top` of them.
 
     Raises:
@@ -96,39 +85,41 @@ def search(task: Task, top: int, tell: Tell, *, most_pieces: int = MOST_PIECES) 
     training, rollout = legal_training(task), legal_rollout(task)
     if not training or not rollout:
         raise ConfigError(_nothing_legal(task))
-    sweep = _Sweep(task=task, tell=tell, pieces_left=most_pieces)
-    sweep.bound(training, rollout)
-    proposals = list(sweep.best(top))
-    return Search(
-        proposals=proposals,
-        training=tuple(training),
-        rollout=tuple(rollout),
-        fitting=sweep.fitting,
-        nearest=None if proposals else sweep.nearest(),
+    found = Search(
+        task=task, tell=tell, pieces_left=most_pieces, training=training, rollout=rollout
     )
+    found.bound()
+    found.proposals.extend(found.best(top))
+    return found
 
 
 @dataclass(kw_only=True)
-class _Sweep:
-    """The candidates of one search, the cheapest on top of the heap."""
+class Search:
+    """The candidates of one question, the cheapest on top of the heap, and what was found."""
 
     task: Task
     tell: Tell
     pieces_left: int
+    training: list[TrainLayout]
+    """Every one that the rules allow."""
+    rollout: list[RolloutLayout]
+    proposals: list[Proposal] = field(default_factory=list)
+    """The best first."""
+    fitting: int = 0
+    """Candidates that fit by their lower bounds."""
     longest_reshard: float = 0.0
     """Seconds, of those planned."""
     ready: dict[TrainLayout, Prepared] = field(default_factory=dict)
     heap: list[tuple[float, tuple[str, str], int, Proposal]] = field(default_factory=list)
     misses: list[tuple[Candidate, Sizes]] = field(default_factory=list)
     """Candidates that do not fit, by these sizes."""
-    fitting: int = 0
 
-    def bound(self, training: list[TrainLayout], rollout: list[RolloutLayout]) -> None:
+    def bound(self) -> None:
         """Look at every candidate by its lower bounds."""
-        for at, layout in enumerate(training):
-            self.tell(f"layouts {at + 1} of {len(training)}")
+        for at, layout in enumerate(self.training):
+            self.tell(f"layouts {at + 1} of {len(self.training)}")
             self.ready[layout] = prepared(self.task, layout)
-            for engine in rollout:
+            for engine in self.rollout:
                 candidate = Candidate(training=layout, rollout=engine)
                 self._judge(candidate, least_sizes(self.task, candidate), _BOUNDED)
         self.fitting = len(self.heap)
@@ -138,17 +129,22 @@ class _Sweep:
         found = 0
         while self.heap and found < top:
             _, _, stage, proposal = heapq.heappop(self.heap)
-            self.tell(f"{found} found; {' -> '.join(proposal.candidate.texts)}")
+            candidate = proposal.candidate
+            self.tell(f"{found} found; {' -> '.join(candidate.texts)}")
             if stage == _BOUNDED:
-                self._measure(proposal.candidate)
+                models = unordered_shardings(candidate_config(self.task, candidate, Settings()))
+                # Messages are counted with the plan of the reshard.
+                none = np.zeros_like(models.most_staging)
+                self._judge(candidate, exact_sizes(self.task, models, none), _MEASURED)
             elif stage == _MEASURED:
                 self._plan(proposal)
-            elif not refusals(self.task, proposal.candidate, proposal.fit.settings):
+            elif not refusals(self.task, candidate, proposal.fit.settings):
                 found += 1
                 yield proposal
 
+    @cached_property
     def nearest(self) -> tuple[Candidate, Misfit] | None:
-        """Return what comes nearest of all that does not fit."""
+        """What comes nearest of all that does not fit; None too where no pair is legal."""
         misses = [
             (each, nearest_misfit(self.task, self.ready[each.training], each.rollout, sizes))
             for each, sizes in self.misses
@@ -166,15 +162,7 @@ class _Sweep:
         if fit is None:
             self.misses.append((candidate, sizes))
             return
-        activations = self.ready[candidate.training].activations
-        found = Proposal(candidate=candidate, fit=fit, activations=activations, moved=moved)
-        self._push(found, stage)
-
-    def _measure(self, candidate: Candidate) -> None:
-        models = unordered_shardings(candidate_config(self.task, candidate, Settings()))
-        # Messages are counted with the plan of the reshard.
-        none = np.zeros_like(models.most_staging)
-        self._judge(candidate, exact_sizes(self.task, models, none), _MEASURED)
+        self._push(Proposal(candidate=candidate, fit=fit, moved=moved), stage)
 
     def _plan(self, proposal: Proposal) -> None:
         """Plan the reshard, while there is time for it."""
@@ -182,7 +170,7 @@ class _Sweep:
         if pieces > self.pieces_left:
             # A lower bound would put it ahead of those whose reshard is known.
             seconds = proposal.fit.seconds
-            guess = replace(seconds, reshard=max(seconds.reshard, self.longest_reshard))
+            guess = {**seconds, "reshard": max(seconds["reshard"], self.longest_reshard)}
             self._push(replace(proposal, fit=replace(proposal.fit, seconds=guess)), _PLANNED)
             return
         self.pieces_left -= pieces
@@ -195,8 +183,9 @@ class _Sweep:
         """Return the bytes of a candidate; rounds are made only where messages decide."""
 
         def with_staging(staging: RankBytes) -> Sizes:
-            regions = {**sizes.regions, Region.STAGING: staging}
-            return replace(sizes, regions=regions, reshard_seconds=seconds)
+            regions = {**sizes.plan.regions, Region.STAGING: staging}
+            plan = replace(sizes.plan, regions=regions)
+            return replace(sizes, plan=plan, reshard_seconds=seconds)
 
         most = models.most_staging
         sizes = exact_sizes(self.task, models, most)
@@ -204,16 +193,16 @@ class _Sweep:
         fit = self._fit(candidate, with_most)
         if fit is not None and fit == self._fit(candidate, without):
             return with_most
-        return with_staging(models.staging)
+        return with_staging(models.reshard.peak_staging)
 
     def _push(self, proposal: Proposal, stage: int) -> None:
-        item = (proposal.fit.seconds.total, proposal.candidate.texts, stage, proposal)
+        item = (proposal.fit.step_seconds, proposal.candidate.texts, stage, proposal)
         heapq.heappush(self.heap, item)
 
 
 def planned_models(task: Task, candidate: Candidate) -> tuple[RunShardings, Moved]:
     """Return the models of a candidate with the plan of its reshard, and what that moves."""
-    models = planned_shardings(candidate_config(task, candidate, Settings()))
+    models = unordered_shardings(candidate_config(task, candidate, Settings())).ordered
     return models, moved_by(task, models.reshard.pair_bytes)
 
 
@@ -223,7 +212,7 @@ def moved_by(task: Task, pairs: RankBytes) -> Moved:
     near, far = np.where(inside, pairs, 0), np.where(inside, 0, pairs)
     rates = (task.device.node_gbps, task.device.network_gbps)
     seconds = sum(
-        np.stack([part.sum(axis=0), part.sum(axis=1)]) / (rate * _GIGA * LINK_SHARE)
+        np.stack([part.sum(axis=0), part.sum(axis=1)]) / (rate * GIGA * LINK_SHARE)
         for part, rate in zip((near, far), rates, strict=True)
     )
     return Moved(
@@ -246,3 +235,57 @@ def _nothing_legal(task: Task) -> str:
     alone = Candidate(training=TrainLayout(dp=task.devices), rollout=RolloutLayout(dp=task.devices))
     found = "; ".join(map(str, refusals(task, alone)))
     return f"no layout of {task.devices} devices is legal; with data parallelism alone: {found}"
+
+
+def remedies(task: Task, found: Search, tell: Tell) -> Iterator[str]:
+    """Say by how much nothing fits, and what would change that; one line each."""
+    name = f"{task.load} on {task.devices} x {task.device.name}"
+    if found.nearest is None:
+        yield f"{name}: no layout passes the rules of a run"
+        return
+    candidate, miss = found.nearest
+    where = "the host of a node" if miss.of == "host" else f"a device in {miss.moment}"
+    training, rollout = candidate.texts
+    yield (
+        f"{name}: nothing fits; the nearest is {training} -> {rollout}, which needs "
+        f"{memory_text(miss.need_bytes)} of {where}, where it may take "
+        f"{memory_text(miss.there_bytes)}"
+    )
+    yield from _more_devices(task, tell)
+    for option, changed in _changes(task):
+        if _fitting(changed, tell):
+            yield f"it fits with {option}"
+    if enough := _fitting(replace(task, host_bytes=_ENDLESS_BYTES), tell):
+        yield f"it fits with --host-memory-gib {ceil(enough.fit.host_bytes / GIB)}"
+
+
+def _more_devices(task: Task, tell: Tell) -> Iterator[str]:
+    devices = task.devices * 2
+    while devices <= MOST_DEVICES:
+        more = replace(task, devices=devices)
+        if devices % more.ranks_per_node == 0 and (found := _fitting(more, tell)):
+            yield f"it fits with --devices {devices}: {' -> '.join(found.candidate.texts)}"
+            return
+        devices *= 2
+    yield f"doubling the devices does not help, up to {MOST_DEVICES}"
+
+
+def _changes(task: Task) -> Iterator[tuple[str, Task]]:
+    """Return changes of one option each."""
+    half = task.response_tokens // 2
+    if half:
+        yield f"--response-tokens {half}", replace(task, response_tokens=half)
+    if task.has_critic:
+        yield "--algorithm grpo", replace(task, algorithm="grpo")
+    for model in DEVICE_MODELS.values():
+        if model.memory_mib > task.device.memory_mib and model.kind == task.device.kind:
+            yield f"--device {model.name}", replace(task, device=model)
+
+
+def _fitting(task: Task, tell: Tell) -> Proposal | None:
+    """Return what fits, without a plan of the reshard."""
+    try:
+        found = search(task, 1, tell, most_pieces=0)
+    except ConfigError:
+        return None
+    return found.proposals[0] if found.proposals else None

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mindrl.config.layout_keys import Role
 from mindrl.memory.plan import MemoryPlan
-from mindrl.memory.regions import DEAD_AFTER_USE, Region
+from mindrl.memory.regions import DEAD_AFTER_USE, ROLE_REGIONS, Region
 from mindrl.platform.device_memory import give_back_unused
 from mindrl.platform.heap import release_free_heap
 from mindrl.platform.host_arena import HostArena
@@ -16,21 +16,6 @@ from mindrl.training.engine import StatePart, TrainingEngine
 from mindrl.workers.device_ledger import DeviceLedger
 from mindrl.workers.rollout_region import RolloutRegion
 from mindrl.workers.stored_region import StoredRegion
-
-ROLE_REGIONS: Mapping[Role, Mapping[Region, StatePart]] = {
-    "actor": {
-        Region.ACTOR_WEIGHTS: StatePart.PARAMETERS,
-        Region.ACTOR_GRADIENTS: StatePart.GRADIENTS,
-        Region.ACTOR_OPTIMIZER: StatePart.OPTIMIZER,
-    },
-    "ref": {Region.REFERENCE_WEIGHTS: StatePart.PARAMETERS},
-    "critic": {
-        Region.CRITIC_WEIGHTS: StatePart.PARAMETERS,
-        Region.CRITIC_GRADIENTS: StatePart.GRADIENTS,
-        Region.CRITIC_OPTIMIZER: StatePart.OPTIMIZER,
-    },
-    "reward": {Region.REWARD_WEIGHTS: StatePart.PARAMETERS},
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +40,7 @@ class WorkerDevice:
         Raises:
             DeviceMemoryError: It does not fit beside what is there.
         """
-        for name, part in ROLE_REGIONS[role].items():
+        for part, name in zip(StatePart, ROLE_REGIONS[role], strict=False):
             self._hold(name, engine.state(part))
         self._clear(ROLE_REGIONS[role])
 

@@ -18,7 +18,7 @@ from zygote import Order, receive, send
 
 from mindrl.platform.device import PLATFORMS
 from mindrl.platform.rendezvous import listen
-from mindrl.preflight.run_plan import RunPlan
+from mindrl.preflight.run_shardings import RunPlan
 
 BUILD_WORKER = "mindrl.launch.worker:build_worker"
 

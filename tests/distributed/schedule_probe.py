@@ -9,8 +9,7 @@ from mindrl.memory.schedule import step_phases
 from mindrl.platform.device import PLATFORMS
 from mindrl.platform.host_memory import process_memory
 from mindrl.preflight import run_shardings
-from mindrl.preflight.memory_plan import run_roles
-from mindrl.preflight.run_plan import RunPlan
+from mindrl.preflight.run_shardings import RunPlan
 from mindrl.resharding import plan as reshard
 
 
@@ -56,7 +55,7 @@ def swaps(plan: RunPlan, rounds: int) -> list[dict[str, int]]:
     worker = build_worker(plan, PLATFORMS["cpu"])
     taken = []
     for _ in range(rounds):
-        for phase in step_phases(run_roles(plan.config)):
+        for phase in step_phases(plan.config.roles):
             worker.sharding_manager.enter(phase)
         taken.append(
             {

@@ -16,7 +16,7 @@ from mindrl.config.generate import SamplingConfig
 from mindrl.config.rl import RLConfig
 from mindrl.config.run import RunConfig
 from mindrl.launch.train import colocated_actor
-from mindrl.preflight.run_shardings import planned_shardings
+from mindrl.preflight.run_shardings import unordered_shardings
 from mindrl.rollout.sampling import Sampling
 from mindrl.trainer.minibatches import MinibatchDealer
 
@@ -49,7 +49,7 @@ class Trace:
 
 def train_for_three_steps(workers: ForkedWorkers, config: RunConfig) -> Trace:
     """Roll out, score and update three times, with advantages that depend on tokens alone."""
-    plan = planned_shardings(config).plan
+    plan = unordered_shardings(config).ordered.plan
     group = workers.start(plan)
     actor = colocated_actor(group, plan)
     trace = Trace(losses=[], grad_norms=[], gaps=[], tokens=[], greedy=[], received=[])

@@ -32,7 +32,7 @@ from mindrl.observability.memory_snapshot import MeasuredSnapshot
 from mindrl.platform.device import PLATFORMS
 from mindrl.preflight.checks import check
 from mindrl.preflight.memory_plan import memory_plan
-from mindrl.preflight.run_shardings import planned_shardings
+from mindrl.preflight.run_shardings import unordered_shardings
 
 pytestmark = pytest.mark.distributed
 
@@ -218,7 +218,7 @@ def test_the_timeline_that_was_predicted_is_measured_to_the_byte(colocated: Colo
 
     The one moment left out: on a host the engine's weights take memory only as they are filled.
     """
-    plan = memory_plan(planned_shardings(colocated.config), CAPACITY_MIB * MIB)
+    plan = memory_plan(unordered_shardings(colocated.config).ordered, CAPACITY_MIB * MIB)
     for rank, moments in enumerate(colocated.moments):
         predicted = plan.of_rank(rank)
         assert [(moment.phase, moment.label) for moment in moments] == [
@@ -269,7 +269,7 @@ def test_200_swaps_leave_device_arena_and_process_as_large_as_they_were(
     forked_workers: ForkedWorkers, configured: Callable[..., RunConfig]
 ) -> None:
     """29 rounds of 7 phases, behind 6 rounds in which the heap finds its size."""
-    plan = planned_shardings(configured()).plan
+    plan = unordered_shardings(configured()).ordered.plan
     for taken in forked_workers.run("schedule_probe:swaps", plan, 35, ranks=2):
         warm, later = taken[5], taken[6:]
         for name in ("device", "host arena", "places in the arena"):
@@ -312,6 +312,6 @@ def test_a_worker_plans_its_reshard_once_and_all_its_exports_once(
     forked_workers: ForkedWorkers, configured: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
     """By the calls that read a model, lay a run out, order ranks, shard, cut, choose senders."""
-    folder, plan = str(tmp_path / "model"), planned_shardings(configured()).plan
+    folder, plan = str(tmp_path / "model"), unordered_shardings(configured()).ordered.plan
     found = forked_workers.run("schedule_probe:planned", plan, folder, ranks=2)
     assert found == [([0, 0, 0, 2, 1, 1, 1], [0, 0, 0, 2, 1, 2, 2])] * 2

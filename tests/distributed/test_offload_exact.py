@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mindrl.config.run import RunConfig
 from mindrl.launch.train import colocated_actor
-from mindrl.preflight.run_shardings import planned_shardings
+from mindrl.preflight.run_shardings import unordered_shardings
 
 pytestmark = pytest.mark.distributed
 
@@ -76,7 +76,7 @@ class Course:
 
 
 def run_of(workers: ForkedWorkers, config: RunConfig, folder: Path) -> Course:
-    plan = planned_shardings(config).plan
+    plan = unordered_shardings(config).ordered.plan
     group = workers.start(plan)
     actor = colocated_actor(group, plan)
     actor.export("actor", folder / "initial", {"step": 0})
@@ -157,7 +157,7 @@ def test_an_actor_takes_its_weights_from_an_equal_reference_and_reads_no_file_ag
     model, opened = random_model(False), []
     for overrides in ({}, WITH_REFERENCE):
         with opens_of(model / "model.safetensors") as count:
-            plan = planned_shardings(run_config(model, overrides)).plan
+            plan = unordered_shardings(run_config(model, overrides)).ordered.plan
             forked_workers.start(plan).stop()
             opened.append(count())
     without_reference, with_reference = opened

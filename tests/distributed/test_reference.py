@@ -11,7 +11,7 @@ from mindrl.batch.prompts import Prompt
 from mindrl.config.generate import SamplingConfig
 from mindrl.config.run import RunConfig
 from mindrl.launch.train import colocated_actor
-from mindrl.preflight.run_shardings import planned_shardings
+from mindrl.preflight.run_shardings import unordered_shardings
 from mindrl.rollout.sampling import Sampling
 
 PROMPTS = [Prompt(uid=uid, token_ids=(5 + uid, 6, 7), text="", answer="") for uid in range(4)]
@@ -37,7 +37,7 @@ def test_the_reference_is_the_model_of_its_own_path_and_stays_so_while_the_actor
             "rl_config.integrated_mode_config.ref_model_load_path": str(random_model(True)),
         },
     )
-    plan = planned_shardings(with_reference).plan
+    plan = unordered_shardings(with_reference).ordered.plan
     group = forked_workers.start(plan)
     actor = colocated_actor(group, plan)
     rollouts = actor.generate_sequences(PROMPTS, SAMPLING, step=0)
@@ -59,7 +59,7 @@ def test_the_reference_is_the_model_of_its_own_path_and_stays_so_while_the_actor
     moved = actor.compute_logprobs(sequences).logprobs_BT
     group.stop()
 
-    alone = planned_shardings(run_config(random_model(True), TWO_RANKS)).plan
+    alone = unordered_shardings(run_config(random_model(True), TWO_RANKS)).ordered.plan
     group = forked_workers.start(alone)
     expected = colocated_actor(group, alone).compute_logprobs(sequences).logprobs_BT
     group.stop()

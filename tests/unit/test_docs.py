@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import yaml
@@ -16,9 +16,10 @@ from recorded_device import manager
 from mindrl.algorithms.grpo import GrpoLoss
 from mindrl.algorithms.value_loss import ValueLoss
 from mindrl.batch.rollouts import Responses, Rollouts
+from mindrl.config.layout_keys import Role
 from mindrl.config.load import field_names
 from mindrl.memory.regions import Region
-from mindrl.memory.schedule import Roles, step_phases
+from mindrl.memory.schedule import step_phases
 from mindrl.observability.console import StepConsole
 from mindrl.observability.samples import Sample, SampleLog
 from mindrl.rewards.scores import Scores
@@ -121,7 +122,7 @@ def test_every_path_of_the_repository_that_is_named_exists() -> None:
 
 def switch_metrics() -> set[str]:
     """Go twice through the phases of a step with all roles, with every switch on."""
-    way = step_phases(Roles(reference=True, critic=True, reward=True)) * 2
+    way = step_phases(get_args(Role)) * 2
     switched, _ = manager()
     for phase in way:
         switched.enter(phase)

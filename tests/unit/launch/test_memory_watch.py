@@ -10,7 +10,7 @@ from mindrl.memory.plan import MemoryPlan
 from mindrl.memory.regions import Region
 from mindrl.observability.memory_snapshot import MeasuredSnapshot
 from mindrl.preflight.memory_plan import memory_plan
-from mindrl.preflight.run_shardings import planned_shardings
+from mindrl.preflight.run_shardings import unordered_shardings
 
 
 def measured(plan: MemoryPlan) -> list[MeasuredSnapshot]:
@@ -33,7 +33,7 @@ def measured(plan: MemoryPlan) -> list[MeasuredSnapshot]:
 def test_every_mark_stands_at_its_bar_though_an_engine_takes_its_weights_late(
     random_model: Callable[[bool], Path], run_config: Callable[..., RunConfig], tmp_path: Path
 ) -> None:
-    plan = memory_plan(planned_shardings(run_config(random_model(True))), None)
+    plan = memory_plan(unordered_shardings(run_config(random_model(True))).ordered, None)
     assert MemoryWatch(plan, tmp_path).note(2, [measured(plan)]) is None
     lines = [json.loads(line) for line in (tmp_path / "memory.jsonl").read_text().splitlines()]
     bare = [line["label"] for line in lines if line["predicted_bytes"] is None]

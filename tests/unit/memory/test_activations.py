@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+from mindrl.config.role import LearningConfig
 from mindrl.layouts.layout import TrainLayout
 from mindrl.memory.activations import Passes, forward_estimate, logits_estimate, update_estimate
 from mindrl.models.description import ModelDescription, read_description
@@ -25,9 +26,13 @@ def test_an_update_keeps_what_every_layer_made_and_works_on_one_more() -> None:
 
 def test_full_recomputation_keeps_the_inputs_of_the_layers_and_works_on_two() -> None:
     hidden = 2 * 4096 * 4096
-    full = replace(PASSES, recompute="full", recompute_method="uniform", recompute_layers=1)
+    runs = LearningConfig(
+        recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1
+    )
+    full = replace(PASSES, learning=runs)
     assert update_estimate(llama(), full) == 32 * hidden + 2 * LLAMA_LAYER
-    block = replace(full, recompute_method="block", recompute_layers=24)
+    blocks = replace(runs, recompute_method="block", recompute_num_layers=24)
+    block = replace(PASSES, learning=blocks)
     assert update_estimate(llama(), block) == 24 * hidden + (8 + 2) * LLAMA_LAYER
 
 

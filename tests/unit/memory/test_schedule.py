@@ -2,15 +2,16 @@
 
 from collections.abc import Collection
 from itertools import product
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mindrl.config.layout_keys import Role
 from mindrl.memory.regions import DEAD_AFTER_USE, NEEDS, ROLLOUT_REGIONS, Phase, Region
 from mindrl.memory.schedule import (
     MoveKind,
-    Roles,
     after,
     copied_regions,
     label_of,
@@ -19,7 +20,7 @@ from mindrl.memory.schedule import (
     timeline,
 )
 
-EVERY_ROLE = Roles(reference=True, critic=True, reward=True)
+EVERY_ROLE = get_args(Role)
 ALL = frozenset(Region) - ROLLOUT_REGIONS - {Region.STAGING}
 TRAINED = frozenset(NEEDS[Phase.TRAIN])
 movables = st.frozensets(st.sampled_from(sorted(ALL, key=lambda region: region.value)))
@@ -66,7 +67,7 @@ def test_a_step_of_every_role_takes_seven_phases_and_one_of_grpo_three() -> None
         "critic_train",
         "train",
     ]
-    assert step_phases(Roles()) == (Phase.ROLLOUT, Phase.FORWARD, Phase.TRAIN)
+    assert step_phases(["actor"]) == (Phase.ROLLOUT, Phase.FORWARD, Phase.TRAIN)
 
 
 def test_messages_are_on_the_device_during_the_reshard_alone() -> None:
@@ -116,8 +117,8 @@ def test_a_device_that_all_leave_never_has_more_than_the_larger_of_two_phases() 
 
 def test_a_second_step_copies_what_updates_changed_out_and_each_weight_back_once() -> None:
     phases = step_phases(EVERY_ROLE)
-    first = copied_regions(phases, ALL, TRAINED)
-    second = copied_regions(phases * 2, ALL, TRAINED)
+    first = copied_regions(timeline(phases, ALL, TRAINED))
+    second = copied_regions(timeline(phases * 2, ALL, TRAINED))
     out, back = (both[len(one) :] for one, both in zip(first, second, strict=True))
     assert sorted(region.value for region in out) == [
         "actor_optimizer",
@@ -139,4 +140,4 @@ def test_a_second_step_copies_what_updates_changed_out_and_each_weight_back_once
 
 
 def test_nothing_is_copied_where_nothing_may_leave() -> None:
-    assert copied_regions(step_phases(EVERY_ROLE) * 2, set(), ALL) == ([], [])
+    assert copied_regions(timeline(step_phases(EVERY_ROLE) * 2, set(), ALL)) == ([], [])

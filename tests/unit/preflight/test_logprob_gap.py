@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mindrl.config.run import RunConfig
-from mindrl.preflight.logprob_gap import logprob_gap_limit, logprob_gap_text
+from mindrl.preflight.derived_numbers import logprob_gap_limit, logprob_gap_text
 
 FLOAT32 = {"megatron_training.bf16": False, "generate_config.dtype": "float32"}
 SAMPLING = "generate_config.sampling_config"

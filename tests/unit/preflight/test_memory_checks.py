@@ -9,7 +9,7 @@ from checked_runs import DEVICES, TRAIN_TP, MakeConfig, model_folder, overrides
 from mindrl.config.run import RunConfig
 from mindrl.preflight.memory_checks import Capacity, judged_memory
 from mindrl.preflight.memory_plan import memory_plan
-from mindrl.preflight.run_shardings import planned_shardings, unordered_shardings
+from mindrl.preflight.run_shardings import unordered_shardings
 
 MIB = 1 << 20
 PP = "actor_config.pipeline_model_parallel_size"
@@ -31,7 +31,7 @@ def small_run(tmp_path: Path, run_config: MakeConfig, sizes: dict[str, Any]) -> 
 def surely_fits(config: RunConfig, device_bytes: int) -> bool:
     """Say whether a run fits by its bound alone: nothing is looked for, and no reshard planned."""
     models = unordered_shardings(config)
-    found = judged_memory(models, Capacity(device_bytes=device_bytes)).findings
+    found = judged_memory(models, Capacity(device_bytes=device_bytes))[0]
     return not found and not {"ordered", "cells", "reshard"} & vars(models).keys()
 
 
@@ -40,7 +40,7 @@ def test_what_surely_fits_does_fit(
     sizes: dict[str, Any], tmp_path: Path, run_config: MakeConfig
 ) -> None:
     config = small_run(tmp_path, run_config, sizes)
-    peak = memory_plan(planned_shardings(config), None).peak_bytes
+    peak = memory_plan(unordered_shardings(config).ordered, None).peak_bytes
     # Nothing is sure below the peak; 8 MiB hold what the bound adds to this small model.
     assert not surely_fits(config, peak - MIB)
     assert surely_fits(config, peak + 8 * MIB)
@@ -52,10 +52,10 @@ def test_a_run_is_refused_exactly_below_its_peak(
 ) -> None:
     """Where the quick answer is no, the whole plan decides."""
     config = small_run(tmp_path, run_config, sizes)
-    peak = memory_plan(planned_shardings(config), None).peak_bytes
+    peak = memory_plan(unordered_shardings(config).ordered, None).peak_bytes
     models = unordered_shardings(config)
-    assert judged_memory(models, Capacity(device_bytes=peak)).findings == []
-    assert len(judged_memory(models, Capacity(device_bytes=peak - 1)).findings) == 1
+    assert judged_memory(models, Capacity(device_bytes=peak))[0] == []
+    assert len(judged_memory(models, Capacity(device_bytes=peak - 1))[0]) == 1
 
 
 def test_a_derived_kv_cache_never_makes_a_run_too_large(
@@ -69,4 +69,4 @@ def test_a_derived_kv_cache_never_makes_a_run_too_large(
     }
     config = run_config(folder, overrides(tmp_path) | derived)
     assert surely_fits(config, 64 * MIB)
-    assert memory_plan(planned_shardings(config), 64 * MIB).peak_bytes <= 64 * MIB
+    assert memory_plan(unordered_shardings(config).ordered, 64 * MIB).peak_bytes <= 64 * MIB

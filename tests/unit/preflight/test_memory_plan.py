@@ -16,9 +16,9 @@ from mindrl.errors import ConfigError, DeviceMemoryError
 from mindrl.memory.plan import MemoryPlan
 from mindrl.memory.regions import Region
 from mindrl.platform.host_blocks import block_sizes
-from mindrl.preflight.memory_advice import advice_on
+from mindrl.preflight.memory_checks import advice_on
 from mindrl.preflight.memory_plan import memory_plan
-from mindrl.preflight.run_shardings import planned_shardings
+from mindrl.preflight.run_shardings import unordered_shardings
 from mindrl.programs.compose import composed_config
 from mindrl.programs.plan import plan
 
@@ -42,7 +42,7 @@ def config_of(*overrides: str) -> RunConfig:
 
 
 def plan_of(*overrides: str, gib: float | None = 64) -> MemoryPlan:
-    models = planned_shardings(config_of(*overrides))
+    models = unordered_shardings(config_of(*overrides)).ordered
     return memory_plan(models, None if gib is None else int(gib * GIB))
 
 
@@ -77,7 +77,7 @@ def test_with_every_switch_on_the_peak_is_what_the_largest_phase_needs() -> None
 def test_what_may_not_leave_is_there_in_every_phase_and_what_may_lies_on_the_host() -> None:
     memory = plan_of(*ALL_STAY, "ref_config.offload_param=false")
     stay = {Region.ACTOR_WEIGHTS, Region.ACTOR_GRADIENTS, Region.REFERENCE_WEIGHTS}
-    assert all(stay <= instant.resident for instant in memory.instants)
+    assert all(stay <= instant.resident for instant in memory.course.instants)
     optimizer = memory.regions[Region.ACTOR_OPTIMIZER]
     assert memory.host_bytes.tolist() == (optimizer + memory.host_rounding).tolist()
     nothing = plan_of(
@@ -108,7 +108,7 @@ def test_a_host_of_the_7b_run_takes_141_87_gib_where_one_block_for_each_worker_w
 
 
 def test_a_step_copies_weights_and_optimizer_out_and_those_and_the_reference_back() -> None:
-    out, back = plan_of().copied
+    *_, out, back = plan_of().course
     assert set(out) == {Region.ACTOR_WEIGHTS, Region.ACTOR_OPTIMIZER}
     assert sorted(region.value for region in back) == [
         "actor_optimizer",
@@ -169,7 +169,7 @@ def test_what_an_advice_promises_is_what_its_key_does(
     settings = settings if any("kv_cache" in each for each in settings) else (*settings, fixed)
     config = config_of(*settings)
     memory = plan_of(*settings, gib=gib)
-    found = advice_on(memory, planned_shardings(config))
+    found = advice_on(memory, unordered_shardings(config).ordered)
     assert found
     for advice in found:
         kept = [each for each in settings if each.split("=")[0] != advice.setting.split("=")[0]]
@@ -182,7 +182,7 @@ def test_a_smaller_kv_cache_is_advised_that_just_fits_the_device() -> None:
     settings = ("generate_config.kv_cache_mib=40000",)
     config, memory = config_of(*settings), plan_of(*settings, gib=40)
     assert not memory.fits
-    (advice,) = advice_on(memory, planned_shardings(config))
+    (advice,) = advice_on(memory, unordered_shardings(config).ordered)
     assert 40 * GIB - MIB < advice.peak_bytes <= 40 * GIB
 
 
@@ -194,7 +194,7 @@ def test_critic_and_reward_model_have_layouts_and_switches_of_their_own() -> Non
         critic_config=CriticConfig(tensor_model_parallel_size=8, offload_train_grad=False),
         reward_config=RewardConfig(load=llama, tensor_model_parallel_size=1),
     )
-    memory = memory_plan(planned_shardings(config), None)
+    memory = memory_plan(unordered_shardings(config).ordered, None)
     half = memory.regions[Region.ACTOR_WEIGHTS][0] / 2
     # A critic over twice as many ranks; its head and norms are the same on each of them.
     assert memory.regions[Region.CRITIC_WEIGHTS].max() < 1.01 * half
@@ -202,10 +202,10 @@ def test_critic_and_reward_model_have_layouts_and_switches_of_their_own() -> Non
     assert Region.CRITIC_OPTIMIZER in memory.movable
     # A whole model of 1.24 billion weights on every rank.
     assert 2.4e9 < of_any(memory, Region.REWARD_WEIGHTS) < 2.5e9
-    labels = [each.label for each in memory.instants]
+    labels = [each.label for each in memory.course.instants]
     for phase in ("reward", "critic_forward", "critic_train"):
         assert labels.count(phase) == 1
-    gradients_stay = [Region.CRITIC_GRADIENTS in each.resident for each in memory.instants]
+    gradients_stay = [Region.CRITIC_GRADIENTS in each.resident for each in memory.course.instants]
     assert all(gradients_stay)
 
 

@@ -17,8 +17,7 @@ from mindrl.preflight.run_folders import (
     export_bytes,
     export_folders,
 )
-from mindrl.preflight.run_plan import RunPlan
-from mindrl.preflight.run_shardings import unordered_shardings
+from mindrl.preflight.run_shardings import RunPlan, unordered_shardings
 
 MakeConfig = Callable[..., RunConfig]
 MakeModel = Callable[..., Path]

@@ -11,7 +11,7 @@ import pytest
 from checked_runs import ROLLOUT_TP, TRAIN_TP
 
 from mindrl.preflight import memory_plan, run_shardings, shipped
-from mindrl.preflight.run_shardings import RunShardings, planned_shardings, unordered_shardings
+from mindrl.preflight.run_shardings import RunShardings, unordered_shardings
 from mindrl.programs.compose import composed_config
 from mindrl.resharding import plan as reshard
 
@@ -44,7 +44,7 @@ def counted() -> Iterator[Callable[[], Counter[str]]]:
 @pytest.fixture(scope="module")
 def planned() -> RunShardings:
     """The run as its driver plans it."""
-    return planned_shardings(composed_config(RUN, []))
+    return unordered_shardings(composed_config(RUN, [])).ordered
 
 
 def test_the_driver_orders_288_ranks_and_plans_no_reshard() -> None:
@@ -86,11 +86,11 @@ def test_what_is_sent_to_each_worker_is_small(planned: RunShardings) -> None:
 
 def test_roles_of_one_layout_take_one_order_and_without_rank_map_none_is_looked_for() -> None:
     wider = [f"{TRAIN_TP}=2", f"{ROLLOUT_TP}=4"]
-    chosen = planned_shardings(composed_config("grpo_qwen25_7b", wider)).plan
+    chosen = unordered_shardings(composed_config("grpo_qwen25_7b", wider)).ordered.plan
     assert chosen.layouts["actor"].order is not None
     assert chosen.layouts["actor"] == chosen.layouts["ref"]
     config = composed_config("grpo_qwen25_7b", [*wider, "generate_config.rank_map=default"])
     with counted() as calls:
-        plain = planned_shardings(config).plan
+        plain = unordered_shardings(config).ordered.plan
         assert +calls() == Counter(["read_description"])
     assert plain.layouts["actor"] == plain.layouts["ref"] == config.layout("actor")

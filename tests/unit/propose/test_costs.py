@@ -121,14 +121,14 @@ def test_the_least_bytes_are_those_of_the_parameters_without_padding() -> None:
     candidate = Candidate(training=TrainLayout(tp=2, pp=2, dp=4), rollout=RolloutLayout(tp=4, dp=4))
     sizes = least_sizes(QWEN, candidate)
     first, last = (14 * LAYER + EMBEDDING) // 2, (14 * LAYER + EMBEDDING + 3584) // 2
-    regions = {region: found.tolist() for region, found in sizes.regions.items()}
+    regions = {region: found.tolist() for region, found in sizes.plan.regions.items()}
     assert regions[Region.ACTOR_WEIGHTS] == [2 * first, 2 * last]
     assert regions[Region.ACTOR_GRADIENTS] == [4 * first, 4 * last]
     assert regions[Region.ACTOR_OPTIMIZER] == [3 * first, 3 * last]  # 12 bytes over 4 replicas
     assert regions[Region.ROLLOUT_WEIGHTS] == [PARAMETERS * 2 // 4] * 2
     assert sizes.per_token == 2 * 28 * 1 * 128 * 2
     # A rank holds a quarter before the reshard and a quarter after it: perhaps the same one.
-    assert least_reshard_seconds(QWEN, sizes.regions) == 0
+    assert least_reshard_seconds(QWEN, sizes.plan.regions) == 0
     wider = Candidate(training=candidate.training, rollout=RolloutLayout(dp=16))
-    whole = least_reshard_seconds(QWEN, least_sizes(QWEN, wider).regions)
+    whole = least_reshard_seconds(QWEN, least_sizes(QWEN, wider).plan.regions)
     assert whole == pytest.approx((PARAMETERS * 2 - 1.01 * 2 * first) / IN_NODE)

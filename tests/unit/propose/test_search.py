@@ -8,10 +8,10 @@ from proposal_tasks import asked
 
 from mindrl.allocation.meaning import parse_rollout, parse_training
 from mindrl.platform.device import PLATFORMS
-from mindrl.preflight.checks import device_capacity
-from mindrl.preflight.legal_values import checked_with_legal_values
+from mindrl.preflight.checks import checked_with_legal_values
+from mindrl.preflight.memory_checks import Capacity
 from mindrl.preflight.memory_plan import memory_plan
-from mindrl.preflight.run_shardings import planned_shardings
+from mindrl.preflight.run_shardings import unordered_shardings
 from mindrl.programs.compose import composed_config
 from mindrl.propose.candidates import (
     Candidate,
@@ -29,8 +29,7 @@ from mindrl.propose.fitting import (
     least_sizes,
     prepared,
 )
-from mindrl.propose.remedies import remedies
-from mindrl.propose.search import planned_models, search
+from mindrl.propose.search import planned_models, remedies, search
 
 
 def said(_: str) -> None:
@@ -40,7 +39,8 @@ def said(_: str) -> None:
 def planned_sizes(task: Task, candidate: Candidate) -> Sizes:
     """Return the exact bytes of a candidate, its messages included."""
     models, moved = planned_models(task, candidate)
-    return replace(exact_sizes(task, models, models.staging), reshard_seconds=moved.seconds)
+    sizes = exact_sizes(task, models, models.reshard.peak_staging)
+    return replace(sizes, reshard_seconds=moved.seconds)
 
 
 def exhaustive(task: Task) -> Iterator[tuple[Candidate, Fit | None]]:
@@ -53,7 +53,7 @@ def exhaustive(task: Task) -> Iterator[tuple[Candidate, Fit | None]]:
             bound = best_fit(task, ready, rollout, least_sizes(task, candidate))
             if isinstance(exact, Fit):
                 assert isinstance(bound, Fit), candidate
-                assert bound.seconds.total <= exact.seconds.total
+                assert bound.step_seconds <= exact.step_seconds
             yield candidate, exact
 
 
@@ -62,7 +62,7 @@ def test_a_search_finds_what_planning_every_candidate_finds() -> None:
     task = asked(devices=8, device="ascend-910b-32g")
     every = dict(exhaustive(task))
     fitting = {each: fit for each, fit in every.items() if isinstance(fit, Fit)}
-    best = sorted(fitting, key=lambda each: (fitting[each].seconds.total, each.texts))
+    best = sorted(fitting, key=lambda each: (fitting[each].step_seconds, each.texts))
     assert 0 < len(fitting) < len(every) == 27
     found = search(task, len(every), said)
     assert [each.candidate for each in found.proposals] == best
@@ -78,14 +78,15 @@ def test_proposals_pass_the_checks_of_a_run_and_leave_a_tenth_of_the_device(task
     dense = task.model.moe is None
     for proposal in search(task, 2 if dense else 1, said).proposals:
         config = candidate_config(task, proposal.candidate, proposal.fit.settings)
-        capacity, platform = device_capacity(config), PLATFORMS[task.device.kind]
+        capacity = Capacity(device_bytes=task.device.memory_bytes)
+        platform = PLATFORMS[task.device.kind]
         checked = checked_with_legal_values(config, platform, capacity, needs_files=False)
         assert checked.models is not None, "the folders are here, so they are checked"
         assert checked.findings == []
         assert config.world_size == task.devices
-        assert proposal.fit.with_activations_bytes <= 0.9 * task.device_bytes
+        assert proposal.fit.with_activations_bytes <= 0.9 * task.device.memory_bytes
         if dense:  # the plan of a mixture takes seconds
-            plan = memory_plan(planned_shardings(config), capacity.device_bytes)
+            plan = memory_plan(unordered_shardings(config).ordered, capacity.device_bytes)
             assert plan.peak_bytes == proposal.fit.peak_bytes
 
 
@@ -100,7 +101,7 @@ def test_the_first_proposal_costs_no_more_than_the_shipped_layout() -> None:
     theirs = best_fit(task, prepared(task, shipped.training), shipped.rollout, sizes)
     assert isinstance(theirs, Fit)
     (ours,) = search(task, 1, said).proposals
-    assert ours.fit.seconds.total <= theirs.seconds.total
+    assert ours.fit.step_seconds <= theirs.step_seconds
     assert behind(theirs, theirs) == "0.0 s behind the first: in hardly anything"
     assert behind(ours.fit, theirs).endswith("s")
 
@@ -108,19 +109,19 @@ def test_the_first_proposal_costs_no_more_than_the_shipped_layout() -> None:
 def test_words_and_figures_of_a_proposal_agree() -> None:
     task = asked("Qwen3-30B-A3B", devices=16)
     found = search(task, 2, said, most_pieces=0)
-    first, second = figures_of(task, found).proposals
-    assert sum(first.shares.values()) == pytest.approx(1)
-    assert first.step_seconds == pytest.approx(sum(first.seconds.values()))
-    assert first.behind_the_first is None
-    assert second.behind_the_first is not None
-    gap = second.step_seconds - first.step_seconds
-    assert second.behind_the_first.startswith(f"{gap:.1f} s behind the first: ")
+    first, second = figures_of(task, found)["proposals"]
+    assert sum(first["shares"].values()) == pytest.approx(1)
+    assert first["step_seconds"] == pytest.approx(sum(first["seconds"].values()))
+    assert first["behind_the_first"] is None
+    assert second["behind_the_first"] is not None
+    gap = second["step_seconds"] - first["step_seconds"]
+    assert second["behind_the_first"].startswith(f"{gap:.1f} s behind the first: ")
     layout = found.proposals[0].candidate.training
     expected = f"ep {layout.ep}: a rank holds {128 // layout.ep} experts of a layer; "
-    assert any(reason.startswith(expected) for reason in first.reasons)
+    assert any(reason.startswith(expected) for reason in first["reasons"])
     # No plan was allowed: the reshard is a bound, and the answer says so.
-    assert first.reshard_received_bytes is None
-    assert first.reasons[-1].startswith("reshard: not planned here")
+    assert first["reshard_received_bytes"] is None
+    assert first["reasons"][-1].startswith("reshard: not planned here")
 
 
 def test_where_nothing_fits_the_answer_names_the_next_number_of_devices() -> None:

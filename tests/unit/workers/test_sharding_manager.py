@@ -4,19 +4,22 @@ The regions write down each call. That the calls do what they say is proved with
 in tests/distributed.
 """
 
+from typing import get_args
+
 import pytest
 import torch
 from recorded_device import BYTES, IN_FLIGHT, MOVABLE, RecordedRegion, RecordedResharder, manager
 
+from mindrl.config.layout_keys import Role
 from mindrl.errors import DeviceMemoryError, ReshardError
 from mindrl.memory.regions import Phase, Region
-from mindrl.memory.schedule import Roles, step_phases
+from mindrl.memory.schedule import step_phases
 from mindrl.platform.host_arena import HostArena
 from mindrl.workers.device_ledger import DeviceLedger
 from mindrl.workers.sharding_manager import ShardingManager
 from mindrl.workers.stored_region import StoredRegion
 
-WHOLE_STEP = step_phases(Roles(reference=True, critic=True, reward=True))
+WHOLE_STEP = step_phases(get_args(Role))
 
 
 @pytest.mark.parametrize(

@@ -5,16 +5,11 @@ from typing import Any
 
 from mindrl.errors import ConfigError
 from mindrl.migrate.file import TheirRun
-from mindrl.migrate.mapped import Mapped, default, ignored, same
+from mindrl.migrate.mapped import Mapped, default, same
 
 _PROGRAMS = {"grpo": "train_grpo", "dapo": "train_grpo", "ppo": "train_ppo"}
-_OURS: Mapping[str, str] = {
-    "math_17k_acc": "math_verify",
-    "acc_for_ppo": "math_verify",
-    "base_acc": "base_acc",
-    "math_verify_reward": "math_verify_reward",
-    "acc_for_dapo": "acc_for_dapo",
-}
+_OURS = {"math_17k_acc": "math_verify", "acc_for_ppo": "math_verify"}
+_OURS |= {name: name for name in ("base_acc", "math_verify_reward", "acc_for_dapo")}
 """Verifiers of theirs, and the reward of ours that scores the same."""
 _OTHER_SCORE: Mapping[str, str] = {
     "retool_reward": "1 or -1 for the box in the last 100 characters, and tool calls",
@@ -43,7 +38,7 @@ _PARTS: tuple[tuple[str, Any, str], ...] = (
 
 def algorithm_rules(theirs: TheirRun) -> Iterator[Mapped]:
     """Say what becomes of the keys of the algorithm."""
-    place = theirs.model("actor").place("stage")
+    place = theirs.actor.place("stage")
     if theirs.stage not in _PROGRAMS:
         raise ConfigError(f"{place}={theirs.stage}: read are ray_grpo, ray_dapo and ray_ppo")
     yield Mapped(place, "derived", note=f"run it with cli/{_PROGRAMS[theirs.stage]}.py")
@@ -51,7 +46,10 @@ def algorithm_rules(theirs: TheirRun) -> Iterator[Mapped]:
     yield from _loss(theirs)
     yield from _divergence(theirs)
     yield from _rewards(theirs)
-    yield from _length_penalty(theirs)
+    if theirs.given.get("rl_config.overlong_buffer_enable"):
+        # The reward of DAPO there, but read by all stages.
+        for end in ("_enable", "", "_penalty_factor"):
+            yield from same(theirs, f"rl_config.overlong_buffer{end}")
     yield from _critic_devices(theirs)
     for name, legal, note in _PARTS:
         key = f"rl_config.{name}"
@@ -63,7 +61,7 @@ def algorithm_rules(theirs: TheirRun) -> Iterator[Mapped]:
 
 def _batch(theirs: TheirRun) -> Iterator[Mapped]:
     """Prompts per step and per update: both count prompts, there and here."""
-    actor = theirs.model("actor")
+    actor = theirs.actor
     place, prompts = actor.place("global_batch_size"), actor.value("global_batch_size")
     enabled, ours = "rl_config.filter_groups_enable", "megatron_training.global_batch_size"
     if theirs.stage == "dapo" and theirs.given.get(enabled):
@@ -73,7 +71,8 @@ def _batch(theirs: TheirRun) -> Iterator[Mapped]:
             f"step draws and trains {trained} prompts, its filter_groups_train_batch_size"
         )
         yield Mapped(enabled, "refused", {ours: trained}, note)
-        yield ignored(place, f"{prompts} prompts are drawn at a time to be filtered, see {enabled}")
+        note = f"{prompts} prompts are drawn at a time to be filtered, see {enabled}"
+        yield Mapped(place, "ignored", note=note)
         prompts = trained
     elif prompts is not None:
         yield Mapped(place, "honoured", {ours: prompts}, "counts prompts, as there")
@@ -100,14 +99,6 @@ def _loss(theirs: TheirRun) -> Iterator[Mapped]:
         yield from same(theirs, "rl_config.clip_ratio_high")
     else:
         yield from same(theirs, "rl_config.clip_ratio")
-
-
-def _length_penalty(theirs: TheirRun) -> Iterator[Mapped]:
-    """What a response loses for its length; the reward of DAPO, but read by all stages."""
-    buffer = "rl_config.overlong_buffer"
-    if theirs.given.get(f"{buffer}_enable"):
-        for key in (f"{buffer}_enable", buffer, f"{buffer}_penalty_factor"):
-            yield from same(theirs, key)
 
 
 def _divergence(theirs: TheirRun) -> Iterator[Mapped]:

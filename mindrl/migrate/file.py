@@ -2,13 +2,12 @@
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from mindrl.errors import ConfigError
-from mindrl.migrate.keys import DEFAULTS, DOTTED, OF_ROLE, words
-from mindrl.migrate.releases import looks_like
+from mindrl.migrate.keys import DEFAULTS, DOTTED, KEYS, NEWEST, OF_ROLE, RELEASES, words
 
 Learner = Literal["actor", "critic"]
 
@@ -54,7 +53,7 @@ class TheirRun:
     """Name of the model of each section that names one."""
     were_texts: frozenset[str]
     """Keys whose number was written in quotes."""
-    nulls: frozenset[str]
+    nulls: tuple[str, ...]
     """Keys that are null."""
 
     @property
@@ -66,7 +65,7 @@ class TheirRun:
     def stage(self) -> str:
         """The program, without what all of them begin with: grpo, dapo, ppo."""
         by_estimator = "ppo" if self.has_critic else "grpo"
-        return str(self.model("actor").value("stage", f"ray_{by_estimator}")).removeprefix("ray_")
+        return str(self.actor.value("stage", f"ray_{by_estimator}")).removeprefix("ray_")
 
     @property
     def release(self) -> str:
@@ -77,9 +76,16 @@ class TheirRun:
         """Return what the file says of a key, else MindSpeed-RL's default."""
         return self.given.get(key, DEFAULTS.get(key, default))
 
-    def model(self, role: Learner) -> "TheirModel":
-        """Return what the file says of a model."""
-        return TheirModel(run=self, role=role)
+    @property
+    def actor(self) -> "TheirModel":
+        """What the file says of the actor."""
+        return TheirModel(run=self, role="actor")
+
+    @property
+    def learners(self) -> list["TheirModel"]:
+        """What it says of the models that are trained."""
+        critic = TheirModel(run=self, role="critic")
+        return [self.actor, critic] if self.has_critic else [self.actor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,14 +120,31 @@ class TheirModel:
         return self.given(key, DEFAULTS.get(f"role.{key}", default))
 
 
+def releases_of(key: str) -> range:
+    """Return which of `RELEASES` have a key: `rl_config.clip_ratio`, or `role.key` of a model."""
+    return KEYS.get(key, range(NEWEST + 1))
+
+
+def looks_like(keys: Iterable[str]) -> str:
+    """Say which releases have all of some keys: `2.0`, `2.1 to 2.2`, `2.3 or later`."""
+    known = list(keys)
+    newest = max(known, key=lambda key: releases_of(key).start, default="")
+    oldest = min(known, key=lambda key: releases_of(key).stop, default="")
+    first, last = releases_of(newest).start, releases_of(oldest).stop - 1
+    if first > last:
+        return (
+            f"of no one release: {oldest.partition('.')[2]} went with {RELEASES[last]}, "
+            f"{newest.partition('.')[2]} came with {RELEASES[first]}"
+        )
+    if first == last:
+        return RELEASES[first]
+    return f"{RELEASES[first]} {'or later' if last == NEWEST else f'to {RELEASES[last]}'}"
+
+
 def their_run(
     sections: Mapping[str, Any], model_files: Mapping[str, Mapping[str, Any]]
 ) -> TheirRun:
-    """Take a file apart.
-
-    Args:
-        sections: The file, without its `defaults` list.
-        model_files: What the model files hold, by the name of the model.
+    """Take a file without its `defaults` list apart, and model files by the names of the models.
 
     Raises:
         ConfigError: Keys that MindSpeed-RL does not know, all at once, each with the nearest one
@@ -137,21 +160,14 @@ def their_run(
         flat |= {f"model.{name}.{_key(key)}": value for key, value in model_files[name].items()}
     if unknown := [key for key, value in flat.items() if not _is_known(key, value)]:
         raise ConfigError("\n".join(_unknown(key) for key in unknown))
-    texts = {key for key, value in flat.items() if _is_number_in_quotes(key, value)}
-    given = {
-        key: _number(value) if key in texts else value
-        for key, value in flat.items()
-        if value is not None
-    }
+    read = {key: _unquoted(key, value) for key, value in flat.items()}
+    given = {key: value for key, value in read.items() if value is not None}
     needs = {key: _need(key.rpartition(".")[2], value) for key, value in given.items()}
     if wrong := [f"{key}={given[key]!r} must be {need}" for key, need in needs.items() if need]:
         raise ConfigError("\n".join(wrong))
-    return TheirRun(
-        given=given,
-        models=models,
-        were_texts=frozenset(texts),
-        nulls=frozenset(key for key, value in flat.items() if value is None),
-    )
+    texts = frozenset(key for key, value in given.items() if type(value) is not type(flat[key]))
+    nulls = tuple(key for key, value in flat.items() if value is None)
+    return TheirRun(given=given, models=models, were_texts=texts, nulls=nulls)
 
 
 def of_any_role(key: str) -> str:
@@ -226,11 +242,9 @@ def _need(name: str, value: Any) -> str:
     return ""
 
 
-def _is_number_in_quotes(key: str, value: Any) -> bool:
-    name = key.rpartition(".")[2]
-    return isinstance(value, str) and name not in _TEXTS and bool(_NUMBER.fullmatch(value.strip()))
-
-
-def _number(text: str) -> int | float:
-    stripped = text.strip()
-    return int(stripped) if re.fullmatch(r"[-+]?\d+", stripped) else float(stripped)
+def _unquoted(key: str, value: Any) -> Any:
+    """Return the number that a value in quotes is, where it is one and its key takes numbers."""
+    text = value.strip() if isinstance(value, str) else ""
+    if key.rpartition(".")[2] in _TEXTS or not _NUMBER.fullmatch(text):
+        return value
+    return int(text) if re.fullmatch(r"[-+]?\d+", text) else float(text)

@@ -4,7 +4,8 @@ Read from the configuration classes of its releases. `role` stands for a model: 
 `megatron_training`, `actor_config` and `critic_config` have the same keys.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 RELEASES = ("2.0", "2.1", "2.2", "2.3", "later than 2.3")
@@ -84,197 +85,160 @@ DEFAULTS: Mapping[str, Any] = {
 }
 """Its defaults where ours differ: a key that the file leaves out keeps its meaning."""
 
-_OF_2_0 = "in files of 2.0, read by none of its code: "
-_REASONS: Mapping[str, str] = {
-    "the model is exported into the run folder; actor_config.save names another place": "save",
-    "all rows train, as here": "split",
-    "AdamW, as here": "optimizer",
-    "a run starts from the weights alone, as here": "no_load_optim",
-    "none, as here": "attention_dropout hidden_dropout",
-    "the model has no experts": """
-        expert_model_parallel_size moe_tp_extend_ep moe_grouped_gemm moe_aux_loss_coeff@2.2
-        moe_router_load_balancing_type
-    """,
-    "context_parallel_size is 1": "context_parallel_algo@2.1",
-    "pipeline_model_parallel_size is 1": "num_layers_per_virtual_pipeline_stage@2.1 num_layer_list",
-    "empty layers are not needed: stages may be uneven here": "noop_layers@2.1",
-    "only with recompute_granularity: full": "recompute_method recompute_num_layers",
-    "off, as here": """
-        swap_optimizer@2.1
-        rl_config: overlong_buffer_enable@2.2 filter_groups_enable@2.2 use_kl_in_reward@2.2
-        is_multimodal@2.1 partial_rollout_max_split@2.2 multi_turn_enable@new share_backbone@new
-    """,
-    "npu_deterministic has the last word": "use_deter_comp@-2.2",
-    "the verifiers are the rewards, as here": "rl_config: rule_reward",
-    "there is no critic without adv_estimator: gae": "rl_config: critic_resource.num_npus@2.2",
-    "no reference is loaded": "rl_config: integrated_mode_config.ref_model_load_path",
-    "only with use_dynamic_bsz": """
-        rl_config: max_packing_token_size@2.1 ref_max_packing_token_size@2.2
-        actor_max_packing_token_size@2.2 update_max_packing_token_size@2.2
-    """,
-    "clip_ratio_low and clip_ratio_high take its place": "rl_config: clip_ratio",
-    "only DAPO's loss reads it": "rl_config: clip_higher_enable@2.2",
-    "only DAPO's loss reads it, with clip_higher_enable": """
-        rl_config: clip_ratio_low@2.2 clip_ratio_high@2.2
-    """,
-    "only DAPO's loss reads it there; tokens weigh equally": "rl_config: token_level_loss@2.2",
-    "only with overlong_buffer_enable": """
-        rl_config: overlong_buffer@2.2 overlong_buffer_penalty_factor@2.2
-    """,
-    "sampling_config.max_tokens says it": "rl_config: rollout_max_tokens@2.2",
-    "only with filter_groups_enable": """
-        rl_config: filter_groups_metric@2.2 filter_groups_max_batches@2.2
-        filter_groups_train_batch_size@2.2
-    """,
-    "no KL enters the loss or the reward": "rl_config: kl_penalty",
-    "the coefficient is constant, as here": "rl_config: kl_ctrl_type",
-    "only with kl_ctrl_type: adaptive": "rl_config: kl_horizon kl_target",
-    "only with partial_rollout_max_split": "rl_config: require_max_age_all_finished@2.2",
-    "only with multi_turn_enable": """
-        rl_config: tool_config_path@new max_tool_calls@new max_parallel_calls@new
-        max_total_response_length@new max_tool_response_length@new tool_response_truncate_side@new
-        tool_parser_format@new
-    """,
-    "the other sizes say where the experts lie": "generate_config: enable_expert_parallel@2.1",
-    "the model's config.json says it": """
-        spec use_rotary_position_embeddings rope_scaling_type rope_scaling_factor low_freq_factor
-        high_freq_factor original_max_position_embeddings max_position_embeddings beta_fast@2.3
-        beta_slow@2.3 rope_scaling_mscale rope_scaling_mscale_all_dim
-        rope_scaling_original_max_position_embeddings num_layers hidden_size ffn_hidden_size
-        num_attention_heads kv_channels group_query_attention num_query_groups
-        untie_embeddings_and_output_weights multi_latent_attention@2.3 qk_pos_emb_head_dim@2.3
-        qk_head_dim@2.3 q_lora_rank kv_lora_rank v_head_dim qk_layernorm first_k_dense_replace
-        moe_layer_freq moe_router_topk num_experts n_shared_experts moe_ffn_hidden_size@2.3
-        moe_router_num_groups@2.3 moe_router_group_topk@2.3 moe_router_topk_scaling_factor@2.3
-        norm_topk_prob moe_router_score_function make_vocab_size_divisible_by padded_vocab_size
-        add_qkv_bias disable_bias_linear position_embedding_type rotary_base normalization
-        norm_epsilon swiglu attention_bias@2.2 vocab_extra_ids moe_intermediate_size@-2.2
-        multi_head_latent_attention@-2.2 qk_nope_head_dim@-2.2 qk_rope_head_dim@-2.2 n_group@-2.2
-        topk_group@-2.2 routed_scaling_factor@-2.2 rope_scaling_beta_fast@-2.2
-        rope_scaling_beta_slow@-2.2
-    """,
-    "the engine and the kernels of this version decide; no result depends on it": """
-        use_mcore_models use_flash_attn use_fused_rmsnorm use_fused_swiglu shape_order
-        no_bias_dropout_fusion moe_permutation_async_comm use_fused_moe_token_permute_and_unpermute
-        moe_token_dispatcher_type no_masked_softmax_fusion attention_softmax_in_fp32
-        no_gradient_accumulation_fusion use_fused_rotary_pos_emb
-        gemm_gradient_accumulation_fusion@2.2 transformer_impl@new ai_framework@2.1
-        attention_mask_type@2.3 cp_attention_mask_type@2.2-2.2 accumulate_allreduce_grads_in_fp32
-        initial_loss_scale do_sample use_kv_cache init_method_std
-        use_fused_ring_attention_update@2.2
-        rl_config: async_engine@2.2
-        generate_config: num_scheduler_steps torchair_graph@2.1 ascend_scheduler_config_enabled@2.2
-        eplb_token_collects@2.2 eplb_token_save_path@2.2 expert_map_path@2.2
-    """,
-    "speed only; no result depends on it": """
-        moe_alltoall_overlap_comm overlap_grad_reduce overlap_param_gather ddp_bucket_size
-        use_cp_send_recv_overlap@2.2 use_ascend_coc@2.1 coc_mode@2.1 coc_parallel_num@2.1
-        coc_fused_kernel@2.1 num_workers use_tp_pp_dp_mapping
-    """,
-    "memory only; `plan.py memory` says whether the run fits without it": """
-        reuse_fp32_param swap_attention recompute_activation_function
-    """,
-    "packed sequences need no such switch: use_remove_padding is enough": """
-        no_pad_to_seq_lengths@2.3 variable_seq_lengths variable_seq_length@2.3-2.3
-        reset_position_ids reset_attention_mask@2.2 pad_to_multiple_of
-    """,
-    "the platform chooses it: hccl on NPUs": "distributed_backend",
-    "the bias that chooses experts stays as the model has it, where Megatron may move it": """
-        moe_router_enable_expert_bias
-    """,
-    "the balancing is decided by moe_router_load_balancing_type": "seq_aux",
-    "belongs to the preparation of .bin/.idx data": """
-        is_instruction_dataset dataloader_type full_shuffle_instruction_dataset prompt_type_path
-        no_shared_storage tokenizer_type tokenizer_not_use_fast tokenizer_padding_side
-    """,
-    "the reference answer is in the column megatron_training.answer_column": """
-        dataset_additional_keys
-    """,
-    "belongs to DPO, which this file does not run": """
-        is_pairwise_dataset dpo_loss_type@2.2 ref_model@2.2 refer_model_iter@2.2
-        ref_model_iter@2.2-2.2 algorithm
-    """,
-    "MindSpeed-RL has no evaluation either; ours is rl_config.test_freq": """
-        eval_iters eval_interval skip_train
-    """,
-    "every step is logged": "log_interval log_throughput",
-    "a run starts at step 0 from the weights alone, and writes only weights": """
-        finetune no_load_rng no_save_optim no_save_rng load_checkpoint_loosely pretrained_checkpoint
-        enable_high_availability
-    """,
-    "a metric that is no number ends the run": "no_check_for_nan_in_loss_and_grad",
-    "only with lora_target_modules": """
-        lora_ckpt_filter@new lora_r@new lora_alpha@new lora_fusion@new
-    """,
-    "it never had an effect in MindSpeed-RL: documented, read by no code": """
-        rl_config: num_samples_per_step advantage_whiten verifier_parallel verifier_timeout
-        tp_split_expert beta
-    """,
-    "the driver deals the batches here; there is no such queue to size": """
-        rl_config: num_cpus_for_local_task num_cpus_for_placement_group actor_rollout_dispatch_size
-        actor_logprob_dispatch_size ref_dispatch_size reward_dispatch_size
-        dynamic_sampling_dispatch_size@2.2 adv_dispatch_size actor_update_dispatch_size
-        critic_update_dispatch_size@2.2 critic_value_dispatch_size@2.2 kl_dispatch_size@2.2
-        data_strategy@new transfer_queue_data_shard_num@new transfer_queue_data_shard_port_base@new
-        zmq_communication@2.2 td_status_log@2.1-2.1
-    """,
-    "a self-test of their resharding": "rl_config: enable_sharding_validate@-2.1",
-    "environment variables are set where the run is started": """
-        rl_config: runtime_env_path hccl_buffersize@new
-    """,
-    "use_dynamic_bsz deals sequences by their work; no gradient depends on it": """
-        rl_config: use_dp_batch_balance@2.2 dynamic_max_batch_size@2.2
-        ref_dynamic_max_batch_size@2.2 actor_dynamic_max_batch_size@2.2
-        update_dynamic_max_batch_size@2.2
-    """,
-    "no such tracker here: metrics go to metrics.jsonl and, where asked, to TensorBoard": """
-        rl_config: use_wandb wandb_project wandb_exp_name wandb_save_dir use_swanlab@new
-        swanlab_mode@new swanlab_project@new swanlab_exp_name@new swanlab_save_dir@new
-    """,
-    "throughput is a metric of every step": "rl_config: log_max_throughput@2.1",
-    "there are no images in a run here": """
-        rl_config: vit_resource.num_npus@2.2 vit_forward_micro_batch_size@2.2
-        actor_image_embeds_dispatch_size@2.2 reuse_image_embeds@2.2 colocate_actor_and_vit@2.2
-        generate_config: limit_mm_image_per_prompt@2.2 limit_mm_video_per_prompt@2.2
-    """,
-    "it follows from the other sizes": "generate_config: data_parallel_size",
-    "megatron_training.tokenizer_name_or_path is the tokenizer of all": """
-        generate_config: tokenizer_name_or_path
-    """,
-    "no family that is trained here needs code of its own; set it where yours does": """
-        generate_config: trust_remote_code
-    """,
-    "the log-prob of each sampled token is always kept, and text is made for rewards alone": """
-        generate_config: sampling_config.logprobs sampling_config.detokenize
-    """,
-    "megatron_training.seed seeds the sampling too": "generate_config: sampling_config.seed",
-    "no such tool here; timings, memory and log-prob gaps are metrics of every step": """
-        profiler_config: integrated.profile integrated.mstx integrated.stage
-        integrated.profile_save_path integrated.profile_export_type integrated.profile_level
-        integrated.profile_with_memory integrated.profile_record_shapes
-        integrated.profile_with_module integrated.profile_with_cpu integrated.profile_with_npu
-        integrated.profile_step_start integrated.profile_step_end integrated.profile_analysis
-        integrated.profile_ranks
-        msprobe_config: msprobe dump_path key_data_dump configurations_dump actor_train_dump
-        actor_infer_dump reference_dump critic_train_dump@2.2 step_start step_end
-        token_range_start@2.2 token_range_end@2.2
-    """,
-    _OF_2_0 + "micro_batch_size and the keys of *_forward_micro_batch_size are what it reads": """
-        rl_config: experience_count@-2.0 actor_micro_batch_size@-2.0 ref_micro_batch_size@-2.0
-        rew_micro_batch_size@-2.0 adv_micro_batch_size@-2.0 update_micro_batch_size@-2.0
-        generate_config: gen_micro_batch_size@-2.0
-    """,
-    _OF_2_0 + "shuffle_mini_batch is what it reads": "rl_config: shuffle_minibatch@-2.0",
-}
-"""Reason -> keys that change nothing, or that rules look at and have nothing to say of."""
-REASONS: Mapping[str, str] = {key: why for why, keys in _REASONS.items() for key in _keys(keys)}
+_REASONS = """
+the model is exported into the run folder; actor_config.save names another place = save
+all rows train, as here = split
+AdamW, as here = optimizer
+a run starts from the weights alone, as here = no_load_optim
+none, as here = attention_dropout hidden_dropout
+the model has no experts = expert_model_parallel_size moe_tp_extend_ep moe_grouped_gemm
+    moe_aux_loss_coeff@2.2 moe_router_load_balancing_type
+context_parallel_size is 1 = context_parallel_algo@2.1
+pipeline_model_parallel_size is 1 = num_layers_per_virtual_pipeline_stage@2.1 num_layer_list
+empty layers are not needed: stages may be uneven here = noop_layers@2.1
+only with recompute_granularity: full = recompute_method recompute_num_layers
+off, as here = swap_optimizer@2.1
+    rl_config: overlong_buffer_enable@2.2 filter_groups_enable@2.2 use_kl_in_reward@2.2
+    is_multimodal@2.1 partial_rollout_max_split@2.2 multi_turn_enable@new share_backbone@new
+npu_deterministic has the last word = use_deter_comp@-2.2
+the verifiers are the rewards, as here = rl_config: rule_reward
+there is no critic without adv_estimator: gae = rl_config: critic_resource.num_npus@2.2
+no reference is loaded = rl_config: integrated_mode_config.ref_model_load_path
+only with use_dynamic_bsz = rl_config: max_packing_token_size@2.1 ref_max_packing_token_size@2.2
+    actor_max_packing_token_size@2.2 update_max_packing_token_size@2.2
+clip_ratio_low and clip_ratio_high take its place = rl_config: clip_ratio
+only DAPO's loss reads it = rl_config: clip_higher_enable@2.2
+only DAPO's loss reads it, with clip_higher_enable = rl_config: clip_ratio_low@2.2
+    clip_ratio_high@2.2
+only DAPO's loss reads it there; tokens weigh equally = rl_config: token_level_loss@2.2
+only with overlong_buffer_enable = rl_config: overlong_buffer@2.2 overlong_buffer_penalty_factor@2.2
+sampling_config.max_tokens says it = rl_config: rollout_max_tokens@2.2
+only with filter_groups_enable = rl_config: filter_groups_metric@2.2 filter_groups_max_batches@2.2
+    filter_groups_train_batch_size@2.2
+no KL enters the loss or the reward = rl_config: kl_penalty
+the coefficient is constant, as here = rl_config: kl_ctrl_type
+only with kl_ctrl_type: adaptive = rl_config: kl_horizon kl_target
+only with partial_rollout_max_split = rl_config: require_max_age_all_finished@2.2
+only with multi_turn_enable = rl_config: tool_config_path@new max_tool_calls@new
+    max_parallel_calls@new max_total_response_length@new max_tool_response_length@new
+    tool_response_truncate_side@new tool_parser_format@new
+the other sizes say where the experts lie = generate_config: enable_expert_parallel@2.1
+the model's config.json says it = spec use_rotary_position_embeddings rope_scaling_type
+    rope_scaling_factor low_freq_factor high_freq_factor original_max_position_embeddings
+    max_position_embeddings beta_fast@2.3 beta_slow@2.3 rope_scaling_mscale
+    rope_scaling_mscale_all_dim rope_scaling_original_max_position_embeddings num_layers hidden_size
+    ffn_hidden_size num_attention_heads kv_channels group_query_attention num_query_groups
+    untie_embeddings_and_output_weights multi_latent_attention@2.3 qk_pos_emb_head_dim@2.3
+    qk_head_dim@2.3 q_lora_rank kv_lora_rank v_head_dim qk_layernorm first_k_dense_replace
+    moe_layer_freq moe_router_topk num_experts n_shared_experts moe_ffn_hidden_size@2.3
+    moe_router_num_groups@2.3 moe_router_group_topk@2.3 moe_router_topk_scaling_factor@2.3
+    norm_topk_prob moe_router_score_function make_vocab_size_divisible_by padded_vocab_size
+    add_qkv_bias disable_bias_linear position_embedding_type rotary_base normalization norm_epsilon
+    swiglu attention_bias@2.2 vocab_extra_ids moe_intermediate_size@-2.2
+    multi_head_latent_attention@-2.2 qk_nope_head_dim@-2.2 qk_rope_head_dim@-2.2 n_group@-2.2
+    topk_group@-2.2 routed_scaling_factor@-2.2 rope_scaling_beta_fast@-2.2
+    rope_scaling_beta_slow@-2.2
+the engine and the kernels of this version decide; no result depends on it = use_mcore_models
+    use_flash_attn use_fused_rmsnorm use_fused_swiglu shape_order no_bias_dropout_fusion
+    moe_permutation_async_comm use_fused_moe_token_permute_and_unpermute moe_token_dispatcher_type
+    no_masked_softmax_fusion attention_softmax_in_fp32 no_gradient_accumulation_fusion
+    use_fused_rotary_pos_emb gemm_gradient_accumulation_fusion@2.2 transformer_impl@new
+    ai_framework@2.1 attention_mask_type@2.3 cp_attention_mask_type@2.2-2.2
+    accumulate_allreduce_grads_in_fp32 initial_loss_scale do_sample use_kv_cache init_method_std
+    use_fused_ring_attention_update@2.2
+    rl_config: async_engine@2.2
+    generate_config: num_scheduler_steps torchair_graph@2.1 ascend_scheduler_config_enabled@2.2
+    eplb_token_collects@2.2 eplb_token_save_path@2.2 expert_map_path@2.2
+speed only; no result depends on it = moe_alltoall_overlap_comm overlap_grad_reduce
+    overlap_param_gather ddp_bucket_size use_cp_send_recv_overlap@2.2 use_ascend_coc@2.1
+    coc_mode@2.1 coc_parallel_num@2.1 coc_fused_kernel@2.1 num_workers use_tp_pp_dp_mapping
+memory only; `plan.py memory` says whether the run fits without it = reuse_fp32_param swap_attention
+    recompute_activation_function
+packed sequences need no such switch: use_remove_padding is enough = no_pad_to_seq_lengths@2.3
+    variable_seq_lengths variable_seq_length@2.3-2.3 reset_position_ids reset_attention_mask@2.2
+    pad_to_multiple_of
+the platform chooses it: hccl on NPUs = distributed_backend
+the bias that chooses experts stays as the model has it, where Megatron may move it =
+    moe_router_enable_expert_bias
+the balancing is decided by moe_router_load_balancing_type = seq_aux
+belongs to the preparation of .bin/.idx data = is_instruction_dataset dataloader_type
+    full_shuffle_instruction_dataset prompt_type_path no_shared_storage tokenizer_type
+    tokenizer_not_use_fast tokenizer_padding_side
+the reference answer is in the column megatron_training.answer_column = dataset_additional_keys
+belongs to DPO, which this file does not run = is_pairwise_dataset dpo_loss_type@2.2 ref_model@2.2
+    refer_model_iter@2.2 ref_model_iter@2.2-2.2 algorithm
+MindSpeed-RL has no evaluation either; ours is rl_config.test_freq = eval_iters eval_interval
+    skip_train
+every step is logged = log_interval log_throughput
+a run starts at step 0 from the weights alone, and writes only weights = finetune no_load_rng
+    no_save_optim no_save_rng load_checkpoint_loosely pretrained_checkpoint enable_high_availability
+a metric that is no number ends the run = no_check_for_nan_in_loss_and_grad
+only with lora_target_modules = lora_ckpt_filter@new lora_r@new lora_alpha@new lora_fusion@new
+it never had an effect in MindSpeed-RL: documented, read by no code = rl_config:
+    num_samples_per_step advantage_whiten verifier_parallel verifier_timeout tp_split_expert beta
+the driver deals the batches here; there is no such queue to size = rl_config:
+    num_cpus_for_local_task num_cpus_for_placement_group actor_rollout_dispatch_size
+    actor_logprob_dispatch_size ref_dispatch_size reward_dispatch_size
+    dynamic_sampling_dispatch_size@2.2 adv_dispatch_size actor_update_dispatch_size
+    critic_update_dispatch_size@2.2 critic_value_dispatch_size@2.2 kl_dispatch_size@2.2
+    data_strategy@new transfer_queue_data_shard_num@new transfer_queue_data_shard_port_base@new
+    zmq_communication@2.2 td_status_log@2.1-2.1
+a self-test of their resharding = rl_config: enable_sharding_validate@-2.1
+environment variables are set where the run is started = rl_config: runtime_env_path
+    hccl_buffersize@new
+use_dynamic_bsz deals sequences by their work; no gradient depends on it = rl_config:
+    use_dp_batch_balance@2.2 dynamic_max_batch_size@2.2 ref_dynamic_max_batch_size@2.2
+    actor_dynamic_max_batch_size@2.2 update_dynamic_max_batch_size@2.2
+no such tracker here: metrics go to metrics.jsonl and, where asked, to TensorBoard = rl_config:
+    use_wandb wandb_project wandb_exp_name wandb_save_dir use_swanlab@new swanlab_mode@new
+    swanlab_project@new swanlab_exp_name@new swanlab_save_dir@new
+throughput is a metric of every step = rl_config: log_max_throughput@2.1
+there are no images in a run here = rl_config: vit_resource.num_npus@2.2
+    vit_forward_micro_batch_size@2.2 actor_image_embeds_dispatch_size@2.2 reuse_image_embeds@2.2
+    colocate_actor_and_vit@2.2
+    generate_config: limit_mm_image_per_prompt@2.2 limit_mm_video_per_prompt@2.2
+it follows from the other sizes = generate_config: data_parallel_size
+megatron_training.tokenizer_name_or_path is the tokenizer of all = generate_config:
+    tokenizer_name_or_path
+no family that is trained here needs code of its own; set it where yours does = generate_config:
+    trust_remote_code
+the log-prob of each sampled token is always kept, and text is made for rewards alone =
+    generate_config: sampling_config.logprobs sampling_config.detokenize
+megatron_training.seed seeds the sampling too = generate_config: sampling_config.seed
+no such tool here; timings, memory and log-prob gaps are metrics of every step = profiler_config:
+    integrated.profile integrated.mstx integrated.stage integrated.profile_save_path
+    integrated.profile_export_type integrated.profile_level integrated.profile_with_memory
+    integrated.profile_record_shapes integrated.profile_with_module integrated.profile_with_cpu
+    integrated.profile_with_npu integrated.profile_step_start integrated.profile_step_end
+    integrated.profile_analysis integrated.profile_ranks
+    msprobe_config: msprobe dump_path key_data_dump configurations_dump actor_train_dump
+    actor_infer_dump reference_dump critic_train_dump@2.2 step_start step_end token_range_start@2.2
+    token_range_end@2.2
+in files of 2.0, read by none of its code: micro_batch_size and the keys of
+    *_forward_micro_batch_size are what it reads = rl_config: experience_count@-2.0
+    actor_micro_batch_size@-2.0 ref_micro_batch_size@-2.0 rew_micro_batch_size@-2.0
+    adv_micro_batch_size@-2.0 update_micro_batch_size@-2.0
+    generate_config: gen_micro_batch_size@-2.0
+in files of 2.0, read by none of its code: shuffle_mini_batch is what it reads = rl_config:
+    shuffle_minibatch@-2.0
+"""
+"""A reason = keys that change nothing, or that rules look at and have nothing to say of."""
 
+
+def _reasons() -> Iterator[tuple[str, dict[str, range]]]:
+    """Read the reasons, each with its keys; what is indented goes on with the one above."""
+    for text in re.split(r"\n(?=\S)", _REASONS.strip()):
+        reason, _, keys = " ".join(text.split()).partition(" = ")
+        yield reason, _keys(keys)
+
+
+REASONS: Mapping[str, str] = {key: reason for reason, keys in _reasons() for key in keys}
 KEYS: Mapping[str, range] = {
     **SAME_OF_RUN,
     **SAME_OF_ROLE,
     **SAME,
     **_RULED,
-    **{key: each for keys in _REASONS.values() for key, each in _keys(keys).items()},
+    **{key: releases for _, keys in _reasons() for key, releases in keys.items()},
 }
 """All keys, and which of `RELEASES` have each."""
 OF_ROLE = frozenset(key.removeprefix("role.") for key in KEYS if key.startswith("role."))

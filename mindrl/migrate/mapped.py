@@ -1,10 +1,10 @@
-"""What becomes of one key of a MindSpeed-RL file."""
+"""What becomes of the keys of a MindSpeed-RL file."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from mindrl.migrate.file import TheirModel, TheirRun
+from mindrl.migrate.file import TheirModel, TheirRun, of_any_role
 from mindrl.migrate.keys import DEFAULTS
 
 Kind = Literal["honoured", "renamed", "derived", "open", "ignored", "refused"]
@@ -25,24 +25,42 @@ class Mapped:
     """Why, and what to do."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Import:
+    """What becomes of a file."""
+
+    mapped: Sequence[Mapped]
+    """Every key of the file, and the defaults that it relies on."""
+
+    @property
+    def refused(self) -> tuple[Mapped, ...]:
+        """Parts of the run that are not there."""
+        return tuple(each for each in self.mapped if each.kind == "refused")
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """Our keys, dotted, with their values; refused parts left out."""
+        return {key: value for each in self.mapped for key, value in each.sets.items()}
+
+
 def same(theirs: TheirRun, key: str, ours: str = "") -> Iterator[Mapped]:
     """Take a key over as it is, or the default that it stands for where the file leaves it out."""
-    ours = ours or key
     if key in theirs.given:
         note = "written as text there, a number here" if key in theirs.were_texts else ""
-        kind: Kind = "honoured" if key.rpartition(".")[2] == ours.rpartition(".")[2] else "renamed"
-        yield Mapped(key, kind, {ours: theirs.given[key]}, note)
-    elif key in DEFAULTS:
-        yield default(key, ours, DEFAULTS[key])
+        yield Mapped(key, "honoured", {ours or key: theirs.given[key]}, note)
+    elif of_any_role(key) in DEFAULTS:
+        yield default(key, ours or key, DEFAULTS[of_any_role(key)])
 
 
 def same_of_model(model: TheirModel, key: str, section: str = "") -> Iterator[Mapped]:
     """Do the same for a key of a model, which is one of that model's section here."""
-    place, ours = model.place(key), f"{section or model.section}.{key}"
-    if place in model.run.given:
-        yield from same(model.run, place, ours)
-    elif f"role.{key}" in DEFAULTS:
-        yield default(place, ours, DEFAULTS[f"role.{key}"])
+    yield from same(model.run, model.place(key), f"{section or model.section}.{key}")
+
+
+def of_model(model: TheirModel, key: str, kind: Kind, value: Any = None, note: str = "") -> Mapped:
+    """Say what becomes of a key of a model that has its name and the model's section here."""
+    sets = {} if value is None else {f"{model.section}.{key}": value}
+    return Mapped(model.place(key), kind, sets, note)
 
 
 def default(key: str, ours: str, value: Any) -> Mapped:
@@ -50,21 +68,8 @@ def default(key: str, ours: str, value: Any) -> Mapped:
     return Mapped(key, "derived", {ours: value}, "not in the file: MindSpeed-RL's default")
 
 
-def ignored(key: str, note: str) -> Mapped:
-    """Leave a key out that changes nothing."""
-    return Mapped(key, "ignored", note=note)
-
-
 def at_least(key: str, given: int | None, least: int, why: str, ours: str = "") -> Mapped:
-    """Take a limit over, or the number that it must be at least.
-
-    Args:
-        key: Theirs.
-        given: What the file says, or what it stands for.
-        least: The least legal value.
-        why: It must be raised.
-        ours: Our key, where it is another one.
-    """
+    """Take a limit over as it is given or meant, or say why it is raised to the least legal one."""
     if given is not None and given >= least:
         return Mapped(key, "honoured", {ours or key: given})
     there = "not in the file" if given is None else f"{given} there"

@@ -1,12 +1,26 @@
 """Rules of a MindSpeed-RL import for one model: folder, layout, experts, optimizer."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from mindrl.migrate.file import TheirModel, numbers
 from mindrl.migrate.keys import SAME_OF_ROLE
-from mindrl.migrate.mapped import Mapped, default, ignored, same_of_model
+from mindrl.migrate.mapped import Kind, Mapped, default, of_model, same_of_model
 
 _FORMAT = "in Megatron's format there; a folder in Hugging Face format is read here"
+_NO_DROPOUT = "{}: there is no dropout here; leave it out for none"
+_PARTS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("attention_dropout", bool, _NO_DROPOUT),
+    ("hidden_dropout", bool, _NO_DROPOUT),
+    (
+        "no_load_optim",
+        lambda given: given is False,
+        "a run starts from the weights alone; finish the old run there",
+    ),
+    ("mm_model", bool, "no model with images is trained here"),
+    ("lora_target_modules", bool, "there are no adapters here; left out, all weights train"),
+)
+"""Keys of a model, which of their values ask for a part that is not there, and what to do."""
 
 
 def model_rules(model: TheirModel) -> Iterator[Mapped]:
@@ -23,8 +37,13 @@ def model_rules(model: TheirModel) -> Iterator[Mapped]:
         yield from _experts(model)
         yield from _balance(model)
     yield from _optimizer(model)
-    yield from _recompute(model)
-    yield from _missing_parts(model)
+    yield from same_of_model(model, "recompute_granularity")
+    if model.value("recompute_granularity") == "full":
+        yield from same_of_model(model, "recompute_method")
+        yield from same_of_model(model, "recompute_num_layers")
+    for key, asks, note in _PARTS:
+        if asks(given := model.given(key)):
+            yield of_model(model, key, "refused", note=note.format(given))
 
 
 def _of_critic(model: TheirModel) -> Iterator[Mapped]:
@@ -37,7 +56,7 @@ def _of_critic(model: TheirModel) -> Iterator[Mapped]:
         f"{_FORMAT}: give critic_config.load, or the critic starts from the actor's weights with a "
         "value head drawn at random"
     )
-    yield Mapped(model.place("load"), "open", note=note)
+    yield of_model(model, "load", "open", note=note)
 
 
 def _folders(model: TheirModel) -> Iterator[Mapped]:
@@ -49,11 +68,10 @@ def _folders(model: TheirModel) -> Iterator[Mapped]:
             f"{found} there, {_FORMAT}: the tokenizer's folder, which must hold the weights too; "
             "name another one if training went on from it"
         )
-    sets = {"actor_config.load": found if tokenizer is None else tokenizer}
-    yield Mapped(model.place("load"), "open", sets, note)
+    yield of_model(model, "load", "open", found if tokenizer is None else tokenizer, note)
     if target is not None and target not in (found, tokenizer):
         note = "the model is exported in Hugging Face format; the folder must be empty"
-        yield Mapped(model.place("save"), "honoured", {"actor_config.save": target}, note)
+        yield of_model(model, "save", "honoured", target, note)
 
 
 def _layers(model: TheirModel) -> Iterator[Mapped]:
@@ -75,8 +93,8 @@ def _layers(model: TheirModel) -> Iterator[Mapped]:
 
 
 def _uneven(model: TheirModel, chunks: int) -> Iterator[Mapped]:
-    ours, given = f"{model.section}.num_layer_list", model.given("num_layer_list")
-    sizes, layers = numbers(given), model.value("num_layers")
+    given, layers = model.given("num_layer_list"), model.value("num_layers")
+    sizes = numbers(given)
     empty = numbers(model.given("noop_layers"))
     if empty and (sizes or layers):
         sizes = sizes or [layers // chunks] * chunks
@@ -85,12 +103,13 @@ def _uneven(model: TheirModel, chunks: int) -> Iterator[Mapped]:
             counted.append(size - sum(first <= each < first + size for each in empty))
             first += size
         note = f"the layers {', '.join(map(str, empty))} are empty there; stages are uneven here"
-        yield Mapped(model.place("noop_layers"), "renamed", {ours: counted}, note)
+        sets = {f"{model.section}.num_layer_list": counted}
+        yield Mapped(model.place("noop_layers"), "renamed", sets, note)
     elif sizes and isinstance(given, str):
         note = "written as text there, a list here"
-        yield Mapped(model.place("num_layer_list"), "derived", {ours: sizes}, note)
+        yield of_model(model, "num_layer_list", "derived", sizes, note)
     elif sizes:
-        yield Mapped(model.place("num_layer_list"), "honoured", {ours: sizes})
+        yield of_model(model, "num_layer_list", "honoured", sizes)
 
 
 def _context(model: TheirModel) -> Iterator[Mapped]:
@@ -103,19 +122,16 @@ def _context(model: TheirModel) -> Iterator[Mapped]:
             f"{size} there; here such ranks share attention heads, and those of a tensor-parallel "
             f"rank suffice for {kept}: fewer ranks share a sequence, more are data-parallel"
         )
-        sets = {f"{model.section}.context_parallel_size": kept}
-        yield Mapped(model.place("context_parallel_size"), "derived", sets, note)
+        yield of_model(model, "context_parallel_size", "derived", kept, note)
     else:
         yield from same_of_model(model, "context_parallel_size")
     if size == 1 or algo is None:
         return
-    place, ulysses = model.place("context_parallel_algo"), "ulysses_cp_algo"
-    ours = {"actor_config.context_parallel_algo": ulysses} if model.role == "actor" else {}
-    if algo == ulysses:
-        yield Mapped(place, "honoured", ours)
-    else:
-        note = f"{algo} there: the same attention, computed in another order"
-        yield Mapped(place, "derived", ours, note)
+    ulysses = "ulysses_cp_algo"
+    kind: Kind = "honoured" if algo == ulysses else "derived"
+    note = "" if algo == ulysses else f"{algo} there: the same attention, computed in another order"
+    ours = ulysses if model.role == "actor" else None
+    yield of_model(model, "context_parallel_algo", kind, ours, note)
 
 
 def _can_share(model: TheirModel, ranks: int) -> bool:
@@ -141,8 +157,8 @@ def _experts(model: TheirModel) -> Iterator[Mapped]:
     }
     note = "without moe_tp_extend_ep each expert is cut over the tensor-parallel ranks"
     if shared:
-        note = f"{size} there; moe_tp_extend_ep: the {tensor} tensor-parallel ranks share experts "
-        note += "too"
+        ranks = f"the {tensor} tensor-parallel ranks share experts too"
+        note = f"{size} there; moe_tp_extend_ep: {ranks}"
     yield Mapped(place, "derived", sets, note)
     if shared:
         yield Mapped(extends, "derived", note=f"see {place}")
@@ -155,7 +171,7 @@ def _balance(model: TheirModel) -> Iterator[Mapped]:
     balancing = model.run.given.get(kind, "aux_loss")
     if balancing == "aux_loss":
         yield from same_of_model(model, weight)
-        yield ignored(kind, "the one kind here")
+        yield Mapped(kind, "ignored", note="the one kind here")
         return
     sets = {f"{model.section}.{weight}": 0.0}
     if balancing == "none":
@@ -165,7 +181,7 @@ def _balance(model: TheirModel) -> Iterator[Mapped]:
         way = "set it to aux_loss, or leave it out for a weight of 0"
         yield Mapped(kind, "refused", sets, f"{note}; {way}")
     if model.given(weight) is not None:
-        yield ignored(model.place(weight), f"see {kind}")
+        yield of_model(model, weight, "ignored", note=f"see {kind}")
 
 
 def _optimizer(model: TheirModel) -> Iterator[Mapped]:
@@ -174,32 +190,7 @@ def _optimizer(model: TheirModel) -> Iterator[Mapped]:
         yield from same_of_model(model, "lr_decay_style")
     else:
         note = f"{style}: constant, linear and cosine are there; set one, or leave it out: constant"
-        sets = {f"{model.section}.lr_decay_style": "constant"}
-        yield Mapped(model.place("lr_decay_style"), "refused", sets, note)
+        yield of_model(model, "lr_decay_style", "refused", "constant", note)
     if optimizer != "adam":
         note = f"{optimizer}: AdamW is the only one here; leave it out to train with that"
-        yield Mapped(model.place("optimizer"), "refused", note=note)
-
-
-def _recompute(model: TheirModel) -> Iterator[Mapped]:
-    yield from same_of_model(model, "recompute_granularity")
-    if model.value("recompute_granularity") == "full":
-        yield from same_of_model(model, "recompute_method")
-        yield from same_of_model(model, "recompute_num_layers")
-
-
-def _missing_parts(model: TheirModel) -> Iterator[Mapped]:
-    """Say which keys ask for a part that is not there."""
-    notes = {
-        key: f"{model.value(key)}: there is no dropout here; leave it out for none"
-        for key in ("attention_dropout", "hidden_dropout")
-        if model.value(key)
-    }
-    if model.given("no_load_optim") is False:
-        notes["no_load_optim"] = "a run starts from the weights alone; finish the old run there"
-    if model.given("mm_model"):
-        notes["mm_model"] = "no model with images is trained here"
-    if model.given("lora_target_modules"):
-        notes["lora_target_modules"] = "there are no adapters here; left out, all weights train"
-    for key, note in notes.items():
-        yield Mapped(model.place(key), "refused", note=note)
+        yield of_model(model, "optimizer", "refused", note=note)

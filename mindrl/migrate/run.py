@@ -1,25 +1,58 @@
-"""Rules of a MindSpeed-RL import for the run as a whole: data, lengths, devices, rollout layout."""
+"""From a MindSpeed-RL file to the keys of this project, every key accounted for. Pure.
+
+The rules here are those for the run as a whole: data, lengths, devices, rollout layout.
+"""
 
 from collections.abc import Iterator
 from math import gcd
 
 from mindrl.config.layout_keys import DEVICES
-from mindrl.migrate.file import TheirRun
-from mindrl.migrate.keys import RELEASES, SAME, SAME_OF_RUN
-from mindrl.migrate.mapped import Mapped, at_least, default, same, same_of_model
+from mindrl.migrate.algorithm import algorithm_rules
+from mindrl.migrate.file import TheirRun, of_any_role
+from mindrl.migrate.keys import REASONS, RELEASES, SAME, SAME_OF_RUN
+from mindrl.migrate.mapped import Import, Mapped, at_least, default, same, same_of_model
+from mindrl.migrate.models import model_rules
 
 _TENSOR = "generate_config.infer_tensor_parallel_size"
 _EXPERT = "generate_config.infer_expert_parallel_size"
 _SEQUENCES = "generate_config.max_num_seqs"
 
 
-def run_rules(theirs: TheirRun, devices_per_node: int) -> Iterator[Mapped]:
+def import_run(theirs: TheirRun, devices_per_node: int = 8) -> Import:
+    """Say what becomes of each key of a file, which does not say how many devices a node has.
+
+    Raises:
+        ConfigError: It is no file of GRPO, DAPO or PPO.
+    """
+    found = [*_run_rules(theirs, devices_per_node), *algorithm_rules(theirs)]
+    for model in theirs.learners:
+        found += model_rules(model)
+    accounted = {each.key for each in found}
+    left = [key for key in (*theirs.given, *theirs.nulls) if key not in accounted]
+    rest = [Mapped(key, "ignored", note=_why_ignored(theirs, key)) for key in left]
+    return Import(mapped=[*found, *rest])
+
+
+def _why_ignored(theirs: TheirRun, key: str) -> str:
+    """Say why no rule had anything to say of a key."""
+    if key in theirs.nulls:
+        return "null is as if left out"
+    known, section = of_any_role(key), key.partition(".")[0]
+    if section in ("model", "megatron_training"):
+        winner = theirs.actor.place(known.removeprefix("role."))
+        if winner != key:
+            return f"{winner} has the last word"
+    if section == "critic_config" and not theirs.has_critic:
+        return "there is no critic without rl_config.adv_estimator: gae"
+    return REASONS.get(known, "as here")
+
+
+def _run_rules(theirs: TheirRun, devices_per_node: int) -> Iterator[Mapped]:
     """Say what becomes of the keys of the run and of the rollout."""
     for key in SAME:
         yield from same(theirs, key)
     for key in SAME_OF_RUN:
-        name = key.removeprefix("role.")
-        yield from same_of_model(theirs.model("actor"), name, "megatron_training")
+        yield from same_of_model(theirs.actor, key.removeprefix("role."), "megatron_training")
     yield from _of_releases(theirs)
     yield from _data(theirs)
     yield from _devices(theirs, devices_per_node)
@@ -32,7 +65,7 @@ def run_rules(theirs: TheirRun, devices_per_node: int) -> Iterator[Mapped]:
 
 def _of_releases(theirs: TheirRun) -> Iterator[Mapped]:
     """What a release calls otherwise, or takes otherwise where it is left out."""
-    place = theirs.model("actor").place
+    place = theirs.actor.place
     old, new = place("use_deter_comp"), "npu_deterministic"
     if old in theirs.given and place(new) not in theirs.given:
         sets = {f"megatron_training.{new}": theirs.given[old]}
@@ -42,7 +75,7 @@ def _of_releases(theirs: TheirRun) -> Iterator[Mapped]:
 
 
 def _data(theirs: TheirRun) -> Iterator[Mapped]:
-    actor = theirs.model("actor")
+    actor = theirs.actor
     yield Mapped(
         actor.place("data_path"),
         "open",
@@ -71,9 +104,8 @@ def _devices(theirs: TheirRun, devices_per_node: int) -> Iterator[Mapped]:
     else:
         note = "not in the file: say how many devices the run has"
         yield Mapped(DEVICES, "open", {DEVICES: devices_per_node, **sets}, note)
-    models = [theirs.model("actor")] + [theirs.model("critic")] * theirs.has_critic
-    sizes = [model.value("tensor_model_parallel_size", 1) for model in models]
-    place, ours = theirs.model("actor").place("sequence_parallel"), "sequence_parallel"
+    sizes = [model.value("tensor_model_parallel_size", 1) for model in theirs.learners]
+    place, ours = theirs.actor.place("sequence_parallel"), "sequence_parallel"
     if theirs.given.get(place) and max(sizes) == 1:
         note = "true there, which does nothing at tensor_model_parallel_size 1"
         yield Mapped(place, "derived", {f"megatron_training.{ours}": False}, note)
@@ -90,7 +122,7 @@ def _lengths(theirs: TheirRun) -> Iterator[Mapped]:
     """Limits that prompt and response together must fit into."""
     longest = _longest(theirs)
     whole = f"prompt and response take {longest}; there"
-    trained = theirs.model("actor").place("seq_length")
+    trained = theirs.actor.place("seq_length")
     why = f"{whole} seq_length bounds neither of them"
     given = theirs.given.get(trained)
     yield at_least(trained, given, longest, why, "megatron_training.seq_length")
@@ -128,7 +160,7 @@ def _packing(theirs: TheirRun) -> Iterator[Mapped]:
 def _optimizer_state(theirs: TheirRun) -> Iterator[Mapped]:
     """Where the optimizer state is while the trainer does not update."""
     key = "generate_config.offload_train_optimizer"
-    swapped = theirs.model("actor").place("swap_optimizer")
+    swapped = theirs.actor.place("swap_optimizer")
     if not theirs.given.get(swapped):
         yield from same(theirs, key)
         return
@@ -144,7 +176,7 @@ def _optimizer_state(theirs: TheirRun) -> Iterator[Mapped]:
 def _rollout_layout(theirs: TheirRun) -> Iterator[Mapped]:
     """Over how many ranks a rollout replica is cut, and its experts are dealt."""
     tensor, expert = theirs.value(_TENSOR), theirs.value(_EXPERT, 1)
-    has_experts = theirs.model("actor").has_experts
+    has_experts = theirs.actor.has_experts
     if has_experts and expert > 1:
         # Experts that several replicas share there; one larger replica has them here.
         shared, size = tensor * expert, _replica_ranks(theirs)
@@ -168,7 +200,7 @@ def _rollout_layout(theirs: TheirRun) -> Iterator[Mapped]:
 
 def _replica_ranks(theirs: TheirRun) -> int:
     """Return the ranks of a rollout replica here: theirs, or more where those share experts."""
-    actor = theirs.model("actor")
+    actor = theirs.actor
     tensor: int = theirs.value(_TENSOR)
     expert: int = theirs.value(_EXPERT, 1)
     if not actor.has_experts or expert == 1:

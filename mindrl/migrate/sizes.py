@@ -1,57 +1,45 @@
 """The sizes of a MindSpeed-RL model file in the words of a config.json: for plans, not for runs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mindrl.migrate.file import TheirModel, TheirRun, numbers
+from mindrl.migrate.keys import words
 
-_OF_ALL: Mapping[str, str] = {
-    "num_hidden_layers": "num_layers",
-    "hidden_size": "hidden_size",
-    "intermediate_size": "ffn_hidden_size",
-    "num_attention_heads": "num_attention_heads",
-    "head_dim": "kv_channels",
-    "vocab_size": "padded_vocab_size",
-    "max_position_embeddings": "max_position_embeddings",
-    "rms_norm_eps": "norm_epsilon",
-    "rope_theta": "rotary_base",
-}
-"""Name in a config.json -> name of theirs."""
-_OF_EXPERTS: Mapping[str, str] = {
-    "num_experts_per_tok": "moe_router_topk",
-    "moe_intermediate_size": "moe_ffn_hidden_size moe_intermediate_size",
-    "norm_topk_prob": "norm_topk_prob",
-    "n_shared_experts": "n_shared_experts",
-    "first_k_dense_replace": "first_k_dense_replace",
-    "moe_layer_freq": "moe_layer_freq",
-    "n_group": "moe_router_num_groups n_group",
-    "topk_group": "moe_router_group_topk topk_group",
-    "routed_scaling_factor": "moe_router_topk_scaling_factor routed_scaling_factor",
-}
-"""The same, the newest name of theirs first."""
-_OF_LATENT: Mapping[str, str] = {
-    "q_lora_rank": "q_lora_rank",
-    "kv_lora_rank": "kv_lora_rank",
-    "qk_nope_head_dim": "qk_head_dim qk_nope_head_dim",
-    "qk_rope_head_dim": "qk_pos_emb_head_dim qk_rope_head_dim",
-    "v_head_dim": "v_head_dim",
-}
+
+def _names(text: str) -> dict[str, list[str]]:
+    """Read `name in a config.json=name of theirs`, the newest of theirs first, or one for both."""
+    pairs = [word.partition("=") for word in words(text)]
+    return {ours: (theirs or ours).split(",") for ours, _, theirs in pairs}
+
+
+_OF_ALL = _names("""
+    num_hidden_layers=num_layers hidden_size intermediate_size=ffn_hidden_size num_attention_heads
+    head_dim=kv_channels vocab_size=padded_vocab_size max_position_embeddings
+    rms_norm_eps=norm_epsilon rope_theta=rotary_base
+""")
+_OF_EXPERTS = _names("""
+    num_experts_per_tok=moe_router_topk
+    moe_intermediate_size=moe_ffn_hidden_size,moe_intermediate_size
+    norm_topk_prob n_shared_experts first_k_dense_replace moe_layer_freq
+    n_group=moe_router_num_groups,n_group topk_group=moe_router_group_topk,topk_group
+    routed_scaling_factor=moe_router_topk_scaling_factor,routed_scaling_factor
+""")
+_OF_LATENT = _names("""
+    q_lora_rank kv_lora_rank qk_nope_head_dim=qk_head_dim,qk_nope_head_dim
+    qk_rope_head_dim=qk_pos_emb_head_dim,qk_rope_head_dim v_head_dim
+""")
 _MEGATRON: Mapping[str, Any] = {"rms_norm_eps": 1e-5, "rope_theta": 10_000}
-_MEGATRON_EXPERTS: Mapping[str, Any] = {
-    "num_experts_per_tok": 2,
-    "first_k_dense_replace": 0,
-    "moe_layer_freq": 1,
-}
+_MEGATRON_EXPERTS = {"num_experts_per_tok": 2, "first_k_dense_replace": 0, "moe_layer_freq": 1}
 """What Megatron takes where the file says nothing."""
 
 
 def model_sizes(theirs: TheirRun) -> dict[str, Any] | None:
     """Return the sizes of the actor's model as its config.json would say them.
 
-    Returns:
-        None where the file leaves one out that has no default, or the family is not known here.
+    None where the file leaves one out that has no default, or the family is not known here.
     """
-    model = theirs.model("actor")
+    model = theirs.actor
     found = {**_MEGATRON, **_named(model, _OF_ALL)}
     if not found.keys() >= _OF_ALL.keys() - {"head_dim"}:
         return None
@@ -64,10 +52,12 @@ def model_sizes(theirs: TheirRun) -> dict[str, Any] | None:
     return None if family is None else found | family
 
 
-def _named(model: TheirModel, names: Mapping[str, str]) -> dict[str, Any]:
-    said = {ours: [model.value(key) for key in keys.split()] for ours, keys in names.items()}
-    found = {ours: [each for each in values if each is not None] for ours, values in said.items()}
-    return {ours: values[0] for ours, values in found.items() if values}
+def _named(model: TheirModel, names: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    found = {
+        ours: next((each for each in map(model.value, keys) if each is not None), None)
+        for ours, keys in names.items()
+    }
+    return {ours: value for ours, value in found.items() if value is not None}
 
 
 def _family(model: TheirModel, sizes: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -78,7 +68,7 @@ def _family(model: TheirModel, sizes: Mapping[str, Any]) -> dict[str, Any] | Non
         experts = {**_MEGATRON_EXPERTS, **width, **_named(model, _OF_EXPERTS)}
         if latent:
             return _deepseek(model, experts)
-        return _qwen3_moe(model, experts, layers=sizes["num_hidden_layers"])
+        return _qwen3_moe(model, experts, sizes["num_hidden_layers"])
     if latent:
         return None
     if model.value("qk_layernorm"):
@@ -98,9 +88,7 @@ def _deepseek(model: TheirModel, experts: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _qwen3_moe(
-    model: TheirModel, experts: Mapping[str, Any], *, layers: int
-) -> dict[str, Any] | None:
+def _qwen3_moe(model: TheirModel, experts: dict[str, Any], layers: int) -> dict[str, Any] | None:
     first, step = experts["first_k_dense_replace"], experts["moe_layer_freq"]
     if experts.get("n_shared_experts") or not isinstance(step, int):
         return None

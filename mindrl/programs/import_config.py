@@ -20,8 +20,8 @@ from mindrl.config.text import needs_yaml_suffix, nested, write_new
 from mindrl.config.validate import findings
 from mindrl.errors import ConfigError, OutputError
 from mindrl.migrate.file import TheirRun, their_run
-from mindrl.migrate.mapped import Mapped
-from mindrl.migrate.mindspeed_rl import Import, import_run
+from mindrl.migrate.mapped import Import, Mapped
+from mindrl.migrate.run import import_run
 from mindrl.migrate.sizes import model_sizes
 from mindrl.preflight.shipped import has_sizes, sizes_path
 from mindrl.programs.arguments import count, parser_of
@@ -133,7 +133,7 @@ def _with_sizes(imported: Import, theirs: TheirRun, output: str) -> tuple[Import
     if sizes is None:
         return imported, {}
     path = str(Path(output).with_suffix("")) + "-sizes.json"
-    place = theirs.model("actor").place("num_layers").rpartition(".")[0]
+    place = theirs.actor.place("num_layers").rpartition(".")[0]
     note = "the sizes, for checks and plans where actor_config.load is not on the machine"
     kept = Mapped(place, "derived", {"actor_config.sizes": path}, note)
     return replace(imported, mapped=[*imported.mapped, kept]), {path: json.dumps(sizes) + "\n"}

@@ -5,8 +5,7 @@ from textwrap import wrap
 from typing import Any, get_args
 
 from mindrl.config.text import WIDTH, config_text, spelled_value
-from mindrl.migrate.mapped import Kind, Mapped
-from mindrl.migrate.mindspeed_rl import Import
+from mindrl.migrate.mapped import Import, Kind, Mapped
 from mindrl.observability.printable import printable
 
 _TITLES: Mapping[Kind, str] = {
@@ -29,9 +28,9 @@ def yaml_text(imported: Import, source: str) -> str:
     }
     header = [f"Imported from {source}."]
     header += [f"Left out, {each.key}: {each.note}" for each in imported.refused]
-    return config_text(
-        imported.values, header=header, comments=comments, has_critic=imported.has_critic
-    )
+    values = imported.values
+    has_critic = values.get("rl_config.adv_estimator") == "gae"
+    return config_text(values, header=header, comments=comments, has_critic=has_critic)
 
 
 def report_lines(imported: Import) -> Iterator[str]:

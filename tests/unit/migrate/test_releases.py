@@ -6,9 +6,8 @@ import pytest
 from mindspeed_rl_files import EXPERTS, imported, of
 
 from mindrl.config.text import nested
-from mindrl.migrate.file import their_run
+from mindrl.migrate.file import looks_like, releases_of, their_run
 from mindrl.migrate.keys import KEYS, RELEASES
-from mindrl.migrate.releases import looks_like, releases_of
 
 LATENT_OF_2_2 = EXPERTS | {
     "multi_head_latent_attention": True,

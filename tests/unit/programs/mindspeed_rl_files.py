@@ -4,8 +4,8 @@ from typing import Any
 
 from mindrl.config.text import nested
 from mindrl.migrate.file import their_run
-from mindrl.migrate.mapped import Mapped
-from mindrl.migrate.mindspeed_rl import Import, import_run
+from mindrl.migrate.mapped import Import, Mapped
+from mindrl.migrate.run import import_run
 
 BASE: dict[str, Any] = {
     "megatron_training.model": "dense",

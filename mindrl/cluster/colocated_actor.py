@@ -58,28 +58,21 @@ class ColocatedActor:
     ) -> Rollouts:
         """Sample `sampling.samples_per_prompt` responses to each prompt, prompt by prompt."""
         count = sampling.samples_per_prompt
+        group = [index for index in range(len(prompts)) for _ in range(count)]
+        token_ids = [prompts[index].token_ids for index in group]
         # A step that goes over the end of an epoch may hold a prompt twice: go on counting.
         drawn: Counter[int] = Counter()
-        repeated = []
-        for index, prompt in enumerate(prompts):
-            first = drawn[prompt.uid]
-            repeated += [(index, prompt, first + sample) for sample in range(count)]
-            drawn[prompt.uid] += count
-        token_ids = [prompt.token_ids for _, prompt, _ in repeated]
-        seeds = [
-            sequence_seed(self.seed, step=step, uid=prompt.uid, sample=sample)
-            for _, prompt, sample in repeated
-        ]
+        seeds = []
+        for uid in (prompts[index].uid for index in group):
+            seeds.append(sequence_seed(self.seed, step=step, uid=uid, sample=drawn[uid]))
+            drawn[uid] += 1
         shares = [
             (token_ids[start:end], sampling, seeds[start:end])
-            for start, end in even_bounds(len(repeated), self.rollout.replicas)
+            for start, end in even_bounds(len(group), self.rollout.replicas)
         ]
         replies: list[Responses] = self._per_replica("generate_sequences", self.rollout, shares)
-        return Rollouts.from_responses(
-            [prompt.token_ids for prompt in prompts],
-            Responses.joined(replies),
-            [index for index, _, _ in repeated],
-        )
+        asked = [prompt.token_ids for prompt in prompts]
+        return Rollouts.from_responses(asked, Responses.joined(replies), group)
 
     def compute_logprobs(self, sequences: Sequences) -> Logprobs:
         """Score sequences with the actor's current weights."""
@@ -99,11 +92,13 @@ class ColocatedActor:
 
     def update(self, minibatch: Minibatch) -> dict[str, float]:
         """Take one optimizer step of the actor; returns metrics of the whole minibatch."""
-        return self._update("update", "actor", minibatch)
+        replies, _ = self._ask("update", "actor", minibatch)
+        return dict(replies[0])
 
     def update_critic(self, minibatch: CriticMinibatch) -> dict[str, float]:
         """Take one optimizer step of the critic; returns metrics of the whole minibatch."""
-        return self._update("update_critic", "critic", minibatch)
+        replies, _ = self._ask("update_critic", "critic", minibatch)
+        return dict(replies[0])
 
     def export(self, role: Role, folder: Path, record: Mapping[str, object]) -> None:
         """Write a role's weights as a Hugging Face folder, with a record of them."""
@@ -145,34 +140,24 @@ class ColocatedActor:
 
     def _asked(self, method: str, role: Role, sequences: Sequences, kind: type[AnswerT]) -> AnswerT:
         """Deal sequences to the replicas of a role; put their answers in the order of the batch."""
-        dealt = self._deal(sequences, self.layouts[role])
-        replies = self._ask(method, role, sequences, dealt)
+        replies, dealt = self._ask(method, role, sequences)
         columns = {}
         for name in (field.name for field in fields(kind)):
             parts = [getattr(reply, name) for reply in replies]
             columns[name] = _joined(parts, dealt, sequences.tokens_BT.shape)
         return kind(**columns)
 
-    def _update(self, method: str, role: Role, minibatch: Sequences) -> dict[str, float]:
-        dealt = self._deal(minibatch, self.layouts[role])
-        replies: list[dict[str, float]] = self._ask(method, role, minibatch, dealt)
-        return replies[0]
-
-    def _deal(self, sequences: Sequences, layout: TrainLayout) -> list[Tensor]:
-        """Return the rows of each replica of a training layout."""
-        count = layout.replicas
+    def _ask(self, method: str, role: Role, sequences: Sequences) -> tuple[list[Any], list[Tensor]]:
+        """Deal sequences to the replicas of a role; return what each says, and its rows."""
+        layout, count = self.layouts[role], self.layouts[role].replicas
         if self.costs is None:
             assert len(sequences) % count == 0, "validated: a batch divides over its replicas"
-            return list(torch.arange(len(sequences)).chunk(count))
-        shares = partition(self.costs(sequences.lengths_B.tolist()), count)
-        return [torch.tensor(share) for share in shares]
-
-    def _ask(
-        self, method: str, role: Role, sequences: Sequences, dealt: Sequence[Tensor]
-    ) -> list[Any]:
-        """Give each replica its rows; return what the replicas say."""
+            dealt = list(torch.arange(len(sequences)).chunk(count))
+        else:
+            costs = self.costs(sequences.lengths_B.tolist())
+            dealt = [torch.tensor(share) for share in partition(costs, count)]
         shares = [(sequences.rows(rows),) for rows in dealt]
-        return self._per_replica(method, self.layouts[role], shares)
+        return self._per_replica(method, layout, shares), dealt
 
     def _per_replica(
         self, method: str, layout: TrainLayout | RolloutLayout, shares: Sequence[tuple[Any, ...]]

@@ -6,9 +6,9 @@ import shutil
 import signal
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from uuid import uuid4
 
 import ray
@@ -23,29 +23,28 @@ from mindrl.platform.patches import ray_on_loopback
 logger = logging.getLogger(__name__)
 
 
+@dataclass
 class RayCluster:
-    """Holds the devices of each node of a run; takes down only what it started.
+    """Holds the devices of each node of a run; takes down only what it started."""
 
-    A bundle of the placement group is a node's share of the run, and no two lie on one node.
-    """
-
-    def __init__(
-        self, platform: Platform, *, devices: int, devices_per_node: int, timeout_seconds: float
-    ) -> None:
-        self.platform = platform
-        self.devices = devices
-        self.devices_per_node = devices_per_node
-        self.timeout_seconds = timeout_seconds
-        self.address = ray_address()
-        self.session: Path | None = None
-        self.placement: PlacementGroup | None = None
+    platform: Platform
+    devices: int
+    devices_per_node: int
+    timeout_seconds: float
+    """Longest wait for the devices."""
+    address: str | None = field(default_factory=ray_address)
+    """None starts a cluster on this machine."""
+    session: Path | None = None
+    """Folder of a cluster that was started here."""
+    placement: PlacementGroup | None = None
+    """A bundle is a node's share of the run, and no two lie on one node."""
 
     @property
     def started_here(self) -> bool:
         """Whether the cluster belongs to this run."""
         return self.address is None
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
         """Start or join, and reserve the devices.
 
         Raises:
@@ -59,21 +58,20 @@ class RayCluster:
             self._connect()
             self.placement = self._reserve()
         except BaseException:
-            self._leave()
+            self.stop()
             raise
         finally:
             # Ray puts its own handler in place, which exits at once.
             signal.signal(signal.SIGTERM, on_sigterm)
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def stop(self) -> None:
         """Give the devices back and take down what this run started."""
-        self._leave()
+        if self.placement is not None and ray.is_initialized():
+            remove_placement_group(self.placement)
+            self.placement = None
+        ray.shutdown()
+        if self.session is not None:
+            shutil.rmtree(self.session, ignore_errors=True)
 
     def worker_options(self, rank: int, *, deterministic: bool) -> dict[str, Any]:
         """Return Ray's options for a worker: its device is on node `rank // devices_per_node`."""
@@ -117,14 +115,16 @@ class RayCluster:
         self.session = Path(context["session_dir"])
 
     def _check_local_devices(self) -> None:
+        if not self.started_here:
+            return
         present = self.platform.local_devices()
-        if self.started_here and present < self.devices:
+        if present < self.devices:
             raise ClusterError(
                 f"rl_config.actor_resource.num_npus={self.devices}: this machine has {present} "
                 f"{self.platform.ray_resource} device(s); use {present} or fewer, or set "
                 "RAY_ADDRESS to join a larger cluster"
             )
-        if self.started_here and self.devices > self.devices_per_node:
+        if self.devices > self.devices_per_node:
             raise ClusterError(
                 f"rl_config.actor_resource.npus_per_node={self.devices_per_node}: all "
                 f"{self.devices} devices of this run are on this machine; use {self.devices}, or "
@@ -153,14 +153,6 @@ class RayCluster:
                 "but other jobs hold them"
             )
         return placement
-
-    def _leave(self) -> None:
-        if self.placement is not None and ray.is_initialized():
-            remove_placement_group(self.placement)
-            self.placement = None
-        ray.shutdown()
-        if self.session is not None:
-            shutil.rmtree(self.session, ignore_errors=True)
 
 
 def node_shares(devices: int, per_node: int) -> list[int]:

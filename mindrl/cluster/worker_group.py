@@ -4,8 +4,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import psutil
 import ray
@@ -33,35 +32,35 @@ class WorkerGroup:
         plan: WorkerPlan,
         logs: Path,
         factory: str,
-        tell: Callable[[str], None] = lambda _line: None,
+        tell: Callable[[str], None],
     ) -> None:
         """Start the processes and build the workers in them.
 
-        Args:
-            cluster: Holds one device per worker.
-            plan: Of the run, for the workers to be built from.
-            logs: Folder for one log file per worker.
-            factory: `module:function` that builds a worker inside its process.
-            tell: Takes a line about how far the start is.
+        Each has a log file in the folder `logs`. `factory` is the `module:function` that builds a
+        worker from the plan inside its process; `tell` takes a line about how far the start is.
 
         Raises:
             WorkerDiedError: A process ended, or was silent for too long, while it started.
             ClusterError: A process is not on the node that its rank belongs on.
             MindrlError: Whatever building a worker raises.
         """
-        config, self.cluster = plan.config, cluster
-        self.stage = "start-up"
+        config, self.stage = plan.config, "start-up"
         self.logs = [logs / f"worker_{rank}.log" for rank in range(config.world_size)]
         self.call_seconds = config.rl_config.worker_call_timeout_seconds
         self.identities: list[Identity] = []
         self.processes_here: list[psutil.Process] = []
-        self.handles = [
-            self._start(rank, deterministic=config.megatron_training.is_deterministic)
-            for rank in range(config.world_size)
-        ]
+        self.handles: list[Any] = []
+        for rank, log in enumerate(self.logs):
+            options = cluster.worker_options(
+                rank, deterministic=config.megatron_training.is_deterministic
+            )
+            remote = ray.remote(WorkerProcess).options(**options)
+            self.handles.append(remote.remote(cluster.platform.kind, rank, log))
         try:
-            start_seconds = config.rl_config.worker_start_timeout_seconds
-            limit = _Limit("rl_config.worker_start_timeout_seconds", start_seconds)
+            limit = _Limit(
+                "rl_config.worker_start_timeout_seconds",
+                config.rl_config.worker_start_timeout_seconds,
+            )
             starting = [handle.identify.remote() for handle in self.handles]
             self.identities = self._wait(starting, limit)
             self.processes_here = _processes_here(self.identities)
@@ -74,34 +73,16 @@ class WorkerGroup:
             self.stop()
             raise
 
-    def __enter__(self) -> Self:
-        """Return the group."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """End the processes."""
-        self.stop()
-
     def call(
         self,
         method: str,
         arguments: Sequence[tuple[Any, ...]],
         answering: Collection[int] | None = None,
     ) -> list[Any]:
-        """Call a method on every worker at once and wait for all of them.
+        """Call a method on every worker at once and wait for all of them; returns what each says.
 
-        Args:
-            method: Of the worker.
-            arguments: One tuple for each rank. One that several ranks share is pickled once.
-            answering: Ranks whose results travel here; None asks all of them.
-
-        Returns:
-            What each rank returned; None of a rank that was not to answer.
+        There is a tuple of arguments for each rank; one that several share is pickled once. Of a
+        rank that is not in `answering` the result is None and does not travel; None asks all.
 
         Raises:
             WorkerDiedError: A worker died, raised, or gave no answer within
@@ -134,11 +115,6 @@ class WorkerGroup:
                 process.kill()
         psutil.wait_procs(stopped, timeout=_END_SECONDS)
 
-    def _start(self, rank: int, *, deterministic: bool) -> Any:
-        options = self.cluster.worker_options(rank, deterministic=deterministic)
-        remote = ray.remote(WorkerProcess).options(**options)
-        return remote.remote(self.cluster.platform.kind, rank, self.logs[rank])
-
     def _wait(self, references: list[Any], limit: "_Limit") -> list[Any]:
         results: list[Any] = [None] * len(references)
         pending = {reference: rank for rank, reference in enumerate(references)}
@@ -164,8 +140,12 @@ class WorkerGroup:
             done, _ = ray.wait(list(pending), num_returns=1, timeout=0.2)
             for reference in done:
                 other = pending.pop(reference)
-                death = _death(reference)
-                rank, error = (rank, error) if death is None else (other, death)
+                try:
+                    ray.get(reference)
+                except RayActorError as death:
+                    rank, error = other, death
+                except RayTaskError:
+                    continue  # It lives, and was not the first to fail.
         if isinstance(error, RayTaskError) and isinstance(error.cause, MindrlError):
             return error.cause
         who = worker_names([rank], self.identities)
@@ -227,17 +207,6 @@ def refuse_misplaced(identities: Sequence[Identity], devices_per_node: int) -> N
                 f"Ray put rank {rank} on node {found.node}, device {found.device}, beside "
                 f"{[(each.node, each.device) for each in peers or others]}"
             )
-
-
-def _death(reference: Any) -> RayActorError | None:
-    """Return how a worker died; None where it lives, even if its call failed."""
-    try:
-        ray.get(reference)
-    except RayActorError as error:
-        return error
-    except RayTaskError:
-        return None
-    return None
 
 
 def _processes_here(identities: Sequence[Identity]) -> list[psutil.Process]:

@@ -72,13 +72,10 @@ class WorkerProcess:
         )
 
     def build(self, address: tuple[str, int], plan: WorkerPlan, factory: str) -> None:
-        """Join the other ranks and become a worker. A collective over all ranks.
+        """Join the other ranks, at rank 0's address, and become a worker. A collective.
 
-        Args:
-            address: Host and port of rank 0.
-            plan: Of the run.
-            factory: `module:function` that builds the worker. A name, because its module
-                imports the engines, which only a prepared process may do.
+        `factory` is the `module:function` that builds it. A name, because its module imports the
+        engines, which only a prepared process may do.
         """
         config, device = plan.config, self._device()
         per_node = config.rl_config.actor_resource.npus_per_node

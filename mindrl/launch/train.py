@@ -135,11 +135,12 @@ def _workers(
             devices_per_node=rl.actor_resource.npus_per_node,
             timeout_seconds=rl.worker_start_timeout_seconds,
         )
-        stack.enter_context(cluster)
+        cluster.start()
+        stack.callback(cluster.stop)
         console.note("Ray is up; starting the workers' processes")
         whole = replace(run.plan, config=with_absolute_paths(config))
         group = WorkerGroup(cluster, whole, run.folder.logs, _WORKER_FACTORY, console.note)
-        stack.enter_context(group)
+        stack.callback(group.stop)
         console.note("the models are loaded")
         yield colocated_actor(group, run.plan), scorer
 

@@ -27,7 +27,7 @@ def test_more_devices_than_the_machine_has_are_refused_before_ray_starts(
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     cluster = cluster_of(PLATFORMS["cpu"], devices=CORES + 1)
     with pytest.raises(ClusterError) as caught:
-        cluster.__enter__()
+        cluster.start()
     assert str(caught.value) == (
         f"rl_config.actor_resource.num_npus={CORES + 1}: this machine has {CORES} CPU device(s); "
         f"use {CORES} or fewer, or set RAY_ADDRESS to join a larger cluster"
@@ -40,7 +40,7 @@ def test_a_setting_that_breaks_the_engine_is_refused_before_ray_starts(
     monkeypatch.setenv("PYTORCH_NPU_ALLOC_CONF", "expandable_segments:True")
     cluster = cluster_of(PLATFORMS["npu"], devices=8)
     with pytest.raises(ClusterError) as caught:
-        cluster.__enter__()
+        cluster.start()
     assert str(caught.value) == (
         "PYTORCH_NPU_ALLOC_CONF=expandable_segments:True: the memory pool of the engine's sleep "
         "mode refuses expandable segments, and mindrl puts the engine to sleep at every step; "
@@ -129,7 +129,7 @@ def test_no_cluster_that_somebody_else_started_here_is_joined_unasked(
 
     monkeypatch.setattr(ray, "init", init)
     with pytest.raises(ConnectionError):
-        cluster_of(PLATFORMS["cpu"], devices=1).__enter__()
+        cluster_of(PLATFORMS["cpu"], devices=1).start()
     assert asked["_temp_dir"] is None
     assert canonicalize_bootstrap_address(None, None) == "192.0.2.9:6379"
     assert canonicalize_bootstrap_address(asked.get("address"), asked["_temp_dir"]) is None

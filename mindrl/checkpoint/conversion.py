@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from mindrl.checkpoint.export import exported_model
+from mindrl.checkpoint.export import ExportedModel, TensorFile, exported_model
 from mindrl.checkpoint.new_folder import new_folder, writing
 from mindrl.checkpoint.rank_files import LAYOUT_FILE, layout_text, rank_files, writing_ranks
-from mindrl.checkpoint.readers import FolderReader, RankFileReader, ReadBox, fill
-from mindrl.checkpoint.tensor_file import TensorFile
+from mindrl.checkpoint.readers import ReadBox, fill, folder_reader, rank_file_reader
 from mindrl.layouts.layout import TrainLayout
-from mindrl.models.decoder import DType
+from mindrl.models.placement import ShardingTable
 from mindrl.models.sharding import Sharding, table_bytes
 
 Advance = Callable[[int], object]
@@ -38,16 +37,11 @@ class Conversion:
     shard_bytes: int
     """Most bytes of a file of a Hugging Face folder."""
 
-    @property
-    def dtype(self) -> DType:
-        """Return the type of the target."""
-        return self.target_sharding.dtype
-
     @cached_property
     def total_bytes(self) -> int:
         """Count what will be written."""
         tables = map(self.target_sharding.table, writing_ranks(self.target_sharding))
-        return sum(table_bytes(table, self.dtype) for table in tables)
+        return sum(table_bytes(table, self.target_sharding.dtype) for table in tables)
 
 
 def convert(conversion: Conversion, advance: Advance) -> None:
@@ -57,46 +51,36 @@ def convert(conversion: Conversion, advance: Advance) -> None:
         ModelError: A source file is missing or unreadable.
         OutputError: The target cannot be written.
     """
+    target, sharding = conversion.target, conversion.target_sharding
     with ExitStack() as stack:
-        source: FolderReader | RankFileReader
         if conversion.source_sharding is None:
-            source = FolderReader(conversion.source, stack)
+            read = folder_reader(conversion.source, stack)
         else:
-            source = RankFileReader(conversion.source, conversion.source_sharding, stack)
+            read = rank_file_reader(conversion.source, conversion.source_sharding, stack)
         if conversion.layout is None:
-            _write_model(conversion, source.read, advance)
-        else:
-            _write_rank_files(conversion, conversion.layout, source.read, advance)
-
-
-def _write_model(conversion: Conversion, read: ReadBox, advance: Advance) -> None:
-    table = conversion.target_sharding.table(0)
-    with exported_model(
-        conversion.source,
-        conversion.target,
-        table,
-        dtype=conversion.dtype,
-        shard_bytes=conversion.shard_bytes,
-    ) as model:
-        for name, entry in table.items():
-            local = model.open(name)
-            fill(local, entry, read)
-            model.close(name)
-            advance(local.nbytes)
-
-
-def _write_rank_files(
-    conversion: Conversion, layout: TrainLayout, read: ReadBox, advance: Advance
-) -> None:
-    sharding, target = conversion.target_sharding, conversion.target
-    names = rank_files(sharding)
-    with new_folder(conversion.source, target, dtype=sharding.dtype) as folder, writing(target):
+            table, shard_bytes = sharding.table(0), conversion.shard_bytes
+            model = stack.enter_context(
+                exported_model(
+                    conversion.source, target, table, dtype=sharding.dtype, shard_bytes=shard_bytes
+                )
+            )
+            _write(model, table, read, advance)
+            return
+        folder = stack.enter_context(new_folder(conversion.source, target, dtype=sharding.dtype))
+        names = rank_files(sharding)
         for rank in writing_ranks(sharding):
             table = sharding.table(rank)
-            file = TensorFile(folder / names[rank], table, sharding.dtype)
-            for name, entry in table.items():
-                local = file.empty(name)
-                fill(local, entry, read)
-                file.write(name, local)
-                advance(local.nbytes)
-        (folder / LAYOUT_FILE).write_text(layout_text(layout, sharding), encoding="utf-8")
+            with writing(target):
+                file = TensorFile(folder / names[rank], table, sharding.dtype)
+            _write(ExportedModel(target, dict.fromkeys(table, file)), table, read, advance)
+        with writing(target):
+            text = layout_text(conversion.layout, sharding)
+            (folder / LAYOUT_FILE).write_text(text, encoding="utf-8")
+
+
+def _write(model: ExportedModel, table: ShardingTable, read: ReadBox, advance: Advance) -> None:
+    for name, entry in table.items():
+        local = model.open(name)
+        fill(local, entry, read)
+        model.close(name)
+        advance(local.nbytes)

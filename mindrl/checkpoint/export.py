@@ -1,20 +1,72 @@
 """A Hugging Face folder, written while its tensors arrive."""
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from mindrl.checkpoint.files import INDEX_FILE
 from mindrl.checkpoint.new_folder import new_folder, writing
-from mindrl.checkpoint.tensor_file import TensorFile
-from mindrl.models.decoder import VALUE_HEAD, DType, Head
+from mindrl.models.decoder import ELEMENT_BYTES, VALUE_HEAD, DType, Head
 from mindrl.models.placement import LocalTensor, ShardingTable
-from mindrl.models.sharding import table_bytes
+from mindrl.models.sharding import dtype_of, table_bytes
 
 SHARD_BYTES = 5 << 30
+TORCH_TYPES: Mapping[DType, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_CODES: Mapping[DType, str] = {"float32": "F32", "bfloat16": "BF16"}
+"""As safetensors calls the types."""
+
+
+class TensorFile:
+    """A safetensors file that takes its tensors one at a time, so that none waits in memory.
+
+    It knows all types and shapes beforehand; so each tensor has its place, in whatever order.
+    """
+
+    def __init__(self, path: Path, table: ShardingTable, dtype: DType) -> None:
+        """Begin a new file with its header; `dtype` is of all but what is always float32.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        self.path = path
+        self.kinds = {name: (dtype_of(entry, dtype), entry.shape) for name, entry in table.items()}
+        header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+        places: dict[str, int] = {}
+        stop = 0
+        # The wider type first, so that each tensor starts at a multiple of its element's size.
+        for name in sorted(table, key=lambda name: (-ELEMENT_BYTES[self.kinds[name][0]], name)):
+            kind, shape = self.kinds[name]
+            places[name] = stop
+            stop += math.prod(shape) * ELEMENT_BYTES[kind]
+            offsets = [places[name], stop]
+            header[name] = {"dtype": _CODES[kind], "shape": shape, "data_offsets": offsets}
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        self.starts = {name: 8 + len(text) + place for name, place in places.items()}
+        with path.open("xb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+
+    def empty(self, name: str) -> Tensor:
+        """Return host memory for a tensor."""
+        dtype, shape = self.kinds[name]
+        return torch.empty(shape, dtype=TORCH_TYPES[dtype])
+
+    def write(self, name: str, tensor: Tensor) -> None:
+        """Put a tensor in its place.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        dtype, shape = self.kinds[name]
+        assert (tensor.dtype, tuple(tensor.shape)) == (TORCH_TYPES[dtype], shape), name
+        with self.path.open("r+b") as file:
+            file.seek(self.starts[name])
+            file.write(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
 
 
 class ExportedModel:
@@ -60,15 +112,10 @@ def exported_model(
 ) -> Iterator[ExportedModel]:
     """Write a folder of safetensors, config, tokenizer and chat template.
 
-    It appears whole when the context is left, or not at all; an older one is replaced.
-
-    Args:
-        source: The folder that the model came from; its config and tokenizer are carried over.
-        target: The new folder.
-        table: The logical tensors; empty on a rank that writes nothing.
-        dtype: Of all tensors but those that are always float32.
-        shard_bytes: Most bytes of the tensors of a file; a larger tensor has one of its own.
-        record: What else is to be known of the model, for a file of the folder; None: nothing.
+    It appears whole when the context is left, or not at all; an older one is replaced. Config and
+    tokenizer are carried over from `source`, the folder that the model came from. The table has the
+    logical tensors; it is empty on a rank that writes nothing. A file takes tensors of up to
+    `shard_bytes`, or one larger tensor.
 
     Raises:
         OutputError: The folder cannot be made.

@@ -1,21 +1,24 @@
-"""What the weight files of a model folder hold, by their headers alone. Imports no torch."""
+"""The weight files of a model folder: opened, or refused with what is wrong. Imports no torch."""
 
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from mindrl.checkpoint.safetensors_file import Framework, open_file
+from safetensors import SafetensorError, safe_open
+
 from mindrl.errors import ModelError
-from mindrl.models.decoder import (
-    VALUE_HEAD,
-    Head,
-    logical_shapes,
-)
+from mindrl.models.decoder import VALUE_HEAD, Head, logical_shapes
 from mindrl.models.description import ModelDescription
 
 INDEX_FILE = "model.safetensors.index.json"
+Framework = Literal["np", "pt"]
+"""What a slice of a tensor is read as: `np` needs no torch."""
+
+_LENGTH_BYTES = 8
+_MOST_HEADER_BYTES = 100_000_000
+"""Of the format; more is no header."""
 
 
 def check_files(
@@ -25,13 +28,9 @@ def check_files(
     head: Head = "vocabulary",
     draws_missing_head: bool = False,
 ) -> None:
-    """Compare the weight files with what config.json asks for.
+    """Compare the weight files with what config.json asks for, by their headers alone.
 
-    Args:
-        folder: Of the model.
-        model: What its config.json says.
-        head: Which one is to be read.
-        draws_missing_head: A value head may be missing: one is drawn at random then.
+    With `draws_missing_head` a value head may be missing: one is drawn at random then.
 
     Raises:
         ModelError: A file is missing, unreadable or not what the index says, or a tensor is
@@ -76,19 +75,18 @@ def tensor_shapes(folder: str) -> Mapping[str, tuple[int, ...]]:
         ModelError: As for `open_tensors`.
     """
     with ExitStack() as stack:
-        files = open_tensors(folder, stack, framework="np")
-        return {name: tuple(file.get_slice(name).get_shape()) for name, file in files.items()}
+        return shapes_in(open_tensors(folder, stack, framework="np"))
+
+
+def shapes_in(files: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of tensors, each of which lies in an open file."""
+    return {name: tuple(file.get_slice(name).get_shape()) for name, file in files.items()}
 
 
 def open_tensors(folder: str, stack: ExitStack, *, framework: Framework) -> dict[str, Any]:
-    """Open the weight files; returns the file that holds each tensor.
+    """Open the weight files, which the stack closes; returns the file that holds each tensor.
 
     Where the folder has an index only what it names counts, else all files do.
-
-    Args:
-        folder: Of the model.
-        stack: Closes the files.
-        framework: Of the slices that are read.
 
     Raises:
         ModelError: There is no weight file, one is missing, unreadable or not what the index
@@ -131,12 +129,11 @@ def _open_indexed(
         for tensor in tensors:
             if tensor not in held:
                 raise ModelError(f"{path}: no tensor {tensor}; {INDEX_FILE} places it there")
-        for tensor in sorted(held - set(tensors)):
-            # What the index does not name at all is nobody's, and no harm.
-            if tensor in index:
-                raise ModelError(
-                    f"{path}: tensor {tensor} is there; {INDEX_FILE} places it in {index[tensor]}"
-                )
+        # What the index does not name at all is nobody's, and no harm.
+        for tensor in sorted((held & index.keys()) - set(tensors)):
+            raise ModelError(
+                f"{path}: tensor {tensor} is there; {INDEX_FILE} places it in {index[tensor]}"
+            )
         files |= dict.fromkeys(tensors, file)
     return files
 
@@ -156,3 +153,52 @@ def _read_index(path: Path) -> dict[str, str] | None:
         if not isinstance(name, str) or Path(name).name != name:
             raise ModelError(f"{path}: weight_map.{tensor}={name!r} must be a file of its folder")
     return places
+
+
+def open_file(path: Path, framework: Framework) -> Any:
+    """Open a safetensors file; the caller closes it.
+
+    Raises:
+        ModelError: It cannot be read; where it is cut off, with the first tensor that is not whole.
+    """
+    try:
+        return safe_open(path, framework=framework)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{path} cannot be read: {_damage(path) or error}") from error
+
+
+def _damage(path: Path) -> str | None:
+    """Say what a file lacks; None where it lacks nothing or cannot be understood."""
+    try:
+        found_bytes = path.stat().st_size
+        with path.open("rb") as file:
+            start = file.read(_LENGTH_BYTES)
+            header_bytes = int.from_bytes(start, "little")
+            header = file.read(header_bytes) if header_bytes <= _MOST_HEADER_BYTES else None
+        before = _LENGTH_BYTES + header_bytes
+        if start == b"version ":
+            return "it is no weight file but a pointer of Git LFS; fetch it with git lfs pull"
+        if len(start) < _LENGTH_BYTES:
+            return f"it is cut off: {found_bytes} bytes, no header"
+        if header is not None and found_bytes < before:
+            return f"it is cut off inside the header: {found_bytes} bytes of {before}"
+        stops = _stops(json.loads(header or b""))
+    except (OSError, ValueError):
+        return None
+    cut = [name for stop, name in stops if before + stop > found_bytes]
+    if not cut:
+        return None
+    return (
+        f"it is cut off: {found_bytes} bytes of {before + stops[-1][0]}; "
+        f"the first tensor that is not whole is {cut[0]}"
+    )
+
+
+def _stops(header: object) -> list[tuple[int, str]]:
+    """Return where each tensor ends behind the header, in the order of the file."""
+    stops = []
+    for name, entry in header.items() if isinstance(header, dict) else ():
+        match entry:
+            case {"data_offsets": [int(), int(stop)]}:
+                stops.append((stop, name))
+    return sorted(stops)

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from mindrl.errors import OutputError
 from mindrl.models.decoder import DType, Head
@@ -38,32 +37,21 @@ def new_folder(
 ) -> Iterator[Path]:
     """Make a folder beside the target, for weights; afterwards it takes the target's place.
 
-    With the config and the tokenizer of the folder that the model came from. An older target is
-    replaced; after an error there is nothing new.
-
-    Args:
-        source: The folder that config and tokenizer are carried over from.
-        target: The new folder.
-        dtype: Of the weights, for config.json.
-        head: Of the model, for config.json.
-        record: For `EXPORT_FILE`; None leaves it out.
+    With the config and the tokenizer of `source`, the folder that the model came from, and with
+    `record` in `EXPORT_FILE`. An older target is replaced; after an error there is nothing new.
 
     Raises:
         OutputError: The folder cannot be made.
     """
-    building = _beside(target)
-    try:
+    with _beside(target) as building:
         with writing(target):
-            shutil.rmtree(building, ignore_errors=True)
             building.mkdir(parents=True)
         yield building
         with writing(target):
             _carry_over(Path(source), building, dtype, head)
             if record is not None:
                 _write_json(building / EXPORT_FILE, record)
-            _replace(building, target)
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
+            _take_place(building, target)
 
 
 @contextmanager
@@ -83,15 +71,12 @@ def keep_folder(folder: Path, target: Path) -> None:
     Raises:
         OutputError: The target cannot be written.
     """
-    building = _beside(target)
     try:
-        shutil.rmtree(building, ignore_errors=True)
-        shutil.copytree(folder, building, copy_function=_link_or_copy)
-        _replace(building, target)
+        with _beside(target) as building:
+            shutil.copytree(folder, building, copy_function=_link_or_copy)
+            _take_place(building, target)
     except OSError as error:
         raise OutputError(f"{folder} could not be kept as {target}: {error}") from error
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
 
 
 def _carry_over(source: Path, building: Path, dtype: DType, head: Head) -> None:
@@ -99,7 +84,14 @@ def _carry_over(source: Path, building: Path, dtype: DType, head: Head) -> None:
     # transformers 5 writes `dtype`, earlier versions `torch_dtype`.
     values["torch_dtype" if "torch_dtype" in values else "dtype"] = dtype
     if head == "value":
-        values |= _one_label(values)
+        # In transformers' words: each token has one number, a product without a bias.
+        names = values.get("architectures") or []
+        values |= {
+            "architectures": [re.sub(r"For\w+$", "ForTokenClassification", name) for name in names],
+            "id2label": {"0": "value"},
+            "label2id": {"value": 0},
+            "token_classification_bias": False,
+        }
     _write_json(building / "config.json", values)
     for name in _CARRIED_FILES:
         if (source / name).is_file():
@@ -117,11 +109,18 @@ def _link_or_copy(source: str, target: str) -> None:
         shutil.copyfile(source, target)
 
 
-def _beside(target: Path) -> Path:
-    return target.with_name(f".{target.name}.incomplete")
+@contextmanager
+def _beside(target: Path) -> Iterator[Path]:
+    """Name a folder beside the target, which is not there before, nor afterwards."""
+    building = target.with_name(f".{target.name}.incomplete")
+    shutil.rmtree(building, ignore_errors=True)
+    try:
+        yield building
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
 
 
-def _replace(building: Path, target: Path) -> None:
+def _take_place(building: Path, target: Path) -> None:
     retired = target.with_name(f".{target.name}.replaced")
     if target.exists():
         # A killed export may have left one, which would block the renaming.
@@ -129,14 +128,3 @@ def _replace(building: Path, target: Path) -> None:
         target.rename(retired)
     building.rename(target)
     shutil.rmtree(retired, ignore_errors=True)
-
-
-def _one_label(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Say in transformers' words that each token has one number, a product without a bias."""
-    names = values.get("architectures") or []
-    return {
-        "architectures": [re.sub(r"For\w+$", "ForTokenClassification", name) for name in names],
-        "id2label": {"0": "value"},
-        "label2id": {"value": 0},
-        "token_classification_bias": False,
-    }

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mindrl.checkpoint.export import TORCH_TYPES
 from mindrl.checkpoint.files import missing_tensor, open_tensors
 from mindrl.checkpoint.rank_files import open_rank_files
-from mindrl.checkpoint.tensor_file import TORCH_TYPES
 from mindrl.errors import ModelError
 from mindrl.models.decoder import always_float32
 from mindrl.models.orientation import oriented
@@ -29,47 +29,36 @@ def fill(local: Tensor, entry: LocalTensor, read: ReadBox) -> None:
         oriented(local, placement.local, placement.axes).copy_(part)
 
 
-class FolderReader:
-    """Reads the weights of a Hugging Face folder, which holds logical tensors as they are."""
+def folder_reader(
+    folder: str, stack: ExitStack, drawn: Mapping[str, Tensor] | None = None
+) -> ReadBox:
+    """Open a Hugging Face folder, which holds logical tensors as they are; the stack closes it.
 
-    def __init__(
-        self, folder: str, stack: ExitStack, drawn: Mapping[str, Tensor] | None = None
-    ) -> None:
-        """Open the files.
+    What it lacks may be among the tensors that were drawn.
 
-        Args:
-            folder: Of the model.
-            stack: Closes the files.
-            drawn: Logical tensors that take the place of those that the folder lacks.
+    Raises:
+        ModelError: A file is missing, unreadable or not what the index says; while it is read: the
+            folder has no such tensor, or a smaller one.
+    """
+    files = open_tensors(folder, stack, framework="pt")
 
-        Raises:
-            ModelError: A file is missing, unreadable or not what the index says.
-        """
-        self.folder = folder
-        self.drawn = drawn or {}
-        self.files = open_tensors(folder, stack, framework="pt")
-
-    def read(self, name: str, box: Box) -> Tensor:
-        """Return a box of a logical tensor.
-
-        Raises:
-            ModelError: The folder has no such tensor, or a smaller one.
-        """
-        if name not in self.files:
-            if name not in self.drawn:
-                raise missing_tensor(self.folder, name)
-            return self.drawn[name][index_of(box)]
-        source = self.files[name].get_slice(name)
+    def read(name: str, box: Box) -> Tensor:
+        if name not in files:
+            if drawn is None or name not in drawn:
+                raise missing_tensor(folder, name)
+            return drawn[name][index_of(box)]
+        source = files[name].get_slice(name)
         shape = source.get_shape()
-        fits = len(shape) == len(box) and all(
-            stop <= size for size, (_, stop) in zip(shape, box, strict=True)
-        )
-        if not fits:
+        if len(shape) != len(box) or any(
+            stop > size for size, (_, stop) in zip(shape, box, strict=True)
+        ):
             raise ModelError(
-                f"{self.folder}: tensor {name} has shape {shape}, config.json asks for more"
+                f"{folder}: tensor {name} has shape {shape}, config.json asks for more"
             )
         part: Tensor = source[index_of(box)]
         return part
+
+    return read
 
 
 class _Piece(NamedTuple):
@@ -80,40 +69,38 @@ class _Piece(NamedTuple):
     placement: Placement
 
 
-class RankFileReader:
-    """Reads the weights of a folder of rank files, put together from what each rank holds."""
+def rank_file_reader(folder: str, sharding: Sharding, stack: ExitStack) -> ReadBox:
+    """Open a folder of rank files, to put tensors together from what each rank holds.
 
-    def __init__(self, folder: str, sharding: Sharding, stack: ExitStack) -> None:
-        """Open the files.
+    The stack closes it.
 
-        Raises:
-            ModelError: A file is missing or unreadable, or does not hold what its rank holds.
-        """
-        self.dtype = sharding.dtype
-        files = open_rank_files(folder, sharding, stack, framework="pt")
-        # What several ranks hold, such as a norm, is read from one of them.
-        self.pieces: dict[str, dict[Box, _Piece]] = {}
-        for shard, table in sharding.shards.items():
-            for name, entry in table.items():
-                for placement in entry.placements:
-                    pieces = self.pieces.setdefault(placement.tensor, {})
-                    pieces.setdefault(placement.source, _Piece(files[shard], name, placement))
+    Raises:
+        ModelError: A file is missing or unreadable, or does not hold what its rank holds.
+    """
+    files = open_rank_files(folder, sharding, stack, framework="pt")
+    # What several ranks hold, such as a norm, is read from one of them.
+    held: dict[str, dict[Box, _Piece]] = {}
+    for shard, table in sharding.shards.items():
+        for name, entry in table.items():
+            for placement in entry.placements:
+                pieces = held.setdefault(placement.tensor, {})
+                pieces.setdefault(placement.source, _Piece(files[shard], name, placement))
 
-    def read(self, name: str, box: Box) -> Tensor:
-        """Return a box of a logical tensor."""
-        pieces = [
-            (common, piece)
-            for source, piece in self.pieces[name].items()
+    def read(name: str, box: Box) -> Tensor:
+        pieces = {
+            common: piece
+            for source, piece in held[name].items()
             if (common := intersect(source, box))
-        ]
-        for common, piece in pieces:
-            if common == box:
-                return _cut(piece, box)
-        dtype = torch.float32 if always_float32(name) else TORCH_TYPES[self.dtype]
+        }
+        if box in pieces:
+            return _cut(pieces[box], box)
+        dtype = torch.float32 if always_float32(name) else TORCH_TYPES[sharding.dtype]
         found = torch.empty([stop - start for start, stop in box], dtype=dtype)
-        for common, piece in pieces:
+        for common, piece in pieces.items():
             found[_relative(common, box)].copy_(_cut(piece, common))
         return found
+
+    return read
 
 
 def _cut(piece: _Piece, box: Box) -> Tensor:

@@ -206,6 +206,6 @@ def _run(conversion: "Conversion") -> None:
     files = len(list(conversion.target.glob("*.safetensors")))
     kind = f"{layout_string(conversion.layout)}, " if conversion.layout else ""
     say(
-        f"{conversion.target}: {kind}{conversion.dtype}, {files} files, "
+        f"{conversion.target}: {kind}{conversion.target_sharding.dtype}, {files} files, "
         f"{traffic_text(total)}, {seconds:.1f} s"
     )

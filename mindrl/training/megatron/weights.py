@@ -15,7 +15,7 @@ from megatron.core.tensor_parallel.layers import (
 from megatron.core.transformer.moe.experts import GroupedMLP
 from torch import Tensor, nn
 
-from mindrl.checkpoint.readers import FolderReader, fill
+from mindrl.checkpoint.readers import fill, folder_reader
 from mindrl.models.placement import ShardingTable
 from mindrl.training.megatron.model import unwrap
 from mindrl.training.megatron.modules import HeadInput
@@ -69,9 +69,9 @@ def import_weights(
         ModelError: A file or tensor is missing, unreadable or of another shape.
     """
     with ExitStack() as stack:
-        reader = FolderReader(folder, stack, drawn)
+        read = folder_reader(folder, stack, drawn)
         for name, entry in table.items():
-            fill(local[name], entry, reader.read)
+            fill(local[name], entry, read)
 
 
 def drawn_value_head(hidden_size: int, seed: int) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mindrl.checkpoint.safetensors_file import open_file
+from mindrl.checkpoint.files import open_file
 from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig
 from mindrl.errors import OutputError

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mindrl.checkpoint.export import ExportedModel
-from mindrl.checkpoint.tensor_file import TensorFile
+from mindrl.checkpoint.export import ExportedModel, TensorFile
 from mindrl.layouts.layout import TrainLayout
 from mindrl.models.description import ModelDescription
 from mindrl.models.orientation import oriented

@@ -9,9 +9,9 @@ from torch import Tensor, UntypedStorage
 
 from mindrl.memory.regions import NEEDS, ROLLOUT_REGIONS, Phase, Region
 from mindrl.memory.schedule import Move, MoveKind, after
+from mindrl.workers.device_regions import StoredRegion
 from mindrl.workers.integrated_worker import IntegratedWorker
 from mindrl.workers.sharding_manager import ShardingManager
-from mindrl.workers.stored_region import StoredRegion
 
 Regions = dict[Region, StoredRegion]
 
@@ -64,9 +64,9 @@ class Schedule(Clocked):
 
     def __init__(self, worker: IntegratedWorker) -> None:
         """Take over the device of a worker."""
-        device = worker.device
+        device, resharder = worker.device, worker.sharding_manager.resharder
         super().__init__(
-            device.ledger, worker.sync, movable=device.movable, device_type=device.device_type
+            device.ledger, resharder, movable=device.plan.movable, device_type=device.device_type
         )
         self.arena = device.arena
 
@@ -128,9 +128,9 @@ class CallByCall(Clocked):
 
     def __init__(self, worker: IntegratedWorker, habits: Habits) -> None:
         """Take over the device of a worker, whose regions are copied ones already."""
-        device = worker.device
+        device, resharder = worker.device, worker.sharding_manager.resharder
         super().__init__(
-            device.ledger, worker.sync, movable=device.movable, device_type=device.device_type
+            device.ledger, resharder, movable=device.plan.movable, device_type=device.device_type
         )
         self.habits = habits
 
@@ -186,7 +186,8 @@ class Ways:
         self.ours: Regions = {
             name: region for name, region in found if isinstance(region, StoredRegion)
         }
-        self.on_last_read = worker.sync.source.on_last_read
+        self.sync = worker.sharding_manager.resharder
+        self.on_last_read = self.sync.on_last_read
         self.names = ("schedule", *HABITS)
 
     def take(self, name: str) -> Clocked:
@@ -194,7 +195,7 @@ class Ways:
         worker, ledger = self.worker, self.worker.device.ledger
         self._bring_all()
         # The early release of weights that are read belongs to the schedule.
-        worker.sync.source.on_last_read = self.on_last_read if name == "schedule" else None
+        self.sync.on_last_read = self.on_last_read if name == "schedule" else None
         for region, ours in self.ours.items():
             ours.changed()
             ledger.regions[region] = (

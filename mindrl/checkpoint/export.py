@@ -115,7 +115,7 @@ def exported_model(
     It appears whole when the context is left, or not at all; an older one is replaced. Config and
     tokenizer are carried over from `source`, the folder that the model came from. The table has the
     logical tensors; it is empty on a rank that writes nothing. A file takes tensors of up to
-    `shard_bytes`, or one larger tensor.
+    `shard_bytes`, or one larger tensor. `record` is for a file of the folder.
 
     Raises:
         OutputError: The folder cannot be made.

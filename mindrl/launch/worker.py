@@ -22,6 +22,7 @@ from mindrl.training.megatron.model import ModelSettings
 from mindrl.training.megatron.parallel import ParallelGroups
 from mindrl.workers.device import WorkerDevice
 from mindrl.workers.integrated_worker import IntegratedWorker, RoleModel, RoleUpdates
+from mindrl.workers.sharding_manager import ShardingManager
 from mindrl.workers.weight_sync import WeightExport, WeightRoute, WeightSync
 
 _IN_TURN: tuple[Role, ...] = ("reward", "critic", "ref", "actor")
@@ -67,7 +68,12 @@ def build_worker(plan: RunPlan, platform: Platform) -> IntegratedWorker:
         updates=updates,
         rollout=rollout,
         device=device,
-        sync=_sync(shardings, engines["actor"], rollout, device),
+        sharding_manager=ShardingManager(
+            device.ledger,
+            _sync(shardings, engines["actor"], rollout, device),
+            movable=device.plan.movable,
+            device_type=device.device_type,
+        ),
         exports={role: _export(plan, role, engines[role]) for role in updates},
     )
 

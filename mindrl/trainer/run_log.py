@@ -150,12 +150,12 @@ class RunLog:
         # Written so that a gap of NaN stays: max() would drop it.
         if not gap <= summary.logprob_gap_max_mean:
             summary.logprob_gap_max_mean = gap
-        for name in MODELS:
-            summary.skipped_updates += int(metrics.get(name, 0))
+        summary.skipped_updates += sum(int(metrics.get(name, 0)) for name in MODELS)
         self._track(step, metrics)
         self.keep(self.samples, lambda: self.samples.log(step, samples))
         self.console.step(step, metrics)
-        if _lacks_signal(metrics):
+        # It could not change the policy, or not by its rewards.
+        if metrics.get("advantage/zero_fraction") == 1 or metrics.get("update/grad_norm") == 0:
             if not summary.steps_without_signal:
                 self.warn(
                     f"step {step} has nothing to learn from: the responses to each prompt have "
@@ -228,11 +228,6 @@ class RunLog:
         """Tell a person at once, on the console and in the log."""
         logger.warning("%s", text)
         self.console.note(f"warning: {text}")
-
-
-def _lacks_signal(metrics: Metrics) -> bool:
-    """Say whether a step could not change the policy, or not by its rewards."""
-    return metrics.get("advantage/zero_fraction") == 1 or metrics.get("update/grad_norm") == 0
 
 
 def _telling(samples: Sequence[Sample], before: Sequence[Sample]) -> Sample:

@@ -1,6 +1,6 @@
 """The device of a worker, as its roles share it."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -14,8 +14,7 @@ from mindrl.platform.host_arena import HostArena
 from mindrl.rollout.engine import RolloutEngine
 from mindrl.training.engine import StatePart, TrainingEngine
 from mindrl.workers.device_ledger import DeviceLedger
-from mindrl.workers.rollout_region import RolloutRegion
-from mindrl.workers.stored_region import StoredRegion
+from mindrl.workers.device_regions import RolloutRegion, StoredRegion
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,20 +28,23 @@ class WorkerDevice:
     held: dict[Region, StoredRegion] = field(default_factory=dict)
     """The state of the models."""
 
-    @property
-    def movable(self) -> frozenset[Region]:
-        """What leaves the device while it is not needed."""
-        return self.plan.movable
-
     def place(self, role: Role, engine: TrainingEngine) -> None:
-        """Enter the state of a model into the account; what may leave has left it then.
+        """Enter the state of a model into the account; what may leave has left the device then.
 
         Raises:
             DeviceMemoryError: It does not fit beside what is there.
         """
         for part, name in zip(StatePart, ROLE_REGIONS[role], strict=False):
-            self._hold(name, engine.state(part))
-        self._clear(ROLE_REGIONS[role])
+            is_kept = name in self.plan.movable and name not in DEAD_AFTER_USE
+            arena = self.arena if is_kept else None
+            self.held[name] = StoredRegion(engine.state(part), arena, self.device_type)
+            self.ledger.add(name, self.held[name])
+        # Another role is going to be built.
+        for name in ROLE_REGIONS[role]:
+            if name in self.plan.movable:
+                self.ledger.offload(name)
+        release_free_heap()
+        give_back_unused(self.device_type)
 
     def place_rollout(self, engine: RolloutEngine) -> None:
         """Enter a rollout engine into the account; it has left the device then.
@@ -56,13 +58,13 @@ class WorkerDevice:
 
     def contents(self, name: Region, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return tensors of a region to be read, wherever it lies since it was placed."""
-        if name not in self.movable:
+        if name not in self.plan.movable:
             return tensors
         return {key: self.held[name].host_copy(tensor) for key, tensor in tensors.items()}
 
     def offload_when_read(self, name: Region) -> Callable[[Tensor], None] | None:
         """Return what takes the storage behind a tensor of a region away; None where it stays."""
-        if name not in self.movable:
+        if name not in self.plan.movable:
             return None
         region = self.held[name]
 
@@ -72,17 +74,3 @@ class WorkerDevice:
             region.offload_storage_of(tensor)
 
         return leave
-
-    def _hold(self, name: Region, tensors: Iterable[Tensor]) -> None:
-        is_kept = name in self.movable and name not in DEAD_AFTER_USE
-        region = StoredRegion(tensors, self.arena if is_kept else None, self.device_type)
-        self.ledger.add(name, region)
-        self.held[name] = region
-
-    def _clear(self, names: Collection[Region]) -> None:
-        """Let regions leave that may: another role is going to be built."""
-        for name in names:
-            if name in self.movable:
-                self.ledger.offload(name)
-        release_free_heap()
-        give_back_unused(self.device_type)

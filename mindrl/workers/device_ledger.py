@@ -2,47 +2,23 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 from mindrl.errors import DeviceMemoryError, ResidueError
 from mindrl.memory.regions import Region
 from mindrl.observability.units import mib_text
-
-
-class DeviceRegion(Protocol):
-    """Memory that comes to the device and leaves it as one."""
-
-    nbytes: int
-    """On the device, where all of it is there."""
-    keeps: bool
-    """Its contents are on the host while it is not on the device; else they are lost."""
-
-    def device_bytes(self) -> int:
-        """Return what is on the device now."""
-
-    def onload(self) -> int:
-        """Allocate it; returns the bytes copied to the device."""
-
-    def offload(self) -> int:
-        """Free it; returns the bytes copied to the host."""
-
-    def changed(self) -> None:
-        """Take note that a copy elsewhere is out of date."""
+from mindrl.workers.device_regions import DeviceRegion
 
 
 class DeviceLedger:
-    """Knows the regions of one device, and refuses what would not fit beside them.
+    """Knows the regions of one device.
 
-    The host plays the device where there is none: it has no bound of its own, so the one that is
-    set is kept here, before each allocation, as the allocator of a device does.
+    What would not fit beside those that are there is refused with a DeviceMemoryError. The host
+    plays the device where there is none: it has no bound of its own, so the one that is set is kept
+    here, before each allocation, as the allocator of a device does.
     """
 
     def __init__(self, capacity_bytes: int | None) -> None:
-        """Begin with an empty device.
-
-        Args:
-            capacity_bytes: What all regions may take together. None sets no bound.
-        """
+        """Begin with an empty device; a capacity of None sets all regions together no bound."""
         self.capacity_bytes = capacity_bytes
         self.regions: dict[Region, DeviceRegion] = {}
         self.staging_bytes = 0
@@ -51,11 +27,7 @@ class DeviceLedger:
         """What was there when most was there, of all moments since this was emptied."""
 
     def add(self, name: Region, region: DeviceRegion) -> None:
-        """Enter a region, which is on the device.
-
-        Raises:
-            DeviceMemoryError: It does not fit beside what is there.
-        """
+        """Enter a region, which is on the device."""
         assert name not in self.regions, name
         self._check(name.value, region.device_bytes())
         self.regions[name] = region
@@ -69,24 +41,16 @@ class DeviceLedger:
 
     def host_bytes(self) -> dict[Region, int]:
         """Return what lies on the host alone; what is in neither place was released for good."""
-        return {
-            name: self.regions[name].nbytes
-            for name in Region
-            if name in self.regions
-            and self.regions[name].keeps
-            and not self.regions[name].device_bytes()
-        }
+        found = {name: self.regions[name] for name in Region if name in self.regions}
+        away = {name: each for name, each in found.items() if not each.device_bytes()}
+        return {name: each.nbytes for name, each in away.items() if each.keeps}
 
     def is_whole(self, name: Region) -> bool:
         """Say whether all of a region is on the device."""
         return self.regions[name].device_bytes() == self.regions[name].nbytes
 
     def onload(self, name: Region) -> int:
-        """Let a region come; returns the bytes copied to the device.
-
-        Raises:
-            DeviceMemoryError: It does not fit beside what is there.
-        """
+        """Let a region come; returns the bytes copied to the device."""
         region = self.regions[name]
         self._check(name.value, region.nbytes - region.device_bytes())
         try:
@@ -113,11 +77,7 @@ class DeviceLedger:
 
     @contextmanager
     def staging(self, nbytes: int) -> Iterator[None]:
-        """Account for messages in flight.
-
-        Raises:
-            DeviceMemoryError: They do not fit beside what is there.
-        """
+        """Account for messages in flight."""
         self._check(Region.STAGING.value, nbytes)
         self.staging_bytes = nbytes
         self.note()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor
 
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import CriticMinibatch, Minibatch
@@ -22,7 +23,7 @@ from mindrl.rollout.sampling import Sampling
 from mindrl.training.engine import Loss, TrainingEngine
 from mindrl.workers.device import WorkerDevice
 from mindrl.workers.sharding_manager import ShardingManager
-from mindrl.workers.weight_sync import WeightExport, WeightSync
+from mindrl.workers.weight_sync import WeightExport
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,40 +42,24 @@ class RoleModel:
     micro_batching: MicroBatching
 
 
+@dataclass(kw_only=True)
 class IntegratedWorker:
     """Generates, reads and learns on one device; every rank makes the same calls.
 
-    A call for a role that the run does without is a KeyError.
+    All that it has has its place on the device, and has left it. A call for a role that the run
+    does without is a KeyError.
     """
 
-    def __init__(
-        self,
-        models: Mapping[Role, RoleModel],
-        updates: Mapping[Role, RoleUpdates],
-        rollout: RolloutEngine,
-        device: WorkerDevice,
-        sync: WeightSync,
-        exports: Mapping[Role, WeightExport],
-    ) -> None:
-        """Take all that the run needs; it has its place on the device, and has left it.
-
-        Args:
-            models: Of the roles that the run has.
-            updates: Of those that learn.
-            rollout: Answers prompts with the actor's weights.
-            device: Where they live.
-            sync: The way of the actor's weights into the rollout engine.
-            exports: The ways to files, of the roles that learn.
-        """
-        self.models = models
-        self.updates = updates
-        self.rollout = rollout
-        self.device = device
-        self.sync = sync
-        self.exports = exports
-        self.sharding_manager = ShardingManager(
-            device.ledger, sync, movable=device.movable, device_type=device.device_type
-        )
+    models: Mapping[Role, RoleModel]
+    """Of the roles that the run has."""
+    updates: Mapping[Role, RoleUpdates]
+    """Of those that learn."""
+    exports: Mapping[Role, WeightExport]
+    """The ways to files, of the roles that learn."""
+    rollout: RolloutEngine
+    """Answers prompts with the actor's weights."""
+    device: WorkerDevice
+    sharding_manager: ShardingManager
 
     def generate_sequences(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]
@@ -86,8 +71,7 @@ class IntegratedWorker:
     def compute_logprobs(self, sequences: Sequences) -> Logprobs | None:
         """Give this replica's sequences log-probs of the current weights.
 
-        Returns:
-            None on ranks without the head, as of every model.
+        None on ranks without the head, as of every model.
         """
         return self._logprobs("actor", Phase.FORWARD, sequences)
 
@@ -97,16 +81,12 @@ class IntegratedWorker:
 
     def compute_values(self, sequences: Sequences) -> Values | None:
         """Value each response token of this replica's sequences before it is chosen."""
-        self.sharding_manager.enter(Phase.CRITIC_FORWARD)
-        model = self.models["critic"]
-        read = model.engine.forward(sequences, model.micro_batching)
+        read = self._read("critic", Phase.CRITIC_FORWARD, sequences)
         return None if read is None else Values(values_BT=read[0])
 
     def compute_rewards(self, sequences: Sequences) -> SequenceScores | None:
         """Rate this replica's whole sequences, at their last tokens."""
-        self.sharding_manager.enter(Phase.REWARD)
-        model = self.models["reward"]
-        read = model.engine.forward(sequences, model.micro_batching, at_end=True)
+        read = self._read("reward", Phase.REWARD, sequences, at_end=True)
         return None if read is None else SequenceScores(rewards_B=read[0].sum(dim=1))
 
     def update(self, minibatch: Minibatch) -> dict[str, float]:
@@ -158,10 +138,15 @@ class IntegratedWorker:
         }
 
     def _logprobs(self, role: Role, phase: Phase, sequences: Sequences) -> Logprobs | None:
+        read = self._read(role, phase, sequences)
+        return None if read is None else Logprobs(logprobs_BT=read[0], entropy_BT=read[1])
+
+    def _read(
+        self, role: Role, phase: Phase, sequences: Sequences, *, at_end: bool = False
+    ) -> tuple[Tensor, ...] | None:
         self.sharding_manager.enter(phase)
         model = self.models[role]
-        read = model.engine.forward(sequences, model.micro_batching)
-        return None if read is None else Logprobs(logprobs_BT=read[0], entropy_BT=read[1])
+        return model.engine.forward(sequences, model.micro_batching, at_end=at_end)
 
     def _update(self, role: Role, phase: Phase, minibatch: Sequences) -> dict[str, float]:
         self.sharding_manager.enter(phase)

@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Collection, Mapping
-from typing import Protocol
 
 from mindrl.memory.regions import (
     CHANGED_BY,
@@ -16,18 +15,9 @@ from mindrl.memory.schedule import Move, MoveKind, after, label_of, leaving, mov
 from mindrl.observability.memory_snapshot import MeasuredSnapshot
 from mindrl.platform.device_memory import device_account
 from mindrl.workers.device_ledger import DeviceLedger
+from mindrl.workers.weight_sync import WeightSync
 
 logger = logging.getLogger(__name__)
-
-
-class Resharder(Protocol):
-    """Moves the weights from the training side to the rollout side."""
-
-    def reshard(self) -> None:
-        """Fill the rollout weights. A collective over all ranks."""
-
-    def bytes_moved(self) -> dict[str, int]:
-        """Say what a pass sends, receives and copies, and the most that is in flight."""
 
 
 class ShardingManager:
@@ -36,18 +26,15 @@ class ShardingManager:
     def __init__(
         self,
         ledger: DeviceLedger,
-        resharder: Resharder,
+        resharder: WeightSync,
         *,
         movable: Collection[Region],
         device_type: str,
     ) -> None:
         """Take over a device that has nothing on it but what may not leave.
 
-        Args:
-            ledger: Knows all regions of the device, whether they are on it or not.
-            resharder: Moves the weights from the actor to the engine.
-            movable: Regions that leave the device while they are not needed.
-            device_type: Of the device.
+        The ledger knows all its regions, whether they are on it or not; those that are movable
+        leave the device while they are not needed.
         """
         self.ledger = ledger
         self.resharder = resharder
@@ -133,17 +120,14 @@ class ShardingManager:
         if self.moments is None:
             return
         account = device_account(self.device_type)
-        found = self.ledger.region_bytes() if there is None else there
-        sizes = {name.value: nbytes for name, nbytes in found.items()}
+        found, kept = there or self.ledger.region_bytes(), self.ledger.host_bytes()
         self.moments.append(
             MeasuredSnapshot(
                 label=label,
                 phase=phase.value,
                 seconds=time.perf_counter() - self.began,
-                region_bytes=sizes,
-                host_bytes={
-                    name.value: nbytes for name, nbytes in self.ledger.host_bytes().items()
-                },
+                region_bytes={name.value: nbytes for name, nbytes in found.items()},
+                host_bytes={name.value: nbytes for name, nbytes in kept.items()},
                 allocated_bytes=None if account is None else account.peak_allocated,
             )
         )

@@ -1,5 +1,6 @@
 """The ways of trained weights: into the rollout engine, or to files."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,9 +34,7 @@ class WeightRoute:
     def open(self, model: TrainingEngine, name: str) -> Reshard:
         """Take this rank's part, over a channel of its own. Needs the default process group.
 
-        Args:
-            model: Whose weights.
-            name: The same on all ranks and no other transfer's.
+        `name` is the same on all ranks and no other transfer's.
         """
         rank, group = dist.get_rank(), dist.group.WORLD
         assert group is not None
@@ -45,40 +44,24 @@ class WeightRoute:
         return Reshard(self.plan, channel, Names(source=tuple(source), target=tuple(target)))
 
 
+@dataclass
 class WeightExport:
     """The weights of a trained model on their way to files."""
 
-    def __init__(
-        self,
-        model: TrainingEngine,
-        topology: Topology,
-        *,
-        bucket_bytes: int,
-        timeout_seconds: float,
-        name: str,
-    ) -> None:
-        """Take the source.
-
-        Args:
-            model: Whose weights.
-            topology: Of the ranks.
-            bucket_bytes: Bound on the messages that a rank has in flight.
-            timeout_seconds: Longest wait for a peer.
-            name: Of these weights, the same on all ranks and no other's.
-        """
-        self.model = model
-        self.topology = topology
-        self.bucket_bytes = bucket_bytes
-        self.timeout_seconds = timeout_seconds
-        self.name = name
-        self.exports = 0
+    model: TrainingEngine
+    topology: Topology
+    bucket_bytes: int
+    """Bound on the messages that a rank has in flight."""
+    timeout_seconds: float
+    """Longest wait for a peer."""
+    name: str
+    """Of these weights, the same on all ranks and no other's."""
+    exports: int = 0
 
     def write(self, folder: Path, record: Mapping[str, object] | None = None) -> None:
         """Write the weights to a Hugging Face folder, by rank 0. A collective over all ranks.
 
-        Args:
-            folder: New, or to be replaced.
-            record: What else is to be known of them, for a file of the folder; None: nothing.
+        An older folder is replaced. `record` is what else is to be known of the weights.
 
         Raises:
             OutputError: The folder cannot be written.
@@ -107,36 +90,29 @@ class WeightExport:
         return WeightRoute(target=whole, plan=plan, timeout_seconds=self.timeout_seconds)
 
 
+@dataclass
 class WeightSync:
-    """The actor's weights on their way into the engine: planned once, gone as often as wanted."""
+    """The actor's weights on their way into the engine: planned once, gone as often as wanted.
 
-    def __init__(
-        self,
-        model: TrainingEngine,
-        rollout: RolloutEngine,
-        route: WeightRoute,
-        *,
-        verify: Literal["off", "first", "always"],
-        on_last_read: Callable[[Tensor], None] | None,
-        name: str = "reshard",
-    ) -> None:
-        """Take the planned way. Needs the default process group.
+    Needs the default process group.
+    """
 
-        Args:
-            model: The training side.
-            rollout: The rollout side.
-            route: From the one to the other.
-            verify: After which reshards the weights that arrived are compared.
-            on_last_read: Takes the weights that share a tensor's storage off the device, once all
-                of them are read. None lets them stay.
-            name: Of these weights, the same on all ranks and no other's.
-        """
-        self.rollout = rollout
-        self.route = route
-        self.verify = verify
-        self.source = TrainingWeights(model, on_last_read)
-        self.transfer = route.open(model, name)
-        self.verified = verify == "off"
+    model: TrainingEngine
+    rollout: RolloutEngine
+    route: WeightRoute
+    """From the one to the other."""
+    verify: Literal["off", "first", "always"]
+    """After which reshards the weights that arrived are compared."""
+    on_last_read: Callable[[Tensor], None] | None
+    """Takes the weights that share a tensor's storage off the device, once all of them are read.
+    None lets them stay."""
+    name: str = "reshard"
+    """Of these weights, the same on all ranks and no other's."""
+
+    def __post_init__(self) -> None:
+        """Open the way."""
+        self.transfer = self.route.open(self.model, self.name)
+        self.verified = self.verify == "off"
 
     def reshard(self) -> None:
         """Fill the engine's weights. A collective over all ranks.
@@ -149,18 +125,13 @@ class WeightSync:
         expected = {name: entry.shape for name, entry in wanted.items()}
         found = sink.shapes()
         assert expected == found, sorted(expected.items() ^ found.items())[:6]
-        self.source.begin()
-        self.transfer.run(self.source, sink, verify=not self.verified)
+        source = TrainingWeights(self.model, self.on_last_read)
+        self.transfer.run(source, sink, verify=not self.verified)
         sink.finish()
         self.verified = self.verify != "always"
 
     def bytes_moved(self) -> dict[str, int]:
-        """Say what a reshard does on this rank.
-
-        Returns:
-            Bytes sent, received, copied locally, needed (the fewest to receive), and the most
-            that is in flight.
-        """
+        """Return bytes of a reshard on this rank: the least to receive, and the most in flight."""
         plan, rank = self.route.plan, dist.get_rank()
         return {
             "sent": int(plan.sent[rank]),
@@ -172,24 +143,14 @@ class WeightSync:
 
 
 class TrainingWeights:
-    """The training weights as a transfer reads them."""
+    """The training weights as one transfer reads them."""
 
     def __init__(
         self, model: TrainingEngine, on_last_read: Callable[[Tensor], None] | None
     ) -> None:
-        """Read from a model, whose weights leave the device once they are read, or stay (None)."""
-        self.model = model
         self.on_last_read = on_last_read
-        self.tensors: Mapping[str, Tensor] = model.local_tensors()
-        self.unread: dict[int, int] = {}
-
-    def begin(self) -> None:
-        """Start to count readers anew."""
-        self.tensors = self.model.local_tensors()
-        self.unread = {}
-        for tensor in self.tensors.values():
-            key = tensor.untyped_storage()._cdata
-            self.unread[key] = self.unread.get(key, 0) + 1
+        self.tensors = model.local_tensors()
+        self.unread = Counter(map(_storage_of, self.tensors.values()))
 
     def read(self, name: str) -> Tensor:
         """Return a local tensor, on the device."""
@@ -203,7 +164,10 @@ class TrainingWeights:
         if self.on_last_read is None:
             return
         tensor = self.tensors[name]
-        key = tensor.untyped_storage()._cdata
-        self.unread[key] -= 1
-        if not self.unread[key]:
+        self.unread[_storage_of(tensor)] -= 1
+        if not self.unread[_storage_of(tensor)]:
             self.on_last_read(tensor)
+
+
+def _storage_of(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)

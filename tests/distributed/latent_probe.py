@@ -7,7 +7,7 @@ from training_probe import build, copied
 
 from mindrl.training.engine import StatePart
 from mindrl.training.megatron.model import unwrap
-from mindrl.workers.stored_region import StoredRegion
+from mindrl.workers.device_regions import StoredRegion
 
 Made = dict[str, tuple[int, ...]]
 

@@ -6,7 +6,7 @@ from offload_messages import OffloadFacts
 from mindrl.platform.host_arena import HostArena
 from mindrl.training.engine import StatePart
 from mindrl.training.megatron.engine import MegatronEngine
-from mindrl.workers.stored_region import StoredRegion
+from mindrl.workers.device_regions import StoredRegion
 
 
 def swap_out_and_in(model: MegatronEngine) -> int:

@@ -18,7 +18,7 @@ from mindrl.resharding.plan import Topology, plan_reshard
 from mindrl.rollout.vllm.sharding import vllm_sharding
 from mindrl.training.engine import StatePart
 from mindrl.training.megatron.engine import MegatronEngine
-from mindrl.workers.stored_region import StoredRegion
+from mindrl.workers.device_regions import StoredRegion
 from mindrl.workers.weight_sync import WeightExport, WeightRoute, WeightSync
 
 Prompts = list[list[int]]

@@ -38,7 +38,7 @@ from mindrl.training.megatron.packs import Pack
 from mindrl.training.megatron.parallel import ParallelGroups
 from mindrl.training.megatron.sharding import megatron_sharding
 from mindrl.training.megatron.weights import import_weights
-from mindrl.workers.stored_region import StoredRegion
+from mindrl.workers.device_regions import StoredRegion
 
 _GROUPS: set[dist.ProcessGroup] = set()
 """Those that Megatron made last in this process."""

@@ -5,7 +5,7 @@ import torch
 
 from mindrl.platform.device_memory import device_account
 from mindrl.platform.host_arena import HostArena
-from mindrl.workers.stored_region import StoredRegion
+from mindrl.workers.device_regions import StoredRegion
 
 pytestmark = [
     pytest.mark.gpu,

@@ -16,8 +16,8 @@ from mindrl.memory.regions import Phase, Region
 from mindrl.memory.schedule import step_phases
 from mindrl.platform.host_arena import HostArena
 from mindrl.workers.device_ledger import DeviceLedger
+from mindrl.workers.device_regions import StoredRegion
 from mindrl.workers.sharding_manager import ShardingManager
-from mindrl.workers.stored_region import StoredRegion
 
 WHOLE_STEP = step_phases(get_args(Role))
 

@@ -8,7 +8,7 @@ from late_device import LateDevice
 from torch import Tensor
 
 from mindrl.platform.host_arena import HostArena
-from mindrl.workers.stored_region import StoredRegion
+from mindrl.workers.device_regions import StoredRegion
 
 
 def on_a_late_device(*tensors: Tensor) -> tuple[StoredRegion, LateDevice]:

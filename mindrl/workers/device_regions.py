@@ -1,10 +1,10 @@
-"""Storages on the device: offloaded and onloaded without moving a pointer.
+"""Memory that comes to the device and leaves it as one: storages of a model, or an engine's.
 
 Resizing a storage to zero frees its memory while every view of it stays valid, on NPU, CUDA and
 CPU alike.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, UntypedStorage
 
 from mindrl.platform.copies import Copies
 from mindrl.platform.host_arena import HostArena, HostPlace
+from mindrl.rollout.engine import EngineTag, RolloutEngine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +26,8 @@ class _Stored:
 
     def device_parts(self, place: HostPlace) -> Sequence[Tensor]:
         """Look at the bytes on the device as they are cut on the host."""
-        return _bytes(self.storage).split_with_sizes([len(part) for part in place.parts])
+        empty = torch.empty(0, dtype=torch.uint8, device=self.storage.device)
+        return empty.set_(self.storage).split_with_sizes([len(part) for part in place.parts])
 
 
 class StoredRegion:
@@ -38,23 +40,24 @@ class StoredRegion:
     def __init__(
         self, tensors: Iterable[Tensor], arena: HostArena | None, device_type: str
     ) -> None:
-        """Take over the storages behind some tensors, all of them on the device.
+        """Take over the storages behind some views, all of them on the device.
 
-        Args:
-            tensors: Any views; each storage is treated once.
-            arena: Where the contents are kept. None drops them: they come back as garbage.
-            device_type: Of the device.
+        Their contents are kept in the arena. None drops them: they come back as garbage.
         """
+        storages = {each._cdata: each for each in (tensor.untyped_storage() for tensor in tensors)}
         self.stored = {
-            storage._cdata: _Stored(
+            key: _Stored(
                 storage=storage,
                 nbytes=storage.nbytes(),
                 place=None if arena is None else arena.take(storage.nbytes()),
             )
-            for storage in _storages(tensors)
+            for key, storage in storages.items()
+            if storage.nbytes()
         }
         self.nbytes = sum(each.nbytes for each in self.stored.values())
+        """On the device, where all of it is there."""
         self.keeps = arena is not None
+        """Its contents are on the host while it is not on the device; else they are lost."""
         self.is_clean = False
         self.is_whole = True
         """All of it is on the device."""
@@ -121,15 +124,32 @@ class StoredRegion:
         return stored.nbytes
 
 
-def _storages(tensors: Iterable[Tensor]) -> Iterator[UntypedStorage]:
-    seen: set[int] = set()
-    for tensor in tensors:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in seen and storage.nbytes():
-            seen.add(storage._cdata)
-            yield storage
+class RolloutRegion:
+    """The weights of a rollout engine, or its KV cache; nothing is ever copied."""
+
+    keeps = False
+
+    def __init__(self, engine: RolloutEngine, tag: EngineTag) -> None:
+        self.engine = engine
+        self.tag: EngineTag = tag
+        self.nbytes = engine.nbytes(tag)
+
+    def device_bytes(self) -> int:
+        """Return what is on the device now."""
+        return self.engine.device_bytes(self.tag)
+
+    def onload(self) -> int:
+        """Allocate it."""
+        self.engine.onload(self.tag)
+        return 0
+
+    def offload(self) -> int:
+        """Take the whole engine off the device, which knows no other way."""
+        self.engine.offload()
+        return 0
+
+    def changed(self) -> None:
+        """Do nothing: no copy is kept."""
 
 
-def _bytes(storage: UntypedStorage) -> Tensor:
-    """Look at a storage as a tensor of its bytes."""
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+DeviceRegion = StoredRegion | RolloutRegion

@@ -11,7 +11,6 @@ from rich.console import Console
 
 from mindrl.algorithms.length_penalty import LengthPenalty
 from mindrl.batch.balance import sequence_costs
-from mindrl.cluster.colocated_actor import ColocatedActor
 from mindrl.cluster.ray_cluster import RayCluster
 from mindrl.cluster.worker_group import WorkerGroup
 from mindrl.config.layout_keys import Role
@@ -31,6 +30,7 @@ from mindrl.preflight.derived_numbers import derived_numbers, logprob_gap_limit,
 from mindrl.preflight.run_folders import check_folders, export_folders
 from mindrl.preflight.run_shardings import RunPlan
 from mindrl.rewards.scorer import RewardScorer, try_rewards
+from mindrl.trainer.colocated_actor import ColocatedActor, Ranks
 from mindrl.trainer.grpo_trainer import GrpoTrainer
 from mindrl.trainer.ppo_trainer import PpoTrainer
 from mindrl.trainer.reward_manager import RewardSources
@@ -173,7 +173,7 @@ def _trainer(
     return kind(config, run.data, actor, rewards, run_log, max_logprob_gap=max_gap)
 
 
-def colocated_actor(group: WorkerGroup, plan: RunPlan) -> ColocatedActor:
+def colocated_actor(group: Ranks, plan: RunPlan) -> ColocatedActor:
     """Deal batches by the layouts of a run."""
     return ColocatedActor(
         group,

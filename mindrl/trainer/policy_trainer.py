@@ -23,9 +23,9 @@ from mindrl.observability.samples import Sample
 from mindrl.observability.timing import StageTimer
 from mindrl.rewards.scores import Scores
 from mindrl.rollout.sampling import Sampling
+from mindrl.trainer.colocated_actor import ColocatedActor
 from mindrl.trainer.minibatches import MinibatchDealer
 from mindrl.trainer.reward_manager import Rewarded, RewardManager, RewardSources
-from mindrl.trainer.roles import Workers
 from mindrl.trainer.run_log import RunLog
 from mindrl.trainer.step_checks import StepChecks
 
@@ -39,7 +39,7 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
         self,
         config: RunConfig,
         data: RunData,
-        workers: Workers,
+        workers: ColocatedActor,
         rewards: RewardSources,
         run_log: RunLog,
         *,

@@ -12,7 +12,7 @@ from mindrl.batch.rollouts import Rollouts
 from mindrl.observability.timing import StageTimer
 from mindrl.rewards.scorer import RewardScorer
 from mindrl.rewards.scores import Scores
-from mindrl.trainer.roles import Workers
+from mindrl.trainer.colocated_actor import ColocatedActor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class RewardSources:
 
     scorer: RewardScorer | None
     """Rules. None where the reward model alone judges."""
-    reward_model: Workers | None
+    reward_model: ColocatedActor | None
     reward_model_weight: float
     """Of the model's score, which is added to the weighted sum of the rules."""
     length_penalty: LengthPenalty | None = None

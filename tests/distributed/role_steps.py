@@ -9,10 +9,10 @@ from mindrl.algorithms.token_weights import token_mean_weights
 from mindrl.batch.experience import CriticMinibatch, Minibatch
 from mindrl.batch.prompts import Prompt
 from mindrl.batch.sequences import Sequences
-from mindrl.cluster.colocated_actor import ColocatedActor
 from mindrl.config.generate import SamplingConfig
 from mindrl.config.run import RunConfig
 from mindrl.rollout.sampling import Sampling
+from mindrl.trainer.colocated_actor import ColocatedActor
 
 PROMPTS = [
     Prompt(uid=uid, token_ids=tuple(range(5 + uid, 12 + 2 * uid)), text="", answer="")

@@ -4,10 +4,10 @@ Shapes: B sequences, T positions.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,7 +17,6 @@ from mindrl.batch.experience import CriticMinibatch, Minibatch
 from mindrl.batch.prompts import Prompt, sequence_seed
 from mindrl.batch.rollouts import Responses, Rollouts
 from mindrl.batch.sequences import Logprobs, Sequences, SequenceScores, Values
-from mindrl.cluster.worker_group import WorkerGroup
 from mindrl.config.layout_keys import Role
 from mindrl.layouts.layout import RolloutLayout, TrainLayout, even_bounds
 from mindrl.memory.plan import MemoryPlan
@@ -27,15 +26,31 @@ from mindrl.rollout.sampling import Sampling
 AnswerT = TypeVar("AnswerT", Logprobs, Values, SequenceScores)
 
 
+class Ranks(Protocol):
+    """Worker processes that are called together."""
+
+    def call(
+        self,
+        method: str,
+        arguments: Sequence[tuple[Any, ...]],
+        answering: Collection[int] | None = None,
+    ) -> list[Any]:
+        """Call a method on each rank with its own arguments; not all of them need to answer."""
+
+    def call_all(self, method: str, *arguments: Any) -> list[Any]:
+        """Call a method on each rank with the same arguments."""
+
+
 class ColocatedActor:
     """Deals batches to the replicas of each role and joins what they return.
 
-    Workers switch their device themselves, from one role's call to the next.
+    The roles share their devices: workers switch theirs themselves, from one role's call to the
+    next.
     """
 
     def __init__(
         self,
-        group: WorkerGroup,
+        group: Ranks,
         layouts: Mapping[Role, TrainLayout],
         rollout: RolloutLayout,
         *,
@@ -131,11 +146,12 @@ class ColocatedActor:
         metrics: dict[str, float] = {}
         for name in replies[0]:
             values = [reply[name] for reply in replies]
-            if name.startswith("memory/"):
+            kind, _, what = name.partition("/")
+            if kind == "memory":
                 for rank, value in enumerate(values):
-                    metrics[name.replace("memory/", f"memory/worker_{rank}/")] = value
+                    metrics[f"{kind}/worker_{rank}/{what}"] = value
             else:
-                metrics[name] = max(values) if name.startswith("seconds/") else sum(values)
+                metrics[name] = max(values) if kind == "seconds" else sum(values)
         return metrics
 
     def _asked(self, method: str, role: Role, sequences: Sequences, kind: type[AnswerT]) -> AnswerT:

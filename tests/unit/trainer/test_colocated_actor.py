@@ -9,11 +9,11 @@ from mindrl.batch.experience import CriticMinibatch
 from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Responses
 from mindrl.batch.sequences import Logprobs, Sequences, SequenceScores, Values
-from mindrl.cluster.colocated_actor import ColocatedActor
 from mindrl.config.generate import SamplingConfig
 from mindrl.config.layout_keys import Role
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.rollout.sampling import Sampling
+from mindrl.trainer.colocated_actor import ColocatedActor
 
 
 class RecordingGroup:

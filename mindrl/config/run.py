@@ -9,7 +9,7 @@ from pydantic.dataclasses import dataclass
 from mindrl.batch.balance import MicroBatching
 from mindrl.config.actor import ActorConfig
 from mindrl.config.generate import GenerateConfig
-from mindrl.config.layout_keys import SIZE_KEYS, Role
+from mindrl.config.layout_keys import ROLLOUT_SIZE_KEYS, SIZE_KEYS, Role
 from mindrl.config.megatron_training import MegatronTrainingConfig
 from mindrl.config.rl import RLConfig
 from mindrl.config.role import CriticConfig, LearningConfig, RefConfig, RewardConfig
@@ -87,11 +87,9 @@ class RunConfig:
     @property
     def rollout_layout(self) -> RolloutLayout:
         """The layout of the rollout; only one without findings can be made."""
-        generate = self.generate_config
-        tp, pp = generate.infer_tensor_parallel_size, generate.infer_pipeline_parallel_size
-        return RolloutLayout(
-            tp=tp, pp=pp, dp=self.world_size // tp, ep=generate.infer_expert_parallel_size
-        )
+        keys = ROLLOUT_SIZE_KEYS.items()
+        sizes = {name: getattr(self.generate_config, key) for name, key in keys}
+        return RolloutLayout(**sizes, dp=self.world_size // sizes["tp"])
 
     @property
     def sequences_per_step(self) -> int:

@@ -58,12 +58,12 @@ def learning_warnings(config: RunConfig) -> Iterator[Finding]:
 
 def layout_findings(config: RunConfig) -> list[Finding]:
     """Return what keeps the layouts of the roles and of the rollout from being made."""
-    found = [each for role in config.roles for each in role_findings(config, role)]
+    found = [each for role in config.roles for each in _role(config, role)]
     # A size that several roles take from the actor is named once.
     return [*once(found), *_sequence_parallel(config), *_rollout(config)]
 
 
-def role_findings(config: RunConfig, role: Role) -> Iterator[Finding]:
+def _role(config: RunConfig, role: Role) -> Iterator[Finding]:
     """Say what keeps the layout of a role from being made."""
     layout, keys = config.layout(role), config.layout_keys(role)
 
@@ -78,12 +78,10 @@ def role_findings(config: RunConfig, role: Role) -> Iterator[Finding]:
         yield from _product_must_divide(cut("ep", "etp"), of_a_stage, ranks)
 
 
-def sequence_limits(config: RunConfig) -> tuple[tuple[str, int], ...]:
-    """Return the longest sequence that each side accepts, with its key."""
-    return (
-        ("megatron_training.seq_length", config.megatron_training.seq_length),
-        ("generate_config.max_model_len", config.generate_config.max_model_len),
-    )
+def sequence_limits(config: RunConfig) -> dict[str, int]:
+    """Return the longest sequence that each side accepts, by its key."""
+    keys = ("megatron_training.seq_length", "generate_config.max_model_len")
+    return {key: config.value_of(key) for key in keys}
 
 
 def _judged(config: RunConfig, *rules: Rule) -> Iterator[Finding]:
@@ -165,7 +163,7 @@ def _lengths(config: RunConfig) -> Iterator[Finding]:
     longest = prompt + response
     words = f"rl_config.max_prompt_length={prompt} plus {_RESPONSE}={response}"
     some = f"must be at least 1 and less than {_RESPONSE}={response}"
-    for field, limit in sequence_limits(config):
+    for field, limit in sequence_limits(config).items():
         need = f"is below {words}; needs {longest} or more"
         yield from _judged(config, (longest > limit, field, need, longest))
     yield from _judged(
@@ -200,8 +198,8 @@ def _lengths(config: RunConfig) -> Iterator[Finding]:
 
 def _learners(config: RunConfig) -> dict[str, LearningConfig]:
     """Return the sections of the roles that learn."""
-    learners = {"actor_config": config.actor_config, "critic_config": config.critic_config}
-    return {section: learner for section, learner in learners.items() if learner is not None}
+    sections = ("actor_config", "critic_config")
+    return {section: there for section in sections if (there := config.value_of(section))}
 
 
 def _learning(config: RunConfig) -> Iterator[Finding]:

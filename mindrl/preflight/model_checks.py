@@ -77,7 +77,7 @@ def model_findings(config: RunConfig, models: Mapping[Role, ModelDescription]) -
         found += kv_cache_findings(config, per_token)
     longest = actor.max_position_embeddings
     need = f"is beyond the model's max_position_embeddings={longest}"
-    limits = sequence_limits(config)
+    limits = sequence_limits(config).items()
     found += [broken(field, each, need, longest) for field, each in limits if each > longest]
     for role, model in models.items():
         if role != "actor":

@@ -203,9 +203,8 @@ def _key(name: object) -> str:
 
 
 def _is_known(key: str, value: Any) -> bool:
-    name = of_any_role(key)
-    if name != key:
-        return name.removeprefix("role.") in OF_ROLE
+    if (name := of_any_role(key)) != key:
+        return name in KEYS
     # A resource that is null stands for all that it holds.
     return key in DOTTED or (value is None and any(each.startswith(f"{key}.") for each in DOTTED))
 

@@ -149,12 +149,10 @@ def _packing(theirs: TheirRun) -> Iterator[Mapped]:
         return
     longest = _longest(theirs)
     why = f"the longest sequence takes {longest}; the cut into micro-batches changes no gradient"
-    whole = "rl_config.max_packing_token_size"
-    yield at_least(whole, theirs.value(whole, 4096), longest, why)
-    for role in ("actor", "ref", "update"):
-        key = f"rl_config.{role}_max_packing_token_size"
-        if key in theirs.given:
-            yield at_least(key, theirs.given[key], longest, why)
+    for role in ("", "actor_", "ref_", "update_"):
+        key = f"rl_config.{role}max_packing_token_size"
+        if not role or key in theirs.given:
+            yield at_least(key, theirs.value(key, 4096), longest, why)
 
 
 def _optimizer_state(theirs: TheirRun) -> Iterator[Mapped]:

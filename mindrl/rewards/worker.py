@@ -7,7 +7,8 @@ import resource
 import time
 import traceback
 from functools import cache
-from pathlib import Path
+
+import psutil
 
 import mindrl.rewards.answers  # noqa: F401 - before the fork: no answer is to wait for sympy
 from mindrl.rewards.guard import die_with
@@ -42,8 +43,7 @@ def isolate_worker(service_pid: int, connection_descriptor: int) -> None:
     os.dup2(silence, 1)
     os.dup2(silence, 2)
     os.close(silence)
-    mapped_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-    limit_bytes = mapped_pages * resource.getpagesize() + EXTRA_ADDRESS_SPACE_BYTES
+    limit_bytes = psutil.Process().memory_info().vms + EXTRA_ADDRESS_SPACE_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 

@@ -5,9 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from generated_page import REFERENCE, write_or_check
 
-from mindrl.platform.npu_environment import NPU_SETTINGS
-from mindrl.platform.other_environment import CPU_SETTINGS, ENGINE_SETTINGS, GPU_SETTINGS
-from mindrl.platform.setting import Rule, Setting
+from mindrl.platform.setting import Rule, Setting, settings_by_owner
 
 PAGE = REFERENCE / "npu-environment.md"
 
@@ -78,12 +76,8 @@ def section(title: str, settings: Sequence[Setting]) -> list[str]:
 
 def page() -> str:
     """Return the whole page."""
-    sections = (
-        section("NPU", NPU_SETTINGS),
-        section("Engine, on every device", ENGINE_SETTINGS),
-        section("CUDA", GPU_SETTINGS),
-        section("CPU", CPU_SETTINGS),
-    )
+    titles = {"npu": "NPU", "engine": "Engine, on every device", "gpu": "CUDA", "cpu": "CPU"}
+    sections = [section(title, settings_by_owner()[owner]) for owner, title in titles.items()]
     return "\n".join([HEADER, *(line for lines in sections for line in lines), SOURCES])
 
 

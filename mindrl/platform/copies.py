@@ -26,11 +26,8 @@ class Copies:
     def start(self, pairs: Iterable[tuple[Tensor, Tensor]], then: Callable[[], object]) -> None:
         """Copy, and call `then` once it is done: at the latest in `finish`.
 
-        What runs on the device already is waited for by the copy, not by the caller.
-
-        Args:
-            pairs: Targets, each with its source.
-            then: Called once, behind the last of them.
+        The pairs are targets, each with its source. What runs on the device already is waited for
+        by the copy, not by the caller.
         """
         if self.stream is None:
             for target, source in pairs:

@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mindrl.errors import ClusterError
-from mindrl.platform.npu_environment import NPU_SETTINGS
-from mindrl.platform.other_environment import CPU_SETTINGS, ENGINE_SETTINGS, GPU_SETTINGS
-from mindrl.platform.setting import Setting, refusals, values
+from mindrl.platform.setting import Setting, refusals, settings_by_owner, values
 
 DeviceKind = Literal["npu", "gpu", "cpu"]
 
@@ -31,14 +29,18 @@ class Platform:
     """Ray resource that counts the devices."""
     collective_backend: str
     """torch.distributed backend of tensors on the device."""
-    settings: tuple[Setting, ...]
-    """Of the environment of its worker processes."""
     visible_variable: str | None
     """Environment variable that says which devices a process may use."""
     patches: tuple[str, ...]
     """Modules of `mindrl.platform.patches`, installed in this order by `prepare_process`."""
     engine_options: Mapping[str, object]
     """Arguments of the vLLM engine that depend on the device."""
+
+    @property
+    def settings(self) -> tuple[Setting, ...]:
+        """Of the environment of its worker processes."""
+        found = settings_by_owner()
+        return (*found["engine"], *found[self.kind])
 
     def local_devices(self) -> int:
         """Count the devices of this machine, without touching them."""
@@ -48,13 +50,10 @@ class Platform:
 
     def device_files(self) -> int:
         """Count the devices of this machine, those included that this process may not use."""
-        match self.kind:
-            case "npu":
-                return len(list(Path("/dev").glob("davinci[0-9]*")))
-            case "gpu":
-                return len(list(Path("/dev").glob("nvidia[0-9]*")))
-            case "cpu":
-                return len(os.sched_getaffinity(0))
+        if self.kind == "cpu":
+            return len(os.sched_getaffinity(0))
+        files = {"npu": "davinci[0-9]*", "gpu": "nvidia[0-9]*"}
+        return len(list(Path("/dev").glob(files[self.kind])))
 
     def visible_devices(self) -> list[str] | None:
         """Return the devices that the user lists for this process; None where he lists none."""
@@ -66,21 +65,19 @@ class Platform:
     def device_index(self, name: str) -> int:
         """Return the number that torch knows a device by in this process.
 
-        Args:
-            name: As Ray knows it: its entry in the list of visible devices, if there is one.
+        Ray knows it by its name: its entry in the list of visible devices, if there is one.
         """
         visible = self.visible_devices() or []
         return visible.index(name) if name in visible else int(name)
 
     def ray_options(self, devices: int) -> dict[str, Any]:
         """Return Ray's options for `devices` devices: of a worker (1) or of a whole machine."""
-        match self.kind:
-            case "npu":
-                return {"num_cpus": devices, "resources": {self.ray_resource: devices}}
-            case "gpu":
-                return {"num_cpus": devices, "num_gpus": devices}
-            case "cpu":
-                return {"num_cpus": devices}
+        of_kind: dict[DeviceKind, dict[str, Any]] = {
+            "npu": {"resources": {self.ray_resource: devices}},
+            "gpu": {"num_gpus": devices},
+            "cpu": {},
+        }
+        return {"num_cpus": devices, **of_kind[self.kind]}
 
     def worker_environment(
         self, *, workers: int, one_machine: bool, deterministic: bool = False
@@ -117,11 +114,9 @@ def prepare_process(platform: Platform) -> None:
 
 
 def configure_megatron(platform: Platform, settings: Mapping[str, object]) -> None:
-    """Tell a vendor's adaptor the layout; call it before the model-parallel groups are made.
+    """Tell a vendor's adaptor the layout, in the words of Megatron's arguments.
 
-    Args:
-        platform: Of this process, which is prepared.
-        settings: In the words of Megatron's arguments.
+    Call it in a prepared process, before the model-parallel groups are made.
     """
     if platform.kind == "npu":
         import_module("mindrl.platform.patches.npu_megatron").repatch(settings)
@@ -157,7 +152,6 @@ PLATFORMS: Mapping[DeviceKind, Platform] = {
         device_type="npu",
         ray_resource="NPU",
         collective_backend="hccl",
-        settings=(*ENGINE_SETTINGS, *NPU_SETTINGS),
         visible_variable="ASCEND_RT_VISIBLE_DEVICES",
         patches=(
             "npu_megatron",
@@ -173,7 +167,6 @@ PLATFORMS: Mapping[DeviceKind, Platform] = {
         device_type="cuda",
         ray_resource="GPU",
         collective_backend="nccl",
-        settings=(*ENGINE_SETTINGS, *GPU_SETTINGS),
         visible_variable="CUDA_VISIBLE_DEVICES",
         patches=(
             "megatron_router_without_te",
@@ -188,8 +181,6 @@ PLATFORMS: Mapping[DeviceKind, Platform] = {
         device_type="cpu",
         ray_resource="CPU",
         collective_backend="gloo",
-        # Gloo and torch sum in one order already: the threads of a worker are set for every run.
-        settings=(*ENGINE_SETTINGS, *CPU_SETTINGS),
         visible_variable=None,
         patches=(
             "megatron_on_cpu",

@@ -13,15 +13,10 @@ def ray_address() -> str | None:
     return os.environ.get("RAY_ADDRESS") or None
 
 
-def cache_folder() -> Path:
-    """Return the user's cache folder of mindrl."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "mindrl"
-
-
 def ray_session_folder() -> Path:
-    """Return where Ray is to keep its sockets and logs."""
-    return cache_folder() / "ray"
+    """Return where Ray is to keep its sockets and logs: in the user's cache folder of mindrl."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "mindrl" / "ray"
 
 
 def has_room_for_sockets(folder: Path) -> bool:

@@ -1,7 +1,9 @@
-"""When no garbage is looked for: a large plan is millions of objects, none of them garbage."""
+"""When garbage is looked for: never in a plan of millions of objects; at once to free a heap."""
 
 import atexit
+import ctypes
 import gc
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -35,3 +37,14 @@ def planning() -> Iterator[None]:
             # Else all that was planned is looked through at once, as soon as looking is allowed.
             if not gc.isenabled():
                 gc.freeze()
+
+
+def release_free_heap() -> None:
+    """Collect garbage and hand the C heap's free pages back to the operating system.
+
+    glibc keeps freed blocks below a live one; after weights were moved out of the heap that
+    can be gigabytes. On another libc only the garbage is collected.
+    """
+    gc.collect()
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)

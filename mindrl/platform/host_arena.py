@@ -36,12 +36,7 @@ class HostArena:
     """Memory that copies of device memory go to; pinned where a device reads it by itself."""
 
     def __init__(self, nbytes: int, *, device_type: str) -> None:
-        """Allocate all of it.
-
-        Args:
-            nbytes: What the regions of this worker need together.
-            device_type: Of the device that copies come from.
-        """
+        """Allocate all that the regions of this worker need together, for copies from a device."""
         self.device_type = device_type
         self.free: deque[Tensor] = deque()
         self.nbytes = 0
@@ -85,10 +80,7 @@ class HostArena:
 
 
 def require_host_memory(nbytes: int) -> None:
-    """Make sure that this machine has room for the arenas of all its workers.
-
-    Args:
-        nbytes: Of all of them together, none of which is allocated yet.
+    """Make sure that this machine has room for all arenas of its workers, none of them allocated.
 
     Raises:
         HostMemoryError: The host does not have it.

@@ -12,7 +12,7 @@ Origin = Literal["dependency", "extra", "source", "checkout"]
 source by hand; or from a checkout of its repository."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Pin:
     """One package that a node needs."""
 
@@ -26,7 +26,6 @@ class Pin:
     branch: str = ""
     """Of the checkout."""
     commit: str = ""
-    """Of the checkout."""
 
     @property
     def package(self) -> str:
@@ -39,25 +38,19 @@ class Pin:
         return f"{self.distribution}=={self.version}"
 
 
-TORCH = Pin(distribution="torch", module="torch", version="2.10.0", origin="extra")
-TORCH_NPU = Pin(
-    distribution="torch-npu", module="torch_npu", version="2.10.0.post4", origin="extra"
-)
-MEGATRON = Pin(
-    distribution="megatron-core", module="megatron.core", version="0.16.1", origin="extra"
-)
-VLLM_ASCEND = Pin(
-    distribution="vllm-ascend", module="vllm_ascend", version="0.23.0.post1", origin="extra"
-)
+TORCH = Pin("torch", "torch", "2.10.0", "extra")
+TORCH_NPU = Pin("torch-npu", "torch_npu", "2.10.0.post4", "extra")
+MEGATRON = Pin("megatron-core", "megatron.core", "0.16.1", "extra")
+VLLM_ASCEND = Pin("vllm-ascend", "vllm_ascend", "0.23.0.post1", "extra")
 # Its wheel asks for torch 2.11.0, so it is built for no device of its own, without dependencies.
-VLLM = Pin(distribution="vllm", module="vllm", version="0.23.0", origin="source")
-RAY = Pin(distribution="ray", module="ray", version="2.60.0", origin="dependency")
+VLLM = Pin("vllm", "vllm", "0.23.0", "source")
+RAY = Pin("ray", "ray", "2.60.0", "dependency")
 # Published nowhere but in its repository.
 MINDSPEED = Pin(
-    distribution="mindspeed",
-    module="mindspeed",
-    version="0.16.0",
-    origin="checkout",
+    "mindspeed",
+    "mindspeed",
+    "0.16.0",
+    "checkout",
     branch="core_r0.16.0",
     commit="e4772499f7eb9fa9a68919dd1eaddef00e915b2d",
 )

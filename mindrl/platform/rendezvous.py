@@ -38,15 +38,11 @@ def join_process_group(
     timeout: timedelta,
     listener: socket.socket | None,
 ) -> None:
-    """Make the default process group. A collective over all ranks.
+    """Make the default process group, in which a collective that outlasts the timeout raises.
 
-    Args:
-        platform: Chooses the backend.
-        seat: This worker's place.
-        address: Host and port of rank 0.
-        timeout: A collective that lasts longer raises.
-        listener: Rank 0's listening socket; None on the other ranks. Handing it over leaves no
-            moment in which another program could take the port, and no other address is open.
+    A collective over all ranks. The address is that of rank 0, the listener its own listening
+    socket, and None on the other ranks. Handing it over leaves no moment in which another program
+    could take the port, and no other address is open.
     """
     host, port = address
     os.environ.update(

@@ -3,8 +3,11 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache
+from pathlib import Path
 from typing import Literal
+
+import yaml
 
 Rule = Literal["fixed", "default", "deterministic", "left", "refused"]
 """Who decides. fixed: mindrl, always. default: mindrl, unless the user has set it. deterministic:
@@ -14,7 +17,7 @@ value."""
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What mindrl does about one variable."""
+    """What mindrl does about one variable, as environment.yaml says it."""
 
     name: str
     rule: Rule
@@ -30,32 +33,27 @@ class Setting:
     def matches(self, environment: Mapping[str, str]) -> bool:
         """Say whether the variable has a value of the pattern."""
         found = environment.get(self.name)
-        return found is not None and bool(self.pattern) and bool(re.search(self.pattern, found))
+        return bool(found is not None and self.pattern and re.search(self.pattern, found))
 
 
-def _setting(rule: Rule, assignment: str, *, why: str, source: str, pattern: str = "") -> Setting:
-    """Make a setting of `NAME=value`, or of the name alone."""
-    name, _, value = assignment.partition("=")
-    return Setting(name=name, rule=rule, value=value, pattern=pattern, why=why, source=source)
-
-
-fixed = partial(_setting, "fixed")
-by_default = partial(_setting, "default")
-if_deterministic = partial(_setting, "deterministic")
-left = partial(_setting, "left")
-refused = partial(_setting, "refused")
+@cache
+def settings_by_owner() -> Mapping[str, tuple[Setting, ...]]:
+    """Read what is done on every device, for the `engine`, and on each kind of device."""
+    text = Path(__file__).with_name("environment.yaml").read_text(encoding="utf-8")
+    found: dict[str, list[Setting]] = {}
+    for owner, rules in yaml.safe_load(text).items():
+        found[owner] = []
+        for rule, variables in rules.items():
+            for assignment, said in variables.items():
+                name, _, value = assignment.partition("=")
+                found[owner].append(Setting(name=name, rule=rule, value=value, **said))
+    return {owner: tuple(settings) for owner, settings in found.items()}
 
 
 def values(
     settings: Iterable[Setting], environment: Mapping[str, str], *, deterministic: bool
 ) -> dict[str, str]:
-    """Return what the worker processes get.
-
-    Args:
-        settings: Of the device and of the engine.
-        environment: Of the process that starts the run; its values win over defaults.
-        deterministic: Whether the run promises the same bits.
-    """
+    """Return what the workers of this process get; what it has set itself wins over defaults."""
     found = {}
     for setting in settings:
         match setting.rule:

@@ -9,7 +9,7 @@ from mindrl.config.layout_keys import Role
 from mindrl.memory.plan import MemoryPlan
 from mindrl.memory.regions import DEAD_AFTER_USE, ROLE_REGIONS, Region
 from mindrl.platform.device_memory import give_back_unused
-from mindrl.platform.heap import release_free_heap
+from mindrl.platform.garbage import release_free_heap
 from mindrl.platform.host_arena import HostArena
 from mindrl.rollout.engine import RolloutEngine
 from mindrl.training.engine import StatePart, TrainingEngine

@@ -20,8 +20,7 @@ from mindrl.platform.npu_versions import (
 from npu_contract.entry import Entry
 
 _DEVICE = "mindrl/platform/device.py"
-_SETTINGS = "mindrl/platform/npu_environment.py"
-_ENGINE_SETTINGS = "mindrl/platform/other_environment.py"
+_SETTINGS = "mindrl/platform/environment.yaml"
 _MEMORY = "mindrl/platform/device_memory.py"
 _COPIES = "mindrl/platform/copies.py"
 _ATTENTION = "mindrl/platform/attention.py"
@@ -314,7 +313,7 @@ _VLLM = (
     *_names(VLLM, _SHARDS, "vllm.platforms.interface.Platform", "is_cpu"),
     *_variables(
         VLLM,
-        _ENGINE_SETTINGS,
+        _SETTINGS,
         "VLLM_ENABLE_V1_MULTIPROCESSING",
         "VLLM_DP_SIZE",
         "VLLM_NO_USAGE_STATS",

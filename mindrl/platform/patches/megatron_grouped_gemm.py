@@ -47,11 +47,7 @@ def multiply(
 ) -> Tensor:
     """Multiply the rows of each expert by its matrix: `grouped_gemm.ops.gmm`, and its arguments.
 
-    Args:
-        rows_TI: The rows of the first expert, then those of the second.
-        experts_EIO: A matrix for each expert.
-        counts_E: Rows of each, on the host; 0 is legal.
-        trans_b: Of the package; Megatron never asks for it.
+    The counts are on the host; 0 is legal. Megatron never asks for `trans_b`.
     """
     assert not trans_b
     sizes = experts_EIO.shape[1:]

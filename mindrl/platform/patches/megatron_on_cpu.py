@@ -30,6 +30,10 @@ _NAMESPACE = "mindrl_cpu_device"
 _PACKAGE = "megatron.core"
 
 
+def _nothing(*_: object, **__: object) -> None:
+    return None
+
+
 class _Event(torch.cpu.Event):
     def __init__(self, *_: object, **__: object) -> None:
         """Ignore the timing options of a device event."""
@@ -44,14 +48,8 @@ class _Stream(torch.cpu.Stream):
     def __init__(self, *_: object, **__: object) -> None:
         """Ignore the device and the priority."""
 
-    def synchronize(self) -> None:
-        """Return at once: work on a CPU is done when the call returns."""
-
-    def wait_event(self, _event: object) -> None:
-        """Return at once."""
-
-    def wait_stream(self, _stream: object) -> None:
-        """Return at once."""
+    # Work on a CPU is done when its call returns.
+    synchronize = wait_event = wait_stream = _nothing
 
     def record_event(self, event: object = None) -> object:  # type: ignore[override]
         return event or _Event()
@@ -60,10 +58,6 @@ class _Stream(torch.cpu.Stream):
 class _Generators:
     def __getitem__(self, _index: int) -> torch.Generator:
         return torch.default_generator
-
-
-def _nothing(*_: object, **__: object) -> None:
-    return None
 
 
 def _zero(*_: object, **__: object) -> int:

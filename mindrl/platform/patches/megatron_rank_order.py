@@ -10,6 +10,7 @@ argument, can give those groups: tests/unit/platform checks all order strings.
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 from megatron.core import parallel_state
 
@@ -17,28 +18,22 @@ GroupsOf = Callable[[Collection[str]], list[list[int]]]
 """From dimensions to the groups of ranks that differ in these dimensions only."""
 
 
-class _Groups:
-    """What Megatron asks of a rank generator."""
-
-    def __init__(self, groups_of: GroupsOf) -> None:
-        self.groups_of = groups_of
-
-    def get_ranks(self, token: str) -> list[list[int]]:
-        return self.groups_of(token.split("-"))
-
-
 @contextmanager
 def rank_groups(dense: GroupsOf, experts: GroupsOf) -> Iterator[None]:
     """Let `initialize_model_parallel` take its groups from two functions.
 
-    Args:
-        dense: In Megatron's words `tp`, `cp`, `dp`, `pp`.
-        experts: In Megatron's words `tp` (of each expert), `ep`, `dp` (of each expert), `pp`.
+    They are asked in Megatron's words: `tp`, `cp`, `dp`, `pp` of the dense grid; `tp` (of each
+    expert), `ep`, `dp` (of each expert), `pp` of the experts.
     """
     upstream = parallel_state.RankGenerator
     # Megatron makes the generator of the dense grid first.
-    waiting = [_Groups(dense), _Groups(experts)]
-    parallel_state.RankGenerator = lambda **_: waiting.pop(0)
+    waiting = [dense, experts]
+
+    def generator(**_: object) -> SimpleNamespace:
+        groups_of = waiting.pop(0)
+        return SimpleNamespace(get_ranks=lambda token: groups_of(token.split("-")))
+
+    parallel_state.RankGenerator = generator
     try:
         yield
     finally:

@@ -7,6 +7,7 @@ Here such parts travel by `all_to_all_single`. It is no longer needed when gloo 
 of different sizes: tests/unit/platform tries it.
 """
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -41,25 +42,19 @@ def install() -> None:
     mappings: Any = import_module("megatron.core.tensor_parallel.mappings")
     if hasattr(mappings, "mindrl_installed"):
         return
-    even_gather = mappings._gather_along_first_dim
-    even_reduce_scatter = mappings._reduce_scatter_along_first_dim
-
-    def gather_along_first_dim(
-        part: Tensor, group: Any, sizes: list[int] | None = None, use_global_buffer: bool = False
-    ) -> Tensor:
-        if sizes is None or group.size() == 1:
-            return even_gather(part, group, None, use_global_buffer)  # type: ignore[no-any-return]
-        return gather(part, group, sizes)
-
-    def reduce_scatter_along_first_dim(
-        parts: Tensor, group: Any, sizes: list[int] | None = None, use_global_buffer: bool = False
-    ) -> Tensor:
-        if sizes is None or group.size() == 1:
-            return even_reduce_scatter(  # type: ignore[no-any-return]
-                parts, group, None, use_global_buffer
-            )
-        return reduce_scatter(parts, group, sizes)
-
-    mappings._gather_along_first_dim = gather_along_first_dim
-    mappings._reduce_scatter_along_first_dim = reduce_scatter_along_first_dim
+    mappings._gather_along_first_dim = _either(mappings._gather_along_first_dim, gather)
+    mappings._reduce_scatter_along_first_dim = _either(
+        mappings._reduce_scatter_along_first_dim, reduce_scatter
+    )
     mappings.mindrl_installed = True
+
+
+def _either(even: Callable[..., Tensor], uneven: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def along_first_dim(
+        tensor: Tensor, group: Any, sizes: list[int] | None = None, use_global_buffer: bool = False
+    ) -> Tensor:
+        if sizes is None or group.size() == 1:
+            return even(tensor, group, None, use_global_buffer)
+        return uneven(tensor, group, sizes)
+
+    return along_first_dim

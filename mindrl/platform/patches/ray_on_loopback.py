@@ -11,10 +11,6 @@ from ray._private import services
 LOOPBACK = "127.0.0.1"
 
 
-def _keep(host: str) -> str:
-    return host
-
-
 def install() -> None:
     """Keep the loopback address where it is asked for."""
-    services.resolve_ip_for_localhost = _keep
+    services.resolve_ip_for_localhost = lambda host: host

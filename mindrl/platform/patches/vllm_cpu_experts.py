@@ -7,14 +7,18 @@ numbers are translated first; experts of other ranks become expert 0 with weight
 longer needed when experts that are all elsewhere add nothing: tests/unit/platform checks for it.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
 
 
-def _translated(apply: Callable[..., None]) -> Callable[..., None]:
+def install() -> None:
+    """Translate before the kernel is called; repeated calls do nothing more."""
+    if hasattr(CPUUnquantizedExperts, "mindrl_installed"):
+        return
+    apply = CPUUnquantizedExperts.apply
+
     def apply_to_own_experts(
         self: Any, *, topk_weights: Tensor, topk_ids: Tensor, expert_map: Tensor | None, **rest: Any
     ) -> None:
@@ -26,11 +30,5 @@ def _translated(apply: Callable[..., None]) -> Callable[..., None]:
         chosen = {"topk_weights": topk_weights, "topk_ids": topk_ids}
         apply(self, **chosen, expert_map=expert_map, **rest)
 
-    return apply_to_own_experts
-
-
-def install() -> None:
-    """Translate before the kernel is called; repeated calls do nothing more."""
-    if not hasattr(CPUUnquantizedExperts, "mindrl_installed"):
-        CPUUnquantizedExperts.apply = _translated(CPUUnquantizedExperts.apply)
-        CPUUnquantizedExperts.mindrl_installed = True
+    CPUUnquantizedExperts.apply = apply_to_own_experts
+    CPUUnquantizedExperts.mindrl_installed = True

@@ -8,7 +8,6 @@ needed when vLLM's group name holds a random part: tests/unit/platform checks fo
 """
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -19,35 +18,26 @@ from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistri
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where the kernel keeps it
 
 
-def _unique_part() -> str:
-    """Agree on a random name over the default process group."""
-    part = [uuid4().hex[:8]]
-    torch.distributed.broadcast_object_list(part, src=0)
-    return part[0]
-
-
-def _unlink_after(initialise: Callable[[Any], int]) -> Callable[[Any], int]:
-    def initialise_and_unlink(self: Any) -> int:
-        handle = initialise(self)
-        name = f"{self.group_name}_{self.communicator.rank}"
-        (_SHARED_MEMORY / name).unlink(missing_ok=True)
-        return handle
-
-    return initialise_and_unlink
-
-
 def install() -> None:
     """Replace the naming and unlink behind the mapping; repeated calls do nothing more."""
     if hasattr(_CPUSHMDistributed, "mindrl_installed"):
         return
-    make_name = _CPUSHMDistributed.make_group_name
+    make_name, initialise = _CPUSHMDistributed.make_group_name, _CPUSHMDistributed._init_cpu_shm
     token: list[str] = []
 
     def unique_name(communicator: Any) -> str:
         if not token:
-            token.append(_unique_part())
+            # Agreed on over the default process group.
+            token.append(uuid4().hex[:8])
+            torch.distributed.broadcast_object_list(token, src=0)
         return f"mindrl-{os.getuid()}-{token[0]}{make_name(communicator).replace('/', '')}"
 
+    def initialise_and_unlink(self: Any) -> int:
+        handle: int = initialise(self)
+        name = f"{self.group_name}_{self.communicator.rank}"
+        (_SHARED_MEMORY / name).unlink(missing_ok=True)
+        return handle
+
     _CPUSHMDistributed.make_group_name = staticmethod(unique_name)
-    _CPUSHMDistributed._init_cpu_shm = _unlink_after(_CPUSHMDistributed._init_cpu_shm)
+    _CPUSHMDistributed._init_cpu_shm = initialise_and_unlink
     _CPUSHMDistributed.mindrl_installed = True

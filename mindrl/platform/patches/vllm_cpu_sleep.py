@@ -12,7 +12,7 @@ from torch import Tensor, UntypedStorage
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from mindrl.platform.heap import release_free_heap
+from mindrl.platform.garbage import release_free_heap
 
 _Sized = list[tuple[UntypedStorage, int]]
 
@@ -74,18 +74,18 @@ def _packed_bytes(module: Any) -> int:
     return int(before_packing["weight"].nbytes)
 
 
+def _sized(tensors: Iterable[Tensor]) -> _Sized:
+    """Return the storages that hold anything, each once, with their sizes."""
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
+    return [(storage, storage.nbytes()) for storage in storages.values() if storage.nbytes()]
+
+
 def _bytes(tensors: Iterable[Tensor]) -> int:
-    storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in tensors}
-    return sum(storage.nbytes() for storage in storages.values())
+    return sum(nbytes for _, nbytes in _sized(tensors))
 
 
 def _release(tensors: Iterable[Tensor]) -> _Sized:
-    storages = {}
-    for tensor in tensors:
-        storage = tensor.untyped_storage()
-        if storage.nbytes():
-            storages[storage.data_ptr()] = storage
-    sized = [(storage, storage.nbytes()) for storage in storages.values()]
+    sized = _sized(tensors)
     for storage, _ in sized:
         storage.resize_(0)
     return sized

@@ -9,10 +9,6 @@ stops calling it: tests/unit/platform checks for the call.
 import vllm.v1.engine.core as engine_core
 
 
-def _keep_groups(*_: object, **__: object) -> None:
-    """Leave the process groups to the worker, which made them."""
-
-
 def install() -> None:
-    """Replace the clean-up by one that leaves the groups alone."""
-    engine_core.cleanup_dist_env_and_memory = _keep_groups
+    """Replace the clean-up: the groups are left to the worker, which made them."""
+    engine_core.cleanup_dist_env_and_memory = lambda *_, **__: None

@@ -52,7 +52,7 @@ def test_100_mib_of_freed_blocks_below_a_live_one_go_back_to_the_system_on_relea
     found = run_python(
         "import json\n"
         "from mindrl.platform.host_memory import process_memory\n"
-        "from mindrl.platform.heap import release_free_heap\n"
+        "from mindrl.platform.garbage import release_free_heap\n"
         "blocks = [bytes(2048) for _ in range(50_000)]; full = process_memory().rss_bytes\n"
         "last = blocks[-1]; del blocks; freed = process_memory().rss_bytes\n"
         "release_free_heap(); released = process_memory().rss_bytes\n"
@@ -66,7 +66,7 @@ def test_100_mib_of_freed_blocks_below_a_live_one_go_back_to_the_system_on_relea
 def test_release_collects_a_reference_cycle_at_once() -> None:
     found = run_python(
         "import gc, json, weakref\n"
-        "from mindrl.platform.heap import release_free_heap\n"
+        "from mindrl.platform.garbage import release_free_heap\n"
         "class Node: pass\n"
         "gc.disable(); node = Node(); node.self = node; alive = weakref.ref(node); del node\n"
         "before = alive() is not None; release_free_heap()\n"

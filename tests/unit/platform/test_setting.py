@@ -4,10 +4,10 @@ import pytest
 
 from mindrl.errors import ClusterError
 from mindrl.platform.device import PLATFORMS, prepare_process
-from mindrl.platform.npu_environment import NPU_SETTINGS
-from mindrl.platform.setting import refusals, values
+from mindrl.platform.setting import refusals, settings_by_owner, values
 
 NPU = PLATFORMS["npu"]
+NPU_SETTINGS = settings_by_owner()["npu"]
 
 
 def worker(**environment: str) -> dict[str, str]:

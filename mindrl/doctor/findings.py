@@ -27,11 +27,9 @@ def python(facts: Facts) -> Iterator[Observation]:
 
 def own_packages(facts: Facts) -> Iterator[Observation]:
     """Say which packages that mindrl always needs are absent or of another version."""
-    wrong = [each for each in facts.declared.own if not _suits(facts, each)]
-    for each in wrong:
-        yield _package(facts, each, "in a checkout of mindrl: pip install .")
-    if not wrong:
-        yield Observation("packages of mindrl", f"{len(facts.declared.own)}, as declared")
+    own, advice = facts.declared.own, "in a checkout of mindrl: pip install ."
+    wrong = [found for each in own if (found := _package(facts, each, advice)).verdict != "ok"]
+    yield from wrong or [Observation("packages of mindrl", f"{len(own)}, as declared")]
 
 
 def device_packages(facts: Facts) -> Iterator[Observation]:
@@ -187,15 +185,10 @@ def _package(facts: Facts, needed: Requirement, advice: str) -> Observation:
     if version is None:
         found = f"absent, needs {needed.name}{needed.specifier}"
         return Observation(needed.name, found, "problem", advice)
-    if not _suits(facts, needed):
+    if not needed.specifier.contains(version, prereleases=True):
         return Observation(needed.name, f"{version}, needs {needed.specifier}", "problem", advice)
     pinned = f", as pinned ({needed.specifier})" if needed.specifier else ""
     return Observation(needed.name, f"{version}{pinned}")
-
-
-def _suits(facts: Facts, needed: Requirement) -> bool:
-    version = facts.versions.get(needed.name)
-    return version is not None and needed.specifier.contains(version, prereleases=True)
 
 
 PACKAGE_FINDINGS = (python, own_packages, device_packages, torch_build, rival_engines, components)

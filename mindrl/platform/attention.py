@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -34,8 +35,7 @@ class Packing:
     @property
     def lengths(self) -> list[int]:
         """Tokens of each sequence."""
-        bounds = zip(self.starts[:-1], self.starts[1:], strict=True)
-        return [stop - start for start, stop in bounds]
+        return [stop - start for start, stop in pairwise(self.starts)]
 
 
 Kernel = Callable[[Tensor, Tensor, Tensor, Packing, float | None], Tensor]

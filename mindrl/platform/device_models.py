@@ -1,24 +1,9 @@
 """The devices that a run can be planned for by name: memory, speed, links. Pure data.
 
-Of each number either its maker publishes it, or it was seen on a machine, or it is an estimate:
-
-- Memory is what torch reports as the total of a device, cut to whole hundreds of MiB. Seen in
-  error messages of torch_npu: 60.96 GiB (Atlas A2, 64 GB), 29.49 GiB (Atlas A2, 32 GB), 61.27 GiB
-  (Atlas A3). 79.0 GiB of an A100 and an H100 and 139.5 GiB of an H200 are estimates, on the safe
-  side of what drivers leave.
-- `tflops` is the published dense peak in bfloat16. CANN's operator documents give 353 to the Ascend
-  910B2. The 910B4, which has 32 GB, is slower: 280 is an estimate. Of the 910C, 752 are published
-  for a package of two dies (arXiv:2506.12708). A100, H100, H200: data sheets.
-- `memory_gbps` is published for the 910B with 64 GB (CANN's operator documents), for the 910C
-  (arXiv:2506.12708), and for A100, H100, H200 (data sheets); an estimate for the 910B4.
-- `node_gbps` is one device's bandwidth to the others of its node, each way. 392 GB/s of HCCS, both
-  ways together, is what product pages say of the 910B; 392 GB/s each way for a package of two dies
-  is of arXiv:2506.12708; NVLink: data sheets, half of the sum of both ways.
-- `network_gbps` is one device's share of its node's network, each way: 200 Gbit/s a device, and
-  400 Gbit/s beside an H100 or H200, as such servers usually have. The faster bus that joins the
-  nodes of an Atlas A3 supernode is not counted on.
-- `host_gbps` and `host_memory_gib` are estimates: half of what PCIe 4.0 or 5.0 with 16 lanes can
-  do, and what such servers usually have.
+Of each number either its maker publishes it, or it was seen on a machine, or it is an estimate.
+Where nothing else is said: of the 910B by CANN's operator documents, of the 910C by
+arXiv:2506.12708, for a package of two dies, each of which is a device; of A100, H100 and H200 by
+data sheets.
 """
 
 import difflib
@@ -36,21 +21,31 @@ class DeviceModel:
     name: str
     kind: DeviceKind
     memory_mib: int
-    """That one process can take."""
+    """That one process can take: what torch reports as the total of a device, cut to whole hundreds
+    of MiB. Seen in error messages of torch_npu: 60.96 GiB (Atlas A2, 64 GB), 29.49 GiB (Atlas A2,
+    32 GB), 61.27 GiB (Atlas A3). 79.0 GiB of an A100 and an H100 and 139.5 GiB of an H200 are
+    estimates, on the safe side of what drivers leave."""
     tflops: float
-    """10^12 floating-point operations a second in bfloat16, at the most."""
+    """10^12 floating-point operations a second in bfloat16, at the most: the published dense peak.
+    353 are the 910B2's; the 910B4, which has 32 GB, is slower: 280 is an estimate. A package of the
+    910C has 752."""
     memory_gbps: float
-    """GB/s of the device's own memory."""
+    """GB/s of the device's own memory; an estimate for the 910B4."""
     devices_per_node: int
     """Usual in one machine."""
     node_gbps: float
-    """GB/s each way of one device to those of its node."""
+    """GB/s each way of one device to those of its node. 392 GB/s of HCCS, both ways together, is
+    what product pages say of the 910B; a package of the 910C has as much each way; NVLink: half of
+    the sum of both ways."""
     network_gbps: float
-    """GB/s each way of one device to those of other nodes."""
+    """GB/s each way of one device to those of other nodes, its share of the node's network: 200
+    Gbit/s, and 400 Gbit/s beside an H100 or H200, as such servers usually have. The faster bus that
+    joins the nodes of an Atlas A3 supernode is not counted on."""
     host_gbps: float
-    """GB/s each way between one device and the memory of its host."""
+    """GB/s each way between one device and the memory of its host: an estimate, half of what PCIe
+    4.0 or 5.0 with 16 lanes can do."""
     host_memory_gib: int
-    """Of one node."""
+    """Of one node: an estimate, what such servers usually have."""
 
     @property
     def memory_bytes(self) -> int:

@@ -60,10 +60,6 @@ class _Generators:
         return torch.default_generator
 
 
-def _zero(*_: object, **__: object) -> int:
-    return 0
-
-
 def _no_context(*_: object, **__: object) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext()
 
@@ -103,7 +99,7 @@ def _device_namespace() -> types.ModuleType:
     quiet = ("set_device", "set_stream", "synchronize", "empty_cache", "_lazy_init")
     members.update(dict.fromkeys((*quiet, "reset_peak_memory_stats"), _nothing))
     counted = ("memory_allocated", "max_memory_allocated", "memory_reserved")
-    members.update(dict.fromkeys((*counted, "max_memory_reserved"), _zero))
+    members.update(dict.fromkeys((*counted, "max_memory_reserved"), lambda *_: 0))
     for name in ("Float", "Half", "BFloat16", "Long", "Int", "Byte"):
         members[f"{name}Tensor"] = getattr(torch, f"{name}Tensor")
     vars(module).update(members)
@@ -113,9 +109,6 @@ def _device_namespace() -> types.ModuleType:
 
 class _Renamer(ast.NodeTransformer):
     """Rewrites device names; line numbers stay, so tracebacks stay right."""
-
-    def __init__(self, namespace: types.ModuleType) -> None:
-        self.namespace = namespace
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         self.generic_visit(node)
@@ -144,7 +137,7 @@ class _Renamer(ast.NodeTransformer):
         return node
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST:
-        known = vars(self.namespace)
+        known = vars(sys.modules[_NAMESPACE])
         if node.module == "torch.cuda" and all(name.name in known for name in node.names):
             node.module = _NAMESPACE
         return node
@@ -153,24 +146,17 @@ class _Renamer(ast.NodeTransformer):
 class _Loader(SourceFileLoader):
     """Compiles the rewritten source; never reads or writes the package's own bytecode."""
 
-    def __init__(self, fullname: str, path: str, namespace: types.ModuleType) -> None:
-        super().__init__(fullname, path)
-        self.namespace = namespace
-
     def get_code(self, fullname: str) -> types.CodeType:
         path = self.get_filename(fullname)
-        tree = _Renamer(self.namespace).visit(ast.parse(self.get_data(path), path))
+        tree = _Renamer().visit(ast.parse(self.get_data(path), path))
         return compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        vars(module)[_NAMESPACE] = self.namespace
+        vars(module)[_NAMESPACE] = sys.modules[_NAMESPACE]
         super().exec_module(module)
 
 
 class _Finder(MetaPathFinder):
-    def __init__(self, namespace: types.ModuleType) -> None:
-        self.namespace = namespace
-
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, _target: object = None
     ) -> ModuleSpec | None:
@@ -178,7 +164,7 @@ class _Finder(MetaPathFinder):
             return None
         spec = PathFinder.find_spec(fullname, path)
         if spec is not None and isinstance(spec.loader, SourceFileLoader):
-            spec.loader = _Loader(fullname, spec.loader.path, self.namespace)
+            spec.loader = _Loader(fullname, spec.loader.path)
         return spec
 
 
@@ -187,6 +173,5 @@ def install() -> None:
     if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
     assert _PACKAGE not in sys.modules, "install the hook before megatron.core is imported"
-    namespace = _device_namespace()
-    sys.modules[_NAMESPACE] = namespace
-    sys.meta_path.insert(0, _Finder(namespace))
+    sys.modules[_NAMESPACE] = _device_namespace()
+    sys.meta_path.insert(0, _Finder())

@@ -83,13 +83,11 @@ class Platform:
         self, *, workers: int, one_machine: bool, deterministic: bool = False
     ) -> dict[str, str]:
         """Return the environment of each of `workers` processes."""
-        threads = max(1, len(os.sched_getaffinity(0)) // workers)
-        loopback = {"GLOO_SOCKET_IFNAME": "lo"} if one_machine else {}
-        return {
-            **values(self.settings, os.environ, deterministic=deterministic),
-            **loopback,
-            "OMP_NUM_THREADS": str(threads),
-        }
+        found = values(self.settings, os.environ, deterministic=deterministic)
+        found["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // workers))
+        if one_machine:
+            found["GLOO_SOCKET_IFNAME"] = "lo"
+        return found
 
     def refuse_settings(self) -> None:
         """Refuse to go on where this process has a setting that no run starts with.

@@ -60,6 +60,3 @@ PINS = (TORCH, TORCH_NPU, MEGATRON, VLLM, VLLM_ASCEND, MINDSPEED, RAY)
 
 CANN_VERSION = "9.1.0"
 """Of the toolkit, the kernels and NNAL: what vllm-ascend asks for."""
-
-PYTHON_VERSIONS = ("3.11", "3.12")
-"""Those of mindrl that torch_npu has wheels for."""

@@ -19,6 +19,7 @@ import ast
 import contextlib
 import sys
 import types
+from collections import defaultdict
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -55,11 +56,6 @@ class _Stream(torch.cpu.Stream):
         return event or _Event()
 
 
-class _Generators:
-    def __getitem__(self, _index: int) -> torch.Generator:
-        return torch.default_generator
-
-
 def _no_context(*_: object, **__: object) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext()
 
@@ -88,7 +84,7 @@ def _device_namespace() -> types.ModuleType:
         "get_rng_state": lambda *_, **__: torch.get_rng_state(),
         "set_rng_state": lambda state, *_, **__: torch.set_rng_state(state),
         "manual_seed": torch.manual_seed,
-        "default_generators": _Generators(),
+        "default_generators": defaultdict(lambda: torch.default_generator),
         "_lazy_call": lambda callback, **_: callback(),
         "OutOfMemoryError": torch.OutOfMemoryError,
         "CUDAGraph": type("CUDAGraph", (), {}),

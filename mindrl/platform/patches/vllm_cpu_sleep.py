@@ -29,7 +29,10 @@ class SleepingCPUWorker(CPUWorker):  # type: ignore[misc]
         self.released_weights = []
         if level == 2:
             model = self.model_runner.get_model()
-            _drop_packed_copies(model)
+            # The copies that oneDNN packed; loading the weights packs them anew.
+            for module in model.modules():
+                if hasattr(module, "cpu_linear"):
+                    module.cpu_linear = None
             self.released_weights = _release(parameter.data for parameter in model.parameters())
         release_free_heap()
 
@@ -57,13 +60,6 @@ class SleepingCPUWorker(CPUWorker):  # type: ignore[misc]
     def _kv_tensors(self) -> Iterator[Tensor]:
         for cache in self.model_runner.kv_caches:
             yield from cache if isinstance(cache, (list, tuple)) else (cache,)
-
-
-def _drop_packed_copies(model: Any) -> None:
-    """Free the oneDNN copies; loading the weights packs them anew."""
-    for module in model.modules():
-        if hasattr(module, "cpu_linear"):
-            module.cpu_linear = None
 
 
 def _packed_bytes(module: Any) -> int:

@@ -122,10 +122,6 @@ def group_ports(kind: DeviceKind, environment: Mapping[str, str]) -> range | Non
 
 def _device_report(kind: DeviceKind) -> DeviceReport:
     """Ask the vendor's tool of a kind of device."""
-    match kind:
-        case "npu":
-            return npu_report(os.environ)
-        case "gpu":
-            return nvidia_report()
-        case "cpu":
-            return DeviceReport(tool="")
+    if kind == "npu":
+        return npu_report(os.environ)
+    return nvidia_report() if kind == "gpu" else DeviceReport(tool="")

@@ -46,6 +46,10 @@ def npu_report(environment: Mapping[str, str]) -> DeviceReport:
     installed = Path(environment.get("ASCEND_INSTALL_DIR") or _INSTALLED)
     text, error = answer_of("npu-smi", "info")
     devices = parse_npu_smi(text)
+    scripts = {
+        "ASCEND_HOME_PATH": f"source set_env.sh of CANN, below {installed}; the engine reads it",
+        "ATB_HOME_PATH": f"source {installed}/nnal/atb/set_env.sh; the engine's kernels need it",
+    }
     return DeviceReport(
         tool="npu-smi info",
         devices=devices,
@@ -67,24 +71,16 @@ def npu_report(environment: Mapping[str, str]) -> DeviceReport:
                 f"install toolkit, kernels and NNAL of CANN {CANN_VERSION} and source their "
                 "set_env.sh before the run",
             ),
-            _folder(
-                "ASCEND_HOME_PATH",
-                environment,
-                f"source set_env.sh of CANN, below {installed}; the engine reads it",
-            ),
-            _folder(
-                "ATB_HOME_PATH",
-                environment,
-                f"source {installed}/nnal/atb/set_env.sh; the engine's kernels need it",
+            *(
+                Component(name, _folder(environment.get(name)), None, advice)
+                for name, advice in scripts.items()
             ),
         ),
     )
 
 
-def _folder(name: str, environment: Mapping[str, str], advice: str) -> Component:
-    """Tell of a folder that a variable has to name."""
-    folder = environment.get(name)
-    return Component(name, folder if folder and Path(folder).is_dir() else None, None, advice)
+def _folder(name: str | None) -> str | None:
+    return name if name and Path(name).is_dir() else None
 
 
 def driver_version(installed: Path) -> str | None:

@@ -17,10 +17,12 @@ from npu_contract.check import described as described_entry
 from npu_contract.contract import ENTRIES
 from npu_contract.sources import CHECKED_PINS, contract_sources
 
-from mindrl.platform.npu_versions import CANN_VERSION, MINDSPEED, PINS, PYTHON_VERSIONS
+from mindrl.platform.npu_versions import CANN_VERSION, MINDSPEED, PINS
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "scripts" / "check_npu_contract.py"
+PYTHON_VERSIONS = ("3.11", "3.12")
+"""Those of mindrl that torch_npu has wheels for."""
 RESULT = Path(__file__).with_name("npu_contract.json")
 PAGE = ROOT / "docs" / "how-to" / "install-npu.md"
 

@@ -16,6 +16,8 @@ from mindrl.training.planning import padded_vocab_size
 
 _LOGITS_COPIES = 1.25
 """Logits in float32, and the exponentials of a part of them at a time."""
+_GATED_COPIES = 5
+"""Gate and up, a copy of up, the activated gate, and their product."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +100,7 @@ def _layer(model: ModelDescription, passes: Passes) -> int:
     if model.moe:
         elements += _experts(model, model.moe, passes)
     else:
-        elements += _gated(model.intermediate_size) / tp
+        elements += _GATED_COPIES * model.intermediate_size / tp
     size = ELEMENT_BYTES[passes.dtype]
     return int(passes.tokens_of_rank * (elements * size + float32_elements * 4))
 
@@ -118,13 +120,8 @@ def _attention(model: ModelDescription, tp: int) -> tuple[float, float]:
     return normed + 5 * mla.qk_rope_head_dim + heads * of_a_head / tp, normed
 
 
-def _gated(width: int) -> int:
-    """Count gate and up, a copy of up, the activated gate, and their product."""
-    return 5 * width
-
-
 def _experts(model: ModelDescription, moe: MoeDescription, passes: Passes) -> float:
     """Count what equally busy experts keep of a token: all tensor-parallel ranks of one see it."""
-    routed = 2 * model.hidden_size * passes.layout.etp + _gated(moe.intermediate_size)
-    shared = _gated(moe.shared_intermediate_size) / passes.layout.tp
+    routed = 2 * model.hidden_size * passes.layout.etp + _GATED_COPIES * moe.intermediate_size
+    shared = _GATED_COPIES * moe.shared_intermediate_size / passes.layout.tp
     return moe.num_experts_per_tok * routed / passes.cut_of_hidden + shared

@@ -18,15 +18,14 @@ def config_folder() -> Path:
     return next((place for place in places if (place / "program.yaml").is_file()), places[-1])
 
 
-def published_folder(path: str) -> Path | None:
-    """Return the shipped folder, with config.json alone, of the name of `./models/Qwen2.5-7B`.
+def _here_or_shipped(path: str) -> str:
+    """Return a path as it is, or, where no folder is there, the shipped one of the same name.
 
-    None where that folder is here, or mindrl knows no model of that name.
+    That of `./models/Qwen2.5-7B` has config.json alone.
     """
-    if Path(path).is_dir():
-        return None
     known = config_folder() / "models" / Path(path).name
-    return known if (known / "config.json").is_file() else None
+    is_shipped = not Path(path).is_dir() and (known / "config.json").is_file()
+    return str(known) if is_shipped else path
 
 
 def planned_description(path: str) -> ModelDescription:
@@ -35,7 +34,7 @@ def planned_description(path: str) -> ModelDescription:
     Raises:
         ModelError: It does not hold a known model, or there is none and the name is not known.
     """
-    return read_description(str(published_folder(path) or path), to_plan=True)
+    return read_description(_here_or_shipped(path), to_plan=True)
 
 
 def sizes_path(config: RunConfig, role: Role) -> str:
@@ -48,7 +47,7 @@ def sizes_path(config: RunConfig, role: Role) -> str:
     own = config.actor_config.sizes
     if own is not None and path == config.actor_config.load and not has_sizes(path):
         path = own
-    return str(published_folder(path) or path)
+    return _here_or_shipped(path)
 
 
 def has_sizes(path: str) -> bool:

@@ -6,9 +6,7 @@ number of parameters of each pipeline stage, which no exact number is below.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import combinations
-from typing import Literal
 
 import numpy as np
 
@@ -57,10 +55,14 @@ _REGIONS: Mapping[Part, tuple[Region, Region]] = {
     "reference": (Region.REFERENCE_WEIGHTS, Region.REFERENCE_WEIGHTS),
     "training weights": (Region.ACTOR_WEIGHTS, Region.CRITIC_WEIGHTS),
 }
-_OFFLOADS = [
-    frozenset(parts) for count in range(len(PARTS) + 1) for parts in combinations(PARTS, count)
-]
-"""Every choice of what leaves the device, the fewest parts first."""
+_ALWAYS = frozenset({Region.ACTOR_GRADIENTS, Region.CRITIC_GRADIENTS})
+"""Dead where they leave, so that they cost no copy."""
+_MOVABLE = {
+    frozenset(parts): _ALWAYS.union(*(_REGIONS[part] for part in parts))
+    for count in range(len(PARTS) + 1)
+    for parts in combinations(PARTS, count)
+}
+"""Regions that leave the device with every choice of what does, the fewest parts first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,10 +111,9 @@ class Misfit:
     """By how little a candidate does not fit."""
 
     moment: str
+    """When a device has too little; `host` where that of a node has."""
     need_bytes: int
     there_bytes: int
-    of: Literal["device", "host"]
-    """Whose memory."""
 
     @property
     def excess(self) -> float:
@@ -187,18 +188,19 @@ def least_reshard_seconds(task: Task, regions: RegionBytes) -> float:
 
 def best_fit(task: Task, ready: Prepared, rollout: RolloutLayout, sizes: Sizes) -> Fit | None:
     """Return the settings that fit and cost least; None where none fits."""
-    last = _fit(task, ready, rollout, sizes, _OFFLOADS[-1])
+    *fewer, every = _MOVABLE
+    last = _fit(task, ready, rollout, sizes, every)
     # Whatever else may leave, the device then has to hold no less.
-    if isinstance(last, Misfit) and last.of == "device":
+    if isinstance(last, Misfit) and last.moment != "host":
         return None
-    found = [_fit(task, ready, rollout, sizes, offloads) for offloads in _OFFLOADS[:-1]]
+    found = [_fit(task, ready, rollout, sizes, offloads) for offloads in fewer]
     fits = [each for each in (*found, last) if isinstance(each, Fit)]
     return min(fits, key=lambda fit: fit.step_seconds, default=None)
 
 
 def nearest_misfit(task: Task, ready: Prepared, rollout: RolloutLayout, sizes: Sizes) -> Misfit:
     """Return what comes nearest where nothing fits."""
-    found = [_fit(task, ready, rollout, sizes, offloads) for offloads in _OFFLOADS]
+    found = [_fit(task, ready, rollout, sizes, offloads) for offloads in _MOVABLE]
     return min((each for each in found if isinstance(each, Misfit)), key=lambda each: each.excess)
 
 
@@ -206,7 +208,7 @@ def _fit(
     task: Task, ready: Prepared, rollout: RolloutLayout, sizes: Sizes, offloads: frozenset[Part]
 ) -> Fit | Misfit:
     """Find the settings that cost least with one choice of what leaves the device."""
-    plan, device_bytes = replace(sizes.plan, movable=_movable(offloads)), task.device.memory_bytes
+    plan, device_bytes = replace(sizes.plan, movable=_MOVABLE[offloads]), task.device.memory_bytes
     usable, share = int(device_bytes * USABLE_SHARE), int(device_bytes * ROLLOUT_SHARE)
     others, one = rollout_bytes(plan), sizes.per_token * task.longest
     left, host = kv_cache_left(share, others), _host_bytes(task, plan)
@@ -215,9 +217,9 @@ def _fit(
     if left < one or host > task.host_bytes or not fitting:
         need, moment = min(needs.values())
         wants = (
-            Misfit(moment="rollout", need_bytes=others + one, there_bytes=share, of="device"),
-            Misfit(moment="host", need_bytes=host, there_bytes=task.host_bytes, of="host"),
-            Misfit(moment=moment, need_bytes=need, there_bytes=usable, of="device"),
+            Misfit(moment="rollout", need_bytes=others + one, there_bytes=share),
+            Misfit(moment="host", need_bytes=host, there_bytes=task.host_bytes),
+            Misfit(moment=moment, need_bytes=need, there_bytes=usable),
         )
         return max(wants, key=lambda each: each.excess)
     settings = min(fitting, key=lambda each: sum(ready.seconds[each].values()))
@@ -258,10 +260,3 @@ def _needs(
         settings: max(most, *((total + of.get(at, 0), at.value) for at, total in working))
         for settings, of in activations.items()
     }
-
-
-@cache
-def _movable(offloads: frozenset[Part]) -> frozenset[Region]:
-    """Return what leaves the device; gradients are dead then, so that they cost no copy."""
-    leaving = {region for part in offloads for region in _REGIONS[part]}
-    return frozenset(leaving | {Region.ACTOR_GRADIENTS, Region.CRITIC_GRADIENTS})

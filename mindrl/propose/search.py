@@ -244,7 +244,7 @@ def remedies(task: Task, found: Search, tell: Tell) -> Iterator[str]:
         yield f"{name}: no layout passes the rules of a run"
         return
     candidate, miss = found.nearest
-    where = "the host of a node" if miss.of == "host" else f"a device in {miss.moment}"
+    where = "the host of a node" if miss.moment == "host" else f"a device in {miss.moment}"
     training, rollout = candidate.texts
     yield (
         f"{name}: nothing fits; the nearest is {training} -> {rollout}, which needs "

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mindrl.allocation.meaning import layout_string, parse_training
-from mindrl.checkpoint.files import check_shapes, open_tensors, tensor_shapes
+from mindrl.checkpoint.files import check_shapes, open_tensors, shapes_in
 from mindrl.checkpoint.rank_files import (
     LAYOUT_FILE,
     open_rank_files,
@@ -166,9 +166,9 @@ def _read_source(folder: str, model: ModelDescription) -> _Source:
             sharding = training_sharding(model, layout, dtype=dtype)
             open_rank_files(folder, sharding, stack, framework="np")
             return _Source(sharding=sharding, dtype=dtype)
-        found, wanted = tensor_shapes(folder), logical_shapes(model)
+        files, wanted = open_tensors(folder, stack, framework="np"), logical_shapes(model)
+        found = shapes_in(files)
         check_shapes(folder, found, wanted)
-        files = open_tensors(folder, stack, framework="np")
         first = next(iter(wanted))
         stored = str(files[first].get_slice(first).get_dtype())
         left_out = tuple(sorted(found.keys() - wanted.keys()))

@@ -19,7 +19,7 @@ _UNFOLDED = 10_000
 """Columns of what has no width."""
 ROWS_PER_HEADER = 20
 
-DEFAULT_COLUMNS = (
+COLUMNS = (
     ("reward", "reward/mean", ".3f"),
     ("loss", "update/policy_loss", ".4f"),
     ("gap", "logprob_gap/mean", ".1e"),
@@ -39,15 +39,8 @@ class StepConsole:
     Steps count from 1 to `total_steps`. A metric that is missing shows as "-".
     """
 
-    def __init__(
-        self,
-        total_steps: int,
-        stream: TextIO | None = None,
-        *,
-        columns: Sequence[tuple[str, str, str]] = DEFAULT_COLUMNS,
-    ) -> None:
+    def __init__(self, total_steps: int, stream: TextIO | None = None) -> None:
         self._total_steps = total_steps
-        self._columns = tuple(columns)
         self._rows = 0
         self._first_step: tuple[int, float] | None = None
         self._stream = sys.stdout if stream is None else stream
@@ -67,10 +60,9 @@ class StepConsole:
 
     def step(self, step: int, metrics: Metrics) -> None:
         """Show that a step is done."""
-        labels = [label for label, _, _ in self._columns]
+        labels = [label for label, _, _ in COLUMNS]
         cells = [
-            format(metrics[name], spec) if name in metrics else "-"
-            for _, name, spec in self._columns
+            format(metrics[name], spec) if name in metrics else "-" for _, name, spec in COLUMNS
         ]
         if self._progress is None:
             pairs = zip(labels, cells, strict=True)
@@ -118,7 +110,7 @@ class StepConsole:
         return f"{step:>{len(total)}}/{total}"
 
     def _row(self, first: str, cells: Sequence[str]) -> str:
-        widths = [max(len(label), NARROWEST_CELL) for label, _, _ in self._columns]
+        widths = [max(len(label), NARROWEST_CELL) for label, _, _ in COLUMNS]
         padded = (cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
         return "  ".join((first.rjust(max(len("step"), len(self._position(0)))), *padded))
 

@@ -11,8 +11,6 @@ from mindrl.errors import OutputError
 from mindrl.observability.output_files import output_errors
 from mindrl.observability.units import mib_text
 
-PROBE = b"mindrl checks that this folder can be written\n"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
@@ -62,7 +60,7 @@ def _check_writable(need: Need) -> None:
         need.folder.mkdir(parents=True, exist_ok=True)
         try:
             with probe.open("wb") as file:
-                file.write(PROBE)
+                file.write(b"mindrl checks that this folder can be written\n")
                 file.flush()
                 os.fsync(file.fileno())
         finally:

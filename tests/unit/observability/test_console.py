@@ -73,11 +73,11 @@ def test_a_log_file_gets_one_plain_line_per_step_with_a_dash_for_the_missing_met
     )
 
 
-def test_the_callers_columns_replace_the_default_ones() -> None:
+def test_a_metric_that_is_no_number_is_shown_as_such() -> None:
     stream = io.StringIO()
-    with StepConsole(9, stream, columns=(("kl", "update/kl", ".2e"),)) as console:
-        console.step(1, {"update/kl": float("nan"), "reward/mean": 1.0})
-    assert stream.getvalue() == "step 1/9  kl nan  left -\n"
+    with StepConsole(9, stream) as console:
+        console.step(1, {"update/policy_loss": float("nan"), "reward/mean": 1.0})
+    assert stream.getvalue().startswith("step 1/9  reward 1.000  loss nan  gap -  tok/s -  ")
 
 
 def test_a_plain_line_is_in_the_file_as_soon_as_its_step_is_shown(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_plain_line_is_in_the_file_as_soon_as_its_step_is_shown(tmp_path: Path
 
 def test_from_the_second_step_on_the_time_left_is_shown_even_if_a_step_comes_again() -> None:
     stream = io.StringIO()
-    with StepConsole(3, stream, columns=()) as console:
+    with StepConsole(3, stream) as console:
         for step in (1, 2, 1, 2, 3):
             console.step(step, {})
     left = [line.rsplit("left ")[1] for line in stream.getvalue().splitlines()]

@@ -113,7 +113,7 @@ def _memory(options: argparse.Namespace) -> int:
 def memory_figures(plan: MemoryPlan, models: RunShardings) -> MemoryFigures:
     """Sum up a plan; its moments are those between which memory only grows, or only shrinks."""
     estimates = activation_estimates(models.plan)
-    *_, out, back = plan.course
+    out, back = plan.course.copied_out, plan.course.copied_back
     out_bytes, back_bytes = plan.copied_bytes
     kv_cache = plan.kv_cache_bytes
     return MemoryFigures(

@@ -1,11 +1,26 @@
 """The command lines of all programs: their parser, values read or refused in words."""
 
 import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from mindrl.observability.units import GIB
 
 MOST_RANKS = 4096
-_MOST_COUNT = 1 << 20
+_LETTERS = {"tp": "t", "pp": "p", "vpp": "v", "ep": "e", "cp": "c", "etp": "t of ffn"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A sub-command of the program that plans."""
+
+    summary: str
+    """For the list of all plans."""
+    about: str
+    examples: str
+    add_options: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+    """Takes the options; returns the exit code."""
 
 
 def parser_of(name: str, description: str, examples: str) -> argparse.ArgumentParser:
@@ -18,11 +33,11 @@ def parser_of(name: str, description: str, examples: str) -> argparse.ArgumentPa
     )
 
 
-def count(text: str) -> int:
+def count(text: str, most: int = 1 << 20) -> int:
     """Read a whole number from 1."""
     value = int(text) if text.isdecimal() and len(text) < 10 else 0
-    if not 1 <= value <= _MOST_COUNT:
-        raise argparse.ArgumentTypeError(f"{text} must be 1 to {_MOST_COUNT}")
+    if not 1 <= value <= most:
+        raise argparse.ArgumentTypeError(f"{text} must be 1 to {most}")
     return value
 
 
@@ -47,6 +62,11 @@ def gib(text: str) -> int:
     return int(positive(text) * GIB)
 
 
+def add_gib(parser: argparse._ActionsContainer, option: str, into: str, what: str) -> None:
+    """Add an option in GiB, whose bytes the options have under the name `into`."""
+    parser.add_argument(option, type=gib, dest=into, metavar="N", help=what)
+
+
 def add_layers_per_chunk(parser: argparse.ArgumentParser, of: str) -> None:
     """Add the option for layers that are not even."""
     parser.add_argument(
@@ -56,3 +76,9 @@ def add_layers_per_chunk(parser: argparse.ArgumentParser, of: str) -> None:
         help=f"layers of each pipeline stage of {of}, or of each of its p x v chunks, "
         "where they are not even",
     )
+
+
+def written_keys(where: str) -> dict[str, str]:
+    """Return what the sizes of a training layout are called in the string of an option or file."""
+    keys = {name: f"{where} {letter}" for name, letter in _LETTERS.items()}
+    return keys | {"layers_per_chunk": "--layers-per-chunk"}

@@ -4,6 +4,7 @@ Needs no torch.
 """
 
 import argparse
+from collections.abc import Iterable
 from typing import Any
 
 from mindrl.config.finding import Finding, Value, spelled
@@ -13,7 +14,7 @@ from mindrl.platform.garbage import planning
 from mindrl.preflight.checks import Checked, checked_with_legal_values
 from mindrl.preflight.memory_checks import Capacity
 from mindrl.preflight.shipped import note_shipped_sizes, shipped_sizes
-from mindrl.programs.arguments import gib, parser_of
+from mindrl.programs.arguments import add_gib, parser_of
 from mindrl.programs.exits import FAILED, counted, exit_code, print_json, report, say
 from mindrl.programs.plan_options import add_run_options, asked_config, device_bytes
 
@@ -24,10 +25,6 @@ examples:
 
 The exit code is 1 where there are findings, 2 where the configuration cannot be read.
 """
-
-
-_JSON_KEYS = ("field", "value", "need", "legal", "doc", "text")
-"""Of a finding."""
 
 
 def check_config(name: str = "check.py") -> int:
@@ -46,9 +43,9 @@ def _check(options: argparse.Namespace) -> int:
     if options.json:
         answer = {
             "config": options.config_name,
-            "findings": [*map(_as_json, checked.findings)],
-            "warnings": [*map(_as_json, checked.warnings)],
-            "not_checked": [*map(_as_json, checked.not_checked)],
+            "findings": _as_json(checked.findings),
+            "warnings": _as_json(checked.warnings),
+            "not_checked": _as_json(checked.not_checked),
             "memory_checked": checked.memory_checked,
             "shipped_sizes": shipped_sizes(config) if options.elsewhere else {},
         }
@@ -67,34 +64,27 @@ def _parser(name: str) -> argparse.ArgumentParser:
     )
     parser = parser_of(name, about, _EXAMPLE)
     add_run_options(parser)
-    add = parser.add_argument
-    add(
-        "--elsewhere",
-        action="store_true",
-        help="the run is for another machine: files that are not here are no finding, and of "
-        "models that are not here the shipped sizes are taken",
+    elsewhere = (
+        "the run is for another machine: files that are not here are no finding, and of "
+        "models that are not here the shipped sizes are taken"
     )
-    add(
-        "--host-memory-gib",
-        type=gib,
-        dest="host_bytes",
-        metavar="N",
-        help="memory of one machine that the run may take for what leaves its devices",
-    )
+    parser.add_argument("--elsewhere", action="store_true", help=elsewhere)
+    host = "memory of one machine that the run may take for what leaves its devices"
+    add_gib(parser, "--host-memory-gib", "host_bytes", host)
     return parser
 
 
-def _as_json(finding: Finding) -> dict[str, Any]:
-    return {key: getattr(finding, key) for key in _JSON_KEYS}
+def _as_json(findings: Iterable[Finding]) -> list[dict[str, Any]]:
+    keys = ("field", "value", "need", "legal", "doc", "text")
+    return [{key: getattr(finding, key) for key in keys} for finding in findings]
 
 
 def _print(name: str, checked: Checked, capacity: Capacity) -> None:
     """Print findings as every program prints errors, each with its way out below it."""
     for each in checked.findings:
-        ways = " or ".join(map(_on_command_line, each.legal))
-        way = f"legal: {each.field}={ways}; " if ways else ""
+        way = f"legal: {each.field}={' or '.join(map(_on_command_line, each.legal))}; "
         report([str(each)], FAILED)
-        say(f"       {way}see {each.doc}", to_stderr=True)
+        say(f"       {way if each.legal else ''}see {each.doc}", to_stderr=True)
     say(*(f"not here, so not checked: {missing}" for missing in checked.not_checked))
     for warning in checked.warnings:
         note(str(warning))

@@ -1,16 +1,19 @@
 """The configuration of a run, from its file and the overrides of the command line.
 
-Nothing is started and no run folder is made.
+Nothing is started and no run folder is made. What is wrong with either is said in words.
 """
 
-from collections.abc import Iterator, Sequence
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mindrl.allocation.into_config import deprecation, with_sizes
@@ -21,8 +24,10 @@ from mindrl.config.text import nested
 from mindrl.errors import ConfigError, MindrlError
 from mindrl.observability.notes import note
 from mindrl.preflight.shipped import config_folder
-from mindrl.programs.config_files import first_trouble, in_words, no_such_name
 
+_SUFFIX = ".yaml"
+_NO_RUN = "program"
+"""A file that has a `defaults` list and is no run by itself."""
 _AN_OVERRIDE = (
     "cannot be read: it must be key=value, and text with blanks or any of ,=:()[]{}' stands in "
     "quotes of its own: \"key='a, b'\""
@@ -34,36 +39,15 @@ def composed_config(
 ) -> RunConfig:
     """Read a configuration by name, with overrides such as `actor_config.lr=1e-6`.
 
-    It is looked for in the own folder first, then among those that are shipped.
-
     Raises:
         ConfigError: It does not exist, or a key or a value is not legal.
     """
-    own, *shipped = folders = searched(own_folder)
-    check_overrides(overrides)
-    register_defaults()
-    with composing(name, folders), initialize_config_dir(str(own), version_base="1.3"):
-        composed = compose(name, overrides=[*overrides, *beside(shipped)])
+    with (
+        composing(name, own_folder, overrides) as (folder, more),
+        initialize_config_dir(folder, version_base="1.3"),
+    ):
+        composed = compose(name, overrides=[*overrides, *more])
     return run_config(composed)
-
-
-def searched(own_folder: str | None) -> list[Path]:
-    """Return the folders that configurations are looked for in: one's own, then the shipped.
-
-    Raises:
-        ConfigError: The own one is not there.
-    """
-    shipped = config_folder()
-    own = shipped if own_folder is None else Path(own_folder).resolve()
-    if not own.is_dir():
-        raise ConfigError(f"--config-dir {own_folder}: no such folder")
-    return [*dict.fromkeys([own, shipped])]
-
-
-def beside(folders: Sequence[Path]) -> list[str]:
-    """Return the override by which Hydra finds configurations in further folders too."""
-    places = ",".join(f"'file://{folder}'" for folder in folders)
-    return [f"hydra.searchpath=[{places}]"] if places else []
 
 
 def run_config(composed: DictConfig) -> RunConfig:
@@ -75,7 +59,7 @@ def run_config(composed: DictConfig) -> RunConfig:
     try:
         values = plain_values(composed)
     except OmegaConfBaseException as error:
-        raise ConfigError(in_words(error)) from error
+        raise ConfigError(_in_words(error)) from error
     sized = with_sizes(values)
     if (old := deprecation(values)) is not None:
         note(old)
@@ -83,24 +67,38 @@ def run_config(composed: DictConfig) -> RunConfig:
 
 
 @contextmanager
-def composing(name: str, folders: Sequence[Path]) -> Iterator[None]:
-    """Turn what Hydra, OmegaConf and PyYAML raise of a configuration into words.
+def composing(
+    name: str, own_folder: str | None, overrides: Sequence[str]
+) -> Iterator[tuple[str, list[str]]]:
+    """Prepare Hydra for a configuration, and say in words what it and its parsers raise of one.
+
+    It is looked for in the own folder first, then among those that are shipped.
+
+    Yields:
+        The first folder, and the override by which Hydra finds configurations in the other too.
 
     Raises:
-        ConfigError: Something else than mindrl has refused the configuration.
+        ConfigError: There is no such folder, or an override or the configuration is not legal.
     """
+    shipped = config_folder()
+    own = shipped if own_folder is None else Path(own_folder).resolve()
+    if not own.is_dir():
+        raise ConfigError(f"--config-dir {own_folder}: no such folder")
+    check_overrides(overrides)
+    register_defaults()
+    folders = [*dict.fromkeys([own, shipped])]
     try:
-        yield
+        yield str(own), [f"hydra.searchpath=['file://{each}']" for each in folders[1:]]
     except MindrlError:
         raise
     except MissingConfigException as error:
         # The file itself, or one that its defaults name.
         missing = str(error.missing_cfg_file)
         asked = name if missing == name.lstrip("/") else missing
-        raise ConfigError(no_such_name(asked, folders)) from error
+        raise ConfigError(_no_such_name(asked, folders)) from error
     except Exception as error:
         # Their parsers raise errors of many kinds for what a file may hold.
-        raise ConfigError(first_trouble(name, folders) or in_words(error)) from error
+        raise ConfigError(_first_trouble(name, folders) or _in_words(error)) from error
 
 
 def check_overrides(arguments: Sequence[str]) -> None:
@@ -130,3 +128,100 @@ def _trouble(argument: str) -> str | None:
     if override.is_delete() or override.is_sweep_override():
         return None
     return next(wrong_sections(nested({name: override.value()})), None)
+
+
+def run_names(folder: Path) -> list[str]:
+    """Return the names of the runs in a folder of configurations.
+
+    What runs only name in their `defaults` has no such list itself.
+    """
+    files = (path for path in folder.glob(f"*{_SUFFIX}") if path.stem != _NO_RUN)
+    return sorted(path.stem for path in files if b"\ndefaults:" in b"\n" + path.read_bytes())
+
+
+def _no_such_name(name: str, folders: Sequence[Path]) -> str:
+    """Say which configurations there are instead of one, and which was probably meant.
+
+    The first folder is the user's own.
+    """
+    path = Path(name).with_suffix(_SUFFIX)
+    known = [each for folder in folders for each in run_names(folder)]
+    hint = f"there are: {', '.join(run_names(folders[0]))}"
+    if path.is_file() and path.parent.resolve() in folders:
+        hint = f"did you mean --config-name {path.stem}?"
+    elif path.is_file():
+        hint = f"did you mean --config-dir {path.parent} --config-name {path.stem}?"
+    elif near := difflib.get_close_matches(path.stem, known, n=1):
+        hint = f"did you mean {near[0]}? {hint}"
+    return f"{folders[0]} has no configuration {name}; {hint}"
+
+
+def _first_trouble(name: str, folders: Sequence[Path]) -> str | None:
+    """Find a file that cannot be read, from the named one along the `defaults`; None: all can."""
+    return next(_troubles(name.removesuffix(_SUFFIX), folders, ()), None)
+
+
+def _in_words(error: Exception) -> str:
+    """Say in a line what Hydra or OmegaConf has raised."""
+    # Behind the key OmegaConf says more, of classes.
+    text = " ".join(str(error).partition("full_key:")[0].split()) or type(error).__name__
+    key = getattr(error, "full_key", None)
+    return f"{key}: {text}" if key else text
+
+
+def _troubles(name: str, folders: Sequence[Path], above: tuple[Path, ...]) -> Iterator[str]:
+    paths = (folder / f"{name}{_SUFFIX}" for folder in folders)
+    path = next((path for path in paths if path.is_file()), None)
+    if path is None:
+        # It is one of mindrl's own, or its absence has an error of its own.
+        return
+    if path in above:
+        yield f"{path} includes itself: {' -> '.join(each.stem for each in (*above, path))}"
+        return
+    try:
+        values = _values(path)
+    except (yaml.YAMLError, OmegaConfBaseException, OSError, ValueError, RecursionError) as error:
+        yield f"{path}{_reason(error)}"
+        return
+    if not isinstance(values, dict):
+        yield f"{path} must hold sections with keys"
+        return
+    defaults = values.pop("defaults", [])
+    yield from (f"{path}: {each}" for each in wrong_sections(values))
+    if not isinstance(defaults, list):
+        yield f"{path}: defaults={defaults} must be a list of names"
+        return
+    for entry in defaults:
+        if not isinstance(entry, str) and not (isinstance(entry, Mapping) and len(entry) == 1):
+            yield f"{path}: the entry {entry} of defaults must be a name, or group: name"
+            return
+        yield from _troubles(_file_name(entry), folders, (*above, path))
+
+
+def _values(path: Path) -> Any:
+    """Read a file as Hydra does; bytes first, whose errors know the line."""
+    path.read_bytes().decode("utf-8")
+    return OmegaConf.to_container(OmegaConf.load(path))
+
+
+def _file_name(entry: str | Mapping[str, Any]) -> str:
+    """Return the file of an entry: `name`, `group: name`, `override /group@place: name`."""
+    parts = [entry] if isinstance(entry, str) else [*map(str, next(iter(entry.items())))]
+    parts[0] = parts[0].rpartition(" ")[2].partition("@")[0].lstrip("/")
+    return "/".join(parts)
+
+
+def _reason(error: Exception) -> str:
+    """Say what keeps a file from being read, and in which line."""
+    match error:
+        case UnicodeDecodeError():
+            line = error.object[: error.start].count(b"\n") + 1
+            return f", line {line}: the byte {error.object[error.start]:#x} is not UTF-8"
+        case RecursionError():
+            return " is nested without end"
+        case yaml.MarkedYAMLError() if error.problem_mark is not None:
+            text = " ".join(filter(None, [error.context, error.problem]))
+            return f", line {error.problem_mark.line + 1}: {text}"
+        case OSError():
+            return f": {error.strerror or error}"
+    return f": {_in_words(error)}"

@@ -14,11 +14,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from mindrl.allocation.meaning import layout_string, parse_training
 from mindrl.checkpoint.files import check_shapes, open_tensors, shapes_in
-from mindrl.checkpoint.rank_files import (
-    LAYOUT_FILE,
-    open_rank_files,
-    read_layout,
-)
+from mindrl.checkpoint.rank_files import LAYOUT_FILE, open_rank_files, read_layout
 from mindrl.errors import ConfigError, ModelError, OutputError
 from mindrl.launch.interrupts import signals_as_errors
 from mindrl.layouts.layout import TrainLayout
@@ -28,13 +24,13 @@ from mindrl.models.sharding import Sharding, whole_sharding
 from mindrl.observability.units import traffic_text
 from mindrl.programs.arguments import (
     MOST_RANKS,
+    add_gib,
     add_layers_per_chunk,
-    gib,
     parser_of,
+    written_keys,
 )
 from mindrl.programs.exits import FAILED, exit_code, report, say
-from mindrl.programs.written_layouts import layout_findings
-from mindrl.training.planning import training_sharding
+from mindrl.training.planning import training_findings, training_sharding
 
 if TYPE_CHECKING:
     from mindrl.checkpoint.conversion import Conversion
@@ -71,20 +67,12 @@ def _parser(name: str) -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--from", required=True, dest="source", metavar="DIR", help="folder of the weights")
     add("--to", required=True, dest="target", metavar="NEWDIR", help="new folder, or an empty one")
-    add(
-        "--layout",
-        metavar="LAYOUT",
-        help="training layout of the target; without it the target is a Hugging Face folder",
-    )
+    layout = "training layout of the target; without it the target is a Hugging Face folder"
+    add("--layout", metavar="LAYOUT", help=layout)
     add_layers_per_chunk(parser, "--layout")
     add("--dtype", choices=get_args(DType), help="of the target (default: as in the source)")
-    add(
-        "--shard-gib",
-        type=gib,
-        dest="shard_bytes",
-        metavar="N",
-        help="most GiB of a file of a Hugging Face folder (default: 5)",
-    )
+    most = "most GiB of a file of a Hugging Face folder (default: 5)"
+    add_gib(parser, "--shard-gib", "shard_bytes", most)
     return parser
 
 
@@ -103,7 +91,7 @@ class _Source:
 def _convert(options: argparse.Namespace) -> int:
     layout = _target_layout(options)
     model = read_description(options.source)
-    if layout and (findings := list(layout_findings(model, layout, "--layout"))):
+    if layout and (findings := [*training_findings(model, layout, written_keys("--layout"))]):
         return report(map(str, findings), FAILED)
     source = _read_source(options.source, model)
     dtype = options.dtype or source.dtype
@@ -157,11 +145,11 @@ def _read_source(folder: str, model: ModelDescription) -> _Source:
     Raises:
         ModelError: A file is missing, unreadable, cut off or not what config.json asks for.
     """
+    path = Path(folder) / LAYOUT_FILE
     with ExitStack() as stack:
-        if (Path(folder) / LAYOUT_FILE).exists():
+        if path.exists():
             layout, dtype = read_layout(folder)
-            path = Path(folder) / LAYOUT_FILE
-            for finding in layout_findings(model, layout, str(path)):
+            for finding in training_findings(model, layout, written_keys(str(path))):
                 raise ModelError(str(finding))
             sharding = training_sharding(model, layout, dtype=dtype)
             open_rank_files(folder, sharding, stack, framework="np")

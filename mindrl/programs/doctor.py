@@ -16,7 +16,7 @@ from mindrl.doctor.findings import DEVICE_FINDINGS, PACKAGE_FINDINGS
 from mindrl.doctor.host_findings import HOST_FINDINGS, NETWORK_FINDINGS, disks
 from mindrl.observability.printable import printable
 from mindrl.platform.device import PLATFORMS, choose_platform
-from mindrl.programs.arguments import parser_of
+from mindrl.programs.arguments import count, parser_of
 from mindrl.programs.exits import FAILED, counted, print_json
 
 _EXAMPLE = """\
@@ -29,7 +29,6 @@ The exit code is 1 where there are problems, 2 where the command line is wrong. 
 """
 _STYLES: dict[Verdict, str] = {"ok": "green", "note": "yellow", "problem": "bold red"}
 _WIDTH = 9
-_MOST_PORT = 65535
 
 
 def doctor(name: str = "doctor.py") -> int:
@@ -65,35 +64,19 @@ def _parser(name: str) -> argparse.ArgumentParser:
     )
     parser = parser_of(name, about, _EXAMPLE)
     add = parser.add_argument
-    add(
-        "--device",
-        choices=("auto", *PLATFORMS),
-        default="auto",
-        help="kind of device of the runs (default: the best one that is here)",
-    )
+    kind = "kind of device of the runs (default: the best one that is here)"
+    add("--device", choices=("auto", *PLATFORMS), default="auto", help=kind)
     add("--port", type=_port, metavar="N", help="port of a Ray head: is it free on this machine?")
-    add(
-        "--address",
-        type=_address,
-        metavar="HOST:PORT",
-        help="a Ray head to join: does it answer, and is the token here?",
-    )
-    add(
-        "--outputs",
-        type=Path,
-        default=Path("outputs"),
-        metavar="DIR",
-        help="folder of the runs (default: %(default)s)",
-    )
+    head = "a Ray head to join: does it answer, and is the token here?"
+    add("--address", type=_address, metavar="HOST:PORT", help=head)
+    runs = "folder of the runs (default: %(default)s)"
+    add("--outputs", type=Path, default=Path("outputs"), metavar="DIR", help=runs)
     add("--json", action="store_true", help="print one JSON object")
     return parser
 
 
 def _port(text: str) -> int:
-    port = int(text) if text.isdecimal() and len(text) < 6 else 0
-    if not 1 <= port <= _MOST_PORT:
-        raise argparse.ArgumentTypeError(f"{text} must be 1 to {_MOST_PORT}")
-    return port
+    return count(text, most=65535)
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -20,17 +20,10 @@ def main() -> None:
 
 def _usage() -> str:
     width = max(map(len, PROGRAMS))
-    lines = [f"  {name:{width}}  {does}" for name, (_, does) in PROGRAMS.items()]
-    return "\n".join(
-        [
-            "usage: mindrl PROGRAM [arguments]",
-            "",
-            "programs:",
-            *lines,
-            "",
-            "mindrl PROGRAM --help explains a program, for example: mindrl check --help",
-            "",
-        ]
+    programs = "\n".join(f"  {name:{width}}  {does}" for name, (_, does) in PROGRAMS.items())
+    return (
+        f"usage: mindrl PROGRAM [arguments]\n\nprograms:\n{programs}\n\n"
+        "mindrl PROGRAM --help explains a program, for example: mindrl check --help\n"
     )
 
 

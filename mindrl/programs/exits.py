@@ -2,10 +2,12 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Column, Table
 
 from mindrl.errors import ConfigError, InterruptedRunError, MindrlError
 
@@ -46,11 +48,27 @@ def say(*lines: str, to_stderr: bool = False) -> None:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
+def print_rows(rows: Iterable[Sequence[str]], *columns: Column) -> None:
+    """Print rows of markup below each other, with a line of titles where the columns have any."""
+    titled = any(column.header for column in columns)
+    table = Table(*columns, box=None, show_header=titled, header_style="", pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
 def counted(number: int, what: str) -> str:
     """Spell how many there are of something."""
     return f"{number or 'no'} {what}{'' if number == 1 else 's'}"
 
 
-def print_json(answer: object) -> None:
-    """Print one JSON object."""
-    sys.stdout.write(json.dumps(answer, indent=2) + "\n")
+def written(path: str, *, names_folder: bool = True) -> str:
+    """Say which configuration was written, and which command would check it."""
+    file = Path(path)
+    folder = f"--config-dir {file.parent} " if names_folder else ""
+    return f"written: {path}; next: mindrl check {folder}--config-name {file.stem} --elsewhere"
+
+
+def print_json(answer: object, spell: Callable[[object], str] | None = None) -> None:
+    """Print one JSON object; `spell` writes what JSON has no word for, where that may be there."""
+    sys.stdout.write(json.dumps(answer, indent=2, default=spell) + "\n")

@@ -4,12 +4,9 @@ Needs no torch.
 """
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from typing import Any
 
 from mindrl.layouts.layout import TrainLayout
 from mindrl.memory.plan import MemoryPlan
@@ -17,15 +14,10 @@ from mindrl.observability.units import memory_text
 from mindrl.preflight.derived_numbers import BatchFigures, batch_figures, spelled_sizes
 from mindrl.preflight.memory_plan import memory_plan
 from mindrl.preflight.run_shardings import RunPlan, RunShardings
-from mindrl.preflight.shipped import note_shipped_sizes
-from mindrl.programs.exits import say
-from mindrl.programs.memory import PlannedSnapshot, memory_figures, spaced
-from mindrl.programs.plan_options import (
-    add_run_options,
-    asked_shardings,
-    device_bytes,
-    print_answer,
-)
+from mindrl.programs.arguments import Plan
+from mindrl.programs.exits import counted, print_rows, say
+from mindrl.programs.memory import kv_cache_tokens, peak_moments, spaced
+from mindrl.programs.plan_options import add_run_options, answer, asked_shardings, device_bytes
 from mindrl.resharding.figures import PlanFigures, figures_of
 
 Groups = list[list[int]]
@@ -57,88 +49,38 @@ class RoleFigures:
     """Ranks that work together, by the size that cuts between them; sizes of 1 are left out."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RegionFigures:
-    """Bytes of one region."""
-
-    largest: int
-    """On the rank that has most of it."""
-    all_ranks: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunFigures:
-    """The whole answer; all sizes in bytes."""
-
-    config: str
-    ranks: int
-    ranks_per_node: int
-    roles: dict[str, RoleFigures]
-    """By the role; `rollout` is the engine's copy of the actor."""
-    batch: BatchFigures
-    regions: dict[str, RegionFigures]
-    phases: list[PlannedSnapshot]
-    """What lies on the fullest device during each phase and during the reshard."""
-    peak_bytes: int
-    peak_rank: int
-    peak_moment: str
-    capacity_bytes: int | None
-    kv_cache_tokens: int | None
-    host_bytes: int
-    """Of the worker that keeps most on the host."""
-    reshard: PlanFigures
-    """In the order of the ranks that `generate_config.rank_map` gives."""
-
-
-def add_explain_parser(plans: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the sub-command."""
-    explain = plans.add_parser(
-        "explain",
-        help="the derived numbers of a run: ranks, groups, batches, memory, reshard",
-        description="Derive the numbers of a run from its configuration: ranks and groups of each "
-        "role, sequences and micro-batches of a step, bytes of each region, the peak of each "
-        "phase, and what a reshard moves.",
-        epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_run_options(explain)
-    explain.set_defaults(run=_explain)
-
-
 def _explain(options: argparse.Namespace) -> int:
     asked = asked_shardings(options)
     config, models = asked.plan.config, asked.ordered
     plan = memory_plan(models, device_bytes(config, options))
-    figures = _figures(options.config_name, plan, models)
-    if options.json:
-        print_answer(config, asdict(figures))
-    else:
-        note_shipped_sizes(config)
-        _print(figures)
+    topology = models.plan.topology
+    moved = figures_of(models.reshard, topology, gbit_per_second=_GBIT_PER_SECOND)
+    figures = {"config": options.config_name, **_figures(models, plan), "reshard": asdict(moved)}
+    answer(options, config, figures, lambda: _print(options.config_name, models, plan, moved))
     return 0
 
 
-def _figures(name: str, plan: MemoryPlan, models: RunShardings) -> RunFigures:
-    config, memory = models.plan.config, memory_figures(plan, models)
-    return RunFigures(
-        config=name,
-        ranks=config.world_size,
-        ranks_per_node=models.plan.topology.ranks_per_node,
-        roles=_roles(models.plan),
-        batch=batch_figures(config),
-        regions={
-            region.value: RegionFigures(largest=int(sizes.max()), all_ranks=int(sizes.sum()))
+def _figures(models: RunShardings, plan: MemoryPlan) -> dict[str, Any]:
+    """Return the answer but for the reshard; all sizes in bytes."""
+    return {
+        "ranks": plan.world_size,
+        "ranks_per_node": models.plan.topology.ranks_per_node,
+        # By the role; `rollout` is the engine's copy of the actor.
+        "roles": {name: asdict(role) for name, role in _roles(models.plan).items()},
+        "batch": asdict(batch_figures(models.plan.config)),
+        "regions": {
+            region.value: {"largest": int(sizes.max()), "all_ranks": int(sizes.sum())}
             for region, sizes in plan.regions.items()
         },
-        phases=memory.moments,
-        peak_bytes=memory.peak_bytes,
-        peak_rank=memory.peak_rank,
-        peak_moment=memory.peak_moment,
-        capacity_bytes=memory.capacity_bytes,
-        kv_cache_tokens=memory.kv_cache_tokens,
-        host_bytes=memory.host_bytes,
-        reshard=figures_of(models.reshard, models.plan.topology, gbit_per_second=_GBIT_PER_SECOND),
-    )
+        "phases": [*map(asdict, peak_moments(plan, models))],
+        "peak_bytes": plan.peak_bytes,
+        "peak_rank": plan.peak_rank,
+        "peak_moment": plan.peak_instant.label,
+        "capacity_bytes": plan.capacity_bytes,
+        "kv_cache_tokens": kv_cache_tokens(plan, models),
+        # Of the worker that keeps most on the host.
+        "host_bytes": int(plan.host_bytes.max()),
+    }
 
 
 def _roles(plan: RunPlan) -> dict[str, RoleFigures]:
@@ -182,28 +124,24 @@ def _role(model: str, layout: TrainLayout, *, experts: bool) -> RoleFigures:
     )
 
 
-def _print(figures: RunFigures) -> None:
+def _print(name: str, models: RunShardings, plan: MemoryPlan, moved: PlanFigures) -> None:
     parts = {
-        "ranks": _role_rows(figures),
-        "a step": _batch_rows(figures.batch),
-        "bytes of each region: on the fullest rank, on all": _region_rows(figures),
-        "peak of each phase, and activations by estimate": _phase_rows(figures),
-        "a reshard": _reshard_rows(figures),
+        "ranks": _role_rows(_roles(models.plan)),
+        "a step": _batch_rows(batch_figures(models.plan.config)),
+        "bytes of each region: on the fullest rank, on all": _region_rows(models, plan),
+        "peak of each phase, and activations by estimate": _phase_rows(models, plan),
+        "a reshard": _reshard_rows(moved),
     }
-    nodes = -(-figures.ranks // figures.ranks_per_node)
-    machines = "1 machine" if nodes == 1 else f"{nodes} machines"
-    say(f"{figures.config}: {figures.ranks} ranks on {machines}")
+    machines = -(-plan.world_size // models.plan.topology.ranks_per_node)
+    say(f"{name}: {plan.world_size} ranks on {counted(machines, 'machine')}")
     for title, rows in parts.items():
         say(f"\n{title}")
-        table = Table(show_header=False, box=None, pad_edge=False)
-        for row in rows:
-            table.add_row("  " + row[0], *map(escape, row[1:]))
-        Console().print(table)
+        print_rows((f"  {first}", *texts) for first, *texts in rows)
     say("\nGiB = 2^30 bytes; MiB likewise")
 
 
-def _role_rows(figures: RunFigures) -> Iterator[tuple[str, ...]]:
-    for name, role in figures.roles.items():
+def _role_rows(roles: Mapping[str, RoleFigures]) -> Iterator[tuple[str, ...]]:
+    for name, role in roles.items():
         replicas = f"{role.replicas} replicas x {role.ranks_per_replica} ranks"
         yield name, spelled_sizes(role.sizes), replicas
         for key, groups in role.groups.items():
@@ -225,35 +163,37 @@ def _batch_rows(batch: BatchFigures) -> Iterator[tuple[str, ...]]:
     yield "updates in all", f"{batch.updates_in_all}"
 
 
-def _region_rows(figures: RunFigures) -> Iterator[tuple[str, ...]]:
-    for name, region in figures.regions.items():
-        yield spaced(name), memory_text(region.largest), memory_text(region.all_ranks)
-    if "kv_cache" not in figures.regions:
+def _region_rows(models: RunShardings, plan: MemoryPlan) -> Iterator[tuple[str, ...]]:
+    for region, sizes in plan.regions.items():
+        yield spaced(region.value), memory_text(int(sizes.max())), memory_text(int(sizes.sum()))
+    if (tokens := kv_cache_tokens(plan, models)) is None:
         yield "kv cache", "what is left of the device: say --device-memory-gib N"
-    elif figures.kv_cache_tokens is not None:
-        yield "tokens in the kv cache", f"{figures.kv_cache_tokens:,}"
-    yield "host, of one worker", memory_text(figures.host_bytes)
+    else:
+        yield "tokens in the kv cache", f"{tokens:,}"
+    yield "host, of one worker", memory_text(int(plan.host_bytes.max()))
 
 
-def _phase_rows(figures: RunFigures) -> Iterator[tuple[str, ...]]:
-    for phase in figures.phases:
+def _phase_rows(models: RunShardings, plan: MemoryPlan) -> Iterator[tuple[str, ...]]:
+    for phase in peak_moments(plan, models):
         estimate = phase.activations_estimate_bytes
         activations = "" if estimate is None else f"+ {memory_text(estimate)}"
         yield spaced(phase.label), memory_text(phase.total_bytes), activations
-    peak = memory_text(figures.peak_bytes)
-    yield "peak", peak, f"in {spaced(figures.peak_moment)}, rank {figures.peak_rank}"
-    if figures.capacity_bytes is not None:
-        yield "device", memory_text(figures.capacity_bytes)
+    moment = spaced(plan.peak_instant.label)
+    yield "peak", memory_text(plan.peak_bytes), f"in {moment}, rank {plan.peak_rank}"
+    if plan.capacity_bytes is not None:
+        yield "device", memory_text(plan.capacity_bytes)
 
 
-def _reshard_rows(figures: RunFigures) -> Iterator[tuple[str, ...]]:
-    moved = figures.reshard
-    yield "received, all ranks", memory_text(moved.received_bytes.total)
-    yield "received by one rank, at most", memory_text(moved.received_bytes.max)
-    yield "copied inside ranks", memory_text(moved.copied_bytes.total)
-    yield "within machines", memory_text(moved.within_nodes_bytes)
-    yield "across machines", memory_text(moved.across_nodes_bytes)
-    yield "messages in flight, at most", memory_text(moved.peak_staging_bytes.max)
+def _reshard_rows(moved: PlanFigures) -> Iterator[tuple[str, ...]]:
+    sizes = {
+        "received, all ranks": moved.received_bytes.total,
+        "received by one rank, at most": moved.received_bytes.max,
+        "copied inside ranks": moved.copied_bytes.total,
+        "within machines": moved.within_nodes_bytes,
+        "across machines": moved.across_nodes_bytes,
+        "messages in flight, at most": moved.peak_staging_bytes.max,
+    }
+    yield from ((name, memory_text(nbytes)) for name, nbytes in sizes.items())
     yield "rounds", f"{moved.rounds}"
 
 
@@ -263,3 +203,14 @@ def _spelled(groups: Groups) -> str:
     few = sum(map(len, groups)) <= _MOST_RANKS_SPELLED
     spelled = " | ".join(" ".join(map(str, group)) for group in (groups if few else groups[:1]))
     return f"{count}: {spelled}{'' if few else ' | ...'}"
+
+
+EXPLAIN = Plan(
+    summary="the derived numbers of a run: ranks, groups, batches, memory, reshard",
+    about="Derive the numbers of a run from its configuration: ranks and groups of each "
+    "role, sequences and micro-batches of a step, bytes of each region, the peak of each "
+    "phase, and what a reshard moves.",
+    examples=_EXAMPLE,
+    add_options=add_run_options,
+    run=_explain,
+)

@@ -5,29 +5,44 @@ Needs no torch.
 
 import argparse
 import json
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from textwrap import wrap
+from typing import Any, get_args
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mindrl.config.load import load_run_config
-from mindrl.config.text import needs_yaml_suffix, nested, write_new
+from mindrl.config.text import (
+    WIDTH,
+    config_text,
+    needs_yaml_suffix,
+    nested,
+    spelled_value,
+    write_new,
+)
 from mindrl.config.validate import findings
 from mindrl.errors import ConfigError, OutputError
 from mindrl.migrate.file import TheirRun, their_run
-from mindrl.migrate.mapped import Import, Mapped
+from mindrl.migrate.mapped import Import, Kind, Mapped
 from mindrl.migrate.run import import_run
 from mindrl.migrate.sizes import model_sizes
+from mindrl.observability.printable import printable
 from mindrl.preflight.shipped import has_sizes, sizes_path
 from mindrl.programs.arguments import count, parser_of
-from mindrl.programs.exits import FAILED, exit_code, report, say
-from mindrl.programs.import_text import as_json, report_lines, yaml_text
+from mindrl.programs.exits import FAILED, exit_code, print_json, report, say, written
 
+_TITLES: Mapping[Kind, str] = {
+    "refused": "refused: parts of the run that are not there",
+    "open": "open: yours to settle before the first run",
+    "derived": "derived",
+    "renamed": "renamed",
+    "honoured": "honoured: same name, same meaning",
+    "ignored": "ignored",
+}
 _EXAMPLE = """\
 example:
   python cli/import_config.py MindSpeed-RL/configs/grpo_qwen25_7b_A3.yaml -o configs/mine.yaml
@@ -53,19 +68,10 @@ def _parser(name: str) -> argparse.ArgumentParser:
     add("file", metavar="THEIRS.yaml", help="their file")
     add("-o", "--output", required=True, metavar="OURS.yaml", help="new file")
     add("--model-configs", metavar="DIR", help="their model files (default: model, beside theirs)")
-    add(
-        "--devices-per-node",
-        type=count,
-        default=8,
-        metavar="N",
-        help="devices of one machine, which their file does not say (default: %(default)s)",
-    )
-    add(
-        "--leave-out",
-        default="",
-        metavar="KEY,KEY",
-        help="refused keys to do without, or `all`: the run then differs, as the report says",
-    )
+    devices = "devices of one machine, which their file does not say (default: %(default)s)"
+    add("--devices-per-node", type=count, default=8, metavar="N", help=devices)
+    refused = "refused keys to do without, or `all`: the run then differs, as the report says"
+    add("--leave-out", default="", metavar="KEY,KEY", help=refused)
     add("--json", action="store_true", help="print the report as JSON")
     return parser
 
@@ -79,26 +85,20 @@ def _import(options: argparse.Namespace) -> int:
     reasons = refused
     if not refused:
         imported, sizes = _with_sizes(imported, theirs, options.output)
-        reasons = _write(imported, {options.output: yaml_text(imported, source), **sizes})
+        reasons = _write(imported, {options.output: _yaml_text(imported, source), **sizes})
     if options.json:
         answer = {
             "source": options.file,
             "release": theirs.release,
             "output": None if refused else options.output,
-            "keys": as_json(imported, theirs.given),
+            "keys": _as_json(imported, theirs.given),
             "findings": reasons,
         }
         # A value of theirs may be a date.
-        sys.stdout.write(json.dumps(answer, indent=2, default=str) + "\n")
+        print_json(answer, spell=str)
     else:
-        last = "nothing was written"
-        if not refused:
-            target = Path(options.output)
-            last = (
-                f"written: {options.output}; next: mindrl check --config-dir {target.parent} "
-                f"--config-name {target.stem} --elsewhere"
-            )
-        say(f"{source}\n", *report_lines(imported), last)
+        last = "nothing was written" if refused else written(options.output)
+        say(f"{source}\n", *_report_lines(imported), last)
     return report(reasons, FAILED) if reasons else 0
 
 
@@ -182,3 +182,66 @@ def _yaml(path: Path) -> dict[str, Any]:
     if not isinstance(loaded, DictConfig) or not isinstance(values, dict):
         raise ConfigError(f"{path} must hold sections with keys")
     return {str(key): value for key, value in values.items()}
+
+
+def _yaml_text(imported: Import, source: str) -> str:
+    """Write the file, with a comment over each key that is not simply taken over."""
+    comments = {
+        next(iter(each.sets)): f"{each.key}: {each.note}"
+        for each in imported.mapped
+        if each.kind not in ("honoured", "ignored") and each.sets
+    }
+    header = [f"Imported from {source}."]
+    header += [f"Left out, {each.key}: {each.note}" for each in imported.refused]
+    values = imported.values
+    has_critic = values.get("rl_config.adv_estimator") == "gae"
+    return config_text(values, header=header, comments=comments, has_critic=has_critic)
+
+
+def _report_lines(imported: Import) -> Iterator[str]:
+    """Say what became of each key, by kind."""
+    for kind, title in _TITLES.items():
+        found = [each for each in imported.mapped if each.kind == kind]
+        if found:
+            yield f"{title} ({len(found)})"
+            yield from map(printable, _of_kind(kind, found))
+            yield ""
+
+
+def _as_json(imported: Import, given: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the same as plain values."""
+    return [
+        {
+            "key": each.key,
+            "value": given.get(each.key),
+            "kind": each.kind,
+            "sets": dict(each.sets),
+            "note": each.note,
+        }
+        for kind in get_args(Kind)
+        for each in imported.mapped
+        if each.kind == kind
+    ]
+
+
+def _of_kind(kind: Kind, found: Sequence[Mapped]) -> Iterator[str]:
+    match kind:
+        case "honoured":
+            yield from _listed(each.key for each in found)
+        case "ignored":
+            for reason in dict.fromkeys(each.note for each in found):
+                yield f"  {reason}:"
+                yield from _listed(each.key for each in found if each.note == reason)
+        case _:
+            for each in found:
+                sets = ", ".join(f"{key}={spelled_value(to)}" for key, to in each.sets.items())
+                yield f"  {each.key}{f' -> {sets}' if sets else ''}"
+                yield f"      {each.note}"
+
+
+def _listed(keys: Iterable[str]) -> Iterator[str]:
+    text = ", ".join(dict.fromkeys(keys))
+    indent = " " * 6
+    yield from wrap(
+        text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False
+    )

@@ -9,10 +9,12 @@ from mindrl.errors import ModelError
 from mindrl.platform.garbage import planning
 from mindrl.programs.arguments import parser_of
 from mindrl.programs.exits import exit_code
-from mindrl.programs.explain import add_explain_parser
-from mindrl.programs.memory import add_memory_parser
-from mindrl.programs.propose import add_run_parser
-from mindrl.programs.reshard import add_reshard_parser
+from mindrl.programs.explain import EXPLAIN
+from mindrl.programs.memory import MEMORY
+from mindrl.programs.propose import RUN
+from mindrl.programs.reshard import RESHARD
+
+_PLANS = {"reshard": RESHARD, "memory": MEMORY, "explain": EXPLAIN, "run": RUN}
 
 _EXAMPLES = """\
 examples:
@@ -44,6 +46,14 @@ def _parser(name: str) -> argparse.ArgumentParser:
     about = "Plan on any machine, without torch and without devices."
     parser = parser_of(name, about, _EXAMPLES)
     plans = parser.add_subparsers(title="plans", required=True, metavar="PLAN")
-    for add in (add_reshard_parser, add_memory_parser, add_explain_parser, add_run_parser):
-        add(plans)
+    for word, each in _PLANS.items():
+        sub = plans.add_parser(
+            word,
+            help=each.summary,
+            description=each.about,
+            epilog=each.examples,
+            formatter_class=parser.formatter_class,
+        )
+        each.add_options(sub)
+        sub.set_defaults(run=each.run)
     return parser

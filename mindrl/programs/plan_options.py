@@ -1,7 +1,7 @@
 """What the plans of a configuration share: its options, its refusal, the memory of a device."""
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from mindrl.config.finding import Finding
@@ -11,14 +11,15 @@ from mindrl.platform.device_models import EXAMPLE_DEVICE, device_model
 from mindrl.preflight.checks import refuse
 from mindrl.preflight.model_checks import ROLLOUT_KEYS
 from mindrl.preflight.run_shardings import RunPlan, RunShardings, unordered_shardings
-from mindrl.preflight.shipped import shipped_sizes
-from mindrl.programs.arguments import gib
+from mindrl.preflight.shipped import note_shipped_sizes, shipped_sizes
+from mindrl.programs.arguments import add_gib
 from mindrl.programs.compose import composed_config
 from mindrl.programs.exits import print_json
 from mindrl.rollout.planning import rollout_findings
 from mindrl.training.planning import training_findings
 
-_DEVICE_KEY = "rl_config.device_memory_mib"
+Shows = Callable[[], None]
+"""Prints an answer for a person."""
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
@@ -27,15 +28,11 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     add("--config-name", required=True, metavar="NAME", help="of a file in configs/")
     add("--config-dir", metavar="DIR", help="folder of that file, where it is not configs/")
     add("overrides", nargs="*", metavar="key=value", help="changes, as for a training program")
-    memory = parser.add_mutually_exclusive_group().add_argument
-    memory(
-        "--device-memory-gib",
-        type=gib,
-        dest="device_bytes",
-        metavar="N",
-        help=f"memory of a device, in place of the configuration's {_DEVICE_KEY}",
-    )
-    memory("--device", metavar="NAME", help=f"the same by name, such as {EXAMPLE_DEVICE}")
+    memory = parser.add_mutually_exclusive_group()
+    text = "memory of a device, in place of the configuration's rl_config.device_memory_mib"
+    add_gib(memory, "--device-memory-gib", "device_bytes", text)
+    by_name = f"the same by name, such as {EXAMPLE_DEVICE}"
+    memory.add_argument("--device", metavar="NAME", help=by_name)
     add("--json", action="store_true", help="print one JSON object, all sizes in bytes")
 
 
@@ -62,6 +59,17 @@ def asked_shardings(options: argparse.Namespace) -> RunShardings:
     return models
 
 
+def answer(
+    options: argparse.Namespace, config: RunConfig, figures: dict[str, Any], show: Shows
+) -> None:
+    """Print figures as one JSON object, or show them; say where shipped sizes were taken."""
+    if options.json:
+        print_json(figures | {"shipped_sizes": shipped_sizes(config)})
+    else:
+        note_shipped_sizes(config)
+        show()
+
+
 def device_bytes(config: RunConfig, options: argparse.Namespace) -> int | None:
     """Return the memory of a device: what the command line asks for, else the configuration.
 
@@ -74,11 +82,6 @@ def device_bytes(config: RunConfig, options: argparse.Namespace) -> int | None:
         asked: int = options.device_bytes
         return asked
     return config.rl_config.device_memory_bytes
-
-
-def print_answer(config: RunConfig, figures: dict[str, Any]) -> None:
-    """Print figures as one JSON object, and of which models the shipped sizes were taken."""
-    print_json(figures | {"shipped_sizes": shipped_sizes(config)})
 
 
 def _model_findings(plan: RunPlan) -> Iterator[Finding]:

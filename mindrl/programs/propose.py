@@ -14,8 +14,8 @@ from mindrl.errors import ConfigError
 from mindrl.observability.units import GIB, memory_text
 from mindrl.platform.device_models import DEVICE_MODELS, EXAMPLE_DEVICE, device_model
 from mindrl.preflight.shipped import config_folder, planned_description
-from mindrl.programs.arguments import count, gib
-from mindrl.programs.exits import FAILED, print_json, report, say
+from mindrl.programs.arguments import Plan, add_gib, count
+from mindrl.programs.exits import FAILED, print_json, report, say, written
 from mindrl.propose.candidates import MOST_DEVICES, Task, config_values
 from mindrl.propose.costs import bubble_share
 from mindrl.propose.figures import LEAST_SECONDS, behind, figures_of, reasons
@@ -24,6 +24,12 @@ from mindrl.propose.search import Moved, Proposal, Search, Tell, remedies, searc
 _QUIET_SECONDS = 1.0
 _LEAST_SHARE = 0.005
 """Less would be printed as 0%."""
+_AMOUNTS = {
+    "--prompt-tokens": (2048, "longest prompt"),
+    "--response-tokens": (2048, "longest response"),
+    "--prompts-per-step": (32, "prompts of a step"),
+    "--samples": (8, "responses to each prompt"),
+}
 _EXAMPLE = f"""\
 example:
   python cli/plan.py run --model Qwen2.5-7B --devices 16 --device {EXAMPLE_DEVICE} \\
@@ -36,47 +42,21 @@ code is 1 where nothing fits. docs/how-to/plan-a-run.md states the cost model.
 """
 
 
-def add_run_parser(plans: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the sub-command."""
-    run = plans.add_parser(
-        "run",
-        help="layouts and settings for a model on so many devices, the best first",
-        description="Propose training and rollout layouts that fit the devices, ranked by what a "
-        "step would cost, with the reasons.",
-        epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def _add_options(run: argparse.ArgumentParser) -> None:
     add = run.add_argument
     add("--model", required=True, help="folder of a Hugging Face model, or a well-known name")
     add("--devices", required=True, type=count, metavar="N", help="devices in all")
     add("--device", required=True, metavar="NAME", help="which device; see below")
     add("--devices-per-node", type=count, metavar="N", help="default: as is usual for the device")
-    _add_amounts(run)
+    for option, (default, text) in _AMOUNTS.items():
+        what = f"{text} (default: {default})"
+        add(option, type=count, default=default, metavar="N", help=what)
+    host = "memory of a node for what leaves its devices (default: usual for the device)"
+    add_gib(run, "--host-memory-gib", "host_bytes", host)
     add("--algorithm", choices=("grpo", "ppo"), default="grpo", help="default: %(default)s")
     add("--top", type=count, default=5, metavar="N", help="how many proposals (default: 5)")
     add("--json", action="store_true", help="print one JSON object, all sizes in bytes")
     add("-o", "--output", metavar="OURS.yaml", help="write the first as a new configuration")
-    run.set_defaults(run=_run)
-
-
-def _add_amounts(run: argparse.ArgumentParser) -> None:
-    amounts = {
-        "--prompt-tokens": (2048, "longest prompt"),
-        "--response-tokens": (2048, "longest response"),
-        "--prompts-per-step": (32, "prompts of a step"),
-        "--samples": (8, "responses to each prompt"),
-    }
-    for option, (default, text) in amounts.items():
-        run.add_argument(
-            option, type=count, default=default, metavar="N", help=f"{text} (default: {default})"
-        )
-    run.add_argument(
-        "--host-memory-gib",
-        type=gib,
-        dest="host_bytes",
-        metavar="N",
-        help="memory of a node for what leaves its devices (default: usual for the device)",
-    )
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -95,7 +75,8 @@ def _run(options: argparse.Namespace) -> int:
     else:
         _print(task, found)
         if options.output is not None:
-            _print_next(options.output)
+            folder = Path(options.output).parent.absolute()
+            say("", written(options.output, names_folder=folder != config_folder()))
     return 0
 
 
@@ -222,9 +203,11 @@ def _file_text(task: Task, proposal: Proposal) -> str:
     return config_text(values, header=header, comments={}, has_critic=task.has_critic)
 
 
-def _print_next(output: str) -> None:
-    path = Path(output)
-    own = path.parent.absolute() != config_folder()
-    folder = f"--config-dir {path.parent} " if own else ""
-    line = f"written: {output}; next: mindrl check {folder}--config-name {path.stem} --elsewhere"
-    say("", line)
+RUN = Plan(
+    summary="layouts and settings for a model on so many devices, the best first",
+    about="Propose training and rollout layouts that fit the devices, ranked by what a "
+    "step would cost, with the reasons.",
+    examples=_EXAMPLE,
+    add_options=_add_options,
+    run=_run,
+)

@@ -1,12 +1,11 @@
 """The plan of a reshard as a sub-command: `python cli/plan.py reshard ...`. Needs no torch."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import get_args
 
-from rich.console import Console
-from rich.table import Table
+from rich.table import Column
 
 from mindrl.allocation.meaning import (
     layout_string,
@@ -25,12 +24,13 @@ from mindrl.observability.units import traffic_text
 from mindrl.preflight.shipped import planned_description
 from mindrl.programs.arguments import (
     MOST_RANKS,
+    Plan,
     add_layers_per_chunk,
     count,
     positive,
+    written_keys,
 )
-from mindrl.programs.exits import FAILED, print_json, report, say
-from mindrl.programs.written_layouts import layout_findings
+from mindrl.programs.exits import FAILED, print_json, print_rows, report, say
 from mindrl.resharding.figures import (
     PlanFigures,
     RankMapFigures,
@@ -41,7 +41,7 @@ from mindrl.resharding.figures import (
 from mindrl.resharding.plan import DEFAULT_BUCKET_BYTES, Topology, plan_reshard, slices_for_bucket
 from mindrl.resharding.rank_map import RankMap, choose_orders
 from mindrl.rollout.planning import rollout_findings, rollout_sharding
-from mindrl.training.planning import legal_orders, training_sharding
+from mindrl.training.planning import legal_orders, training_findings, training_sharding
 
 _ROLLOUT_KEYS = {"tp": "--to t", "pp": "--to p", "ep": "--to e"}
 _EXAMPLE = """\
@@ -56,26 +56,14 @@ v virtual pipeline chunks. What is left out is 1; d follows from --world where t
 """
 
 
-def add_reshard_parser(plans: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Add the sub-command."""
-    reshard = plans.add_parser(
-        "reshard",
-        help="bytes and time to move the weights from a training to a rollout layout",
-        description="Count what moves from a training to a rollout layout, and find the order of "
-        "the training ranks that moves least.",
-        epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def _add_options(reshard: argparse.ArgumentParser) -> None:
     add = reshard.add_argument
     add("--model", required=True, help="folder of a Hugging Face model, or its config.json")
     add("--from", required=True, dest="source", metavar="LAYOUT", help="training layout")
     add("--to", required=True, dest="target", metavar="LAYOUT", help="rollout layout")
     add("--world", type=count, metavar="N", help="ranks in all; gives d where it is left out")
-    add(
-        "--disjoint",
-        action="store_true",
-        help="the rollout runs on other ranks, behind those of the training",
-    )
+    apart = "the rollout runs on other ranks, behind those of the training"
+    add("--disjoint", action="store_true", help=apart)
     add_layers_per_chunk(reshard, "the training")
     add("--ranks-per-node", type=count, default=8, metavar="N", help="default: %(default)s")
     add(
@@ -99,23 +87,16 @@ def add_reshard_parser(plans: "argparse._SubParsersAction[argparse.ArgumentParse
         metavar="GBIT",
         help="Gbit/s of a rank each way, for the estimate of seconds (default: %(default)g)",
     )
-    add(
-        "--rank-map",
-        choices=("best", "default"),
-        default="best",
-        help="best looks for the order of the training ranks that moves least (the default)",
-    )
+    best = "best looks for the order of the training ranks that moves least (the default)"
+    add("--rank-map", choices=("best", "default"), default="best", help=best)
     add("--json", action="store_true", help="print one JSON object, all sizes in bytes")
-    reshard.set_defaults(run=_reshard)
 
 
 def _reshard(options: argparse.Namespace) -> int:
     model = planned_description(options.model)
     source, target = _layouts(options)
-    findings = [
-        *layout_findings(model, source, "--from"),
-        *rollout_findings(model, target, _ROLLOUT_KEYS),
-    ]
+    findings = [*training_findings(model, source, written_keys("--from"))]
+    findings += rollout_findings(model, target, _ROLLOUT_KEYS)
     if findings:
         return report(map(str, findings), FAILED)
     figures = _figures(options, model, source, target)
@@ -131,24 +112,25 @@ def _figures(
 ) -> ReshardFigures:
     bucket_bytes, bandwidth = options.bucket_mib << 20, options.bandwidth_gbps_per_rank
     topology = Topology(ranks_per_node=options.ranks_per_node)
-    ranks = training.world_size + (to.world_size if options.disjoint else 0)
+    first = training.world_size if options.disjoint else 0
+    ranks = first + to.world_size
 
     def held(layout: TrainLayout) -> Sharding:
         sharding = training_sharding(model, layout, dtype=options.dtype[0])
-        return elsewhere(sharding, first_rank=0, world_size=ranks) if options.disjoint else sharding
+        return elsewhere(sharding, first_rank=0, world_size=ranks)
 
     def planned(source: Sharding) -> PlanFigures:
         plan = plan_reshard(source, target, topology, bucket_bytes=bucket_bytes, slices=slices)
         return figures_of(plan, topology, gbit_per_second=bandwidth)
 
     source, target = held(training), rollout_sharding(model, to, dtype=options.dtype[1])
-    if options.disjoint:
-        target = elsewhere(target, first_rank=training.world_size, world_size=ranks)
+    target = elsewhere(target, first_rank=first, world_size=ranks)
     slices = slices_for_bucket(source, target, bucket_bytes)
     default = chosen = planned(source)
-    found: RankMap | None = None
+    rank_map = None
     if options.rank_map == "best" and not options.disjoint:
         found = choose_orders(training, source, target, slices, topology, legal_orders)
+        rank_map = _rank_map(found, experts=model.moe is not None)
         if found.layout != training:
             chosen = planned(held(found.layout))
     return ReshardFigures(
@@ -162,7 +144,7 @@ def _figures(
         bucket_bytes=bucket_bytes,
         gbit_per_second_per_rank=bandwidth,
         full_gather_bytes=full_gather_bytes(model, source, target),
-        rank_map=None if found is None else _rank_map(found, experts=model.moe is not None),
+        rank_map=rank_map,
         default=default,
         chosen=chosen,
     )
@@ -233,33 +215,31 @@ def _print(figures: ReshardFigures) -> None:
         f"{figures.training} -> {figures.rollout}, {apart}{figures.ranks} ranks, "
         f"{figures.ranks_per_node} a node\n",
     )
-    console = Console()
-    console.print(_plan_table(figures))
+    plans = {f"{TRAINING_ENGINE}'s order": figures.default}
+    if figures.chosen != figures.default:
+        plans["chosen order"] = figures.chosen
+    numbers = (Column(title, justify="right", no_wrap=True) for title in plans)
+    print_rows(_plan_rows(figures, [*plans.values()]), Column(), *numbers)
     if figures.rank_map:
         say("\nreceived, all ranks, by the order of the training ranks")
-        console.print(_map_table(figures.rank_map))
+        print_rows(_map_rows(figures.rank_map), Column(), Column(justify="right"))
     say("\nGB = 10^9 bytes; MB and kB likewise")
 
 
-def _plan_table(figures: ReshardFigures) -> Table:
-    columns = {f"{TRAINING_ENGINE}'s order": figures.default}
-    if figures.chosen != figures.default:
-        columns["chosen order"] = figures.chosen
-    table = Table(box=None, header_style="", pad_edge=False)
-    table.add_column()
-    for title in columns:
-        table.add_column(title, justify="right", no_wrap=True)
-    texts = [_spelled(figures, plan) for plan in columns.values()]
-    for name in texts[0]:
-        table.add_row(name, *(column[name] for column in texts))
+def _plan_rows(figures: ReshardFigures, plans: Sequence[PlanFigures]) -> Iterator[list[str]]:
+    texts = [_spelled(figures, plan) for plan in plans]
+    yield from ([name, *(text[name] for text in texts)] for name in texts[0])
     gathered = traffic_text(figures.full_gather_bytes)
-    table.add_row("if every rank built every tensor whole", gathered)
-    return table
+    yield ["if every rank built every tensor whole", gathered]
 
 
 def _spelled(figures: ReshardFigures, plan: PlanFigures) -> dict[str, str]:
     size, rank, link = traffic_text, plan.busiest_rank, plan.busiest_pair
-    bandwidth = f"{figures.gbit_per_second_per_rank:g} Gbit/s"
+    at_rank, at_link = "none", "none"
+    if rank is not None:
+        at_rank = f"{rank.rank}: {size(rank.sent_bytes)} out, {size(rank.received_bytes)} in"
+    if link is not None:
+        at_link = f"{link.source} -> {link.target}: {size(link.bytes)}"
     return {
         "received, all ranks": size(plan.received_bytes.total),
         "lower bound": size(plan.lower_bound_bytes.total),
@@ -268,32 +248,33 @@ def _spelled(figures: ReshardFigures, plan: PlanFigures) -> dict[str, str]:
         "across nodes": size(plan.across_nodes_bytes),
         "received by one rank, at most": size(plan.received_bytes.max),
         "sent by one rank, at most": size(plan.sent_bytes.max),
-        "busiest rank": (
-            f"{rank.rank}: {size(rank.sent_bytes)} out, {size(rank.received_bytes)} in"
-            if rank
-            else "none"
-        ),
-        "busiest link": f"{link.source} -> {link.target}: {size(link.bytes)}" if link else "none",
+        "busiest rank": at_rank,
+        "busiest link": at_link,
         "rounds": f"{plan.rounds:,}",
         "messages": f"{plan.messages:,}",
         f"staging peak (at most {size(figures.bucket_bytes)})": size(plan.peak_staging_bytes.max),
-        f"seconds at {bandwidth} a rank": f"{plan.seconds:.3f}",
+        f"seconds at {figures.gbit_per_second_per_rank:g} Gbit/s a rank": f"{plan.seconds:.3f}",
     }
 
 
-def _map_table(ranks: RankMapFigures) -> Table:
+def _map_rows(ranks: RankMapFigures) -> Iterator[tuple[str, str]]:
     def fastest_first(order: Sequence[tuple[str, int]]) -> str:
         return " ".join(f"{dimension}{radix}" for dimension, radix in order) or "one rank"
 
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column()
-    table.add_column(justify="right")
-    table.add_row(f"{TRAINING_ENGINE}'s own order", traffic_text(ranks.default_bytes))
-    table.add_row("best permutation inside nodes", traffic_text(ranks.best_in_nodes_bytes))
-    table.add_row("best permutation", traffic_text(ranks.best_bytes))
-    applied = traffic_text(ranks.applied_bytes)
-    table.add_row(f"chosen: best order of {TRAINING_ENGINE}'s groups", applied)
-    table.add_row("chosen order, fastest first", fastest_first(ranks.order))
+    yield f"{TRAINING_ENGINE}'s own order", traffic_text(ranks.default_bytes)
+    yield "best permutation inside nodes", traffic_text(ranks.best_in_nodes_bytes)
+    yield "best permutation", traffic_text(ranks.best_bytes)
+    yield f"chosen: best order of {TRAINING_ENGINE}'s groups", traffic_text(ranks.applied_bytes)
+    yield "chosen order, fastest first", fastest_first(ranks.order)
     if ranks.expert_order:
-        table.add_row("chosen order of the experts", fastest_first(ranks.expert_order))
-    return table
+        yield "chosen order of the experts", fastest_first(ranks.expert_order)
+
+
+RESHARD = Plan(
+    summary="bytes and time to move the weights from a training to a rollout layout",
+    about="Count what moves from a training to a rollout layout, and find the order of "
+    "the training ranks that moves least.",
+    examples=_EXAMPLE,
+    add_options=_add_options,
+    run=_reshard,
+)

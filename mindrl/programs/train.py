@@ -1,15 +1,34 @@
 """The training programs: `python cli/train_grpo.py` and `python cli/train_ppo.py`."""
 
+import os
+import sys
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.markup import escape
+
 from mindrl.config.backends import ROLLOUT_BACKEND, TRAINING_BACKEND
 from mindrl.config.run import RunConfig
-from mindrl.errors import InstallationError
-from mindrl.platform.device import choose_platform
-from mindrl.platform.garbage import collect_again
-from mindrl.preflight.checks import check
-from mindrl.programs.command_line import run_program
+from mindrl.data.vocabulary import has_vocabulary
+from mindrl.errors import ConfigError, InstallationError, OutputError
+from mindrl.launch.interrupts import signals_as_errors
+from mindrl.platform.device import choose_platform, planned_platform
+from mindrl.platform.environment import prepare_driver
+from mindrl.platform.garbage import collect_again, planning
+from mindrl.preflight.checks import check, check_without_files
+from mindrl.preflight.derived_numbers import derived_numbers, render_numbers
+from mindrl.preflight.shipped import note_shipped_sizes
+from mindrl.programs.compose import composing, run_config
+from mindrl.programs.exits import exit_code
+
+_DRY_RUN = "--dry-run"
+_PROGRAMS = {"group_norm": "train_grpo", "gae": "train_ppo"}
+"""By the `rl_config.adv_estimator` that each trains with."""
 
 
 def train_grpo() -> int:
@@ -22,11 +41,90 @@ def train_ppo() -> int:
     return run_program(_train, default_config="ppo_tiny_cpu", adv_estimator="gae")
 
 
+def run_program(
+    train: Callable[[RunConfig, Path], object], *, default_config: str, adv_estimator: str
+) -> int:
+    """Call `train` with the configuration of the command line and the run folder.
+
+    Without `--config-name` it is the default one. Returns the exit code.
+    """
+    dry_run = _DRY_RUN in sys.argv
+    sys.argv = [argument for argument in sys.argv if argument != _DRY_RUN]
+    prepare_driver()
+
+    # Hydra would print an error in its own words before it passes it on, and an error of the run
+    # is to be told from one in making its folder.
+    errors: list[Exception] = []
+
+    def task(composed: DictConfig) -> None:
+        try:
+            config = run_config(composed)
+            _check_program(config.rl_config.adv_estimator, adv_estimator)
+            if dry_run:
+                explain(config)
+            else:
+                train(config, Path(HydraConfig.get().runtime.output_dir))
+        except Exception as error:  # noqa: BLE001 - raised again where Hydra does not see it
+            errors.append(error)
+
+    def checked() -> int:
+        with signals_as_errors():
+            _start(task, default_config)
+        for error in errors:
+            raise error
+        return 0
+
+    with planning():
+        return exit_code(checked)
+
+
+def _check_program(found: str, wanted: str) -> None:
+    if found != wanted:
+        raise ConfigError(
+            f"rl_config.adv_estimator={found}: {_PROGRAMS[wanted]} trains with {wanted}; "
+            f"for {found} there is {_PROGRAMS[found]}"
+        )
+
+
+def explain(config: RunConfig) -> None:
+    """Validate a configuration without a cluster and print what follows from it.
+
+    Raises:
+        ConfigError: The configuration cannot run.
+    """
+    platform = planned_platform(config.rl_config.device)
+    console = Console()
+    missing = check_without_files(config, platform)
+    console.print(render_numbers(derived_numbers(config, platform)))
+    for finding in missing:
+        console.print(f"not here, so not checked: {escape(finding)}", soft_wrap=True)
+    note_shipped_sizes(config)
+    for line in _data_lines(config):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    console.print("the configuration is valid")
+
+
+def _data_lines(config: RunConfig) -> Iterator[str]:
+    training, trusts = config.megatron_training, config.generate_config.trust_remote_code
+    files = (training.data_path, training.test_data_path)
+    rows_here = all(path is None or Path(path).is_file() for path in files)
+    if not (rows_here and has_vocabulary(config.tokenizer_path, trust_remote_code=trusts)):
+        yield "rows and chat template not checked: a data file or the tokenizer is not here"
+        return
+    # Imported late: they bring transformers and sympy along.
+    from mindrl.data.run_data import data_lines, read_data  # noqa: PLC0415
+    from mindrl.rewards.scorer import try_rewards  # noqa: PLC0415
+
+    data = read_data(config)
+    yield from data_lines(data)
+    rl = config.rl_config
+    try_rewards(rl.verifier_function, rl.verifier_timeout, data.train.prompts[0].answer)
+
+
 def _train(config: RunConfig, run_dir: Path) -> None:
     # Without torch all else works: configurations are written and checked on a laptop.
-    absent = [
-        name for name in ("torch", TRAINING_BACKEND, ROLLOUT_BACKEND) if find_spec(name) is None
-    ]
+    needed = ("torch", TRAINING_BACKEND, ROLLOUT_BACKEND)
+    absent = [name for name in needed if find_spec(name) is None]
     if absent:
         raise InstallationError(
             f"training needs {', '.join(absent)}, which this Python does not have; "
@@ -39,3 +137,37 @@ def _train(config: RunConfig, run_dir: Path) -> None:
 
     collect_again()
     train(plan, platform, run_dir)
+
+
+def _start(task: Callable[[DictConfig], None], default_config: str) -> None:
+    """Let Hydra compose the configuration that the command line names, and call the task."""
+    name = _taken("--config-name", "-cn") or default_config
+    # Hydra would look for one of them beside this file, and for the other behind configs/.
+    own_folder = _taken("--config-dir", "-cd", "--config-path", "-cp")
+    with composing(name, own_folder, sys.argv[1:]) as (folder, more):
+        sys.argv += more
+        program = hydra.main(version_base="1.3", config_path=folder, config_name=name)(task)
+        try:
+            program()
+        except BrokenPipeError:
+            # Whoever read the help, such as `head`, has enough of it.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except OSError as error:
+            if error.errno is None:
+                # OmegaConf's, of a file that holds no sections.
+                raise
+            raise OutputError(f"the run folder cannot be made: {error}") from error
+
+
+def _taken(*names: str) -> str | None:
+    """Take an option and its value out of the command line."""
+    value, rest = None, []
+    arguments = iter(sys.argv)
+    for argument in arguments:
+        name, equals, given = argument.partition("=")
+        if name in names:
+            value = given if equals else next(arguments, None)
+        else:
+            rest.append(argument)
+    sys.argv = rest
+    return value

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from mindrl.config.run import RunConfig
 from mindrl.data.run_data import data_lines, read_data
 from mindrl.errors import ConfigError
-from mindrl.programs.dry_run import explain
+from mindrl.programs.train import explain
 
 Asked = Callable[..., RunConfig]
 DROPS = {"rl_config.overlong_prompt_policy": "drop"}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mindrl.errors import ConfigError
-from mindrl.programs.command_line import check_overrides
+from mindrl.programs.compose import check_overrides
 
 PROGRAM = Path(__file__).parents[3] / "cli" / "train_grpo.py"
 
@@ -187,7 +187,7 @@ def test_each_program_trains_with_its_own_algorithm_and_names_the_other(tmp_path
 def test_an_error_of_the_run_is_not_taken_for_one_in_making_its_folder(tmp_path: Path) -> None:
     code = (
         "import sys\n"
-        "from mindrl.programs.command_line import run_program\n"
+        "from mindrl.programs.train import run_program\n"
         "def train(config, folder):\n"
         "    raise OSError('the disk is gone')\n"
         "sys.exit(run_program(train, default_config='grpo_tiny_cpu',"

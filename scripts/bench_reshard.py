@@ -42,7 +42,7 @@ from mindrl.models.placement import ShardingTable
 from mindrl.resharding.exchange import Channel
 from mindrl.resharding.messages import Staging, messages_of
 from mindrl.resharding.plan import ReshardPlan, Topology, Transfer, plan_reshard
-from mindrl.resharding.reshard import Names, Reshard
+from mindrl.resharding.reshard import Reshard
 from mindrl.rollout.vllm.sharding import vllm_sharding
 from mindrl.training.megatron.sharding import megatron_sharding
 
@@ -222,7 +222,8 @@ def ways(
     reshard = Reshard(
         plan,
         Channel(group, store, torch.device("cpu"), 300.0),
-        Names(source=tuple(ours), target=tuple(taken)),
+        ours,
+        taken,
     )
     received = int(plan.received[rank()])
     yield "plan", received, checked(lambda: reshard.run(Weights(ours), Weights(taken)))

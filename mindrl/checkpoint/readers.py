@@ -80,11 +80,9 @@ def rank_file_reader(folder: str, sharding: Sharding, stack: ExitStack) -> ReadB
     files = open_rank_files(folder, sharding, stack, framework="pt")
     # What several ranks hold, such as a norm, is read from one of them.
     held: dict[str, dict[Box, _Piece]] = {}
-    for shard, table in sharding.shards.items():
-        for name, entry in table.items():
-            for placement in entry.placements:
-                pieces = held.setdefault(placement.tensor, {})
-                pieces.setdefault(placement.source, _Piece(files[shard], name, placement))
+    for shard, name, placement in sharding.placements():
+        pieces = held.setdefault(placement.tensor, {})
+        pieces.setdefault(placement.source, _Piece(files[shard], name, placement))
 
     def read(name: str, box: Box) -> Tensor:
         pieces = {

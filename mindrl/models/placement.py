@@ -74,6 +74,11 @@ def index_of(box: Box) -> tuple[slice, ...]:
     return tuple(slice(start, stop) for start, stop in box)
 
 
+def show(tensor: str, box: Box) -> str:
+    """Spell a box of a tensor as an index."""
+    return f"{tensor}[{', '.join(f'{start}:{stop}' for start, stop in box)}]"
+
+
 def intersect(one: Box, other: Box) -> Box | None:
     """Return the common part of two boxes of one tensor, None where there is none."""
     common = []
@@ -94,15 +99,13 @@ def part_of(count: int, parts: int, index: int) -> Bounds:
 
 def whole(name: str, shape: Shape) -> LocalTensor:
     """Hold a logical tensor as it is."""
-    box = tuple((0, size) for size in shape)
-    return LocalTensor(shape=shape, placements=(Placement(tensor=name, source=box, local=box),))
+    return stack([(name, (0, shape[0]))], tail=shape[1:])
 
 
 def columns(name: str, rows: int, bounds: Bounds) -> LocalTensor:
     """Hold some columns of a matrix."""
     width = bounds[1] - bounds[0]
-    local = ((0, rows), (0, width))
-    placement = Placement(tensor=name, source=((0, rows), bounds), local=local)
+    placement = Placement(name, source=((0, rows), bounds), local=((0, rows), (0, width)))
     return LocalTensor(shape=(rows, width), placements=(placement,))
 
 
@@ -113,12 +116,9 @@ def padded_rows(name: str, shape: Shape, rows: int, index: int) -> LocalTensor:
 
 
 def stack(parts: Iterable[Rows], *, tail: Shape = (), pad_to: int = 0) -> LocalTensor:
-    """Hold rows of logical tensors, one below the other.
+    """Hold rows of logical tensors, one below the other, and padding up to `pad_to` rows.
 
-    Args:
-        parts: The rows.
-        tail: Sizes of the dimensions behind the rows.
-        pad_to: Rows of the local tensor, where padding follows the parts.
+    `tail` are the sizes of the dimensions behind the rows.
     """
     behind = tuple((0, size) for size in tail)
     placements = []

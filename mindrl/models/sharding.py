@@ -10,7 +10,7 @@ from math import prod
 
 from mindrl.models.decoder import ELEMENT_BYTES, DType, Head, always_float32, logical_shapes
 from mindrl.models.description import ModelDescription
-from mindrl.models.placement import LocalTensor, ShardingTable, whole
+from mindrl.models.placement import LocalTensor, Placement, ShardingTable, whole
 
 
 class LazyTables(Mapping[str, ShardingTable]):
@@ -57,6 +57,13 @@ class Sharding:
             for shard in self.held_by[rank]
             for name, entry in self.shards[shard].items()
         }
+
+    def placements(self) -> Iterator[tuple[str, str, Placement]]:
+        """Yield shard, local name and placement of all that is held."""
+        for shard, table in self.shards.items():
+            for name, entry in table.items():
+                for placement in entry.placements:
+                    yield shard, name, placement
 
     def element_bytes(self, tensor: str) -> int:
         """Return the bytes of an element of a logical tensor."""

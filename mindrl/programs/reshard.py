@@ -16,7 +16,6 @@ from mindrl.allocation.meaning import (
 from mindrl.config.backends import TRAINING_ENGINE
 from mindrl.errors import ConfigError
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
-from mindrl.layouts.rank_order import RankOrder
 from mindrl.models.decoder import DType
 from mindrl.models.description import ModelDescription
 from mindrl.models.sharding import Sharding, elsewhere
@@ -37,9 +36,10 @@ from mindrl.resharding.figures import (
     ReshardFigures,
     figures_of,
     full_gather_bytes,
+    rank_map_figures,
 )
 from mindrl.resharding.plan import DEFAULT_BUCKET_BYTES, Topology, plan_reshard, slices_for_bucket
-from mindrl.resharding.rank_map import RankMap, choose_orders
+from mindrl.resharding.rank_map import choose_orders
 from mindrl.rollout.planning import rollout_findings, rollout_sharding
 from mindrl.training.planning import legal_orders, training_findings, training_sharding
 
@@ -130,7 +130,7 @@ def _figures(
     rank_map = None
     if options.rank_map == "best" and not options.disjoint:
         found = choose_orders(training, source, target, slices, topology, legal_orders)
-        rank_map = _rank_map(found, experts=model.moe is not None)
+        rank_map = rank_map_figures(found, topology, experts=model.moe is not None)
         if found.layout != training:
             chosen = planned(held(found.layout))
     return ReshardFigures(
@@ -147,20 +147,6 @@ def _figures(
         rank_map=rank_map,
         default=default,
         chosen=chosen,
-    )
-
-
-def _rank_map(ranks: RankMap, *, experts: bool) -> RankMapFigures:
-    def digits(order: RankOrder) -> list[tuple[str, int]]:
-        return [(dimension, radix) for dimension, radix in order.digits if radix > 1]
-
-    return RankMapFigures(
-        default_bytes=ranks.default_bytes,
-        best_in_nodes_bytes=ranks.best_in_nodes_bytes,
-        best_bytes=ranks.best_bytes,
-        applied_bytes=ranks.applied_bytes,
-        order=digits(ranks.layout.dense_order),
-        expert_order=digits(ranks.layout.experts_order) if experts else [],
     )
 
 

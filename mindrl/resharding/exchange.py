@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
@@ -15,23 +16,17 @@ _REPORT_SECONDS = 3.0
 """How long a rank that waited in vain waits for the others to say the same."""
 
 
+@dataclass(frozen=True)
 class Channel:
     """Point-to-point messages between the ranks of one group.
 
     What must get through when messages do not goes through the group's store.
     """
 
-    def __init__(
-        self,
-        group: dist.ProcessGroup,
-        store: dist.Store,  # type: ignore[name-defined]
-        device: torch.device,
-        timeout_seconds: float,
-    ) -> None:
-        self.group = group
-        self.store = store
-        self.device = device
-        self.timeout_seconds = timeout_seconds
+    group: dist.ProcessGroup
+    store: dist.Store  # type: ignore[name-defined]
+    device: torch.device
+    timeout_seconds: float
 
     def post(
         self, index: int, sends: Sequence[Message], receives: Sequence[Message]
@@ -42,7 +37,19 @@ class Channel:
             message.round = index
         for message in receives:
             message.incoming = True
-        self._start(messages)
+        operations = [
+            dist.P2POp(
+                dist.irecv if message.incoming else dist.isend,
+                message.memory,
+                group=self.group,
+                group_peer=message.peer,
+            )
+            for message in messages
+        ]
+        works = dist.batch_isend_irecv(operations) if operations else []
+        # gloo answers with one handle for each message, NCCL and HCCL with one for all of them.
+        for place, message in enumerate(messages):
+            message.works = [works[place]] if len(works) == len(messages) else list(works)
         return messages
 
     def wait(self, messages: Sequence[Message]) -> None:
@@ -67,11 +74,8 @@ class Channel:
             ReshardError: A peer is silent for longer than the time limit, or is gone.
         """
         sends, receives = (
-            [
-                Message(peer=peer, transfers=[], memory=memory, staged=False)
-                for peer, memory in each.items()
-            ]
-            for each in (outgoing, incoming)
+            [Message(peer=peer, transfers=[], memory=each, staged=False) for peer, each in side]
+            for side in (outgoing.items(), incoming.items())
         )
         self.wait(self.post(-1, sends, receives))
 
@@ -95,23 +99,6 @@ class Channel:
             raise ReshardError(
                 f"{_ranks(others)} made another reshard plan than rank 0; no weights were moved"
             )
-
-    def _start(self, messages: Sequence[Message]) -> None:
-        operations = [
-            dist.P2POp(
-                dist.irecv if message.incoming else dist.isend,
-                message.memory,
-                group=self.group,
-                group_peer=message.peer,
-            )
-            for message in messages
-        ]
-        if not operations:
-            return
-        works = dist.batch_isend_irecv(operations)
-        # gloo answers with one handle for each message, NCCL and HCCL with one for all of them.
-        for index, message in enumerate(messages):
-            message.works = [works[index]] if len(works) == len(messages) else list(works)
 
     def _failure(
         self, message: Message, error: RuntimeError, waited_seconds: float

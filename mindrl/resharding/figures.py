@@ -1,15 +1,19 @@
 """What a reshard would move, in figures: for a person before a run, and for a program as JSON."""
 
 from dataclasses import dataclass
+from functools import cache
+from math import prod
 
 import numpy as np
-from numpy.typing import NDArray
 
+from mindrl.layouts.rank_order import RankOrder
 from mindrl.models.decoder import DType, logical_shapes
 from mindrl.models.description import ModelDescription
 from mindrl.models.placement import volume
 from mindrl.models.sharding import Sharding
 from mindrl.resharding.plan import ReshardPlan, Topology
+from mindrl.resharding.rank_map import RankMap
+from mindrl.resharding.slices import Integers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,8 +134,37 @@ def figures_of(plan: ReshardPlan, topology: Topology, *, gbit_per_second: float)
     )
 
 
-def _per_rank(counts: NDArray[np.int64]) -> PerRank:
+def _per_rank(counts: Integers) -> PerRank:
     return PerRank(total=int(counts.sum()), max=int(counts.max()), per_rank=counts.tolist())
+
+
+def rank_map_figures(found: RankMap, topology: Topology, *, experts: bool) -> RankMapFigures:
+    """Compare the chosen order with the engine's own and with all permutations."""
+    costs, nodes = found.costs, topology.nodes(len(found.costs))
+
+    def digits(order: RankOrder) -> list[tuple[str, int]]:
+        return [(dimension, radix) for dimension, radix in order.digits if radix > 1]
+
+    return RankMapFigures(
+        default_bytes=int(costs.diagonal().sum()),
+        best_in_nodes_bytes=sum(
+            _assigned(costs[np.ix_(nodes == node, nodes == node)]) for node in np.unique(nodes)
+        ),
+        # A permutation keeps together what a rank of the default order holds of the dense weights
+        # and of the experts; an order may pair them anew.
+        best_bytes=min(_assigned(costs), found.applied_bytes),
+        applied_bytes=found.applied_bytes,
+        order=digits(found.layout.dense_order),
+        expert_order=digits(found.layout.experts_order) if experts else [],
+    )
+
+
+def _assigned(costs: Integers) -> int:
+    """Return the least sum of one cost from each row and each column."""
+    # Imported late: scipy takes a while, and a run asks for the order alone.
+    from scipy.optimize import linear_sum_assignment  # noqa: PLC0415
+
+    return int(costs[linear_sum_assignment(costs)].sum())
 
 
 def full_gather_bytes(model: ModelDescription, source: Sharding, target: Sharding) -> int:
@@ -139,25 +172,19 @@ def full_gather_bytes(model: ModelDescription, source: Sharding, target: Shardin
 
     A rank receives what it does not hold of the whole model; one that is on neither side, nothing.
     """
+    shapes = logical_shapes(model)
+    sizes = {name: min(source.element_bytes(name), target.element_bytes(name)) for name in shapes}
+    whole = sum(sizes[name] * prod(shape) for name, shape in shapes.items())
 
-    def size(tensor: str) -> int:
-        return min(source.element_bytes(tensor), target.element_bytes(tensor))
+    @cache
+    def held(shards: tuple[str, ...]) -> int:
+        boxes = {
+            (placement.tensor, placement.source)
+            for shard in shards
+            for entry in source.shards[shard].values()
+            for placement in entry.placements
+        }
+        return sum(sizes[tensor] * volume(box) for tensor, box in boxes)
 
-    whole = sum(
-        volume(tuple((0, length) for length in shape)) * size(name)
-        for name, shape in logical_shapes(model).items()
-    )
-    held = {
-        shards: sum(
-            volume(box) * size(tensor)
-            for tensor, box in {
-                (placement.tensor, placement.source)
-                for shard in shards
-                for entry in source.shards[shard].values()
-                for placement in entry.placements
-            }
-        )
-        for shards in set(source.held_by)
-    }
     ranks = zip(source.held_by, target.held_by, strict=True)
-    return sum(whole - held[ours] for ours, theirs in ranks if ours or theirs)
+    return sum(whole - held(ours) for ours, theirs in ranks if ours or theirs)

@@ -5,6 +5,7 @@ where they lie in one run of the device's memory, and no byte of it is copied on
 transfers to the same rank are packed into one message.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -49,10 +50,11 @@ class Staging:
         """Hold nothing yet; the memory is used again for later rounds."""
         self.memory = torch.empty(0, dtype=torch.uint8, device=device)
 
-    def reserve(self, size: int) -> None:
-        """Make room; what was in it is gone."""
+    def take(self, size: int) -> Tensor:
+        """Return so many bytes; what was in them is gone."""
         if self.memory.numel() < size:
             self.memory = self.memory.new_empty(size)
+        return self.memory[:size]
 
 
 def messages_of(
@@ -69,52 +71,44 @@ def messages_of(
         view: This rank's end of a transfer.
         staging: Memory for what is not sent from, or received in, its own place.
     """
-    groups, device = _grouped(transfers_of, wire_dtype), staging.memory.device
-    direct = [_in_one_run(transfers, dtype, view, device) for _, dtype, transfers in groups]
-    sizes = [
-        0 if memory is not None else dtype.itemsize * sum(volume(m.slice.box) for m in transfers)
-        for (_, dtype, transfers), memory in zip(groups, direct, strict=True)
-    ]
-    staging.reserve(sum(sizes))
-    messages, offset = [], 0
-    for (peer, dtype, transfers), memory, size in zip(groups, direct, sizes, strict=True):
-        staged = memory is None
-        # Wide types come first, so that every part is aligned.
-        part = staging.memory[offset : offset + size].view(dtype) if memory is None else memory
-        messages.append(Message(peer=peer, transfers=transfers, memory=part, staged=staged))
-        offset += size
-    return messages
-
-
-def _grouped(
-    transfers_of: Mapping[int, list[Transfer]], wire_dtype: Callable[[str], torch.dtype]
-) -> list[tuple[int, torch.dtype, list[Transfer]]]:
-    """Group transfers by type and rank, wide types first; large ones stand alone, in order."""
-    large: list[tuple[int, torch.dtype, list[Transfer]]] = []
-    small: dict[tuple[int, torch.dtype], list[Transfer]] = {}
+    groups: defaultdict[tuple[int, int, int, torch.dtype], list[Transfer]] = defaultdict(list)
     for peer, transfers in transfers_of.items():
-        for transfer in transfers:
+        for at, transfer in enumerate(transfers):
             dtype = wire_dtype(transfer.slice.tensor)
-            if transfer.slice.wire_bytes >= _LARGE_BYTES:
-                large.append((peer, dtype, [transfer]))
-            else:
-                small.setdefault((peer, dtype), []).append(transfer)
-    packed = [(peer, dtype, transfers) for (peer, dtype), transfers in small.items()]
-    return sorted(large + packed, key=lambda group: (-group[1].itemsize, group[0]))
+            # Large ones stand alone; wide types come first, so that every part is aligned.
+            place = at if _is_large(transfer) else len(transfers)
+            groups[-dtype.itemsize, peer, place, dtype].append(transfer)
+    ordered = [(peer, dtype, group) for (_, peer, _, dtype), group in sorted(groups.items())]
+    direct = [_in_one_run(group, view, dtype, staging) for _, dtype, group in ordered]
+    sizes = [
+        sum(transfer.slice.wire_bytes for transfer in group) if memory is None else 0
+        for (_, _, group), memory in zip(ordered, direct, strict=True)
+    ]
+    parts = staging.take(sum(sizes)).split_with_sizes(sizes)
+    return [
+        Message(
+            peer=peer,
+            transfers=group,
+            memory=part.view(dtype) if memory is None else memory,
+            staged=memory is None,
+        )
+        for (peer, dtype, group), memory, part in zip(ordered, direct, parts, strict=True)
+    ]
+
+
+def _is_large(transfer: Transfer) -> bool:
+    return transfer.slice.wire_bytes >= _LARGE_BYTES
 
 
 def _in_one_run(
-    transfers: list[Transfer],
-    dtype: torch.dtype,
-    view: Callable[[Transfer], Tensor],
-    device: torch.device,
+    group: list[Transfer], view: Callable[[Transfer], Tensor], dtype: torch.dtype, staging: Staging
 ) -> Tensor | None:
-    """Return the weights of a single large transfer, if they can travel from or to where they lie.
+    """Return the weights of a large transfer, if they can travel from or to where they lie.
 
     An export fills host memory, which the collective library of a device cannot reach.
     """
-    if len(transfers) > 1 or transfers[0].slice.wire_bytes < _LARGE_BYTES:
+    if not _is_large(group[0]):
         return None
-    values = view(transfers[0])
-    fits = values.is_contiguous() and (values.dtype, values.device) == (dtype, device)
+    values, wanted = view(group[0]), (dtype, staging.memory.device)
+    fits = values.is_contiguous() and (values.dtype, values.device) == wanted
     return values.view(-1) if fits else None

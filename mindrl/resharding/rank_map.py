@@ -5,20 +5,19 @@ shard is free. The fewest bytes over all permutations is an assignment problem. 
 training engine cannot follow every permutation: it says which orders it can be given.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mindrl.layouts.layout import TrainLayout
 from mindrl.layouts.rank_order import RankOrder
 from mindrl.models.sharding import Sharding
 from mindrl.resharding.plan import Topology
-from mindrl.resharding.slices import Slices
+from mindrl.resharding.slices import Integers, Slices
 
-Matrix = NDArray[np.int64]
 LegalOrders = Callable[[RankOrder, int], Iterable[RankOrder]]
 """The orders that a grid can be given, by its own order and the ranks of a node."""
 
@@ -31,32 +30,8 @@ class RankMap:
     """With `order` and `expert_order` set where they are not the engine's own."""
     applied_bytes: int
     """Received by all ranks together with the chosen order."""
-    costs: Matrix
+    costs: Integers
     """Bytes that a rank (column) receives in the place of one of the engine's own order (row)."""
-    topology: Topology
-
-    @property
-    def default_bytes(self) -> int:
-        """Received by all ranks together in the engine's own order."""
-        return int(self.costs.diagonal().sum())
-
-    @cached_property
-    def best_in_nodes_bytes(self) -> int:
-        """The fewest over all permutations of the ranks of each node."""
-        nodes = np.array([self.topology.node_of(rank) for rank in range(len(self.costs))])
-        return sum(
-            _assignment(self.costs[np.ix_(nodes == node, nodes == node)])
-            for node in np.unique(nodes)
-        )
-
-    @cached_property
-    def best_bytes(self) -> int:
-        """The fewest over all permutations of all ranks, or with the chosen order if that is less.
-
-        A permutation keeps together what a rank of the default order holds of the dense weights
-        and of the experts; an order may pair them anew.
-        """
-        return min(_assignment(self.costs), self.applied_bytes)
 
 
 def choose_orders(
@@ -80,109 +55,76 @@ def choose_orders(
         topology: Which ranks share a node.
         legal_orders: Of the training engine.
     """
-    gains = _Gains(source, target, slices)
-    costs = np.stack([gains.needed - gains.of_shards(shards) for shards in source.held_by])
-    grids = [layout.dense_order, layout.experts_order][: len(source.held_by[0])]
+    needed, gains = _gains(source, target, slices)
+    costs = [needed - np.sum([gains[name] for name in held], axis=0) for held in source.held_by]
+    own_orders = [layout.dense_order, layout.experts_order][: len(source.held_by[0])]
     dense, *experts = (
-        _best_by_stages(_candidates(own, legal_orders(own, topology.ranks_per_node), gains, names))
-        for own, names in zip(grids, zip(*source.held_by, strict=True), strict=True)
+        _best_by_stages(own, legal_orders(own, topology.ranks_per_node), gains, names)
+        for own, names in zip(own_orders, zip(*source.held_by, strict=True), strict=True)
     )
-    chosen, gained = _best_pair(layout, dense, experts[0] if experts else None)
+    if not experts:
+        experts = [{stages: each._replace(gained=0) for stages, each in dense.items()}]
+    # Both grids must give every rank the same stage.
+    pairs = [(each, experts[0][stages]) for stages, each in dense.items() if stages in experts[0]]
+    one, other = min(
+        pairs, key=lambda pair: (-(pair[0].gained + pair[1].gained), pair[0].place, pair[1].place)
+    )
     return RankMap(
-        layout=chosen,
-        applied_bytes=int(gains.needed.sum()) - gained,
-        costs=costs,
-        topology=topology,
+        layout=layout.in_order(one.order, other.order if len(own_orders) > 1 else None),
+        applied_bytes=int(needed.sum()) - one.gained - other.gained,
+        costs=np.stack(costs),
     )
 
 
-class _Gains:
-    """Bytes that each rank of the target side need not receive, by the source shard it holds."""
+def _gains(
+    source: Sharding, target: Sharding, slices: Slices
+) -> tuple[Integers, dict[str, Integers]]:
+    """Return what each rank of the target side needs, and what it has with each source shard."""
+    needed: Counter[str] = Counter()
+    shared: dict[str, Counter[str]] = {name: Counter() for name in source.shards}
+    for (shard, holders), size in slices.bytes_by_way.items():
+        needed[shard] += size
+        for holder in set(holders):
+            shared[holder][shard] += size
 
-    def __init__(self, source: Sharding, target: Sharding, slices: Slices) -> None:
-        needed: dict[str, int] = {}
-        shared: dict[str, dict[str, int]] = {name: {} for name in source.shards}
-        for (shard, holders), size in slices.bytes_by_way.items():
-            needed[shard] = needed.get(shard, 0) + size
-            for holder in set(holders):
-                shared[holder][shard] = shared[holder].get(shard, 0) + size
-        self.needed = _by_rank(target, needed)
-        self.by_shard = {name: _by_rank(target, gains) for name, gains in shared.items()}
+    def by_rank(sizes: Mapping[str, int]) -> Integers:
+        return np.array([sum(sizes[name] for name in held) for held in target.held_by])
 
-    def of_shards(self, shards: Iterable[str]) -> Matrix:
-        """Add up over the shards of one place; int64 [rank]."""
-        gained: Matrix = np.sum([self.by_shard[name] for name in shards], axis=0)
-        return gained
+    return by_rank(needed), {name: by_rank(sizes) for name, sizes in shared.items()}
 
 
-def _by_rank(sharding: Sharding, sizes: Mapping[str, int]) -> Matrix:
-    return np.array([sum(sizes.get(name, 0) for name in held) for held in sharding.held_by])
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Candidate:
-    """An order, what it saves, and which stage it gives to each rank."""
+class _Candidate(NamedTuple):
+    """An order of one grid, and what it saves."""
 
     order: RankOrder
     gained: int
-    stages: bytes
-    rank: tuple[bool, int, int]
+    place: tuple[bool, int, int]
     """Among equals the lowest wins: not the engine's own, width of the groups, digits."""
 
-    def place(self) -> tuple[int, tuple[bool, int, int]]:
-        """Return what sorts the best one first."""
-        return -self.gained, self.rank
 
+def _best_by_stages(
+    own: RankOrder,
+    orders: Iterable[RankOrder],
+    gains: Mapping[str, Integers],
+    names: Sequence[str],
+) -> dict[bytes, _Candidate]:
+    """Judge the legal orders of one grid: the best for each way to give the ranks their stages.
 
-def _candidates(
-    own: RankOrder, orders: Iterable[RankOrder], gains: _Gains, names: Sequence[str]
-) -> Iterator[_Candidate]:
-    """Judge the legal orders of one grid.
-
-    Args:
-        own: The engine's own order.
-        orders: The legal ones.
-        gains: Of each shard on each rank.
-        names: The shard of each rank in the engine's own order.
+    `names` has the shard of each rank in the engine's own order.
     """
-    at_place = dict(zip(map(_place, own.coordinates), names, strict=True))
+    shard_at = dict(zip(map(_nonzero, own.coordinates), names, strict=True))
+    found = []
     for order in orders:
-        shards = [at_place[_place(at)] for at in order.coordinates]
-        gained = sum(int(gains.by_shard[name][rank]) for rank, name in enumerate(shards))
+        shards = [shard_at[_nonzero(at)] for at in order.coordinates]
+        gained = sum(int(gains[name][rank]) for rank, name in enumerate(shards))
+        place = order != own, order.width(own.digits[0][0]), len(order.digits)
         stages = np.array([at.get("pp", 0) for at in order.coordinates]).tobytes()
-        width = order.width(own.digits[0][0])
-        rank = order != own, width, len(order.digits)
-        yield _Candidate(order=order, gained=gained, stages=stages, rank=rank)
-
-
-def _place(coordinates: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
-    return tuple(sorted((name, at) for name, at in coordinates.items() if at))
-
-
-def _best_pair(
-    own: TrainLayout, dense: Mapping[bytes, _Candidate], experts: Mapping[bytes, _Candidate] | None
-) -> tuple[TrainLayout, int]:
-    """Choose one order for each grid so that both give every rank the same stage."""
-    if experts is None:
-        alone = min(dense.values(), key=_Candidate.place)
-        return own.in_order(alone.order, None), alone.gained
-    pairs = [(each, experts[stages]) for stages, each in dense.items() if stages in experts]
-    one, other = min(
-        pairs, key=lambda pair: (-(pair[0].gained + pair[1].gained), pair[0].rank, pair[1].rank)
-    )
-    return own.in_order(one.order, other.order), one.gained + other.gained
-
-
-def _best_by_stages(candidates: Iterable[_Candidate]) -> dict[bytes, _Candidate]:
+        found.append((-gained, place, stages, order))
     best: dict[bytes, _Candidate] = {}
-    for candidate in sorted(candidates, key=_Candidate.place):
-        best.setdefault(candidate.stages, candidate)
+    for lost, place, stages, order in sorted(found, key=lambda each: each[:2]):
+        best.setdefault(stages, _Candidate(order, -lost, place))
     return best
 
 
-def _assignment(costs: Matrix) -> int:
-    # Imported late: scipy takes a while, and a run asks for the order alone.
-    from scipy.optimize import linear_sum_assignment  # noqa: PLC0415
-
-    rows, columns = linear_sum_assignment(costs)
-    return int(costs[rows, columns].sum())
+def _nonzero(coordinates: Mapping[str, int]) -> frozenset[tuple[str, int]]:
+    return frozenset((name, at) for name, at in coordinates.items() if at)

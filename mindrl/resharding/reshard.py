@@ -6,8 +6,8 @@ their last one is written, so an engine that packs its weights can do so module 
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from itertools import chain
 from typing import Protocol
 
 import torch
@@ -15,11 +15,10 @@ from torch import Tensor
 
 from mindrl.models.decoder import always_float32
 from mindrl.models.orientation import oriented
-from mindrl.resharding.checksum import checksum
 from mindrl.resharding.exchange import Channel
 from mindrl.resharding.messages import Message, Staging, messages_of
 from mindrl.resharding.plan import RankRound, ReshardPlan, Transfer
-from mindrl.resharding.verify import Checksums
+from mindrl.resharding.verify import Checksums, Sums, checksum
 
 
 class WeightSource(Protocol):
@@ -42,14 +41,6 @@ class WeightSink(Protocol):
         """Take note that every element has been written."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Names:
-    """Local names of one rank on either side; empty where it is not on that side."""
-
-    source: tuple[str, ...]
-    target: tuple[str, ...]
-
-
 class Reshard:
     """One rank's part of a plan, carried out as often as wanted."""
 
@@ -57,25 +48,30 @@ class Reshard:
         self,
         plan: ReshardPlan,
         channel: Channel,
-        names: Names,
+        source_names: Collection[str],
+        target_names: Collection[str],
     ) -> None:
         """Take this rank's part out of a plan.
 
         Args:
             plan: The same on all ranks of the channel; its ranks are the channel's.
             channel: Between the ranks of both sides; no other reshard uses its store.
-            names: What this rank has on each side.
+            source_names: The local tensors that this rank has on the source side.
+            target_names: Those that it has on the target side.
         """
         self.plan = plan
-        self.names = names
         self.channel = channel
         self.rounds = plan.of_rank(channel.group.rank())
-        self.agreed = False
         self.runs = 0
-        self.reads = Counter(transfer.source.name for transfer in self._transfers(reads=True))
-        self.writes = Counter(
-            transfer.slice.target.name for transfer in self._transfers(reads=False)
-        )
+        # How often each is read or written: never, where it is nothing but padding.
+        self.reads = Counter(dict.fromkeys(source_names, 0))
+        self.writes = Counter(dict.fromkeys(target_names, 0))
+        for step in self.rounds:
+            read, written = (
+                [*step.copies, *chain(*by.values())] for by in (step.sends, step.receives)
+            )
+            self.reads.update(transfer.source.name for transfer in read)
+            self.writes.update(transfer.slice.target.name for transfer in written)
 
     @torch.no_grad()
     def run(self, source: WeightSource, sink: WeightSink, *, verify: bool = False) -> None:
@@ -90,10 +86,9 @@ class Reshard:
             ReshardError: The ranks have different plans, a peer is silent or gone, or, where
                 they are compared, slices differ.
         """
-        if not self.agreed:
+        if not self.runs:
             self.channel.note_runs(0)
             self.channel.agree(self.plan.digest)
-            self.agreed = True
         _Run(self, source, sink, Checksums() if verify else None).run()
         self.runs += 1
         self.channel.note_runs(self.runs)
@@ -103,12 +98,6 @@ class Reshard:
         if always_float32(tensor) or self.plan.dtype == "float32":
             return torch.float32
         return torch.bfloat16
-
-    def _transfers(self, *, reads: bool) -> Iterator[Transfer]:
-        for step in self.rounds:
-            yield from step.copies
-            for transfers in (step.sends if reads else step.receives).values():
-                yield from transfers
 
 
 class _Run:
@@ -133,19 +122,20 @@ class _Run:
 
     def run(self) -> None:
         reshard = self.reshard
-        for name in reshard.names.source:
-            if name not in reshard.reads:
+        for name, count in self.reads.items():
+            if not count:
                 self.source.release(name)
-        for name in reshard.names.target:
-            if name not in reshard.writes:
-                # Nothing but padding.
+        for name, count in self.writes.items():
+            if not count:
                 self.sink.open(name)
                 self.sink.close(name)
         flying: list[Message] = []
         for index, step in enumerate(reshard.rounds):
             starting = self._start(index, step)
             for transfer in step.copies:
-                self._copy(transfer)
+                self._target(transfer).copy_(self._read(transfer))
+                self._has_read(transfer)
+                self._has_written(transfer)
             self._finish(flying)
             flying = starting
         self._finish(flying)
@@ -154,13 +144,14 @@ class _Run:
 
     def _start(self, index: int, step: RankRound) -> list[Message]:
         """Pack and post all messages of a round."""
-        outgoing, incoming = self.staging[index % 2], self.staging[2 + index % 2]
-        sends = messages_of(step.sends, self.reshard.wire_dtype, self._read, outgoing)
+        reshard = self.reshard
+        outgoing, incoming = self.staging[index % 2 :: 2]
+        sends = messages_of(step.sends, reshard.wire_dtype, self._read, outgoing)
         for message in sends:
             for transfer, chunk in message.staged_chunks():
                 chunk.copy_(self._read(transfer))
-        receives = messages_of(step.receives, self.reshard.wire_dtype, self._target, incoming)
-        return self.reshard.channel.post(index, sends, receives)
+        receives = messages_of(step.receives, reshard.wire_dtype, self._target, incoming)
+        return reshard.channel.post(index, sends, receives)
 
     def _finish(self, messages: Sequence[Message]) -> None:
         """Wait for the messages of a round and unpack those that came in."""
@@ -169,31 +160,21 @@ class _Run:
             if message.incoming:
                 for transfer, chunk in message.staged_chunks():
                     self._target(transfer).copy_(chunk)
+            has_done = self._has_written if message.incoming else self._has_read
             for transfer in message.transfers:
-                if message.incoming:
-                    self._has_written(transfer)
-                else:
-                    self._has_read(transfer)
-
-    def _copy(self, transfer: Transfer) -> None:
-        self._target(transfer).copy_(self._read(transfer))
-        self._has_read(transfer)
-        self._has_written(transfer)
+                has_done(transfer)
 
     def _read(self, transfer: Transfer) -> Tensor:
-        return oriented(
-            self.source.read(transfer.source.name), transfer.source.box, transfer.source.axes
-        )
+        name, box, axes = transfer.source
+        return oriented(self.source.read(name), box, axes)
 
     def _target(self, transfer: Transfer) -> Tensor:
-        place = transfer.slice.target
-        return oriented(self.sink.open(place.name), place.box, place.axes)
+        name, box, axes = transfer.slice.target
+        return oriented(self.sink.open(name), box, axes)
 
     def _has_read(self, transfer: Transfer) -> None:
         if self.checksums:
-            self.checksums.add_source(
-                transfer, checksum(self._wired(transfer, self._read(transfer)))
-            )
+            self._note(self.checksums.read, transfer, self._read(transfer))
         name = transfer.source.name
         self.reads[name] -= 1
         if not self.reads[name]:
@@ -209,8 +190,9 @@ class _Run:
         if self.checksums:
             # Of the finished tensor: a later slice may have been written over an earlier one.
             for each in transfers:
-                self.checksums.add_target(each, checksum(self._wired(each, self._target(each))))
+                self._note(self.checksums.written, each, self._target(each))
         self.sink.close(name)
 
-    def _wired(self, transfer: Transfer, values: Tensor) -> Tensor:
-        return values.to(self.reshard.wire_dtype(transfer.slice.tensor))
+    def _note(self, sums: Sums, transfer: Transfer, values: Tensor) -> None:
+        wired = values.to(self.reshard.wire_dtype(transfer.slice.tensor))
+        sums[transfer.peer].append((transfer, checksum(wired)))

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import pairwise, product
 from typing import NamedTuple
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mindrl.errors import ReshardError
-from mindrl.models.placement import Box, Placement, intersect, volume
+from mindrl.models.placement import Bounds, Box, Placement, intersect, show, volume
 from mindrl.models.sharding import Sharding
 
 Integers = NDArray[np.int64]
@@ -47,10 +48,10 @@ class Way(NamedTuple):
 class _Holders(NamedTuple):
     """All that hold a part of a logical tensor: shard, local name and placement of each."""
 
-    shards: tuple[str, ...]
-    names: tuple[str, ...]
-    placements: tuple[Placement, ...]
-    likeness: int
+    shards: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    placements: tuple[Placement, ...] = ()
+    likeness: int = -1
     """Tensors for which this is equal have their placements in equal boxes, and are cut alike."""
 
 
@@ -75,65 +76,44 @@ class _Piece(NamedTuple):
     way: int
 
 
+@dataclass(frozen=True, kw_only=True)
 class Slices:
     """What travels, in the order that it should; a slice is spelled out when it is asked for."""
 
-    def __init__(self, ways: Sequence[Way], pieces: Sequence[_Piece]) -> None:
-        """Hold pieces in the order of the target tables."""
-        self.ways = ways
-        """All ways that anything takes."""
-        self._pieces = pieces
+    ways: Sequence[Way]
+    """All ways that anything takes."""
+    pieces: Sequence[_Piece]
 
     def __len__(self) -> int:
         """Count the slices."""
-        return len(self._pieces)
+        return len(self.pieces)
 
     def __iter__(self) -> Iterator[Slice]:
         """Spell all slices out, one after the other."""
-        return map(self._spelled_out, self._order.tolist())
+        return map(self._spelled_out, self.pieces)
 
     def __getitem__(self, index: int) -> Slice:
         """Spell one slice out."""
-        return self._spelled_out(self._order[index])
+        return self._spelled_out(self.pieces[index])
 
     @cached_property
     def way(self) -> Integers:
         """Which of the ways each slice takes."""
-        return np.array([piece.way for piece in self._pieces], dtype=np.int64)[self._order]
+        return np.array([piece.way for piece in self.pieces], dtype=np.int64)
 
     @cached_property
     def wire_bytes(self) -> Integers:
         """Bytes of each slice."""
-        sizes = [piece.part.wire_bytes for piece in self._pieces]
-        return np.array(sizes, dtype=np.int64)[self._order]
+        return np.array([piece.part.wire_bytes for piece in self.pieces], dtype=np.int64)
 
     @cached_property
     def bytes_by_way(self) -> Mapping[Way, int]:
         """What each target shard needs, by the source shards that hold it."""
-        sums = [0] * len(self.ways)
-        for piece in self._pieces:
-            sums[piece.way] += piece.part.wire_bytes
-        return dict(zip(self.ways, sums, strict=True))
+        sums = np.bincount(self.way, weights=self.wire_bytes)
+        return dict(zip(self.ways, map(int, sums), strict=True))
 
-    @cached_property
-    def _order(self) -> Integers:
-        """Order pieces by their place among those of the same holders."""
-        places: dict[tuple[str, Box], int] = {}
-        seen: Counter[tuple[str, ...]] = Counter()
-        turns = []
-        for piece in self._pieces:
-            key = piece.wanted.tensor, piece.part.box
-            turn = places.get(key)
-            if turn is None:
-                holders = self.ways[piece.way].source_shards
-                turn = places[key] = seen[holders]
-                seen[holders] = turn + 1
-            turns.append(turn)
-        # Within a turn the order of the target tables is kept.
-        return np.argsort(np.array(turns, dtype=np.int64), kind="stable")
-
-    def _spelled_out(self, at: int) -> Slice:
-        name, wanted, held, part, way = self._pieces[at]
+    def _spelled_out(self, piece: _Piece) -> Slice:
+        name, wanted, held, part, way = piece
         return Slice(
             tensor=wanted.tensor,
             box=part.box,
@@ -149,16 +129,11 @@ class Slices:
 
 
 def cut_into_slices(source: Sharding, target: Sharding, *, largest_bytes: int) -> Slices:
-    """Cut what the target side needs into slices, in the order that they should travel in.
+    """Cut what the target side needs into slices of at most `largest_bytes`, in their order.
 
     The order takes turns between the holders of the source side: were the layers sent one
     after the other, only one pipeline stage would send at a time. It does not hang on which
     rank holds which shard.
-
-    Args:
-        source: Who holds the weights.
-        target: Who needs them.
-        largest_bytes: Bound on one slice.
 
     Raises:
         ReshardError: The source side lacks something that the target side needs.
@@ -172,31 +147,23 @@ def cut_into_slices(source: Sharding, target: Sharding, *, largest_bytes: int) -
         return ways.setdefault(Way(shard, tuple([shards[at] for at in having])), len(ways))
 
     pieces: list[_Piece] = []
-    for shard, name, wanted in _placements(target):
+    for shard, name, wanted in target.placements():
         tensor = wanted.tensor
-        held = holders.get(tensor, _NOBODY)
+        held = holders.get(tensor, _Holders())
         element_bytes = min(source.element_bytes(tensor), target.element_bytes(tensor))
         key = element_bytes, wanted.boxes, held.likeness
         if key not in made:
-            made[key] = list(_parts(name, wanted, held.placements, (element_bytes, largest_bytes)))
+            made[key] = list(_parts(name, wanted, held.placements, element_bytes, largest_bytes))
         pieces += [
             _Piece(name, wanted, held, part, way(shard, held.shards, part.having))
             for part in made[key]
         ]
-    return Slices(list(ways), pieces)
-
-
-def _placements(sharding: Sharding) -> Iterator[tuple[str, str, Placement]]:
-    """Yield shard, local name and placement of everything on a side."""
-    for shard, table in sharding.shards.items():
-        for name, entry in table.items():
-            for placement in entry.placements:
-                yield shard, name, placement
+    return Slices(ways=list(ways), pieces=_in_turns(pieces, list(ways)))
 
 
 def _holders(source: Sharding) -> dict[str, _Holders]:
     found: dict[str, list[tuple[str, str, Placement]]] = {}
-    for row in _placements(source):
+    for row in source.placements():
         found.setdefault(row[2].tensor, []).append(row)
     likeness: dict[tuple[object, ...], int] = {}
     holders = {}
@@ -208,27 +175,40 @@ def _holders(source: Sharding) -> dict[str, _Holders]:
     return holders
 
 
-def _parts(
-    name: str, wanted: Placement, holders: Sequence[Placement], sizes: tuple[int, int]
-) -> Iterator[_Part]:
-    """Cut one placement along all edges of what the source side holds of it.
+def _in_turns(pieces: Sequence[_Piece], ways: Sequence[Way]) -> list[_Piece]:
+    """Order pieces by their place among those of the same holders, else as they come."""
+    places: dict[tuple[str, Box], int] = {}
+    seen: Counter[tuple[str, ...]] = Counter()
+    turns = []
+    for piece in pieces:
+        key = piece.wanted.tensor, piece.part.box
+        turn = places.get(key)
+        if turn is None:
+            holders = ways[piece.way].source_shards
+            turn = places[key] = seen[holders]
+            seen[holders] = turn + 1
+        turns.append(turn)
+    order = np.argsort(np.array(turns, dtype=np.int64), kind="stable")
+    return [pieces[at] for at in order.tolist()]
 
-    Args:
-        name: Of the local tensor on the target side.
-        wanted: To be cut.
-        holders: On the source side.
-        sizes: Bytes of an element, and the bound on those of a part.
-    """
-    element_bytes, largest_bytes = sizes
+
+def _parts(
+    name: str,
+    wanted: Placement,
+    holders: Sequence[Placement],
+    element_bytes: int,
+    largest_bytes: int,
+) -> Iterator[_Part]:
+    """Cut one placement of a local tensor along all edges of what the source side holds of it."""
     largest = max(1, largest_bytes // element_bytes)
     touching = [at for at, held in enumerate(holders) if intersect(wanted.source, held.source)]
     near = [holders[at].source for at in touching]
-    edges = [_edges(bounds, [box[dim] for box in near]) for dim, bounds in enumerate(wanted.source)]
-    for piece in product(*(list(pairwise(cuts)) for cuts in edges)):
+    cuts = [_cuts(bounds, [box[dim] for box in near]) for dim, bounds in enumerate(wanted.source)]
+    for piece in product(*cuts):
         having = tuple([at for at in touching if intersect(piece, holders[at].source) == piece])
         if not having:
             raise ReshardError(
-                f"no rank of the source side holds {wanted.tensor}{_show(piece)}, which the target "
+                f"no rank of the source side holds {show(wanted.tensor, piece)}, which the target "
                 f"side needs in {name}"
             )
         for box in _split(piece, largest):
@@ -237,10 +217,10 @@ def _parts(
             yield _Part(box, size, wanted.local_part(box), having, sources)
 
 
-def _edges(bounds: tuple[int, int], held: Sequence[tuple[int, int]]) -> list[int]:
+def _cuts(bounds: Bounds, held: Sequence[Bounds]) -> Iterator[Bounds]:
     start, stop = bounds
     inner = {edge for each in held for edge in each if start < edge < stop}
-    return [start, *sorted(inner), stop]
+    return pairwise([start, *sorted(inner), stop])
 
 
 def _split(box: Box, largest: int) -> Iterator[Box]:
@@ -256,10 +236,3 @@ def _split(box: Box, largest: int) -> Iterator[Box]:
     for first in range(start, stop, step):
         bounds = (first, min(first + step, stop))
         yield from _split((*box[:dim], bounds, *box[dim + 1 :]), largest)
-
-
-def _show(box: Box) -> str:
-    return "[" + ", ".join(f"{start}:{stop}" for start, stop in box) + "]"
-
-
-_NOBODY = _Holders((), (), (), -1)

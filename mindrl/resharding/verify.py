@@ -1,27 +1,51 @@
 """Checksums of every slice on both sides, compared by the rank that was written on."""
 
+from collections import defaultdict
+
 import torch
 from torch import Tensor
 
 from mindrl.errors import ReshardError
+from mindrl.models.placement import show
 from mindrl.resharding.exchange import Channel
 from mindrl.resharding.plan import Transfer
+
+Sums = defaultdict[int, list[tuple[Transfer, Tensor]]]
+"""Slices and their checksums, by the other rank."""
+_BITS = {2: torch.int16, 4: torch.int32}
+_CHUNK_ELEMENTS = 1 << 20
+_MULTIPLIER = 0x9E3779B97F4A7C15 - (1 << 64)
+"""The golden ratio in 64 bits, as a signed number."""
+_OFFSET = 0x2545F4914F6CDD1D
+
+
+def checksum(values: Tensor) -> Tensor:
+    """Add up the bits of each element times an odd weight of its place, modulo 2**64.
+
+    The weights are odd, so one changed element always changes the sum; two exchanged elements
+    have different weights.
+
+    Returns:
+        A scalar, int64, on the device of `values`.
+    """
+    bits = values.contiguous().view(-1).view(_BITS[values.element_size()])
+    total = torch.zeros((), dtype=torch.int64, device=values.device)
+    for start in range(0, bits.numel(), _CHUNK_ELEMENTS):
+        chunk = bits[start : start + _CHUNK_ELEMENTS].long()
+        place = torch.arange(start, start + chunk.numel(), device=values.device)
+        weights = (place * _MULTIPLIER + _OFFSET) | 1
+        # Whatever the place weighs, zeros must not be free: a missing row would not show.
+        total += ((chunk + (1 << 33)) * weights).sum()
+    return total
 
 
 class Checksums:
     """What one rank read and wrote in one reshard."""
 
     def __init__(self) -> None:
-        self.read: dict[int, list[tuple[Transfer, Tensor]]] = {}
-        self.written: dict[int, list[tuple[Transfer, Tensor]]] = {}
-
-    def add_source(self, transfer: Transfer, value: Tensor) -> None:
-        """Note the checksum of a slice as the source side has it."""
-        self.read.setdefault(transfer.peer, []).append((transfer, value))
-
-    def add_target(self, transfer: Transfer, value: Tensor) -> None:
-        """Note the checksum of a slice as the target side has it."""
-        self.written.setdefault(transfer.peer, []).append((transfer, value))
+        """Know of no slice yet."""
+        self.read: Sums = defaultdict(list)
+        self.written: Sums = defaultdict(list)
 
     def compare(self, channel: Channel) -> None:
         """Send what was read to those who wrote it, and compare. A collective over the channel.
@@ -30,7 +54,10 @@ class Checksums:
             ReshardError: Names the tensor, the ranks and the slice of the first differences.
         """
         rank = channel.group.rank()
-        ours = {peer: _sums(pairs) for peer, pairs in self.read.items()}
+        for pairs in (*self.read.values(), *self.written.values()):
+            # By slice: the two ranks finished them in different orders.
+            pairs.sort(key=lambda pair: (*pair[0].slice[:2], pair[0].slice.target[:2]))
+        ours = {peer: torch.stack([each for _, each in pairs]) for peer, pairs in self.read.items()}
         local = ours.pop(rank, None)
         theirs = {
             peer: torch.empty(len(pairs), dtype=torch.int64, device=channel.device)
@@ -41,12 +68,10 @@ class Checksums:
         if local is not None:
             theirs[rank] = local
         found = [
-            f"{transfer.slice.tensor}[{_show(transfer)}] on rank {rank} differs from what rank "
-            f"{peer} has"
+            f"{show(transfer.slice.tensor, transfer.slice.box)} on rank {rank} differs from what "
+            f"rank {peer} has"
             for peer, pairs in sorted(self.written.items())
-            for (transfer, value), expected in zip(
-                _sorted(pairs), theirs[peer].tolist(), strict=True
-            )
+            for (transfer, value), expected in zip(pairs, theirs[peer].tolist(), strict=True)
             if int(value) != expected
         ]
         if found:
@@ -54,16 +79,3 @@ class Checksums:
             raise ReshardError(
                 "the rollout weights are not the training weights: " + "; ".join(found[:5]) + more
             )
-
-
-def _sorted(pairs: list[tuple[Transfer, Tensor]]) -> list[tuple[Transfer, Tensor]]:
-    """Order by slice: the two ranks finished them in different orders."""
-    return sorted(pairs, key=lambda pair: (*pair[0].slice[:2], pair[0].slice.target[:2]))
-
-
-def _sums(pairs: list[tuple[Transfer, Tensor]]) -> Tensor:
-    return torch.stack([value for _, value in _sorted(pairs)])
-
-
-def _show(transfer: Transfer) -> str:
-    return ", ".join(f"{start}:{stop}" for start, stop in transfer.slice.box)

@@ -16,7 +16,7 @@ from mindrl.models.sharding import Sharding, whole_sharding
 from mindrl.platform.rendezvous import own_store
 from mindrl.resharding.exchange import Channel
 from mindrl.resharding.plan import ReshardPlan, Topology, plan_reshard
-from mindrl.resharding.reshard import Names, Reshard
+from mindrl.resharding.reshard import Reshard
 from mindrl.rollout.engine import RolloutEngine
 from mindrl.training.engine import TrainingEngine
 
@@ -41,7 +41,7 @@ class WeightRoute:
         device = torch.device(model.device_type)
         channel = Channel(group, own_store(name), device, self.timeout_seconds)
         source, target = model.sharding.table(rank), self.target.table(rank)
-        return Reshard(self.plan, channel, Names(source=tuple(source), target=tuple(target)))
+        return Reshard(self.plan, channel, source, target)
 
 
 @dataclass

@@ -16,7 +16,7 @@ from mindrl.models.sharding import Sharding
 from mindrl.platform.rendezvous import own_store
 from mindrl.resharding.exchange import Channel
 from mindrl.resharding.plan import Topology, plan_reshard
-from mindrl.resharding.reshard import Names, Reshard
+from mindrl.resharding.reshard import Reshard
 
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 Logical = dict[str, Tensor]
@@ -111,7 +111,8 @@ def prepared(
     return Reshard(
         plan_reshard(source, target, topology, bucket_bytes=bucket_bytes),
         Channel(group, own_store(name), torch.device("cpu"), timeout_seconds),
-        Names(source=tuple(source.table(rank)), target=tuple(target.table(rank))),
+        source.table(rank),
+        target.table(rank),
     )
 
 

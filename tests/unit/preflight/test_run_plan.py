@@ -14,6 +14,7 @@ from mindrl.preflight import memory_plan, run_shardings, shipped
 from mindrl.preflight.run_shardings import RunShardings, unordered_shardings
 from mindrl.programs.compose import composed_config
 from mindrl.resharding import plan as reshard
+from mindrl.resharding import routes
 
 PLANNERS: tuple[tuple[Any, str], ...] = (
     (shipped, "read_description"),
@@ -22,7 +23,7 @@ PLANNERS: tuple[tuple[Any, str], ...] = (
     (run_shardings, "choose_orders"),
     (reshard, "cut_into_slices"),
     (reshard, "choose_senders"),
-    (reshard, "assign_rounds"),
+    (routes, "assign_rounds"),
     (memory_plan, "region_bytes"),
 )
 RUN = "grpo_deepseek_r1_671b"

@@ -118,10 +118,10 @@ def test_a_slice_comes_from_its_own_node_where_that_has_it(data: st.DataObject) 
     topology = Topology(ranks_per_node=4)
     plan = plan_reshard(source, target, topology, bucket_bytes=1 << 20)
     held = [masks(source, rank, shapes_of(model)) for rank in range(8)]
-    routes = plan.routes
+    routes, nodes = plan.routes, topology.nodes(8)
     for part, sender, receiver in zip(routes.slice, routes.source, routes.target, strict=True):
-        node = topology.node_of(receiver)
-        mates = [mate for mate in range(8) if topology.node_of(mate) == node]
+        node = nodes[receiver]
+        mates = [mate for mate in range(8) if nodes[mate] == node]
         tensor, index = plan.slices[part].tensor, index_of(plan.slices[part].box)
         holders = [mate for mate in mates if held[mate][tensor][index].all()]
-        assert topology.node_of(sender) == node or not holders
+        assert nodes[sender] == node or not holders

@@ -32,7 +32,7 @@ from mindrl.models.description import read_description
 from mindrl.platform.device import PLATFORMS
 from mindrl.platform.rendezvous import Seat, join_process_group, listen
 from mindrl.preflight.run_shardings import unordered_shardings
-from mindrl.rollout.sampling import Sampling
+from mindrl.rollout.engine import Sampling
 from mindrl.workers.integrated_worker import IntegratedWorker
 
 Numbers = dict[str, float]

@@ -1,9 +1,9 @@
 """The layouts of both sides: which rank holds which part of the model. Pure Python."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from mindrl.layouts.rank_order import RankOrder, merged
 
@@ -67,21 +67,17 @@ class TrainLayout:
     def in_order(self, order: RankOrder, expert_order: RankOrder | None) -> "TrainLayout":
         """Return the same sizes, with the ranks in other orders that have their stages in common.
 
-        Args:
-            order: Of the dense grid.
-            expert_order: Of the expert grid; None for a model without experts, where the grid
-                that engines make nevertheless takes the stages of `order`.
+        For a model without experts `expert_order` is None: the grid that engines make nevertheless
+        takes the stages of `order`.
         """
         own = replace(self, order=None, expert_order=None)
         dense = None if order == own.dense_order else order
-        if expert_order is not None:
-            experts = None if expert_order == own.experts_order else expert_order
-        elif dense is not None:
+        if expert_order is None and dense is not None:
             stages = merged((name if name == "pp" else "dp", radix) for name, radix in order.digits)
-            experts = RankOrder(digits=(*stages, ("etp", 1), ("ep", 1)))
-        else:
-            experts = None
-        return replace(own, order=dense, expert_order=experts)
+            expert_order = RankOrder(digits=(*stages, ("etp", 1), ("ep", 1)))
+        elif expert_order == own.experts_order:
+            expert_order = None
+        return replace(own, order=dense, expert_order=expert_order)
 
     @property
     def replicas(self) -> int:
@@ -105,8 +101,7 @@ class TrainLayout:
         sizes = self.layers_per_chunk or (layers // count,) * count
         assert len(sizes) == count, f"{len(sizes)} sizes for {count} chunks"
         assert sum(sizes) == layers, f"chunks of {sizes} layers for a model of {layers}"
-        starts = [sum(sizes[:index]) for index in range(count + 1)]
-        return [range(start, stop) for start, stop in pairwise(starts)]
+        return _runs(sizes)
 
     def _of_all_ranks(self, order: RankOrder) -> RankOrder:
         assert order.world_size == self.world_size, self
@@ -174,8 +169,7 @@ class RolloutLayout:
         left = layers % self.pp
         for stage in range(2, left + 2):
             sizes[-stage] += 1
-        starts = [sum(sizes[:index]) for index in range(self.pp + 1)]
-        return [range(start, stop) for start, stop in pairwise(starts)]
+        return _runs(sizes)
 
 
 def _leaders(layout: TrainLayout | RolloutLayout, ranks: Iterable[int]) -> tuple[int, ...]:
@@ -185,7 +179,10 @@ def _leaders(layout: TrainLayout | RolloutLayout, ranks: Iterable[int]) -> tuple
     return tuple(first[replica] for replica in range(layout.replicas))
 
 
+def _runs(sizes: Sequence[int]) -> list[range]:
+    return [range(start, stop) for start, stop in pairwise(accumulate(sizes, initial=0))]
+
+
 def even_bounds(count: int, parts: int) -> list[tuple[int, int]]:
     """Cut `count` items into `parts` runs whose lengths differ by at most one."""
-    cuts = [count * part // parts for part in range(parts + 1)]
-    return list(pairwise(cuts))
+    return list(pairwise(count * part // parts for part in range(parts + 1)))

@@ -37,14 +37,9 @@ def key_value_rows(model: ModelDescription) -> int:
 def projection_rows(
     model: ModelDescription, layer: str, letter: str, kind: str, bounds: Bounds
 ) -> Rows:
-    """Return which rows of which logical tensor are some rows of one projection.
+    """Return which rows of which logical tensor are some rows of a projection: q, k or v.
 
-    Args:
-        model: Its sizes.
-        layer: Prefix of the logical names.
-        letter: Of the projection: q, k or v.
-        kind: `weight` or `bias`.
-        bounds: Rows of the projection.
+    `layer` is the prefix of the logical names, `kind` is `weight` or `bias`.
     """
     if not model.fused_projections:
         return f"{layer}self_attn.{letter}_proj.{kind}", bounds

@@ -121,11 +121,9 @@ class ModelDescription:
 
 
 def read_description(folder: str, *, to_plan: bool = False) -> ModelDescription:
-    """Read a model folder's config.json.
+    """Read the config.json of a model folder, or one by itself.
 
-    Args:
-        folder: Of the model, or a config.json by itself.
-        to_plan: Only sizes are wanted: accept what can be planned but not run.
+    With `to_plan` only sizes are wanted: what can be planned but not run is accepted.
 
     Raises:
         ModelError: The folder or the file is missing or unreadable, the family is not
@@ -135,8 +133,13 @@ def read_description(folder: str, *, to_plan: bool = False) -> ModelDescription:
     path = path if path.suffix == ".json" else path / "config.json"
     values = _read_json(path)
     family = values.get("model_type")
-    if family not in _FAMILY_PARTS:
-        raise ModelError(f"{path}: {_unknown_family(family)}")
+    if family not in _FAMILIES:
+        near = difflib.get_close_matches(str(family), _FAMILIES, n=1)
+        raise ModelError(
+            f"{path}: model_type={family!r} is not supported; supported: {', '.join(_FAMILIES)}"
+            + (f"; nearest: {near[0]}" if near else "")
+            + "; to add a family, follow docs/how-to/add-a-model.md"
+        )
     try:
         for unsupported in () if to_plan else _unsupported(values):
             raise ModelError(f"{path}: {unsupported}")
@@ -145,15 +148,6 @@ def read_description(folder: str, *, to_plan: bool = False) -> ModelDescription:
         raise ModelError(f"{path}{_first_finding(error)}") from error
     except ValueError as error:
         raise ModelError(f"{path}: {error}") from error
-
-
-def _unknown_family(family: object) -> str:
-    near = difflib.get_close_matches(str(family), _FAMILY_PARTS, n=1)
-    return (
-        f"model_type={family!r} is not supported; supported: {', '.join(_FAMILY_PARTS)}"
-        + (f"; nearest: {near[0]}" if near else "")
-        + "; to add a family, follow docs/how-to/add-a-model.md"
-    )
 
 
 def _first_finding(error: ValidationError) -> str:
@@ -269,36 +263,20 @@ def _sizes(values: Mapping[str, Any]) -> dict[str, Any]:
         "rope_scaling": rope_scaling(values),
     }
     found = {name: value for name, value in derived.items() if value is not None}
-    return defaults | given | found | _FAMILY_PARTS[values["model_type"]](values)
+    family = values["model_type"]
+    if family.startswith("deepseek"):
+        found |= _deepseek_parts(values)
+    elif family == "qwen3_moe":
+        found |= _qwen3_experts(values)
+    elif family == "llama":
+        # Llama 2 leaves it out.
+        found["rope_theta"] = rope_theta(values) or 10_000.0
+    return {**defaults, **given, **found, **_FAMILIES[family]}
 
 
-def _llama_parts(values: Mapping[str, Any]) -> dict[str, Any]:
-    # Llama 2 leaves it out.
-    return {"rope_theta": rope_theta(values) or 10_000.0}
-
-
-def _no_parts(_: Mapping[str, Any]) -> dict[str, Any]:
-    return {}
-
-
-def _phi3_parts(_: Mapping[str, Any]) -> dict[str, Any]:
-    return {"fused_projections": True}
-
-
-def _qwen2_parts(_: Mapping[str, Any]) -> dict[str, Any]:
-    # Every Qwen2 has the bias; config.json does not speak of it.
-    return {"attention_bias": True}
-
-
-def _qwen3_parts(_: Mapping[str, Any]) -> dict[str, Any]:
-    return {"qk_norm": True}
-
-
-def _qwen3_moe_parts(values: Mapping[str, Any]) -> dict[str, Any]:
-    step, listed = (
-        _count(values, "decoder_sparse_step", least=1) or 1,
-        values.get("mlp_only_layers") or [],
-    )
+def _qwen3_experts(values: Mapping[str, Any]) -> dict[str, Any]:
+    step = _count(values, "decoder_sparse_step", least=1) or 1
+    listed = values.get("mlp_only_layers") or []
     if not isinstance(listed, list):
         raise ValueError(f"mlp_only_layers={listed!r} must be a list")  # noqa: TRY004 - as others
     layers = range(_count(values, "num_hidden_layers") or 0)
@@ -311,7 +289,7 @@ def _qwen3_moe_parts(values: Mapping[str, Any]) -> dict[str, Any]:
         "norm_topk_prob": values.get("norm_topk_prob", False),
         "dense_layers": frozenset(dense | set(listed)),
     }
-    return {"qk_norm": True, "moe": MoeDescription(**_given(moe))}
+    return {"moe": MoeDescription(**_given(moe))}
 
 
 def _deepseek_parts(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -343,7 +321,6 @@ def _deepseek_parts(values: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "moe": MoeDescription(**_given(moe)),
         "mla": MlaDescription(**mla, q_lora_rank=values.get("q_lora_rank"), yarn=yarn),
-        "attention_bias": False,
     }
 
 
@@ -370,16 +347,17 @@ _CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
 _LLAMA_ROPE = ("linear", "llama3")
 _ROPE_SCALINGS: Mapping[str, tuple[str, ...]] = {"phi3": ()}
 """Those of a family, where they are not Llama's."""
-_FAMILY_PARTS = {
-    "llama": _llama_parts,
-    "mistral": _no_parts,
-    "phi3": _phi3_parts,
-    "qwen2": _qwen2_parts,
-    "qwen3": _qwen3_parts,
-    "qwen3_moe": _qwen3_moe_parts,
-    "deepseek_v2": _deepseek_parts,
-    "deepseek_v3": _deepseek_parts,
+_FAMILIES: Mapping[str, Mapping[str, bool]] = {
+    "llama": {},
+    "mistral": {},
+    "phi3": {"fused_projections": True},
+    "qwen2": {"attention_bias": True},
+    "qwen3": {"qk_norm": True},
+    "qwen3_moe": {"qk_norm": True},
+    "deepseek_v2": {"attention_bias": False},
+    "deepseek_v3": {"attention_bias": False},
 }
+"""What each supported family has whatever its config.json says."""
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -23,13 +23,7 @@ def feed_forward_shapes(model: ModelDescription, index: int, layer: str) -> dict
 
 
 def gate_and_up(model: ModelDescription, prefix: str, bounds: Bounds) -> list[Rows]:
-    """Return where some rows of the gate projection and the same rows of up lie.
-
-    Args:
-        model: Its sizes.
-        prefix: Of the logical names.
-        bounds: Rows of either projection.
-    """
+    """Return where some rows of the gate projection and the same rows of up lie."""
     if not model.fused_projections:
         return [(f"{prefix}{half}_proj.weight", bounds) for half in _HALVES]
     name, width = f"{prefix}gate_up_proj.weight", model.intermediate_size
@@ -41,12 +35,7 @@ def stacked_experts(
 ) -> tuple[LocalTensor, LocalTensor]:
     """Lay the matrices of experts one behind the other, in three dimensions.
 
-    Args:
-        model: Its sizes.
-        layer: Prefix of the logical names.
-        experts: In their order.
-        bounds: The part of the intermediate size that is held of each.
-        transposed: Whether each matrix lies with its columns first.
+    Of each, `bounds` of the intermediate size is held; transposed, with its columns first.
 
     Returns:
         Gate and up of all, the halves of each below one another, and the down projections.

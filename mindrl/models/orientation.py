@@ -8,10 +8,8 @@ from mindrl.models.placement import Box, index_of
 def oriented(local: Tensor, box: Box, axes: tuple[int, ...] | None) -> Tensor:
     """Return a view of a box of a local tensor, with the dimensions of the logical tensor.
 
-    Args:
-        local: The local tensor, in the shape that its table names.
-        box: In the local tensor; one element wide along the dimensions that `axes` leaves out.
-        axes: The local dimension that each logical one lies along; None keeps their order.
+    `axes` names the local dimension that each logical one lies along, None keeps their order; the
+    box is one element wide along the dimensions that it leaves out.
     """
     if axes is None:
         return local[index_of(box)]

@@ -75,9 +75,7 @@ def _numbers(values: Mapping[str, Any], scaling: type[RopeScaling]) -> dict[str,
 def unsupported_rope(values: Mapping[str, Any], scalings: Collection[str]) -> Iterator[str]:
     """Name what of the rotary positions transformers and the engines would not do alike.
 
-    Args:
-        values: Of config.json.
-        scalings: Those that all three know in this family, besides the default.
+    All three know `scalings` in this family, besides the default.
     """
     rope, kind = dict(rope_values(values)), rope_type(values)
     scaling = _SCALINGS[kind] if kind in scalings else None

@@ -1,15 +1,28 @@
 """What a run asks of whatever answers its prompts."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from torch import Tensor
 
 from mindrl.batch.rollouts import Responses
-from mindrl.rollout.sampling import Sampling
+from mindrl.config.generate import SamplingConfig
 
 EngineTag = Literal["weights", "kv_cache"]
 """What the engine gives back and takes apart from the rest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How responses are drawn."""
+
+    section: SamplingConfig
+    stop_token_ids: tuple[int, ...]
+    """A response ends behind the first of these; it is part of the response."""
+    samples_per_prompt: int = 1
+    is_greedy: bool = False
+    """Take the most likely token each time; of the section, `max_tokens` alone then counts."""
 
 
 class RolloutSink(Protocol):
@@ -42,11 +55,8 @@ class RolloutEngine(Protocol):
     ) -> Responses:
         """Answer each prompt once, in order. All ranks of a replica must make the same call.
 
-        Args:
-            prompts: Token ids; repeat a prompt to sample it more than once.
-            sampling: Shared by all prompts.
-            seeds: One for each prompt. A sequence does not depend on which others share its batch
-                or its replica.
+        Prompts are token ids; repeat one to sample it more than once. There is one seed for each:
+        a sequence does not depend on which others share its batch or its replica.
         """
 
     def weight_sink(self) -> RolloutSink:

@@ -21,7 +21,7 @@ from mindrl.config.layout_keys import Role
 from mindrl.layouts.layout import RolloutLayout, TrainLayout, even_bounds
 from mindrl.memory.plan import MemoryPlan
 from mindrl.observability.memory_snapshot import MeasuredSnapshot
-from mindrl.rollout.sampling import Sampling
+from mindrl.rollout.engine import Sampling
 
 AnswerT = TypeVar("AnswerT", Logprobs, Values, SequenceScores)
 

@@ -22,7 +22,7 @@ from mindrl.observability.run_folder import best_folder
 from mindrl.observability.samples import Sample
 from mindrl.observability.timing import StageTimer
 from mindrl.rewards.scores import Scores
-from mindrl.rollout.sampling import Sampling
+from mindrl.rollout.engine import Sampling
 from mindrl.trainer.colocated_actor import ColocatedActor
 from mindrl.trainer.minibatches import MinibatchDealer
 from mindrl.trainer.reward_manager import Rewarded, RewardManager, RewardSources

@@ -18,8 +18,7 @@ from mindrl.memory.plan import MemoryPlan
 from mindrl.memory.regions import Phase
 from mindrl.observability.memory_snapshot import MeasuredSnapshot
 from mindrl.platform.host_memory import process_memory
-from mindrl.rollout.engine import RolloutEngine
-from mindrl.rollout.sampling import Sampling
+from mindrl.rollout.engine import RolloutEngine, Sampling
 from mindrl.training.engine import Loss, TrainingEngine
 from mindrl.workers.device import WorkerDevice
 from mindrl.workers.sharding_manager import ShardingManager

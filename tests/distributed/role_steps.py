@@ -11,7 +11,7 @@ from mindrl.batch.prompts import Prompt
 from mindrl.batch.sequences import Sequences
 from mindrl.config.generate import SamplingConfig
 from mindrl.config.run import RunConfig
-from mindrl.rollout.sampling import Sampling
+from mindrl.rollout.engine import Sampling
 from mindrl.trainer.colocated_actor import ColocatedActor
 
 PROMPTS = [

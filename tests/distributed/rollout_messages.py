@@ -6,7 +6,7 @@ Without vLLM: the test process must be able to read it.
 from dataclasses import dataclass
 
 from mindrl.batch.rollouts import Responses
-from mindrl.rollout.sampling import Sampling
+from mindrl.rollout.engine import Sampling
 
 Tokens = tuple[int, ...]
 

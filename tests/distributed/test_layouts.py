@@ -17,7 +17,7 @@ from mindrl.config.rl import RLConfig
 from mindrl.config.run import RunConfig
 from mindrl.launch.train import colocated_actor
 from mindrl.preflight.run_shardings import unordered_shardings
-from mindrl.rollout.sampling import Sampling
+from mindrl.rollout.engine import Sampling
 from mindrl.trainer.minibatches import MinibatchDealer
 
 PROMPTS = [

@@ -12,7 +12,7 @@ from mindrl.config.generate import SamplingConfig
 from mindrl.config.run import RunConfig
 from mindrl.launch.train import colocated_actor
 from mindrl.preflight.run_shardings import unordered_shardings
-from mindrl.rollout.sampling import Sampling
+from mindrl.rollout.engine import Sampling
 
 PROMPTS = [Prompt(uid=uid, token_ids=(5 + uid, 6, 7), text="", answer="") for uid in range(4)]
 SAMPLING = Sampling(

@@ -16,7 +16,7 @@ from transformers import Qwen2ForCausalLM
 
 from mindrl.batch.rollouts import Responses
 from mindrl.config.generate import SamplingConfig
-from mindrl.rollout.sampling import Sampling
+from mindrl.rollout.engine import Sampling
 
 pytestmark = pytest.mark.distributed
 

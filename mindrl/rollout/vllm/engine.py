@@ -4,10 +4,14 @@ The engine starts with dummy weights; the first reshard gives it real ones. Betw
 it sleeps: its weights and its KV cache are off the device.
 """
 
-from collections.abc import Sequence
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
+import numpy as np
+import torch
 from vllm import LLM, ModelRegistry, SamplingParams, TokensPrompt
 from vllm.model_executor.models.deepseek_v2 import DeepseekV2ForCausalLM, DeepseekV3ForCausalLM
 from vllm.model_executor.models.llama import LlamaForCausalLM
@@ -21,9 +25,7 @@ from mindrl.batch.rollouts import Responses
 from mindrl.config.generate import GenerateConfig
 from mindrl.platform.device import Platform
 from mindrl.platform.device_memory import give_back_unused
-from mindrl.rollout.engine import EngineTag
-from mindrl.rollout.sampling import Sampling
-from mindrl.rollout.vllm.random_state import own_random_state
+from mindrl.rollout.engine import EngineTag, Sampling
 from mindrl.rollout.vllm.shards import EngineShards
 
 _MODELS = (
@@ -55,20 +57,15 @@ class VllmEngine:
     ) -> None:
         """Start the engine, awake, with weights that mean nothing. A collective over all ranks.
 
-        Args:
-            folder: Of the model.
-            generate: How a replica runs.
-            platform: Of the device.
-            kv_cache_bytes: Of each rank; the engine takes the whole blocks that fit.
-            seed: Of its own random states.
-            timeout_seconds: A collective between the ranks of a replica that lasts longer raises.
+        `kv_cache_bytes` are those of each rank; the engine takes the whole blocks that fit. A
+        collective between the ranks of a replica raises after `timeout_seconds`.
         """
         # A class object instead of a name spares a subprocess that imports all of vLLM.
         for model in _MODELS:
             ModelRegistry.register_model(model.__name__, model)
         self.device_type = platform.device_type
         self.seed = seed
-        with own_random_state(seed):
+        with _own_random_state(seed):
             self.llm = LLM(
                 model=folder,
                 load_format="dummy",
@@ -154,7 +151,7 @@ class VllmEngine:
         if not prompts:
             return Responses.of([], [], [])
         section, greedy = sampling.section, sampling.is_greedy
-        with own_random_state(self.seed):
+        with _own_random_state(self.seed):
             outputs = self.llm.generate(
                 [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts],
                 [
@@ -180,6 +177,25 @@ class VllmEngine:
             logprobs=[_logprobs(answer) for answer in answers],
             finished=[answer.finish_reason == "stop" for answer in answers],
         )
+
+
+@contextmanager
+def _own_random_state(seed: int) -> Iterator[None]:
+    """Run with freshly seeded global generators, then put the former states back.
+
+    The engine reseeds the global generators when it starts, and draws from them even where
+    every request has its own seed.
+    """
+    python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
+    accelerator = torch.accelerator.current_accelerator()
+    devices = [] if accelerator is None else [torch.accelerator.current_device_index()]
+    with torch.random.fork_rng(devices, device_type=accelerator.type if accelerator else "cpu"):
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)  # noqa: NPY002
 
 
 def _logprobs(answer: Any) -> list[float]:

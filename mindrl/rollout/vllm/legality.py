@@ -5,21 +5,14 @@ from collections.abc import Iterator
 from mindrl.config.finding import Finding, broken, must_divide
 from mindrl.layouts.layout import RolloutLayout
 from mindrl.models.description import ModelDescription
-from mindrl.models.legality import (
-    Keys,
-    tensor_parallel_findings,
-    without_experts,
-)
+from mindrl.models.legality import Keys, tensor_parallel_findings, without_experts
 from mindrl.rollout.vllm.sharding import padded_vocab_size
 
 
 def vllm_findings(model: ModelDescription, layout: RolloutLayout, keys: Keys) -> Iterator[Finding]:
     """Say what keeps vLLM from cutting a model by a layout.
 
-    Args:
-        model: Its sizes.
-        layout: Rollout layout.
-        keys: Words for `tp`, `pp` and `ep`; only those of sizes above 1 are used.
+    Of `keys` only those of sizes above 1 are used: `tp`, `pp` and `ep`.
     """
     yield from tensor_parallel_findings(model, layout.tp, keys)
     if layout.tp > 1:

@@ -1,21 +1,33 @@
-"""Who holds which part of a model that vLLM runs; local names are vLLM's. Imports no torch."""
+"""Who holds which part of a model that vLLM runs; local names are vLLM's. Imports no torch.
+
+They are the logical names but where vLLM fuses. Grouped-query attention: it stacks the query heads
+of a rank, then its key heads, then its value heads, and gives a key-value head to several ranks
+where there are more ranks than heads. Multi-head latent attention (DeepSeek): it fuses the down
+projections and gives them whole to every rank. Gate and up are fused, each cut by rank first. All
+experts of a rank are stacked in `w13` and `w2`: under tensor parallelism every rank has its part
+of each expert, under expert parallelism some experts whole.
+"""
 
 from functools import partial
 
 from mindrl.layouts.layout import RolloutLayout
-from mindrl.models.decoder import (
-    ELEMENT_BYTES,
-    EMBEDDING,
-    HEAD,
-    NORM,
-    DType,
-)
+from mindrl.models.attention import latent_part, latent_shapes, projection_rows, query_rows
+from mindrl.models.decoder import ELEMENT_BYTES, EMBEDDING, HEAD, NORM, DType
 from mindrl.models.description import ModelDescription, MoeDescription
-from mindrl.models.placement import LocalTensor, ShardingTable, padded_rows, part_of, whole
+from mindrl.models.feed_forward import correction_bias, gate_and_up, stacked_experts
+from mindrl.models.placement import (
+    Bounds,
+    LocalTensor,
+    columns,
+    padded_rows,
+    part_of,
+    stack,
+    whole,
+)
 from mindrl.models.sharding import LazyTables, Sharding
-from mindrl.rollout.vllm.sharding_layers import attention_table, experts_table, feed_forward_table
 
 _VOCABULARY_MULTIPLE = 64
+_Table = dict[str, LocalTensor]
 
 
 def padded_vocab_size(model: ModelDescription) -> int:
@@ -58,18 +70,16 @@ def _first_with_as_many(moe: MoeDescription, layout: RolloutLayout, part: int) -
     return with_one_more if part >= with_one_more else 0
 
 
-def _dense(
-    model: ModelDescription, layout: RolloutLayout, stage: int, tp_rank: int
-) -> ShardingTable:
-    table: dict[str, LocalTensor] = {}
+def _dense(model: ModelDescription, layout: RolloutLayout, stage: int, tp_rank: int) -> _Table:
+    table: _Table = {}
     hidden, tp, first, last = model.hidden_size, layout.tp, stage == 0, stage == layout.pp - 1
     shape, rows = (model.vocab_size, hidden), padded_vocab_size(model) // tp
     if first or (last and model.tie_word_embeddings):
         table[EMBEDDING] = padded_rows(EMBEDDING, shape, rows, tp_rank)
     for index in layout.chunks(model.num_hidden_layers)[stage]:
         layer = f"model.layers.{index}."
-        table |= attention_table(model, layer, tp=tp, tp_rank=tp_rank)
-        table |= feed_forward_table(model, index, layer, tp=tp, tp_rank=tp_rank)
+        table |= _attention(model, layer, tp, tp_rank)
+        table |= _feed_forward(model, index, layer, tp, tp_rank)
         for name in ("input_layernorm", "post_attention_layernorm"):
             table[f"{layer}{name}.weight"] = whole(f"{layer}{name}.weight", (hidden,))
     if last:
@@ -79,19 +89,20 @@ def _dense(
     return table
 
 
-def _experts(
-    model: ModelDescription, layout: RolloutLayout, stage: int, part: int
-) -> ShardingTable:
+def _experts(model: ModelDescription, layout: RolloutLayout, stage: int, part: int) -> _Table:
     moe = model.moe
     assert moe is not None
     if layout.ep > 1:
         experts, bounds = _dealt_experts(moe, layout.ep, part), (0, moe.intermediate_size)
     else:
         experts, bounds = range(moe.num_experts), part_of(moe.intermediate_size, layout.tp, part)
-    table: dict[str, LocalTensor] = {}
+    table: _Table = {}
     for index in layout.chunks(model.num_hidden_layers)[stage]:
         if index not in moe.dense_layers:
-            table |= experts_table(model, f"model.layers.{index}.", experts, bounds)
+            layer = f"model.layers.{index}."
+            w13, w2 = stacked_experts(model, layer, experts, bounds, transposed=False)
+            here = f"{layer}mlp.experts."
+            table |= {f"{here}w13_weight": w13, f"{here}w2_weight": w2}
     return table
 
 
@@ -100,3 +111,76 @@ def _dealt_experts(moe: MoeDescription, ep: int, ep_rank: int) -> range:
     each, left = divmod(moe.num_experts, ep)
     start = ep_rank * each + min(ep_rank, left)
     return range(start, start + each + (ep_rank < left))
+
+
+def _attention(model: ModelDescription, layer: str, tp: int, tp_rank: int) -> _Table:
+    here = f"{layer}self_attn."
+    if model.mla:
+        return _latent(model, layer, here, tp, tp_rank)
+    hidden, rows = model.hidden_size, part_of(query_rows(model), tp, tp_rank)
+    parts = (("q", rows), *((letter, _key_value_part(model, tp, tp_rank)) for letter in "kv"))
+    table = {
+        f"{here}qkv_proj.weight": stack(
+            (projection_rows(model, layer, letter, "weight", bounds) for letter, bounds in parts),
+            tail=(hidden,),
+        ),
+        f"{here}o_proj.weight": columns(f"{here}o_proj.weight", hidden, rows),
+    }
+    if model.attention_bias:
+        table[f"{here}qkv_proj.bias"] = stack(
+            projection_rows(model, layer, letter, "bias", bounds) for letter, bounds in parts
+        )
+    if model.qk_norm:
+        for letter in ("q", "k"):
+            name = f"{here}{letter}_norm.weight"
+            table[name] = whole(name, (model.head_dim,))
+    return table
+
+
+def _feed_forward(model: ModelDescription, index: int, layer: str, tp: int, tp_rank: int) -> _Table:
+    """Return the table of one layer's feed-forward part, without routed experts."""
+    moe, here = model.moe, f"{layer}mlp."
+    if moe is None or index in moe.dense_layers:
+        return _gated(model, here, part_of(model.intermediate_size, tp, tp_rank))
+    name, bias = f"{here}gate.weight", correction_bias(layer)
+    table = {name: whole(name, (moe.num_experts, model.hidden_size))}
+    if moe.score_correction_bias:
+        table[bias] = whole(bias, (moe.num_experts,))
+    if moe.shared_intermediate_size:
+        bounds = part_of(moe.shared_intermediate_size, tp, tp_rank)
+        table |= _gated(model, f"{here}shared_experts.", bounds)
+    return table
+
+
+def _key_value_part(model: ModelDescription, tp: int, tp_rank: int) -> Bounds:
+    heads = model.num_key_value_heads
+    first, last = (
+        part_of(heads, tp, tp_rank)
+        if tp <= heads
+        else (tp_rank // (tp // heads), tp_rank // (tp // heads) + 1)
+    )
+    return first * model.head_dim, last * model.head_dim
+
+
+def _latent(model: ModelDescription, layer: str, here: str, tp: int, tp_rank: int) -> _Table:
+    shapes = latent_shapes(model, layer)
+    downs = [f"{here}q_a_proj.weight", f"{here}kv_a_proj_with_mqa.weight"]
+    table: _Table = {}
+    if downs[0] in shapes:
+        table[f"{here}fused_qkv_a_proj.weight"] = stack(
+            ((name, (0, shapes[name][0])) for name in downs), tail=(model.hidden_size,)
+        )
+    for name, shape in shapes.items():
+        if name == downs[1] and downs[0] not in shapes:
+            table[name] = whole(name, shape)
+        elif name not in downs:
+            table[name] = latent_part(name, shape, tp, tp_rank)
+    return table
+
+
+def _gated(model: ModelDescription, prefix: str, bounds: Bounds) -> _Table:
+    hidden = model.hidden_size
+    return {
+        f"{prefix}gate_up_proj.weight": stack(gate_and_up(model, prefix, bounds), tail=(hidden,)),
+        f"{prefix}down_proj.weight": columns(f"{prefix}down_proj.weight", hidden, bounds),
+    }

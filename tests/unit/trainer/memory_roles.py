@@ -30,7 +30,7 @@ from mindrl.observability.memory_snapshot import MeasuredSnapshot
 from mindrl.observability.trackers import JsonlTracker
 from mindrl.rewards.functions import ScoreRange
 from mindrl.rewards.scores import Scores
-from mindrl.rollout.sampling import Sampling
+from mindrl.rollout.engine import Sampling
 from mindrl.trainer.reward_manager import RewardSources
 from mindrl.trainer.run_log import RunFolder, RunLog, RunSummary
 

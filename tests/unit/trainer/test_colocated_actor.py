@@ -12,7 +12,7 @@ from mindrl.batch.sequences import Logprobs, Sequences, SequenceScores, Values
 from mindrl.config.generate import SamplingConfig
 from mindrl.config.layout_keys import Role
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
-from mindrl.rollout.sampling import Sampling
+from mindrl.rollout.engine import Sampling
 from mindrl.trainer.colocated_actor import ColocatedActor
 
 

@@ -19,7 +19,7 @@ from mindrl.observability.timing import StageTimer
 from mindrl.rewards.functions import boxed_format
 from mindrl.rewards.scorer import RewardScorer
 from mindrl.rewards.scores import Scores
-from mindrl.rollout.sampling import Sampling
+from mindrl.rollout.engine import Sampling
 from mindrl.trainer.grpo_trainer import GrpoTrainer
 from mindrl.trainer.reward_manager import RewardManager, RewardSources
 

@@ -33,11 +33,7 @@ class MemoryWatch:
         self.folder = folder
 
     def note(self, step: int, workers: Sequence[Moments]) -> str | None:
-        """Write what the workers noted in a step.
-
-        Args:
-            step: Which one.
-            workers: Moments of each rank.
+        """Write what the workers noted in a step, rank by rank.
 
         Returns:
             Where measurement and prediction lie further apart than they should; None where they

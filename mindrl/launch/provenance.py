@@ -13,10 +13,16 @@ _GIT_SECONDS = 10.0
 
 def provenance(config: RunConfig) -> dict[str, object]:
     """Return what one needs, besides configuration and data, to make a run again."""
+    needed = declared()
+    wanted = [*needed.own]
+    for extra, requirements in needed.extras.items():
+        wanted += requirements if extra != "dev" else ()
+    found = {name: installed_version(name) for name in ("mindrl", *(each.name for each in wanted))}
+    installed = {name: version for name, version in found.items() if version is not None}
     return {
         "seed": config.megatron_training.seed,
         "commit": commit(_CHECKOUT),
-        "versions": {"python": platform.python_version()} | _versions(),
+        "versions": {"python": platform.python_version()} | installed,
     }
 
 
@@ -33,12 +39,3 @@ def commit(checkout: Path) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
-
-
-def _versions() -> dict[str, str]:
-    needed = declared()
-    wanted = [*needed.own]
-    for extra, requirements in needed.extras.items():
-        wanted += requirements if extra != "dev" else ()
-    found = {name: installed_version(name) for name in ("mindrl", *(each.name for each in wanted))}
-    return {name: version for name, version in found.items() if version is not None}

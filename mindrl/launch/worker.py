@@ -1,26 +1,36 @@
 """From the plan of a run to a worker. Imported inside a prepared worker process only."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache, partial
+from typing import Any
+
+import torch.distributed as dist
 
 from mindrl.algorithms.grpo import GrpoLoss
 from mindrl.algorithms.value_loss import ValueLoss
 from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig
-from mindrl.launch.worker_memory import make_device
+from mindrl.errors import DeviceMemoryError
 from mindrl.layouts.layout import TrainLayout
+from mindrl.memory.plan import MemoryPlan, with_kv_cache
 from mindrl.memory.regions import Region
 from mindrl.platform.attention import attention_kernel
 from mindrl.platform.determinism import make_deterministic
 from mindrl.platform.device import Platform, configure_megatron
+from mindrl.platform.device_memory import device_account
+from mindrl.platform.host_arena import HostArena, require_host_memory
+from mindrl.platform.host_memory import memory_bound
+from mindrl.preflight.memory_plan import memory_plan, too_small, with_own_kv_cache
 from mindrl.preflight.run_shardings import RunPlan, RunShardings
 from mindrl.rollout.engine import RolloutEngine
 from mindrl.rollout.vllm.engine import VllmEngine
-from mindrl.training.engine import TrainingEngine
+from mindrl.training.engine import Loss, TrainingEngine
 from mindrl.training.megatron.engine import MegatronEngine
 from mindrl.training.megatron.model import ModelSettings
 from mindrl.training.megatron.parallel import ParallelGroups
 from mindrl.workers.device import WorkerDevice
+from mindrl.workers.device_ledger import DeviceLedger
 from mindrl.workers.integrated_worker import IntegratedWorker, RoleModel, RoleUpdates
 from mindrl.workers.sharding_manager import ShardingManager
 from mindrl.workers.weight_sync import WeightExport, WeightRoute, WeightSync
@@ -46,7 +56,7 @@ def build_worker(plan: RunPlan, platform: Platform) -> IntegratedWorker:
     # Roles with the same layout share its groups.
     made = cache(partial(ParallelGroups, seed=training.seed, timeout_minutes=timeout_minutes))
     groups = {role: made(layout) for role, layout in plan.layouts.items()}
-    device = make_device(shardings, platform.device_type)
+    device = _make_device(shardings, platform.device_type)
     engines = _engines(shardings, platform, groups, device)
     kv_cache_bytes = device.plan.kv_cache_bytes
     assert kv_cache_bytes is not None, "the plan of a worker says how large it is"
@@ -68,12 +78,7 @@ def build_worker(plan: RunPlan, platform: Platform) -> IntegratedWorker:
         updates=updates,
         rollout=rollout,
         device=device,
-        sharding_manager=ShardingManager(
-            device.ledger,
-            _sync(shardings, engines["actor"], rollout, device),
-            movable=device.plan.movable,
-            device_type=device.device_type,
-        ),
+        sharding_manager=_sharding_manager(shardings, engines["actor"], rollout, device),
         exports={role: _export(plan, role, engines[role]) for role in updates},
     )
 
@@ -98,6 +103,52 @@ def _configure_megatron(
     )
 
 
+def _make_device(models: RunShardings, device_type: str) -> WorkerDevice:
+    """Make the account of this rank's device and the host memory behind it. A collective.
+
+    Raises:
+        DeviceMemoryError: The device is too small, and `rl_config.check_memory` asks.
+        HostMemoryError: The host has no room for what has to leave the device.
+    """
+    plan, rank = _planned(models, device_type), dist.get_rank()
+    if models.plan.config.rl_config.check_memory and not plan.fits:
+        raise DeviceMemoryError(too_small(plan))
+    arena_bytes = int(plan.host_bytes[rank])
+    sizes, per_node = _of_all_ranks(arena_bytes), models.plan.topology.ranks_per_node
+    node = rank // per_node
+    # Nobody allocates before all have looked: what one has pinned is no longer available.
+    require_host_memory(sum(sizes[node * per_node : (node + 1) * per_node]))
+    dist.barrier()
+    return WorkerDevice(
+        device_type=device_type,
+        ledger=DeviceLedger(plan.capacity_bytes),
+        arena=HostArena(arena_bytes, device_type=device_type),
+        plan=plan,
+    )
+
+
+def _planned(models: RunShardings, device_type: str) -> MemoryPlan:
+    """Plan the memory of a step, the KV cache included. A collective."""
+    asked, account = models.plan.config.rl_config.device_memory_bytes, device_account(device_type)
+    there = account.capacity if account is not None else None
+    capacity = min((bound for bound in (asked, there) if bound is not None), default=None)
+    plan = memory_plan(models, capacity)
+    if plan.kv_cache_bytes is not None:
+        return plan
+    # A host without a bound: the share that all its workers can have at once.
+    share = memory_bound() // models.plan.topology.ranks_per_node
+    of_share = with_own_kv_cache(models, replace(plan, capacity_bytes=share)).kv_cache_bytes
+    assert of_share is not None, "a share has a size"
+    # Machines may differ, and the engines of a replica must agree.
+    return with_kv_cache(plan, min(_of_all_ranks(of_share)))
+
+
+def _of_all_ranks(value: int) -> list[int]:
+    found: list[int] = [0] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return found
+
+
 def _engines(
     shardings: RunShardings,
     platform: Platform,
@@ -105,19 +156,28 @@ def _engines(
     device: WorkerDevice,
 ) -> dict[Role, TrainingEngine]:
     """Build one model after the other, and let it leave the device."""
-    config = shardings.plan.config
+    config, models = shardings.plan.config, shardings.plan.models
     engines: dict[Role, TrainingEngine] = {}
-    for role in _IN_TURN:
-        if role not in groups:
-            continue
+    for role in (role for role in _IN_TURN if role in groups):
         source = None
         if role == "actor" and "ref" in engines and _begin_alike(config, groups):
             weights = engines["ref"].local_tensors()
             source = device.contents(Region.REFERENCE_WEIGHTS, weights)
+        settings = ModelSettings(
+            groups=groups[role],
+            head="value" if role in ("critic", "reward") else "vocabulary",
+            training=config.megatron_training,
+            learning=config.learning(role),
+            device_type=platform.device_type,
+            attention=attention_kernel(platform.kind),
+            temperature=config.generate_config.sampling_config.temperature,
+            removes_padding=config.rl_config.use_remove_padding,
+            logprob_chunk_tokens=config.actor_config.logprob_chunk_tokens,
+        )
         engines[role] = MegatronEngine(
             config.model_path(role),
-            _model(config, platform, role, groups[role]),
-            (shardings.plan.models[role], shardings.training[role]),
+            settings,
+            (models[role], shardings.training[role]),
             updates=config.total_updates(role) if role in ("actor", "critic") else None,
             # A critic's head is drawn where the folder has none.
             head_seed=config.megatron_training.seed if role == "critic" else None,
@@ -133,22 +193,6 @@ def _begin_alike(config: RunConfig, groups: Mapping[Role, ParallelGroups]) -> bo
     return same_layout and config.model_path("ref") == config.actor_config.load
 
 
-def _model(
-    config: RunConfig, platform: Platform, role: Role, groups: ParallelGroups
-) -> ModelSettings:
-    return ModelSettings(
-        groups=groups,
-        head="value" if role in ("critic", "reward") else "vocabulary",
-        training=config.megatron_training,
-        learning=config.learning(role),
-        device_type=platform.device_type,
-        attention=attention_kernel(platform.kind),
-        temperature=config.generate_config.sampling_config.temperature,
-        removes_padding=config.rl_config.use_remove_padding,
-        logprob_chunk_tokens=config.actor_config.logprob_chunk_tokens,
-    )
-
-
 def _updates(config: RunConfig) -> dict[Role, RoleUpdates]:
     rl = config.rl_config
     clip_low, clip_high = config.clip_range
@@ -159,38 +203,33 @@ def _updates(config: RunConfig) -> dict[Role, RoleUpdates]:
         kl_coef=config.loss_kl_coef,
         entropy_coef=rl.entropy_coeff,
     )
-    updates: dict[Role, RoleUpdates] = {
-        "actor": RoleUpdates(
-            micro_batching=config.update_micro_batching("actor"),
-            loss=policy_loss.of_minibatch,
-        )
-    }
+    losses: dict[Role, Loss[Any]] = {"actor": policy_loss.of_minibatch}
     if config.critic_config is not None:
-        updates["critic"] = RoleUpdates(
-            micro_batching=config.update_micro_batching("critic"),
-            loss=ValueLoss(clip_range=rl.cliprange_value).of_minibatch,
-        )
-    return updates
+        losses["critic"] = ValueLoss(clip_range=rl.cliprange_value).of_minibatch
+    return {
+        role: RoleUpdates(micro_batching=config.update_micro_batching(role), loss=loss)
+        for role, loss in losses.items()
+    }
 
 
-def _sync(
-    shardings: RunShardings,
-    actor: TrainingEngine,
-    rollout: RolloutEngine,
-    device: WorkerDevice,
-) -> WeightSync:
+def _sharding_manager(
+    shardings: RunShardings, actor: TrainingEngine, rollout: RolloutEngine, device: WorkerDevice
+) -> ShardingManager:
     generate = shardings.plan.config.generate_config
-    return WeightSync(
+    route = WeightRoute(
+        target=shardings.rollout,
+        plan=shardings.reshard,
+        timeout_seconds=generate.reshard_timeout_seconds,
+    )
+    sync = WeightSync(
         actor,
         rollout,
-        WeightRoute(
-            target=shardings.rollout,
-            plan=shardings.reshard,
-            timeout_seconds=generate.reshard_timeout_seconds,
-        ),
+        route,
         verify=generate.verify_weights,
         on_last_read=device.offload_when_read(Region.ACTOR_WEIGHTS),
     )
+    movable = device.plan.movable
+    return ShardingManager(device.ledger, sync, movable=movable, device_type=device.device_type)
 
 
 def _export(plan: RunPlan, role: Role, engine: TrainingEngine) -> WeightExport:

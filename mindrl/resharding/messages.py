@@ -65,11 +65,8 @@ def messages_of(
 ) -> list[Message]:
     """Lay out the messages of one round, one way; both ends come to the same messages.
 
-    Args:
-        transfers_of: Transfers by the other rank.
-        wire_dtype: The type that a logical tensor travels in.
-        view: This rank's end of a transfer.
-        staging: Memory for what is not sent from, or received in, its own place.
+    Transfers come by the other rank, `view` is this rank's end of one, and `staging` takes what is
+    not sent from, or received in, its own place.
     """
     groups: defaultdict[tuple[int, int, int, torch.dtype], list[Transfer]] = defaultdict(list)
     for peer, transfers in transfers_of.items():

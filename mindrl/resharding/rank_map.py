@@ -44,16 +44,9 @@ def choose_orders(
 ) -> RankMap:
     """Find the order of the training ranks that makes the reshard move the fewest bytes.
 
-    Among equals the engine's own order wins, then the one with the narrowest tensor groups.
-
-    Args:
-        layout: Of the training ranks, in the engine's own order.
-        source: Who holds the weights in this layout: of each rank the shard of its place in the
-            dense grid, and for a model with experts that of its place in the expert grid.
-        target: Who needs them, of as many ranks.
-        slices: What travels between the two.
-        topology: Which ranks share a node.
-        legal_orders: Of the training engine.
+    Among equals the engine's own order wins, then the one with the narrowest tensor groups. The
+    layout comes in the engine's own order; of each rank, `source` has the shard of its place in
+    the dense grid, and for a model with experts that of its place in the expert grid.
     """
     needed, gains = _gains(source, target, slices)
     costs = [needed - np.sum([gains[name] for name in held], axis=0) for held in source.held_by]

@@ -51,13 +51,10 @@ class Reshard:
         source_names: Collection[str],
         target_names: Collection[str],
     ) -> None:
-        """Take this rank's part out of a plan.
+        """Take this rank's part out of a plan, which is the same on all ranks of the channel.
 
-        Args:
-            plan: The same on all ranks of the channel; its ranks are the channel's.
-            channel: Between the ranks of both sides; no other reshard uses its store.
-            source_names: The local tensors that this rank has on the source side.
-            target_names: Those that it has on the target side.
+        No other reshard uses the store of the channel. The names are those of the local tensors
+        that this rank has on either side.
         """
         self.plan = plan
         self.channel = channel
@@ -77,10 +74,7 @@ class Reshard:
     def run(self, source: WeightSource, sink: WeightSink, *, verify: bool = False) -> None:
         """Move the weights. A collective over the group.
 
-        Args:
-            source: Where this rank's training weights are read.
-            sink: Where this rank's rollout weights are written.
-            verify: Compare a checksum of every slice on both sides at the end.
+        With `verify`, a checksum of every slice is compared on both sides at the end.
 
         Raises:
             ReshardError: The ranks have different plans, a peer is silent or gone, or, where

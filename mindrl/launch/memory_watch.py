@@ -21,8 +21,6 @@ _TAKEN_LATER = label_of(Move(MoveKind.ONLOAD, Region.ROLLOUT_WEIGHTS))
 """An engine may take the memory of its weights with this move, or while they are loaded, in the
 reshard that follows at once: only there do measurement and prediction speak of one instant."""
 
-Moments = Sequence[MeasuredSnapshot]
-
 
 class MemoryWatch:
     """Writes the memory timeline of the steps that it is told of, and compares it with the plan."""
@@ -32,7 +30,7 @@ class MemoryWatch:
         self.plan = plan
         self.folder = folder
 
-    def note(self, step: int, workers: Sequence[Moments]) -> str | None:
+    def note(self, step: int, workers: Sequence[Sequence[MeasuredSnapshot]]) -> str | None:
         """Write what the workers noted in a step, rank by rank.
 
         Returns:
@@ -65,7 +63,7 @@ class MemoryWatch:
             f"on its device, {mib_text(moment.predicted_bytes)} were predicted"
         )
 
-    def _compared(self, rank: int, moments: Moments) -> list[MeasuredSnapshot]:
+    def _compared(self, rank: int, moments: Sequence[MeasuredSnapshot]) -> list[MeasuredSnapshot]:
         predicted = {
             (planned.phase, planned.label): planned.total_bytes
             for planned in self.plan.of_rank(rank)

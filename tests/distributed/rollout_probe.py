@@ -28,7 +28,7 @@ def life_of_an_engine(folder: str, later_folder: str, questions: list[Question])
     initialise_model_parallel(TrainLayout(), seed=1, timeout_minutes=7)
     megatron = set(groups()) - default
     before = random_states()
-    engine = sleeping_engine(folder)
+    engine = sleeping_engine(folder, max_model_len=160, max_num_batched_tokens=160)
     own = set(groups()) - default - megatron
     seen = {"started": device_bytes(engine)}
     engine.onload("weights")

@@ -3,6 +3,8 @@
 Shapes: T positions, V the vocabulary.
 """
 
+import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,8 +29,12 @@ SAMPLED = Sampling(section=SamplingConfig(temperature=0.7, max_tokens=12), stop_
 SEEDS = (11, 12, 13, 14, 15)
 STOPS = tuple(range(0, 96, 3))
 """Every third token ends a response."""
+LONG: tuple[Tokens, ...] = (tuple(3 + at * at % 91 for at in range(140)),)
+"""Longer than a block of the KV cache, 128 tokens on CPU: only whole blocks are kept for others."""
 QUESTIONS = {
     "greedy": Question(prompts=PROMPTS, sampling=GREEDY, seeds=SEEDS),
+    "long": Question(prompts=LONG, sampling=GREEDY, seeds=SEEDS[:1]),
+    "long once more": Question(prompts=LONG, sampling=GREEDY, seeds=SEEDS[:1]),
     "greedy with stops": Question(
         prompts=PROMPTS, sampling=replace(GREEDY, stop_token_ids=STOPS), seeds=SEEDS
     ),
@@ -83,13 +89,25 @@ def engine(
     forked_workers: ForkedWorkers,
     random_model: MakeModel,
     later_models: MakeModel,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[Life, Path, Path]:
     """What one engine said and held, and the folders of its weights."""
     folder, later = random_model(request.param), later_models(request.param)
+    folder = _with_positions(folder, 192, tmp_path_factory.mktemp("first"))
     (life,) = forked_workers.run(
         "rollout_probe:life_of_an_engine", str(folder), str(later), list(QUESTIONS.values())
     )
     return life, folder, later
+
+
+def _with_positions(model: Path, positions: int, folder: Path) -> Path:
+    """Copy a model, and let its sequences be longer: its embedding turns by any position."""
+    shutil.copytree(model, folder, dirs_exist_ok=True)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(
+        json.dumps({**config, "max_position_embeddings": positions})
+    )
+    return folder
 
 
 def answers(life: Life, name: str) -> Responses:
@@ -112,9 +130,9 @@ def logits_behind(model: Qwen2ForCausalLM, prompt: Tokens, response: Tokens) -> 
     return logits_TV[len(prompt) - 1 : -1]
 
 
-def check_greedy(folder: Path, responses: Responses) -> None:
+def check_greedy(folder: Path, responses: Responses, prompts: tuple[Tokens, ...] = PROMPTS) -> None:
     model = Qwen2ForCausalLM.from_pretrained(folder)
-    for prompt, response in zip(PROMPTS, tokens(responses), strict=True):
+    for prompt, response in zip(prompts, tokens(responses), strict=True):
         best_T = logits_behind(model, prompt, response).argmax(-1)
         assert best_T.tolist() == list(response)
 
@@ -138,8 +156,16 @@ def test_weights_that_come_after_a_sleep_are_the_ones_that_answer(
     life, _, later = engine
     responses = life.later_answers[list(QUESTIONS).index("greedy")]
     check_greedy(later, responses)
-    # The prefix cache holds nothing of the former weights.
     assert tokens(responses) != tokens(answers(life, "greedy"))
+
+
+@pytest.mark.parametrize("name", ["long", "long once more"])
+def test_a_prefix_is_kept_for_the_weights_that_read_it_and_for_no_others(
+    name: str, engine: tuple[Life, Path, Path]
+) -> None:
+    life, folder, later = engine
+    check_greedy(folder, answers(life, name), LONG)
+    check_greedy(later, life.later_answers[list(QUESTIONS).index(name)], LONG)
 
 
 def test_the_time_limit_of_a_collective_reaches_megatrons_groups_and_the_engines(

@@ -144,3 +144,12 @@ def test_a_fault_ends_the_transfer_with_the_names_of_ranks(
     text, seconds = said[speaker]
     assert message in text
     assert seconds < 9
+
+
+@pytest.mark.parametrize(("verify", "noticed"), [("first", False), ("always", True)])
+def test_weights_are_compared_behind_the_first_reshard_alone_or_behind_each(
+    forked_workers: ForkedWorkers, verify: str, noticed: bool
+) -> None:
+    pair = shardings(DENSE, T(), R())
+    (said,) = forked_workers.run("transfer_probe:second_damage", DENSE, pair, verify)
+    assert ("self_attn.q_proj.weight" in said) == noticed

@@ -2,6 +2,8 @@
 
 import time
 from datetime import timedelta
+from types import SimpleNamespace
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -17,6 +19,7 @@ from mindrl.platform.rendezvous import own_store
 from mindrl.resharding.exchange import Channel
 from mindrl.resharding.plan import Topology, plan_reshard
 from mindrl.resharding.reshard import Reshard
+from mindrl.workers.weight_sync import WeightRoute, WeightSync
 
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 Logical = dict[str, Tensor]
@@ -48,6 +51,9 @@ class Shards:
     def close(self, name: str) -> None:
         assert name not in self.closed, f"{name} is closed twice"
         self.closed.append(name)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
 
     def finish(self) -> None:
         """As the engine's shards have it; there is nothing to renew."""
@@ -114,6 +120,33 @@ def prepared(
         source.table(rank),
         target.table(rank),
     )
+
+
+def second_damage(
+    model: ModelDescription, pair: tuple[Sharding, Sharding], verify: Literal["first", "always"]
+) -> str:
+    """Sync weights twice, the second time into a faulty engine; returns what is said of it."""
+    source, target = pair
+    rank, logical = dist.get_rank(), logical_weights(model)
+    ours = shards_of(source.table(rank), logical, TYPES[source.dtype])
+    theirs = shards_of(target.table(rank), logical, TYPES[target.dtype])
+    sinks = [Shards(theirs), Shards(theirs)]
+    sinks[1].damaged = "model.layers.1.self_attn.qkv_proj.weight"
+    plan = plan_reshard(source, target, Topology(ranks_per_node=1), bucket_bytes=4096)
+    sync = WeightSync(
+        SimpleNamespace(sharding=source, device_type="cpu", local_tensors=lambda: ours),
+        SimpleNamespace(weight_sink=lambda: sinks.pop(0)),
+        WeightRoute(target=target, plan=plan, timeout_seconds=60),
+        verify=verify,
+        on_last_read=None,
+        name=verify,
+    )
+    sync.reshard()
+    try:
+        sync.reshard()
+    except ReshardError as error:
+        return str(error)
+    return ""
 
 
 def failure(

@@ -100,7 +100,10 @@ class VllmEngine:
         }
 
     def offload(self) -> None:
-        """Take weights and KV cache off the device; their contents are lost."""
+        """Take weights and KV cache off the device; their contents are lost.
+
+        The engine forgets with them which prefixes its cache held.
+        """
         if self.awake:
             self.llm.sleep(level=2)
             self.awake.clear()
@@ -111,8 +114,6 @@ class VllmEngine:
         give_back_unused(self.device_type)
         self.llm.wake_up(tags=[tag])
         self.awake.add(tag)
-        if tag == "kv_cache":
-            self.llm.reset_prefix_cache()
 
     def nbytes(self, tag: EngineTag) -> int:
         """Return what the weights or the KV cache take on the device."""

@@ -1,5 +1,7 @@
 """The reshard plan: complete, minimal, within its bucket, for any pair of layouts."""
 
+from dataclasses import replace
+
 import numpy as np
 from geometry import (
     carry_out,
@@ -125,3 +127,28 @@ def test_a_slice_comes_from_its_own_node_where_that_has_it(data: st.DataObject) 
         tensor, index = plan.slices[part].tensor, index_of(plan.slices[part].box)
         holders = [mate for mate in mates if held[mate][tensor][index].all()]
         assert nodes[sender] == node or not holders
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=SLOW_DRAWING)
+@given(data=st.data())
+def test_plans_that_differ_in_a_single_route_or_in_its_round_have_other_digests(
+    data: st.DataObject,
+) -> None:
+    """Ranks compare digests before they move anything: two plans would wait for each other."""
+    model = data.draw(models())
+    source = megatron_sharding(model, data.draw(training_layouts(model, 4)), dtype="float32")
+    target = vllm_sharding(model, data.draw(rollout_layouts(model, 4)), dtype="float32")
+    plan, same = (
+        plan_reshard(source, target, Topology(ranks_per_node=4), bucket_bytes=1 << 20)
+        for _ in range(2)
+    )
+    assert plan.digest == same.digest
+    for name in ("slice", "source", "target"):
+        changed = getattr(plan.routes, name).copy()
+        changed[data.draw(st.integers(0, len(changed) - 1))] += 1
+        assert replace(plan, routes=replace(plan.routes, **{name: changed})).digest != plan.digest
+    in_one_round = replace(plan.routes, per_round=1 << 40)
+    each_alone = replace(plan.routes, per_round=1)
+    different = in_one_round.round.tolist() != each_alone.round.tolist()
+    digests = {replace(plan, routes=routes).digest for routes in (in_one_round, each_alone)}
+    assert len(digests) == 1 + different

@@ -43,7 +43,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from mindrl.memory.regions import Region
+from mindrl.memory.schedule import Region
 from mindrl.platform.device import PLATFORMS, prepare_process
 
 Result = dict[str, Any]

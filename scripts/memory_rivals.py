@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, UntypedStorage
 
-from mindrl.memory.regions import NEEDS, ROLLOUT_REGIONS, Phase, Region
-from mindrl.memory.schedule import Move, MoveKind, after
+from mindrl.memory.schedule import NEEDS, ROLLOUT_REGIONS, Move, MoveKind, Phase, Region, after
 from mindrl.workers.device_regions import StoredRegion
 from mindrl.workers.integrated_worker import IntegratedWorker
 from mindrl.workers.sharding_manager import ShardingManager

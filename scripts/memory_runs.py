@@ -26,7 +26,7 @@ from mindrl.config.generate import SamplingConfig
 from mindrl.config.load import load_run_config
 from mindrl.config.run import RunConfig
 from mindrl.launch.worker import build_worker
-from mindrl.memory.regions import Region
+from mindrl.memory.schedule import Region
 from mindrl.models.decoder import logical_shapes
 from mindrl.models.description import read_description
 from mindrl.platform.device import PLATFORMS

@@ -1,10 +1,16 @@
-"""Advantages: how much better a response did than what it is compared with.
+"""Advantages: how much better a response, or a token, did than what it is compared with.
 
-Shapes: B sequences, P groups (the responses to one prompt form a group).
+GRPO compares the responses to one prompt; generalised advantage estimation asks a critic.
+
+Shapes: B sequences, P groups (the responses to one prompt form a group), T positions. A value
+stands at the token that is chosen knowing it.
 """
 
 import torch
 from torch import Tensor
+
+_EPSILON = 1e-8
+"""Added to a variance before its root is taken."""
 
 
 def group_normalised_advantages(
@@ -40,3 +46,71 @@ def group_normalised_advantages(
     squares_P = zeros_P.index_add(0, index_B, centred_B.square())
     std_P = (squares_P / (count_P - 1).clamp(min=1)).sqrt()
     return centred_B / (std_P[index_B] + epsilon)
+
+
+def token_rewards(scores_B: Tensor, penalty_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Give each sequence's score to its last response token, and take its penalty from each.
+
+    The penalty is in units of reward, such as a coefficient times an estimate of the KL to a
+    reference; outside the response it may hold anything. The mask, bool, is True at response
+    tokens: at least one in each sequence. The result has the dtype of the scores.
+    """
+    positions_T = torch.arange(mask_BT.size(1), device=mask_BT.device)
+    last_B = (mask_BT * positions_T).amax(dim=1)
+    rewards_BT = scores_B.new_zeros(mask_BT.shape)
+    rewards_BT = rewards_BT.scatter(1, last_B[:, None], scores_B[:, None])
+    return rewards_BT - penalty_BT.masked_fill(~mask_BT, 0.0)
+
+
+def gae_advantages(
+    rewards_BT: Tensor, values_BT: Tensor, mask_BT: Tensor, *, gamma: float, lam: float
+) -> tuple[Tensor, Tensor]:
+    """Estimate the advantage of each response token, GAE (arXiv 1506.02438) eq. 16.
+
+    delta_t = r_t + gamma * V_{t+1} - V_t and A_t = delta_t + gamma * lam * A_{t+1}, where t + 1 is
+    the next response token of the sequence. A response ends at its last token, also where it was
+    cut at the length limit: nothing is expected behind it. A value is what the critic expected
+    before the token was chosen, of the rewards' dtype; outside the mask both may hold anything.
+    gamma discounts a token, 0 to 1; lam 0 trusts the critic, 1 the rewards.
+
+    Returns:
+        The advantages, not whitened, and the returns: advantage plus value, what the critic is to
+        learn. Both are 0 outside the response.
+    """
+    advantages_BT = torch.zeros_like(values_BT)
+    following_B = values_BT.new_zeros(len(values_BT))
+    advantage_B = following_B
+    for t in reversed(range(values_BT.size(1))):
+        mask_B = mask_BT[:, t]
+        delta_B = rewards_BT[:, t] + gamma * following_B - values_BT[:, t]
+        advantage_B = torch.where(mask_B, delta_B + gamma * lam * advantage_B, advantage_B)
+        following_B = torch.where(mask_B, values_BT[:, t], following_B)
+        advantages_BT[:, t] = advantage_B.masked_fill(~mask_B, 0.0)
+    returns_BT = (advantages_BT + values_BT).masked_fill(~mask_BT, 0.0)
+    return advantages_BT, returns_BT
+
+
+def whiten(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Shift and scale what is in the mask to mean 0 and variance 1 (divisor n); 0 elsewhere.
+
+    Equal values become 0: they hold no signal.
+    """
+    # In float64, so that rounding of the mean is not blown up where all values are equal.
+    inside_N = values_BT[mask_BT].double()
+    centred_N = inside_N - inside_N.mean()
+    deviation = (centred_N.square().mean() + _EPSILON).sqrt()
+    whitened_BT = torch.zeros_like(values_BT)
+    whitened_BT[mask_BT] = (centred_N / deviation).to(values_BT.dtype)
+    return whitened_BT
+
+
+def explained_variance(values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -> float:
+    """Return 1 - Var(return - value) / Var(return) over the mask.
+
+    1 is a perfect critic, 0 one that knows nothing but the mean, below 0 a worse one. Where all
+    returns are equal there is nothing to explain: 0.
+    """
+    returns_N = returns_BT[mask_BT].double()
+    error_N = returns_N - values_BT[mask_BT].double()
+    spread = returns_N.var(correction=0).item()
+    return 1.0 - error_N.var(correction=0).item() / spread if spread > 0 else 0.0

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from mindrl.checkpoint.export import ExportedModel, TensorFile, exported_model
-from mindrl.checkpoint.new_folder import new_folder, writing
+from mindrl.checkpoint.export import ExportedModel, TensorFile, exported_model, new_folder, writing
 from mindrl.checkpoint.rank_files import LAYOUT_FILE, layout_text, rank_files, writing_ranks
 from mindrl.checkpoint.readers import ReadBox, fill, folder_reader, rank_file_reader
 from mindrl.layouts.layout import TrainLayout

@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mindrl.memory.plan import MemoryPlan
-from mindrl.memory.regions import Region
-from mindrl.memory.schedule import Move, MoveKind, label_of
+from mindrl.memory.schedule import Move, MoveKind, Region, label_of
 from mindrl.observability.memory_snapshot import MeasuredSnapshot
 from mindrl.observability.timeline import write_timeline
 from mindrl.observability.units import mib_text

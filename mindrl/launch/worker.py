@@ -14,7 +14,7 @@ from mindrl.config.run import RunConfig
 from mindrl.errors import DeviceMemoryError
 from mindrl.layouts.layout import TrainLayout
 from mindrl.memory.plan import MemoryPlan, with_kv_cache
-from mindrl.memory.regions import Region
+from mindrl.memory.schedule import Region
 from mindrl.platform.attention import attention_kernel
 from mindrl.platform.determinism import make_deterministic
 from mindrl.platform.device import Platform, configure_megatron

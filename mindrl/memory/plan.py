@@ -12,8 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mindrl.config.layout_keys import Role
-from mindrl.memory.regions import DEAD_AFTER_USE, NEEDS, ROLLOUT_REGIONS, Phase, Region
-from mindrl.memory.schedule import Instant, copied_regions, step_phases, timeline
+from mindrl.memory.schedule import (
+    DEAD_AFTER_USE,
+    NEEDS,
+    ROLLOUT_REGIONS,
+    Instant,
+    Phase,
+    Region,
+    copied_regions,
+    step_phases,
+    timeline,
+)
 from mindrl.observability.memory_snapshot import MemorySnapshot
 from mindrl.observability.units import MIB
 

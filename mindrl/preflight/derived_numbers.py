@@ -8,7 +8,7 @@ from rich.table import Table
 from mindrl.batch.balance import MicroBatching
 from mindrl.config.layout_keys import SIZE_KEYS, Role
 from mindrl.config.run import RunConfig
-from mindrl.memory.regions import PHASE_ROLES, UPDATES, Phase
+from mindrl.memory.schedule import PHASE_ROLES, UPDATES, Phase
 from mindrl.platform.device import Platform
 
 _GAP_FLOAT32 = 0.01

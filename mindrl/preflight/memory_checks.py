@@ -10,7 +10,7 @@ from mindrl.config.finding import Finding, Value
 from mindrl.config.run import RunConfig
 from mindrl.errors import DeviceMemoryError
 from mindrl.memory.plan import MemoryPlan, rollout_bytes, rollout_regions, with_kv_cache
-from mindrl.memory.regions import Region
+from mindrl.memory.schedule import Region
 from mindrl.observability.units import MIB, mib_text
 from mindrl.preflight.memory_plan import (
     activation_estimates,

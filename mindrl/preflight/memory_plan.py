@@ -10,7 +10,7 @@ from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError, DeviceMemoryError
 from mindrl.memory.activations import Passes, forward_estimate, logits_estimate, update_estimate
 from mindrl.memory.plan import MemoryPlan, RankBytes, kv_cache_left, rollout_bytes, with_kv_cache
-from mindrl.memory.regions import PHASE_ROLES, ROLE_REGIONS, UPDATES, Phase, Region
+from mindrl.memory.schedule import PHASE_ROLES, ROLE_REGIONS, UPDATES, Phase, Region
 from mindrl.observability.units import MIB, mib_text
 from mindrl.platform.host_blocks import rounded
 from mindrl.preflight.derived_numbers import micro_batching

@@ -13,8 +13,7 @@ from rich.table import Column
 
 from mindrl.errors import DeviceMemoryError
 from mindrl.memory.plan import MemoryPlan
-from mindrl.memory.regions import Phase, Region
-from mindrl.memory.schedule import MoveKind
+from mindrl.memory.schedule import MoveKind, Phase, Region
 from mindrl.observability.memory_snapshot import MemorySnapshot
 from mindrl.observability.units import memory_text, unit_of
 from mindrl.preflight.memory_checks import Advice, advice_on

@@ -19,7 +19,7 @@ from mindrl.memory.plan import (
     rollout_bytes,
     with_kv_cache,
 )
-from mindrl.memory.regions import ROLE_REGIONS, Phase, Region
+from mindrl.memory.schedule import ROLE_REGIONS, Phase, Region
 from mindrl.models.decoder import ELEMENT_BYTES
 from mindrl.preflight.memory_plan import activation_estimates, plan_without_kv_cache
 from mindrl.preflight.run_shardings import RunShardings, unordered_plan

@@ -16,7 +16,7 @@ import numpy as np
 from mindrl.errors import ConfigError
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.memory.plan import RankBytes
-from mindrl.memory.regions import Region
+from mindrl.memory.schedule import Region
 from mindrl.observability.units import GIB, memory_text
 from mindrl.platform.device_models import DEVICE_MODELS
 from mindrl.preflight.run_shardings import RunShardings, unordered_shardings

@@ -14,7 +14,7 @@ from typing import cast
 
 from mindrl.errors import ConfigError
 from mindrl.rewards.functions import BUILTIN_REWARDS, RewardFunction, score_range
-from mindrl.rewards.messages import quoted
+from mindrl.rewards.scores import quoted
 
 FIELD = "rl_config.verifier_function"
 

@@ -7,9 +7,18 @@ from typing import Self
 from mindrl.config.rl import RLConfig
 from mindrl.errors import ConfigError, RewardError
 from mindrl.observability.printable import printable
-from mindrl.rewards.messages import FailureKind, Outcomes, PoolPlan, quoted
 from mindrl.rewards.resolve import FIELD
-from mindrl.rewards.scores import Failures, Scores, WorstScores, failures_of, without_any_score
+from mindrl.rewards.scores import (
+    FailureKind,
+    Failures,
+    Outcomes,
+    PoolPlan,
+    Scores,
+    WorstScores,
+    failures_of,
+    quoted,
+    without_any_score,
+)
 from mindrl.rewards.service_process import RewardService
 
 logger = logging.getLogger(__name__)

@@ -1,6 +1,7 @@
-"""The reward service: one light process, started afresh, which forks and speaks for the workers.
+"""The reward service: one light process, started afresh, with a pool of scoring processes.
 
-Above it is its guard, which outlives it to kill what reward functions leave behind.
+The pool survives whatever a response does to one of them. Above the service is its guard, which
+outlives it to kill what reward functions leave behind.
 
 A trainer process is full of threads and its main module is heavy, so workers are neither
 forked off it nor made to import its main module. They are forked off this one.
@@ -8,14 +9,215 @@ forked off it nor made to import its main module. They are forked off this one.
 
 import os
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import closing, suppress
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkContext, ForkProcess
 
-from mindrl.errors import MindrlError
+from pebble import ProcessExpired, ProcessPool
+
+from mindrl.errors import MindrlError, RewardError
+from mindrl.rewards.functions import score_range
 from mindrl.rewards.guard import SWEEP
-from mindrl.rewards.messages import Pairs, PoolPlan
-from mindrl.rewards.pool import WorkerPool
+from mindrl.rewards.scores import Failure, Outcome, Outcomes, Pairs, PoolPlan
+from mindrl.rewards.worker import (
+    SETTLING_SECONDS,
+    isolate_worker,
+    load_reward,
+    reward_place,
+    score_pairs,
+)
+
+WORKER_START_SECONDS = 60.0
+STALL_SECONDS = 30.0
+"""Beyond the time limit, without any result: then the pool itself is stuck."""
+EXIT_ZERO = 256
+RESPONSES_PER_CHUNK = 32
+"""At most."""
+CHUNKS_PER_PROCESS = 4
+"""At least, where there are responses enough: an even load matters more than the cost of a task."""
+LOSSES_ALLOWED = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chunk:
+    """Responses that one worker scores with one function."""
+
+    function: str
+    indices: Sequence[int]
+    """Places in the batch."""
+    times_lost: int = 0
+
+
+ChunkResult = list[Outcome] | Failure | None
+"""Outcomes of a first part of the chunk; why its worker was lost; None: lost without its fault."""
+
+
+class ScoringProcess(ForkProcess):
+    """A worker as pebble must see it."""
+
+    @property
+    def exitcode(self) -> int | None:
+        """Exit code, 0 shown as 256: pebble takes 0 for a worker that retired without a task."""
+        code = super().exitcode
+        return EXIT_ZERO if code == 0 else code
+
+    def terminate(self) -> None:
+        """End the worker at once: Python code for SIGTERM never runs inside a long C call."""
+        self.kill()
+
+
+class WorkerContext(ForkContext):
+    """Forks workers off the service, which has imported every function."""
+
+    Process = ScoringProcess
+
+
+class WorkerPool:
+    """The processes that score; lives in the service's process."""
+
+    def __init__(self, plan: PoolPlan, connection_descriptor: int) -> None:
+        """Import every function and start the workers.
+
+        Raises:
+            ConfigError: a function cannot be resolved.
+            RewardError: no worker started in time.
+        """
+        for name in plan.functions:
+            reward_place(name)
+        self.ranges = {name: score_range(load_reward(name)) for name in plan.functions}
+        self._plan = plan
+        self._connection_descriptor = connection_descriptor
+        self._pool = self._start()
+
+    def score(self, pairs: Pairs) -> Outcomes:
+        """Score every response with every function.
+
+        A chunk whose worker hung or died is run again one response at a time, so that only
+        the guilty ones fail.
+        """
+        outcomes: dict[str, dict[int, Outcome]] = {name: {} for name in self._plan.functions}
+        places, even = range(len(pairs)), self._plan.processes * CHUNKS_PER_PROCESS
+        size = min(RESPONSES_PER_CHUNK, -(-len(pairs) // even))
+        chunks = [
+            Chunk(function=function, indices=places[start : start + size])
+            for function in self._plan.functions
+            for start in places[::size]
+        ]
+        while chunks:
+            results = self._run(chunks, pairs)
+            chunks = []
+            for chunk, result in results:
+                final, rest = settled(chunk, result)
+                outcomes[chunk.function] |= final
+                chunks += rest
+        return {
+            function: tuple(by_index[index] for index in places)
+            for function, by_index in outcomes.items()
+        }
+
+    def close(self) -> None:
+        """Kill and reap the workers."""
+        self._pool.stop()
+        self._pool.join()
+
+    def _run(self, chunks: Iterable[Chunk], pairs: Pairs) -> list[tuple[Chunk, ChunkResult]]:
+        """Give every chunk to a worker and wait for all; the order is that of the chunks."""
+        if not self._pool.active:
+            self._replace()
+        futures = [(chunk, self._schedule(chunk, pairs)) for chunk in chunks]
+        self._wait([future for _, future in futures])
+        return [(chunk, self._result(chunk.function, future)) for chunk, future in futures]
+
+    def _start(self) -> ProcessPool:
+        pool = ProcessPool(
+            max_workers=self._plan.processes,
+            initializer=isolate_worker,
+            initargs=(os.getpid(), self._connection_descriptor),
+            context=WorkerContext(),
+        )
+        try:
+            pool.schedule(os.getpid).result(timeout=WORKER_START_SECONDS)
+        except (TimeoutError, ProcessExpired, RuntimeError) as error:
+            pool.stop()
+            pool.join()
+            raise RewardError(
+                f"no scoring process started within {WORKER_START_SECONDS:.0f} s: {error!r}"
+            ) from error
+        return pool
+
+    def _replace(self) -> None:
+        self.close()
+        self._pool = self._start()
+
+    def _schedule(self, chunk: Chunk, pairs: Pairs) -> Future[list[Outcome]]:
+        timeout, chosen = self._plan.timeout_seconds, [pairs[index] for index in chunk.indices]
+        try:
+            future: Future[list[Outcome]] = self._pool.schedule(
+                score_pairs,
+                args=(chunk.function, chosen, timeout / 2),
+                timeout=timeout + SETTLING_SECONDS,
+            )
+        except RuntimeError as error:  # the pool broke since it was last looked at
+            future = Future()
+            future.set_exception(error)
+        return future
+
+    def _wait(self, futures: Iterable[Future[list[Outcome]]]) -> None:
+        """Wait for all, or until the pool breaks or stands still; then a new pool is made.
+
+        A worker that dies while it holds pebble's locks (out of memory, say) would
+        stop every other worker for ever.
+        """
+        stall_seconds = self._plan.timeout_seconds + STALL_SECONDS
+        pending = set(futures)
+        deadline = time.monotonic() + stall_seconds
+        while pending:
+            done, pending = wait(pending, timeout=1.0, return_when=FIRST_COMPLETED)
+            if done:
+                deadline = time.monotonic() + stall_seconds
+            elif not self._pool.active or time.monotonic() > deadline:
+                self._replace()
+                return
+
+    def _result(self, function: str, future: Future[list[Outcome]]) -> ChunkResult:
+        if not future.done():
+            return None
+        match future.exception():
+            case None:
+                return future.result()
+            case TimeoutError():
+                detail = f"no score within {self._plan.timeout_seconds:g} s"
+                failure = Failure(kind="timeout", detail=detail)
+            case ProcessExpired() as error:
+                detail = f"process ended: {_exit_reason(error.exitcode)}"
+                failure = Failure(kind="crash", detail=detail)
+            case _:
+                return None
+        return replace(failure, detail=f"{detail} ({reward_place(function)})")
+
+
+def settled(chunk: Chunk, result: ChunkResult) -> tuple[dict[int, Outcome], list[Chunk]]:
+    """Return the outcomes, by index, that a result makes final, and the chunks still to run."""
+    if isinstance(result, list):
+        left = chunk.indices[len(result) :]
+        final = dict(zip(chunk.indices, result, strict=False))
+        return final, [replace(chunk, indices=left)] if left else []
+    if result is None and chunk.times_lost < LOSSES_ALLOWED:
+        return {}, [replace(chunk, times_lost=chunk.times_lost + 1)]
+    if len(chunk.indices) > 1:
+        return {}, [Chunk(function=chunk.function, indices=(index,)) for index in chunk.indices]
+    broken = f"the scoring processes broke {chunk.times_lost + 1} times"
+    return {chunk.indices[0]: result or Failure(kind="crash", detail=broken)}, []
+
+
+def _exit_reason(exitcode: int) -> str:
+    if exitcode < 0:
+        return signal.strsignal(-exitcode) or f"signal {-exitcode}"
+    return f"exit code {exitcode % EXIT_ZERO}"
 
 
 def serve(connection_descriptor: int) -> None:

@@ -9,7 +9,7 @@ from multiprocessing.connection import Pipe
 from pathlib import Path
 
 from mindrl.errors import MindrlError, RewardError
-from mindrl.rewards.messages import Outcomes, Pairs, PoolPlan, Ranges
+from mindrl.rewards.scores import Outcomes, Pairs, PoolPlan, Ranges
 
 START_SECONDS = 300.0
 """For the imports of every reward function, on a slow disk."""

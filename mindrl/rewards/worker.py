@@ -12,8 +12,8 @@ import psutil
 
 import mindrl.rewards.answers  # noqa: F401 - before the fork: no answer is to wait for sympy
 from mindrl.rewards.guard import die_with
-from mindrl.rewards.messages import Failure, Outcome, Pairs, quoted
 from mindrl.rewards.resolve import place_of, resolve_reward
+from mindrl.rewards.scores import Failure, Outcome, Pairs, quoted
 
 EXTRA_ADDRESS_SPACE_BYTES = 4 * 2**30
 """What scoring may map beyond what the imports have mapped."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from mindrl.algorithms.gae import explained_variance, gae_advantages, token_rewards, whiten
+from mindrl.algorithms.advantages import explained_variance, gae_advantages, token_rewards, whiten
 from mindrl.algorithms.kl import kl_estimate
 from mindrl.batch.experience import CriticMinibatch, ValuedExperience
 from mindrl.batch.rollouts import Rollouts

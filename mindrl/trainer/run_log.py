@@ -18,8 +18,7 @@ from mindrl.observability.output_files import output_errors, write_json_atomical
 from mindrl.observability.run_folder import best_folder
 from mindrl.observability.samples import Sample, SampleLog, render
 from mindrl.observability.trackers import Tracker
-from mindrl.rewards.messages import FailureKind
-from mindrl.rewards.scores import Failures
+from mindrl.rewards.scores import FailureKind, Failures
 from mindrl.trainer.step_checks import MODELS
 
 logger = logging.getLogger(__name__)

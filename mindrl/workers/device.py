@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mindrl.config.layout_keys import Role
 from mindrl.memory.plan import MemoryPlan
-from mindrl.memory.regions import DEAD_AFTER_USE, ROLE_REGIONS, Region
+from mindrl.memory.schedule import DEAD_AFTER_USE, ROLE_REGIONS, Region
 from mindrl.platform.device_memory import give_back_unused
 from mindrl.platform.garbage import release_free_heap
 from mindrl.platform.host_arena import HostArena

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from mindrl.errors import DeviceMemoryError, ResidueError
-from mindrl.memory.regions import Region
+from mindrl.memory.schedule import Region
 from mindrl.observability.units import mib_text
 from mindrl.workers.device_regions import DeviceRegion
 

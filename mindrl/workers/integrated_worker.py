@@ -12,10 +12,10 @@ from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import CriticMinibatch, Minibatch
 from mindrl.batch.rollouts import Responses
 from mindrl.batch.sequences import Logprobs, Sequences, SequenceScores, Values
-from mindrl.checkpoint.new_folder import keep_folder
+from mindrl.checkpoint.export import keep_folder
 from mindrl.config.layout_keys import Role
 from mindrl.memory.plan import MemoryPlan
-from mindrl.memory.regions import Phase
+from mindrl.memory.schedule import Phase
 from mindrl.observability.memory_snapshot import MeasuredSnapshot
 from mindrl.platform.host_memory import process_memory
 from mindrl.rollout.engine import RolloutEngine, Sampling

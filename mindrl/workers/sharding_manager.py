@@ -4,14 +4,19 @@ import logging
 import time
 from collections.abc import Collection, Mapping
 
-from mindrl.memory.regions import (
+from mindrl.memory.schedule import (
     CHANGED_BY,
     DEAD_AFTER_USE,
     ROLLOUT_REGIONS,
+    Move,
+    MoveKind,
     Phase,
     Region,
+    after,
+    label_of,
+    leaving,
+    moves,
 )
-from mindrl.memory.schedule import Move, MoveKind, after, label_of, leaving, moves
 from mindrl.observability.memory_snapshot import MeasuredSnapshot
 from mindrl.platform.device_memory import device_account
 from mindrl.workers.device_ledger import DeviceLedger

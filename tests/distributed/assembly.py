@@ -10,8 +10,7 @@ from mindrl.models.decoder import Head, logical_shapes
 from mindrl.models.description import read_description
 from mindrl.models.placement import Placement
 from mindrl.models.sharding import Sharding
-from mindrl.training.megatron.sharding import megatron_sharding
-from mindrl.training.megatron.sharding_layers import ExpertStorage
+from mindrl.training.megatron.sharding import ExpertStorage, megatron_sharding
 
 
 def assembled(

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from forked_workers import ForkedWorkers
 
-from mindrl.memory.regions import Region
+from mindrl.memory.schedule import Region
 
 pytestmark = [pytest.mark.distributed, pytest.mark.nightly]
 

@@ -31,10 +31,9 @@ from mindrl.models.sharding import Sharding, whole_sharding
 from mindrl.platform.attention import attention_kernel
 from mindrl.training.engine import StatePart
 from mindrl.training.megatron.engine import MegatronEngine
-from mindrl.training.megatron.forward_backward import forward_backward
 from mindrl.training.megatron.logprobs import Vocabulary, chunked_logprobs
 from mindrl.training.megatron.model import ModelSettings, head_weight, unwrap
-from mindrl.training.megatron.packs import Pack
+from mindrl.training.megatron.packs import Pack, forward_backward
 from mindrl.training.megatron.parallel import ParallelGroups
 from mindrl.training.megatron.sharding import megatron_sharding
 from mindrl.training.megatron.weights import import_weights

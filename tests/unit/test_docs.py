@@ -18,8 +18,7 @@ from mindrl.algorithms.value_loss import ValueLoss
 from mindrl.batch.rollouts import Responses, Rollouts
 from mindrl.config.layout_keys import Role
 from mindrl.config.load import field_names
-from mindrl.memory.regions import Region
-from mindrl.memory.schedule import step_phases
+from mindrl.memory.schedule import Region, step_phases
 from mindrl.observability.console import StepConsole
 from mindrl.observability.samples import Sample, SampleLog
 from mindrl.rewards.scores import Scores

@@ -22,7 +22,6 @@ from mindrl.models.description import ModelDescription
 from mindrl.models.sharding import Sharding
 from mindrl.platform.determinism import deterministic_gradients
 from mindrl.training.engine import Batch, Loss, StatePart
-from mindrl.training.megatron.forward_backward import forward_backward
 from mindrl.training.megatron.logprobs import Vocabulary, chunked_logprobs
 from mindrl.training.megatron.model import (
     ModelSettings,
@@ -30,7 +29,7 @@ from mindrl.training.megatron.model import (
     head_weight,
     transformer_config,
 )
-from mindrl.training.megatron.packs import Pack, PackRules
+from mindrl.training.megatron.packs import Pack, PackRules, forward_backward
 from mindrl.training.megatron.training_state import TrainingState
 from mindrl.training.megatron.weights import (
     check_table,

@@ -1,14 +1,66 @@
-"""Who holds which part of a model that Megatron-core runs. Imports no torch."""
+"""Who holds which part of a model that Megatron-core runs, in the order of its modules.
+
+Grouped-query attention: Megatron fuses QKV interleaved by key-value group (the group's query
+heads, its key head, its value head) and cuts the rows evenly, inside a group too where there
+are more ranks than groups. Multi-head latent attention (DeepSeek): its local specification cuts
+the rows of the down projections too.
+
+Feed-forward: Megatron fuses gate and up, each cut by rank first. It keeps each expert apart
+(SequentialMLP), apart under other names (TEGroupedMLP), or all of a rank in two matrices that are
+transposed (GroupedMLP); experts are dealt whole to the expert-parallel ranks and cut by the expert
+tensor-parallel size.
+
+Prefixes `local` and `layer` are those of the local and of the logical names of a layer; `cut` is a
+tensor-parallel size, and a rank among so many. Imports no torch.
+"""
 
 from collections.abc import Iterator, Mapping
 from functools import partial
+from typing import Literal
 
 from mindrl.layouts.layout import TrainLayout
+from mindrl.models.attention import (
+    key_value_rows,
+    latent_part,
+    latent_shapes,
+    projection_rows,
+    query_rows,
+)
 from mindrl.models.decoder import EMBEDDING, HEAD, NORM, VALUE_HEAD, DType, Head
 from mindrl.models.description import ModelDescription
-from mindrl.models.placement import LocalTensor, ShardingTable, padded_rows, whole
+from mindrl.models.feed_forward import (
+    correction_bias,
+    expert_prefix,
+    gate_and_up,
+    stacked_experts,
+)
+from mindrl.models.placement import (
+    Bounds,
+    LocalTensor,
+    Rows,
+    ShardingTable,
+    columns,
+    padded_rows,
+    part_of,
+    stack,
+    whole,
+)
 from mindrl.models.sharding import LazyTables, Sharding
-from mindrl.training.megatron.sharding_layers import ExpertStorage, experts_table, layer_table
+
+ExpertStorage = Literal["sequential", "te_grouped", "grouped"]
+"""How the experts of a rank are stored, by the names of Megatron's classes."""
+_LATENT_NAMES = {
+    "linear_proj.weight": "o_proj.weight",
+    "linear_q_proj.weight": "q_proj.weight",
+    "linear_q_down_proj.weight": "q_a_proj.weight",
+    "linear_q_up_proj.weight": "q_b_proj.weight",
+    "linear_kv_down_proj.weight": "kv_a_proj_with_mqa.weight",
+    "linear_kv_up_proj.weight": "kv_b_proj.weight",
+    "q_layernorm.weight": "q_a_layernorm.weight",
+    "kv_layernorm.weight": "kv_a_layernorm.weight",
+}
+"""Megatron's names of latent attention, and the logical ones."""
+_Table = dict[str, LocalTensor]
 
 
 def padded_vocab_size(model: ModelDescription, tp: int) -> int:
@@ -91,3 +143,112 @@ def _layers(
     for chunk in range(layout.vpp):
         for position, index in enumerate(chunks[chunk * layout.pp + stage]):
             yield index, f"chunk{chunk}.decoder.layers.{position}.", f"model.layers.{index}."
+
+
+def layer_table(
+    model: ModelDescription, index: int, local: str, layer: str, cut: tuple[int, int]
+) -> _Table:
+    """Return the table of a layer without routed experts."""
+    hidden = (model.hidden_size,)
+    attention = _latent_attention if model.mla else _attention
+    return {
+        f"{local}input_layernorm.weight": whole(f"{layer}input_layernorm.weight", hidden),
+        **attention(model, f"{local}self_attention.", layer, cut),
+        f"{local}pre_mlp_layernorm.weight": whole(
+            f"{layer}post_attention_layernorm.weight", hidden
+        ),
+        **_feed_forward(model, index, f"{local}mlp.", layer, cut),
+    }
+
+
+def experts_table(
+    model: ModelDescription,
+    local: str,
+    layer: str,
+    storage: ExpertStorage,
+    place: tuple[tuple[int, int], tuple[int, int]],
+) -> _Table:
+    """Return the table of a layer's routed experts.
+
+    The place is expert-parallel size and rank, expert tensor-parallel size and rank.
+    """
+    assert model.moe is not None
+    experts = range(*part_of(model.moe.num_experts, *place[0]))
+    bounds = part_of(model.moe.intermediate_size, *place[1])
+    here = f"{local}mlp.experts."
+    if storage == "grouped":
+        # Megatron gives both parameters two dimensions and looks at them as these three.
+        first, second = stacked_experts(model, layer, experts, bounds, transposed=True)
+        return {f"{here}weight1": first, f"{here}weight2": second}
+    table: _Table = {}
+    for index, expert in enumerate(experts):
+        for name, entry in _gated(model, "", expert_prefix(layer, expert), bounds).items():
+            if storage == "sequential":
+                table[f"{here}local_experts.{index}.{name}"] = entry
+            else:
+                table[f"{here}{name}{index}"] = entry
+    return table
+
+
+def _attention(model: ModelDescription, here: str, layer: str, cut: tuple[int, int]) -> _Table:
+    hidden, query = model.hidden_size, query_rows(model)
+    bounds = part_of(query + 2 * key_value_rows(model), *cut)
+    output = columns(f"{layer}self_attn.o_proj.weight", hidden, part_of(query, *cut))
+    fused = stack(_interleaved(model, layer, "weight", bounds), tail=(hidden,))
+    table = {f"{here}linear_proj.weight": output, f"{here}linear_qkv.weight": fused}
+    if model.attention_bias:
+        table[f"{here}linear_qkv.bias"] = stack(_interleaved(model, layer, "bias", bounds))
+    if model.qk_norm:
+        for letter in ("q", "k"):
+            name = f"{layer}self_attn.{letter}_norm.weight"
+            table[f"{here}{letter}_layernorm.weight"] = whole(name, (model.head_dim,))
+    return table
+
+
+def _interleaved(model: ModelDescription, layer: str, kind: str, bounds: Bounds) -> Iterator[Rows]:
+    """Yield what the rows `bounds` of the whole interleaved QKV matrix hold."""
+    head, per_group = model.head_dim, model.heads_per_group
+    row = 0
+    for group in range(model.num_key_value_heads):
+        for letter, rows in (("q", per_group * head), ("k", head), ("v", head)):
+            start, stop = max(bounds[0], row), min(bounds[1], row + rows)
+            origin = group * rows - row
+            if start < stop:
+                yield projection_rows(model, layer, letter, kind, (start + origin, stop + origin))
+            row += rows
+
+
+def _latent_attention(
+    model: ModelDescription, here: str, layer: str, cut: tuple[int, int]
+) -> _Table:
+    shapes = latent_shapes(model, layer)
+    logical = {ours: f"{layer}self_attn.{theirs}" for ours, theirs in _LATENT_NAMES.items()}
+    return {
+        f"{here}{ours}": latent_part(name, shapes[name], *cut)
+        for ours, name in logical.items()
+        if name in shapes
+    }
+
+
+def _feed_forward(
+    model: ModelDescription, index: int, here: str, layer: str, cut: tuple[int, int]
+) -> _Table:
+    moe, there = model.moe, f"{layer}mlp."
+    if moe is None or index in moe.dense_layers:
+        return _gated(model, here, there, part_of(model.intermediate_size, *cut))
+    shape = (moe.num_experts, model.hidden_size)
+    table = {f"{here}router.weight": whole(f"{there}gate.weight", shape)}
+    if moe.score_correction_bias:
+        table[f"{here}router.expert_bias"] = whole(correction_bias(layer), (moe.num_experts,))
+    if moe.shared_intermediate_size:
+        bounds = part_of(moe.shared_intermediate_size, *cut)
+        table |= _gated(model, f"{here}shared_experts.", f"{there}shared_experts.", bounds)
+    return table
+
+
+def _gated(model: ModelDescription, local: str, prefix: str, bounds: Bounds) -> _Table:
+    hidden = model.hidden_size
+    return {
+        f"{local}linear_fc1.weight": stack(gate_and_up(model, prefix, bounds), tail=(hidden,)),
+        f"{local}linear_fc2.weight": columns(f"{prefix}down_proj.weight", hidden, bounds),
+    }

@@ -87,7 +87,7 @@ def _cut_weights(module: nn.Module) -> list[tuple[Tensor, int]]:
     """Return a module's own matrices that ranks share, with the dimension that they cut."""
     match module:
         case GroupedMLP():
-            # Transposed: see `sharding_layers`.
+            # Transposed: see `sharding`.
             return [(module.weight1, 1), (module.weight2, 0)]
         case ColumnParallelLinear() | VocabParallelEmbedding() | HeadInput(is_cut=True):
             dim = 0

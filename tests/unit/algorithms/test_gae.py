@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mindrl.algorithms.gae import explained_variance, gae_advantages, token_rewards, whiten
+from mindrl.algorithms.advantages import explained_variance, gae_advantages, token_rewards, whiten
 
 
 def looped(

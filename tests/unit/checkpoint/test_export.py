@@ -9,9 +9,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from mindrl.checkpoint.export import exported_model
+from mindrl.checkpoint.export import exported_model, keep_folder
 from mindrl.checkpoint.files import INDEX_FILE
-from mindrl.checkpoint.new_folder import keep_folder
 from mindrl.errors import OutputError
 from mindrl.models.decoder import DType
 from mindrl.models.description import read_description

@@ -9,9 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mindrl.config.layout_keys import Role
-from mindrl.memory.regions import DEAD_AFTER_USE, NEEDS, ROLLOUT_REGIONS, Phase, Region
 from mindrl.memory.schedule import (
+    DEAD_AFTER_USE,
+    NEEDS,
+    ROLLOUT_REGIONS,
     MoveKind,
+    Phase,
+    Region,
     after,
     copied_regions,
     label_of,

@@ -14,7 +14,7 @@ from mindrl.config.role import CriticConfig, RewardConfig
 from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError, DeviceMemoryError
 from mindrl.memory.plan import MemoryPlan
-from mindrl.memory.regions import Region
+from mindrl.memory.schedule import Region
 from mindrl.platform.host_blocks import block_sizes
 from mindrl.preflight.memory_checks import advice_on
 from mindrl.preflight.memory_plan import memory_plan

@@ -5,7 +5,7 @@ import pytest
 from proposal_tasks import asked
 
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
-from mindrl.memory.regions import Region
+from mindrl.memory.schedule import Region
 from mindrl.propose.candidates import Candidate, Settings, most_at_a_time
 from mindrl.propose.costs import (
     bubble_share,

@@ -14,8 +14,8 @@ import pytest
 from scorers import scorer_of
 
 from mindrl.errors import RewardError
-from mindrl.rewards.messages import Failure
-from mindrl.rewards.pool import Chunk, settled
+from mindrl.rewards.scores import Failure
+from mindrl.rewards.service import Chunk, settled
 from mindrl.rewards.worker import score_pairs
 
 OBEY = f"{Path(__file__).with_name('hostile_reward.py')}:obey"

@@ -3,8 +3,7 @@
 import pytest
 
 from mindrl.rewards.functions import BUILTIN_REWARDS, ScoreRange, score_range, scores
-from mindrl.rewards.messages import Failure
-from mindrl.rewards.scores import WorstScores
+from mindrl.rewards.scores import Failure, WorstScores
 
 FAILED = Failure(kind="timeout", detail="no score within 5 s")
 

@@ -21,8 +21,7 @@ from mindrl.batch.prompts import Prompt
 from mindrl.errors import RewardError, StopRequestedError
 from mindrl.observability.memory_snapshot import MeasuredSnapshot
 from mindrl.rewards.functions import ScoreRange
-from mindrl.rewards.messages import Failure
-from mindrl.rewards.scores import Failures, Scores
+from mindrl.rewards.scores import Failure, Failures, Scores
 from mindrl.trainer.grpo_trainer import GrpoTrainer
 
 

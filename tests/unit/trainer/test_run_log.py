@@ -14,8 +14,7 @@ import pytest
 from mindrl.observability.console import StepConsole
 from mindrl.observability.samples import Sample
 from mindrl.observability.trackers import JsonlTracker
-from mindrl.rewards.messages import Failure, FailureKind
-from mindrl.rewards.scores import Failures
+from mindrl.rewards.scores import Failure, FailureKind, Failures
 from mindrl.trainer.run_log import RunFolder, RunLog, RunSummary
 
 SAMPLE = Sample(

@@ -1,6 +1,6 @@
 """Regions that write down what is done with them. The real ones are in tests/distributed."""
 
-from mindrl.memory.regions import DEAD_AFTER_USE, NEEDS, Phase, Region
+from mindrl.memory.schedule import DEAD_AFTER_USE, NEEDS, Phase, Region
 from mindrl.workers.device_ledger import DeviceLedger
 from mindrl.workers.sharding_manager import ShardingManager
 

@@ -6,7 +6,7 @@ import pytest
 from recorded_device import RecordedRegion
 
 from mindrl.errors import DeviceMemoryError, ResidueError
-from mindrl.memory.regions import Region
+from mindrl.memory.schedule import Region
 from mindrl.workers.device_ledger import DeviceLedger
 
 MIB = 2**20

@@ -12,8 +12,7 @@ from recorded_device import BYTES, IN_FLIGHT, MOVABLE, RecordedRegion, RecordedR
 
 from mindrl.config.layout_keys import Role
 from mindrl.errors import DeviceMemoryError, ReshardError
-from mindrl.memory.regions import Phase, Region
-from mindrl.memory.schedule import step_phases
+from mindrl.memory.schedule import Phase, Region, step_phases
 from mindrl.platform.host_arena import HostArena
 from mindrl.workers.device_ledger import DeviceLedger
 from mindrl.workers.device_regions import StoredRegion

@@ -10,8 +10,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from mindrl.checkpoint.export import ExportedModel, TensorFile, exported_model, new_folder, writing
-from mindrl.checkpoint.rank_files import LAYOUT_FILE, layout_text, rank_files, writing_ranks
+from mindrl.checkpoint.export import (
+    ExportedModel,
+    TensorFile,
+    exported_model,
+    new_folder,
+    write_json,
+    writing,
+)
+from mindrl.checkpoint.rank_files import LAYOUT_FILE, layout_record, rank_files, writing_ranks
 from mindrl.checkpoint.readers import ReadBox, fill, folder_reader, rank_file_reader
 from mindrl.layouts.layout import TrainLayout
 from mindrl.models.placement import ShardingTable
@@ -73,8 +80,7 @@ def convert(conversion: Conversion, advance: Advance) -> None:
                 file = TensorFile(folder / names[rank], table, sharding.dtype)
             _write(ExportedModel(target, dict.fromkeys(table, file)), table, read, advance)
         with writing(target):
-            text = layout_text(conversion.layout, sharding)
-            (folder / LAYOUT_FILE).write_text(text, encoding="utf-8")
+            write_json(folder / LAYOUT_FILE, layout_record(conversion.layout, sharding))
 
 
 def _write(model: ExportedModel, table: ShardingTable, read: ReadBox, advance: Advance) -> None:

@@ -61,7 +61,7 @@ def new_folder(
         with writing(target):
             _carry_over(Path(source), building, dtype, head)
             if record is not None:
-                _write_json(building / EXPORT_FILE, record)
+                write_json(building / EXPORT_FILE, record)
             _take_place(building, target)
 
 
@@ -103,13 +103,14 @@ def _carry_over(source: Path, building: Path, dtype: DType, head: Head) -> None:
             "label2id": {"value": 0},
             "token_classification_bias": False,
         }
-    _write_json(building / "config.json", values)
+    write_json(building / "config.json", values)
     for name in _CARRIED_FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, building / name)
 
 
-def _write_json(path: Path, values: Mapping[str, object]) -> None:
+def write_json(path: Path, values: Mapping[str, object]) -> None:
+    """Write a file as the other files of a model folder are written."""
     path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
@@ -230,12 +231,10 @@ def exported_model(
     shard_bytes: int = SHARD_BYTES,
     record: Mapping[str, object] | None = None,
 ) -> Iterator[ExportedModel]:
-    """Write a folder of safetensors, config, tokenizer and chat template.
+    """Write a folder of safetensors into what `new_folder` makes, while the context lasts.
 
-    It appears whole when the context is left, or not at all; an older one is replaced. Config and
-    tokenizer are carried over from `source`, the folder that the model came from. The table has the
-    logical tensors; it is empty on a rank that writes nothing. A file takes tensors of up to
-    `shard_bytes`, or one larger tensor. `record` is for a file of the folder.
+    The table has the logical tensors; it is empty on a rank that writes nothing. A file takes
+    tensors of up to `shard_bytes`, or one larger tensor.
 
     Raises:
         OutputError: The folder cannot be made.
@@ -266,10 +265,9 @@ def _new_files(
         name = f"model-{number:05}-of-{count:05}.safetensors" if count > 1 else "model.safetensors"
         files |= dict.fromkeys(group, TensorFile(folder / name, group, dtype))
     if count > 1:
-        index = {name: file.path.name for name, file in files.items()}
-        values = {"metadata": {"total_size": table_bytes(table, dtype)}, "weight_map": index}
-        text = json.dumps(values, indent=2, sort_keys=True) + "\n"
-        (folder / INDEX_FILE).write_text(text, encoding="utf-8")
+        index = {name: files[name].path.name for name in sorted(files)}
+        total = {"total_size": table_bytes(table, dtype)}
+        write_json(folder / INDEX_FILE, {"metadata": total, "weight_map": index})
     return files
 
 

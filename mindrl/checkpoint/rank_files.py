@@ -40,16 +40,15 @@ def writing_ranks(sharding: Sharding) -> tuple[int, ...]:
     return tuple(rank for rank, name in enumerate(names) if name not in names[:rank])
 
 
-def layout_text(layout: TrainLayout, sharding: Sharding) -> str:
+def layout_record(layout: TrainLayout, sharding: Sharding) -> dict[str, object]:
     """Return what layout.json says."""
-    values = {
+    return {
         "version": _VERSION,
         "layout": layout_string(layout),
         "layers_per_chunk": layout.layers_per_chunk,
         "dtype": sharding.dtype,
         "files": rank_files(sharding),
     }
-    return json.dumps(values, indent=2) + "\n"
 
 
 def read_layout(folder: str) -> tuple[TrainLayout, DType]:

@@ -77,14 +77,13 @@ UPDATES = frozenset({Phase.TRAIN, Phase.CRITIC_TRAIN})
 """Every other phase leaves what it reads as it was."""
 
 
-def _needs(phase: Phase) -> tuple[Region, ...]:
-    if phase is Phase.ROLLOUT:
-        return Region.ROLLOUT_WEIGHTS, Region.KV_CACHE
-    regions = ROLE_REGIONS[PHASE_ROLES[phase]]
-    return regions if phase in UPDATES else regions[:1]
-
-
-NEEDS: Mapping[Phase, tuple[Region, ...]] = {phase: _needs(phase) for phase in Phase}
+NEEDS: Mapping[Phase, tuple[Region, ...]] = {
+    Phase.ROLLOUT: (Region.ROLLOUT_WEIGHTS, Region.KV_CACHE),
+    **{
+        phase: ROLE_REGIONS[role] if phase in UPDATES else ROLE_REGIONS[role][:1]
+        for phase, role in PHASE_ROLES.items()
+    },
+}
 """What a phase needs on the device, in the order in which it comes."""
 
 CHANGED_BY = {phase: frozenset(NEEDS[phase]) - DEAD_AFTER_USE for phase in UPDATES}

@@ -1,29 +1,125 @@
-"""Score responses in processes of their own, within a time limit for each response."""
+"""Score responses in processes of their own, within a time limit for each response.
 
+The caller's end of the reward service: start it, ask it, end it.
+"""
+
+import contextlib
 import logging
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Pipe
+from pathlib import Path
 from typing import Self
 
 from mindrl.config.rl import RLConfig
-from mindrl.errors import ConfigError, RewardError
+from mindrl.errors import ConfigError, MindrlError, RewardError
 from mindrl.observability.printable import printable
 from mindrl.rewards.resolve import FIELD
 from mindrl.rewards.scores import (
     FailureKind,
     Failures,
     Outcomes,
+    Pairs,
     PoolPlan,
+    Ranges,
     Scores,
     WorstScores,
     failures_of,
     quoted,
     without_any_score,
 )
-from mindrl.rewards.service_process import RewardService
 
 logger = logging.getLogger(__name__)
 
 _ANSWERED = "<think>so it is</think><answer>Answer: \\boxed{%s}</answer>"
+START_SECONDS = 300.0
+"""For the imports of every reward function, on a slow disk."""
+STOP_SECONDS = 5.0
+GUARD_SECONDS = 10.0
+"""For the guard to kill what is below it; beyond what it takes itself."""
+
+_PROGRAM = """\
+import sys
+sys.path[:] = sys.argv[3:]
+from mindrl.rewards.guard import fork_guarded
+connection_descriptor, caller_pid = map(int, sys.argv[1:3])
+fork_guarded(caller_pid, connection_descriptor)
+from mindrl.rewards.service import serve
+serve(connection_descriptor)
+"""
+
+
+class RewardService:
+    """One running service. Its constructor returns at once; the imports go on over there."""
+
+    def __init__(self, plan: PoolPlan) -> None:
+        self._connection, theirs = Pipe()
+        paths = [str(Path.cwd()) if path == "" else path for path in sys.path]
+        descriptor = theirs.fileno()
+        command = [sys.executable, "-c", _PROGRAM, str(descriptor), str(os.getpid()), *paths]
+        with theirs:
+            # A session of its own, which Ctrl-C does not reach. The guard is this very process.
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[descriptor],
+                start_new_session=True,
+            )
+        self._connection.send(plan)
+        self.ranges: Ranges = {}
+        """Of the scores, by function; known once something is scored."""
+
+    def score(self, pairs: Pairs) -> Outcomes:
+        """Score every response with every function.
+
+        Raises:
+            ConfigError: a reward function cannot be resolved.
+            RewardError: the service did not start, or ended.
+        """
+        try:
+            if not self.ranges:
+                self.ranges = self._ready()
+            self._connection.send(pairs)
+            outcomes: Outcomes = self._connection.recv()
+        except (EOFError, OSError) as error:
+            self.kill()
+            raise RewardError(
+                f"the reward host ended with exit code {self._process.returncode}; "
+                "its stderr may say why"
+            ) from error
+        return outcomes
+
+    def stop(self) -> None:
+        """Let the service reap its workers, then make sure that nothing is left."""
+        with contextlib.suppress(EOFError, OSError):  # the end of the connection: it has left
+            self._connection.send(None)
+            while self._connection.poll(STOP_SECONDS):
+                self._connection.recv()
+        self.kill()
+
+    def kill(self) -> None:
+        """Let the guard kill all its descendants, and reap it; a second call does nothing."""
+        self._process.terminate()
+        try:
+            self._process.wait(GUARD_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._connection.close()
+
+    def _ready(self) -> Ranges:
+        if not self._connection.poll(START_SECONDS):
+            raise RewardError(
+                f"rl_config.verifier_function: the imports took more than {START_SECONDS:.0f} s"
+            )
+        reply: Ranges | MindrlError = self._connection.recv()
+        if isinstance(reply, MindrlError):
+            raise reply
+        return reply
 
 
 class RewardScorer:
@@ -51,9 +147,10 @@ class RewardScorer:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def warm_up(self) -> None:
-        """Start the processes and their imports, and return at once."""
-        self._running()
+    def warm_up(self) -> RewardService:
+        """Start the processes and their imports, where there are none, and return at once."""
+        self._service = self._service or RewardService(self._plan)
+        return self._service
 
     def score(self, responses: Sequence[str], answers: Sequence[str]) -> Scores:
         """Score each response against the right answer.
@@ -68,7 +165,7 @@ class RewardScorer:
                 f"{len(responses)} responses and {len(answers)} references; "
                 "need one reference for each of at least 1 response"
             )
-        service = self._running()
+        service = self.warm_up()
         try:
             outcomes = service.score(list(zip(responses, answers, strict=True)))
         except BaseException:  # Ctrl-C too: a late reply must not answer the next request
@@ -98,10 +195,6 @@ class RewardScorer:
         """Kill the processes: a `score` that another thread waits for raises a RewardError."""
         if service := self._service:
             service.kill()
-
-    def _running(self) -> RewardService:
-        self._service = self._service or RewardService(self._plan)
-        return self._service
 
     def _log(self, failures: Sequence[Failures], responses: Sequence[str]) -> None:
         """Log the first failure of each function and kind; where it is new, with its calls."""

@@ -1,12 +1,27 @@
-"""What Megatron demands of a model's sizes. Pure; every finding names the nearest legal values."""
+"""What Megatron demands of a model's sizes, and of the order of the ranks. Imports no torch.
+
+Every finding about a size names the nearest legal values.
+
+torch sorts the ranks of a group, so coordinates must rise with the rank. The orders tried here are
+mixed-radix numberings, in which the sizes of the dimensions are taken apart into prime digits and
+the digits are interleaved in every way.
+"""
 
 from collections.abc import Iterator
+from itertools import islice
 from math import prod
+
+import numpy as np
 
 from mindrl.config.finding import Finding, broken, divisors_near, must_divide, nearest_divisors
 from mindrl.layouts.layout import TrainLayout
+from mindrl.layouts.rank_order import RankOrder, merged
 from mindrl.models.description import ModelDescription
 from mindrl.models.legality import Keys, tensor_parallel_findings, without_experts
+
+_MOST_ORDERS = 20_000
+_LOCAL = frozenset({"tp", "cp", "etp", "ep"})
+"""Dimensions whose groups stay inside a node if they are there in Megatron's own order."""
 
 
 def megatron_findings(
@@ -82,3 +97,69 @@ def _given_layers(layers: int, layout: TrainLayout, keys: Keys) -> Iterator[Find
         least, more = divmod(layers, chunks)
         even = tuple(least + (chunk < more) for chunk in range(chunks))
         yield broken(keys["layers_per_chunk"], given, need, *([even] if least else []))
+
+
+def legal_orders(own: RankOrder, ranks_per_node: int) -> Iterator[RankOrder]:
+    """Yield the orders that one grid can be given instead of Megatron's own, which comes first."""
+    local = {name for name, _ in own.digits} & _LOCAL
+    stay = [name for name in sorted(local) if _inside_nodes(own, name, ranks_per_node)]
+    for order in islice(_interleavings(own), _MOST_ORDERS):
+        if tensor_ranks_lie_closest(order) and all(
+            _inside_nodes(order, name, ranks_per_node) for name in stay
+        ):
+            yield order
+
+
+def _interleavings(own: RankOrder) -> Iterator[RankOrder]:
+    """Yield every order of the prime digits of all dimensions, Megatron's own first."""
+    yield own
+    left = {name: _prime_factors(radix) for name, radix in own.digits}
+
+    def grow(digits: tuple[tuple[str, int], ...]) -> Iterator[tuple[tuple[str, int], ...]]:
+        if not any(left.values()):
+            yield digits
+            return
+        for name, factors in left.items():
+            if factors:
+                radix = factors.pop()
+                yield from grow((*digits, (name, radix)))
+                factors.append(radix)
+
+    empty = tuple((name, 1) for name, radix in own.digits if radix == 1)
+    seen = {own.digits}
+    for digits in grow(()):
+        joined = merged(digits) + empty
+        if joined not in seen:
+            seen.add(joined)
+            yield RankOrder(digits=joined)
+
+
+def _prime_factors(number: int) -> list[int]:
+    factors, divisor = [], 2
+    while number > 1:
+        while number % divisor == 0:
+            factors.append(divisor)
+            number //= divisor
+        divisor += 1
+    return factors
+
+
+def _inside_nodes(order: RankOrder, dimension: str, ranks_per_node: int) -> bool:
+    """Say whether every group of a dimension lies inside one node."""
+    first = np.zeros(1, dtype=np.int64)
+    weight = 1
+    for name, radix in order.digits:
+        if name != dimension:
+            first = np.add.outer(first, weight * np.arange(radix)).ravel()
+        weight *= radix
+    last = first + order.width(dimension)
+    return bool((first // ranks_per_node == last // ranks_per_node).all())
+
+
+def tensor_ranks_lie_closest(order: RankOrder) -> bool:
+    """Say whether Megatron's token dispatcher can use an order: etp before ep.
+
+    It reads what the ranks that share experts say as [expert parallel, expert tensor parallel].
+    """
+    names = [name for name, radix in order.digits if radix > 1 and name in ("etp", "ep")]
+    return names == sorted(names, reverse=True)

@@ -14,7 +14,7 @@ from megatron.core import parallel_state, tensor_parallel
 
 from mindrl.layouts.layout import TrainLayout
 from mindrl.platform.patches.megatron_rank_order import rank_groups
-from mindrl.training.megatron.rank_orders import tensor_ranks_lie_closest
+from mindrl.training.megatron.legality import tensor_ranks_lie_closest
 
 _NAMES = tuple(
     name

@@ -102,13 +102,13 @@ def _dense(
     model: ModelDescription, layout: TrainLayout, head: Head, place: tuple[int, int]
 ) -> ShardingTable:
     (stage, tp_rank), tp = place, layout.tp
-    table: dict[str, LocalTensor] = {}
+    table: _Table = {}
     shape, rows = (model.vocab_size, model.hidden_size), padded_vocab_size(model, tp) // tp
     if stage == 0:
         name = "chunk0.embedding.word_embeddings.weight"
         table[name] = padded_rows(EMBEDDING, shape, rows, tp_rank)
     for index, local, layer in _layers(model, layout, stage):
-        table |= layer_table(model, index, local, layer, (tp, tp_rank))
+        table |= _layer(model, index, local, layer, (tp, tp_rank))
     if stage == layout.pp - 1:
         last = f"chunk{layout.vpp - 1}."
         table[f"{last}decoder.final_layernorm.weight"] = whole(NORM, (model.hidden_size,))
@@ -126,12 +126,29 @@ def _dense(
 def _experts(
     model: ModelDescription, layout: TrainLayout, storage: ExpertStorage, place: Mapping[str, int]
 ) -> ShardingTable:
-    assert model.moe is not None
-    table: dict[str, LocalTensor] = {}
-    parts = ((layout.ep, place["ep"]), (layout.etp, place["etp"]))
+    """Return the table of routed experts: of every layer the same ones, and the same part of each.
+
+    The place says which, by `ep`, `etp` and `pp`.
+    """
+    moe = model.moe
+    assert moe is not None
+    table: _Table = {}
+    experts = range(*part_of(moe.num_experts, layout.ep, place["ep"]))
+    bounds = part_of(moe.intermediate_size, layout.etp, place["etp"])
     for index, local, layer in _layers(model, layout, place["pp"]):
-        if index not in model.moe.dense_layers:
-            table |= experts_table(model, local, layer, storage, parts)
+        here = f"{local}mlp.experts."
+        if index in moe.dense_layers:
+            continue
+        if storage == "grouped":
+            # Megatron gives both parameters two dimensions and looks at them as these three.
+            matrices = stacked_experts(model, layer, experts, bounds, transposed=True)
+            table |= zip((f"{here}weight1", f"{here}weight2"), matrices, strict=True)
+            continue
+        for position, expert in enumerate(experts):
+            for name, entry in _gated(model, "", expert_prefix(layer, expert), bounds).items():
+                apart = f"local_experts.{position}.{name}"
+                ours = apart if storage == "sequential" else f"{name}{position}"
+                table[here + ours] = entry
     return table
 
 
@@ -145,7 +162,7 @@ def _layers(
             yield index, f"chunk{chunk}.decoder.layers.{position}.", f"model.layers.{index}."
 
 
-def layer_table(
+def _layer(
     model: ModelDescription, index: int, local: str, layer: str, cut: tuple[int, int]
 ) -> _Table:
     """Return the table of a layer without routed experts."""
@@ -159,35 +176,6 @@ def layer_table(
         ),
         **_feed_forward(model, index, f"{local}mlp.", layer, cut),
     }
-
-
-def experts_table(
-    model: ModelDescription,
-    local: str,
-    layer: str,
-    storage: ExpertStorage,
-    place: tuple[tuple[int, int], tuple[int, int]],
-) -> _Table:
-    """Return the table of a layer's routed experts.
-
-    The place is expert-parallel size and rank, expert tensor-parallel size and rank.
-    """
-    assert model.moe is not None
-    experts = range(*part_of(model.moe.num_experts, *place[0]))
-    bounds = part_of(model.moe.intermediate_size, *place[1])
-    here = f"{local}mlp.experts."
-    if storage == "grouped":
-        # Megatron gives both parameters two dimensions and looks at them as these three.
-        first, second = stacked_experts(model, layer, experts, bounds, transposed=True)
-        return {f"{here}weight1": first, f"{here}weight2": second}
-    table: _Table = {}
-    for index, expert in enumerate(experts):
-        for name, entry in _gated(model, "", expert_prefix(layer, expert), bounds).items():
-            if storage == "sequential":
-                table[f"{here}local_experts.{index}.{name}"] = entry
-            else:
-                table[f"{here}{name}{index}"] = entry
-    return table
 
 
 def _attention(model: ModelDescription, here: str, layer: str, cut: tuple[int, int]) -> _Table:

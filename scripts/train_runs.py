@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 from torch.profiler import ProfilerActivity, profile
 
-from mindrl.algorithms.grpo import GrpoLoss
+from mindrl.algorithms.losses import GrpoLoss
 from mindrl.algorithms.token_weights import token_mean_weights
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import Minibatch

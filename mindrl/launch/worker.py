@@ -7,8 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from mindrl.algorithms.grpo import GrpoLoss
-from mindrl.algorithms.value_loss import ValueLoss
+from mindrl.algorithms.losses import GrpoLoss, ValueLoss
 from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig
 from mindrl.errors import DeviceMemoryError

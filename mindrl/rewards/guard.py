@@ -10,6 +10,7 @@ import os
 import signal
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 
 import psutil
 
@@ -49,10 +50,10 @@ def fork_guarded(caller_pid: int, connection_descriptor: int) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
+@dataclass
 class _Guard:
-    def __init__(self, service_pid: int) -> None:
-        self._service_pid = service_pid
-        self._service_code: int | None = None
+    _service_pid: int
+    _service_code: int | None = None
 
     def run(self, caller_pid: int) -> int:
         """Wait for the end, make it everybody's, and return the service's exit code."""

@@ -3,7 +3,7 @@
 import reprlib
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, Self
 
 from mindrl.rewards.functions import ScoreRange
@@ -137,6 +137,7 @@ def without_any_score(failures: Sequence[Failures], responses: int) -> list[Fail
     return [kinds[0] for kinds in found if sum(each.count for each in kinds) == responses]
 
 
+@dataclass
 class WorstScores:
     """The worst score of each function: to fail must never pay better than to answer.
 
@@ -144,16 +145,15 @@ class WorstScores:
     what it has given so far, where that is beyond the end.
     """
 
-    def __init__(self, weights: Mapping[str, float]) -> None:
-        """Take the weight of each function."""
-        self._weights = weights
-        self._worst: dict[str, float] = {}
+    weights: Mapping[str, float]
+    """Of each function."""
+    _worst: dict[str, float] = field(default_factory=dict)
 
     def filled(self, outcomes: Outcomes, ranges: Ranges) -> dict[str, tuple[float, ...]]:
         """Return the scores by function, with the worst one for each failure."""
         filled = {}
         for function, column in outcomes.items():
-            ends, rewarded = ranges[function], self._weights[function] >= 0
+            ends, rewarded = ranges[function], self.weights[function] >= 0
             worse, end = (min, ends.lowest) if rewarded else (max, ends.highest)
             given = (each for each in column if not isinstance(each, Failure))
             worst = worse([self._worst.get(function, end), *given])

@@ -5,7 +5,7 @@ Shapes: B sequences, T positions.
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -41,6 +41,7 @@ class Ranks(Protocol):
         """Call a method on each rank with the same arguments."""
 
 
+@dataclass(frozen=True)
 class ColocatedActor:
     """Deals batches to the replicas of each role and joins what they return.
 
@@ -48,25 +49,15 @@ class ColocatedActor:
     next.
     """
 
-    def __init__(
-        self,
-        group: Ranks,
-        layouts: Mapping[Role, TrainLayout],
-        rollout: RolloutLayout,
-        *,
-        seed: int,
-        costs: Callable[[Sequence[int]], Sequence[float]] | None = None,
-    ) -> None:
-        """Take the layouts of the roles that the run has, and its seed.
-
-        `costs` says from the lengths of sequences how much work they are; training replicas then
-        get equal work. None gives them equally many sequences, in order.
-        """
-        self.group = group
-        self.layouts = layouts
-        self.rollout = rollout
-        self.seed = seed
-        self.costs = costs
+    group: Ranks
+    layouts: Mapping[Role, TrainLayout]
+    """Of the roles that the run has."""
+    rollout: RolloutLayout
+    seed: int = field(kw_only=True)
+    """Of the run."""
+    costs: Callable[[Sequence[int]], Sequence[float]] | None = field(default=None, kw_only=True)
+    """Says from the lengths of sequences how much work they are; training replicas then get equal
+    work. None gives them equally many sequences, in order."""
 
     def generate_sequences(
         self, prompts: Sequence[Prompt], sampling: Sampling, *, step: int
@@ -158,7 +149,7 @@ class ColocatedActor:
         """Deal sequences to the replicas of a role; put their answers in the order of the batch."""
         replies, dealt = self._ask(method, role, sequences)
         columns = {}
-        for name in (field.name for field in fields(kind)):
+        for name in (column.name for column in fields(kind)):
             parts = [getattr(reply, name) for reply in replies]
             columns[name] = _joined(parts, dealt, sequences.tokens_BT.shape)
         return kind(**columns)

@@ -36,16 +36,13 @@ class Rewarded:
     scores: Scores
 
 
+@dataclass(frozen=True)
 class RewardManager:
     """Reads responses and rates them."""
 
-    def __init__(
-        self, sources: RewardSources, decode: Callable[[list[int]], str], timer: StageTimer
-    ) -> None:
-        """Take what rates, what reads, and what counts the seconds."""
-        self.sources = sources
-        self.decode = decode
-        self.timer = timer
+    sources: RewardSources
+    decode: Callable[[list[int]], str]
+    timer: StageTimer
 
     def by_rules(self, prompts: Sequence[Prompt], rollouts: Rollouts) -> Rewarded:
         """Read each response and rate it against its prompt's answer."""

@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor
 
-from mindrl.algorithms.loss_terms import LossTerms
+from mindrl.algorithms.losses import LossTerms
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.sequences import Sequences
 from mindrl.models.decoder import Head

@@ -8,7 +8,7 @@ from training_messages import Case, Course
 from training_probe import build, join, share
 from value_probe import value_model
 
-from mindrl.algorithms.value_loss import ValueLoss
+from mindrl.algorithms.losses import ValueLoss
 from mindrl.batch.experience import CriticMinibatch
 from mindrl.models.decoder import Head
 from mindrl.training.engine import StatePart

@@ -13,7 +13,7 @@ from test_values import OPTIMIZER, sequences
 from training_messages import Case, Course
 from value_messages import Cast, CriticCourse, Evening
 
-from mindrl.algorithms.grpo import GrpoLoss
+from mindrl.algorithms.losses import GrpoLoss
 from mindrl.algorithms.token_weights import token_mean_weights
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import CriticMinibatch, Minibatch

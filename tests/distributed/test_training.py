@@ -18,7 +18,7 @@ from torch import Tensor
 from training_messages import Case, Course, Updated
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from mindrl.algorithms.grpo import GrpoLoss
+from mindrl.algorithms.losses import GrpoLoss
 from mindrl.algorithms.token_weights import token_mean_weights
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import Minibatch

@@ -19,7 +19,7 @@ from torch import Tensor
 from training_messages import Case, Course, Updated, Weights
 from transformers import AutoModelForCausalLM
 
-from mindrl.algorithms.grpo import GrpoLoss
+from mindrl.algorithms.losses import GrpoLoss
 from mindrl.algorithms.token_weights import token_mean_weights
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import Minibatch

@@ -23,8 +23,8 @@ from transformers import (
 )
 from value_messages import CriticCourse, Judged, ValueTrial
 
+from mindrl.algorithms.losses import ValueLoss
 from mindrl.algorithms.token_weights import token_mean_weights
-from mindrl.algorithms.value_loss import ValueLoss
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import CriticMinibatch
 from mindrl.batch.sequences import Sequences

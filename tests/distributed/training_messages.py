@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mindrl.algorithms.grpo import GrpoLoss
+from mindrl.algorithms.losses import GrpoLoss
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import Minibatch
 from mindrl.layouts.layout import TrainLayout

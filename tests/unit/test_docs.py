@@ -13,8 +13,7 @@ import torch
 import yaml
 from recorded_device import manager
 
-from mindrl.algorithms.grpo import GrpoLoss
-from mindrl.algorithms.value_loss import ValueLoss
+from mindrl.algorithms.losses import GrpoLoss, ValueLoss
 from mindrl.batch.rollouts import Responses, Rollouts
 from mindrl.config.layout_keys import Role
 from mindrl.config.load import field_names

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mindrl.algorithms.grpo import GrpoLoss
 from mindrl.algorithms.kl import KlKind
-from mindrl.algorithms.loss_terms import LossTerms
+from mindrl.algorithms.losses import GrpoLoss, LossTerms
 from mindrl.algorithms.token_weights import sequence_mean_weights, token_mean_weights
 
 SEQUENCES, POSITIONS = 6, 8

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from mindrl.algorithms.grpo import clipped_policy_loss
+from mindrl.algorithms.losses import clipped_policy_loss
 
 
 def reference_loss(

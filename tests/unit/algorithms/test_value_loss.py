@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from mindrl.algorithms.losses import ValueLoss
 from mindrl.algorithms.token_weights import token_mean_weights
-from mindrl.algorithms.value_loss import ValueLoss
 
 CLIP = 0.5
 LOSS = ValueLoss(clip_range=CLIP)

@@ -1,16 +1,54 @@
-"""The loss of GRPO, and of PPO's actor: clipped policy loss, KL to a reference, entropy bonus.
+"""The losses: of GRPO and of PPO's actor, and of PPO's critic.
+
+An actor has a clipped policy loss, KL to a reference and an entropy bonus; a critic has a clipped
+squared error. Every loss is a weighted sum over tokens.
 
 Shapes: B sequences, T positions.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from mindrl.algorithms.kl import KlKind, kl_estimate, log_ratio
-from mindrl.algorithms.loss_terms import LossTerms, used, weighted_sums
-from mindrl.batch.experience import Minibatch
+from mindrl.batch.experience import CriticMinibatch, Minibatch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class LossTerms:
+    """What one micro-batch adds to an update."""
+
+    loss: Tensor
+    """0-dim, with gradient."""
+    metrics: dict[str, Tensor]
+    """Detached 0-dim weighted sums: add them over micro-batches and ranks for the mean."""
+
+    @classmethod
+    def of(cls, loss: Tensor, sums: Mapping[str, Tensor]) -> Self:
+        """Take a loss, and the sums that are to be seen beside it."""
+        return cls(loss=loss, metrics={name: term.detach() for name, term in sums.items()})
+
+
+def weighted_sums(terms_BT: Mapping[str, Tensor], weights_BT: Tensor) -> dict[str, Tensor]:
+    """Add up each term of the tokens, by their weights."""
+    return {name: (weights_BT * term_BT).sum() for name, term_BT in terms_BT.items()}
+
+
+def used(name: str, values_BT: Tensor, weights_BT: Tensor) -> Tensor:
+    """Zero what has no weight, before any arithmetic: 0 * NaN is NaN, backward as well.
+
+    Raises:
+        ValueError: if the shapes differ.
+    """
+    if values_BT.shape != weights_BT.shape:
+        raise ValueError(
+            f"{name} has shape {list(values_BT.shape)}; "
+            f"it must be that of token_weights_BT, {list(weights_BT.shape)}"
+        )
+    return values_BT.masked_fill(weights_BT == 0, 0.0)
 
 
 def clipped_policy_loss(
@@ -109,4 +147,62 @@ class GrpoLoss:
             advantages_BT=minibatch.advantages_BT.to(device),
             token_weights_BT=minibatch.token_weights_BT.to(device) * own_BT,
             ref_logprobs_BT=None if ref_logprobs_BT is None else ref_logprobs_BT.to(device),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValueLoss:
+    """Half the squared error of the value, or of the value kept near the old one: the larger.
+
+    The clipped value loss of PPO's own implementation (github.com/openai/baselines, ppo2), as in
+    MindSpeed-RL, verl and TRL. The larger error counts, so a value that has gone further than the
+    range has no gradient, unless it went away from its return.
+    """
+
+    clip_range: float
+    """In units of reward: the clipped value lies within the old value -/+ clip_range."""
+
+    def __call__(
+        self,
+        *,
+        values_BT: Tensor,
+        old_values_BT: Tensor,
+        returns_BT: Tensor,
+        token_weights_BT: Tensor,
+    ) -> LossTerms:
+        """Return sum(weights * 0.5 * max((v - return)^2, (clipped v - return)^2)) and its terms.
+
+        All tensors are [B, T]; `values_BT` carries the gradient. Where a weight is 0 the other
+        tensors may hold anything, NaN included.
+
+        Raises:
+            ValueError: if shapes differ.
+        """
+        weights_BT = token_weights_BT
+        values_BT = used("values_BT", values_BT, weights_BT)
+        old_BT = used("old_values_BT", old_values_BT, weights_BT)
+        returns_BT = used("returns_BT", returns_BT, weights_BT)
+        # Not the old value plus a clipped difference, which would be rounded inside the range too.
+        near_BT = values_BT.clamp(old_BT - self.clip_range, old_BT + self.clip_range)
+        free_BT = (values_BT - returns_BT).square()
+        limited_BT = (near_BT - returns_BT).square()
+        terms_BT = {
+            "value_loss": 0.5 * torch.maximum(free_BT, limited_BT),
+            "clip_fraction": limited_BT > free_BT,
+            "value": values_BT,
+        }
+        sums = weighted_sums(terms_BT, weights_BT)
+        return LossTerms.of(sums["value_loss"], sums)
+
+    def of_minibatch(
+        self, read: tuple[Tensor, ...], minibatch: CriticMinibatch, own_BT: Tensor
+    ) -> LossTerms:
+        """Return what a rank's tokens add to the loss, as that of GRPO; `read` are values."""
+        (values_BT,) = read
+        device = own_BT.device
+        return self(
+            values_BT=values_BT,
+            old_values_BT=minibatch.old_values_BT.to(device),
+            returns_BT=minibatch.returns_BT.to(device),
+            token_weights_BT=minibatch.token_weights_BT.to(device) * own_BT,
         )

@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -172,11 +173,6 @@ class TensorFile:
         with path.open("xb") as file:
             file.write(len(text).to_bytes(8, "little") + text)
 
-    def empty(self, name: str) -> Tensor:
-        """Return host memory for a tensor."""
-        dtype, shape = self.kinds[name]
-        return torch.empty(shape, dtype=TORCH_TYPES[dtype])
-
     def write(self, name: str, tensor: Tensor) -> None:
         """Put a tensor in its place.
 
@@ -190,6 +186,7 @@ class TensorFile:
             file.write(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
 
 
+@dataclass(frozen=True)
 class ExportedModel:
     """Takes whole logical tensors, and puts each in its file as soon as it is complete.
 
@@ -197,17 +194,17 @@ class ExportedModel:
     depend on who comes first.
     """
 
-    def __init__(self, target: Path, files: Mapping[str, TensorFile]) -> None:
-        """Name the file that takes each tensor."""
-        self.target = target
-        self.files = files
-        self.filling: dict[str, Tensor] = {}
-        self.missing = set(files)
+    target: Path
+    files: Mapping[str, TensorFile]
+    """Where each tensor belongs."""
+    filling: dict[str, Tensor] = field(default_factory=dict)
+    complete: set[str] = field(default_factory=set)
 
     def open(self, name: str) -> Tensor:
         """Return the host memory that takes a tensor."""
         if name not in self.filling:
-            self.filling[name] = self.files[name].empty(name)
+            dtype, shape = self.files[name].kinds[name]
+            self.filling[name] = torch.empty(shape, dtype=TORCH_TYPES[dtype])
         return self.filling[name]
 
     def close(self, name: str) -> None:
@@ -218,7 +215,7 @@ class ExportedModel:
         """
         with writing(self.target):
             self.files[name].write(name, self.filling.pop(name))
-        self.missing.remove(name)
+        self.complete.add(name)
 
 
 @contextmanager
@@ -248,7 +245,8 @@ def exported_model(
             files = _new_files(building, table, dtype, shard_bytes)
         model = ExportedModel(target, files)
         yield model
-        assert not model.missing, f"{len(model.missing)} tensors never came"
+        missing = len(files.keys() - model.complete)
+        assert not missing, f"{missing} tensors never came"
 
 
 def _new_files(

@@ -73,9 +73,8 @@ def gae_advantages(
     before the token was chosen, of the rewards' dtype; outside the mask both may hold anything.
     gamma discounts a token, 0 to 1; lam 0 trusts the critic, 1 the rewards.
 
-    Returns:
-        The advantages, not whitened, and the returns: advantage plus value, what the critic is to
-        learn. Both are 0 outside the response.
+    The first result are the advantages, not whitened, the second the returns: advantage plus value,
+    what the critic is to learn. Both are 0 outside the response.
     """
     advantages_BT = torch.zeros_like(values_BT)
     following_B = values_BT.new_zeros(len(values_BT))

@@ -168,10 +168,8 @@ def forward_backward(
 ) -> list[Any]:
     """Run forward, and backward unless `forward_only`. A collective over the replica's ranks.
 
-    The ranks of a replica have the same packs; the last pipeline stage calls `loss`.
-
-    Returns:
-        What `loss` gave for each pack, in their order; empty on all but the last stage.
+    The ranks of a replica have the same packs; the last pipeline stage calls `loss`, and gets what
+    it gave for each pack, in their order. On all other stages the result is empty.
     """
 
     def forward_step(waiting: Iterator[Pack[Batch]], network: nn.Module) -> tuple[Tensor, Any]:

@@ -39,8 +39,7 @@ from mindrl.models.decoder import logical_shapes
 from mindrl.models.description import ModelDescription, MoeDescription
 from mindrl.models.orientation import oriented
 from mindrl.models.placement import ShardingTable
-from mindrl.resharding.exchange import Channel
-from mindrl.resharding.messages import Staging, messages_of
+from mindrl.resharding.exchange import Channel, Staging, messages_of
 from mindrl.resharding.plan import ReshardPlan, Topology, Transfer, plan_reshard
 from mindrl.resharding.reshard import Reshard
 from mindrl.rollout.vllm.sharding import vllm_sharding

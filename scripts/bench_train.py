@@ -33,7 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mindrl.batch.balance import MicroBatching, partition, sequence_costs
-from mindrl.models.cost import forward_cost
+from mindrl.models.decoder import forward_cost
 from mindrl.models.description import ModelDescription
 from mindrl.platform.device import PLATFORMS, prepare_process
 

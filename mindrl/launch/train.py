@@ -19,7 +19,7 @@ from mindrl.errors import InterruptedRunError
 from mindrl.launch.interrupts import interrupts_unwrapped, stop_requests
 from mindrl.launch.memory_watch import MemoryWatch
 from mindrl.launch.provenance import provenance
-from mindrl.models.cost import forward_cost
+from mindrl.models.decoder import forward_cost
 from mindrl.observability.console import StepConsole
 from mindrl.observability.logs import configure_logging
 from mindrl.observability.summary import render_summary

@@ -11,14 +11,14 @@ def attention_shapes(model: ModelDescription, layer: str) -> dict[str, Shape]:
     hidden, query, key_value = model.hidden_size, query_rows(model), key_value_rows(model)
     here = f"{layer}self_attn."
     shapes: dict[str, Shape] = {}
+    projections = {"q": query, "k": key_value, "v": key_value}
     if model.fused_projections:
-        shapes[f"{here}qkv_proj.weight"] = (query + 2 * key_value, hidden)
-        return shapes | {f"{here}o_proj.weight": (hidden, query)}
-    for letter, rows in (("q", query), ("k", key_value), ("v", key_value)):
+        projections = {"qkv": query + 2 * key_value}
+    for letter, rows in projections.items():
         shapes[f"{here}{letter}_proj.weight"] = (rows, hidden)
         if model.attention_bias:
             shapes[f"{here}{letter}_proj.bias"] = (rows,)
-        if model.qk_norm and letter != "v":
+        if model.qk_norm and letter in ("q", "k"):
             shapes[f"{here}{letter}_norm.weight"] = (model.head_dim,)
     shapes[f"{here}o_proj.weight"] = (hidden, query)
     return shapes

@@ -1,6 +1,8 @@
-"""The logical tensors of a decoder of any family, and what their elements are."""
+"""The logical tensors of a decoder of any family, and what they cost. Imports no torch."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 from mindrl.models.attention import attention_shapes
@@ -27,13 +29,69 @@ def logical_shapes(model: ModelDescription, *, head: Head = "vocabulary") -> dic
     hidden = model.hidden_size
     shapes: dict[str, Shape] = {EMBEDDING: (model.vocab_size, hidden)}
     for index in range(model.num_hidden_layers):
-        layer = f"model.layers.{index}."
-        shapes |= attention_shapes(model, layer) | feed_forward_shapes(model, index, layer)
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            shapes[f"{layer}{name}.weight"] = (hidden,)
+        shapes |= _layer_shapes(model, index, f"model.layers.{index}.")
     shapes[NORM] = (hidden,)
     if head == "value":
         shapes[VALUE_HEAD] = (1, hidden)
     elif not model.tie_word_embeddings:
         shapes[HEAD] = (model.vocab_size, hidden)
     return shapes
+
+
+def _layer_shapes(model: ModelDescription, index: int, layer: str) -> dict[str, Shape]:
+    norms = ("input_layernorm", "post_attention_layernorm")
+    return {
+        **attention_shapes(model, layer),
+        **feed_forward_shapes(model, index, layer),
+        **{f"{layer}{name}.weight": (model.hidden_size,) for name in norms},
+    }
+
+
+def forward_cost(model: ModelDescription) -> tuple[float, float]:
+    """Return the floating-point operations of T tokens: the factors of T and of T**2.
+
+    The factor of T counts each matrix that a token meets, an addition and a multiplication per
+    weight: attention, feed-forward (of the experts those chosen and those shared), the head. The
+    factor of T**2 is of causal attention: each of T**2 / 2 pairs of tokens costs an addition and a
+    multiplication per width of a query head, and per width of a value head. Norms, biases and
+    rotations are left out. Backward costs twice as much, so the ratio of the two holds for both.
+    """
+    moe = model.moe
+    chosen = moe.num_experts_per_tok / moe.num_experts if moe else 1.0
+    weights = float(model.vocab_size * model.hidden_size)
+    for index in range(model.num_hidden_layers):
+        for name, shape in _layer_shapes(model, index, "").items():
+            if len(shape) == 2:
+                weights += prod(shape) * (chosen if name.startswith("mlp.experts.") else 1.0)
+    widths = model.mla.qk_head_dim + model.mla.v_head_dim if model.mla else 2 * model.head_dim
+    return 2 * weights, float(model.num_hidden_layers * model.num_attention_heads * widths)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameters:
+    """The parameters of a model, by where they lie."""
+
+    dense: tuple[int, ...]
+    """Of each layer, without its routed experts."""
+    experts: tuple[int, ...]
+    """Of the routed experts of each layer."""
+    embedding: int
+    head: int
+    """With the last norm; of a tied head the norm alone."""
+
+
+def parameters_of(model: ModelDescription) -> Parameters:
+    """Count the parameters of a model."""
+    dense, experts = [], []
+    for index in range(model.num_hidden_layers):
+        shapes = _layer_shapes(model, index, "")
+        routed = [prod(shape) for name, shape in shapes.items() if name.startswith("mlp.experts.")]
+        experts.append(sum(routed))
+        dense.append(sum(map(prod, shapes.values())) - experts[-1])
+    embedding = model.vocab_size * model.hidden_size
+    return Parameters(
+        dense=tuple(dense),
+        experts=tuple(experts),
+        embedding=embedding,
+        head=model.hidden_size + (0 if model.tie_word_embeddings else embedding),
+    )

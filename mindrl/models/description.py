@@ -7,13 +7,15 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 from pydantic.dataclasses import dataclass
 
 from mindrl.config.backends import TRAINING_ENGINE
 from mindrl.errors import ModelError
 from mindrl.models.rope import (
+    STRICT,
     RopeScaling,
+    rope_numbers,
     rope_scaling,
     rope_theta,
     rope_type,
@@ -22,10 +24,9 @@ from mindrl.models.rope import (
 )
 
 Size = Annotated[int, Field(ge=1)]
-_STRICT = ConfigDict(strict=True, extra="forbid")
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class MoeDescription:
     """The mixture of experts of a model; field names follow config.json where they agree."""
 
@@ -49,7 +50,7 @@ class MoeDescription:
     """Layers without experts."""
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class YarnDescription:
     """A stretched rotary embedding, arXiv:2309.00071; field names follow config.json."""
 
@@ -61,7 +62,7 @@ class YarnDescription:
     mscale_all_dim: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class MlaDescription:
     """Multi-head latent attention; field names follow config.json."""
 
@@ -78,7 +79,7 @@ class MlaDescription:
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class ModelDescription:
     """Sizes of a decoder-only model; field names follow config.json."""
 
@@ -252,17 +253,17 @@ def _sizes(values: Mapping[str, Any]) -> dict[str, Any]:
     head_dim = values.get("head_dim")
     if head_dim is None and isinstance(heads, int) and isinstance(hidden, int) and heads:
         head_dim = hidden // heads
-    defaults = {"tie_word_embeddings": False}
-    if heads is not None:
-        defaults["num_key_value_heads"] = heads
-    named = {field.name for field in fields(ModelDescription)} - {"rope_scaling"}
-    given = {name: value for name, value in values.items() if name in named and value is not None}
-    derived = {
-        "head_dim": head_dim,
-        "rope_theta": rope_theta(values),
-        "rope_scaling": rope_scaling(values),
-    }
-    found = {name: value for name, value in derived.items() if value is not None}
+    named = {field.name for field in fields(ModelDescription)}
+    found = _given(
+        {
+            "tie_word_embeddings": False,
+            "num_key_value_heads": heads,
+            **_given({name: value for name, value in values.items() if name in named}),
+            "head_dim": head_dim,
+            "rope_theta": rope_theta(values),
+            "rope_scaling": rope_scaling(values),
+        }
+    )
     family = values["model_type"]
     if family.startswith("deepseek"):
         found |= _deepseek_parts(values)
@@ -271,7 +272,7 @@ def _sizes(values: Mapping[str, Any]) -> dict[str, Any]:
     elif family == "llama":
         # Llama 2 leaves it out.
         found["rope_theta"] = rope_theta(values) or 10_000.0
-    return {**defaults, **given, **found, **_FAMILIES[family]}
+    return {**found, **_FAMILIES[family]}
 
 
 def _qwen3_experts(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -312,15 +313,11 @@ def _deepseek_parts(values: Mapping[str, Any]) -> dict[str, Any]:
     }
     mla_names = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     mla = _given({name: values.get(name) for name in mla_names})
-    yarn = None
     if rope_type(values) == "yarn":
-        named = {field.name for field in fields(YarnDescription)}
-        yarn = YarnDescription(
-            **{name: rope_values(values)[name] for name in named & rope_values(values).keys()}
-        )
+        mla["yarn"] = YarnDescription(**rope_numbers(values, YarnDescription))
     return {
         "moe": MoeDescription(**_given(moe)),
-        "mla": MlaDescription(**mla, q_lora_rank=values.get("q_lora_rank"), yarn=yarn),
+        "mla": MlaDescription(**mla, q_lora_rank=values.get("q_lora_rank")),
     }
 
 

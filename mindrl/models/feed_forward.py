@@ -10,7 +10,8 @@ def feed_forward_shapes(model: ModelDescription, index: int, layer: str) -> dict
     """Return the shape of each logical tensor of one layer's feed-forward part."""
     moe, hidden = model.moe, model.hidden_size
     if moe is None or index in moe.dense_layers:
-        return _dense_shapes(model, f"{layer}mlp.")
+        width, fused = model.intermediate_size, model.fused_projections
+        return _gated_shapes(f"{layer}mlp.", hidden, width, fused=fused)
     shapes: dict[str, Shape] = {f"{layer}mlp.gate.weight": (moe.num_experts, hidden)}
     if moe.score_correction_bias:
         shapes[correction_bias(layer)] = (moe.num_experts,)
@@ -78,19 +79,9 @@ def correction_bias(layer: str) -> str:
     return f"{layer}mlp.gate.e_score_correction_bias"
 
 
-def _dense_shapes(model: ModelDescription, prefix: str) -> dict[str, Shape]:
-    hidden, width = model.hidden_size, model.intermediate_size
-    if not model.fused_projections:
-        return _gated_shapes(prefix, hidden, width)
-    return {
-        f"{prefix}gate_up_proj.weight": (2 * width, hidden),
-        f"{prefix}down_proj.weight": (hidden, width),
+def _gated_shapes(prefix: str, hidden: int, width: int, *, fused: bool = False) -> dict[str, Shape]:
+    rows = {"gate_up": 2 * width} if fused else dict.fromkeys(_HALVES, width)
+    shapes: dict[str, Shape] = {
+        f"{prefix}{half}_proj.weight": (rows[half], hidden) for half in rows
     }
-
-
-def _gated_shapes(prefix: str, hidden: int, width: int) -> dict[str, Shape]:
-    return {
-        f"{prefix}gate_proj.weight": (width, hidden),
-        f"{prefix}up_proj.weight": (width, hidden),
-        f"{prefix}down_proj.weight": (hidden, width),
-    }
+    return shapes | {f"{prefix}down_proj.weight": (hidden, width)}

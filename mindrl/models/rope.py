@@ -7,18 +7,18 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-_STRICT = ConfigDict(strict=True, extra="forbid")
+STRICT = ConfigDict(strict=True, extra="forbid")
 _Factor = Annotated[float, Field(ge=1.0)]
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class LinearScaling:
     """All frequencies are divided by one factor."""
 
     factor: _Factor
 
 
-@dataclass(frozen=True, kw_only=True, config=_STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Llama3Scaling:
     """Low frequencies are divided, high ones are kept; field names follow config.json."""
 
@@ -64,10 +64,11 @@ def rope_theta(values: Mapping[str, Any]) -> Any:
 def rope_scaling(values: Mapping[str, Any]) -> RopeScaling | None:
     """Return how the frequencies are scaled; None for the default and for unknown rules."""
     scaling = _SCALINGS.get(rope_type(values))
-    return scaling(**_numbers(values, scaling)) if scaling else None
+    return scaling(**rope_numbers(values, scaling)) if scaling else None
 
 
-def _numbers(values: Mapping[str, Any], scaling: type[RopeScaling]) -> dict[str, Any]:
+def rope_numbers(values: Mapping[str, Any], scaling: type) -> dict[str, Any]:
+    """Return what a config.json says of the fields of a scaling."""
     named = {field.name for field in fields(scaling)}
     return {name: value for name, value in rope_values(values).items() if name in named}
 
@@ -84,7 +85,7 @@ def unsupported_rope(values: Mapping[str, Any], scalings: Collection[str]) -> It
     if kind not in {"default", *scalings} or rope.keys() - known:
         yield f"rope scaling {rope} is not supported; only {', '.join(['default', *scalings])}"
     elif scaling:
-        for name in sorted(needed - _numbers(values, scaling).keys()):
+        for name in sorted(needed - rope_numbers(values, scaling).keys()):
             yield f"rope scaling {rope} has no {name!r}"
     length = values.get("original_max_position_embeddings")
     if scaling and length not in (None, rope.get("original_max_position_embeddings")):

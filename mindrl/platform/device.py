@@ -144,8 +144,6 @@ def planned_platform(kind: Literal["auto", "npu", "gpu", "cpu"]) -> Platform:
     return choose_platform("auto") if kind == "auto" else PLATFORMS[kind]
 
 
-_WITHOUT_TE = ("megatron_router_without_te", "megatron_latent_attention_without_te")
-
 PLATFORMS: Mapping[DeviceKind, Platform] = {
     "npu": Platform(
         kind="npu",
@@ -157,7 +155,7 @@ PLATFORMS: Mapping[DeviceKind, Platform] = {
             "npu_megatron",
             "npu_without_dummy_flash_attn",
             "npu_grouped_experts",
-            *_WITHOUT_TE,
+            "megatron_without_te",
         ),
         engine_options={"enable_sleep_mode": True},
     ),
@@ -167,7 +165,7 @@ PLATFORMS: Mapping[DeviceKind, Platform] = {
         ray_resource="GPU",
         collective_backend="nccl",
         visible_variable="CUDA_VISIBLE_DEVICES",
-        patches=(*_WITHOUT_TE, "megatron_grouped_gemm", "vllm_keeps_process_groups"),
+        patches=("megatron_without_te", "megatron_grouped_gemm", "vllm_keeps_process_groups"),
         engine_options={"enable_sleep_mode": True},
     ),
     "cpu": Platform(
@@ -178,7 +176,7 @@ PLATFORMS: Mapping[DeviceKind, Platform] = {
         visible_variable=None,
         patches=(
             "megatron_on_cpu",
-            *_WITHOUT_TE,
+            "megatron_without_te",
             "megatron_grouped_gemm",
             "megatron_uneven_on_gloo",
             "vllm_keeps_process_groups",

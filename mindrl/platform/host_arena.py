@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from mindrl.errors import HostMemoryError
-from mindrl.platform.host_blocks import block_sizes, rounded
-from mindrl.platform.host_memory import memory_bound
+from mindrl.platform.host_memory import block_sizes, memory_bound, rounded
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,7 @@
-"""What a process has, and may have, of the memory of its machine."""
+"""What a process has, and may have, of the memory of its machine, and how a worker's is cut.
+
+Without torch, since plans count the same bytes.
+"""
 
 import re
 import resource
@@ -7,6 +10,8 @@ from pathlib import Path
 
 import psutil
 
+_ALIGNMENT = 512
+"""Bytes; copies between device and host like round addresses."""
 _NO_LIMIT = 1 << 60
 """The first version of control groups writes a number near 2^63 for no limit."""
 
@@ -63,3 +68,19 @@ def text_of(file: Path) -> str:
         return file.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+def rounded(nbytes: int) -> int:
+    """Return the bytes that a place on the host takes."""
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def block_sizes(nbytes: int) -> list[int]:
+    """Cut memory into powers of two, the largest first, which are no more than `rounded` together.
+
+    The allocators of pinned memory, torch's and torch_npu's, take the next power of two for each
+    block: 17.7 GiB in one would take 32.
+    """
+    places = rounded(nbytes) // _ALIGNMENT
+    bits = reversed(range(places.bit_length()))
+    return [_ALIGNMENT << bit for bit in bits if places >> bit & 1]

@@ -24,10 +24,7 @@ class Seat:
 def listen(address: str) -> socket.socket:
     """Open a listening socket on a free port of one address, and of no other."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.bind((address, 0))
-    listener.listen()
-    return listener
+    return socket.create_server((address, 0), family=family)
 
 
 def join_process_group(

@@ -12,7 +12,7 @@ from mindrl.memory.activations import Passes, forward_estimate, logits_estimate,
 from mindrl.memory.plan import MemoryPlan, RankBytes, kv_cache_left, rollout_bytes, with_kv_cache
 from mindrl.memory.schedule import PHASE_ROLES, ROLE_REGIONS, UPDATES, Phase, Region
 from mindrl.observability.units import MIB, mib_text
-from mindrl.platform.host_blocks import rounded
+from mindrl.platform.host_memory import rounded
 from mindrl.preflight.derived_numbers import micro_batching
 from mindrl.preflight.run_shardings import RunPlan, RunShardings, role_head
 from mindrl.training.planning import trained_bytes

@@ -18,7 +18,7 @@ from mindrl.config.run import RunConfig
 from mindrl.config.text import nested
 from mindrl.config.validate import findings
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
-from mindrl.models.cost import Parameters, forward_cost, parameters_of
+from mindrl.models.decoder import Parameters, forward_cost, parameters_of
 from mindrl.models.description import ModelDescription
 from mindrl.platform.device import PLATFORMS
 from mindrl.platform.device_models import DeviceModel

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from mindrl.models.decoder import always_float32
 from mindrl.models.orientation import oriented
-from mindrl.resharding.exchange import Channel
-from mindrl.resharding.messages import Message, Staging, messages_of
+from mindrl.resharding.exchange import Channel, Message, Staging, messages_of
 from mindrl.resharding.plan import RankRound, ReshardPlan, Transfer
 from mindrl.resharding.verify import Checksums, Sums, checksum
 

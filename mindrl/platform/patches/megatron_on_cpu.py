@@ -21,6 +21,7 @@ import sys
 import types
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import cache
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from typing import Any
@@ -164,10 +165,9 @@ class _Finder(MetaPathFinder):
         return spec
 
 
+@cache
 def install() -> None:
     """Install the hook; repeated calls do nothing more."""
-    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        return
     assert _PACKAGE not in sys.modules, "install the hook before megatron.core is imported"
     sys.modules[_NAMESPACE] = _device_namespace()
     sys.meta_path.insert(0, _Finder())

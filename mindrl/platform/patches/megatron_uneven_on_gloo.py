@@ -8,6 +8,7 @@ of different sizes: tests/unit/platform tries it.
 """
 
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -37,16 +38,14 @@ def reduce_scatter(parts: Tensor, group: dist.ProcessGroup, sizes: list[int]) ->
     return received.view(ranks, own, *parts.shape[1:]).sum(dim=0)
 
 
+@cache
 def install() -> None:
     """Replace Megatron's two functions where sizes are given; repeated calls do nothing more."""
     mappings: Any = import_module("megatron.core.tensor_parallel.mappings")
-    if hasattr(mappings, "mindrl_installed"):
-        return
     mappings._gather_along_first_dim = _either(mappings._gather_along_first_dim, gather)
     mappings._reduce_scatter_along_first_dim = _either(
         mappings._reduce_scatter_along_first_dim, reduce_scatter
     )
-    mappings.mindrl_installed = True
 
 
 def _either(even: Callable[..., Tensor], uneven: Callable[..., Tensor]) -> Callable[..., Tensor]:

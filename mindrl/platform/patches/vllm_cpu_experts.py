@@ -7,16 +7,16 @@ numbers are translated first; experts of other ranks become expert 0 with weight
 longer needed when experts that are all elsewhere add nothing: tests/unit/platform checks for it.
 """
 
+from functools import cache
 from typing import Any
 
 from torch import Tensor
 from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
 
 
+@cache
 def install() -> None:
     """Translate before the kernel is called; repeated calls do nothing more."""
-    if hasattr(CPUUnquantizedExperts, "mindrl_installed"):
-        return
     apply = CPUUnquantizedExperts.apply
 
     def apply_to_own_experts(
@@ -31,4 +31,3 @@ def install() -> None:
         apply(self, **chosen, expert_map=expert_map, **rest)
 
     CPUUnquantizedExperts.apply = apply_to_own_experts
-    CPUUnquantizedExperts.mindrl_installed = True

@@ -8,6 +8,7 @@ needed when vLLM's group name holds a random part: tests/unit/platform checks fo
 """
 
 import os
+from functools import cache
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -18,10 +19,9 @@ from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistri
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where the kernel keeps it
 
 
+@cache
 def install() -> None:
     """Replace the naming and unlink behind the mapping; repeated calls do nothing more."""
-    if hasattr(_CPUSHMDistributed, "mindrl_installed"):
-        return
     make_name, initialise = _CPUSHMDistributed.make_group_name, _CPUSHMDistributed._init_cpu_shm
     token: list[str] = []
 
@@ -40,4 +40,3 @@ def install() -> None:
 
     _CPUSHMDistributed.make_group_name = staticmethod(unique_name)
     _CPUSHMDistributed._init_cpu_shm = initialise_and_unlink
-    _CPUSHMDistributed.mindrl_installed = True

@@ -147,13 +147,11 @@ def disk_facts(path: Path) -> DiskFacts:
 
 def port_is_free(port: int) -> bool:
     """Say whether a program could listen on the port now, on all addresses."""
-    with socket.socket() as probe:
-        # As servers do: a connection that ended a moment ago does not count.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
+    try:
+        # It sets SO_REUSEADDR, as servers do: a connection that ended a moment ago does not count.
+        socket.create_server(("", port)).close()
+    except OSError:
+        return False
     return True
 
 

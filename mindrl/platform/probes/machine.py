@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mindrl.platform.device import PLATFORMS, DeviceKind, Platform
 from mindrl.platform.environment import ray_address
 from mindrl.platform.npu_versions import MINDSPEED, VLLM, Pin
-from mindrl.platform.probes.device_report import DeviceReport
+from mindrl.platform.probes.device_report import DeviceReport, npu_report, nvidia_report
 from mindrl.platform.probes.host import (
     HostFacts,
     NetworkFacts,
@@ -17,8 +17,6 @@ from mindrl.platform.probes.host import (
     network_facts,
     token_facts,
 )
-from mindrl.platform.probes.npu_smi import npu_report
-from mindrl.platform.probes.nvidia_smi import nvidia_report
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mindrl.models.cost import forward_cost
+from mindrl.models.decoder import forward_cost
 from mindrl.models.description import read_description
 
 MODELS = Path(__file__).parents[3] / "configs" / "models"

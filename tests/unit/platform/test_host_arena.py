@@ -8,7 +8,7 @@ import torch
 
 from mindrl.errors import HostMemoryError
 from mindrl.platform.host_arena import HostArena, HostPlace, require_host_memory
-from mindrl.platform.host_blocks import block_sizes, rounded
+from mindrl.platform.host_memory import block_sizes, rounded
 
 GIB = 1 << 30
 

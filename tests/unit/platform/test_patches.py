@@ -59,13 +59,13 @@ def test_megatron_rank_order_is_needed_while_no_order_string_splits_a_dimension_
     assert upstream["orders_of_split_data"] == []
 
 
-def test_megatron_router_without_te_is_needed_while_the_router_asks_for_a_name_that_is_missing(
+def test_megatron_without_te_is_needed_while_the_router_asks_for_a_name_that_is_missing(
     upstream: dict[str, Any],
 ) -> None:
     assert not upstream["router_names_te_general_gemm"]
 
 
-def test_megatron_latent_attention_without_te_is_needed_while_it_takes_mocks_for_layers(
+def test_megatron_without_te_is_needed_while_latent_attention_takes_mocks_for_layers(
     upstream: dict[str, Any],
 ) -> None:
     assert upstream["latent_attention_has_te"]

@@ -15,7 +15,7 @@ from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError, DeviceMemoryError
 from mindrl.memory.plan import MemoryPlan
 from mindrl.memory.schedule import Region
-from mindrl.platform.host_blocks import block_sizes
+from mindrl.platform.host_memory import block_sizes
 from mindrl.preflight.memory_checks import advice_on
 from mindrl.preflight.memory_plan import memory_plan
 from mindrl.preflight.run_shardings import unordered_shardings

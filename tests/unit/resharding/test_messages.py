@@ -12,7 +12,7 @@ from mindrl.layouts.layout import TrainLayout
 from mindrl.models.description import ModelDescription
 from mindrl.models.orientation import oriented
 from mindrl.models.sharding import whole_sharding
-from mindrl.resharding.messages import Message, Staging, messages_of
+from mindrl.resharding.exchange import Message, Staging, messages_of
 from mindrl.resharding.plan import Topology, Transfer, plan_reshard
 from mindrl.training.megatron.sharding import megatron_sharding
 

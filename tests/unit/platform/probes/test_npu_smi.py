@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from mindrl.platform.probes.device_report import Device, answer_of
-from mindrl.platform.probes.machine import group_ports
-from mindrl.platform.probes.npu_smi import (
+from mindrl.platform.probes.device_report import (
+    Device,
+    answer_of,
     cann_version,
     driver_version,
     npu_report,
     parse_npu_smi,
     toolkit_folders,
 )
+from mindrl.platform.probes.machine import group_ports
 
 A2 = """
 +------------------------------------------------------------------------------------------------+

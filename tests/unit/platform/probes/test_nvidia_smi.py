@@ -1,7 +1,6 @@
 """What is read from the answers of `nvidia-smi`."""
 
-from mindrl.platform.probes.device_report import Device
-from mindrl.platform.probes.nvidia_smi import parse_nvidia_smi
+from mindrl.platform.probes.device_report import Device, parse_nvidia_smi
 
 DEVICES = """\
 0, GPU-11111111-aaaa, NVIDIA H100 80GB HBM3, 81559, 61234, 580.95.05, 0

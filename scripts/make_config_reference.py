@@ -4,17 +4,17 @@ A field's page entry is its name, its type in words, its default and the text un
 source, so a field that is added without a text, or a page that is edited by hand, is noticed.
 """
 
-import dataclasses
 import json
 import sys
 import types
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
 from generated_page import REFERENCE, write_or_check
 from pydantic.fields import FieldInfo
 
+from mindrl.config.load import sections
 from mindrl.config.run import RunConfig
 from mindrl.config.section import LARGEST, documented_fields
 
@@ -37,25 +37,6 @@ goes up to 2147483647 where nothing else is said.
 
 
 _WORDS = {bool: "`true` or `false`", int: "whole number", float: "number", str: "text"}
-
-
-def sections(section: type, path: str = "") -> Iterator[tuple[str, type]]:
-    """Yield each dataclass below `section` with its dotted key, outer ones first."""
-    for name, kind in nested(section).items():
-        key = f"{path}{name}"
-        yield key, kind
-        yield from sections(kind, f"{key}.")
-
-
-def nested(section: type) -> dict[str, type]:
-    """Return the sections that are fields of a dataclass, those that may be left out included."""
-    found = {}
-    for name, hint in get_type_hints(section).items():
-        kinds = [kind for kind in (hint, *get_args(hint)) if dataclasses.is_dataclass(kind)]
-        if kinds:
-            assert isinstance(kinds[0], type)
-            found[name] = kinds[0]
-    return found
 
 
 def type_in_words(annotation: Any, limits: Sequence[Any] = ()) -> str:
@@ -131,7 +112,7 @@ def row(name: str, field: FieldInfo) -> str:
 
 def table(key: str, section: type) -> str:
     """Lay out one dataclass: its text, then its fields; nested sections follow on their own."""
-    within = nested(section)
+    within = [path[0] for path in sections(section) if len(path) == 1]
     lines = [f"## {key}", "", (section.__doc__ or "").strip(), ""]
     lines += ["| Key | Type | Default | Meaning |", "| --- | --- | --- | --- |"]
     fields = documented_fields(section)
@@ -149,7 +130,8 @@ def anchor(heading: str) -> str:
 
 def page() -> str:
     """Return the whole page."""
-    return "\n".join([HEADER, *(table(key, section) for key, section in sections(RunConfig))])
+    found = {".".join(path): section for path, section in sections(RunConfig).items() if path}
+    return "\n".join([HEADER, *(table(key, section) for key, section in found.items())])
 
 
 if __name__ == "__main__":

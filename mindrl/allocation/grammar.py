@@ -1,11 +1,18 @@
-"""The grammar of allocation strings, and the words that they are made of. Judges nothing."""
+"""The grammar of allocation strings, the words that they are made of, and what cannot be read.
 
+Refusals name the character, the need, and what to write.
+"""
+
+import re
+from collections.abc import Collection
+from difflib import get_close_matches
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
-from lark import Lark, Token, Transformer, UnexpectedInput
+from lark import Lark, Token, Transformer, UnexpectedCharacters, UnexpectedInput, UnexpectedToken
 
-from mindrl.allocation.messages import refusal
+from mindrl.config.backends import BACKENDS, TRAINING_BACKEND
+from mindrl.errors import ConfigError
 
 GRAMMAR = r"""
     one: alone
@@ -30,6 +37,18 @@ GRAMMAR = r"""
     _PLUS: / *\+ */
 """
 """One engine, or engines joined by `+` (each on devices of its own) and `|` (on the same ones)."""
+_MISSING = {
+    "NAME": "a name is missing, as in [actor]",
+    "RSQB": "']' is missing behind the name, as in [actor]",
+    "JOINT": "':' is missing behind the name, as in [actor]:d4t2",
+    "_ATTN": "'attn:' is missing, as in (attn:d4t2|ffn:d2e4)",
+    "_FFN": "'ffn:' is missing, as in (attn:d4t2|ffn:d2e4)",
+}
+"""What to say by the terminal that the parser misses."""
+_ONE_ENGINE = re.compile(r"(?:\([^)]*\)|[^+|])*")
+_WITHOUT_BACKEND = re.compile(r"(?:\[\w+\])?:?(?:(?:[a-z][0-9]+)+|\(attn:\w+\|ffn:\w+\))")
+_LAST_WORD = re.compile(r"\w*$")
+_OWNER_OF_SIZES = re.compile(r"(\w*)(?:\[\w*\])?[:.][^:.+|]*$")
 
 
 class Word(NamedTuple):
@@ -47,9 +66,10 @@ class EngineSpec(NamedTuple):
     """One engine as it stands in a string: `megatron[actor]:d4t2`."""
 
     backend: Word | None
-    """None where only sizes stand; then there is no joint either."""
+    """None where only sizes stand."""
     name: Word | None
-    joint: Word | None
+    joint: Word
+    """A colon, or the point of the oldest form; empty before sizes that stand alone."""
     sizes: WrittenSizes
     """Of the whole model, or of all but its experts."""
     expert_sizes: WrittenSizes | None = None
@@ -58,17 +78,7 @@ class EngineSpec(NamedTuple):
     @property
     def at(self) -> int:
         """Where it begins."""
-        return (self.backend or self.sizes[0][0]).at
-
-    @property
-    def sizes_at(self) -> int:
-        """Where its sizes begin, or the bracket around them."""
-        return self.joint.at + 1 if self.joint else self.at
-
-    @property
-    def old(self) -> bool:
-        """Whether it has the point of the oldest form for a colon."""
-        return self.joint is not None and self.joint.text == "."
+        return (self.backend or self.joint).at
 
 
 def read(
@@ -83,7 +93,7 @@ def read(
     try:
         tree = _parser().parse(text, start=start)
     except UnexpectedInput as error:
-        raise refusal(text, error, suggested) from None
+        raise _refusal(text, error, suggested) from None
     groups: tuple[tuple[EngineSpec, ...], ...] = _Words().transform(tree)
     return groups
 
@@ -103,9 +113,151 @@ class _Words(Transformer[Token, Any]):
 
     def bare(self, children: list[Any]) -> EngineSpec:
         letter, digits, *others = children
-        return EngineSpec(None, None, None, ((letter, digits), *others))
+        nothing = Word("", letter.at)
+        return EngineSpec(None, None, nothing, ((letter, digits), *others))
 
 
 @cache
 def _parser() -> Lark:
     return Lark(GRAMMAR, parser="lalr", start=["one", "mode"], maybe_placeholders=True)
+
+
+class AllocationError(ConfigError):
+    """An allocation string that cannot be read; `str` shows the character with a caret."""
+
+    def __init__(self, text: str, at: int, what: str, field: str = "") -> None:
+        """Say what is needed at an index of a text that stands in `field`, such as `ref.backend`.
+
+        The length of the text points behind its end.
+        """
+        super().__init__(text, at, what, field)
+        self.text, self.at, self.what, self.field = text, at, what, field
+
+    @property
+    def sentence(self) -> str:
+        """The error in one line, without the caret."""
+        where = f"{self.field}={self.text}" if self.field else self.text
+        return f"{where}, character {self.at + 1}: {self.what}"
+
+    def __str__(self) -> str:
+        shown = "".join(each if each.isprintable() else "?" for each in self.text)
+        return f"{self.sentence}\n  {shown}\n  {' ' * self.at}^"
+
+
+def _refusal(text: str, error: UnexpectedInput, suggested: str) -> AllocationError:
+    """Put what the parser misses in words; `suggested` is the backend where the text has none."""
+    at, expected = _where(text, error)
+    if "BARE" in expected:
+        if text[at : at + 1].isspace():
+            return AllocationError(text, at, "a space has no place here; leave it out")
+        return missing_backend(text, at, suggested)
+    if "LSQB" in expected:
+        return _missing_joint(text, at, suggested)
+    if "SIZE" in expected or "LETTER" in expected:
+        return _bad_sizes(text, at, expected, suggested)
+    for terminal, what in _MISSING.items():
+        if terminal in expected:
+            return AllocationError(text, at, what)
+    return _unexpected(text, at)
+
+
+def missing_backend(text: str, at: int, backend: str) -> AllocationError:
+    """Refuse sizes without a backend, and write them with one."""
+    found = _ONE_ENGINE.match(text, at)
+    rest = found.group().strip() if found else ""
+    if not _WITHOUT_BACKEND.fullmatch(rest):
+        rest = "d2t2"
+    joint = "" if rest[0] in ":[" else ":"
+    return AllocationError(text, at, f"the backend is missing; write {backend}{joint}{rest}")
+
+
+def unknown_backend(text: str, at: int, backend: str) -> AllocationError:
+    """Refuse a name that is no backend, and write the nearest one."""
+    near = get_close_matches(backend.lower(), BACKENDS, n=1)
+    fix = f"known: {', '.join(BACKENDS)}"
+    if near:
+        fix = f"write {text[:at]}{near[0]}{text[at + len(backend) :]}"
+    return AllocationError(text, at, f"{backend!r} is no backend; {fix}")
+
+
+def unknown_dimension(text: str, at: int, place: str, letters: str) -> AllocationError:
+    """Refuse a character that is no dimension of a backend, of attn or of ffn."""
+    instead = f"; {TRAINING_BACKEND} has it" if place == "fsdp" and text[at] in "pev" else ""
+    what = f"{text[at]!r} is no dimension of {place}; known: {', '.join(letters)}{instead}"
+    return AllocationError(text, at, what)
+
+
+def _where(text: str, error: UnexpectedInput) -> tuple[int, Collection[str]]:
+    """Return where the parser stopped, and the terminals that it would have taken there."""
+    if isinstance(error, UnexpectedToken):
+        at = len(text) if error.token.type == "$END" else error.token.start_pos
+        assert at is not None, "every token of a text has its place"
+        return at, error.expected
+    assert isinstance(error, UnexpectedCharacters), "a text that ends is a token $END"
+    assert error.pos_in_stream is not None, "it stopped somewhere"
+    return error.pos_in_stream, error.allowed
+
+
+def _missing_joint(text: str, at: int, suggested: str) -> AllocationError:
+    """Refuse a word that stands alone, or that no colon follows."""
+    if text[at:].lstrip()[:1] not in ("", "|", "+"):
+        return _unexpected(text, at)
+    word = _LAST_WORD.findall(text[:at])[0]
+    if word in BACKENDS:
+        return AllocationError(text, at, f"{word} needs its sizes; write {word}:d2t2")
+    return missing_backend(text, at - len(word), suggested)
+
+
+def _bad_sizes(text: str, at: int, expected: Collection[str], suggested: str) -> AllocationError:
+    """Refuse what stands in a list of sizes, by what the list belongs to."""
+    owner = _OWNER_OF_SIZES.search(text[:at])
+    if owner is None:
+        sizes = re.split(r"[+|]", text[:at])[-1].lstrip()
+        return missing_backend(text, at - len(sizes), suggested)
+    place, found = owner[1], text[at : at + 1]
+    if place not in (*BACKENDS, "attn", "ffn"):
+        return unknown_backend(text, owner.start(), place)
+    if "SIZE" in expected:
+        return _missing_size(text, at)
+    if text[at - 1] in ":." and found in ("", *"|+)"):
+        return AllocationError(text, at, f"{place} needs a dimension, as in d2t2")
+    if found and found not in "|+()[]:.":
+        split = BACKENDS[_with_experts(text, at)]
+        letters = {"attn": split.attn, "ffn": split.ffn}
+        return unknown_dimension(text, at, place, letters.get(place) or BACKENDS[place].letters)
+    return _unexpected(text, at)
+
+
+def _missing_size(text: str, at: int) -> AllocationError:
+    start = at - 1
+    if text.startswith(("attn:", "ffn:"), start):
+        backend = _with_experts(text, at)
+        what = f"attn and ffn stand in brackets; write {backend}:(attn:d4t2|ffn:d2e4)"
+        return AllocationError(text, start, what)
+    letter = text[start]
+    return AllocationError(text, at, f"{letter} needs a size of 1 to 99999, as in {letter}2")
+
+
+def _unexpected(text: str, at: int) -> AllocationError:
+    known = _backend_before(text, at)
+    example = f"{known}:d4p2t2 or {known}:(attn:d4t2|ffn:d2e4)"
+    if not BACKENDS[known].attn:
+        example = "fsdp:d4t2" if known == "fsdp" else f"{known}:d2t4"
+    if at == len(text):
+        return AllocationError(text, at, f"the end is missing; write {example}")
+    if text[at:].lstrip(" ")[:1] == "+":
+        what = "'+' joins engines; write one here, and each other one in a backend of its own"
+        return AllocationError(text, text.index("+", at), what)
+    return AllocationError(text, at, f"{text[at]!r} is not expected; write {example}")
+
+
+def _with_experts(text: str, at: int) -> str:
+    """Return the backend before a character if its experts may have their sizes, else ours."""
+    backend = _backend_before(text, at)
+    return backend if BACKENDS[backend].attn else TRAINING_BACKEND
+
+
+def _backend_before(text: str, at: int) -> str:
+    """Return the last known backend before a character, else ours."""
+    words = re.findall(r"[a-z]+", text[:at])
+    return next((word for word in reversed(words) if word in BACKENDS), TRAINING_BACKEND)

@@ -11,8 +11,8 @@ from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
+from mindrl.allocation.grammar import AllocationError
 from mindrl.allocation.meaning import AllocationMode, ModelAllocation, parse_backend, parse_mode
-from mindrl.allocation.messages import AllocationError
 from mindrl.config.backends import BACKENDS, ROLLOUT_BACKEND, TRAINING_BACKEND
 from mindrl.config.finding import Finding
 from mindrl.config.layout_keys import DEVICES, ROLLOUT_SIZE_KEYS, SIZE_KEYS

@@ -17,10 +17,12 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from math import prod
 
-from mindrl.allocation.grammar import EngineSpec, WrittenSizes, read
-from mindrl.allocation.messages import (
+from mindrl.allocation.grammar import (
     AllocationError,
+    EngineSpec,
+    WrittenSizes,
     missing_backend,
+    read,
     unknown_backend,
     unknown_dimension,
 )
@@ -136,7 +138,7 @@ def parse_mode(text: str) -> AllocationMode:
     """
     groups = read(text, "mode", TRAINING_BACKEND)
     specs = [*chain.from_iterable(groups)]
-    old = any(spec.old for spec in specs)
+    old = any(spec.joint.text == "." for spec in specs)
     for spec in specs:
         if spec.backend is None and not old:
             raise missing_backend(text, spec.at, TRAINING_BACKEND)
@@ -179,16 +181,16 @@ def _read_one(text: str, suggested: str, *, only: bool = False) -> EngineSpec:
     ((spec,),) = read(text, "one", suggested)
     if spec.backend is None:
         raise missing_backend(text, spec.at, suggested)
-    before, behind = text[: spec.sizes_at - 1], text[spec.sizes_at :]
+    before, behind = text[: spec.joint.at], text[spec.joint.at + 1 :]
     if only and spec.backend.text != suggested:
         what = f"{spec.backend.text!r} cannot stand on this side; write {suggested}:{behind}"
         raise AllocationError(text, spec.at, what)
     if only and spec.name:
         what = f"a name has no place here; write {suggested}:{behind}"
         raise AllocationError(text, spec.name.at - 1, what)
-    if spec.old:
+    if spec.joint.text == ".":
         what = f"'.' is the old form; write {before}:{behind}"
-        raise AllocationError(text, spec.sizes_at - 1, what)
+        raise AllocationError(text, spec.joint.at, what)
     return spec
 
 
@@ -240,10 +242,8 @@ def _training_layout(
         sizes = _sizes(text, spec.sizes, rules.attn, "attn")
         expert = _sizes(text, spec.expert_sizes, rules.ffn, "ffn")
     else:
-        what = (
-            f"{backend} has one list of sizes; write {TRAINING_BACKEND}{text[spec.sizes_at - 1 :]}"
-        )
-        raise AllocationError(text, spec.sizes_at, what)
+        what = f"{backend} has one list of sizes; write {TRAINING_BACKEND}{text[spec.joint.at :]}"
+        raise AllocationError(text, spec.joint.at + 1, what)
     tp, cp, pp = sizes["t"], sizes["c"], sizes["p"]
     if world_size is None and "d" in expert.of and "d" not in sizes.of:
         world_size = expert["d"] * expert["t"] * expert["e"] * pp
@@ -257,7 +257,7 @@ def _rollout_layout(
 ) -> RolloutLayout:
     if spec.expert_sizes is not None:
         what = f"the rollout side has one list; write {backend}:d2t4"
-        raise AllocationError(text, spec.sizes_at, what)
+        raise AllocationError(text, spec.joint.at + 1, what)
     sizes = _sizes(text, spec.sizes, BACKENDS[backend].letters, backend)
     dp = _replicas(sizes, "pt", world_size)
     tp, ep = sizes["t"], sizes["e"]

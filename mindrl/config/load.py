@@ -46,16 +46,23 @@ def wrong_sections(values: Mapping[str, Any], path: tuple[str, ...] = ()) -> Ite
             yield f"{'.'.join(place)}={value} {_A_SECTION}"
 
 
+def sections(section: type, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], type]:
+    """Return a section and those inside it, by the path to each; outer ones come first."""
+    found = {path: section}
+    for name, hint in get_type_hints(section).items():
+        for kind in (hint, *get_args(hint)):
+            if isinstance(kind, type) and is_dataclass(kind):
+                found |= sections(kind, (*path, name))
+    return found
+
+
+_SECTIONS = sections(RunConfig)
+
+
 def field_names(path: Sequence[str]) -> list[str]:
     """List the keys of the section that `path` leads to; empty where it leads to none."""
-    section: Any = RunConfig
-    for key in path:
-        hints = get_type_hints(section)
-        kinds = (hints.get(key), *get_args(hints.get(key)))
-        section = next((kind for kind in kinds if is_dataclass(kind)), None)
-        if section is None:
-            return []
-    return list(documented_fields(section))
+    section = _SECTIONS.get(tuple(path))
+    return list(documented_fields(section)) if section else []
 
 
 def suggest(path: Sequence[str], key: str) -> str:
@@ -66,8 +73,8 @@ def suggest(path: Sequence[str], key: str) -> str:
     near = max(known, key=lambda name: _likeness(key, name), default=None)
     if near is not None and _likeness(key, near) > _LIKE_ENOUGH:
         return f"did you mean {'.'.join([*path, near])}?"
-    for place in _sections():
-        if key in field_names(place):
+    for place in _SECTIONS:
+        if place and key in field_names(place):
             return f"did you mean {'.'.join([*place, key])}?"
     return f"known keys: {', '.join(known)}"
 
@@ -82,14 +89,6 @@ def _unreadable(value: Any, path: str = "") -> Iterator[str]:
             yield from _unreadable(each, path)
     elif isinstance(value, bytes) or (isinstance(value, str) and _SURROGATE.search(value)):
         yield f"{path}={value!r} must be text that UTF-8 can say, a number, true, false or null"
-
-
-def _sections(path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Walk over all sections and the sections inside them."""
-    for name in field_names(path):
-        if field_names((*path, name)):
-            yield (*path, name)
-            yield from _sections((*path, name))
 
 
 def _likeness(typed: str, name: str) -> float:

@@ -149,25 +149,19 @@ class RunConfig:
         grouped = role == "ref" and self.actor_config.moe_grouped_gemm
         return LearningConfig(moe_grouped_gemm=grouped)
 
-    def forward_micro_batching(self, role: Role) -> MicroBatching:
-        """Return how a role's sequences are cut for its log-probs, values or rewards."""
+    def micro_batching(self, role: Role, *, learns: bool) -> MicroBatching:
+        """Return how a role's sequences are cut, by their number or by tokens.
+
+        For an update where it learns, else for its log-probs, values or rewards.
+        """
+        rl = self.rl_config
         sequences = self.value_of(f"rl_config.{role}_forward_micro_batch_size")
         tokens = self.value_of(f"rl_config.{role}_max_packing_token_size")
-        return self._micro_batching(role, sequences, tokens)
-
-    def update_micro_batching(self, role: Role) -> MicroBatching:
-        """Return how the sequences of an update of actor or critic are cut."""
-        tokens = self.rl_config.update_max_packing_token_size if role == "actor" else None
-        return self._micro_batching(role, None, tokens)
-
-    def _micro_batching(
-        self, role: Role, sequences: int | None, tokens: int | None
-    ) -> MicroBatching:
-        """Cut by sequences, or by tokens; None takes the role's, else the general, number."""
-        own = self.value_of(f"{role}_config.micro_batch_size")
-        rl = self.rl_config
+        if learns:
+            sequences, tokens = None, rl.update_max_packing_token_size if role == "actor" else None
+        own = self.value_of(f"{role}_config.micro_batch_size") or self.actor_config.micro_batch_size
         return MicroBatching(
-            sequences=sequences or own or self.actor_config.micro_batch_size,
+            sequences=sequences or own,
             tokens=(tokens or rl.max_packing_token_size) if rl.use_dynamic_bsz else None,
         )
 
@@ -199,12 +193,16 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
     sections = ("actor_config", "ref_config", "critic_config", "reward_config")
     for key in (*(f"{section}.load" for section in sections), OTHER_REFERENCE):
         if (path := config.value_of(key)) is not None:
-            config = _with(config, key.split("."), str(Path(path).absolute()))
+            config = with_value(config, key, str(Path(path).absolute()))
     return config
 
 
-def _with(section: Any, path: list[str], value: object) -> Any:
-    """Return a section with another value at a path."""
-    name, *rest = path
-    inner = _with(getattr(section, name), rest, value) if rest else value
-    return replace(section, **{name: inner})
+def with_value(section: Any, key: str, value: object) -> Any:
+    """Return a section with another value of a dotted key below it.
+
+    Raises:
+        ValidationError: The key does not take the value.
+    """
+    name, _, inner = key.partition(".")
+    changed = with_value(getattr(section, name), inner, value) if inner else value
+    return replace(section, **{name: changed})

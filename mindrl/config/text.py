@@ -33,9 +33,7 @@ def config_text(
     critic = ["mindrl_critic_defaults"] if has_critic else []
     defaults = [f"  - {name}" for name in ("mindrl_defaults", *critic, "program", "_self_")]
     lines = [*(line for text in header for line in _comment(text, "")), "defaults:", *defaults]
-    for section, inner in _in_order(nested(values), ()):
-        lines += ["", f"{section}:", *_section(inner, (section,), comments)]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_section(nested(values), (), comments), ""])
 
 
 def write_new(path: str, text: str) -> None:
@@ -81,6 +79,8 @@ def _section(
     indent = "  " * len(path)
     for name, value in _in_order(values, path):
         if isinstance(value, dict):
+            if not path:
+                yield ""
             yield f"{indent}{name}:"
             yield from _section(value, (*path, name), comments)
         else:
@@ -97,14 +97,8 @@ def _comment(text: str, indent: str) -> list[str]:
     """Write a comment; whatever the text holds, it stays one."""
     shown = "".join(letter if letter.isprintable() else " " for letter in text)
     begin = f"{indent}# "
-    return wrap(
-        shown,
-        WIDTH,
-        initial_indent=begin,
-        subsequent_indent=begin,
-        break_on_hyphens=False,
-        break_long_words=False,
-    )
+    lines = wrap(shown, WIDTH - len(begin), break_on_hyphens=False, break_long_words=False)
+    return [f"{begin}{line}" for line in lines]
 
 
 def spelled_value(value: Any) -> str:

@@ -25,12 +25,6 @@ _SAMPLES = "rl_config.n_samples_per_prompt"
 _RESPONSE = "generate_config.sampling_config.max_tokens"
 _FUNCTIONS = "rl_config.verifier_function"
 _ESTIMATOR = "rl_config.adv_estimator"
-_BUDGETS = (
-    "max_packing_token_size",
-    "actor_max_packing_token_size",
-    "ref_max_packing_token_size",
-    "update_max_packing_token_size",
-)
 _RECOMPUTE: dict[str, tuple[str, tuple[Value, ...]]] = {
     "recompute_method": ("uniform or block", ("uniform", "block")),
     "recompute_num_layers": ("1 or more", (1,)),
@@ -131,29 +125,26 @@ def _rollout(config: RunConfig) -> Iterator[Finding]:
 
 def _shares(config: RunConfig) -> Iterator[Finding]:
     """A batch is whole mini-batches, and the replicas of a role have equally many sequences."""
-    mini_batch, batch = config.rl_config.mini_batch_size, config.megatron_training.global_batch_size
-    yield from must_divide(_MINI_BATCH, mini_batch, _BATCH, batch)
-    for role in config.roles:
-        if config.world_size % config.layout(role).ranks_per_replica == 0:
-            yield from _shares_of(config, role)
-
-
-def _shares_of(config: RunConfig, role: Role) -> Iterator[Finding]:
-    samples, replicas = config.rl_config.n_samples_per_prompt, config.layout(role).dp
-    field, value, step = _BATCH, config.megatron_training.global_batch_size, "step"
-    if role in ("actor", "critic"):
-        field, value, step = _MINI_BATCH, config.rl_config.mini_batch_size, "update"
-    count = value * samples
-    multiple = replicas // gcd(replicas, samples)
-    owner = "" if role == "actor" else f" of {role}_config"
-    need = (
-        f"times {_SAMPLES}={samples} gives "
-        f"{count} sequences per {step}, which {replicas} data-parallel "
-        f"replicas{owner} must divide; {field} needs a multiple of {multiple}"
+    samples, batch = (
+        config.rl_config.n_samples_per_prompt,
+        config.megatron_training.global_batch_size,
     )
-    below = value // multiple * multiple
-    legal = (size for size in (below, below + multiple) if size)
-    yield from _judged(config, (count % replicas, field, need, *legal))
+    yield from must_divide(_MINI_BATCH, config.rl_config.mini_batch_size, _BATCH, batch)
+    for role in config.roles:
+        learns, layout = role in ("actor", "critic"), config.layout(role)
+        field, step = (_MINI_BATCH, "update") if learns else (_BATCH, "step")
+        value, replicas = config.value_of(field), layout.dp
+        if config.world_size % layout.ranks_per_replica or value * samples % replicas == 0:
+            continue
+        multiple = replicas // gcd(replicas, samples)
+        owner = "" if role == "actor" else f" of {role}_config"
+        need = (
+            f"times {_SAMPLES}={samples} gives {value * samples} sequences per {step}, which "
+            f"{replicas} data-parallel replicas{owner} must divide; "
+            f"{field} needs a multiple of {multiple}"
+        )
+        below = value // multiple * multiple
+        yield broken(field, value, need, *(size for size in (below, below + multiple) if size))
 
 
 def _lengths(config: RunConfig) -> Iterator[Finding]:
@@ -189,11 +180,12 @@ def _lengths(config: RunConfig) -> Iterator[Finding]:
             True,
         ),
     )
-    for name in _BUDGETS if rl.use_dynamic_bsz else ():
-        budget = getattr(rl, name)
+    for whose in ("", "actor_", "ref_", "update_") if rl.use_dynamic_bsz else ():
+        field = f"rl_config.{whose}max_packing_token_size"
         need = f"must hold the longest sequence, {words}: {longest} or more"
+        budget = config.value_of(field)
         small = budget is not None and budget < longest
-        yield from _judged(config, (small, f"rl_config.{name}", need, longest))
+        yield from _judged(config, (small, field, need, longest))
 
 
 def _learners(config: RunConfig) -> dict[str, LearningConfig]:

@@ -71,7 +71,7 @@ def build_worker(plan: RunPlan, platform: Platform) -> IntegratedWorker:
     updates = _updates(config)
     return IntegratedWorker(
         models={
-            role: RoleModel(engine=engine, micro_batching=config.forward_micro_batching(role))
+            role: RoleModel(engine=engine, micro_batching=config.micro_batching(role, learns=False))
             for role, engine in engines.items()
         },
         updates=updates,
@@ -206,7 +206,7 @@ def _updates(config: RunConfig) -> dict[Role, RoleUpdates]:
     if config.critic_config is not None:
         losses["critic"] = ValueLoss(clip_range=rl.cliprange_value).of_minibatch
     return {
-        role: RoleUpdates(micro_batching=config.update_micro_batching(role), loss=loss)
+        role: RoleUpdates(micro_batching=config.micro_batching(role, learns=True), loss=loss)
         for role, loss in losses.items()
     }
 

@@ -2,16 +2,16 @@
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+
+from pydantic import ValidationError
 
 from mindrl.allocation.into_config import in_words_of_backend
 from mindrl.config.finding import Finding, Value, broken
 from mindrl.config.layout_keys import Role
-from mindrl.config.load import load_run_config
-from mindrl.config.run import RunConfig
+from mindrl.config.run import RunConfig, with_value
 from mindrl.config.validate import findings, learning_warnings
 from mindrl.errors import ConfigError, MindrlError
 from mindrl.models.description import ModelDescription
@@ -162,24 +162,14 @@ def _nearest_legal(
 
     def helps(value: Value) -> bool:
         try:
-            changed = _with_value(config, finding.field, value)
-        except ConfigError:
+            changed = with_value(config, finding.field, value)
+        except ValidationError:
             return False
         left = [*findings(changed), *platform_findings(changed, platform)]
         left += model_findings(changed, checked.models or {})
         return {each.field for each in left} <= others
 
     return tuple(islice(filter(helps, finding.legal[:_MOST_TRIED]), _MOST_NAMED))
-
-
-def _with_value(config: RunConfig, field: str, value: Value) -> RunConfig:
-    values: dict[str, Any] = asdict(config)
-    *sections, key = field.split(".")
-    place = values
-    for section in sections:
-        place = place[section]
-    place[key] = value
-    return load_run_config(values)
 
 
 def _rewards(config: RunConfig) -> Iterator[Finding]:

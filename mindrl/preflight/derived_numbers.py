@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from mindrl.batch.balance import MicroBatching
 from mindrl.config.layout_keys import SIZE_KEYS, Role
 from mindrl.config.run import RunConfig
-from mindrl.memory.schedule import PHASE_ROLES, UPDATES, Phase
+from mindrl.memory.schedule import PHASE_ROLES, UPDATES
 from mindrl.platform.device import Platform
 
 _GAP_FLOAT32 = 0.01
@@ -90,7 +89,7 @@ def _rewards(config: RunConfig) -> str:
 
 
 def _micro_batch(config: RunConfig) -> str:
-    cut = config.update_micro_batching("actor")
+    cut = config.micro_batching("actor", learns=True)
     if cut.tokens is not None:
         return f"up to {cut.tokens} tokens, packed"
     packed = "packed" if config.rl_config.use_remove_padding else "padded"
@@ -128,17 +127,11 @@ def _micro_batches(config: RunConfig) -> dict[str, int]:
         phase.value.replace("train", "update"): -(
             -(update if phase in UPDATES else step)
             // config.layout(role).dp
-            // micro_batching(config, phase).sequences
+            // config.micro_batching(role, learns=phase in UPDATES).sequences
         )
         for phase, role in PHASE_ROLES.items()
         if role in config.roles
     }
-
-
-def micro_batching(config: RunConfig, phase: Phase) -> MicroBatching:
-    """Return how a phase of the training side cuts its sequences."""
-    learns, role = phase in UPDATES, PHASE_ROLES[phase]
-    return (config.update_micro_batching if learns else config.forward_micro_batching)(role)
 
 
 def logprob_gap_limit(config: RunConfig, *, has_experts: bool) -> float | None:

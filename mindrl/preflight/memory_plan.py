@@ -13,7 +13,6 @@ from mindrl.memory.plan import MemoryPlan, RankBytes, kv_cache_left, rollout_byt
 from mindrl.memory.schedule import PHASE_ROLES, ROLE_REGIONS, UPDATES, Phase, Region
 from mindrl.observability.units import MIB, mib_text
 from mindrl.platform.host_memory import rounded
-from mindrl.preflight.derived_numbers import micro_batching
 from mindrl.preflight.run_shardings import RunPlan, RunShardings, role_head
 from mindrl.training.planning import trained_bytes
 
@@ -160,7 +159,7 @@ def activation_estimates(plan: RunPlan) -> dict[Phase, int]:
 
 def _activations(plan: RunPlan, phase: Phase, role: Role) -> int:
     config, model, layout = plan.config, plan.models[role], plan.layouts[role]
-    training, cut = config.megatron_training, micro_batching(config, phase)
+    training, cut = config.megatron_training, config.micro_batching(role, learns=phase in UPDATES)
     longest = config.rl_config.max_prompt_length + config.generate_config.sampling_config.max_tokens
     passes = Passes(
         layout=layout,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mindrl.allocation.grammar import AllocationError
 from mindrl.allocation.meaning import parse_backend, parse_mode
-from mindrl.allocation.messages import AllocationError
 
 # A busy machine may take longer than the 200 ms that an example has by default.
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from mindrl.allocation.grammar import AllocationError
 from mindrl.allocation.into_config import with_sizes
 from mindrl.allocation.meaning import parse_backend, parse_mode
-from mindrl.allocation.messages import AllocationError
 from mindrl.config.backends import BACKENDS
 
 PAGE = (Path(__file__).parents[3] / "docs/reference/allocation-strings.md").read_text("utf-8")

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import yaml
 
+from mindrl.allocation.grammar import AllocationError
 from mindrl.allocation.into_config import read_engines
 from mindrl.allocation.meaning import parse_backend, parse_mode
-from mindrl.allocation.messages import AllocationError
 from mindrl.config.backends import BACKENDS
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
 

@@ -250,9 +250,9 @@ def test_either_name_of_the_references_folder_will_do(run_config: MakeConfig) ->
 def test_micro_batches_of_a_role_are_its_own_then_the_actors(run_config: MakeConfig) -> None:
     sizes = CRITIC | {"actor_config.micro_batch_size": 8, "reward_config.load": "judge"}
     plain = run_config(MODEL, sizes)
-    assert plain.update_micro_batching("critic") == MicroBatching(sequences=8)
-    assert plain.forward_micro_batching("critic") == MicroBatching(sequences=8)
-    assert plain.forward_micro_batching("reward") == MicroBatching(sequences=8)
+    assert plain.micro_batching("critic", learns=True) == MicroBatching(sequences=8)
+    assert plain.micro_batching("critic", learns=False) == MicroBatching(sequences=8)
+    assert plain.micro_batching("reward", learns=False) == MicroBatching(sequences=8)
     own = run_config(
         MODEL,
         sizes
@@ -262,10 +262,10 @@ def test_micro_batches_of_a_role_are_its_own_then_the_actors(run_config: MakeCon
             "reward_config.micro_batch_size": 2,
         },
     )
-    assert own.update_micro_batching("critic") == MicroBatching(sequences=4)
-    assert own.forward_micro_batching("critic") == MicroBatching(sequences=16)
-    assert own.forward_micro_batching("reward") == MicroBatching(sequences=2)
-    assert own.update_micro_batching("actor") == MicroBatching(sequences=8)
+    assert own.micro_batching("critic", learns=True) == MicroBatching(sequences=4)
+    assert own.micro_batching("critic", learns=False) == MicroBatching(sequences=16)
+    assert own.micro_batching("reward", learns=False) == MicroBatching(sequences=2)
+    assert own.micro_batching("actor", learns=True) == MicroBatching(sequences=8)
 
 
 def test_budgets_of_tokens_are_a_role_s_own_then_the_general_one(run_config: MakeConfig) -> None:
@@ -279,10 +279,10 @@ def test_budgets_of_tokens_are_a_role_s_own_then_the_general_one(run_config: Mak
             "rl_config.update_max_packing_token_size": 128,
         },
     )
-    assert config.update_micro_batching("actor").tokens == 128
-    assert config.update_micro_batching("critic").tokens == 512
-    assert config.forward_micro_batching("ref").tokens == 256
-    assert config.forward_micro_batching("actor").tokens == 512
+    assert config.micro_batching("actor", learns=True).tokens == 128
+    assert config.micro_batching("critic", learns=True).tokens == 512
+    assert config.micro_batching("ref", learns=False).tokens == 256
+    assert config.micro_batching("actor", learns=False).tokens == 512
 
 
 def test_a_kl_term_is_in_the_loss_or_in_the_reward_never_in_both(run_config: MakeConfig) -> None:

@@ -7,18 +7,17 @@ from typing import Any, Literal, get_args
 from pydantic.dataclasses import dataclass
 
 from mindrl.batch.balance import MicroBatching
-from mindrl.config.actor import ActorConfig
 from mindrl.config.generate import GenerateConfig
 from mindrl.config.layout_keys import ROLLOUT_SIZE_KEYS, SIZE_KEYS, Role
 from mindrl.config.megatron_training import MegatronTrainingConfig
 from mindrl.config.rl import RLConfig
-from mindrl.config.role import CriticConfig, LearningConfig, RefConfig, RewardConfig
+from mindrl.config.role import ActorConfig, CriticConfig, LearningConfig, RefConfig, RewardConfig
 from mindrl.config.section import SECTION
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
 
 OTHER_REFERENCE = "rl_config.integrated_mode_config.ref_model_load_path"
 """The other name of `ref_config.load`."""
-_LAYERS, _CHUNKS = "num_layer_list", (SIZE_KEYS["pp"], SIZE_KEYS["vpp"])
+_LAYERS = "num_layer_list"
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -64,14 +63,13 @@ class RunConfig:
         def owner(key: str) -> str:
             return "actor" if self.value_of(f"{role}_config.{key}") is None else role
 
-        def is_the_actors(key: str) -> bool:
-            ours = self.value_of(f"{owner(key)}_config.{key}")
-            return bool(ours == getattr(self.actor_config, key))
-
         keys = {name: f"{owner(key)}_config.{key}" for name, key in SIZE_KEYS.items()}
         # The actor's layers are of its stages and chunks.
-        takes_actors = owner(_LAYERS) == "actor" and all(map(is_the_actors, _CHUNKS))
-        given = takes_actors and self.actor_config.num_layer_list is not None
+        cut = all(
+            self.value_of(keys[name]) == getattr(self.actor_config, SIZE_KEYS[name])
+            for name in ("pp", "vpp")
+        )
+        given = cut and owner(_LAYERS) == "actor" and self.actor_config.num_layer_list is not None
         return keys | {"layers_per_chunk": f"{'actor' if given else role}_config.{_LAYERS}"}
 
     def layout(self, role: Role) -> TrainLayout:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -76,8 +76,10 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
 def _section(
     values: Mapping[str, Any], path: tuple[str, ...], comments: Mapping[str, str]
 ) -> Iterator[str]:
+    """Write a section in the order of the reference."""
     indent = "  " * len(path)
-    for name, value in _in_order(values, path):
+    known = field_names(path)
+    for name, value in sorted(values.items(), key=lambda item: known.index(item[0])):
         if isinstance(value, dict):
             if not path:
                 yield ""
@@ -86,11 +88,6 @@ def _section(
         else:
             yield from _comment(comments.get(".".join((*path, name)), ""), indent)
             yield f"{indent}{name}: {spelled_value(value)}"
-
-
-def _in_order(values: Mapping[str, Any], path: Sequence[str]) -> list[tuple[str, Any]]:
-    """Return the keys of the section at a path, and their values, in the order of the reference."""
-    return sorted(values.items(), key=lambda item: field_names(path).index(item[0]))
 
 
 def _comment(text: str, indent: str) -> list[str]:

@@ -125,11 +125,9 @@ def _rollout(config: RunConfig) -> Iterator[Finding]:
 
 def _shares(config: RunConfig) -> Iterator[Finding]:
     """A batch is whole mini-batches, and the replicas of a role have equally many sequences."""
-    samples, batch = (
-        config.rl_config.n_samples_per_prompt,
-        config.megatron_training.global_batch_size,
-    )
-    yield from must_divide(_MINI_BATCH, config.rl_config.mini_batch_size, _BATCH, batch)
+    rl, batch = config.rl_config, config.megatron_training.global_batch_size
+    mini_batch, samples = rl.mini_batch_size, rl.n_samples_per_prompt
+    yield from must_divide(_MINI_BATCH, mini_batch, _BATCH, batch)
     for role in config.roles:
         learns, layout = role in ("actor", "critic"), config.layout(role)
         field, step = (_MINI_BATCH, "update") if learns else (_BATCH, "step")

@@ -17,11 +17,11 @@ from mindrl.batch.experience import CriticMinibatch, Minibatch
 from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Responses, Rollouts
 from mindrl.batch.sequences import Logprobs, Sequences, SequenceScores, Values
-from mindrl.config.actor import ActorConfig
 from mindrl.config.generate import GenerateConfig, SamplingConfig
 from mindrl.config.layout_keys import Role
 from mindrl.config.megatron_training import MegatronTrainingConfig
 from mindrl.config.rl import RLConfig
+from mindrl.config.role import ActorConfig
 from mindrl.config.run import RunConfig
 from mindrl.data.prompts import PromptSet
 from mindrl.data.run_data import RunData

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from mindrl.memory.plan import MemoryPlan
 from mindrl.memory.schedule import Move, MoveKind, Region, label_of
-from mindrl.observability.memory_snapshot import MeasuredSnapshot
-from mindrl.observability.timeline import write_timeline
+from mindrl.observability.timeline import MeasuredSnapshot, write_timeline
 from mindrl.observability.units import mib_text
 
 logger = logging.getLogger(__name__)

@@ -7,8 +7,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from rich.console import Console
-
 from mindrl.algorithms.length_penalty import LengthPenalty
 from mindrl.batch.balance import sequence_costs
 from mindrl.cluster.ray_cluster import RayCluster
@@ -23,9 +21,10 @@ from mindrl.models.decoder import forward_cost
 from mindrl.observability.console import StepConsole
 from mindrl.observability.logs import configure_logging
 from mindrl.observability.summary import render_summary
+from mindrl.observability.terminal import print_rows, say
 from mindrl.observability.trackers import JsonlTracker, TensorboardTracker, Tracker
 from mindrl.platform.device import Platform
-from mindrl.preflight.derived_numbers import derived_numbers, logprob_gap_limit, render_numbers
+from mindrl.preflight.derived_numbers import derived_numbers, logprob_gap_limit
 from mindrl.preflight.run_folders import check_folders, export_folders
 from mindrl.preflight.run_shardings import RunPlan
 from mindrl.rewards.scorer import RewardScorer, try_rewards
@@ -54,10 +53,9 @@ def train(plan: RunPlan, platform: Platform, run_dir: Path) -> dict[str, object]
     check_folders(plan, folder.root, exports)
     configure_logging(folder.logs / "driver.log", level=logging.INFO)
     data = read_data(config)
-    for line in data_lines(data):
-        Console().print(line, markup=False, highlight=False, soft_wrap=True)
+    say(*data_lines(data))
     try_rewards(rl.verifier_function, rl.verifier_timeout, data.train.prompts[0].answer)
-    Console().print(render_numbers(derived_numbers(config, platform)))
+    print_rows(derived_numbers(config, platform).items())
     summary = RunSummary(exports=exports, provenance=provenance(config))
     console = StepConsole(config.megatron_training.train_iters)
     trackers: list[Tracker] = [JsonlTracker(folder.metrics)]

@@ -78,7 +78,16 @@ def build_worker(plan: RunPlan, platform: Platform) -> IntegratedWorker:
         rollout=rollout,
         device=device,
         sharding_manager=_sharding_manager(shardings, engines["actor"], rollout, device),
-        exports={role: _export(plan, role, engines[role]) for role in updates},
+        exports={
+            role: WeightExport(
+                engines[role],
+                plan.topology,
+                bucket_bytes=plan.bucket_bytes,
+                timeout_seconds=config.generate_config.reshard_timeout_seconds,
+                name=f"export {role}",
+            )
+            for role in updates
+        },
     )
 
 
@@ -229,13 +238,3 @@ def _sharding_manager(
     )
     movable = device.plan.movable
     return ShardingManager(device.ledger, sync, movable=movable, device_type=device.device_type)
-
-
-def _export(plan: RunPlan, role: Role, engine: TrainingEngine) -> WeightExport:
-    return WeightExport(
-        engine,
-        plan.topology,
-        bucket_bytes=plan.bucket_bytes,
-        timeout_seconds=plan.config.generate_config.reshard_timeout_seconds,
-        name=f"export {role}",
-    )

@@ -23,7 +23,7 @@ from mindrl.memory.schedule import (
     step_phases,
     timeline,
 )
-from mindrl.observability.memory_snapshot import MemorySnapshot
+from mindrl.observability.timeline import MemorySnapshot
 from mindrl.observability.units import MIB
 
 RankBytes = NDArray[np.int64]

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from mindrl.observability.metrics import Metrics
-from mindrl.observability.printable import printable
+from mindrl.observability.terminal import printable
 
 NARROWEST_CELL = 7
 _UNFOLDED = 10_000

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mindrl.observability.output_files import output_errors
-from mindrl.observability.printable import printable
+from mindrl.observability.terminal import printable
 
 TAIL_BYTES = 256 * 1024
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")

@@ -8,7 +8,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from mindrl.observability.output_files import JsonLinesFile
-from mindrl.observability.printable import printable
+from mindrl.observability.terminal import printable
 
 
 @dataclass(frozen=True, kw_only=True)

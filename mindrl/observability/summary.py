@@ -8,7 +8,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from mindrl.observability.printable import printable
+from mindrl.observability.terminal import printable
 
 STATUS_STYLES = {"completed": "green", "interrupted": "yellow", "failed": "red"}
 NUMBERS = (

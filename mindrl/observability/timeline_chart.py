@@ -10,9 +10,8 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mindrl.observability.memory_snapshot import MeasuredSnapshot
 from mindrl.observability.output_files import output_errors
-from mindrl.observability.timeline import Timelines
+from mindrl.observability.timeline import MeasuredSnapshot, Timelines
 
 _COLOURS = {
     "actor_weights": "#1f5a96",

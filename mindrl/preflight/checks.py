@@ -15,7 +15,7 @@ from mindrl.config.run import RunConfig, with_value
 from mindrl.config.validate import findings, learning_warnings
 from mindrl.errors import ConfigError, MindrlError
 from mindrl.models.description import ModelDescription
-from mindrl.observability.notes import note
+from mindrl.observability.terminal import note
 from mindrl.platform.device import Platform
 from mindrl.preflight.memory_checks import Capacity, judged_memory
 from mindrl.preflight.model_checks import describe_models, missing_weights, model_findings

@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rich.table import Table
-
 from mindrl.config.layout_keys import SIZE_KEYS, Role
 from mindrl.config.run import RunConfig
 from mindrl.memory.schedule import PHASE_ROLES, UPDATES
@@ -156,11 +154,3 @@ def logprob_gap_text(config: RunConfig) -> str:
     mixture = "" if experts == dense else f" ({experts:g} with experts)"
     steps = config.rl_config.logprob_gap_steps
     return f"warns beyond {dense:g} nats{mixture}, ends after {steps} steps"
-
-
-def render_numbers(numbers: dict[str, str]) -> Table:
-    """Lay the numbers out for a terminal."""
-    table = Table(show_header=False, box=None, pad_edge=False)
-    for name, value in numbers.items():
-        table.add_row(name, value)
-    return table

@@ -6,7 +6,7 @@ from mindrl.config.finding import Finding, once
 from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig
 from mindrl.models.description import ModelDescription, read_description
-from mindrl.observability.notes import note
+from mindrl.observability.terminal import note
 
 _CHECKOUT = Path(__file__).resolve().parents[2]
 _PACKAGE = Path(__file__).resolve().parents[1]

@@ -62,11 +62,6 @@ def gib(text: str) -> int:
     return int(positive(text) * GIB)
 
 
-def add_gib(parser: argparse._ActionsContainer, option: str, into: str, what: str) -> None:
-    """Add an option in GiB, whose bytes the options have under the name `into`."""
-    parser.add_argument(option, type=gib, dest=into, metavar="N", help=what)
-
-
 def add_layers_per_chunk(parser: argparse.ArgumentParser, of: str) -> None:
     """Add the option for layers that are not even."""
     parser.add_argument(

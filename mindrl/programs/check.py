@@ -1,21 +1,18 @@
-"""The program that checks a configuration and starts nothing: `python cli/check.py`.
-
-Needs no torch.
-"""
+"""Check a configuration and start nothing: `python cli/check.py`. Needs no torch."""
 
 import argparse
 from collections.abc import Iterable
 from typing import Any
 
 from mindrl.config.finding import Finding, Value, spelled
-from mindrl.observability.notes import note
+from mindrl.observability.terminal import note, say
 from mindrl.platform.device import planned_platform
 from mindrl.platform.garbage import planning
 from mindrl.preflight.checks import Checked, checked_with_legal_values
 from mindrl.preflight.memory_checks import Capacity
 from mindrl.preflight.shipped import note_shipped_sizes, shipped_sizes
-from mindrl.programs.arguments import add_gib, parser_of
-from mindrl.programs.exits import FAILED, counted, exit_code, print_json, report, say
+from mindrl.programs.arguments import gib, parser_of
+from mindrl.programs.exits import FAILED, counted, exit_code, print_json, report
 from mindrl.programs.plan_options import add_run_options, asked_config, device_bytes
 
 _EXAMPLE = """\
@@ -29,7 +26,21 @@ The exit code is 1 where there are findings, 2 where the configuration cannot be
 
 def check_config(name: str = "check.py") -> int:
     """Check what the command line asks for; returns the exit code."""
-    options = _parser(name).parse_intermixed_args()
+    about = (
+        "Find everything that keeps a run from working before anything is started: "
+        "each finding with its key, its need and the nearest legal values."
+    )
+    parser = parser_of(name, about, _EXAMPLE)
+    add_run_options(parser)
+    add = parser.add_argument
+    elsewhere = (
+        "the run is for another machine: files that are not here are no finding, and of "
+        "models that are not here the shipped sizes are taken"
+    )
+    add("--elsewhere", action="store_true", help=elsewhere)
+    host = "memory of one machine that the run may take for what leaves its devices"
+    add("--host-memory-gib", type=gib, dest="host_bytes", metavar="N", help=host)
+    options = parser.parse_intermixed_args()
     with planning():
         return exit_code(lambda: _check(options))
 
@@ -55,23 +66,6 @@ def _check(options: argparse.Namespace) -> int:
             note_shipped_sizes(config)
         _print(options.config_name, checked, capacity)
     return FAILED if checked.findings else 0
-
-
-def _parser(name: str) -> argparse.ArgumentParser:
-    about = (
-        "Find everything that keeps a run from working before anything is started: "
-        "each finding with its key, its need and the nearest legal values."
-    )
-    parser = parser_of(name, about, _EXAMPLE)
-    add_run_options(parser)
-    elsewhere = (
-        "the run is for another machine: files that are not here are no finding, and of "
-        "models that are not here the shipped sizes are taken"
-    )
-    parser.add_argument("--elsewhere", action="store_true", help=elsewhere)
-    host = "memory of one machine that the run may take for what leaves its devices"
-    add_gib(parser, "--host-memory-gib", "host_bytes", host)
-    return parser
 
 
 def _as_json(findings: Iterable[Finding]) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ from mindrl.config.load import field_names, load_run_config, suggest, wrong_sect
 from mindrl.config.run import RunConfig
 from mindrl.config.text import nested
 from mindrl.errors import ConfigError, MindrlError
-from mindrl.observability.notes import note
+from mindrl.observability.terminal import note
 from mindrl.preflight.shipped import config_folder
 
 _SUFFIX = ".yaml"
@@ -98,7 +98,8 @@ def composing(
         raise ConfigError(_no_such_name(asked, folders)) from error
     except Exception as error:
         # Their parsers raise errors of many kinds for what a file may hold.
-        raise ConfigError(_first_trouble(name, folders) or _in_words(error)) from error
+        trouble = next(_troubles(name.removesuffix(_SUFFIX), folders, ()), None)
+        raise ConfigError(trouble or _in_words(error)) from error
 
 
 def check_overrides(arguments: Sequence[str]) -> None:
@@ -156,11 +157,6 @@ def _no_such_name(name: str, folders: Sequence[Path]) -> str:
     return f"{folders[0]} has no configuration {name}; {hint}"
 
 
-def _first_trouble(name: str, folders: Sequence[Path]) -> str | None:
-    """Find a file that cannot be read, from the named one along the `defaults`; None: all can."""
-    return next(_troubles(name.removesuffix(_SUFFIX), folders, ()), None)
-
-
 def _in_words(error: Exception) -> str:
     """Say in a line what Hydra or OmegaConf has raised."""
     # Behind the key OmegaConf says more, of classes.
@@ -170,6 +166,7 @@ def _in_words(error: Exception) -> str:
 
 
 def _troubles(name: str, folders: Sequence[Path], above: tuple[Path, ...]) -> Iterator[str]:
+    """Say which file cannot be read and why: the named one, then those along its `defaults`."""
     paths = (folder / f"{name}{_SUFFIX}" for folder in folders)
     path = next((path for path in paths if path.is_file()), None)
     if path is None:
@@ -179,7 +176,9 @@ def _troubles(name: str, folders: Sequence[Path], above: tuple[Path, ...]) -> It
         yield f"{path} includes itself: {' -> '.join(each.stem for each in (*above, path))}"
         return
     try:
-        values = _values(path)
+        # Read as Hydra does; bytes first, whose errors know the line.
+        path.read_bytes().decode("utf-8")
+        values: Any = OmegaConf.to_container(OmegaConf.load(path))
     except (yaml.YAMLError, OmegaConfBaseException, OSError, ValueError, RecursionError) as error:
         yield f"{path}{_reason(error)}"
         return
@@ -196,12 +195,6 @@ def _troubles(name: str, folders: Sequence[Path], above: tuple[Path, ...]) -> It
             yield f"{path}: the entry {entry} of defaults must be a name, or group: name"
             return
         yield from _troubles(_file_name(entry), folders, (*above, path))
-
-
-def _values(path: Path) -> Any:
-    """Read a file as Hydra does; bytes first, whose errors know the line."""
-    path.read_bytes().decode("utf-8")
-    return OmegaConf.to_container(OmegaConf.load(path))
 
 
 def _file_name(entry: str | Mapping[str, Any]) -> str:

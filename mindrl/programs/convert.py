@@ -21,15 +21,16 @@ from mindrl.layouts.layout import TrainLayout
 from mindrl.models.decoder import DType, logical_shapes
 from mindrl.models.description import ModelDescription, read_description
 from mindrl.models.sharding import Sharding, whole_sharding
+from mindrl.observability.terminal import say
 from mindrl.observability.units import traffic_text
 from mindrl.programs.arguments import (
     MOST_RANKS,
-    add_gib,
     add_layers_per_chunk,
+    gib,
     parser_of,
     written_keys,
 )
-from mindrl.programs.exits import FAILED, exit_code, report, say
+from mindrl.programs.exits import FAILED, exit_code, report
 from mindrl.training.planning import training_findings, training_sharding
 
 if TYPE_CHECKING:
@@ -49,16 +50,6 @@ plan.py --help.
 
 def convert(name: str = "convert_ckpt.py") -> int:
     """Convert what the command line asks for; returns the exit code."""
-    options = _parser(name).parse_args()
-
-    def convert_or_stop() -> int:
-        with signals_as_errors():
-            return _convert(options)
-
-    return exit_code(convert_or_stop, ModelError)
-
-
-def _parser(name: str) -> argparse.ArgumentParser:
     about = (
         "Convert weights between a Hugging Face folder and the files of a training layout, "
         "one tensor at a time, without a cluster."
@@ -72,8 +63,9 @@ def _parser(name: str) -> argparse.ArgumentParser:
     add_layers_per_chunk(parser, "--layout")
     add("--dtype", choices=get_args(DType), help="of the target (default: as in the source)")
     most = "most GiB of a file of a Hugging Face folder (default: 5)"
-    add_gib(parser, "--shard-gib", "shard_bytes", most)
-    return parser
+    add("--shard-gib", type=gib, dest="shard_bytes", metavar="N", help=most)
+    options = parser.parse_args()
+    return exit_code(lambda: _convert(options), ModelError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +80,7 @@ class _Source:
     """Tensors that the model does not ask for."""
 
 
+@signals_as_errors()
 def _convert(options: argparse.Namespace) -> int:
     layout = _target_layout(options)
     model = read_description(options.source)

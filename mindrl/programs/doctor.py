@@ -14,7 +14,7 @@ from rich.text import Text
 from mindrl.doctor.facts import Facts, Observation, Verdict, gather
 from mindrl.doctor.findings import DEVICE_FINDINGS, PACKAGE_FINDINGS
 from mindrl.doctor.host_findings import HOST_FINDINGS, NETWORK_FINDINGS, disks
-from mindrl.observability.printable import printable
+from mindrl.observability.terminal import printable
 from mindrl.platform.device import PLATFORMS, choose_platform
 from mindrl.programs.arguments import count, parser_of
 from mindrl.programs.exits import FAILED, counted, print_json

@@ -2,12 +2,11 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Column, Table
 
 from mindrl.errors import ConfigError, InterruptedRunError, MindrlError
 
@@ -21,15 +20,15 @@ def exit_code(action: Callable[[], int], *bad_input: type[Exception]) -> int:
 
     `bad_input` are errors that speak of what the program was given, besides `ConfigError`.
     """
-    of_input: tuple[type[Exception], ...] = (ConfigError, *bad_input)
     try:
         return action()
-    except InterruptedRunError as error:
-        return report(str(error).splitlines(), INTERRUPTED)
-    except of_input as error:
-        return report(str(error).splitlines(), BAD_CONFIG)
     except MindrlError as error:
-        return report(str(error).splitlines(), FAILED)
+        code = FAILED
+        if isinstance(error, InterruptedRunError):
+            code = INTERRUPTED
+        elif isinstance(error, (ConfigError, *bad_input)):
+            code = BAD_CONFIG
+        return report(str(error).splitlines(), code)
 
 
 def report(reasons: Iterable[str], code: int) -> int:
@@ -39,22 +38,6 @@ def report(reasons: Iterable[str], code: int) -> int:
         mark = "       " if reason.startswith(" ") else "[bold red]error:[/] "
         console.print(f"{mark}{escape(reason)}", soft_wrap=True, highlight=False)
     return code
-
-
-def say(*lines: str, to_stderr: bool = False) -> None:
-    """Print lines as they are, however long."""
-    console = Console(stderr=to_stderr)
-    for line in lines:
-        console.print(line, soft_wrap=True, highlight=False, markup=False)
-
-
-def print_rows(rows: Iterable[Sequence[str]], *columns: Column) -> None:
-    """Print rows of markup below each other, with a line of titles where the columns have any."""
-    titled = any(column.header for column in columns)
-    table = Table(*columns, box=None, show_header=titled, header_style="", pad_edge=False)
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table)
 
 
 def counted(number: int, what: str) -> str:

@@ -1,7 +1,4 @@
-"""The numbers of a run: `python cli/plan.py explain ...`, its figures and its tables.
-
-Needs no torch.
-"""
+"""The numbers of a run as figures and tables: `cli/plan.py explain ...`. Needs no torch."""
 
 import argparse
 from collections.abc import Iterator, Mapping
@@ -10,12 +7,13 @@ from typing import Any
 
 from mindrl.layouts.layout import TrainLayout
 from mindrl.memory.plan import MemoryPlan
+from mindrl.observability.terminal import print_rows, say
 from mindrl.observability.units import memory_text
 from mindrl.preflight.derived_numbers import BatchFigures, batch_figures, spelled_sizes
 from mindrl.preflight.memory_plan import memory_plan
 from mindrl.preflight.run_shardings import RunPlan, RunShardings
 from mindrl.programs.arguments import Plan
-from mindrl.programs.exits import counted, print_rows, say
+from mindrl.programs.exits import counted
 from mindrl.programs.memory import kv_cache_tokens, peak_moments, spaced
 from mindrl.programs.plan_options import add_run_options, answer, asked_shardings, device_bytes
 from mindrl.resharding.figures import PlanFigures, figures_of

@@ -1,7 +1,4 @@
-"""The program that reads MindSpeed-RL's configurations: `python cli/import_config.py ...`.
-
-Needs no torch.
-"""
+"""Turn a file of MindSpeed-RL into one of ours: `cli/import_config.py`. Needs no torch."""
 
 import argparse
 import json
@@ -30,10 +27,10 @@ from mindrl.migrate.file import TheirRun, their_run
 from mindrl.migrate.mapped import Import, Kind, Mapped
 from mindrl.migrate.run import import_run
 from mindrl.migrate.sizes import model_sizes
-from mindrl.observability.printable import printable
+from mindrl.observability.terminal import printable, say
 from mindrl.preflight.shipped import has_sizes, sizes_path
 from mindrl.programs.arguments import count, parser_of
-from mindrl.programs.exits import FAILED, exit_code, print_json, report, say, written
+from mindrl.programs.exits import FAILED, exit_code, print_json, report, written
 
 _TITLES: Mapping[Kind, str] = {
     "refused": "refused: parts of the run that are not there",
@@ -54,11 +51,6 @@ The model files are looked for in the folder model beside the file.
 
 def import_config(name: str = "import_config.py") -> int:
     """Import what the command line asks for; returns the exit code."""
-    options = _parser(name).parse_args()
-    return exit_code(lambda: _import(options))
-
-
-def _parser(name: str) -> argparse.ArgumentParser:
     about = (
         "Turn a GRPO, DAPO or PPO file of MindSpeed-RL into one of mindrl, and say "
         "what becomes of each of its keys."
@@ -73,7 +65,8 @@ def _parser(name: str) -> argparse.ArgumentParser:
     refused = "refused keys to do without, or `all`: the run then differs, as the report says"
     add("--leave-out", default="", metavar="KEY,KEY", help=refused)
     add("--json", action="store_true", help="print the report as JSON")
-    return parser
+    options = parser.parse_args()
+    return exit_code(lambda: _import(options))
 
 
 def _import(options: argparse.Namespace) -> int:
@@ -211,13 +204,7 @@ def _report_lines(imported: Import) -> Iterator[str]:
 def _as_json(imported: Import, given: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the same as plain values."""
     return [
-        {
-            "key": each.key,
-            "value": given.get(each.key),
-            "kind": each.kind,
-            "sets": dict(each.sets),
-            "note": each.note,
-        }
+        {"key": each.key, "value": given.get(each.key), **vars(each)}
         for kind in get_args(Kind)
         for each in imported.mapped
         if each.kind == kind

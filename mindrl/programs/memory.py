@@ -1,7 +1,4 @@
-"""The plan of memory: `python cli/plan.py memory ...`, its figures and its tables.
-
-Needs no torch.
-"""
+"""The plan of memory as figures and a table: `cli/plan.py memory ...`. Needs no torch."""
 
 import argparse
 from collections.abc import Iterator, Sequence
@@ -14,13 +11,14 @@ from rich.table import Column
 from mindrl.errors import DeviceMemoryError
 from mindrl.memory.plan import MemoryPlan
 from mindrl.memory.schedule import MoveKind, Phase, Region
-from mindrl.observability.memory_snapshot import MemorySnapshot
+from mindrl.observability.terminal import print_rows, say
+from mindrl.observability.timeline import MemorySnapshot
 from mindrl.observability.units import memory_text, unit_of
 from mindrl.preflight.memory_checks import Advice, advice_on
 from mindrl.preflight.memory_plan import activation_estimates, memory_plan, plan_without_kv_cache
 from mindrl.preflight.run_shardings import RunShardings
 from mindrl.programs.arguments import Plan
-from mindrl.programs.exits import FAILED, print_rows, report, say
+from mindrl.programs.exits import FAILED, report
 from mindrl.programs.plan_options import add_run_options, answer, asked_shardings, device_bytes
 
 _EXAMPLE = """\

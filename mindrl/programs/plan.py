@@ -1,7 +1,4 @@
-"""The program that plans without running: `python cli/plan.py reshard`, `memory`, `explain`, `run`.
-
-Needs no torch.
-"""
+"""The program that plans without running: `python cli/plan.py PLAN ...`. Needs no torch."""
 
 import argparse
 

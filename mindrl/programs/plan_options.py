@@ -12,7 +12,7 @@ from mindrl.preflight.checks import refuse
 from mindrl.preflight.model_checks import ROLLOUT_KEYS
 from mindrl.preflight.run_shardings import RunPlan, RunShardings, unordered_shardings
 from mindrl.preflight.shipped import note_shipped_sizes, shipped_sizes
-from mindrl.programs.arguments import add_gib
+from mindrl.programs.arguments import gib
 from mindrl.programs.compose import composed_config
 from mindrl.programs.exits import print_json
 from mindrl.rollout.planning import rollout_findings
@@ -30,9 +30,9 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     add("overrides", nargs="*", metavar="key=value", help="changes, as for a training program")
     memory = parser.add_mutually_exclusive_group()
     text = "memory of a device, in place of the configuration's rl_config.device_memory_mib"
-    add_gib(memory, "--device-memory-gib", "device_bytes", text)
-    by_name = f"the same by name, such as {EXAMPLE_DEVICE}"
-    memory.add_argument("--device", metavar="NAME", help=by_name)
+    size = memory.add_argument
+    size("--device-memory-gib", type=gib, dest="device_bytes", metavar="N", help=text)
+    size("--device", metavar="NAME", help=f"the same by name, such as {EXAMPLE_DEVICE}")
     add("--json", action="store_true", help="print one JSON object, all sizes in bytes")
 
 
@@ -76,12 +76,10 @@ def device_bytes(config: RunConfig, options: argparse.Namespace) -> int | None:
     Raises:
         ConfigError: No device is known by the name.
     """
+    asked: int | None = options.device_bytes
     if options.device is not None:
         return device_model(options.device).memory_bytes
-    if options.device_bytes is not None:
-        asked: int = options.device_bytes
-        return asked
-    return config.rl_config.device_memory_bytes
+    return config.rl_config.device_memory_bytes if asked is None else asked
 
 
 def _model_findings(plan: RunPlan) -> Iterator[Finding]:

@@ -11,11 +11,12 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from mindrl.config.text import config_text, needs_yaml_suffix, write_new
 from mindrl.errors import ConfigError
+from mindrl.observability.terminal import say
 from mindrl.observability.units import GIB, memory_text
 from mindrl.platform.device_models import DEVICE_MODELS, EXAMPLE_DEVICE, device_model
 from mindrl.preflight.shipped import config_folder, planned_description
-from mindrl.programs.arguments import Plan, add_gib, count
-from mindrl.programs.exits import FAILED, print_json, report, say, written
+from mindrl.programs.arguments import Plan, count, gib
+from mindrl.programs.exits import FAILED, print_json, report, written
 from mindrl.propose.candidates import MOST_DEVICES, Task, config_values
 from mindrl.propose.costs import bubble_share
 from mindrl.propose.figures import LEAST_SECONDS, behind, figures_of, reasons
@@ -52,7 +53,7 @@ def _add_options(run: argparse.ArgumentParser) -> None:
         what = f"{text} (default: {default})"
         add(option, type=count, default=default, metavar="N", help=what)
     host = "memory of a node for what leaves its devices (default: usual for the device)"
-    add_gib(run, "--host-memory-gib", "host_bytes", host)
+    add("--host-memory-gib", type=gib, dest="host_bytes", metavar="N", help=host)
     add("--algorithm", choices=("grpo", "ppo"), default="grpo", help="default: %(default)s")
     add("--top", type=count, default=5, metavar="N", help="how many proposals (default: 5)")
     add("--json", action="store_true", help="print one JSON object, all sizes in bytes")

@@ -19,6 +19,7 @@ from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.models.decoder import DType
 from mindrl.models.description import ModelDescription
 from mindrl.models.sharding import Sharding, elsewhere
+from mindrl.observability.terminal import print_rows, say
 from mindrl.observability.units import traffic_text
 from mindrl.preflight.shipped import planned_description
 from mindrl.programs.arguments import (
@@ -29,7 +30,7 @@ from mindrl.programs.arguments import (
     positive,
     written_keys,
 )
-from mindrl.programs.exits import FAILED, print_json, print_rows, report, say
+from mindrl.programs.exits import FAILED, print_json, report
 from mindrl.resharding.figures import (
     PlanFigures,
     RankMapFigures,
@@ -66,27 +67,12 @@ def _add_options(reshard: argparse.ArgumentParser) -> None:
     add("--disjoint", action="store_true", help=apart)
     add_layers_per_chunk(reshard, "the training")
     add("--ranks-per-node", type=count, default=8, metavar="N", help="default: %(default)s")
-    add(
-        "--dtype",
-        type=_dtypes,
-        default=("bfloat16", "bfloat16"),
-        metavar="TYPE[,TYPE]",
-        help="of the training and of the rollout weights (default: bfloat16)",
-    )
-    add(
-        "--bucket-mib",
-        type=count,
-        default=DEFAULT_BUCKET_BYTES >> 20,
-        metavar="N",
-        help="bound on the messages that a rank has in flight (default: %(default)s)",
-    )
-    add(
-        "--bandwidth-gbps-per-rank",
-        type=positive,
-        default=200.0,
-        metavar="GBIT",
-        help="Gbit/s of a rank each way, for the estimate of seconds (default: %(default)g)",
-    )
+    dtypes, types = "of the training and of the rollout weights (default: bfloat16)", "TYPE[,TYPE]"
+    add("--dtype", type=_dtypes, default=("bfloat16",) * 2, metavar=types, help=dtypes)
+    bound = "bound on the messages that a rank has in flight (default: %(default)s)"
+    add("--bucket-mib", type=count, default=DEFAULT_BUCKET_BYTES >> 20, metavar="N", help=bound)
+    link = "Gbit/s of a rank each way, for the estimate of seconds (default: %(default)g)"
+    add("--bandwidth-gbps-per-rank", type=positive, default=200.0, metavar="GBIT", help=link)
     best = "best looks for the order of the training ranks that moves least (the default)"
     add("--rank-map", choices=("best", "default"), default="best", help=best)
     add("--json", action="store_true", help="print one JSON object, all sizes in bytes")

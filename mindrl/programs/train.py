@@ -9,19 +9,18 @@ from pathlib import Path
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
-from rich.console import Console
-from rich.markup import escape
 
 from mindrl.config.backends import ROLLOUT_BACKEND, TRAINING_BACKEND
 from mindrl.config.run import RunConfig
 from mindrl.data.vocabulary import has_vocabulary
 from mindrl.errors import ConfigError, InstallationError, OutputError
 from mindrl.launch.interrupts import signals_as_errors
+from mindrl.observability.terminal import print_rows, say
 from mindrl.platform.device import choose_platform, planned_platform
 from mindrl.platform.environment import prepare_driver
 from mindrl.platform.garbage import collect_again, planning
 from mindrl.preflight.checks import check, check_without_files
-from mindrl.preflight.derived_numbers import derived_numbers, render_numbers
+from mindrl.preflight.derived_numbers import derived_numbers
 from mindrl.preflight.shipped import note_shipped_sizes
 from mindrl.programs.compose import composing, run_config
 from mindrl.programs.exits import exit_code
@@ -67,9 +66,9 @@ def run_program(
         except Exception as error:  # noqa: BLE001 - raised again where Hydra does not see it
             errors.append(error)
 
+    @signals_as_errors()
     def checked() -> int:
-        with signals_as_errors():
-            _start(task, default_config)
+        _start(task, default_config)
         for error in errors:
             raise error
         return 0
@@ -93,15 +92,13 @@ def explain(config: RunConfig) -> None:
         ConfigError: The configuration cannot run.
     """
     platform = planned_platform(config.rl_config.device)
-    console = Console()
     missing = check_without_files(config, platform)
-    console.print(render_numbers(derived_numbers(config, platform)))
-    for finding in missing:
-        console.print(f"not here, so not checked: {escape(finding)}", soft_wrap=True)
+    print_rows(derived_numbers(config, platform).items())
+    say(*(f"not here, so not checked: {finding}" for finding in missing))
     note_shipped_sizes(config)
     for line in _data_lines(config):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-    console.print("the configuration is valid")
+        say(line)
+    say("the configuration is valid")
 
 
 def _data_lines(config: RunConfig) -> Iterator[str]:

@@ -16,7 +16,7 @@ from typing import Self
 
 from mindrl.config.rl import RLConfig
 from mindrl.errors import ConfigError, MindrlError, RewardError
-from mindrl.observability.printable import printable
+from mindrl.observability.terminal import printable
 from mindrl.rewards.resolve import FIELD
 from mindrl.rewards.scores import (
     FailureKind,

@@ -20,7 +20,7 @@ from mindrl.batch.sequences import Logprobs, Sequences, SequenceScores, Values
 from mindrl.config.layout_keys import Role
 from mindrl.layouts.layout import RolloutLayout, TrainLayout, even_bounds
 from mindrl.memory.plan import MemoryPlan
-from mindrl.observability.memory_snapshot import MeasuredSnapshot
+from mindrl.observability.timeline import MeasuredSnapshot
 from mindrl.rollout.engine import Sampling
 
 AnswerT = TypeVar("AnswerT", Logprobs, Values, SequenceScores)

@@ -12,11 +12,11 @@ from typing import TypeVar
 from mindrl.config.layout_keys import Role
 from mindrl.errors import OutputError
 from mindrl.observability.console import StepConsole
-from mindrl.observability.memory_snapshot import MeasuredSnapshot
 from mindrl.observability.metrics import Metrics
 from mindrl.observability.output_files import output_errors, write_json_atomically
 from mindrl.observability.run_folder import best_folder
 from mindrl.observability.samples import Sample, SampleLog, render
+from mindrl.observability.timeline import MeasuredSnapshot
 from mindrl.observability.trackers import Tracker
 from mindrl.rewards.scores import FailureKind, Failures
 from mindrl.trainer.step_checks import MODELS

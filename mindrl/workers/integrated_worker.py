@@ -16,7 +16,7 @@ from mindrl.checkpoint.export import keep_folder
 from mindrl.config.layout_keys import Role
 from mindrl.memory.plan import MemoryPlan
 from mindrl.memory.schedule import Phase
-from mindrl.observability.memory_snapshot import MeasuredSnapshot
+from mindrl.observability.timeline import MeasuredSnapshot
 from mindrl.platform.host_memory import process_memory
 from mindrl.rollout.engine import RolloutEngine, Sampling
 from mindrl.training.engine import Loss, TrainingEngine

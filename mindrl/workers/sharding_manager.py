@@ -17,7 +17,7 @@ from mindrl.memory.schedule import (
     leaving,
     moves,
 )
-from mindrl.observability.memory_snapshot import MeasuredSnapshot
+from mindrl.observability.timeline import MeasuredSnapshot
 from mindrl.platform.device_memory import device_account
 from mindrl.workers.device_ledger import DeviceLedger
 from mindrl.workers.weight_sync import WeightSync

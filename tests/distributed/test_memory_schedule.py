@@ -28,7 +28,7 @@ from mindrl.errors import ConfigError
 from mindrl.launch.memory_watch import MemoryWatch
 from mindrl.launch.train import colocated_actor
 from mindrl.memory.plan import MemoryPlan
-from mindrl.observability.memory_snapshot import MeasuredSnapshot
+from mindrl.observability.timeline import MeasuredSnapshot
 from mindrl.platform.device import PLATFORMS
 from mindrl.preflight.checks import check
 from mindrl.preflight.memory_plan import memory_plan

@@ -8,7 +8,7 @@ from mindrl.config.run import RunConfig
 from mindrl.launch.memory_watch import MemoryWatch
 from mindrl.memory.plan import MemoryPlan
 from mindrl.memory.schedule import Region
-from mindrl.observability.memory_snapshot import MeasuredSnapshot
+from mindrl.observability.timeline import MeasuredSnapshot
 from mindrl.preflight.memory_plan import memory_plan
 from mindrl.preflight.run_shardings import unordered_shardings
 

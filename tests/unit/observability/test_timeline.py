@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from mindrl.errors import OutputError
-from mindrl.observability.memory_snapshot import MeasuredSnapshot
-from mindrl.observability.timeline import write_timeline
+from mindrl.observability.timeline import MeasuredSnapshot, write_timeline
 
 MIB = 1 << 20
 

@@ -26,7 +26,7 @@ from mindrl.config.run import RunConfig
 from mindrl.data.prompts import PromptSet
 from mindrl.data.run_data import RunData
 from mindrl.observability.console import StepConsole
-from mindrl.observability.memory_snapshot import MeasuredSnapshot
+from mindrl.observability.timeline import MeasuredSnapshot
 from mindrl.observability.trackers import JsonlTracker
 from mindrl.rewards.functions import ScoreRange
 from mindrl.rewards.scores import Scores

@@ -19,7 +19,7 @@ from memory_roles import (
 
 from mindrl.batch.prompts import Prompt
 from mindrl.errors import RewardError, StopRequestedError
-from mindrl.observability.memory_snapshot import MeasuredSnapshot
+from mindrl.observability.timeline import MeasuredSnapshot
 from mindrl.rewards.functions import ScoreRange
 from mindrl.rewards.scores import Failure, Failures, Scores
 from mindrl.trainer.grpo_trainer import GrpoTrainer

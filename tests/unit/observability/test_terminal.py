@@ -5,7 +5,7 @@ import unicodedata
 
 import pytest
 
-from mindrl.observability.printable import printable
+from mindrl.observability.terminal import printable
 
 
 @pytest.mark.parametrize(

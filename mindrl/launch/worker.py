@@ -21,7 +21,7 @@ from mindrl.platform.device_memory import device_account
 from mindrl.platform.host_arena import HostArena, require_host_memory
 from mindrl.platform.host_memory import memory_bound
 from mindrl.preflight.memory_plan import memory_plan, too_small, with_own_kv_cache
-from mindrl.preflight.run_shardings import RunPlan, RunShardings
+from mindrl.preflight.run_shardings import RunPlan, RunShardings, role_head
 from mindrl.rollout.engine import RolloutEngine
 from mindrl.rollout.vllm.engine import VllmEngine
 from mindrl.training.engine import Loss, TrainingEngine
@@ -173,7 +173,7 @@ def _engines(
             source = device.contents(Region.REFERENCE_WEIGHTS, weights)
         settings = ModelSettings(
             groups=groups[role],
-            head="value" if role in ("critic", "reward") else "vocabulary",
+            head=role_head(role),
             training=config.megatron_training,
             learning=config.learning(role),
             device_type=platform.device_type,

@@ -17,7 +17,7 @@ from mindrl.errors import ConfigError, MindrlError
 from mindrl.models.description import ModelDescription
 from mindrl.observability.terminal import note
 from mindrl.platform.device import Platform
-from mindrl.preflight.memory_checks import Capacity, judged_memory
+from mindrl.preflight.memory_plan import Capacity, judged_memory
 from mindrl.preflight.model_checks import describe_models, missing_weights, model_findings
 from mindrl.preflight.run_folders import export_findings, export_places
 from mindrl.preflight.run_shardings import RunPlan, RunShardings, unordered_plan

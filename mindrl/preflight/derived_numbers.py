@@ -1,7 +1,7 @@
 """The numbers that follow from a configuration alone, and for a person all of them in a list."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Any
 
 from mindrl.config.layout_keys import SIZE_KEYS, Role
 from mindrl.config.run import RunConfig
@@ -14,45 +14,25 @@ _GAP_BF16_EXPERTS = 0.3
 """Nats. Some tokens go to other experts on the two sides: healthy runs show 0.02 to 0.06."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class BatchFigures:
-    """What a step does, counted."""
-
-    prompts_per_step: int
-    sequences_per_step: int
-    rollout_sequences_per_replica: int
-    """Of the replica with most."""
-    rollout_sequences_at_a_time: int
-    """Of one replica."""
-    updates_per_step: int
-    sequences_per_update: int
-    micro_batches_of_replica: dict[str, int] | None
-    """By the pass: of log-probs, values and scores in a step, and of one update. None where tokens
-    cut them, whose number is not known before."""
-    longest_sequence_tokens: int
-    updates_in_all: int
-
-
 def derived_numbers(config: RunConfig, platform: Platform) -> dict[str, str]:
     """Return what a configuration comes to, in the order that a person asks."""
     generate, rl = config.generate_config, config.rl_config
-    training, batch = config.megatron_training, batch_figures(config)
-    rollout = config.rollout_layout
+    training, rollout = config.megatron_training, config.rollout_layout
     further = {"critic": _role(config, "critic"), "reward model": _role(config, "reward")}
     return {
         "devices (ranks)": f"{config.world_size} x {platform.ray_resource}",
         "training": _role_sizes(config, "actor"),
         "rollout": spelled_sizes({name: getattr(rollout, name) for name in ("tp", "ep", "dp")}),
-        "prompts per step": str(batch.prompts_per_step),
-        "sequences per step": f"{batch.sequences_per_step} ({rl.n_samples_per_prompt} a prompt)",
-        "sequences per update": str(batch.sequences_per_update),
+        "prompts per step": str(training.global_batch_size),
+        "sequences per step": f"{config.sequences_per_step} ({rl.n_samples_per_prompt} a prompt)",
+        "sequences per update": str(config.sequences_per_update),
         "sequences per update and replica": str(
-            batch.sequences_per_update // config.layout("actor").dp
+            config.sequences_per_update // config.layout("actor").dp
         ),
         "micro-batch": _micro_batch(config),
-        "updates per step": f"{batch.updates_per_step} ({rl.epochs} epoch(s))",
+        "updates per step": f"{config.updates_per_step} ({rl.epochs} epoch(s))",
         "steps": str(training.train_iters),
-        "updates in all": str(batch.updates_in_all),
+        "updates in all": str(config.total_updates("actor")),
         "longest sequence": (
             f"{rl.max_prompt_length} prompt + {generate.sampling_config.max_tokens} response "
             f"of {training.seq_length} tokens"
@@ -101,25 +81,26 @@ def spelled_sizes(sizes: Mapping[str, int]) -> str:
     )
 
 
-def batch_figures(config: RunConfig) -> BatchFigures:
-    """Count what a step does."""
+def batch_figures(config: RunConfig) -> dict[str, Any]:
+    """Count what a step does; of the rollout's replicas that with most sequences counts."""
     generate, rl = config.generate_config, config.rl_config
     of_replica = -(-config.sequences_per_step // config.rollout_layout.dp)
-    return BatchFigures(
-        prompts_per_step=config.megatron_training.global_batch_size,
-        sequences_per_step=config.sequences_per_step,
-        rollout_sequences_per_replica=of_replica,
-        rollout_sequences_at_a_time=min(of_replica, generate.max_num_seqs),
-        updates_per_step=config.updates_per_step,
-        sequences_per_update=config.sequences_per_update,
-        micro_batches_of_replica=None if rl.use_dynamic_bsz else _micro_batches(config),
-        longest_sequence_tokens=rl.max_prompt_length + generate.sampling_config.max_tokens,
-        updates_in_all=config.total_updates("actor"),
-    )
+    return {
+        "prompts_per_step": config.megatron_training.global_batch_size,
+        "sequences_per_step": config.sequences_per_step,
+        "rollout_sequences_per_replica": of_replica,
+        "rollout_sequences_at_a_time": min(of_replica, generate.max_num_seqs),
+        "updates_per_step": config.updates_per_step,
+        "sequences_per_update": config.sequences_per_update,
+        # None where tokens cut them, whose number is not known before.
+        "micro_batches_of_replica": None if rl.use_dynamic_bsz else _micro_batches(config),
+        "longest_sequence_tokens": rl.max_prompt_length + generate.sampling_config.max_tokens,
+        "updates_in_all": config.total_updates("actor"),
+    }
 
 
 def _micro_batches(config: RunConfig) -> dict[str, int]:
-    """Count the micro-batches of one replica, pass by pass."""
+    """Count the micro-batches of one replica in a step; of an update in that update."""
     step, update = config.sequences_per_step, config.sequences_per_update
     return {
         phase.value.replace("train", "update"): -(

@@ -9,7 +9,7 @@ from mindrl.observability.terminal import note, say
 from mindrl.platform.device import planned_platform
 from mindrl.platform.garbage import planning
 from mindrl.preflight.checks import Checked, checked_with_legal_values
-from mindrl.preflight.memory_checks import Capacity
+from mindrl.preflight.memory_plan import Capacity
 from mindrl.preflight.shipped import note_shipped_sizes, shipped_sizes
 from mindrl.programs.arguments import gib, parser_of
 from mindrl.programs.exits import FAILED, counted, exit_code, print_json, report

@@ -5,11 +5,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mindrl.config.run import RunConfig
 from mindrl.layouts.layout import TrainLayout
 from mindrl.memory.plan import MemoryPlan
 from mindrl.observability.terminal import print_rows, say
 from mindrl.observability.units import memory_text
-from mindrl.preflight.derived_numbers import BatchFigures, batch_figures, spelled_sizes
+from mindrl.preflight.derived_numbers import batch_figures, spelled_sizes
 from mindrl.preflight.memory_plan import memory_plan
 from mindrl.preflight.run_shardings import RunPlan, RunShardings
 from mindrl.programs.arguments import Plan
@@ -28,6 +29,16 @@ Of each model folder only config.json is read; where the folder is not here, the
 configs/models are taken and named. docs/how-to/check-a-run.md derives the numbers of
 this run by hand.
 """
+_BATCH_TITLES = {
+    "prompts_per_step": "prompts",
+    "sequences_per_step": "sequences",
+    "rollout_sequences_per_replica": "sequences of a rollout replica",
+    "rollout_sequences_at_a_time": "of them at a time, at most",
+    "updates_per_step": "updates",
+    "sequences_per_update": "sequences of an update",
+    "longest_sequence_tokens": "tokens of the longest sequence",
+    "updates_in_all": "updates in all",
+}
 _MOST_RANKS_SPELLED = 16
 _GBIT_PER_SECOND = 200.0
 """Of a rank each way, as `plan reshard` takes by default."""
@@ -65,7 +76,7 @@ def _figures(models: RunShardings, plan: MemoryPlan) -> dict[str, Any]:
         "ranks_per_node": models.plan.topology.ranks_per_node,
         # By the role; `rollout` is the engine's copy of the actor.
         "roles": {name: asdict(role) for name, role in _roles(models.plan).items()},
-        "batch": asdict(batch_figures(models.plan.config)),
+        "batch": batch_figures(models.plan.config),
         "regions": {
             region.value: {"largest": int(sizes.max()), "all_ranks": int(sizes.sum())}
             for region, sizes in plan.regions.items()
@@ -125,7 +136,7 @@ def _role(model: str, layout: TrainLayout, *, experts: bool) -> RoleFigures:
 def _print(name: str, models: RunShardings, plan: MemoryPlan, moved: PlanFigures) -> None:
     parts = {
         "ranks": _role_rows(_roles(models.plan)),
-        "a step": _batch_rows(batch_figures(models.plan.config)),
+        "a step": _batch_rows(models.plan.config),
         "bytes of each region: on the fullest rank, on all": _region_rows(models, plan),
         "peak of each phase, and activations by estimate": _phase_rows(models, plan),
         "a reshard": _reshard_rows(moved),
@@ -146,19 +157,15 @@ def _role_rows(roles: Mapping[str, RoleFigures]) -> Iterator[tuple[str, ...]]:
             yield "", f"{key.upper()} groups", _spelled(groups)
 
 
-def _batch_rows(batch: BatchFigures) -> Iterator[tuple[str, ...]]:
-    yield "prompts", f"{batch.prompts_per_step}"
-    yield "sequences", f"{batch.sequences_per_step}"
-    yield "sequences of a rollout replica", f"{batch.rollout_sequences_per_replica}"
-    yield "of them at a time, at most", f"{batch.rollout_sequences_at_a_time}"
-    yield "updates", f"{batch.updates_per_step}"
-    yield "sequences of an update", f"{batch.sequences_per_update}"
-    for name, count in (batch.micro_batches_of_replica or {}).items():
-        yield f"micro-batches of a replica, {spaced(name)}", f"{count}"
-    if batch.micro_batches_of_replica is None:
-        yield "micro-batches", "cut by tokens: their number follows from the responses"
-    yield "tokens of the longest sequence", f"{batch.longest_sequence_tokens}"
-    yield "updates in all", f"{batch.updates_in_all}"
+def _batch_rows(config: RunConfig) -> Iterator[tuple[str, ...]]:
+    for name, number in batch_figures(config).items():
+        if name in _BATCH_TITLES:
+            yield _BATCH_TITLES[name], f"{number}"
+        elif number is None:
+            yield "micro-batches", "cut by tokens: their number follows from the responses"
+        else:
+            for phase, count in number.items():
+                yield f"micro-batches of a replica, {spaced(phase)}", f"{count}"
 
 
 def _region_rows(models: RunShardings, plan: MemoryPlan) -> Iterator[tuple[str, ...]]:

@@ -14,8 +14,13 @@ from mindrl.memory.schedule import MoveKind, Phase, Region
 from mindrl.observability.terminal import print_rows, say
 from mindrl.observability.timeline import MemorySnapshot
 from mindrl.observability.units import memory_text, unit_of
-from mindrl.preflight.memory_checks import Advice, advice_on
-from mindrl.preflight.memory_plan import activation_estimates, memory_plan, plan_without_kv_cache
+from mindrl.preflight.memory_plan import (
+    Advice,
+    activation_estimates,
+    advice_on,
+    memory_plan,
+    plan_without_kv_cache,
+)
 from mindrl.preflight.run_shardings import RunShardings
 from mindrl.programs.arguments import Plan
 from mindrl.programs.exits import FAILED, report

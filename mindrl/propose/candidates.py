@@ -34,7 +34,7 @@ ROLLOUT_SHARE = 0.8
 """Of a device that all regions may take during rollout; the engine works in the rest."""
 MOST_DEVICES = 4096
 """More are not planned for."""
-_MICRO_BATCHES = (1, 2, 4, 8)
+MICRO_BATCHES = (1, 2, 4, 8)
 _ENGINE_STEP_TOKENS = 8192
 _MOST_AT_A_TIME = 256
 _TOKENS_OF_A_RANK = 4096
@@ -160,17 +160,6 @@ def refusals(task: Task, candidate: Candidate, settings: Settings | None = None)
 def candidate_config(task: Task, candidate: Candidate, settings: Settings) -> RunConfig:
     """Return the configuration of a candidate."""
     return load_run_config(nested(config_values(task, candidate, settings)))
-
-
-def all_settings(task: Task, training: TrainLayout) -> list[Settings]:
-    """Return what may be chosen besides the layouts, but for what leaves the device."""
-    most = max(1, task.sequences // training.dp)
-    return [
-        Settings(micro_batch_size=size, recomputes=recomputes)
-        for size in _MICRO_BATCHES
-        if size <= most
-        for recomputes in (False, True)
-    ]
 
 
 def most_at_a_time(task: Task, rollout: RolloutLayout, room: int) -> int:

@@ -6,7 +6,7 @@ number of parameters of each pipeline stage, which no exact number is below.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 
@@ -24,13 +24,13 @@ from mindrl.models.decoder import ELEMENT_BYTES
 from mindrl.preflight.memory_plan import activation_estimates, plan_without_kv_cache
 from mindrl.preflight.run_shardings import RunShardings, unordered_plan
 from mindrl.propose.candidates import (
+    MICRO_BATCHES,
     PARTS,
     ROLLOUT_SHARE,
     Candidate,
     Part,
     Settings,
     Task,
-    all_settings,
     candidate_config,
     most_at_a_time,
 )
@@ -123,7 +123,12 @@ class Misfit:
 
 def prepared(task: Task, layout: TrainLayout) -> Prepared:
     """Work out what all candidates of a training layout share."""
-    settings = all_settings(task, layout)
+    most = max(1, task.sequences // layout.dp)
+    sizes = [size for size in MICRO_BATCHES if size <= most]
+    settings = [
+        Settings(micro_batch_size=size, recomputes=recomputes)
+        for size, recomputes in product(sizes, (False, True))
+    ]
     return Prepared(
         activations={each: activations_of(task, layout, each) for each in settings},
         seconds={each: training_seconds(task, layout, each) for each in settings},

@@ -89,7 +89,7 @@ def search(task: Task, top: int, tell: Tell, *, most_pieces: int = MOST_PIECES) 
         task=task, tell=tell, pieces_left=most_pieces, training=training, rollout=rollout
     )
     found.bound()
-    found.proposals.extend(found.best(top))
+    found.find(top)
     return found
 
 
@@ -124,13 +124,12 @@ class Search:
                 self._judge(candidate, least_sizes(self.task, candidate), _BOUNDED)
         self.fitting = len(self.heap)
 
-    def best(self, top: int) -> Iterator[Proposal]:
-        """Yield the candidates with the shortest steps."""
-        found = 0
-        while self.heap and found < top:
+    def find(self, top: int) -> None:
+        """Find the candidates with the shortest steps."""
+        while self.heap and len(self.proposals) < top:
             _, _, stage, proposal = heapq.heappop(self.heap)
             candidate = proposal.candidate
-            self.tell(f"{found} found; {' -> '.join(candidate.texts)}")
+            self.tell(f"{len(self.proposals)} found; {' -> '.join(candidate.texts)}")
             if stage == _BOUNDED:
                 models = unordered_shardings(candidate_config(self.task, candidate, Settings()))
                 # Messages are counted with the plan of the reshard.
@@ -139,8 +138,7 @@ class Search:
             elif stage == _MEASURED:
                 self._plan(proposal)
             elif not refusals(self.task, candidate, proposal.fit.settings):
-                found += 1
-                yield proposal
+                self.proposals.append(proposal)
 
     @cached_property
     def nearest(self) -> tuple[Candidate, Misfit] | None:

@@ -22,7 +22,7 @@ from mindrl.config.finding import Finding
 from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError
 from mindrl.preflight.checks import check, checked_with_legal_values
-from mindrl.preflight.memory_checks import Capacity
+from mindrl.preflight.memory_plan import Capacity
 from mindrl.preflight.run_folders import export_findings, export_places
 
 

@@ -7,8 +7,7 @@ import pytest
 from checked_runs import DEVICES, TRAIN_TP, MakeConfig, model_folder, overrides
 
 from mindrl.config.run import RunConfig
-from mindrl.preflight.memory_checks import Capacity, judged_memory
-from mindrl.preflight.memory_plan import memory_plan
+from mindrl.preflight.memory_plan import Capacity, judged_memory, memory_plan
 from mindrl.preflight.run_shardings import unordered_shardings
 
 MIB = 1 << 20

@@ -16,8 +16,7 @@ from mindrl.errors import ConfigError, DeviceMemoryError
 from mindrl.memory.plan import MemoryPlan
 from mindrl.memory.schedule import Region
 from mindrl.platform.host_memory import block_sizes
-from mindrl.preflight.memory_checks import advice_on
-from mindrl.preflight.memory_plan import memory_plan
+from mindrl.preflight.memory_plan import advice_on, memory_plan
 from mindrl.preflight.run_shardings import unordered_shardings
 from mindrl.programs.compose import composed_config
 from mindrl.programs.plan import plan

@@ -10,7 +10,7 @@ import pytest
 from mindrl.config.run import RunConfig
 from mindrl.platform.device import PLATFORMS
 from mindrl.preflight.checks import checked_run
-from mindrl.preflight.memory_checks import Capacity
+from mindrl.preflight.memory_plan import Capacity
 from mindrl.preflight.shipped import shipped_sizes
 from mindrl.programs.compose import composed_config
 

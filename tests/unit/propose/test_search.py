@@ -9,8 +9,7 @@ from proposal_tasks import asked
 from mindrl.allocation.meaning import parse_rollout, parse_training
 from mindrl.platform.device import PLATFORMS
 from mindrl.preflight.checks import checked_with_legal_values
-from mindrl.preflight.memory_checks import Capacity
-from mindrl.preflight.memory_plan import memory_plan
+from mindrl.preflight.memory_plan import Capacity, memory_plan
 from mindrl.preflight.run_shardings import unordered_shardings
 from mindrl.programs.compose import composed_config
 from mindrl.propose.candidates import (

@@ -32,13 +32,9 @@ _LISTS: Mapping[str, tuple[str, tuple[type, ...]]] = {
     "verifier_function": ("names", (str,)),
     "verifier_weight": ("numbers", (int, float)),
 }
-_LAYERS = re.compile(r"\d{1,6}( *, *\d{1,6})*"), "whole numbers with commas between them"
-_SHARES = re.compile(r"[\d.]{1,9}( *, *[\d.]{1,9})*")
-_FORMS = {
-    "num_layer_list": _LAYERS,
-    "noop_layers": _LAYERS,
-    "split": (_SHARES, "shares with commas between them, such as 100,0,0"),
-}
+_LAYERS = r"\d{1,6}( *, *\d{1,6})*", "whole numbers with commas between them"
+_SHARES = r"[\d.]{1,9}( *, *[\d.]{1,9})*", "shares with commas between them, such as 100,0,0"
+_FORMS = {"num_layer_list": _LAYERS, "noop_layers": _LAYERS, "split": _SHARES}
 """Keys whose values have a form of their own, and that form in words."""
 
 
@@ -237,7 +233,7 @@ def _need(name: str, value: Any) -> str:
         return "" if right else f"a list of {what}"
     if name in _FORMS:
         form, what = _FORMS[name]
-        return "" if form.fullmatch(",".join(map(str, parts)).strip()) else what
+        return "" if re.fullmatch(form, ",".join(map(str, parts)).strip()) else what
     return ""
 
 

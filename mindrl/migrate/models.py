@@ -10,6 +10,11 @@ from mindrl.migrate.mapped import Kind, Mapped, default, of_model, same_of_model
 _FORMAT = "in Megatron's format there; a folder in Hugging Face format is read here"
 _NO_DROPOUT = "{}: there is no dropout here; leave it out for none"
 _PARTS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    (
+        "optimizer",
+        lambda given: given not in (None, "adam"),
+        "{}: AdamW is the only one here; leave it out to train with that",
+    ),
     ("attention_dropout", bool, _NO_DROPOUT),
     ("hidden_dropout", bool, _NO_DROPOUT),
     (
@@ -36,7 +41,7 @@ def model_rules(model: TheirModel) -> Iterator[Mapped]:
     if model.has_experts:
         yield from _experts(model)
         yield from _balance(model)
-    yield from _optimizer(model)
+    yield from _decay(model)
     yield from same_of_model(model, "recompute_granularity")
     if model.value("recompute_granularity") == "full":
         yield from same_of_model(model, "recompute_method")
@@ -147,10 +152,9 @@ def _can_share(model: TheirModel, ranks: int) -> bool:
 
 def _experts(model: TheirModel) -> Iterator[Mapped]:
     """Over how many ranks experts are dealt, and over how many each is cut."""
-    place, extends = model.place("expert_model_parallel_size"), model.place("moe_tp_extend_ep")
+    place, shared = model.place("expert_model_parallel_size"), bool(model.given("moe_tp_extend_ep"))
     tensor = model.value("tensor_model_parallel_size", 1)
     size = model.value("expert_model_parallel_size", 1)
-    shared = bool(model.run.given.get(extends))
     sets = {
         f"{model.section}.expert_model_parallel_size": size * tensor if shared else size,
         f"{model.section}.expert_tensor_parallel_size": 1 if shared else tensor,
@@ -161,14 +165,14 @@ def _experts(model: TheirModel) -> Iterator[Mapped]:
         note = f"{size} there; moe_tp_extend_ep: {ranks}"
     yield Mapped(place, "derived", sets, note)
     if shared:
-        yield Mapped(extends, "derived", note=f"see {place}")
+        yield of_model(model, "moe_tp_extend_ep", "derived", note=f"see {place}")
     yield from same_of_model(model, "moe_grouped_gemm")
 
 
 def _balance(model: TheirModel) -> Iterator[Mapped]:
     """The loss that keeps experts equally busy."""
     weight, kind = "moe_aux_loss_coeff", model.place("moe_router_load_balancing_type")
-    balancing = model.run.given.get(kind, "aux_loss")
+    balancing = model.given("moe_router_load_balancing_type", "aux_loss")
     if balancing == "aux_loss":
         yield from same_of_model(model, weight)
         yield Mapped(kind, "ignored", note="the one kind here")
@@ -184,13 +188,10 @@ def _balance(model: TheirModel) -> Iterator[Mapped]:
         yield of_model(model, weight, "ignored", note=f"see {kind}")
 
 
-def _optimizer(model: TheirModel) -> Iterator[Mapped]:
-    style, optimizer = model.value("lr_decay_style"), model.value("optimizer", "adam")
+def _decay(model: TheirModel) -> Iterator[Mapped]:
+    style = model.value("lr_decay_style")
     if style in ("constant", "linear", "cosine"):
         yield from same_of_model(model, "lr_decay_style")
     else:
         note = f"{style}: constant, linear and cosine are there; set one, or leave it out: constant"
         yield of_model(model, "lr_decay_style", "refused", "constant", note)
-    if optimizer != "adam":
-        note = f"{optimizer}: AdamW is the only one here; leave it out to train with that"
-        yield of_model(model, "optimizer", "refused", note=note)

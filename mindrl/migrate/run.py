@@ -198,9 +198,7 @@ def _rollout_layout(theirs: TheirRun) -> Iterator[Mapped]:
 
 def _replica_ranks(theirs: TheirRun) -> int:
     """Return the ranks of a rollout replica here: theirs, or more where those share experts."""
-    actor = theirs.actor
-    tensor: int = theirs.value(_TENSOR)
-    expert: int = theirs.value(_EXPERT, 1)
+    actor, tensor, expert = theirs.actor, int(theirs.value(_TENSOR)), int(theirs.value(_EXPERT, 1))
     if not actor.has_experts or expert == 1:
         return tensor
     shared = tensor * expert
@@ -210,8 +208,7 @@ def _replica_ranks(theirs: TheirRun) -> int:
 
 def _at_a_time(theirs: TheirRun) -> int:
     """Return how many sequences a replica decodes: all devices decode as many as there."""
-    there: int = theirs.value(_SEQUENCES)
-    tensor: int = theirs.value(_TENSOR)
+    there, tensor = int(theirs.value(_SEQUENCES)), int(theirs.value(_TENSOR))
     return max(1, there * _replica_ranks(theirs) // tensor)
 
 

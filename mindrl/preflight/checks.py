@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from mindrl.allocation.into_config import in_words_of_backend
-from mindrl.config.finding import Finding, Value, broken
+from mindrl.config.finding import Finding, Value, broken, once
 from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig, with_value
 from mindrl.config.validate import findings, learning_warnings
@@ -106,12 +106,11 @@ def checked_run(
             found, by_estimate = judged_memory(shardings, capacity)
             warnings += by_estimate
     found += export_findings(export_places(config))
-    # Of a folder that several roles read the same is said once.
-    notes = {str(note): note for note in [*missing, *absent.values()]}
     return Checked(
         findings=found,
         warnings=warnings,
-        not_checked=[] if needs_files else [*notes.values()],
+        # Of a folder that several roles read the same is said once.
+        not_checked=[] if needs_files else once([*missing, *absent.values()]),
         memory_checked=judges_memory and capacity.device_bytes is not None,
         models=models,
         shardings=shardings,

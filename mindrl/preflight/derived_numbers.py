@@ -1,4 +1,4 @@
-"""The numbers that follow from a configuration alone, and for a person all of them in a list."""
+"""The numbers that follow from a configuration alone."""
 
 from collections.abc import Mapping
 from typing import Any

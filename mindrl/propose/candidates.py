@@ -138,9 +138,15 @@ def legal_training(task: Task) -> list[TrainLayout]:
 
 def legal_rollout(task: Task) -> list[RolloutLayout]:
     """Return every rollout layout that the rules allow."""
-    training = TrainLayout(dp=task.devices)
-    pairs = (Candidate(training=training, rollout=each) for each in _rollout_sizes(task))
-    return [pair.rollout for pair in pairs if not any(map(_is_of_rollout, refusals(task, pair)))]
+    training, found = TrainLayout(dp=task.devices), []
+    for tp in divisors(task.devices):
+        # Experts stay whole where there is one for each rank: a cut one is a narrow product.
+        whole = task.model.moe is not None and tp <= task.model.moe.num_experts
+        rollout = RolloutLayout(tp=tp, dp=task.devices // tp, ep=tp if whole else 1)
+        pair = Candidate(training=training, rollout=rollout)
+        if not any(map(_is_of_rollout, refusals(task, pair))):
+            found.append(rollout)
+    return found
 
 
 def _is_of_rollout(finding: Finding) -> bool:
@@ -265,10 +271,3 @@ def _layers(layers: int, pp: int) -> tuple[int, ...] | None:
     """Cut layers as evenly as they can be, the long stages first; None where they are even."""
     least, more = divmod(layers, pp)
     return tuple(least + (stage < more) for stage in range(pp)) if more else None
-
-
-def _rollout_sizes(task: Task) -> Iterator[RolloutLayout]:
-    for tp in divisors(task.devices):
-        # Experts stay whole where there is one for each rank: a cut one is a narrow product.
-        whole = task.model.moe is not None and tp <= task.model.moe.num_experts
-        yield RolloutLayout(tp=tp, dp=task.devices // tp, ep=tp if whole else 1)

@@ -51,12 +51,11 @@ def training_seconds(task: Task, layout: TrainLayout, settings: Settings) -> dic
     # Log-probs of the reference; log-probs or values, and an update, of those that learn. A
     # backward pass computes as much as two passes forward, and communicates as much as one.
     compute = (1 + learners * (1 + 3 + again)) * forward
-    sweeps = 1 + learners * (1 + 2 + again)
-    sweep = sum(_layer_traffic(task, layout)) + _stage_traffic(task, layout)
+    sweeps, updates = 1 + learners * (1 + 2 + again), _gradient_seconds(task, layout) * learners
     return {
         "compute": compute,
         "bubble": compute * bubble_share(task, layout, settings),
-        "communication": sweeps * sweep + _gradient_seconds(task, layout) * learners,
+        "communication": sweeps * sum(_traffic(task, layout)) + updates,
     }
 
 
@@ -137,8 +136,8 @@ def rollout_seconds(
     return {"prefill": of_replica * prompt, "decode": waves * task.response_tokens * step}
 
 
-def _layer_traffic(task: Task, layout: TrainLayout) -> Iterator[float]:
-    """Return the seconds of one pass forward in collectives of tensor, context and expert ranks."""
+def _traffic(task: Task, layout: TrainLayout) -> Iterator[float]:
+    """Return the seconds of one pass forward: tensor, context and expert ranks, then stages."""
     model, layers = task.model, _stage_layers(task, layout)
     tokens = task.sequences * task.longest / (layout.dp * layout.cp)
     hidden = tokens * model.hidden_size * _BYTES
@@ -155,15 +154,10 @@ def _layer_traffic(task: Task, layout: TrainLayout) -> Iterator[float]:
         # Tokens go to their experts and come back; ranks that cut an expert all see them.
         moved = 2 * dispatched * ((layout.ep - 1) / layout.ep + layout.etp - 1)
         yield with_experts * moved / bandwidth
-
-
-def _stage_traffic(task: Task, layout: TrainLayout) -> float:
-    """Return the seconds of one pass forward in messages between pipeline stages."""
-    if layout.pp == 1:
-        return 0.0
-    tokens = task.sequences * task.longest / (layout.dp * layout.cp * layout.tp)
-    # Stages are as far from each other as ranks can be.
-    return tokens * task.model.hidden_size * _BYTES / (link_gbps(task, task.devices) * GIGA)
+    if layout.pp > 1:
+        # Stages are as far from each other as ranks can be.
+        sent = task.sequences * task.longest / (layout.dp * cp * tp) * model.hidden_size * _BYTES
+        yield sent / (link_gbps(task, task.devices) * GIGA)
 
 
 def _reductions(task: Task, layout: RolloutLayout, tokens: int) -> float:

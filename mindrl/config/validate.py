@@ -33,7 +33,7 @@ _RECOMPUTE: dict[str, tuple[str, tuple[Value, ...]]] = {
 _SUFFIXES = (".jsonl", ".parquet")
 _HIGH_RATE = 1e-2
 
-Rule = tuple[object, str, str, *tuple[Value, ...]]
+_Rule = tuple[object, str, str, *tuple[Value, ...]]
 """Whether it is broken, the field, what the field needs, and values that it allows."""
 
 
@@ -78,7 +78,7 @@ def sequence_limits(config: RunConfig) -> dict[str, int]:
     return {key: config.value_of(key) for key in keys}
 
 
-def _judged(config: RunConfig, *rules: Rule) -> Iterator[Finding]:
+def _judged(config: RunConfig, *rules: _Rule) -> Iterator[Finding]:
     for is_broken, field, need, *legal in rules:
         if is_broken:
             yield broken(field, config.value_of(field), need, *legal)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mindrl.memory.plan import MemoryPlan
 from mindrl.memory.schedule import Move, MoveKind, Region, label_of
-from mindrl.observability.timeline import MeasuredSnapshot, write_timeline
+from mindrl.observability.timeline import MeasuredSnapshot
 from mindrl.observability.units import mib_text
 
 logger = logging.getLogger(__name__)
@@ -38,6 +38,9 @@ class MemoryWatch:
         Raises:
             OutputError: A file cannot be written.
         """
+        # Imported late: matplotlib takes a second, and most processes never draw.
+        from mindrl.observability.timeline_chart import write_timeline  # noqa: PLC0415
+
         compared = [self._compared(rank, moments) for rank, moments in enumerate(workers)]
         write_timeline(
             self.folder,

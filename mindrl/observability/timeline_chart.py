@@ -1,4 +1,4 @@
-"""The memory timeline as a picture: regions stacked, moment by moment, a panel for each worker.
+"""The memory timeline in files: as data, and as a picture of stacked regions, moment by moment.
 
 Moments are equally wide: a move takes milliseconds and a phase minutes, and both matter alike.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mindrl.observability.output_files import output_errors
+from mindrl.observability.output_files import JsonLinesFile, output_errors
 from mindrl.observability.timeline import MeasuredSnapshot, Timelines
 
 _COLOURS = {
@@ -36,15 +36,25 @@ _HEADROOM = 1.08
 _MOST_PANELS = 8
 """Workers that are drawn; the data has all."""
 
-Moments = Sequence[MeasuredSnapshot]
 
+def write_timeline(folder: Path, workers: Timelines, *, capacity_bytes: int | None) -> None:
+    """Write `memory.jsonl`, which grows where it is there, and `memory.png`.
 
-def draw_timeline(path: Path, workers: Timelines, *, capacity_bytes: int | None) -> None:
-    """Write a PNG of the first workers, a panel each, all with the same phases; needs no display.
+    A capacity of a device is drawn as a line; None draws none. The picture shows the first workers,
+    a panel each, all with the same phases; it needs no display.
 
     Raises:
-        OutputError: The file cannot be written.
+        OutputError: A file cannot be written.
     """
+    data = JsonLinesFile(folder / "memory.jsonl")
+    for worker, moments in workers.items():
+        records = enumerate(map(vars, moments))
+        data.append(*({"worker": worker, "index": index, **each} for index, each in records))
+    data.close()
+    _draw(folder / "memory.png", workers, capacity_bytes)
+
+
+def _draw(path: Path, workers: Timelines, capacity_bytes: int | None) -> None:
     workers = dict(islice(workers.items(), _MOST_PANELS))
     longest = max(workers.values(), key=len)
     width = max(_LEAST_INCHES, len(longest) * _INCHES_A_MOMENT) + _LEGEND_INCHES
@@ -72,7 +82,9 @@ def draw_timeline(path: Path, workers: Timelines, *, capacity_bytes: int | None)
         figure.savefig(path, format="png")
 
 
-def _draw_worker(panel: Axes, moments: Moments, regions: Mapping[str, str], size: int) -> None:
+def _draw_worker(
+    panel: Axes, moments: Sequence[MeasuredSnapshot], regions: Mapping[str, str], size: int
+) -> None:
     places = range(len(moments))
     floor = [0.0] * len(moments)
     for region, colour in regions.items():
@@ -91,7 +103,7 @@ def _draw_worker(panel: Axes, moments: Moments, regions: Mapping[str, str], size
             panel.plot(*zip(*known, strict=True), kind, markersize=length, label=label)
 
 
-def _draw_phases(panel: Axes, moments: Moments, *, named: bool) -> None:
+def _draw_phases(panel: Axes, moments: Sequence[MeasuredSnapshot], *, named: bool) -> None:
     """Mark where phases begin and, above the first panel, name them."""
     inches = max(_INCHES_A_MOMENT, _LEAST_INCHES / len(moments))
     panel.set_xlim(-0.5, len(moments) - 0.5)
@@ -119,7 +131,7 @@ def _draw_phases(panel: Axes, moments: Moments, *, named: bool) -> None:
         start = stop
 
 
-def _name_moments(panel: Axes, moments: Moments) -> None:
+def _name_moments(panel: Axes, moments: Sequence[MeasuredSnapshot]) -> None:
     """Name the moves below the last panel; phases, in which the time passes, in bold."""
     labels = [
         moment.label.replace("bring ", "+ ").replace("release ", "- ").replace("_", " ")
@@ -131,7 +143,7 @@ def _name_moments(panel: Axes, moments: Moments) -> None:
             text.set_fontweight("bold")
 
 
-def _regions(moments: Moments) -> dict[str, str]:
+def _regions(moments: Sequence[MeasuredSnapshot]) -> dict[str, str]:
     """Return the regions that have bytes anywhere, and their colours."""
     sizes = chain.from_iterable(moment.region_bytes.items() for moment in moments)
     found = dict.fromkeys(region for region, size in sizes if size)

@@ -26,7 +26,7 @@ _GRADIENT_BYTES = 4
 GIGA, _TERA = 1e9, 1e12
 
 
-Seconds = Mapping[str, float]
+SecondsByStage = Mapping[str, float]
 """Of a step by what they are spent on. `prefill`: reading the prompts in the rollout. `decode`:
 writing the responses. `compute`: passes of all models. `bubble`: pipeline stages that wait.
 `communication`: of the training ranks. `copies`: between device and host. `reshard`: of weights."""

@@ -37,7 +37,7 @@ from mindrl.propose.candidates import (
 from mindrl.propose.costs import (
     GIGA,
     LINK_SHARE,
-    Seconds,
+    SecondsByStage,
     rollout_seconds,
     stage_parameters,
     training_seconds,
@@ -70,7 +70,7 @@ class Prepared:
     """A training layout with what does not hang on the rollout."""
 
     activations: Mapping[Settings, Mapping[Phase, int]]
-    seconds: Mapping[Settings, Seconds]
+    seconds: Mapping[Settings, SecondsByStage]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ class Fit:
     """A candidate that fits, with the settings that make its step shortest."""
 
     settings: Settings
-    seconds: Seconds
+    seconds: SecondsByStage
     peak_bytes: int
     """Regions alone, on the fullest device."""
     peak_moment: str

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from mindrl.errors import OutputError
-from mindrl.observability.timeline import MeasuredSnapshot, write_timeline
+from mindrl.observability.timeline import MeasuredSnapshot
+from mindrl.observability.timeline_chart import write_timeline
 
 MIB = 1 << 20
 

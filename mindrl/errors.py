@@ -53,6 +53,10 @@ class OutputError(MindrlError):
     """An output folder that cannot be written, or has no space left."""
 
 
+class CheckpointError(MindrlError):
+    """A checkpoint that is damaged, incomplete or of another run."""
+
+
 class ClusterError(MindrlError):
     """The cluster has too few devices, or could not be reached."""
 

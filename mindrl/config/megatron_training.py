@@ -51,8 +51,26 @@ class MegatronTrainingConfig:
     """A collective of the trainer that lasts longer ends the run with an error; the engine is told
     the same limit."""
     save_interval: Count = 0
-    """Export the model every so many steps. 0 exports only at the end, or when the run is stopped.
-    A multiple of `rl_config.test_freq` has every export evaluated, and the best one kept."""
+    """Write a checkpoint every so many steps, from which the run can go on, and one at the end or
+    when the run is stopped. 0 writes none."""
+    export_interval: Count | None = None
+    """Export the model as a Hugging Face folder every so many steps. 0 exports only at the end, or
+    when the run is stopped; None takes `save_interval`. A multiple of `rl_config.test_freq` has
+    every export evaluated, and the best one kept."""
+    keep_last: PositiveInt = 2
+    """Checkpoints that stay: the newest so many."""
+    keep_every: Count = 0
+    """Those of steps that are multiples of it stay too. 0 keeps none besides `keep_last`."""
+    resume: Literal["auto", "never"] = "auto"
+    """A run whose folder holds checkpoints goes on from the newest whole one with `auto`, and is
+    refused with `never`."""
+    resume_allow: tuple[str, ...] = ()
+    """Keys that may differ from the run that is resumed although they change what it computes."""
+
+    @property
+    def exports_every(self) -> int:
+        """Steps between two exports; 0 exports at the end alone."""
+        return self.save_interval if self.export_interval is None else self.export_interval
 
     @property
     def is_deterministic(self) -> bool:

@@ -9,19 +9,22 @@ from pathlib import Path
 
 from mindrl.algorithms.length_penalty import LengthPenalty
 from mindrl.batch.balance import sequence_costs
+from mindrl.checkpoint.commits import Checkpoint, Commits
 from mindrl.cluster.ray_cluster import RayCluster
 from mindrl.cluster.worker_group import WorkerGroup
-from mindrl.config.run import with_absolute_paths
+from mindrl.config.resume import resume_findings
+from mindrl.config.run import RunConfig, with_absolute_paths
 from mindrl.data.run_data import RunData, data_lines, read_data
-from mindrl.errors import InterruptedRunError
+from mindrl.errors import CheckpointError, InterruptedRunError
 from mindrl.launch.interrupts import interrupts_unwrapped, stop_requests
 from mindrl.launch.memory_watch import MemoryWatch
 from mindrl.launch.provenance import provenance
 from mindrl.models.decoder import forward_cost
 from mindrl.observability.console import StepConsole
 from mindrl.observability.logs import configure_logging
+from mindrl.observability.output_files import forget_later_steps
 from mindrl.observability.summary import render_summary
-from mindrl.observability.terminal import print_rows, say
+from mindrl.observability.terminal import note, print_rows, say
 from mindrl.observability.trackers import JsonlTracker, TensorboardTracker, Tracker
 from mindrl.platform.device import Platform
 from mindrl.preflight.derived_numbers import derived_numbers, logprob_gap_limit
@@ -49,7 +52,8 @@ def train(plan: RunPlan, platform: Platform, run_dir: Path) -> dict[str, object]
             begun, the summary is written and shown however the run ends.
     """
     config, rl, folder = plan.config, plan.config.rl_config, RunFolder(root=run_dir.resolve())
-    exports = export_folders(config, folder.root)
+    goes_on, resumed = folder.checkpoints.is_dir(), _checkpoint(config, folder)
+    exports = export_folders(config, folder.root, goes_on=goes_on)
     check_folders(plan, folder.root, exports)
     configure_logging(folder.logs / "driver.log", level=logging.INFO)
     data = read_data(config)
@@ -60,7 +64,8 @@ def train(plan: RunPlan, platform: Platform, run_dir: Path) -> dict[str, object]
     console = StepConsole(config.megatron_training.train_iters)
     trackers: list[Tracker] = [JsonlTracker(folder.metrics)]
     if rl.use_tensorboard:
-        trackers.append(TensorboardTracker(folder.tensorboard))
+        first = 1 if resumed is None else resumed.step + 1
+        trackers.append(TensorboardTracker(folder.tensorboard, first))
     run_log = RunLog(folder, summary, console, trackers)
     workers = _workers(plan, platform, folder.logs, console)
     try:
@@ -68,6 +73,11 @@ def train(plan: RunPlan, platform: Platform, run_dir: Path) -> dict[str, object]
             if rl.memory_timeline_steps:
                 run_log.note_memory = MemoryWatch(actor.memory_plan(), folder.root).note
             trainer = _trainer(plan, data, actor, scorer, run_log)
+            if resumed is not None:
+                state = resumed.state()
+                actor.restore(resumed.folder, state["updates"])
+                trainer.resume(resumed.step, state)
+                console.note(f"goes on behind step {resumed.step}, from {resumed.folder}")
             with stop_requests() as heed:
                 trainer.run(heed)
         summary.status = "completed"
@@ -132,6 +142,35 @@ def _trainer(
     gap = logprob_gap_limit(config, has_experts=plan.models["actor"].moe is not None)
     kind = PpoTrainer if config.critic_config else GrpoTrainer
     return kind(config, data, actor, rewards, run_log, max_logprob_gap=gap)
+
+
+def _checkpoint(config: RunConfig, folder: RunFolder) -> Checkpoint | None:
+    """Return what the run of a folder goes on from, and forget what it did behind that.
+
+    None where it begins.
+
+    Raises:
+        CheckpointError: The run must not go on, or not with this configuration, or none of the
+            checkpoints is whole.
+    """
+    if not folder.checkpoints.is_dir():
+        return None
+    commits, training = Commits(folder.checkpoints), config.megatron_training
+    if training.resume == "never":
+        raise CheckpointError(
+            f"megatron_training.resume=never: {commits.root} holds checkpoints of an earlier run; "
+            "name another run folder (hydra.run.dir), or go on from them with auto"
+        )
+    found, problems = commits.newest_whole()
+    for problem in problems:
+        note(f"{problem}; this checkpoint is passed over")
+    if found is None and problems:
+        raise CheckpointError(f"{commits.root}: none of {len(problems)} checkpoints is whole")
+    if found and (findings := [*resume_findings(found.state()["config"], config)]):
+        raise CheckpointError("\n".join(map(str, findings)))
+    for log in (folder.metrics, folder.samples, folder.evaluations):
+        forget_later_steps(log, found.step if found else -1)
+    return found
 
 
 def colocated_actor(group: Ranks, plan: RunPlan) -> ColocatedActor:

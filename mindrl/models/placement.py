@@ -48,6 +48,15 @@ class Placement(NamedTuple):
             local[axis] = (start + offset, stop + offset)
         return tuple(local)
 
+    def source_part(self, part: Box) -> Box:
+        """Return what a box inside `local` holds of the logical tensor."""
+        found = []
+        for dim, (origin, _) in enumerate(self.source):
+            axis = dim if self.axes is None else self.axes[dim]
+            offset = origin - self.local[axis][0]
+            found.append((part[axis][0] + offset, part[axis][1] + offset))
+        return tuple(found)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LocalTensor:

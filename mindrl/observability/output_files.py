@@ -98,3 +98,27 @@ class JsonLinesFile(AppendedFile):
     def append(self, *records: Mapping[str, object]) -> None:
         """Write each record as one line, all of them or none."""
         self.write("".join(f"{json_text(record)}\n" for record in records).encode("ascii"))
+
+
+def forget_later_steps(path: Path, step: int) -> None:
+    """Cut a file of JSON lines off behind a step; what is no whole line goes too.
+
+    Raises:
+        OutputError: if the file cannot be written.
+    """
+    with output_errors(path), suppress(FileNotFoundError):
+        kept = b"".join(
+            line for line in path.read_bytes().splitlines(keepends=True) if _is_of(line, step)
+        )
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        temporary.write_bytes(kept)
+        temporary.replace(path)
+
+
+def _is_of(line: bytes, step: int) -> bool:
+    """Say whether a line is a whole record of a step up to this one."""
+    try:
+        found: int = json.loads(line)["step"]
+    except ValueError:
+        return False
+    return found <= step

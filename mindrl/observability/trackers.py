@@ -5,7 +5,7 @@ import socket
 import time
 from pathlib import Path
 
-from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -29,10 +29,14 @@ class TensorboardTracker(AppendedFile):
     terminal.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, first_step: int = 1) -> None:
+        """Begin a file; what files before it say of steps from `first_step` on counts no more."""
         name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
         super().__init__(directory / name)
         self._event(Event(file_version="brain.Event:2"))
+        if first_step > 1:
+            start = SessionLog(status=SessionLog.START)
+            self._event(Event(step=first_step, session_log=start))
 
     def log(self, step: int, metrics: Metrics) -> None:
         """Write one scalar per name."""

@@ -1,12 +1,14 @@
 """The folders of a run: what they must not hold yet, and the room that their disks must have."""
 
 from collections.abc import Iterator, Mapping
+from math import prod
 from pathlib import Path
 
 from mindrl.config.finding import Finding, broken
 from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig
 from mindrl.errors import OutputError
+from mindrl.models.decoder import logical_shapes
 from mindrl.models.sharding import table_bytes, whole_sharding
 from mindrl.observability.run_folder import Need, best_folder, check_room
 from mindrl.preflight.run_shardings import RunPlan, role_head
@@ -48,14 +50,16 @@ def export_findings(places: Places) -> Iterator[Finding]:
             yield broken("critic_config.save", critic, need, None)
 
 
-def export_folders(config: RunConfig, root: Path) -> dict[Role, Path]:
+def export_folders(config: RunConfig, root: Path, *, goes_on: bool = False) -> dict[Role, Path]:
     """Return the folder of each model that the run exports, those in the run folder included.
+
+    A run that goes on replaces what it has exported.
 
     Raises:
         OutputError: One holds something, or lies in the other.
     """
     places = export_places(config, root)
-    if found := [*export_findings(places)]:
+    if not goes_on and (found := [*export_findings(places)]):
         raise OutputError("\n".join(map(str, found)))
     return {role: Path(folder).resolve() for role, folder in places.items()}
 
@@ -68,7 +72,7 @@ def check_folders(plan: RunPlan, root: Path, exports: Mapping[Role, Path]) -> No
     """
     training = plan.config.megatron_training
     # An export stands beside the one before it until it is whole, and beside the best one.
-    several = 0 < training.save_interval < training.train_iters
+    several = 0 < training.exports_every < training.train_iters
     copies = {"actor": 3 if training.test_data_path else 2, "critic": 2} if several else {}
     needs = [Need(folder=root, needed_bytes=LOG_BYTES, what="logs and samples")]
     needs += [
@@ -79,6 +83,11 @@ def check_folders(plan: RunPlan, root: Path, exports: Mapping[Role, Path]) -> No
         )
         for role, folder in exports.items()
     ]
+    if training.save_interval:
+        # One is written beside those that stay.
+        count = training.keep_last + 1
+        needed = count * sum(state_bytes(plan, role) for role in exports)
+        needs.append(Need(folder=root, needed_bytes=needed, what=f"{count} checkpoints"))
     check_room(needs)
 
 
@@ -87,6 +96,12 @@ def export_bytes(plan: RunPlan, role: Role) -> int:
     model, dtype, head = plan.models[role], plan.train_dtype, role_head(role)
     sharding = whole_sharding(model, world_size=1, holders=[0], dtype=dtype, head=head)
     return table_bytes(sharding.table(0), sharding.dtype)
+
+
+def state_bytes(plan: RunPlan, role: Role) -> int:
+    """Count the bytes of a model in a checkpoint: main weights and both moments, in float32."""
+    shapes = logical_shapes(plan.models[role], head=role_head(role))
+    return 3 * 4 * sum(map(prod, shapes.values()))
 
 
 def _written(role: Role, place: str) -> list[Path]:

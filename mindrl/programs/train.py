@@ -25,7 +25,7 @@ from mindrl.preflight.shipped import note_shipped_sizes
 from mindrl.programs.compose import composing, run_config
 from mindrl.programs.exits import exit_code
 
-_DRY_RUN = "--dry-run"
+_DRY_RUN, _RESUME = "--dry-run", "--resume"
 _PROGRAMS = {"group_norm": "train_grpo", "gae": "train_ppo"}
 """By the `rl_config.adv_estimator` that each trains with."""
 
@@ -138,9 +138,15 @@ def _train(config: RunConfig, run_dir: Path) -> None:
 
 def _start(task: Callable[[DictConfig], None], default_config: str) -> None:
     """Let Hydra compose the configuration that the command line names, and call the task."""
-    name = _taken("--config-name", "-cn") or default_config
+    name = _taken("--config-name", "-cn")
     # Hydra would look for one of them beside this file, and for the other behind configs/.
     own_folder = _taken("--config-dir", "-cd", "--config-path", "-cp")
+    if (resumed := _taken(_RESUME)) is not None:
+        run_folder = _run_folder(resumed)
+        sys.argv.append(f"hydra.run.dir='{run_folder}'")
+        if name is None:
+            name, own_folder = "config", str(run_folder / ".hydra")
+    name = name or default_config
     with composing(name, own_folder, sys.argv[1:]) as (folder, more):
         sys.argv += more
         program = hydra.main(version_base="1.3", config_path=folder, config_name=name)(task)
@@ -154,6 +160,18 @@ def _start(task: Callable[[DictConfig], None], default_config: str) -> None:
                 # OmegaConf's, of a file that holds no sections.
                 raise
             raise OutputError(f"the run folder cannot be made: {error}") from error
+
+
+def _run_folder(text: str) -> Path:
+    """Return the folder of a run that is to go on.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    folder = Path(text).resolve()
+    if not (folder / ".hydra/config.yaml").is_file():
+        raise ConfigError(f"{_RESUME} {text}: no run folder; it has no .hydra/config.yaml")
+    return folder
 
 
 def _taken(*names: str) -> str | None:

@@ -17,6 +17,7 @@ from mindrl.batch.experience import CriticMinibatch, Minibatch
 from mindrl.batch.prompts import Prompt, sequence_seed
 from mindrl.batch.rollouts import Responses, Rollouts
 from mindrl.batch.sequences import Logprobs, Sequences, SequenceScores, Values
+from mindrl.checkpoint.commits import SavedFiles
 from mindrl.config.layout_keys import Role
 from mindrl.layouts.layout import RolloutLayout, TrainLayout, even_bounds
 from mindrl.memory.plan import MemoryPlan
@@ -110,6 +111,18 @@ class ColocatedActor:
         """Write a role's weights as a Hugging Face folder, with a record of them."""
         method = "export" if role == "actor" else f"export_{role}"
         self.group.call_all(method, str(folder), record)
+
+    def begin_save(self, folder: Path) -> None:
+        """Have the state of the models that learn written into a folder during the next rollout."""
+        self.group.call_all("begin_save", str(folder))
+
+    def finish_save(self) -> list[SavedFiles]:
+        """Wait for what `begin_save` asked for; says what each rank has written."""
+        return self.group.call_all("finish_save")
+
+    def restore(self, folder: Path, updates: Mapping[str, int]) -> None:
+        """Go on from a checkpoint."""
+        self.group.call_all("restore", str(folder), updates)
 
     def keep_export(self, folder: Path, kept: Path) -> None:
         """Keep an exported folder under a second name, whatever replaces the first."""

@@ -22,6 +22,17 @@ class MinibatchDealer:
         self.token_weights = token_mean_weights if rl.token_level_loss else sequence_mean_weights
         self.generator = torch.Generator().manual_seed(seed) if rl.shuffle_mini_batch else None
 
+    def state(self) -> str | None:
+        """Return where the random numbers are, in hexadecimal digits; None where there are none."""
+        if self.generator is None:
+            return None
+        return bytes(self.generator.get_state().tolist()).hex()
+
+    def take_state(self, state: str | None) -> None:
+        """Go on from where the random numbers were."""
+        if self.generator is not None and state is not None:
+            self.generator.set_state(torch.tensor([*bytes.fromhex(state)], dtype=torch.uint8))
+
     def deal(self, group_B: Tensor) -> list[Tensor]:
         """Return the rows of each optimizer step; the sequences of one prompt stay together.
 

@@ -5,15 +5,17 @@ Shapes: B sequences of a step, T positions.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
 from mindrl.batch.experience import Experience, Minibatch
 from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Rollouts
+from mindrl.checkpoint.commits import Commits
+from mindrl.config.resume import recorded_config
 from mindrl.config.run import RunConfig
 from mindrl.data.run_data import PromptOrder, RunData
 from mindrl.errors import RewardError, SkippedUpdatesError, StopRequestedError
@@ -23,6 +25,7 @@ from mindrl.observability.samples import Sample
 from mindrl.observability.timing import StageTimer
 from mindrl.rewards.scores import Scores
 from mindrl.rollout.engine import Sampling
+from mindrl.trainer.checkpoints import Checkpoints
 from mindrl.trainer.colocated_actor import ColocatedActor
 from mindrl.trainer.minibatches import MinibatchDealer
 from mindrl.trainer.reward_manager import Rewarded, RewardManager, RewardSources
@@ -53,6 +56,10 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
         seed, shuffle = self.training.seed, not self.training.no_shuffle
         self.order = PromptOrder(len(data.train.prompts), seed, shuffle=shuffle)
         self.workers = workers
+        record = {"config": recorded_config(config), **run_log.summary.provenance}
+        commits = Commits(run_log.folder.checkpoints)
+        self.checkpoints = Checkpoints(commits, workers, self.training, record)
+        self.first_step = 1
         self.run_log = run_log
         self.timer = StageTimer()
         self.checks = StepChecks(max_logprob_gap, self.rl.logprob_gap_steps)
@@ -93,17 +100,20 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
             self._run()
         except (RewardError, SkippedUpdatesError, StopRequestedError):
             # No step is left half learned: the weights are those of the last one on record.
+            self._save_now()
             if self.run_log.summary.steps != (self.run_log.summary.model_step or 0):
                 self._export()
             raise
 
     def _run(self) -> None:
         training, rl, workers = self.training, self.rl, self.workers
-        self.evaluate(0)
-        workers.record_memory(rl.memory_timeline_steps > 0)
-        for step in range(1, training.train_iters + 1):
+        if self.first_step == 1:
+            self.evaluate(0)
+        workers.record_memory(self.first_step <= rl.memory_timeline_steps)
+        for step in range(self.first_step, training.train_iters + 1):
             self.heed()
             metrics, samples = self.step(step)
+            metrics |= self.checkpoints.finish()
             self.run_log.step(step, metrics, samples)
             if step <= rl.memory_timeline_steps:
                 self.run_log.memory(step, workers.flush_moments())
@@ -112,11 +122,37 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
                 self.run_log.warn(warning)
             last = step == training.train_iters
             # The weights are still there from the update; an evaluation sends them away.
-            if last or (training.save_interval and step % training.save_interval == 0):
+            if last or (training.exports_every and step % training.exports_every == 0):
                 self._export()
             if last or (rl.test_freq and step % rl.test_freq == 0):
                 self.evaluate(step)
                 self._keep_best()
+            if self.checkpoints.is_due(step):
+                self.checkpoints.begin(step, self.state())
+        self.checkpoints.finish()
+
+    def state(self) -> dict[str, object]:
+        """Return what the run has to know besides its models to go on behind this step."""
+        return {
+            "summary": self.run_log.summary.counts(),
+            "checks": self.checks.counts(),
+            "minibatches": self.minibatches.state(),
+        }
+
+    def resume(self, step: int, state: Mapping[str, Any]) -> None:
+        """Go on behind a step; the models have their state already."""
+        self.first_step, self.checkpoints.newest = step + 1, step
+        self.run_log.summary.take_counts(state["summary"])
+        self.checks.take_counts(state["checks"])
+        self.minibatches.take_state(state["minibatches"])
+
+    def _save_now(self) -> None:
+        """Write the state behind the last recorded step, unless that has been done."""
+        self.checkpoints.finish()
+        step = self.run_log.summary.steps
+        if self.training.save_interval and step > self.checkpoints.newest:
+            self.checkpoints.begin(step, self.state())
+            self.checkpoints.finish()
 
     def step(self, step: int) -> tuple[Metrics, list[Sample]]:
         """Roll out, rate, estimate and learn once."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from mindrl.config.layout_keys import Role
 from mindrl.errors import OutputError
@@ -29,6 +29,8 @@ Moments = Sequence[Sequence[MeasuredSnapshot]]
 
 _RESERVE_BYTES = 64 << 10
 """More than a summary takes."""
+_OF_THIS_START = frozenset({"exports", "provenance", "started", "status"})
+"""What of a summary is no count."""
 
 
 class RunFolder:
@@ -46,6 +48,8 @@ class RunFolder:
         """Sampled responses, one JSON line each."""
         self.evaluations = root / "evaluations.jsonl"
         """Greedy responses to the held-out prompts, one JSON line each."""
+        self.checkpoints = root / "checkpoints"
+        """What the run can go on from."""
         self.summary = root / "summary.json"
         """The outcome of the run."""
         self.reserve = root / ".summary.reserve"
@@ -78,6 +82,18 @@ class RunSummary:
     """Step of the newest exported model; None before the first."""
     model_best_step: int | None = None
     """Step of the exported model with the best accuracy."""
+
+    def counts(self) -> dict[str, object]:
+        """Return what is counted from step to step, for a run that goes on."""
+        values = {**vars(self), "seconds": time.perf_counter() - self.started}
+        return {name: value for name, value in values.items() if name not in _OF_THIS_START}
+
+    def take_counts(self, counts: Mapping[str, Any]) -> None:
+        """Go on from the counts of a run."""
+        for name, value in counts.items():
+            if name != "seconds":
+                setattr(self, name, value)
+        self.started -= counts["seconds"]
 
     def record(self, folder: RunFolder) -> dict[str, object]:
         """Return what `summary.json` holds of a run that ends now."""

@@ -2,8 +2,9 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from mindrl.errors import LogprobGapError, MindrlError, SkippedUpdatesError
 from mindrl.observability.metrics import Metrics, nonfinite_keys
@@ -24,6 +25,14 @@ class StepChecks:
     """Steps in a row beyond it that end the run."""
     _beyond: int = 0
     _idle: Counter[str] = field(default_factory=Counter)
+
+    def counts(self) -> dict[str, object]:
+        """Return for how long something has gone on."""
+        return {"beyond": self._beyond, "idle": dict(self._idle)}
+
+    def take_counts(self, counts: Mapping[str, Any]) -> None:
+        """Go on counting."""
+        self._beyond, self._idle = counts["beyond"], Counter(counts["idle"])
 
     def warnings(self, step: int, metrics: Metrics) -> Iterator[str]:
         """Say what is wrong with a step, and end the run where that has gone on for too long.

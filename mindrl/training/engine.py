@@ -15,6 +15,7 @@ from mindrl.batch.sequences import Sequences
 from mindrl.models.decoder import Head
 from mindrl.models.description import ModelDescription
 from mindrl.models.sharding import Sharding
+from mindrl.training.state_slice import ReadState, StateSlice
 
 Batch = TypeVar("Batch", bound=Sequences)
 Loss = Callable[[tuple[Tensor, ...], Batch, Tensor], LossTerms]
@@ -68,3 +69,13 @@ class TrainingEngine(Protocol):
 
     def state(self, part: StatePart) -> Iterator[Tensor]:
         """Yield the tensors of one part of the state; several may share a storage."""
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps taken so far; of a model that learns, as the two below."""
+
+    def state_slices(self) -> Iterator[StateSlice]:
+        """Yield all that a model cannot go on without, as far as this rank keeps it."""
+
+    def restore(self, updates: int, read: ReadState) -> None:
+        """Go on behind so many optimizer steps with weights and moments that `read` returns."""

@@ -4,8 +4,10 @@ Resizing a storage to zero frees its memory while every view of it stays valid, 
 CPU alike.
 """
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from threading import Event
 
 import torch
 from torch import Tensor, UntypedStorage
@@ -63,6 +65,10 @@ class StoredRegion:
         """All of it is on the device."""
         self.offloaded_bytes = 0
         self.copies = Copies(device_type)
+        self.unread = Event()
+        """Nobody reads the host's copy: it may be written to."""
+        self.unread.set()
+        self.waited_seconds = 0.0
 
     def device_bytes(self) -> int:
         """Return what lies on the device, by the storages themselves."""
@@ -103,6 +109,23 @@ class StoredRegion:
         self.is_whole = True
         return copied
 
+    def hold(self) -> None:
+        """Keep the host's copy as it is, until `let_go`: what would write to it waits."""
+        self.unread.clear()
+
+    def let_go(self) -> None:
+        """Let the host's copy change again; from any thread."""
+        self.unread.set()
+
+    def flush_waited(self) -> float:
+        """Return the seconds since the last call for which a copy waited for `let_go`."""
+        waited, self.waited_seconds = self.waited_seconds, 0.0
+        return waited
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Say whether a tensor's storage is of this region."""
+        return tensor.untyped_storage()._cdata in self.stored
+
     def host_copy(self, tensor: Tensor) -> Tensor:
         """Return the host's copy of a tensor of this region, which must not be written to."""
         place = self.stored[tensor.untyped_storage()._cdata].place
@@ -119,6 +142,9 @@ class StoredRegion:
         if stored.place is None or self.is_clean:
             stored.storage.resize_(0)
             return 0
+        began = time.perf_counter()
+        self.unread.wait()
+        self.waited_seconds += time.perf_counter() - began
         parts = zip(stored.place.parts, stored.device_parts(stored.place), strict=True)
         self.copies.start(parts, lambda: stored.storage.resize_(0))
         return stored.nbytes

@@ -12,17 +12,21 @@ from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import CriticMinibatch, Minibatch
 from mindrl.batch.rollouts import Responses
 from mindrl.batch.sequences import Logprobs, Sequences, SequenceScores, Values
+from mindrl.checkpoint.commits import SavedFiles
 from mindrl.checkpoint.export import keep_folder
 from mindrl.config.layout_keys import Role
 from mindrl.memory.plan import MemoryPlan
-from mindrl.memory.schedule import Phase
+from mindrl.memory.schedule import ROLE_REGIONS, Phase
 from mindrl.observability.timeline import MeasuredSnapshot
 from mindrl.platform.host_memory import process_memory
 from mindrl.rollout.engine import RolloutEngine, Sampling
 from mindrl.training.engine import Loss, TrainingEngine
 from mindrl.workers.device import WorkerDevice
 from mindrl.workers.sharding_manager import ShardingManager
+from mindrl.workers.state_saver import StateSaver
 from mindrl.workers.weight_sync import WeightExport
+
+_LEARNS_IN: Mapping[Role, Phase] = {"actor": Phase.TRAIN, "critic": Phase.CRITIC_TRAIN}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,11 +64,20 @@ class IntegratedWorker:
     device: WorkerDevice
     sharding_manager: ShardingManager
 
+    def __post_init__(self) -> None:
+        """Know where the state of the models that learn lies."""
+        held = self.device.held
+        self.saver = StateSaver(
+            {role: self.models[role].engine for role in self.updates},
+            {role: [held[name] for name in ROLE_REGIONS[role]] for role in self.updates},
+        )
+
     def generate_sequences(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]
     ) -> Responses:
         """Answer this replica's prompts, in order."""
         self.sharding_manager.enter(Phase.ROLLOUT)
+        self.saver.start()
         return self.rollout.generate(prompts, sampling, seeds)
 
     def compute_logprobs(self, sequences: Sequences) -> Logprobs | None:
@@ -105,6 +118,29 @@ class IntegratedWorker:
         """Export the critic's weights to a Hugging Face folder, with a record of them."""
         self.sharding_manager.enter(Phase.CRITIC_FORWARD)
         self.exports["critic"].write(Path(folder), record)
+
+    def begin_save(self, folder: str) -> None:
+        """Have the state of the models that learn written into a folder during the next rollout."""
+        self.saver.request(Path(folder))
+
+    def finish_save(self) -> SavedFiles:
+        """Wait for what `begin_save` asked for; says which files this rank has written.
+
+        Raises:
+            OutputError: They could not be written.
+        """
+        return self.saver.finish()
+
+    def restore(self, folder: str, updates: Mapping[Role, int]) -> None:
+        """Go on from a checkpoint. A collective over all ranks.
+
+        Raises:
+            CheckpointError: A file is damaged, or lacks something.
+        """
+        for role, count in updates.items():
+            self.sharding_manager.enter(_LEARNS_IN[role])
+            self.saver.restore(role, Path(folder), count)
+        dist.barrier()
 
     def keep_export(self, folder: str, kept: str) -> None:
         """Keep an exported folder under a second name, by the rank that wrote it.

@@ -6,6 +6,7 @@ numbers of the head for each token.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import cycle, islice
 
 import torch
@@ -17,6 +18,7 @@ from torch.nn import functional
 
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.sequences import Sequences
+from mindrl.checkpoint.readers import fill
 from mindrl.models.decoder import VALUE_HEAD, Head
 from mindrl.models.description import ModelDescription
 from mindrl.models.sharding import Sharding
@@ -38,6 +40,7 @@ from mindrl.training.megatron.weights import (
     local_tensors,
     mark_parameters,
 )
+from mindrl.training.state_slice import ReadState, StateSlice
 
 
 class MegatronEngine:
@@ -103,6 +106,26 @@ class MegatronEngine:
             return self.training_state.state(part)
         return iter(self.local_tensors().values() if part is StatePart.PARAMETERS else ())
 
+    def state_slices(self) -> Iterator[StateSlice]:
+        """Yield what this rank's optimizer keeps: see `TrainingEngine`."""
+        with self.settings.groups.active():
+            return iter(list(self._learning.slices(self.table)))
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps taken so far."""
+        return self._learning.updates
+
+    @torch.no_grad()
+    def restore(self, updates: int, read: ReadState) -> None:
+        """Take weights and moments over: see `TrainingEngine`."""
+        local = self.local_tensors()
+        for name, entry in self.table.items():
+            fill(local[name], entry, partial(read, "weight"))
+        for each in self.state_slices():
+            each.values(each.stored).copy_(read(each.kind, each.tensor, each.box))
+        self._learning.updates = updates
+
     @torch.no_grad()
     def forward(
         self, sequences: Sequences, micro_batching: MicroBatching, *, at_end: bool = False
@@ -135,8 +158,7 @@ class MegatronEngine:
         The loss is the weighted sum of the token losses: neither the cut into micro-batches nor
         the number of ranks changes the gradient.
         """
-        training_state = self.training_state
-        assert training_state is not None, "a model that never changes takes no step"
+        training_state = self._learning
         with self.settings.groups.active():
             training_state.zero_gradients()
             packs = self.packs(_cut_by_rows(minibatch, micro_batching)[1])
@@ -152,6 +174,11 @@ class MegatronEngine:
                 found = forward_backward(training_state.chunks, packs, terms_of, forward_only=False)
             step = training_state.step()
             return _total(found) | self._balance(len(packs)) | step
+
+    @property
+    def _learning(self) -> TrainingState:
+        assert self.training_state is not None, "this model never changes"
+        return self.training_state
 
     def packs(self, parts: Sequence[Batch]) -> list[Pack[Batch]]:
         """Lay micro-batches out, and add as many empty ones as the layout asks for. A collective.

@@ -17,8 +17,12 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from mindrl.config.role import LearningConfig
+from mindrl.models.placement import ShardingTable
 from mindrl.training.engine import StatePart
 from mindrl.training.megatron.model import ModelSettings
+from mindrl.training.megatron.optimizer_slices import state_slices
+from mindrl.training.megatron.weights import made_tensors
+from mindrl.training.state_slice import StateSlice
 
 
 class TrainingState:
@@ -86,6 +90,32 @@ class TrainingState:
             self.optimizer.step()
             self.schedule.step(increment=1)
         return {"grad_norm": grad_norm, "lr": lr, "skipped": float(not finite)}
+
+    def slices(self, table: ShardingTable) -> Iterator[StateSlice]:
+        """Yield what the optimizer keeps on this rank, and weights that none has.
+
+        Needs active groups.
+        """
+        return state_slices(made_tensors(self.chunks), table, list(self._optimizers()))
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps taken so far."""
+        return int(self.schedule.num_steps)
+
+    @updates.setter
+    def updates(self, count: int) -> None:
+        # The schedule sets the learning rate of the groups when it steps.
+        self.schedule.num_steps = 0
+        self.schedule.step(increment=count)
+        for part in self._optimizers():
+            # Some versions of Adam count in the group.
+            for group in part.optimizer.param_groups:
+                if "step" in group:
+                    group["step"] = count
+            for state in part.optimizer.state.values():
+                if "step" in state:
+                    state["step"] = torch.tensor(float(count))
 
     def state(self, part: StatePart) -> Iterator[Tensor]:
         """Yield the tensors of one part of the training state."""

@@ -23,13 +23,13 @@ from mindrl.training.megatron.modules import HeadInput
 
 def local_tensors(chunks: Sequence[nn.Module], table: ShardingTable) -> dict[str, Tensor]:
     """Return this rank's tensors that its table names, viewed in the table's shapes."""
-    made = _made(chunks)
+    made = made_tensors(chunks)
     return {name: made[name].data.view(entry.shape) for name, entry in table.items()}
 
 
 def check_table(chunks: Sequence[nn.Module], table: ShardingTable) -> None:
     """Assert that a table describes exactly the parameters that Megatron made."""
-    made = _made(chunks)
+    made = made_tensors(chunks)
     parameters = {name for name, tensor in made.items() if isinstance(tensor, nn.Parameter)}
     assert parameters <= table.keys() <= made.keys(), parameters ^ table.keys()
     for name, entry in table.items():
@@ -98,7 +98,7 @@ def _cut_weights(module: nn.Module) -> list[tuple[Tensor, int]]:
     return [] if module.weight is None else [(module.weight, dim)]
 
 
-def _made(chunks: Sequence[nn.Module]) -> dict[str, Tensor]:
+def made_tensors(chunks: Sequence[nn.Module]) -> dict[str, Tensor]:
     """Collect parameters and buffers under the names of the sharding table."""
     return {
         f"chunk{index}.{name}": tensor

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mindrl.errors import OutputError
-from mindrl.observability.output_files import JsonLinesFile, json_text
+from mindrl.observability.output_files import JsonLinesFile, forget_later_steps, json_text
 
 
 def test_nan_and_both_infinities_become_null_at_any_depth() -> None:
@@ -73,3 +73,12 @@ def test_a_full_disk_and_a_folder_in_the_way_are_reported_with_the_path(tmp_path
         log.append({"n": 1})
     with pytest.raises(OutputError, match=f"{tmp_path} cannot be written: Is a directory"):
         JsonLinesFile(tmp_path)
+
+
+def test_steps_behind_one_are_forgotten_and_so_is_a_line_that_was_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n{"step": 2, "evaluation": 1}\n{"step": 3}\n{"st')
+    forget_later_steps(path, 2)
+    assert path.read_text() == '{"step": 1}\n{"step": 2}\n{"step": 2, "evaluation": 1}\n'
+    forget_later_steps(tmp_path / "none.jsonl", 2)
+    assert [each.name for each in tmp_path.iterdir()] == ["metrics.jsonl"]

@@ -42,6 +42,19 @@ def test_tensorboard_reads_back_the_steps_and_values_before_and_after_close(tmp_
     assert scalars(tmp_path / "tb", "reward/mean") == [(1, 0.5), (2, 0.75)]
 
 
+def test_tensorboard_forgets_the_steps_that_a_run_does_again(tmp_path: Path) -> None:
+    for first, value in ((1, 0.0), (3, 1.0)):
+        tracker = TensorboardTracker(tmp_path / str(first), first)
+        for step in range(first, 5):
+            tracker.log(step, {"loss": value})
+        tracker.close()
+        for event_file in (tmp_path / str(first)).iterdir():
+            # In the order in which they were begun.
+            event_file.rename(tmp_path / f"events.out.tfevents.{first}")
+        (tmp_path / str(first)).rmdir()
+    assert scalars(tmp_path, "loss") == [(1, 0.0), (2, 0.0), (3, 1.0), (4, 1.0)]
+
+
 def test_tensorboard_keeps_every_scalar_of_a_step_under_its_own_name(tmp_path: Path) -> None:
     tracker = TensorboardTracker(tmp_path / "tb")
     tracker.log(3, {"reward/my_rewards.py:score": 0.25, "loss": -1.5})

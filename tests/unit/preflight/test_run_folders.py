@@ -55,11 +55,11 @@ def test_an_export_takes_the_bytes_of_its_tensors_in_the_training_type(
 
 
 @pytest.mark.parametrize(
-    ("save_interval", "test_data", "copies"),
+    ("export_interval", "test_data", "copies"),
     [(0, "test.jsonl", 1), (1, None, 2), (1, "test.jsonl", 3), (3, "test.jsonl", 1)],
 )
 def test_a_disk_must_hold_the_logs_and_the_newest_export_the_next_and_the_best(  # noqa: PLR0917 - a row
-    save_interval: int,
+    export_interval: int,
     test_data: str | None,
     copies: int,
     random_model_of: MakeModel,
@@ -68,7 +68,7 @@ def test_a_disk_must_hold_the_logs_and_the_newest_export_the_next_and_the_best( 
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     changes: dict[str, Any] = {
-        "megatron_training.save_interval": save_interval,
+        "megatron_training.export_interval": export_interval,
         "megatron_training.test_data_path": test_data,
     }
     model = random_model_of("qwen3")
@@ -98,6 +98,19 @@ def test_a_critic_is_counted_beside_the_actor_wherever_it_lies_on_the_disk(
     asked = room_asked_for(config, tmp_path, monkeypatch)
     assert asked.startswith(f"{(LOG_BYTES + actor + critic) / 2**20:,.1f} MiB: ")
     assert asked.endswith(f"1 x the exported critic in {tmp_path}/elsewhere")
+
+
+def test_checkpoints_that_stay_and_the_next_one_are_counted_by_12_bytes_a_parameter(
+    random_model_of: MakeModel,
+    run_config: MakeConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = random_model_of("qwen3")
+    changes = {"megatron_training.save_interval": 3, "megatron_training.keep_last": 4}
+    asked = room_asked_for(run_config(model, changes), tmp_path, monkeypatch)
+    # Of float32 weights and two moments of each, five times.
+    assert f"{5 * 3 * weights_of(model) / 2**20:,.1f} MiB for 5 checkpoints in {tmp_path}" in asked
 
 
 @pytest.mark.parametrize(("taken", "beside"), [("model", ""), ("model_best", ": {}/model_best")])

@@ -173,9 +173,11 @@ def test_hostile_text_gives_the_same_scores_twice(scorer: RewardScorer) -> None:
         "so \\boxed{72}",
     ]
     first, second = (scorer.score(responses, ["72"] * len(responses)) for _ in range(2))
-    assert first == second
+    assert first.rewards == second.rewards
+    assert first.components == second.components
     assert first.components["math_verify"] == (0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0)
-    assert counts(first) == (1, 0, 0)
+    # On a busy machine the second text too takes all of its time: it is wrong either way.
+    assert counts(first) in ((1, 0, 0), (2, 0, 0))
 
 
 def test_one_reference_too_few_or_no_responses_are_refused(scorer: RewardScorer) -> None:

@@ -17,6 +17,7 @@ from mindrl.batch.experience import CriticMinibatch, Minibatch
 from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Responses, Rollouts
 from mindrl.batch.sequences import Logprobs, Sequences, SequenceScores, Values
+from mindrl.checkpoint.commits import SavedFiles, write_synced
 from mindrl.config.generate import GenerateConfig, SamplingConfig
 from mindrl.config.layout_keys import Role
 from mindrl.config.megatron_training import MegatronTrainingConfig
@@ -54,6 +55,7 @@ class MemoryRoles:
         self.records: list[dict[str, object]] = []
         self.asked: list[tuple[list[int], Sampling, int]] = []
         self.minibatches: list[Minibatch] = []
+        self.saves: list[Path] = []
         self.critic_minibatches: list[CriticMinibatch] = []
         self.gap = gap
         self.grad_norm = grad_norm
@@ -110,6 +112,14 @@ class MemoryRoles:
 
     def keep_export(self, folder: Path, kept: Path) -> None:
         self.calls.append(f"keep {folder.name} as {kept.name}")
+
+    def begin_save(self, folder: Path) -> None:
+        self.saves.append(folder)
+
+    def finish_save(self) -> list[SavedFiles]:
+        """Write one file, which names the step."""
+        written = write_synced(self.saves[-1] / "actor-00000.safetensors", [b"weights"])
+        return [SavedFiles(files=(written,), updates={"actor": 7}, seconds=0.5, waited_seconds=0.1)]
 
     def flush_metrics(self) -> dict[str, float]:
         self.calls.append("flush")

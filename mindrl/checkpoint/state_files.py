@@ -1,0 +1,124 @@
+"""The training state of a model in safetensors files: one per rank, each slice in one of them.
+
+A slice is a box of a logical tensor or of its moments; its name in the file says which. So the
+files say nothing of the layout that wrote them, and any layout reads them.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mindrl.checkpoint.commits import WrittenFile, write_synced
+from mindrl.checkpoint.files import open_file
+from mindrl.errors import CheckpointError
+from mindrl.models.placement import Box, index_of, intersect, volume
+
+_NAME = re.compile(r"(?P<kind>\w+) (?P<tensor>\S+) (?P<box>\d+:\d+(,\d+:\d+)*)")
+
+
+class NewSlice(NamedTuple):
+    """What is to be written."""
+
+    kind: str
+    tensor: str
+    box: Box
+    values: Tensor
+    """float32, with the logical dimensions, on the host."""
+
+    @property
+    def name(self) -> str:
+        """Return its name in a file."""
+        box = ",".join(f"{start}:{stop}" for start, stop in self.box)
+        return f"{self.kind} {self.tensor} {box}"
+
+
+def write_state(path: Path, slices: Sequence[NewSlice]) -> WrittenFile:
+    """Write slices to a new file, one behind the other, and wait until the disk has them.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    return write_synced(path, _contents(slices))
+
+
+def _contents(slices: Sequence[NewSlice]) -> Iterator[bytes | memoryview]:
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    stop = 0
+    for each in slices:
+        start, stop = stop, stop + 4 * volume(each.box)
+        shape = [last - first for first, last in each.box]
+        header[each.name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, stop]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for each in slices:
+        values = each.values
+        assert values.dtype is torch.float32, each.name
+        assert values.numel() == volume(each.box), each.name
+        yield values.contiguous().flatten().view(torch.uint8).numpy().data
+
+
+class _Piece(NamedTuple):
+    box: Box
+    file: Any
+    name: str
+
+
+class StateReader:
+    """Reads boxes of a model's state, put together from whatever slices they were written as."""
+
+    def __init__(self, paths: Sequence[Path], stack: ExitStack) -> None:
+        """Open the files.
+
+        Raises:
+            ModelError: A file cannot be read.
+        """
+        self.pieces: dict[tuple[str, str], list[_Piece]] = {}
+        for path in paths:
+            file = stack.enter_context(open_file(path, "pt"))
+            for name in file.keys():  # noqa: SIM118 - no mapping
+                found = _NAME.fullmatch(name)
+                if found is None:
+                    raise CheckpointError(f"{path}: {name!r} names no slice of a tensor")
+                box = tuple(
+                    (int(start), int(stop))
+                    for start, stop in (each.split(":") for each in found["box"].split(","))
+                )
+                key = found["kind"], found["tensor"]
+                self.pieces.setdefault(key, []).append(_Piece(box, file, name))
+
+    def read(self, kind: str, tensor: str, box: Box) -> Tensor:
+        """Return a box, float32.
+
+        Raises:
+            CheckpointError: Some of it is in no file.
+        """
+        found = torch.empty([stop - start for start, stop in box])
+        missing = math.prod(found.shape)
+        for piece in self.pieces.get((kind, tensor), ()):
+            common = intersect(piece.box, box)
+            if common is not None:
+                part = piece.file.get_slice(piece.name)[_inside(common, piece.box)]
+                found[_inside(common, box)] = part
+                missing -= volume(common)
+        if missing:
+            raise CheckpointError(
+                f"{kind} {tensor} {list(box)}: {missing} of {found.numel()} elements are in no file"
+            )
+        return found
+
+
+def _inside(part: Box, box: Box) -> tuple[slice, ...]:
+    return index_of(
+        tuple(
+            (start - first, stop - first)
+            for (start, stop), (first, _) in zip(part, box, strict=True)
+        )
+    )

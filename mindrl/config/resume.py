@@ -1,0 +1,62 @@
+"""Whether a run can go on from the checkpoint of another, and what must not have changed."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from mindrl.config.finding import Finding, broken
+from mindrl.config.run import RunConfig
+
+_FREE = re.compile(
+    r"""
+    \w+_config\.(backend|.*_parallel_size|num_layer_list|.*micro_batch_size|offload_\w+|save|sizes)
+    |\w+_config\.(recompute_\w+|logprob_chunk_tokens)
+    |megatron_training\.(save_interval|export_interval|keep_\w+|resume\w*|distributed_\w+)
+    |megatron_training\.(use_distributed_optimizer|sequence_parallel)
+    |rl_config\.(actor_resource\..*|device\w*|allocation_mode|.*packing_token_size|use_dynamic_bsz)
+    |rl_config\.(use_remove_padding|blocking|guarantee_order|check_memory|memory_timeline_steps)
+    |rl_config\.(test_freq|max_logprob_gap|logprob_gap_steps|log_samples|use_tensorboard|worker_\w+)
+    |rl_config\.verifier_(timeout|parallel)
+    |generate_config\.(max_num_\w+|max_model_len|gpu_memory_utilization|kv_cache_mib|enforce_eager)
+    |generate_config\.(enable_prefix_caching|trust_remote_code|rank_map|reshard_\w+|verify_weights)
+    """,
+    re.VERBOSE,
+)
+"""Keys that say how a run is carried out, and not what it is."""
+
+
+def recorded_config(config: RunConfig) -> dict[str, Any]:
+    """Return all keys as a checkpoint keeps them, dotted, in values that JSON has."""
+    flat = dict(_flat(asdict(config), ""))
+    kept: dict[str, Any] = json.loads(json.dumps(flat))
+    return kept
+
+
+def resume_findings(before: Mapping[str, Any], config: RunConfig) -> Iterator[Finding]:
+    """Name each key that makes another run of it than the one of a checkpoint.
+
+    Args:
+        before: `recorded_config` of the run that wrote it.
+        config: Of the run that is to go on.
+    """
+    now, allowed = recorded_config(config), config.megatron_training.resume_allow
+    # A key that only one of them knows is of another version.
+    for key in sorted(before.keys() & now.keys()):
+        was, value = before[key], now[key]
+        if was != value and not _FREE.fullmatch(key) and key not in allowed:
+            shown = tuple(value) if isinstance(value, list) else value
+            need = (
+                f"differs from the run that is resumed, which had {json.dumps(was)}; name the key "
+                "in megatron_training.resume_allow to go on all the same"
+            )
+            yield broken(key, shown, need, was)
+
+
+def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

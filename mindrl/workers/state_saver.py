@@ -1,0 +1,121 @@
+"""The state of the models that learn, on its way to files and back.
+
+A checkpoint is written beside the rollout: weights and optimizer lie on the host then, and a
+thread writes them from there. Until it is done the host's copies stay as they are: what would
+overwrite one waits. What may not leave the device is copied before the next update.
+"""
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch.distributed as dist
+from torch import Tensor
+
+from mindrl.checkpoint.commits import SavedFiles, read_checkpoint
+from mindrl.checkpoint.state_files import NewSlice, StateReader, write_state
+from mindrl.config.layout_keys import Role
+from mindrl.errors import OutputError
+from mindrl.training.engine import TrainingEngine
+from mindrl.training.state_slice import StateSlice
+from mindrl.workers.device_regions import StoredRegion
+
+
+class StateSaver:
+    """Writes this rank's share of each checkpoint."""
+
+    def __init__(
+        self, engines: Mapping[Role, TrainingEngine], regions: Mapping[Role, list[StoredRegion]]
+    ) -> None:
+        """Take the models that learn, and the regions of the device that hold their state."""
+        self.engines = engines
+        self.regions = regions
+        self.writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self.folder: Path | None = None
+        self.running: Future[SavedFiles] | None = None
+
+    def request(self, folder: Path) -> None:
+        """Have the state as it is now written into a folder, once `start` is called."""
+        assert self.running is None, "the checkpoint before it has not been finished"
+        self.folder = folder
+
+    def start(self) -> None:
+        """Begin to write what was asked for: now the state lies on the host, where it may leave."""
+        if self.folder is None:
+            return
+        folder, self.folder = self.folder, None
+        slices = {
+            role: [
+                (each, self._values(role, each)) for each in engine.state_slices() if each.is_ours
+            ]
+            for role, engine in self.engines.items()
+        }
+        updates = {str(role): engine.updates for role, engine in self.engines.items()}
+        held = [region for regions in self.regions.values() for region in regions]
+        for region in held:
+            region.hold()
+        self.running = self.writer.submit(partial(_write, folder, slices, updates, held))
+
+    def finish(self) -> SavedFiles:
+        """Wait until the files are on the disk.
+
+        Raises:
+            OutputError: They could not be written.
+        """
+        self.start()
+        assert self.running is not None, "no checkpoint was asked for"
+        began = time.perf_counter()
+        running, self.running = self.running, None
+        saved = running.result()
+        waited = time.perf_counter() - began
+        waited += sum(region.flush_waited() for each in self.regions.values() for region in each)
+        return replace(saved, waited_seconds=waited)
+
+    def restore(self, role: Role, folder: Path, updates: int) -> None:
+        """Give a model, which is on the device, the state of a checkpoint.
+
+        Raises:
+            CheckpointError: A file is damaged, or lacks something.
+        """
+        paths = read_checkpoint(folder).paths(f"{role}-")
+        with ExitStack() as stack:
+            self.engines[role].restore(updates, StateReader(paths, stack).read)
+
+    def _values(self, role: Role, each: StateSlice) -> Tensor:
+        for region in self.regions[role]:
+            if region.holds(each.stored):
+                if region.keeps and region.is_clean:
+                    return each.values(region.host_copy(each.stored.detach()))
+                break
+        # It is on the device, and changes with the next update.
+        return each.values(each.stored.detach()).to("cpu", copy=True)
+
+
+def _ours(engine: TrainingEngine) -> list[StateSlice]:
+    return [each for each in engine.state_slices() if each.is_ours]
+
+
+def _write(
+    folder: Path,
+    slices: Mapping[Role, list[tuple[StateSlice, Tensor]]],
+    updates: Mapping[str, int],
+    held: list[StoredRegion],
+) -> SavedFiles:
+    began = time.perf_counter()
+    try:
+        files = []
+        for role, found in slices.items():
+            path = folder / f"{role}-{dist.get_rank():05}.safetensors"
+            new = [NewSlice(each.kind, each.tensor, each.box, values) for each, values in found]
+            files.append(write_state(path, new))
+    except OSError as error:
+        raise OutputError(f"the checkpoint {folder} could not be written: {error}") from error
+    finally:
+        for region in held:
+            region.let_go()
+    seconds = time.perf_counter() - began
+    return SavedFiles(files=tuple(files), updates=updates, seconds=seconds, waited_seconds=0.0)

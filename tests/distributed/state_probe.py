@@ -1,0 +1,57 @@
+"""What the tests of the training state call in prepared processes."""
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch.distributed as dist
+from state_messages import Kept
+from training_messages import Case, Course
+from training_probe import build, copied, share
+
+from mindrl.checkpoint.commits import WrittenFile
+from mindrl.checkpoint.state_files import NewSlice, StateReader, write_state
+from mindrl.training.megatron.engine import MegatronEngine
+
+
+def save(case: Case, course: Course, folder: str, stop: int) -> Kept:
+    """Take the updates; the state behind `stop` of them goes to a file of this rank."""
+    model = build(case, course.optimizer)
+    metrics, written = [], None
+    for at in range(len(course.minibatches)):
+        if at == stop:
+            written = _write(model, folder)
+        metrics.append(_update(model, case, course, at))
+    assert written is not None
+    return _kept(model, metrics, written)
+
+
+def load(case: Case, course: Course, folder: str, stop: int) -> Kept:
+    """Build the model anew, in whatever layout, and take the updates from `stop` on."""
+    model = build(case, course.optimizer)
+    with ExitStack() as stack:
+        reader = StateReader(sorted(Path(folder).glob("*.safetensors")), stack)
+        model.restore(stop, reader.read)
+    again = _write(model, f"{folder}/again")
+    metrics = [_update(model, case, course, at) for at in range(stop, len(course.minibatches))]
+    return _kept(model, metrics, again)
+
+
+def _update(model: MegatronEngine, case: Case, course: Course, at: int) -> dict[str, float]:
+    minibatch = share(case, course.minibatches[at])
+    return model.train_step(minibatch, course.micro_batching, course.loss.of_minibatch)
+
+
+def _write(model: MegatronEngine, folder: str) -> WrittenFile:
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    slices = [
+        NewSlice(each.kind, each.tensor, each.box, each.values(each.stored).detach())
+        for each in model.state_slices()
+        if each.is_ours
+    ]
+    written = write_state(Path(folder, f"actor-{dist.get_rank():05}.safetensors"), slices)
+    dist.barrier()
+    return written
+
+
+def _kept(model: MegatronEngine, metrics: list[dict[str, float]], written: WrittenFile) -> Kept:
+    return Kept(metrics=metrics, weights=copied(model), written=written)

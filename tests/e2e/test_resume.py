@@ -1,0 +1,84 @@
+"""A run whose processes all die goes on from its newest checkpoint as if nothing had happened."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from program import Program, gone, start_program
+
+from mindrl.checkpoint.commits import read_checkpoint
+
+pytestmark = pytest.mark.e2e
+
+STEPS = 5
+EVERY = ("megatron_training.save_interval=2", f"megatron_training.train_iters={STEPS}")
+OF_THIS_START = ("seconds/", "memory/", "bytes/", "throughput/")
+"""Metrics that say how a step was carried out."""
+RUNS = {
+    "grpo": ("train_grpo", ("rl_config.test_freq=3",)),
+    "ppo": ("train_ppo", ("rl_config.test_freq=0",)),
+    "experts": ("train_grpo", ("--config-name", "grpo_tiny_moe_cpu", "rl_config.test_freq=0")),
+    "shuffled": ("train_grpo", ("rl_config.test_freq=0", "rl_config.shuffle_mini_batch=true")),
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["grpo", *(pytest.param(name, marks=pytest.mark.nightly) for name in [*RUNS][1:])]
+)
+def test_a_run_that_was_killed_goes_on_to_the_same_bits(
+    name: str, tiny_model: Path, untaught_moe_model: Path, tmp_path: Path
+) -> None:
+    program, overrides = RUNS[name]
+    model = untaught_moe_model if name == "experts" else tiny_model
+    asked = [*overrides, f"actor_config.load={model}", *EVERY]
+    straight = start_program(tmp_path / "straight", asked, program=program)
+    assert straight.process.wait(timeout=600) == 0, straight.text()
+
+    killed = start_program(tmp_path / "killed", asked, program=program)
+    killed.wait_for_steps(4)
+    kill(killed)
+    newest = max((killed.folder / "checkpoints").glob("step-*"))
+    assert newest.name in ("step-00000002", "step-00000004")
+    resumed = resume(killed.folder, program)
+    assert resumed.process.wait(timeout=600) == 0, resumed.text()
+    assert f"goes on behind step {int(newest.name[-8:])}" in resumed.text()
+
+    assert outcome(resumed.folder) == outcome(straight.folder)
+    assert [line["step"] for line in resumed.steps()] == list(range(1, STEPS + 1))
+    assert resumed.summary()["status"] == "completed"
+    for kept in ("accuracy_after", "model_best_step", "steps", "skipped_updates"):
+        assert resumed.summary()[kept] == straight.summary()[kept]
+
+
+def kill(program: Program) -> None:
+    """End all processes of a run at once, as a node that loses its power does."""
+    everyone = [psutil.Process(program.process.pid), *program.descendants()]
+    for process in everyone:
+        process.kill()
+    program.process.wait(timeout=10)
+    assert gone(everyone, timeout_seconds=10)
+
+
+def resume(folder: Path, program: str, *overrides: str) -> Program:
+    """Start a program that goes on in a run folder, with its configuration."""
+    return start_program(folder, ["--resume", str(folder), *overrides], program=program)
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    """Return all that a run computed: metrics, samples, answers, models, optimizer state."""
+    read: dict[str, Any] = {}
+    for name in ("metrics", "samples", "evaluations"):
+        lines = (folder / f"{name}.jsonl").read_text().splitlines()
+        read[name] = [_computed(json.loads(line)) for line in lines]
+    for model in sorted(folder.glob("*/model.safetensors")):
+        read[model.parent.name] = model.read_bytes()
+    newest = read_checkpoint(max((folder / "checkpoints").glob("step-*")))
+    read["step"] = newest.step
+    read["state"] = {each.name: each.checksum for each in newest.files if "-" in each.name}
+    return read
+
+
+def _computed(line: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in line.items() if not key.startswith(OF_THIS_START)}

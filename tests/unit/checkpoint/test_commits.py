@@ -1,0 +1,187 @@
+"""Checkpoints are there whole or not at all, whatever happens to the process or to a file."""
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mindrl.checkpoint.commits import Commits, checksum_of, read_checkpoint, verify, write_synced
+from mindrl.errors import CheckpointError, OutputError
+
+RANKS = ("actor-00000.safetensors", "actor-00001.safetensors")
+
+
+def save(commits: Commits, step: int, size: int = 1000) -> Path:
+    folder = commits.begin(step)
+    files = [write_synced(folder / name, [f"{step} {name} ".encode() * size]) for name in RANKS]
+    return commits.commit(step, files, {"step": step}).folder
+
+
+def test_what_is_committed_is_read_back_and_verified(tmp_path: Path) -> None:
+    commits = Commits(tmp_path / "checkpoints")
+    assert commits.newest_whole() == (None, [])
+    for step in (5, 10):
+        save(commits, step)
+    newest, problems = commits.newest_whole()
+    assert newest is not None
+    assert (newest.step, newest.state(), problems) == (10, {"step": 10}, [])
+    assert [path.name for path in newest.paths("actor-")] == [*RANKS]
+    assert newest.files[0].checksum == checksum_of(newest.folder / RANKS[0])
+    assert commits.steps() == [10, 5]
+
+
+def test_a_step_that_is_not_committed_counts_for_nothing_and_is_gone_with_the_next_attempt(
+    tmp_path: Path,
+) -> None:
+    commits = Commits(tmp_path)
+    save(commits, 1)
+    left = commits.begin(2)
+    write_synced(left / RANKS[0], [b"half"])
+    assert commits.steps() == [1]
+    assert not any(commits.begin(2).iterdir())
+    commits.abandon(2)
+    assert not left.exists()
+
+
+def test_pruning_keeps_what_it_is_told_to_keep(tmp_path: Path) -> None:
+    commits = Commits(tmp_path)
+    for step in range(1, 6):
+        save(commits, step)
+    commits.prune(keep=[2, 5])
+    assert commits.steps() == [5, 2]
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _swap(path: Path) -> None:
+    other = path.parent / RANKS[1 - RANKS.index(path.name)]
+    third = path.with_suffix(".third")
+    path.rename(third)
+    other.rename(path)
+    third.rename(other)
+
+
+@pytest.mark.parametrize("name", [*RANKS, "run_state.json", "manifest.json"])
+@pytest.mark.parametrize("harm", [_flip, _cut, Path.unlink, _swap])
+def test_a_damaged_file_is_named_and_the_checkpoint_before_it_is_taken(
+    name: str, harm: Callable[[Path], None], tmp_path: Path
+) -> None:
+    if harm is _swap and name not in RANKS:
+        pytest.skip("only ranks' files are alike")
+    commits = Commits(tmp_path)
+    for step in (3, 4):
+        save(commits, step)
+    harm(tmp_path / "step-00000004" / name)
+    newest, (problem,) = commits.newest_whole()
+    assert newest is not None
+    assert newest.step == 3
+    assert "step-00000004" in problem
+    # Of two files that have changed places the first is named.
+    assert (RANKS[0] if harm is _swap else name) in problem
+
+
+def test_a_manifest_of_another_step_is_refused(tmp_path: Path) -> None:
+    commits = Commits(tmp_path)
+    stale = save(commits, 3) / "manifest.json"
+    newer = save(commits, 4) / "manifest.json"
+    newer.write_text(stale.read_text())
+    with pytest.raises(CheckpointError, match="step=3 is not the folder's"):
+        commits.read(4)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[]", "must hold a JSON object"),
+        ('{"version": 9}', "version=9 must be 1"),
+        ('{"version": 1, "step": 4}', "is no manifest"),
+        ('{"version": 1, "step": 4, "files": [{"name": 1}]}', "is no manifest"),
+        ("{", "cannot be read"),
+    ],
+)
+def test_a_manifest_that_is_none_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    folder = save(Commits(tmp_path), 4)
+    (folder / "manifest.json").write_text(text)
+    with pytest.raises(CheckpointError, match=said):
+        read_checkpoint(folder)
+
+
+def test_a_file_name_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> None:
+    commits = Commits(tmp_path)
+    folder = commits.begin(4)
+    outside = write_synced(tmp_path / "secret", [b"0"])
+    folder = commits.commit(4, [replace(outside, name="../secret")], {}).folder
+    with pytest.raises(CheckpointError, match=r"'../secret' must be a file of its folder"):
+        read_checkpoint(folder)
+
+
+def test_a_file_that_the_driver_cannot_see_is_an_error_that_says_what_is_needed(
+    tmp_path: Path,
+) -> None:
+    commits = Commits(tmp_path)
+    folder = commits.begin(1)
+    written = write_synced(folder / RANKS[0], [b"weights"])
+    (folder / RANKS[0]).write_bytes(b"less")
+    with pytest.raises(OutputError, match="all nodes must see one folder"):
+        commits.commit(1, [written], {})
+    (folder / RANKS[0]).unlink()
+    with pytest.raises(OutputError, match="could not be written"):
+        commits.commit(1, [written], {})
+    assert commits.steps() == []
+
+
+@pytest.mark.parametrize("kills", [40, pytest.param(200, marks=pytest.mark.nightly)])
+def test_kills_at_random_instants_of_saves_leave_a_whole_checkpoint_each_time(
+    kills: int, tmp_path: Path
+) -> None:
+    """Of the newest or the step before it; a child says what it has committed."""
+    commits, chance = Commits(tmp_path), random.Random(5)
+    step, cut_short = 0, 0
+    for _ in range(kills):
+        (reading, writing), began = os.pipe(), time.monotonic()
+        child = os.fork()
+        if child == 0:
+            _save_for_ever(commits, step + 1, writing)
+        os.close(writing)
+        with os.fdopen(reading, "rb") as said:
+            # The first commit of the child, and then any instant of the second.
+            said.read(8)
+            time.sleep(chance.uniform(0, time.monotonic() - began))
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            told = step + 1 + len(said.read()) // 8
+        cut_short += any(path.name.endswith(".writing") for path in tmp_path.iterdir())
+        newest, problems = commits.newest_whole()
+        assert newest is not None
+        assert newest.step in (told, told + 1)
+        assert newest.state() == {"step": newest.step}
+        verify(newest.folder, newest.files)
+        # One that was being removed is older than any that could be asked for.
+        assert not [each for each in problems if f"step-{newest.step:08}" in each]
+        step = newest.step
+    assert cut_short >= kills // 4, "the kills missed the saves"
+
+
+def _save_for_ever(commits: Commits, first: int, writing: int) -> None:
+    try:
+        step = first
+        while True:
+            save(commits, step, size=2000)
+            os.write(writing, step.to_bytes(8, "little"))
+            commits.prune(keep=[step, step - 1])
+            step += 1
+    finally:
+        os._exit(1)

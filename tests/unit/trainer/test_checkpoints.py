@@ -1,0 +1,91 @@
+"""When checkpoints are begun and committed, which stay, and how a trainer goes on from one."""
+
+import json
+from pathlib import Path
+
+import pytest
+from memory_roles import MemoryRoles, config, data, rewards, run_log
+
+from mindrl.checkpoint.commits import Commits
+from mindrl.errors import StopRequestedError
+from mindrl.trainer.grpo_trainer import GrpoTrainer
+
+
+def build(root: Path, roles: MemoryRoles, **changes: object) -> GrpoTrainer:
+    settings = config(**{"train_iters": 5, "save_interval": 2, **changes})
+    log = run_log(root, 5)
+    return GrpoTrainer(settings, data(), roles, rewards(roles), log, max_logprob_gap=None)
+
+
+def commits(root: Path) -> Commits:
+    return Commits(root / "checkpoints")
+
+
+def lines(root: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (root / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_checkpoint_is_written_in_the_step_behind_it_and_one_at_the_end(tmp_path: Path) -> None:
+    build(tmp_path, MemoryRoles()).run()
+    assert commits(tmp_path).steps() == [5, 4]
+    written = [line["step"] for line in lines(tmp_path) if "seconds/checkpoint_write" in line]
+    assert written == [3, 5]
+    newest = commits(tmp_path).read(5)
+    assert newest.state()["updates"] == {"actor": 7}
+    assert newest.state()["config"]["megatron_training.save_interval"] == 2
+    assert newest.state()["summary"]["steps"] == 5
+
+
+@pytest.mark.parametrize(
+    ("last", "every", "kept"),
+    [(1, 0, {9}), (2, 0, {9, 8}), (1, 4, {9, 8, 4}), (3, 5, {9, 8, 6, 5})],
+)
+def test_the_newest_stay_and_multiples_of_a_step(
+    last: int, every: int, kept: set[int], tmp_path: Path
+) -> None:
+    trainer = build(tmp_path, MemoryRoles(), keep_last=last, keep_every=every)
+    assert trainer.checkpoints.kept([9, 8, 6, 5, 4, 2]) == kept
+
+
+def test_a_run_that_is_stopped_leaves_the_state_behind_its_last_whole_step(tmp_path: Path) -> None:
+    trainer = build(tmp_path, MemoryRoles())
+
+    def heed() -> None:
+        if trainer.run_log.summary.steps == 3:
+            raise StopRequestedError("stopped by SIGTERM")
+
+    with pytest.raises(StopRequestedError):
+        trainer.run(heed)
+    assert commits(tmp_path).steps() == [3, 2]
+
+
+def test_without_an_interval_there_is_none(tmp_path: Path) -> None:
+    build(tmp_path, MemoryRoles(), save_interval=0, train_iters=3).run()
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_trainer_goes_on_with_the_prompts_the_deals_and_the_counts_of_the_first(
+    tmp_path: Path,
+) -> None:
+    whole = MemoryRoles()
+    build(tmp_path / "whole", whole, shuffle_mini_batch=True).run()
+
+    first = build(tmp_path / "first", MemoryRoles(), shuffle_mini_batch=True, save_interval=3)
+
+    def heed() -> None:
+        if first.run_log.summary.steps == 3:
+            raise StopRequestedError("stopped by SIGTERM")
+
+    with pytest.raises(StopRequestedError):
+        first.run(heed)
+    found = commits(tmp_path / "first").read(3)
+    roles = MemoryRoles()
+    second = build(tmp_path / "second", roles, shuffle_mini_batch=True)
+    second.resume(found.step, found.state())
+    second.run()
+
+    assert roles.asked == whole.asked[3:]
+    prompts = [each.tokens_BT.tolist() for each in roles.minibatches]
+    assert prompts == [each.tokens_BT.tolist() for each in whole.minibatches[-len(prompts) :]]
+    assert [line["step"] for line in lines(tmp_path / "second")] == [4, 5]
+    assert second.run_log.summary.response_tokens == 5 * 8

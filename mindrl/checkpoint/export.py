@@ -1,7 +1,6 @@
 """A model folder, written while its tensors arrive: it appears whole, or not at all."""
 
 import json
-import math
 import os
 import re
 import shutil
@@ -13,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mindrl.checkpoint.files import INDEX_FILE
+from mindrl.checkpoint.files import INDEX_FILE, file_header
 from mindrl.errors import OutputError
 from mindrl.models.decoder import ELEMENT_BYTES, VALUE_HEAD, DType, Head
 from mindrl.models.placement import LocalTensor, ShardingTable
@@ -21,8 +20,6 @@ from mindrl.models.sharding import dtype_of, table_bytes
 
 SHARD_BYTES = 5 << 30
 TORCH_TYPES: Mapping[DType, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_CODES: Mapping[DType, str] = {"float32": "F32", "bfloat16": "BF16"}
-"""As safetensors calls the types."""
 EXPORT_FILE = "mindrl_export.json"
 """What is known of an export besides its weights."""
 _CARRIED_FILES = (
@@ -143,6 +140,11 @@ def _take_place(building: Path, target: Path) -> None:
     shutil.rmtree(retired, ignore_errors=True)
 
 
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Look at the bytes of a tensor on the host, row by row; of one that is strewn, at a copy's."""
+    return tensor.contiguous().flatten().view(torch.uint8).numpy().data
+
+
 class TensorFile:
     """A safetensors file that takes its tensors one at a time, so that none waits in memory.
 
@@ -157,21 +159,11 @@ class TensorFile:
         """
         self.path = path
         self.kinds = {name: (dtype_of(entry, dtype), entry.shape) for name, entry in table.items()}
-        header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-        places: dict[str, int] = {}
-        stop = 0
         # The wider type first, so that each tensor starts at a multiple of its element's size.
-        for name in sorted(table, key=lambda name: (-ELEMENT_BYTES[self.kinds[name][0]], name)):
-            kind, shape = self.kinds[name]
-            places[name] = stop
-            stop += math.prod(shape) * ELEMENT_BYTES[kind]
-            offsets = [places[name], stop]
-            header[name] = {"dtype": _CODES[kind], "shape": shape, "data_offsets": offsets}
-        text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        self.starts = {name: 8 + len(text) + place for name, place in places.items()}
+        order = sorted(table, key=lambda name: (-ELEMENT_BYTES[self.kinds[name][0]], name))
+        header, self.starts = file_header((name, *self.kinds[name]) for name in order)
         with path.open("xb") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
+            file.write(header)
 
     def write(self, name: str, tensor: Tensor) -> None:
         """Put a tensor in its place.
@@ -183,7 +175,7 @@ class TensorFile:
         assert (tensor.dtype, tuple(tensor.shape)) == (TORCH_TYPES[dtype], shape), name
         with self.path.open("r+b") as file:
             file.seek(self.starts[name])
-            file.write(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+            file.write(bytes_of(tensor))
 
 
 @dataclass(frozen=True)

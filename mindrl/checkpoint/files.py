@@ -1,7 +1,8 @@
 """The weight files of a model folder: opened, or refused with what is wrong. Imports no torch."""
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
@@ -9,13 +10,16 @@ from typing import Any, Literal
 from safetensors import SafetensorError, safe_open
 
 from mindrl.errors import ModelError
-from mindrl.models.decoder import VALUE_HEAD, Head, logical_shapes
+from mindrl.models.decoder import ELEMENT_BYTES, VALUE_HEAD, DType, Head, logical_shapes
 from mindrl.models.description import ModelDescription
+from mindrl.models.placement import Shape
 
 INDEX_FILE = "model.safetensors.index.json"
 Framework = Literal["np", "pt"]
 """What a slice of a tensor is read as: `np` needs no torch."""
 
+_CODES: Mapping[DType, str] = {"float32": "F32", "bfloat16": "BF16"}
+"""As safetensors calls the types."""
 _LENGTH_BYTES = 8
 _MOST_HEADER_BYTES = 100_000_000
 """Of the format; more is no header."""
@@ -81,6 +85,26 @@ def tensor_shapes(folder: str) -> Mapping[str, tuple[int, ...]]:
 def shapes_in(files: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Return the shapes of tensors, each of which lies in an open file."""
     return {name: tuple(file.get_slice(name).get_shape()) for name, file in files.items()}
+
+
+def file_header(tensors: Iterable[tuple[str, DType, Shape]]) -> tuple[bytes, dict[str, int]]:
+    """Lay the tensors of a new safetensors file out, in their order.
+
+    Returns:
+        All that stands before the first of them, and where each begins in the file, in bytes.
+    """
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    places: dict[str, int] = {}
+    stop = 0
+    for name, dtype, shape in tensors:
+        places[name] = stop
+        stop += math.prod(shape) * ELEMENT_BYTES[dtype]
+        offsets = [places[name], stop]
+        header[name] = {"dtype": _CODES[dtype], "shape": shape, "data_offsets": offsets}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    begin = len(text).to_bytes(_LENGTH_BYTES, "little") + text
+    return begin, {name: len(begin) + place for name, place in places.items()}
 
 
 def open_tensors(folder: str, stack: ExitStack, *, framework: Framework) -> dict[str, Any]:

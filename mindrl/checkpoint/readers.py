@@ -13,7 +13,7 @@ from mindrl.checkpoint.rank_files import open_rank_files
 from mindrl.errors import ModelError
 from mindrl.models.decoder import always_float32
 from mindrl.models.orientation import oriented
-from mindrl.models.placement import Box, LocalTensor, Placement, index_of, intersect
+from mindrl.models.placement import Box, LocalTensor, Placement, index_of, intersect, relative
 from mindrl.models.sharding import Sharding
 
 ReadBox = Callable[[str, Box], Tensor]
@@ -95,7 +95,7 @@ def rank_file_reader(folder: str, sharding: Sharding, stack: ExitStack) -> ReadB
         dtype = torch.float32 if always_float32(name) else TORCH_TYPES[sharding.dtype]
         found = torch.empty([stop - start for start, stop in box], dtype=dtype)
         for common, piece in pieces.items():
-            found[_relative(common, box)].copy_(_cut(piece, common))
+            found[index_of(relative(common, box))].copy_(_cut(piece, common))
         return found
 
     return read
@@ -105,10 +105,3 @@ def _cut(piece: _Piece, box: Box) -> Tensor:
     """Return what a piece holds of a logical tensor, with the logical dimensions."""
     local: Tensor = piece.file.get_slice(piece.name)[index_of(piece.placement.local_part(box))]
     return oriented(local, tuple((0, size) for size in local.shape), piece.placement.axes)
-
-
-def _relative(part: Box, box: Box) -> tuple[slice, ...]:
-    return tuple(
-        slice(start - first, stop - first)
-        for (start, stop), (first, _) in zip(part, box, strict=True)
-    )

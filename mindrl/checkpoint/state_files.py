@@ -4,7 +4,6 @@ A slice is a box of a logical tensor or of its moments; its name in the file say
 files say nothing of the layout that wrote them, and any layout reads them.
 """
 
-import json
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -16,9 +15,10 @@ import torch
 from torch import Tensor
 
 from mindrl.checkpoint.commits import WrittenFile, write_synced
-from mindrl.checkpoint.files import open_file
+from mindrl.checkpoint.export import bytes_of
+from mindrl.checkpoint.files import file_header, open_file
 from mindrl.errors import CheckpointError
-from mindrl.models.placement import Box, index_of, intersect, volume
+from mindrl.models.placement import Box, index_of, intersect, relative, volume
 
 _NAME = re.compile(r"(?P<kind>\w+) (?P<tensor>\S+) (?P<box>\d+:\d+(,\d+:\d+)*)")
 
@@ -49,20 +49,11 @@ def write_state(path: Path, slices: Sequence[NewSlice]) -> WrittenFile:
 
 
 def _contents(slices: Sequence[NewSlice]) -> Iterator[bytes | memoryview]:
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    stop = 0
+    yield file_header((each.name, "float32", tuple(each.values.shape)) for each in slices)[0]
     for each in slices:
-        start, stop = stop, stop + 4 * volume(each.box)
-        shape = [last - first for first, last in each.box]
-        header[each.name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, stop]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    yield len(text).to_bytes(8, "little") + text
-    for each in slices:
-        values = each.values
-        assert values.dtype is torch.float32, each.name
-        assert values.numel() == volume(each.box), each.name
-        yield values.contiguous().flatten().view(torch.uint8).numpy().data
+        assert each.values.dtype is torch.float32, each.name
+        assert each.values.numel() == volume(each.box), each.name
+        yield bytes_of(each.values)
 
 
 class _Piece(NamedTuple):
@@ -105,20 +96,11 @@ class StateReader:
         for piece in self.pieces.get((kind, tensor), ()):
             common = intersect(piece.box, box)
             if common is not None:
-                part = piece.file.get_slice(piece.name)[_inside(common, piece.box)]
-                found[_inside(common, box)] = part
+                part = piece.file.get_slice(piece.name)[index_of(relative(common, piece.box))]
+                found[index_of(relative(common, box))] = part
                 missing -= volume(common)
         if missing:
             raise CheckpointError(
                 f"{kind} {tensor} {list(box)}: {missing} of {found.numel()} elements are in no file"
             )
         return found
-
-
-def _inside(part: Box, box: Box) -> tuple[slice, ...]:
-    return index_of(
-        tuple(
-            (start - first, stop - first)
-            for (start, stop), (first, _) in zip(part, box, strict=True)
-        )
-    )

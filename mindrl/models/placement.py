@@ -88,6 +88,13 @@ def show(tensor: str, box: Box) -> str:
     return f"{tensor}[{', '.join(f'{start}:{stop}' for start, stop in box)}]"
 
 
+def relative(part: Box, box: Box) -> Box:
+    """Return where a part of a box lies in it."""
+    return tuple(
+        (start - first, stop - first) for (start, stop), (first, _) in zip(part, box, strict=True)
+    )
+
+
 def intersect(one: Box, other: Box) -> Box | None:
     """Return the common part of two boxes of one tensor, None where there is none."""
     common = []

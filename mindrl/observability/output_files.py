@@ -48,12 +48,15 @@ def write_json_atomically(path: Path, mapping: Mapping[str, object]) -> None:
     Raises:
         OutputError: if the file cannot be written; what was there before is kept.
     """
+    _replace(path, (json_text(mapping, indent=2) + "\n").encode("ascii"))
+
+
+def _replace(path: Path, content: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    text = json_text(mapping, indent=2) + "\n"
     with output_errors(path):
         try:
-            with temporary.open("w", encoding="ascii") as file:
-                file.write(text)
+            with temporary.open("wb") as file:
+                file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
@@ -107,12 +110,8 @@ def forget_later_steps(path: Path, step: int) -> None:
         OutputError: if the file cannot be written.
     """
     with output_errors(path), suppress(FileNotFoundError):
-        kept = b"".join(
-            line for line in path.read_bytes().splitlines(keepends=True) if _is_of(line, step)
-        )
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        temporary.write_bytes(kept)
-        temporary.replace(path)
+        lines = path.read_bytes().splitlines(keepends=True)
+        _replace(path, b"".join(line for line in lines if _is_of(line, step)))
 
 
 def _is_of(line: bytes, step: int) -> bool:

@@ -16,10 +16,9 @@ from pathlib import Path
 import torch.distributed as dist
 from torch import Tensor
 
-from mindrl.checkpoint.commits import SavedFiles, read_checkpoint
+from mindrl.checkpoint.commits import SavedFiles, read_checkpoint, writing
 from mindrl.checkpoint.state_files import NewSlice, StateReader, write_state
 from mindrl.config.layout_keys import Role
-from mindrl.errors import OutputError
 from mindrl.training.engine import TrainingEngine
 from mindrl.training.state_slice import StateSlice
 from mindrl.workers.device_regions import StoredRegion
@@ -50,7 +49,9 @@ class StateSaver:
         folder, self.folder = self.folder, None
         slices = {
             role: [
-                (each, self._values(role, each)) for each in engine.state_slices() if each.is_ours
+                NewSlice(each.kind, each.tensor, each.box, self._values(role, each))
+                for each in engine.state_slices()
+                if each.is_ours
             ]
             for role, engine in self.engines.items()
         }
@@ -95,27 +96,21 @@ class StateSaver:
         return each.values(each.stored.detach()).to("cpu", copy=True)
 
 
-def _ours(engine: TrainingEngine) -> list[StateSlice]:
-    return [each for each in engine.state_slices() if each.is_ours]
-
-
 def _write(
     folder: Path,
-    slices: Mapping[Role, list[tuple[StateSlice, Tensor]]],
+    slices: Mapping[Role, list[NewSlice]],
     updates: Mapping[str, int],
     held: list[StoredRegion],
 ) -> SavedFiles:
     began = time.perf_counter()
     try:
-        files = []
-        for role, found in slices.items():
-            path = folder / f"{role}-{dist.get_rank():05}.safetensors"
-            new = [NewSlice(each.kind, each.tensor, each.box, values) for each, values in found]
-            files.append(write_state(path, new))
-    except OSError as error:
-        raise OutputError(f"the checkpoint {folder} could not be written: {error}") from error
+        with writing(folder):
+            files = tuple(
+                write_state(folder / f"{role}-{dist.get_rank():05}.safetensors", found)
+                for role, found in slices.items()
+            )
     finally:
         for region in held:
             region.let_go()
     seconds = time.perf_counter() - began
-    return SavedFiles(files=tuple(files), updates=updates, seconds=seconds, waited_seconds=0.0)
+    return SavedFiles(files=files, updates=updates, seconds=seconds, waited_seconds=0.0)

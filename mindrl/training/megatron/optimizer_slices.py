@@ -16,7 +16,7 @@ from megatron.core.transformer.module import param_is_not_shared
 from torch import Tensor, nn
 
 from mindrl.models.flat_range import boxes_of_run
-from mindrl.models.placement import Bounds, Box, LocalTensor, ShardingTable, intersect, volume
+from mindrl.models.placement import LocalTensor, ShardingTable, intersect, relative, volume
 from mindrl.training.state_slice import StateKind, StateSlice
 
 _KINDS: tuple[StateKind, ...] = ("weight", "exp_avg", "exp_avg_sq")
@@ -71,17 +71,10 @@ def _slices(entry: LocalTensor, kept: _Kept, *, is_ours: bool) -> Iterator[State
                     stored=stored,
                     run=(offset, offset + volume(block)),
                     shape=shape,
-                    local=_inside(common, block),
+                    local=relative(common, block),
                     axes=placement.axes,
                     is_ours=is_ours,
                 )
-
-
-def _inside(part: Box, block: Box) -> Box:
-    """Return where a part of a block lies in it."""
-    return tuple(
-        (start - first, stop - first) for (start, stop), (first, _) in zip(part, block, strict=True)
-    )
 
 
 def _kept(optimizers: Sequence[MegatronOptimizer]) -> Iterator[tuple[nn.Parameter, _Kept]]:
@@ -128,14 +121,8 @@ def _is_first_copy(tensor: Tensor) -> bool:
 
 def _is_next_replica(tensor: Tensor, index: int) -> bool:
     """Deal what all replicas keep to one after the other."""
-    rank, size = _replica(is_expert=not getattr(tensor, "allreduce", True))
-    return index % size == rank
-
-
-def _replica(*, is_expert: bool) -> Bounds:
-    """Return which replica of a parameter this rank has, and how many there are."""
-    if is_expert:
-        group = parallel_state.get_expert_data_parallel_group()
-    else:
+    if getattr(tensor, "allreduce", True):
         group = parallel_state.get_data_parallel_group(with_context_parallel=True)
-    return group.rank(), group.size()
+    else:
+        group = parallel_state.get_expert_data_parallel_group()
+    return bool(index % group.size() == group.rank())

@@ -1,13 +1,14 @@
 """When checkpoints are begun and committed, which stay, and how a trainer goes on from one."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 from memory_roles import MemoryRoles, config, data, rewards, run_log
 
-from mindrl.checkpoint.commits import Commits
-from mindrl.errors import StopRequestedError
+from mindrl.checkpoint.commits import Commits, SavedFiles
+from mindrl.errors import OutputError, SkippedUpdatesError, StopRequestedError
 from mindrl.trainer.grpo_trainer import GrpoTrainer
 
 
@@ -89,3 +90,37 @@ def test_a_trainer_goes_on_with_the_prompts_the_deals_and_the_counts_of_the_firs
     assert prompts == [each.tokens_BT.tolist() for each in whole.minibatches[-len(prompts) :]]
     assert [line["step"] for line in lines(tmp_path / "second")] == [4, 5]
     assert second.run_log.summary.response_tokens == 5 * 8
+
+
+def test_steps_without_an_update_are_counted_on(tmp_path: Path) -> None:
+    """Three of them end a run: here two before it was stopped, and the first behind that."""
+
+    def roles() -> MemoryRoles:
+        return MemoryRoles(grad_norm=lambda _: math.nan)
+
+    first = build(tmp_path / "first", roles())
+
+    def heed() -> None:
+        if first.run_log.summary.steps == 2:
+            raise StopRequestedError("stopped by SIGTERM")
+
+    with pytest.raises(StopRequestedError):
+        first.run(heed)
+    found = commits(tmp_path / "first").read(2)
+    second = build(tmp_path / "second", roles())
+    second.resume(found.step, found.state())
+    with pytest.raises(SkippedUpdatesError, match=r"^step 3: the actor has taken no update"):
+        second.run()
+
+
+def test_the_checkpoint_before_stays_where_the_next_cannot_be_committed(tmp_path: Path) -> None:
+    class ShortFile(MemoryRoles):
+        def finish_save(self) -> list[SavedFiles]:
+            saved = super().finish_save()
+            if len(self.saves) == 2:
+                (self.saves[-1] / saved[0].files[0].name).write_bytes(b"wei")
+            return saved
+
+    with pytest.raises(OutputError, match="has 3 bytes, 7 were written"):
+        build(tmp_path, ShortFile(), keep_last=1).run()
+    assert commits(tmp_path).steps() == [2]

@@ -3,6 +3,8 @@
 Regions whose copies run at once are in tests/distributed/test_training.py.
 """
 
+from threading import Thread
+
 import torch
 from late_device import LateDevice
 from torch import Tensor
@@ -70,3 +72,24 @@ def test_a_storage_whose_place_lies_in_several_blocks_comes_back_to_the_bit() ->
     region.onload()
     assert torch.equal(first, kept[0])
     assert torch.equal(second, kept[1])
+
+
+def test_a_copy_that_is_being_read_stays_until_it_is_let_go_and_the_wait_is_told() -> None:
+    weights = torch.zeros(3)
+    region = StoredRegion([weights], HostArena(512, device_type="cpu"), "cpu")
+    region.offload()
+    region.hold()
+    on_host = region.host_copy(weights)
+    region.onload()
+    weights.fill_(1.0)
+    region.changed()
+    leaves = Thread(target=region.offload)
+    leaves.start()
+    leaves.join(timeout=0.2)
+    assert leaves.is_alive()
+    assert on_host.tolist() == [0, 0, 0]
+    region.let_go()
+    leaves.join(timeout=60)
+    assert on_host.tolist() == [1, 1, 1]
+    assert region.flush_waited() > 0.1
+    assert region.flush_waited() == 0

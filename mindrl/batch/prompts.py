@@ -1,5 +1,7 @@
 """Prompts, as token ids, on their way to the rollout engine."""
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -20,6 +22,19 @@ class Prompt:
     """The rendered chat as text, for people to read."""
     answer: str
     """The right answer, which the reward compares with."""
+
+
+def sample_numbers(uids: Iterable[int]) -> list[int]:
+    """Count the responses to each prompt, from 0; `uids` says which each response answers.
+
+    A step that goes over the end of an epoch may hold a prompt twice, which goes on counting.
+    """
+    drawn: Counter[int] = Counter()
+    numbers = []
+    for uid in uids:
+        numbers.append(drawn[uid])
+        drawn[uid] += 1
+    return numbers
 
 
 def sequence_seed(run_seed: int, *, step: int, uid: int, sample: int) -> int:

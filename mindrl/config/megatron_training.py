@@ -61,6 +61,9 @@ class MegatronTrainingConfig:
     """Checkpoints that stay: the newest so many."""
     keep_every: Count = 0
     """Those of steps that are multiples of it stay too. 0 keeps none besides `keep_last`."""
+    keep_rollouts: Count = 0
+    """Keep all responses of the last so many steps, with tokens, log-probs and rewards, as Parquet
+    files. 0 keeps none."""
     resume: Literal["auto", "never"] = "auto"
     """A run whose folder holds checkpoints goes on from the newest whole one with `auto`, and is
     refused with `never`."""

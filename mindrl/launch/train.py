@@ -35,6 +35,7 @@ from mindrl.trainer.colocated_actor import ColocatedActor, Ranks
 from mindrl.trainer.grpo_trainer import GrpoTrainer
 from mindrl.trainer.ppo_trainer import PpoTrainer
 from mindrl.trainer.reward_manager import RewardSources
+from mindrl.trainer.rollout_files import RolloutFiles
 from mindrl.trainer.run_log import RunFolder, RunLog, RunSummary
 
 logger = logging.getLogger(__name__)
@@ -168,8 +169,10 @@ def _checkpoint(config: RunConfig, folder: RunFolder) -> Checkpoint | None:
         raise CheckpointError(f"{commits.root}: none of {len(problems)} checkpoints is whole")
     if found and (findings := [*resume_findings(found.state()["config"], config)]):
         raise CheckpointError("\n".join(map(str, findings)))
+    newest = found.step if found else -1
     for log in (folder.metrics, folder.samples, folder.evaluations):
-        forget_later_steps(log, found.step if found else -1)
+        forget_later_steps(log, newest)
+    RolloutFiles(folder.rollouts).forget_later(newest)
     return found
 
 

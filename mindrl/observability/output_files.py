@@ -48,10 +48,15 @@ def write_json_atomically(path: Path, mapping: Mapping[str, object]) -> None:
     Raises:
         OutputError: if the file cannot be written; what was there before is kept.
     """
-    _replace(path, (json_text(mapping, indent=2) + "\n").encode("ascii"))
+    replace_file(path, (json_text(mapping, indent=2) + "\n").encode("ascii"))
 
 
-def _replace(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes | memoryview) -> None:
+    """Write a file so that a reader, or a crash, finds the old one or the new one whole.
+
+    Raises:
+        OutputError: if it cannot be written; what was there before is kept.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with output_errors(path):
         try:
@@ -111,7 +116,7 @@ def forget_later_steps(path: Path, step: int) -> None:
     """
     with output_errors(path), suppress(FileNotFoundError):
         lines = path.read_bytes().splitlines(keepends=True)
-        _replace(path, b"".join(line for line in lines if _is_of(line, step)))
+        replace_file(path, b"".join(line for line in lines if _is_of(line, step)))
 
 
 def _is_of(line: bytes, step: int) -> bool:

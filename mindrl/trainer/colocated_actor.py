@@ -3,7 +3,6 @@
 Shapes: B sequences, T positions.
 """
 
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from mindrl.batch.balance import partition
 from mindrl.batch.experience import CriticMinibatch, Minibatch
-from mindrl.batch.prompts import Prompt, sequence_seed
+from mindrl.batch.prompts import Prompt, sample_numbers, sequence_seed
 from mindrl.batch.rollouts import Responses, Rollouts
 from mindrl.batch.sequences import Logprobs, Sequences, SequenceScores, Values
 from mindrl.checkpoint.commits import SavedFiles
@@ -67,12 +66,11 @@ class ColocatedActor:
         count = sampling.samples_per_prompt
         group = [index for index in range(len(prompts)) for _ in range(count)]
         token_ids = [prompts[index].token_ids for index in group]
-        # A step that goes over the end of an epoch may hold a prompt twice: go on counting.
-        drawn: Counter[int] = Counter()
-        seeds = []
-        for uid in (prompts[index].uid for index in group):
-            seeds.append(sequence_seed(self.seed, step=step, uid=uid, sample=drawn[uid]))
-            drawn[uid] += 1
+        uids = [prompts[index].uid for index in group]
+        seeds = [
+            sequence_seed(self.seed, step=step, uid=uid, sample=sample)
+            for uid, sample in zip(uids, sample_numbers(uids), strict=True)
+        ]
         shares = [
             (token_ids[start:end], sampling, seeds[start:end])
             for start, end in even_bounds(len(group), self.rollout.replicas)

@@ -5,7 +5,7 @@ Shapes: B sequences of a step, T positions.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
@@ -21,14 +21,20 @@ from mindrl.data.run_data import PromptOrder, RunData
 from mindrl.errors import RewardError, SkippedUpdatesError, StopRequestedError
 from mindrl.observability.metrics import Metrics, merge, update_metrics
 from mindrl.observability.run_folder import best_folder
-from mindrl.observability.samples import Sample
 from mindrl.observability.timing import StageTimer
 from mindrl.rewards.scores import Scores
 from mindrl.rollout.engine import Sampling
 from mindrl.trainer.checkpoints import Checkpoints
 from mindrl.trainer.colocated_actor import ColocatedActor
 from mindrl.trainer.minibatches import MinibatchDealer
-from mindrl.trainer.reward_manager import Rewarded, RewardManager, RewardSources
+from mindrl.trainer.reward_manager import (
+    RatedBatch,
+    Rating,
+    Rewarded,
+    RewardManager,
+    RewardSources,
+)
+from mindrl.trainer.rollout_files import RolloutFiles
 from mindrl.trainer.run_log import RunLog
 from mindrl.trainer.step_checks import StepChecks
 
@@ -112,9 +118,9 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
         workers.record_memory(self.first_step <= rl.memory_timeline_steps)
         for step in range(self.first_step, training.train_iters + 1):
             self.heed()
-            metrics, samples = self.step(step)
+            metrics, batch = self.step(step)
             metrics |= self.checkpoints.finish()
-            self.run_log.step(step, metrics, samples)
+            self._record(step, metrics, batch)
             if step <= rl.memory_timeline_steps:
                 self.run_log.memory(step, workers.flush_moments())
                 workers.record_memory(step < rl.memory_timeline_steps)
@@ -154,35 +160,47 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
             self.checkpoints.begin(step, self.state())
             self.checkpoints.finish()
 
-    def step(self, step: int) -> tuple[Metrics, list[Sample]]:
+    def step(self, step: int) -> tuple[Metrics, RatedBatch]:
         """Roll out, rate, estimate and learn once."""
-        timer = self.timer
-        with timer("step"):
-            indices = self.order.indices(step - 1, self.training.global_batch_size)
-            prompts = [self.data.train.prompts[index] for index in indices]
-            with timer("rollout"):
-                rollouts = self.workers.generate_sequences(prompts, self.sampling, step=step)
+        with self.timer("step"):
+            prompts, rollouts = self.roll_out(step)
             self.heed()
-            with self.rewards.compute(prompts, rollouts, blocking=self.rl.blocking) as rewarded:
-                experience, estimated = self.estimate(rollouts, rewarded)
-            self._note_failures(step, rewarded().scores)
-            self.heed()
-            learned = self.learn(step, experience)
-        metrics = merge(
-            rollouts.metrics(),
-            rewarded().scores.metrics(),
-            _logprob_gap(rollouts, experience.old_logprobs_BT),
-            estimated,
-            learned,
-            timer.flush(),
-            self.workers.flush_metrics(),
-        )
+            rating = self.rewards.compute(prompts, rollouts, blocking=self.rl.blocking)
+            computed, rewarded = self.train_on(step, rollouts, rating)
+        metrics = merge(computed, self.timer.flush(), self.workers.flush_metrics())
         rate = metrics["rollout/response_tokens"] / metrics["seconds/step"]
         metrics["throughput/response_tokens_per_second"] = rate
+        return metrics, RatedBatch(prompts=prompts, rollouts=rollouts, rewarded=rewarded)
+
+    def roll_out(self, step: int) -> tuple[list[Prompt], Rollouts]:
+        """Take the prompts of a step, and answer them."""
+        indices = self.order.indices(step - 1, self.training.global_batch_size)
+        prompts = [self.data.train.prompts[index] for index in indices]
+        with self.timer("rollout"):
+            return prompts, self.workers.generate_sequences(prompts, self.sampling, step=step)
+
+    def train_on(self, step: int, rollouts: Rollouts, rating: Rating) -> tuple[Metrics, Rewarded]:
+        """Estimate and learn; returns all that was computed, and the rewards.
+
+        `rating` lasts while the devices estimate.
+        """
+        with rating as rewarded:
+            experience, estimated = self.estimate(rollouts, rewarded)
+        scores = rewarded().scores
+        self._note_failures(step, scores)
+        self.heed()
+        learned = self.learn(step, experience)
+        gap = _logprob_gap(rollouts, experience.old_logprobs_BT)
+        return merge(rollouts.metrics(), scores.metrics(), gap, estimated, learned), rewarded()
+
+    def _record(self, step: int, metrics: Metrics, batch: RatedBatch) -> None:
         # The first response to each prompt, then the second: they lie prompt by prompt.
-        each = self.rl.n_samples_per_prompt
-        spread = sorted(range(len(rollouts.group_B)), key=lambda row: row % each)
-        return metrics, _samples(prompts, rollouts, rewarded(), spread[: self.rl.log_samples])
+        each, kept = self.rl.n_samples_per_prompt, self.training.keep_rollouts
+        spread = sorted(range(len(batch.rollouts)), key=lambda row: row % each)
+        self.run_log.step(step, metrics, batch.samples(spread[: self.rl.log_samples]))
+        if kept:
+            files = RolloutFiles(self.run_log.folder.rollouts)
+            self.run_log.keep(files, lambda: files.write(step, batch, kept))
 
     def logprobs(self, rollouts: Rollouts) -> tuple[Tensor, Tensor | None]:
         """Return the log-probs of the policy, and of the reference where there is one.
@@ -216,8 +234,8 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
         self._note_failures(step, rewarded.scores)
         assert self.rl.verifier_function, "validated: something measures accuracy"
         accuracy = rewarded.scores.accuracy(self.rl.verifier_function[0])
-        samples = _samples(self.test, rollouts, rewarded, range(len(rewarded.responses)))
-        self.run_log.evaluation(step, accuracy, samples)
+        batch = RatedBatch(prompts=self.test, rollouts=rollouts, rewarded=rewarded)
+        self.run_log.evaluation(step, accuracy, batch.samples(range(len(rollouts))))
         # What the switches of an evaluation cost belongs to no step.
         self.workers.flush_metrics()
 
@@ -261,21 +279,3 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
 def _logprob_gap(rollouts: Rollouts, old_logprobs_BT: Tensor) -> Metrics:
     gap_N = (rollouts.rollout_logprobs_BT - old_logprobs_BT)[rollouts.response_mask_BT].abs()
     return {"logprob_gap/mean": gap_N.mean().item(), "logprob_gap/max": gap_N.max().item()}
-
-
-def _samples(
-    prompts: Sequence[Prompt], rollouts: Rollouts, rewarded: Rewarded, rows: Iterable[int]
-) -> list[Sample]:
-    scores, groups = rewarded.scores, rollouts.group_B.tolist()
-    return [
-        Sample(
-            prompt=prompts[groups[row]].text,
-            response=rewarded.responses[row],
-            reference=prompts[groups[row]].answer,
-            reward=scores.rewards[row],
-            parts={name: part[row] for name, part in scores.components.items()},
-            finished=bool(rollouts.finished_B[row]),
-            response_tokens=int(rollouts.response_mask_BT[row].sum()),
-        )
-        for row in rows
-    ]

@@ -1,14 +1,15 @@
 """From rollouts to rewards: reward functions in the reward service, a model on the devices."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 
 from mindrl.algorithms.length_penalty import LengthPenalty
 from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Rollouts
+from mindrl.observability.samples import Sample
 from mindrl.observability.timing import StageTimer
 from mindrl.rewards.scorer import RewardScorer
 from mindrl.rewards.scores import Scores
@@ -34,6 +35,36 @@ class Rewarded:
 
     responses: list[str]
     scores: Scores
+
+
+Rating = AbstractContextManager[Callable[[], Rewarded]]
+"""Rates a batch while its body goes on, which asks for the outcome when it needs it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RatedBatch:
+    """Prompts, what was answered to them, and what that is worth."""
+
+    prompts: Sequence[Prompt]
+    rollouts: Rollouts
+    rewarded: Rewarded
+
+    def samples(self, rows: Iterable[int]) -> list[Sample]:
+        """Return some of the responses as people read them."""
+        rollouts, scores = self.rollouts, self.rewarded.scores
+        groups = rollouts.group_B.tolist()
+        return [
+            Sample(
+                prompt=self.prompts[groups[row]].text,
+                response=self.rewarded.responses[row],
+                reference=self.prompts[groups[row]].answer,
+                reward=scores.rewards[row],
+                parts={name: part[row] for name, part in scores.components.items()},
+                finished=bool(rollouts.finished_B[row]),
+                response_tokens=int(rollouts.response_mask_BT[row].sum()),
+            )
+            for row in rows
+        ]
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,8 @@ class RunFolder:
         """Sampled responses, one JSON line each."""
         self.evaluations = root / "evaluations.jsonl"
         """Greedy responses to the held-out prompts, one JSON line each."""
+        self.rollouts = root / "rollouts"
+        """All responses of the last steps, a file a step."""
         self.checkpoints = root / "checkpoints"
         """What the run can go on from."""
         self.summary = root / "summary.json"

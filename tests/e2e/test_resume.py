@@ -13,7 +13,11 @@ from mindrl.checkpoint.commits import read_checkpoint
 pytestmark = pytest.mark.e2e
 
 STEPS = 5
-EVERY = ("megatron_training.save_interval=2", f"megatron_training.train_iters={STEPS}")
+EVERY = (
+    "megatron_training.save_interval=2",
+    "megatron_training.keep_rollouts=4",
+    f"megatron_training.train_iters={STEPS}",
+)
 OF_THIS_START = ("seconds/", "memory/", "bytes/", "throughput/")
 """Metrics that say how a step was carried out."""
 RUNS = {
@@ -67,11 +71,12 @@ def resume(folder: Path, program: str, *overrides: str) -> Program:
 
 
 def outcome(folder: Path) -> dict[str, Any]:
-    """Return all that a run computed: metrics, samples, answers, models, optimizer state."""
+    """Return what a run computed: metrics, samples, tokens, answers, models, optimizer state."""
     read: dict[str, Any] = {}
     for name in ("metrics", "samples", "evaluations"):
         lines = (folder / f"{name}.jsonl").read_text().splitlines()
         read[name] = [_computed(json.loads(line)) for line in lines]
+    read["rollouts"] = {path.name: path.read_bytes() for path in (folder / "rollouts").iterdir()}
     for model in sorted(folder.glob("*/model.safetensors")):
         read[model.parent.name] = model.read_bytes()
     newest = read_checkpoint(max((folder / "checkpoints").glob("step-*")))

@@ -1,0 +1,161 @@
+"""The responses of the last steps as Parquet files, a row each, and back to the bit."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from mindrl.batch.prompts import Prompt, sample_numbers
+from mindrl.batch.rollouts import Responses, Rollouts
+from mindrl.errors import DataError
+from mindrl.observability.output_files import output_errors, replace_file
+from mindrl.rewards.functions import ScoreRange
+from mindrl.rewards.scores import Failure, Failures, Scores
+from mindrl.trainer.reward_manager import RatedBatch, Rewarded
+
+_STEP = re.compile(r"step-(\d{8})\.parquet")
+_PART = "reward/"
+_SCORES = b"mindrl.scores"
+"""What is known of the scores besides the columns, as JSON in the file's metadata."""
+
+
+@dataclass(frozen=True)
+class RolloutFiles:
+    """The folder of these files."""
+
+    root: Path
+
+    def path(self, step: int) -> Path:
+        """Return the file of a step."""
+        return self.root / f"step-{step:08}.parquet"
+
+    def steps(self) -> list[int]:
+        """Return the steps that there are files of, the first one first."""
+        if not self.root.is_dir():
+            return []
+        found = (_STEP.fullmatch(path.name) for path in self.root.iterdir())
+        return sorted(int(match[1]) for match in found if match)
+
+    def write(self, step: int, batch: RatedBatch, kept: int) -> None:
+        """Write the file of a step, whole or not at all, and keep those of the last `kept` steps.
+
+        Raises:
+            OutputError: It cannot be written, or another not be removed.
+        """
+        with output_errors(self.root):
+            self.root.mkdir(parents=True, exist_ok=True)
+        content = pa.BufferOutputStream()
+        pq.write_table(_table(step, batch), content)
+        replace_file(self.path(step), memoryview(content.getvalue()))
+        self._forget({*self.steps()} - {*range(step - kept + 1, step + 1)})
+
+    def forget_later(self, step: int) -> None:
+        """Remove the files of the steps behind one, which are done again.
+
+        Raises:
+            OutputError: One cannot be removed.
+        """
+        self._forget(each for each in self.steps() if each > step)
+
+    def _forget(self, steps: Iterable[int]) -> None:
+        for step in steps:
+            with output_errors(self.path(step)):
+                self.path(step).unlink()
+
+    def read(self, step: int) -> RatedBatch:
+        """Read all that was written of a step.
+
+        Raises:
+            DataError: It cannot be read.
+        """
+        path = self.path(step)
+        try:
+            table = pq.ParquetFile(path).read()
+            return _batch(table, json.loads(table.schema.metadata[_SCORES]))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{path} cannot be read as the responses of a step: {error}") from error
+
+
+def _table(step: int, batch: RatedBatch) -> pa.Table:
+    rollouts, scores = batch.rollouts, batch.rewarded.scores
+    asked = [batch.prompts[group] for group in rollouts.group_B.tolist()]
+    uids = [prompt.uid for prompt in asked]
+    mask_BT = rollouts.response_mask_BT
+    columns = {
+        "step": pa.array([step] * len(asked), pa.int64()),
+        "group": pa.array(rollouts.group_B.tolist(), pa.int64()),
+        "uid": pa.array(uids, pa.int64()),
+        "sample": pa.array(sample_numbers(uids), pa.int64()),
+        "prompt": pa.array([prompt.text for prompt in asked], pa.string()),
+        "response": pa.array(batch.rewarded.responses, pa.string()),
+        "reference": pa.array([prompt.answer for prompt in asked], pa.string()),
+        "prompt_token_ids": pa.array([prompt.token_ids for prompt in asked], pa.list_(pa.int32())),
+        "response_token_ids": _lists(rollouts.tokens_BT.int(), mask_BT),
+        "rollout_logprobs": _lists(rollouts.rollout_logprobs_BT, mask_BT),
+        "finished": pa.array(rollouts.finished_B.tolist(), pa.bool_()),
+        "reward": pa.array(scores.rewards, pa.float64()),
+    }
+    columns |= {
+        f"{_PART}{name}": pa.array(part, pa.float64()) for name, part in scores.components.items()
+    }
+    known = {"ranges": scores.ranges, "failures": [asdict(each) for each in scores.failures]}
+    return pa.table(columns, metadata={_SCORES: json.dumps(known).encode()})
+
+
+def _lists(values_BT: Tensor, mask_BT: Tensor) -> pa.ListArray:
+    """Return what lies under the mask, a list for each row."""
+    ends_B = mask_BT.sum(dim=1).cumsum(dim=0)
+    offsets = pa.array([0, *ends_B.tolist()], pa.int32())
+    return pa.ListArray.from_arrays(offsets, pa.array(values_BT[mask_BT].numpy()))
+
+
+def _batch(table: pa.Table, known: Mapping[str, Any]) -> RatedBatch:
+    groups, tokens = table["group"].to_pylist(), table["response_token_ids"]
+    responses = Responses(
+        token_ids_N=_flat(tokens).long(),
+        logprobs_N=_flat(table["rollout_logprobs"]),
+        lengths_B=torch.tensor(pc.list_value_length(tokens).to_pylist()),
+        finished_B=torch.tensor(table["finished"].to_pylist()),
+    )
+    prompts = _prompts(table, [groups.index(group) for group in range(max(groups) + 1)])
+    failures = (
+        Failures(**{**each, "first": Failure(**each["first"])}) for each in known["failures"]
+    )
+    scores = Scores(
+        rewards=tuple(table["reward"].to_pylist()),
+        components={
+            name.removeprefix(_PART): tuple(table[name].to_pylist())
+            for name in table.column_names
+            if name.startswith(_PART)
+        },
+        ranges={name: ScoreRange(*ends) for name, ends in known["ranges"].items()},
+        failures=tuple(failures),
+    )
+    asked = [prompt.token_ids for prompt in prompts]
+    return RatedBatch(
+        prompts=prompts,
+        rollouts=Rollouts.from_responses(asked, responses, groups),
+        rewarded=Rewarded(responses=table["response"].to_pylist(), scores=scores),
+    )
+
+
+def _prompts(table: pa.Table, rows: Sequence[int]) -> list[Prompt]:
+    """Return the prompts that some rows answer."""
+    columns = table.select(["uid", "prompt_token_ids", "prompt", "reference"]).take(rows)
+    return [
+        Prompt(uid=uid, token_ids=tuple(token_ids), text=text, answer=answer)
+        for uid, token_ids, text, answer in zip(*columns.to_pydict().values(), strict=True)
+    ]
+
+
+def _flat(lists: pa.ChunkedArray) -> Tensor:
+    """Put the lists of a column end to end."""
+    return torch.tensor(lists.combine_chunks().flatten().to_numpy())

@@ -56,13 +56,24 @@ class RayCluster:
         on_sigterm = signal.getsignal(signal.SIGTERM)
         try:
             self._connect()
-            self.placement = self._reserve()
+            self.placement = self._reserve("worker_start_timeout_seconds", self.timeout_seconds)
         except BaseException:
             self.stop()
             raise
         finally:
             # Ray puts its own handler in place, which exits at once.
             signal.signal(signal.SIGTERM, on_sigterm)
+
+    def reserve_again(self, wait_seconds: float) -> None:
+        """Give the devices back and take as many anew, waiting so long for those that are lost.
+
+        Raises:
+            ClusterError: They have not come back.
+        """
+        if self.placement is not None:
+            remove_placement_group(self.placement)
+            self.placement = None
+        self.placement = self._reserve("device_wait_seconds", wait_seconds)
 
     def stop(self) -> None:
         """Give the devices back and take down what this run started."""
@@ -81,7 +92,6 @@ class RayCluster:
             deterministic=deterministic,
         )
         return {
-            "name": f"worker-{rank}",
             **self.platform.ray_options(1),
             "max_restarts": 0,
             "runtime_env": {"env_vars": environment},
@@ -131,17 +141,17 @@ class RayCluster:
                 "set RAY_ADDRESS to join a larger cluster"
             )
 
-    def _reserve(self) -> PlacementGroup:
+    def _reserve(self, key: str, wait_seconds: float) -> PlacementGroup:
         resource = self.platform.ray_resource
         shares = node_shares(self.devices, self.devices_per_node)
-        deadline = time.monotonic() + self.timeout_seconds
+        deadline = time.monotonic() + wait_seconds
         while not fits(shares, present := _devices_of_nodes(resource)):
             if time.monotonic() > deadline:
                 raise ClusterError(
                     f"rl_config.actor_resource.num_npus={self.devices} with npus_per_node="
                     f"{self.devices_per_node}: needs {len(shares)} node(s) with {shares[0]} "
                     f"{resource} device(s) each; the cluster has nodes with {present} after "
-                    f"{self.timeout_seconds:.0f} s (rl_config.worker_start_timeout_seconds)"
+                    f"{wait_seconds:.0f} s (rl_config.{key})"
                 )
             time.sleep(0.5)
         bundles = [{"CPU": float(share)} | {resource: float(share)} for share in shares]

@@ -171,6 +171,13 @@ class RLConfig:
     """Longest wait for the workers' answers to one call, such as the rollout of a step, the first
     one included; beyond it the run fails and names the silent ranks."""
 
+    max_restarts: Count = 3
+    """How often in a row a run that loses workers starts new ones and goes on from the same
+    checkpoint; each new checkpoint counts from 0. 0, or `megatron_training.save_interval=0`, ends
+    the run with the first of them."""
+    device_wait_seconds: Seconds = 3600
+    """Longest wait for the devices that a restart needs; beyond it the run ends."""
+
     @property
     def device_memory_bytes(self) -> int | None:
         """`device_memory_mib` in bytes."""

@@ -32,9 +32,9 @@ def render_summary(summary: Mapping[str, object]) -> RenderableType:
 
     Keys: status ("completed", "interrupted" or "failed"), accuracy_before and accuracy_after
     (0 to 1), steps, seconds, response_tokens_per_second, logprob_gap_max_mean (nats),
-    reward_failures (counts by function and kind), steps_without_signal, the paths run_dir, metrics,
-    tensorboard, samples, logs, model and model_best, and the steps of the last two, model_step and
-    model_best_step.
+    reward_failures (counts by function and kind), restarts, steps_without_signal, the paths
+    run_dir, metrics, tensorboard, samples, logs, model and model_best, and the steps of the last
+    two, model_step and model_best_step.
     """
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
@@ -64,6 +64,8 @@ def _warnings(summary: Mapping[str, object]) -> Iterator[tuple[str, str]]:
         for function, counts in failures.items():
             kinds = ", ".join(f"{count} {kind}" for kind, count in counts.items())
             yield "scores not given", f"{function}: {kinds}"
+    if restarts := summary.get("restarts"):
+        yield "restarts", f"{restarts}; faults.jsonl says why"
     if steps := summary.get("steps_without_signal"):
         yield "steps without signal", str(steps)
 

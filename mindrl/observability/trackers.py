@@ -29,12 +29,13 @@ class TensorboardTracker(AppendedFile):
     terminal.
     """
 
-    def __init__(self, directory: Path, first_step: int = 1) -> None:
+    def __init__(self, directory: Path, first_step: int = 0) -> None:
         """Begin a file; what files before it say of steps from `first_step` on counts no more."""
+        goes_on = any(directory.glob("events.*"))
         name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
         super().__init__(directory / name)
         self._event(Event(file_version="brain.Event:2"))
-        if first_step > 1:
+        if goes_on:
             start = SessionLog(status=SessionLog.START)
             self._event(Event(step=first_step, session_log=start))
 

@@ -194,6 +194,7 @@ class RewardScorer:
     def abort(self) -> None:
         """Kill the processes: a `score` that another thread waits for raises a RewardError."""
         if service := self._service:
+            self._service = None
             service.kill()
 
     def _log(self, failures: Sequence[Failures], responses: Sequence[str]) -> None:

@@ -29,7 +29,7 @@ Moments = Sequence[Sequence[MeasuredSnapshot]]
 
 _RESERVE_BYTES = 64 << 10
 """More than a summary takes."""
-_OF_THIS_START = frozenset({"exports", "provenance", "started", "status"})
+_OF_THIS_START = frozenset({"exports", "provenance", "started", "status", "restarts"})
 """What of a summary is no count."""
 
 
@@ -50,6 +50,8 @@ class RunFolder:
         """Greedy responses to the held-out prompts, one JSON line each."""
         self.rollouts = root / "rollouts"
         """All responses of the last steps, a file a step."""
+        self.faults = root / "faults.jsonl"
+        """What ended attempts at the run, one JSON line each."""
         self.checkpoints = root / "checkpoints"
         """What the run can go on from."""
         self.summary = root / "summary.json"
@@ -68,6 +70,8 @@ class RunSummary:
     """What the run was made with: for the summary and the exported models."""
     started: float = field(default_factory=time.perf_counter)
     status: str = "failed"
+    restarts: int = 0
+    """Of the workers, since the program was started."""
     steps: int = 0
     response_tokens: float = 0.0
     step_seconds: float = 0.0
@@ -106,6 +110,7 @@ class RunSummary:
             "accuracy_before": self.accuracy_before,
             "accuracy_after": self.accuracy_after,
             "logprob_gap_max_mean": self.logprob_gap_max_mean,
+            "restarts": self.restarts,
             "steps": self.steps,
             "skipped_updates": self.skipped_updates,
             "steps_without_signal": self.steps_without_signal,
@@ -153,12 +158,15 @@ class RunLog:
         self.samples = SampleLog(folder.samples)
         self.evaluations = SampleLog(folder.evaluations)
         self.left_out: set[object] = set()
+        self.of_next_step: Metrics = {}
+        """Metrics that it has besides its own."""
         self.answers: Sequence[Sample] = ()
         with output_errors(folder.reserve):
             folder.reserve.write_bytes(bytes(_RESERVE_BYTES))
 
     def step(self, step: int, metrics: Metrics, samples: Sequence[Sample]) -> None:
         """Record a finished step."""
+        metrics, self.of_next_step = metrics | self.of_next_step, {}
         summary = self.summary
         summary.steps = step
         summary.response_tokens += metrics["rollout/response_tokens"]

@@ -26,7 +26,7 @@ from mindrl.batch.sequences import Sequences
 from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError
 from mindrl.launch.memory_watch import MemoryWatch
-from mindrl.launch.train import colocated_actor
+from mindrl.launch.parts import colocated_actor
 from mindrl.memory.plan import MemoryPlan
 from mindrl.observability.timeline import MeasuredSnapshot
 from mindrl.platform.device import PLATFORMS

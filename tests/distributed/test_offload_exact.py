@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from mindrl.config.run import RunConfig
-from mindrl.launch.train import colocated_actor
+from mindrl.launch.parts import colocated_actor
 from mindrl.preflight.run_shardings import unordered_shardings
 
 pytestmark = pytest.mark.distributed

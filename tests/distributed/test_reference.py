@@ -10,7 +10,7 @@ from mindrl.batch.experience import Minibatch
 from mindrl.batch.prompts import Prompt
 from mindrl.config.generate import SamplingConfig
 from mindrl.config.run import RunConfig
-from mindrl.launch.train import colocated_actor
+from mindrl.launch.parts import colocated_actor
 from mindrl.preflight.run_shardings import unordered_shardings
 from mindrl.rollout.engine import Sampling
 

@@ -43,6 +43,14 @@ class Program:
             time.sleep(0.1)
         raise AssertionError(f"no step {count} in {timeout_seconds} s:\n{self.text()}")
 
+    def wait_for_line(self, words: str, timeout_seconds: float = 180) -> None:
+        """Wait until the program prints some words."""
+        deadline = time.monotonic() + timeout_seconds
+        while words not in self.text():
+            assert self.process.poll() is None, self.text()
+            assert time.monotonic() < deadline, f"no {words!r}:\n{self.text()}"
+            time.sleep(0.1)
+
     def steps(self) -> list[dict[str, Any]]:
         """Return the metrics of the steps so far."""
         path = self.folder / "metrics.jsonl"

@@ -1,4 +1,4 @@
-"""A run whose processes all die goes on from its newest checkpoint as if nothing had happened."""
+"""A run that loses a worker, then all its processes, goes on as if nothing had happened."""
 
 import json
 from pathlib import Path
@@ -41,6 +41,9 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(
     assert straight.process.wait(timeout=600) == 0, straight.text()
 
     killed = start_program(tmp_path / "killed", asked, program=program)
+    killed.wait_for_steps(3)
+    killed.workers()[-1].kill()
+    killed.wait_for_line("restart 1: ")
     killed.wait_for_steps(4)
     kill(killed)
     newest = max((killed.folder / "checkpoints").glob("step-*"))

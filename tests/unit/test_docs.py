@@ -166,7 +166,8 @@ def written_out(source: str, pattern: re.Pattern[str]) -> set[str]:
 
 
 def literal_metrics() -> set[str]:
-    files = sorted(path.relative_to(ROOT) for path in (ROOT / "mindrl/trainer").glob("*.py"))
+    rooms = (ROOT / "mindrl" / room for room in ("trainer", "launch"))
+    files = sorted(path.relative_to(ROOT) for room in rooms for path in room.glob("*.py"))
     trainer = [read(str(file)) for file in files]
     stages = {f"seconds/{name}" for name in re.findall(r'timer\("(\w+)"\)', "".join(trainer))}
     memory = written_out(read("mindrl/workers/integrated_worker.py"), METRIC)

@@ -43,15 +43,14 @@ def test_tensorboard_reads_back_the_steps_and_values_before_and_after_close(tmp_
 
 
 def test_tensorboard_forgets_the_steps_that_a_run_does_again(tmp_path: Path) -> None:
-    for first, value in ((1, 0.0), (3, 1.0)):
-        tracker = TensorboardTracker(tmp_path / str(first), first)
-        for step in range(first, 5):
+    for first, value in ((0, 0.0), (3, 1.0)):
+        tracker = TensorboardTracker(tmp_path, first)
+        for step in range(max(first, 1), 5):
             tracker.log(step, {"loss": value})
         tracker.close()
-        for event_file in (tmp_path / str(first)).iterdir():
-            # In the order in which they were begun.
-            event_file.rename(tmp_path / f"events.out.tfevents.{first}")
-        (tmp_path / str(first)).rmdir()
+        # In the order in which they were begun.
+        (newest,) = tmp_path.glob("*.tfevents.*.*")
+        newest.rename(tmp_path / f"events.out.tfevents.{first}")
     assert scalars(tmp_path, "loss") == [(1, 0.0), (2, 0.0), (3, 1.0), (4, 1.0)]
 
 

@@ -211,3 +211,10 @@ def test_a_function_whose_import_ends_the_host_is_an_error_and_no_hang(tmp_path:
         pytest.raises(RewardError, match="exit code 5"),
     ):
         scorer.score(["a"], ["72"])
+
+
+def test_processes_that_were_aborted_are_started_anew_by_the_next_score() -> None:
+    with scorer_of(["math_verify"], [1.0], TIMEOUT_SECONDS, processes=1) as scorer:
+        scorer.score(["\\boxed{1}"], ["1"])
+        scorer.abort()
+        assert scorer.score(["\\boxed{1}"], ["1"]).rewards == (1.0,)

@@ -1,0 +1,203 @@
+"""The attempts at a run: a lost worker ends one of them, and new workers begin the next."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from mindrl.checkpoint.commits import Checkpoint, Commits
+from mindrl.cluster.ray_cluster import RayCluster
+from mindrl.cluster.worker_group import WorkerGroup
+from mindrl.config.layout_keys import Role
+from mindrl.config.run import RunConfig, with_absolute_paths
+from mindrl.data.run_data import RunData
+from mindrl.errors import (
+    CheckpointError,
+    InterruptedRunError,
+    MindrlError,
+    ReshardError,
+    WorkerDiedError,
+)
+from mindrl.launch.interrupts import stop_requests
+from mindrl.launch.memory_watch import MemoryWatch
+from mindrl.launch.parts import colocated_actor, trainer_of
+from mindrl.launch.provenance import provenance
+from mindrl.launch.restarts import Restarts
+from mindrl.observability.console import StepConsole
+from mindrl.observability.metrics import Metrics
+from mindrl.observability.output_files import forget_later_steps
+from mindrl.observability.terminal import note
+from mindrl.observability.trackers import JsonlTracker, TensorboardTracker, Tracker
+from mindrl.platform.device import Platform
+from mindrl.preflight.run_shardings import RunPlan
+from mindrl.rewards.scorer import RewardScorer
+from mindrl.trainer.colocated_actor import ColocatedActor
+from mindrl.trainer.policy_trainer import PolicyTrainer
+from mindrl.trainer.rollout_files import RolloutFiles
+from mindrl.trainer.run_log import RunFolder, RunLog, RunSummary
+
+_WORKER_FACTORY = "mindrl.launch.worker:build_worker"
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """What a run leaves behind."""
+
+    folder: RunFolder
+    exports: Mapping[Role, Path]
+    console: StepConsole
+
+    def open(self, config: RunConfig, found: Checkpoint | None) -> RunLog:
+        """Open the files of a run that goes on from a checkpoint; None begins it.
+
+        What they hold of later steps is gone.
+        """
+        first = found.step + 1 if found else 0
+        for log in (self.folder.metrics, self.folder.samples, self.folder.evaluations):
+            forget_later_steps(log, first - 1)
+        RolloutFiles(self.folder.rollouts).forget_later(first - 1)
+        trackers: list[Tracker] = [JsonlTracker(self.folder.metrics)]
+        if config.rl_config.use_tensorboard:
+            trackers.append(TensorboardTracker(self.folder.tensorboard, first))
+        summary = RunSummary(exports=self.exports, provenance=provenance(config))
+        return RunLog(self.folder, summary, self.console, trackers)
+
+
+@dataclass(frozen=True)
+class _Services:
+    """What outlives the workers."""
+
+    cluster: RayCluster
+    scorer: RewardScorer | None
+
+    def make_ready(self, console: StepConsole, wait_seconds: float) -> None:
+        """Start them, or take the devices anew and wait so long for those that are lost."""
+        if self.cluster.placement is not None:
+            self.cluster.reserve_again(wait_seconds)
+            return
+        if self.scorer is not None:
+            self.scorer.warm_up()
+        self.cluster.start()
+        console.note("Ray is up; starting the workers' processes")
+
+
+@dataclass
+class Attempts:
+    """A run, taken up again from its newest checkpoint as often as workers are lost."""
+
+    plan: RunPlan
+    platform: Platform
+    data: RunData
+    files: RunFiles
+    record: dict[str, object] = field(default_factory=dict)
+    """The summary of the last attempt."""
+    has_begun: bool = False
+    """Workers have come up once: what they meet from now on may not come again."""
+
+    def run(self, found: Checkpoint | None) -> None:
+        """Train from a checkpoint, or from the beginning, to the last step.
+
+        Raises:
+            MindrlError: The run failed, was asked to stop, or lost workers too often.
+        """
+        config, console = self.plan.config, self.files.console
+        restarts = Restarts(
+            most=config.rl_config.max_restarts if config.megatron_training.save_interval else 0,
+            path=self.files.folder.faults,
+            tell=console.note,
+            behind=found.step if found else 0,
+        )
+        console.note(f"starting {config.world_size} worker(s), logs in {self.files.folder.logs}")
+        with self._services() as services:
+            while (lost := self._attempt(services, found, restarts)) is not None:
+                found = newest_checkpoint(self.files.folder)
+                restarts.after(*lost, behind=found.step if found else 0)
+
+    def _attempt(
+        self, services: _Services, found: Checkpoint | None, restarts: Restarts
+    ) -> tuple[MindrlError, int] | None:
+        """Go on from a checkpoint; returns what ended it too early, and the last step on record."""
+        config = self.plan.config
+        run_log = self.files.open(config, found)
+        summary, summary.restarts = run_log.summary, restarts.count
+        try:
+            services.make_ready(self.files.console, config.rl_config.device_wait_seconds)
+            with self._workers(services.cluster) as actor:
+                self.has_begun = True
+                trainer = trainer_of(self.plan, self.data, actor, services.scorer, run_log)
+                self._train(trainer, found, run_log, restarts.metrics)
+            summary.status = "completed"
+        except InterruptedRunError:
+            summary.status = "interrupted"
+            raise
+        except (WorkerDiedError, ReshardError) as error:
+            if not self.has_begun:
+                raise
+            return error, summary.steps
+        finally:
+            self.record = run_log.close()
+        return None
+
+    def _train(
+        self,
+        trainer: PolicyTrainer[Any],
+        found: Checkpoint | None,
+        run_log: RunLog,
+        restart_metrics: Callable[[], Metrics],
+    ) -> None:
+        """Give models and trainer the state of a checkpoint, and train."""
+        actor, console = trainer.workers, self.files.console
+        if self.plan.config.rl_config.memory_timeline_steps:
+            run_log.note_memory = MemoryWatch(actor.memory_plan(), self.files.folder.root).note
+        if found is not None:
+            state = found.state()
+            actor.restore(found.folder, state["updates"])
+            trainer.resume(found.step, state)
+            console.note(f"goes on behind step {found.step}, from {found.folder}")
+        run_log.of_next_step = restart_metrics()
+        with stop_requests() as heed:
+            trainer.run(heed)
+
+    @contextmanager
+    def _services(self) -> Iterator[_Services]:
+        """End what was started, in reverse order."""
+        config, rl = self.plan.config, self.plan.config.rl_config
+        cluster = RayCluster(
+            self.platform,
+            devices=config.world_size,
+            devices_per_node=rl.actor_resource.npus_per_node,
+            timeout_seconds=rl.worker_start_timeout_seconds,
+        )
+        with RewardScorer(rl) if rl.verifier_function else nullcontext() as scorer:
+            try:
+                yield _Services(cluster, scorer)
+            finally:
+                cluster.stop()
+
+    @contextmanager
+    def _workers(self, cluster: RayCluster) -> Iterator[ColocatedActor]:
+        """Start the workers, and end them."""
+        whole = replace(self.plan, config=with_absolute_paths(self.plan.config))
+        logs, tell = self.files.folder.logs, self.files.console.note
+        group = WorkerGroup(cluster, whole, logs, _WORKER_FACTORY, tell)
+        try:
+            tell("the models are loaded")
+            yield colocated_actor(group, self.plan)
+        finally:
+            group.stop()
+
+
+def newest_checkpoint(folder: RunFolder) -> Checkpoint | None:
+    """Return the newest whole checkpoint of a run; None where it has written none.
+
+    Raises:
+        CheckpointError: None of those that it has written is whole.
+    """
+    commits = Commits(folder.checkpoints)
+    found, problems = commits.newest_whole()
+    for problem in problems:
+        note(f"{problem}; this checkpoint is passed over")
+    if found is None and problems:
+        raise CheckpointError(f"{commits.root}: none of {len(problems)} checkpoints is whole")
+    return found

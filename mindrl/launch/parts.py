@@ -1,0 +1,52 @@
+"""The parts of a run, put together on the driver."""
+
+from functools import partial
+
+from mindrl.algorithms.length_penalty import LengthPenalty
+from mindrl.batch.balance import sequence_costs
+from mindrl.data.run_data import RunData
+from mindrl.models.decoder import forward_cost
+from mindrl.preflight.derived_numbers import logprob_gap_limit
+from mindrl.preflight.run_shardings import RunPlan
+from mindrl.rewards.scorer import RewardScorer
+from mindrl.trainer.colocated_actor import ColocatedActor, Ranks
+from mindrl.trainer.grpo_trainer import GrpoTrainer
+from mindrl.trainer.ppo_trainer import PpoTrainer
+from mindrl.trainer.reward_manager import RewardSources
+from mindrl.trainer.run_log import RunLog
+
+
+def trainer_of(
+    plan: RunPlan,
+    data: RunData,
+    actor: ColocatedActor,
+    scorer: RewardScorer | None,
+    run_log: RunLog,
+) -> GrpoTrainer | PpoTrainer:
+    """Put the parts of the algorithm together."""
+    config, rl, penalty = plan.config, plan.config.rl_config, None
+    if rl.overlong_buffer_enable:
+        penalty = LengthPenalty(
+            longest=config.generate_config.sampling_config.max_tokens,
+            buffer=rl.overlong_buffer,
+            factor=rl.overlong_buffer_penalty_factor,
+        )
+    rewards = RewardSources(
+        scorer=scorer,
+        reward_model=actor if config.reward_config else None,
+        reward_model_weight=config.reward_config.weight if config.reward_config else 0.0,
+        length_penalty=penalty,
+    )
+    gap = logprob_gap_limit(config, has_experts=plan.models["actor"].moe is not None)
+    kind = PpoTrainer if config.critic_config else GrpoTrainer
+    return kind(config, data, actor, rewards, run_log, max_logprob_gap=gap)
+
+
+def colocated_actor(group: Ranks, plan: RunPlan) -> ColocatedActor:
+    """Deal batches by the layouts of a run: by what sequences cost the trainer, or by count."""
+    costs = None
+    if plan.config.rl_config.use_dynamic_bsz:
+        linear, quadratic = forward_cost(plan.models["actor"])
+        costs = partial(sequence_costs, linear=linear, quadratic=quadratic)
+    seed = plan.config.megatron_training.seed
+    return ColocatedActor(group, plan.layouts, plan.rollout, seed=seed, costs=costs)

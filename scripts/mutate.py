@@ -58,12 +58,12 @@ class Fault:
         """Return the files of the tests, wherever below tests/ they lie.
 
         Raises:
-            FaultError: There is none.
+            FaultError: There is none of a name.
         """
-        found = {path for name in self.tests for path in ROOT.glob(f"tests/**/{name}")}
-        if not found:
-            raise FaultError(f"{self.name}: no test file is named {' or '.join(self.tests)}")
-        return sorted(map(_short, found))
+        found = {name: list(ROOT.glob(f"tests/**/{name}")) for name in self.tests}
+        if unknown := [name for name, paths in found.items() if not paths]:
+            raise FaultError(f"{self.name}: no test file is named {' or '.join(unknown)}")
+        return sorted({_short(path) for paths in found.values() for path in paths})
 
     def file(self, root: Path) -> Path:
         """Return the one file that the fault applies to.

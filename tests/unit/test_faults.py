@@ -42,3 +42,10 @@ def test_a_fault_that_does_not_stand_in_one_place_is_refused(
     fault = mutate.Fault(name="mine", old=old, new="pass", tests=())
     with pytest.raises(mutate.FaultError, match=f"^mine: its text stands in {places} places"):
         fault.file(tmp_path)
+
+
+def test_a_name_of_tests_that_are_gone_is_refused_even_beside_others(mutate: Any) -> None:
+    names = ("test_faults.py", "test_gone.py")
+    fault = mutate.Fault(name="mine", old="1", new="2", tests=names)
+    with pytest.raises(mutate.FaultError, match=r"^mine: no test file is named test_gone\.py$"):
+        fault.test_files()

@@ -2,7 +2,10 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from mindrl.config.run import RunConfig
 from mindrl.launch.memory_watch import MemoryWatch
@@ -43,3 +46,26 @@ def test_every_mark_stands_at_its_bar_though_an_engine_takes_its_weights_late(
     assert {"reshard", "rollout", "forward", "train"} <= {line["label"] for line in marked}
     for line in marked:
         assert line["predicted_bytes"] == line["total_bytes"], line["label"]
+
+
+@pytest.mark.parametrize(("share", "is_told"), [(1.04, False), (1.06, True), (0.94, True)])
+def test_a_phase_more_than_a_twentieth_off_its_prediction_is_told_by_name(
+    share: float,
+    is_told: bool,
+    random_model: Callable[[bool], Path],
+    run_config: Callable[..., RunConfig],
+    tmp_path: Path,
+) -> None:
+    plan = memory_plan(unordered_shardings(run_config(random_model(True))).ordered, None)
+    moments = [
+        replace(
+            moment,
+            region_bytes={region: int(n * share) for region, n in moment.region_bytes.items()},
+        )
+        if moment.label == "train"
+        else moment
+        for moment in measured(plan)
+    ]
+    said = MemoryWatch(plan, tmp_path).note(2, [moments])
+    assert (said is not None) == is_told
+    assert said is None or said.startswith("step 2: at 'train' worker 0 had ")

@@ -72,6 +72,17 @@ def test_tensor_ranks_sum_twice_a_layer_and_replicas_once_a_step() -> None:
     assert kept["communication"] == pytest.approx(4 * sums + gradients)
 
 
+def test_a_critic_is_read_and_learns_as_the_actor_does() -> None:
+    """A pass of the reference; of actor and critic one each, and an update that is three."""
+    layout, settings = TrainLayout(tp=2, dp=8), Settings(recomputes=False)
+    alone = training_seconds(QWEN, layout, settings)
+    both = training_seconds(asked(algorithm="ppo"), layout, settings)
+    assert both["compute"] == pytest.approx(alone["compute"] * 9 / 5)
+    gradients = PARAMETERS / 2 * (4 + 2) * 7 / 8 / ACROSS
+    sums = (alone["communication"] - gradients) / 4
+    assert both["communication"] == pytest.approx(7 * sums + 2 * gradients)
+
+
 def test_tokens_travel_to_their_experts_and_back_and_across_nodes_eight_times_as_slowly() -> None:
     """Qwen3-30B-A3B: 48 layers, 8 experts a token, 2048 wide; 1 / 16 of the tokens on a rank."""
     task = asked("Qwen3-30B-A3B")

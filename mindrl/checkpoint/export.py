@@ -17,6 +17,7 @@ from mindrl.errors import OutputError
 from mindrl.models.decoder import ELEMENT_BYTES, VALUE_HEAD, DType, Head
 from mindrl.models.placement import LocalTensor, ShardingTable
 from mindrl.models.sharding import dtype_of, table_bytes
+from mindrl.observability.progress import tick
 
 SHARD_BYTES = 5 << 30
 TORCH_TYPES: Mapping[DType, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -113,6 +114,7 @@ def write_json(path: Path, values: Mapping[str, object]) -> None:
 
 
 def _link_or_copy(source: str, target: str) -> None:
+    tick()
     try:
         os.link(source, target)
     except OSError:
@@ -205,6 +207,7 @@ class ExportedModel:
         Raises:
             OutputError: The file cannot be written.
         """
+        tick()
         with writing(self.target):
             self.files[name].write(name, self.filling.pop(name))
         self.complete.add(name)

@@ -15,6 +15,7 @@ from mindrl.models.decoder import always_float32
 from mindrl.models.orientation import oriented
 from mindrl.models.placement import Box, LocalTensor, Placement, index_of, intersect, relative
 from mindrl.models.sharding import Sharding
+from mindrl.observability.progress import tick
 
 ReadBox = Callable[[str, Box], Tensor]
 """Returns a box of a logical tensor."""
@@ -23,6 +24,7 @@ ReadBox = Callable[[str, Box], Tensor]
 @torch.no_grad()
 def fill(local: Tensor, entry: LocalTensor, read: ReadBox) -> None:
     """Fill a local tensor by its table, reading only what lies in it; padding becomes zero."""
+    tick()
     local.zero_()
     for placement in entry.placements:
         part = read(placement.tensor, placement.source)

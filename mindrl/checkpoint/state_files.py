@@ -19,6 +19,7 @@ from mindrl.checkpoint.export import bytes_of
 from mindrl.checkpoint.files import file_header, open_file
 from mindrl.errors import CheckpointError
 from mindrl.models.placement import Box, index_of, intersect, relative, volume
+from mindrl.observability.progress import tick
 
 _NAME = re.compile(r"(?P<kind>\w+) (?P<tensor>\S+) (?P<box>\d+:\d+(,\d+:\d+)*)")
 
@@ -53,6 +54,7 @@ def _contents(slices: Sequence[NewSlice]) -> Iterator[bytes | memoryview]:
     for each in slices:
         assert each.values.dtype is torch.float32, each.name
         assert each.values.numel() == volume(each.box), each.name
+        tick()
         yield bytes_of(each.values)
 
 
@@ -91,6 +93,7 @@ class StateReader:
         Raises:
             CheckpointError: Some of it is in no file.
         """
+        tick()
         found = torch.empty([stop - start for start, stop in box])
         missing = math.prod(found.shape)
         for piece in self.pieces.get((kind, tensor), ()):

@@ -2,14 +2,14 @@
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
+from mindrl.cluster.call_limits import CallLimits, Limit, kind_of
+from mindrl.cluster.group_watch import GroupWatch, Vigil
 from mindrl.cluster.ray_cluster import RayCluster
 from mindrl.cluster.worker_process import Identity, WorkerPlan, WorkerProcess
 from mindrl.errors import ClusterError, MindrlError, WorkerDiedError
@@ -17,8 +17,6 @@ from mindrl.observability.logs import tail
 
 _GRACE_SECONDS = 3.0
 """A worker that dies makes its peers fail too: wait so long to see which one was first."""
-_END_SECONDS = 10.0
-"""Ray's request to end is obeyed at once, unless the process is stopped."""
 _MOST_NAMED = 8
 """Workers that an error names one by one."""
 
@@ -44,11 +42,14 @@ class WorkerGroup:
             ClusterError: A process is not on the node that its rank belongs on.
             MindrlError: Whatever building a worker raises.
         """
-        config, self.stage = plan.config, "start-up"
+        config, self.stage, rl = plan.config, "start-up", plan.config.rl_config
         self.logs = [logs / f"worker_{rank}.log" for rank in range(config.world_size)]
-        self.call_seconds = config.rl_config.worker_call_timeout_seconds
+        self.limits = CallLimits(
+            first_seconds=rl.worker_call_timeout_seconds,
+            least_seconds=rl.heartbeat_timeout_seconds,
+        )
         self.identities: list[Identity] = []
-        self.processes_here: list[psutil.Process] = []
+        self.watch: GroupWatch | None = None
         self.handles: list[Any] = []
         for rank, log in enumerate(self.logs):
             options = cluster.worker_options(
@@ -57,18 +58,18 @@ class WorkerGroup:
             remote = ray.remote(WorkerProcess).options(**options)
             self.handles.append(remote.remote(cluster.platform.kind, rank, log))
         try:
-            limit = _Limit(
-                "rl_config.worker_start_timeout_seconds",
-                config.rl_config.worker_start_timeout_seconds,
-            )
+            seconds = rl.worker_start_timeout_seconds
+            said = f"{seconds} s (rl_config.worker_start_timeout_seconds)"
+            limit = Limit(seconds=seconds, said=said)
             starting = [handle.identify.remote() for handle in self.handles]
             self.identities = self._wait(starting, limit)
-            self.processes_here = _processes_here(self.identities)
+            self.watch = GroupWatch(self.identities, rl.heartbeat_timeout_seconds, limit.left())
             refuse_misplaced(self.identities, cluster.devices_per_node)
             tell(f"{len(self.handles)} worker(s) started; loading the models")
             address = self.identities[0].address
             building = [handle.build.remote(address, plan, factory) for handle in self.handles]
-            self._wait(building, limit)
+            # Engines are silent while they compile and load; the start has a limit of its own.
+            self._wait(building, limit, silence_counts=False)
         except BaseException:
             self.stop()
             raise
@@ -85,8 +86,8 @@ class WorkerGroup:
         rank that is not in `answering` the result is None and does not travel; None asks all.
 
         Raises:
-            WorkerDiedError: A worker died, raised, or gave no answer within
-                `rl_config.worker_call_timeout_seconds`; names it, the stage and its last log lines.
+            WorkerDiedError: A worker died, raised, hangs, or took far longer than ever before;
+                names it, the stage and its last log lines.
             MindrlError: Raised by a worker on purpose; passed on as it is.
         """
         self.stage = method
@@ -98,38 +99,59 @@ class WorkerGroup:
             )
             for rank, (handle, given) in enumerate(zip(self.handles, arguments, strict=True))
         ]
-        limit = _Limit("rl_config.worker_call_timeout_seconds", self.call_seconds)
-        return self._wait(calls, limit)
+        limit = self.limits.of(kind := kind_of(method, arguments))
+        answers = self._wait(calls, limit)
+        self.limits.note(kind, limit.passed(), max(ticks for ticks, _ in answers))
+        return [answer for _, answer in answers]
 
     def call_all(self, method: str, *arguments: Any) -> list[Any]:
         """Call a method on every worker with the same arguments."""
         return self.call(method, [arguments] * len(self.handles))
 
     def stop(self) -> None:
-        """End the worker processes and wait until those on this machine are gone."""
+        """End the worker processes, and wait until they are gone."""
         for handle in self.handles:
             ray.kill(handle)
-        _, stopped = psutil.wait_procs(self.processes_here, timeout=_END_SECONDS)
-        for process in stopped:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(stopped, timeout=_END_SECONDS)
+        if self.watch is not None:
+            self.watch.end()
 
-    def _wait(self, references: list[Any], limit: "_Limit") -> list[Any]:
+    def _wait(
+        self, references: list[Any], limit: Limit, *, silence_counts: bool = True
+    ) -> list[Any]:
         results: list[Any] = [None] * len(references)
         pending = {reference: rank for rank, reference in enumerate(references)}
+        vigil = None if self.watch is None else Vigil(self.watch, silence_counts=silence_counts)
         while pending:
-            done, _ = ray.wait(list(pending), num_returns=1, timeout=limit.left())
+            seconds = limit.left() if vigil is None else vigil.interval_seconds
+            done, _ = ray.wait(list(pending), num_returns=1, timeout=seconds)
             if not done:
-                silent = list(pending.values())
-                what = f"{worker_names(silent, self.identities)} gave no answer within {limit.said}"
-                raise WorkerDiedError(self._with_log(what, silent[0]))
+                self._refuse_hang(list(pending.values()), limit, vigil)
+                continue
             rank = pending.pop(done[0])
             try:
                 results[rank] = ray.get(done[0])
             except (RayActorError, RayTaskError) as error:
                 raise self._explain(rank, error, pending) from error
         return results
+
+    def _refuse_hang(self, pending: Sequence[int], limit: Limit, vigil: Vigil | None) -> None:
+        """Raise if workers hang, or have taken too long."""
+        hang = None if vigil is None else vigil.look(pending)
+        if hang is not None:
+            pending, what = hang.ranks, hang.seen
+        elif limit.is_over(0 if vigil is None else vigil.most_done()):
+            what = f"gave no answer within {limit.said}"
+        else:
+            return
+        found = self._with_log(f"{worker_names(pending, self.identities)} {what}", pending[0])
+        raise WorkerDiedError(found + self._dumped_stacks())
+
+    def _dumped_stacks(self) -> str:
+        """Have the workers write their Python stacks into their logs; says so."""
+        if self.watch is None:
+            return ""
+        self.watch.dump_stacks()
+        return f"\nthe Python stacks of each worker are in its log: {self.logs[0].parent}"
 
     def _explain(
         self, rank: int, error: RayActorError | RayTaskError, pending: dict[Any, int]
@@ -152,33 +174,24 @@ class WorkerGroup:
         if isinstance(error, RayActorError):
             return WorkerDiedError(self._with_log(f"{who} died: its process is gone", rank))
         what = f"{who} failed: {type(error.cause).__name__}: {error.cause}"
-        if silent := list(pending.values()):
+        silent = list(pending.values())
+        if silent:
             # Whoever waits too long for another rank fails in its place.
             what += f"\nno answer yet from {worker_names(silent, self.identities)}"
-        return WorkerDiedError(self._with_log(what, rank))
+        found = self._with_log(what, rank)
+        return WorkerDiedError(found + self._dumped_stacks() if silent else found)
 
     def _with_log(self, what: str, rank: int) -> str:
         log = self.logs[rank]
         return f"{what}\nduring: {self.stage}\nlast lines of {log}:\n{tail(log, lines=20)}"
 
 
-class _Limit:
-    """How long workers may be silent, counted from when it is made."""
-
-    def __init__(self, key: str, seconds: int) -> None:
-        self.said = f"{seconds} s ({key})"
-        self.end = time.monotonic() + seconds
-
-    def left(self) -> float:
-        """Return the seconds that are left."""
-        return max(0.0, self.end - time.monotonic())
-
-
 def worker_names(ranks: Sequence[int], identities: Sequence[Identity]) -> str:
     """Name workers by rank, process and node; there are no identities while they start."""
     names = []
     for rank in ranks[:_MOST_NAMED]:
-        where = f", process {identities[rank].pid} on {identities[rank].node}" if identities else ""
+        found = identities[rank] if identities else None
+        where = f", process {found.process.pid} on {found.node}" if found else ""
         names.append(f"worker-{rank} (rank {rank}{where})")
     if len(ranks) > _MOST_NAMED:
         names.append(f"{len(ranks) - _MOST_NAMED} more")
@@ -207,17 +220,3 @@ def refuse_misplaced(identities: Sequence[Identity], devices_per_node: int) -> N
                 f"Ray put rank {rank} on node {found.node}, device {found.device}, beside "
                 f"{[(each.node, each.device) for each in peers or others]}"
             )
-
-
-def _processes_here(identities: Sequence[Identity]) -> list[psutil.Process]:
-    """Return the processes on this machine; each stands for itself, whoever has its number later.
-
-    One that has ended already is left out.
-    """
-    here = ray.get_runtime_context().get_node_id()
-    found = []
-    for identity in identities:
-        with suppress(psutil.NoSuchProcess):
-            if identity.node_id == here:
-                found.append(psutil.Process(identity.pid))
-    return found

@@ -1,7 +1,6 @@
 """What runs inside a Ray actor process: it becomes a worker and then obeys calls."""
 
 import logging
-import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,10 +10,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
+import psutil
 import ray
 
+from mindrl.cluster.node_watch import ProcessKey
 from mindrl.config.run import RunConfig
-from mindrl.observability.logs import configure_logging, redirect_output
+from mindrl.observability.logs import configure_logging, redirect_output, stacks_on_signal
+from mindrl.observability.progress import PROGRESS
 from mindrl.platform.device import PLATFORMS, DeviceKind, prepare_process
 from mindrl.platform.rendezvous import Seat, join_process_group, listen
 
@@ -33,7 +35,7 @@ class WorkerPlan(Protocol):
 class Identity:
     """Where a worker process lives."""
 
-    pid: int
+    process: ProcessKey
     node: str
     """Its address."""
     node_id: str
@@ -51,6 +53,8 @@ class WorkerProcess:
         """Send all output of this process to its own log file."""
         redirect_output(log)
         configure_logging(log, level=logging.INFO)
+        stacks_on_signal()
+        self.page = PROGRESS.share()
         self.platform = PLATFORMS[device]
         self.rank = rank
         self.listener: socket.socket | None = None
@@ -58,13 +62,13 @@ class WorkerProcess:
 
     def identify(self) -> Identity:
         """Say where this process is; rank 0 opens the rendezvous port."""
-        node = ray.util.get_node_ip_address()
+        node, this = ray.util.get_node_ip_address(), psutil.Process()
         address = None
         if self.rank == 0:
             self.listener = listen(node)
             address = self.listener.getsockname()[:2]
         return Identity(
-            pid=os.getpid(),
+            process=ProcessKey(this.pid, this.create_time(), self.page),
             node=node,
             node_id=ray.get_runtime_context().get_node_id(),
             device=self._device(),
@@ -94,13 +98,18 @@ class WorkerProcess:
             self.worker = getattr(import_module(module), function)(plan, self.platform)
         logger.info("worker %d is ready", self.rank)
 
-    def call(self, method: str, arguments: tuple[Any, ...], *, answers: bool) -> Any:
-        """Call a method of the worker; its result is returned where this rank is to answer."""
+    def call(self, method: str, arguments: tuple[Any, ...], *, answers: bool) -> tuple[int, Any]:
+        """Call a method of the worker.
+
+        Returns:
+            The ticks that it took; its result, where this rank is to answer.
+        """
         logger.info("%s begins", method)
+        PROGRESS.begin()
         with self._failures_logged():
             result = getattr(self.worker, method)(*arguments)
         logger.info("%s ends", method)
-        return result if answers else None
+        return PROGRESS.done(), result if answers else None
 
     @contextmanager
     def _failures_logged(self) -> Iterator[None]:

@@ -168,8 +168,13 @@ class RLConfig:
     worker_start_timeout_seconds: Seconds = 600
     """Longest wait for the devices and for the workers to come up."""
     worker_call_timeout_seconds: Seconds = 14_400
-    """Longest wait for the workers' answers to one call, such as the rollout of a step, the first
-    one included; beyond it the run fails and names the silent ranks."""
+    """Longest wait for the workers' answers to the first call of a kind, such as the first rollout;
+    later ones may take 5 times the longest so far. Beyond it the run fails and names the silent
+    ranks."""
+    heartbeat_timeout_seconds: Seconds = 600
+    """Longest time for which a worker may be stopped, or all of them without a sign of progress,
+    before they are taken to hang. More than the longest thing that a healthy worker does in one
+    piece: a graph that is compiled, an optimizer step on the host, one tensor on a slow disk."""
 
     max_restarts: Count = 3
     """How often in a row a run that loses workers starts new ones and goes on from the same

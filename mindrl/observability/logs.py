@@ -1,9 +1,11 @@
 """Log files: of the driver, and of worker processes with all that libraries print."""
 
+import faulthandler
 import io
 import logging
 import os
 import re
+import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -57,6 +59,14 @@ def redirect_output(path: Path) -> None:
     os.close(target)
     sys.stdout = _text(_LogFile(1, "w", closefd=False))
     sys.stderr = _text(_LogFile(2, "w", closefd=False))
+
+
+def stacks_on_signal() -> None:
+    """Print the Python stacks of all threads, the main one last, whenever SIGUSR1 comes.
+
+    Also while the main thread spins, or waits in compiled code: Python has no part in it.
+    """
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True, chain=False)
 
 
 def tail(path: Path, lines: int = 20) -> str:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mindrl.errors import ReshardError
 from mindrl.models.placement import volume
+from mindrl.observability.progress import tick
 from mindrl.resharding.plan import Transfer
 
 _LARGE_BYTES = 256 << 10
@@ -160,6 +161,7 @@ class Channel:
         """
         start = time.monotonic()
         for message in messages:
+            tick()
             for work in message.works:
                 left = max(0.001, start + self.timeout_seconds - time.monotonic())
                 try:

@@ -12,6 +12,7 @@ from threading import Event
 import torch
 from torch import Tensor, UntypedStorage
 
+from mindrl.observability.progress import PROGRESS
 from mindrl.platform.copies import Copies
 from mindrl.platform.host_arena import HostArena, HostPlace
 from mindrl.rollout.engine import EngineTag, RolloutEngine
@@ -143,7 +144,8 @@ class StoredRegion:
             stored.storage.resize_(0)
             return 0
         began = time.perf_counter()
-        self.unread.wait()
+        with PROGRESS.waiting():
+            self.unread.wait()
         self.waited_seconds += time.perf_counter() - began
         parts = zip(stored.place.parts, stored.device_parts(stored.place), strict=True)
         self.copies.start(parts, lambda: stored.storage.resize_(0))

@@ -13,16 +13,15 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from mindrl.checkpoint.commits import SavedFiles, read_checkpoint, writing
 from mindrl.checkpoint.state_files import NewSlice, StateReader, write_state
 from mindrl.config.layout_keys import Role
-from mindrl.models.placement import Box
+from mindrl.observability.progress import PROGRESS
 from mindrl.training.engine import TrainingEngine
-from mindrl.training.state_slice import ReadState, StateKind, StateSlice
+from mindrl.training.state_slice import StateSlice
 from mindrl.workers.device_regions import StoredRegion
 
 
@@ -73,7 +72,8 @@ class StateSaver:
         assert self.running is not None, "no checkpoint was asked for"
         began = time.perf_counter()
         running, self.running = self.running, None
-        saved = running.result()
+        with PROGRESS.waiting():
+            saved = running.result()
         waited = time.perf_counter() - began
         waited += sum(region.flush_waited() for each in self.regions.values() for region in each)
         return replace(saved, waited_seconds=waited)
@@ -81,15 +81,12 @@ class StateSaver:
     def restore(self, role: Role, folder: Path, updates: int) -> None:
         """Give a model, which is on the device, the state of a checkpoint.
 
-        One that is to have taken no update has no moments, whatever the checkpoint holds of them.
-
         Raises:
             CheckpointError: A file is damaged, or lacks something.
         """
         paths = read_checkpoint(folder).paths(f"{role}-")
         with ExitStack() as stack:
-            read = StateReader(paths, stack).read
-            self.engines[role].restore(updates, read if updates else partial(_new, read))
+            self.engines[role].restore(updates, StateReader(paths, stack).read)
 
     def _values(self, role: Role, each: StateSlice) -> Tensor:
         for region in self.regions[role]:
@@ -99,13 +96,6 @@ class StateSaver:
                 break
         # It is on the device, and changes with the next update.
         return each.values(each.stored.detach()).to("cpu", copy=True)
-
-
-def _new(read: ReadState, kind: StateKind, tensor: str, box: Box) -> Tensor:
-    """Read a weight; moments are nothing before the first update."""
-    if kind == "weight":
-        return read(kind, tensor, box)
-    return torch.zeros([stop - start for start, stop in box])
 
 
 def _write(

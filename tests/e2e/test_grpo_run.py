@@ -229,25 +229,6 @@ def test_a_killed_worker_ends_the_run_within_30_seconds_by_name(
 
 
 @pytest.mark.nightly
-def test_a_stopped_worker_ends_the_run_at_its_limit_by_name(
-    tiny_model: Path, tmp_path: Path
-) -> None:
-    overrides = [f"actor_config.load={tiny_model}", "rl_config.worker_call_timeout_seconds=30"]
-    program = start_program(tmp_path / "run", overrides)
-    program.wait_for_steps(1)
-    started = program.descendants()
-    stopped = program.workers()[1]
-    stopped.suspend()
-
-    assert program.process.wait(timeout=90) == 1
-    assert gone(started, timeout_seconds=10)
-    named = rf"worker-(\d) \(rank \1, process {stopped.pid} on [^)]*\)"
-    limit = r"gave no answer within 30 s \(rl_config\.worker_call_timeout_seconds\)"
-    assert re.search(rf"{named}.* {limit}", program.text()), program.text()
-    assert program.summary()["status"] == "failed"
-
-
-@pytest.mark.nightly
 def test_ctrl_c_while_workers_start_leaves_nothing_behind(tiny_model: Path, tmp_path: Path) -> None:
     program = start_program(tmp_path / "run", [f"actor_config.load={tiny_model}"])
     deadline = time.monotonic() + 120

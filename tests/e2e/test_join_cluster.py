@@ -1,6 +1,7 @@
 """A run joins the cluster that RAY_ADDRESS names, and leaves it running."""
 
 import os
+import re
 import secrets
 import socket
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from program import start_program, workers_below
+from program import gone, start_program, workers_below
 
 
 def free_port() -> int:
@@ -90,3 +91,32 @@ def test_a_run_joins_a_cluster_and_leaves_it_as_it_was(
     raylets = [each for each in below if "raylet" in each.name()]
     assert raylets
     assert not workers_below(head.pid)
+
+
+@pytest.mark.e2e
+@pytest.mark.nightly
+def test_workers_that_are_stopped_are_found_and_ended_on_both_nodes(
+    users_cluster: tuple[subprocess.Popen[bytes], dict[str, str]], tiny_model: Path, tmp_path: Path
+) -> None:
+    _, environment = users_cluster
+    overrides = [
+        f"actor_config.load={tiny_model}",
+        "rl_config.heartbeat_timeout_seconds=5",
+        "rl_config.actor_resource.npus_per_node=1",
+    ]
+    program = start_program(tmp_path / "run", overrides, environment)
+    program.wait_for_steps(1)
+    workers = workers_below(os.getpid())
+    assert len({worker.ppid() for worker in workers}) == 2
+    for worker in workers:
+        worker.suspend()
+    stopped = time.monotonic()
+
+    assert program.process.wait(timeout=60) == 1
+    assert time.monotonic() - stopped < 25
+    assert gone(workers, timeout_seconds=1)
+    named = r"worker-0 \(rank 0, [^)]*\), worker-1 \(rank 1, [^)]*\) did not run, stopped by"
+    assert re.search(named, program.text()), program.text()
+    for rank in (0, 1):
+        log = program.folder / "logs" / f"worker_{rank}.log"
+        assert "(most recent call first)" in log.read_text()

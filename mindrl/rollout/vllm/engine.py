@@ -5,7 +5,7 @@ it sleeps: its weights and its KV cache are off the device.
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
@@ -23,6 +23,7 @@ from vllm.model_executor.models.qwen3_moe import Qwen3MoeForCausalLM
 
 from mindrl.batch.rollouts import Responses
 from mindrl.config.generate import GenerateConfig
+from mindrl.observability.progress import PROGRESS, tick
 from mindrl.platform.device import Platform
 from mindrl.platform.device_memory import give_back_unused
 from mindrl.rollout.engine import EngineTag, Sampling
@@ -93,6 +94,7 @@ class VllmEngine:
                 cpu_distributed_timeout_seconds=timeout_seconds,
                 **platform.engine_options,
             )
+        self.llm.llm_engine.step = _ticking(self.llm.llm_engine.step)
         self.awake: set[EngineTag] = {"weights", "kv_cache"}
         self._sizes: dict[EngineTag, int] = {
             "weights": self.weight_sink().nbytes(),
@@ -152,7 +154,7 @@ class VllmEngine:
         if not prompts:
             return Responses.of([], [], [])
         section, greedy = sampling.section, sampling.is_greedy
-        with _own_random_state(self.seed):
+        with _own_random_state(self.seed), PROGRESS.steady():
             outputs = self.llm.generate(
                 [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts],
                 [
@@ -178,6 +180,16 @@ class VllmEngine:
             logprobs=[_logprobs(answer) for answer in answers],
             finished=[answer.finish_reason == "stop" for answer in answers],
         )
+
+
+def _ticking(step: Callable[[], Any]) -> Callable[[], Any]:
+    """Tick with each step of the engine."""
+
+    def ticking_step() -> Any:
+        tick()
+        return step()
+
+    return ticking_step
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor, nn
 
 from mindrl.batch.sequences import Sequences
+from mindrl.observability.progress import tick
 from mindrl.platform.attention import Packing
 from mindrl.training.engine import Batch
 
@@ -173,6 +174,7 @@ def forward_backward(
     """
 
     def forward_step(waiting: Iterator[Pack[Batch]], network: nn.Module) -> tuple[Tensor, Any]:
+        tick()
         pack = next(waiting)
         output: Tensor = network(
             pack.tokens_1S, pack.positions_1S, None, packed_seq_params=pack.sequences

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import ray
 
+from mindrl.cluster.call_limits import CallLimits
 from mindrl.cluster.worker_group import WorkerGroup
 from mindrl.cluster.worker_process import WorkerProcess
 
@@ -41,7 +42,7 @@ def handle(rank: int) -> Any:
 def group() -> WorkerGroup:
     made = object.__new__(WorkerGroup)
     made.handles = [handle(rank) for rank in range(4)]
-    made.call_seconds = 60
+    made.limits, made.watch = CallLimits(first_seconds=60, least_seconds=60), None
     return made
 
 

@@ -1,5 +1,6 @@
 """Where the workers of a run may be, and how an error names those that are silent."""
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,6 +9,8 @@ import ray
 from ray.exceptions import RayTaskError
 
 from mindrl.cluster import worker_group
+from mindrl.cluster.call_limits import CallLimits
+from mindrl.cluster.node_watch import ProcessKey
 from mindrl.cluster.worker_group import WorkerGroup, refuse_misplaced, worker_names
 from mindrl.cluster.worker_process import Identity
 from mindrl.errors import ClusterError, WorkerDiedError
@@ -17,7 +20,13 @@ EIGHT_ON_TWO_NODES = [(node, device) for node in "ab" for device in "0123"]
 
 def identities(places: list[tuple[str, str | None]]) -> list[Identity]:
     return [
-        Identity(pid=rank, node=f"host-{node}", node_id=node, device=device, address=None)
+        Identity(
+            process=ProcessKey(rank, 0.0, 0),
+            node=f"host-{node}",
+            node_id=node,
+            device=device,
+            address=None,
+        )
         for rank, (node, device) in enumerate(places)
     ]
 
@@ -88,7 +97,9 @@ def group_of(
 
     def wait(calls: list[Call], *, timeout: float, **_: object) -> tuple[list[Call], list[Call]]:
         waits.append(timeout)
-        return [call for call in calls if call.answer is not None][:1], []
+        answered = [call for call in calls if call.answer is not None][:1]
+        time.sleep(0 if answered else timeout)
+        return answered, []
 
     def get(call: Call) -> object:
         if isinstance(call.answer, Exception):
@@ -100,7 +111,7 @@ def group_of(
     monkeypatch.setattr(ray, "get", get)
     monkeypatch.setattr(worker_group, "_GRACE_SECONDS", 0.01)
     group = object.__new__(WorkerGroup)
-    group.call_seconds = 600
+    group.limits, group.watch = CallLimits(first_seconds=1, least_seconds=600), None
     group.identities = identities([("a", None)] * len(answers))
     group.logs = [folder / f"worker_{rank}.log" for rank in range(len(answers))]
     for log in group.logs:
@@ -120,11 +131,11 @@ def test_a_call_waits_for_its_limit_and_no_longer_and_names_who_gave_no_answer(
         group.call_all("update")
     assert str(caught.value) == (
         "worker-1 (rank 1, process 1 on host-a), worker-3 (rank 3, process 3 on host-a) gave no "
-        "answer within 600 s (rl_config.worker_call_timeout_seconds)\n"
+        "answer within 1 s (rl_config.worker_call_timeout_seconds)\n"
         f"during: update\nlast lines of {group.logs[1]}:\nthe end of worker_1"
     )
     assert len(waits) == 3
-    assert 590 < min(waits) <= max(waits) <= 600
+    assert 0.9 < min(waits) <= max(waits) <= 1
 
 
 def test_a_rank_that_failed_because_it_waited_too_long_names_whom_it_waited_for(

@@ -1,0 +1,144 @@
+"""Which workers hang: what is seen of them on all nodes, judged over the time of a call."""
+
+import time
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from mindrl.cluster.node_watch import END_SECONDS, NodeWatch, ProcessKey, Sight
+from mindrl.cluster.worker_process import Identity
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hang:
+    """Workers that do not get on."""
+
+    ranks: Sequence[int]
+    seen: str
+    """What was seen of them, to be said behind their names."""
+
+
+class GroupWatch:
+    """All workers of a group: those on this node are looked at, a process on each other node looks.
+
+    Ray starts such a process again, should it die.
+    """
+
+    def __init__(
+        self, identities: Sequence[Identity], timeout_seconds: int, start_seconds: float
+    ) -> None:
+        """Look at each once; waits `start_seconds` for the other nodes.
+
+        Raises:
+            RayError: Another node does not look.
+            PermissionError: The processes are another user's.
+        """
+        self.timeout_seconds = timeout_seconds
+        self.interval_seconds = min(1.0, timeout_seconds / 5)
+        nodes: defaultdict[str, dict[int, ProcessKey]] = defaultdict(dict)
+        for rank, identity in enumerate(identities):
+            nodes[identity.node_id][rank] = identity.process
+        here = nodes.pop(ray.get_runtime_context().get_node_id(), {})
+        self.here = NodeWatch(here)
+        self.others = [_OtherNode(node, keys) for node, keys in nodes.items()]
+        ray.get([each.asked for each in self.others], timeout=start_seconds)
+
+    def look(self) -> dict[int, Sight]:
+        """Say what each worker did when it was seen last."""
+        seen = self.here.look()
+        for node in self.others:
+            seen |= node.look()
+        return seen
+
+    def dump_stacks(self) -> None:
+        """Have every worker write its Python stacks into its log."""
+        self._everywhere("dump_stacks")
+
+    def end(self) -> None:
+        """See that all workers are gone, which have been asked to end; then stop watching."""
+        self._everywhere("end")
+        for node in self.others:
+            ray.kill(node.actor)
+
+    def _everywhere(self, method: str) -> None:
+        asked = [getattr(node.actor, method).remote() for node in self.others]
+        getattr(self.here, method)()
+        if asked:
+            ray.wait(asked, num_returns=len(asked), timeout=END_SECONDS)
+
+
+class _OtherNode:
+    """The eyes on another node; they answer when they do, and nobody waits for them."""
+
+    def __init__(self, node_id: str, keys: Mapping[int, ProcessKey]) -> None:
+        there = NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
+        options: dict[str, Any] = {"num_cpus": 0, "max_restarts": -1, "scheduling_strategy": there}
+        self.actor = ray.remote(NodeWatch).options(**options).remote(dict(keys))
+        self.asked = self.actor.look.remote()
+        self.seen: dict[int, Sight] = {}
+
+    def look(self) -> dict[int, Sight]:
+        """Return the last answer: workers of a node that is silent seem not to get on."""
+        if ray.wait([self.asked], timeout=0)[0]:
+            asked, self.asked = self.asked, self.actor.look.remote()
+            with suppress(RayError):
+                self.seen = ray.get(asked)
+        return self.seen
+
+
+class Vigil:
+    """How long the workers have not got on while one call is waited for.
+
+    Seconds count from look to look, and no more of them than looks can be apart: whatever stopped
+    this process too, or all of the machine, is nobody's silence.
+    """
+
+    def __init__(self, watch: GroupWatch, *, silence_counts: bool) -> None:
+        """Begin with none. Where silence does not count, only a stopped process is a hang."""
+        self.watch, self.interval_seconds = watch, watch.interval_seconds
+        self.silence_counts = silence_counts
+        self.seen: dict[int, Sight] = {}
+        self.silent: defaultdict[int, float] = defaultdict(float)
+        self.stopped: defaultdict[int, float] = defaultdict(float)
+        self.looked = time.monotonic()
+
+    def look(self, pending: Collection[int]) -> Hang | None:
+        """Say which of the workers that are to answer hang."""
+        now = time.monotonic()
+        passed = min(now - self.looked, 2 * self.interval_seconds)
+        self.looked, before, self.seen = now, self.seen, self.watch.look()
+        for rank, sight in self.seen.items():
+            moved = rank not in before or before[rank].count.ticks != sight.count.ticks
+            self.silent[rank] = 0.0 if moved else self.silent[rank] + passed
+            is_stopped = sight.status == psutil.STATUS_STOPPED
+            self.stopped[rank] = self.stopped[rank] + passed if is_stopped else 0.0
+        return self._judge([rank for rank in pending if rank in self.seen])
+
+    def most_done(self) -> int:
+        """Return the ticks of the busiest worker in the call, as far as seen."""
+        return max((sight.count.work for sight in self.seen.values()), default=0)
+
+    def _judge(self, pending: Sequence[int]) -> Hang | None:
+        limit = self.watch.timeout_seconds
+        said = f"for {limit} s (rl_config.heartbeat_timeout_seconds)"
+        if stopped := [rank for rank in pending if self.stopped[rank] >= limit]:
+            return Hang(ranks=stopped, seen=f"did not run, stopped by a signal, {said}")
+        if not self.silence_counts:
+            return None
+        silent = [rank for rank in pending if self.silent[rank] >= limit]
+        if len(silent) < len(pending):
+            # The others get on, and what waits for them is well.
+            silent = [rank for rank in silent if self.seen[rank].count.is_steady]
+        if not silent:
+            return None
+        # Whoever waits for another sleeps, as a rule: the other is named first.
+        silent.sort(key=lambda rank: self.seen[rank].status != psutil.STATUS_RUNNING)
+        states = ", ".join(sorted({self.seen[rank].status for rank in silent}))
+        return Hang(ranks=silent, seen=f"made no progress {said}: {states}")

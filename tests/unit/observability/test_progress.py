@@ -1,0 +1,51 @@
+"""The count of a process, read from another one."""
+
+import subprocess
+import sys
+import threading
+
+from mindrl.observability.progress import Count, Progress, ProgressPage
+
+CHILD = """
+import sys
+from mindrl.observability.progress import PROGRESS, tick
+print(PROGRESS.share(), flush=True)
+for line in sys.stdin:
+    exec(line)
+    print("done", flush=True)
+"""
+
+
+def test_another_process_reads_the_ticks_and_those_of_the_call() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        page = ProgressPage(child.pid, int(child.stdout.readline()))
+        assert page.read() == Count(ticks=0, work=0, is_steady=False)
+        for line, expected in (
+            ("[tick() for _ in range(7)]", Count(ticks=7, work=7, is_steady=False)),
+            ("PROGRESS.begin()", Count(ticks=8, work=0, is_steady=False)),
+            (
+                "on = PROGRESS.steady(); on.__enter__(); tick()",
+                Count(ticks=9, work=1, is_steady=True),
+            ),
+        ):
+            child.stdin.write(f"{line}\n")
+            child.stdin.flush()
+            child.stdout.readline()
+            assert page.read() == expected
+        child.stdin.close()
+    # The memory is there for as long as somebody looks at it.
+    assert page.read().ticks == 9
+
+
+def test_a_process_that_shares_nothing_counts_for_itself() -> None:
+    progress = Progress()
+    worker = threading.Thread(target=progress.tick)
+    worker.start()
+    worker.join()
+    progress.begin()
+    progress.tick()
+    assert progress.done() == 1

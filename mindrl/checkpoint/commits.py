@@ -20,6 +20,8 @@ import xxhash
 
 from mindrl.errors import CheckpointError, OutputError
 
+CHECKPOINTS = "checkpoints"
+"""In a run folder."""
 MANIFEST = "manifest.json"
 STATE = "run_state.json"
 _VERSION = 1
@@ -68,7 +70,7 @@ class Checkpoint:
         Raises:
             CheckpointError: It cannot be read.
         """
-        return _read_object(self.folder / STATE)
+        return _read_object(self.folder / STATE)[1]
 
 
 class Commits:
@@ -135,8 +137,8 @@ class Commits:
         """Return the steps that have been committed, the newest first."""
         if not self.root.is_dir():
             return []
-        found = (_STEP.fullmatch(path.name) for path in self.root.iterdir() if path.is_dir())
-        return sorted((int(match[1]) for match in found if match), reverse=True)
+        found = (step_of(path) for path in self.root.iterdir() if path.is_dir())
+        return sorted((step for step in found if step is not None), reverse=True)
 
     def read(self, step: int) -> Checkpoint:
         """Read the manifest of a checkpoint, and see that its files are as long as it says.
@@ -146,14 +148,19 @@ class Commits:
         """
         return read_checkpoint(self.root / _name(step))
 
-    def newest_whole(self) -> tuple[Checkpoint | None, list[str]]:
+    def newest_whole(
+        self, steps: Sequence[int] | None = None
+    ) -> tuple[Checkpoint | None, list[str]]:
         """Return the newest checkpoint whose files all have their checksums.
+
+        Args:
+            steps: Those that may be taken, the newest first; None for all.
 
         Returns:
             None where there is none; and what is wrong with each newer one.
         """
         problems = []
-        for step in self.steps():
+        for step in self.steps() if steps is None else steps:
             try:
                 found = self.read(step)
                 verify(found.folder, found.files)
@@ -174,7 +181,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         CheckpointError: A file is missing or has another length, or the manifest is no good.
     """
     path = folder / MANIFEST
-    values = _read_object(path)
+    text, values = _read_object(path)
     if values.get("version") != _VERSION:
         raise CheckpointError(f"{path}: version={values.get('version')!r} must be {_VERSION}")
     try:
@@ -182,10 +189,9 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         files = tuple(WrittenFile(**each) for each in values["files"])
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} is no manifest: {error}") from error
-    if _text(_manifest(step, files)) != path.read_text("utf-8"):
+    if _text(_manifest(step, files)) != text:
         raise CheckpointError(f"{path} is damaged: its checksum is not that of its text")
-    name = _STEP.fullmatch(folder.name)
-    if name is not None and step != int(name[1]):
+    if step_of(folder) not in (None, step):
         raise CheckpointError(f"{path}: step={step} is not the folder's")
     for each in files:
         if Path(each.name).name != each.name:
@@ -243,6 +249,12 @@ def write_synced(path: Path, parts: Iterable[bytes | memoryview]) -> WrittenFile
     return WrittenFile(name=path.name, nbytes=nbytes, checksum=checksum.hexdigest())
 
 
+def step_of(folder: Path) -> int | None:
+    """Return the step of a checkpoint by the name of its folder; None where that is another."""
+    name = _STEP.fullmatch(folder.name)
+    return None if name is None else int(name[1])
+
+
 def _name(step: int) -> str:
     return f"step-{step:08}"
 
@@ -257,14 +269,16 @@ def _check_size(folder: Path, file: WrittenFile) -> None:
         raise CheckpointError(f"{path} has {found} bytes, {file.nbytes} were written")
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> tuple[str, dict[str, Any]]:
+    """Return a file's text, and the object that it is."""
     try:
-        values = json.loads(path.read_text("utf-8"))
+        text = path.read_text("utf-8")
+        values = json.loads(text)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     if not isinstance(values, dict):
         raise CheckpointError(f"{path} must hold a JSON object")
-    return values
+    return text, values
 
 
 def _manifest(step: int, files: Iterable[WrittenFile]) -> dict[str, object]:

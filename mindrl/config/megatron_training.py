@@ -64,16 +64,30 @@ class MegatronTrainingConfig:
     keep_rollouts: Count = 0
     """Keep all responses of the last so many steps, with tokens, log-probs and rewards, as Parquet
     files. 0 keeps none."""
-    resume: Literal["auto", "never"] = "auto"
+    resume: PathText = "auto"
     """A run whose folder holds checkpoints goes on from the newest whole one with `auto`, and is
-    refused with `never`."""
+    refused with `never`. Else a folder: a run whose own holds none yet goes on from the newest
+    whole checkpoint of that run, or from that one, `.../checkpoints/step-00000020`."""
     resume_allow: tuple[str, ...] = ()
     """Keys that may differ from the run that is resumed although they change what it computes."""
+    finetune: bool = False
+    """Of the folder that `resume` names take weights alone: steps, data order, optimizer and
+    schedule begin anew."""
+    no_load_optim: bool = False
+    """Of that folder take no optimizer: moments and learning-rate schedule begin anew."""
+    no_load_rng: bool = False
+    """Of that folder take no random state: that of `rl_config.shuffle_mini_batch` begins anew. All
+    others follow from seed and step."""
 
     @property
     def exports_every(self) -> int:
         """Steps between two exports; 0 exports at the end alone."""
         return self.save_interval if self.export_interval is None else self.export_interval
+
+    @property
+    def begins_from(self) -> str | None:
+        """The folder of another run that this one begins from; None where it names none."""
+        return None if self.resume in ("auto", "never") else self.resume
 
     @property
     def is_deterministic(self) -> bool:

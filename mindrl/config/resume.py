@@ -13,8 +13,8 @@ _FREE = re.compile(
     r"""
     \w+_config\.(backend|.*_parallel_size|num_layer_list|.*micro_batch_size|offload_\w+|save|sizes)
     |\w+_config\.(recompute_\w+|logprob_chunk_tokens)
-    |megatron_training\.(save_interval|export_interval|keep_\w+|resume\w*|distributed_\w+)
-    |megatron_training\.(use_distributed_optimizer|sequence_parallel)
+    |megatron_training\.(save_interval|export_interval|keep_\w+|resume\w*|finetune|no_load_\w+)
+    |megatron_training\.(use_distributed_optimizer|sequence_parallel|distributed_\w+)
     |rl_config\.(actor_resource\..*|device\w*|allocation_mode|.*packing_token_size|use_dynamic_bsz)
     |rl_config\.(use_remove_padding|blocking|guarantee_order|check_memory|memory_timeline_steps)
     |rl_config\.(test_freq|max_logprob_gap|logprob_gap_steps|log_samples|use_tensorboard|worker_\w+)
@@ -26,6 +26,8 @@ _FREE = re.compile(
     re.VERBOSE,
 )
 """Keys that say how a run is carried out, and not what it is."""
+_WEIGHTS = re.compile(r"(actor|critic)_config\.load")
+"""Keys that say of what model the weights are."""
 
 
 def recorded_config(config: RunConfig) -> dict[str, Any]:
@@ -35,18 +37,26 @@ def recorded_config(config: RunConfig) -> dict[str, Any]:
     return kept
 
 
-def resume_findings(before: Mapping[str, Any], config: RunConfig) -> Iterator[Finding]:
+def resume_findings(
+    before: Mapping[str, Any], config: RunConfig, *, weights_alone: bool = False
+) -> Iterator[Finding]:
     """Name each key that makes another run of it than the one of a checkpoint.
 
     Args:
         before: `recorded_config` of the run that wrote it.
         config: Of the run that is to go on.
+        weights_alone: All else begins anew; then only the model must be the same.
     """
     now, allowed = recorded_config(config), config.megatron_training.resume_allow
+
+    def may_differ(key: str) -> bool:
+        free = not _WEIGHTS.fullmatch(key) if weights_alone else _FREE.fullmatch(key)
+        return bool(free) or key in allowed
+
     # A key that only one of them knows is of another version.
     for key in sorted(before.keys() & now.keys()):
         was, value = before[key], now[key]
-        if was != value and not _FREE.fullmatch(key) and key not in allowed:
+        if was != value and not may_differ(key):
             shown = tuple(value) if isinstance(value, list) else value
             need = (
                 f"differs from the run that is resumed, which had {json.dumps(was)}; name the key "

@@ -39,7 +39,7 @@ _Rule = tuple[object, str, str, *tuple[Value, ...]]
 
 def findings(config: RunConfig) -> list[Finding]:
     """Return everything that is wrong with a configuration; empty where nothing is."""
-    rules = (_shares, _lengths, _learning, _advantages, _rewards, _files)
+    rules = (_shares, _lengths, _learning, _advantages, _rewards, _files, _beginning)
     return [*layout_findings(config), *(each for rule in rules for each in rule(config))]
 
 
@@ -285,3 +285,15 @@ def _files(config: RunConfig) -> Iterator[Finding]:
         path = config.value_of(field)
         odd = path is not None and Path(path).suffix.lower() not in _SUFFIXES
         yield from _judged(config, (odd, field, f"must end in {' or '.join(_SUFFIXES)}"))
+
+
+def _beginning(config: RunConfig) -> Iterator[Finding]:
+    """What a run leaves of a checkpoint has a meaning where it begins from that of another."""
+    training = config.megatron_training
+    need = (
+        f"has a meaning only where megatron_training.resume names a folder, found {training.resume}"
+    )
+    for name in ("finetune", "no_load_optim", "no_load_rng"):
+        field = f"megatron_training.{name}"
+        unused = training.begins_from is None and config.value_of(field)
+        yield from _judged(config, (unused, field, need, False))

@@ -6,19 +6,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mindrl.checkpoint.commits import Checkpoint, Commits
 from mindrl.cluster.ray_cluster import RayCluster
 from mindrl.cluster.worker_group import WorkerGroup
 from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig, with_absolute_paths
 from mindrl.data.run_data import RunData
 from mindrl.errors import (
-    CheckpointError,
     InterruptedRunError,
     MindrlError,
     ReshardError,
     WorkerDiedError,
 )
+from mindrl.launch.beginning import Beginning, beginning
 from mindrl.launch.interrupts import stop_requests
 from mindrl.launch.memory_watch import MemoryWatch
 from mindrl.launch.parts import colocated_actor, trainer_of
@@ -27,7 +26,6 @@ from mindrl.launch.restarts import Restarts
 from mindrl.observability.console import StepConsole
 from mindrl.observability.metrics import Metrics
 from mindrl.observability.output_files import forget_later_steps
-from mindrl.observability.terminal import note
 from mindrl.observability.trackers import JsonlTracker, TensorboardTracker, Tracker
 from mindrl.platform.device import Platform
 from mindrl.preflight.run_shardings import RunPlan
@@ -48,12 +46,13 @@ class RunFiles:
     exports: Mapping[Role, Path]
     console: StepConsole
 
-    def open(self, config: RunConfig, found: Checkpoint | None) -> RunLog:
+    def open(self, config: RunConfig, found: Beginning | None) -> RunLog:
         """Open the files of a run that goes on from a checkpoint; None begins it.
 
         What they hold of later steps is gone.
         """
-        first = found.step + 1 if found else 0
+        # Behind step 0 the evaluation before training is repeated too.
+        first = found.step + 1 if found and found.step else 0
         for log in (self.folder.metrics, self.folder.samples, self.folder.evaluations):
             forget_later_steps(log, first - 1)
         RolloutFiles(self.folder.rollouts).forget_later(first - 1)
@@ -95,7 +94,7 @@ class Attempts:
     has_begun: bool = False
     """Workers have come up once: what they meet from now on may not come again."""
 
-    def run(self, found: Checkpoint | None) -> None:
+    def run(self, found: Beginning | None) -> None:
         """Train from a checkpoint, or from the beginning, to the last step.
 
         Raises:
@@ -111,11 +110,11 @@ class Attempts:
         console.note(f"starting {config.world_size} worker(s), logs in {self.files.folder.logs}")
         with self._services() as services:
             while (lost := self._attempt(services, found, restarts)) is not None:
-                found = newest_checkpoint(self.files.folder)
+                found = beginning(config, self.files.folder)
                 restarts.after(*lost, behind=found.step if found else 0)
 
     def _attempt(
-        self, services: _Services, found: Checkpoint | None, restarts: Restarts
+        self, services: _Services, found: Beginning | None, restarts: Restarts
     ) -> tuple[MindrlError, int] | None:
         """Go on from a checkpoint; returns what ended it too early, and the last step on record."""
         config = self.plan.config
@@ -142,7 +141,7 @@ class Attempts:
     def _train(
         self,
         trainer: PolicyTrainer[Any],
-        found: Checkpoint | None,
+        found: Beginning | None,
         run_log: RunLog,
         restart_metrics: Callable[[], Metrics],
     ) -> None:
@@ -151,10 +150,9 @@ class Attempts:
         if self.plan.config.rl_config.memory_timeline_steps:
             run_log.note_memory = MemoryWatch(actor.memory_plan(), self.files.folder.root).note
         if found is not None:
-            state = found.state()
-            actor.restore(found.folder, state["updates"])
-            trainer.resume(found.step, state)
-            console.note(f"goes on behind step {found.step}, from {found.folder}")
+            actor.restore(found.folder, found.updates)
+            trainer.resume(found.step, found.state)
+            console.note(str(found))
         run_log.of_next_step = restart_metrics()
         with stop_requests() as heed:
             trainer.run(heed)
@@ -186,18 +184,3 @@ class Attempts:
             yield colocated_actor(group, self.plan)
         finally:
             group.stop()
-
-
-def newest_checkpoint(folder: RunFolder) -> Checkpoint | None:
-    """Return the newest whole checkpoint of a run; None where it has written none.
-
-    Raises:
-        CheckpointError: None of those that it has written is whole.
-    """
-    commits = Commits(folder.checkpoints)
-    found, problems = commits.newest_whole()
-    for problem in problems:
-        note(f"{problem}; this checkpoint is passed over")
-    if found is None and problems:
-        raise CheckpointError(f"{commits.root}: none of {len(problems)} checkpoints is whole")
-    return found

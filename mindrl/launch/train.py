@@ -3,12 +3,11 @@
 import logging
 from pathlib import Path
 
-from mindrl.checkpoint.commits import Checkpoint
-from mindrl.config.resume import resume_findings
 from mindrl.config.run import RunConfig
 from mindrl.data.run_data import data_lines, read_data
 from mindrl.errors import CheckpointError
-from mindrl.launch.attempts import Attempts, RunFiles, newest_checkpoint
+from mindrl.launch.attempts import Attempts, RunFiles
+from mindrl.launch.beginning import Beginning, beginning
 from mindrl.launch.interrupts import interrupts_unwrapped
 from mindrl.observability.console import StepConsole
 from mindrl.observability.logs import configure_logging
@@ -50,21 +49,16 @@ def train(plan: RunPlan, platform: Platform, run_dir: Path) -> dict[str, object]
     return attempts.record
 
 
-def _checkpoint(config: RunConfig, folder: RunFolder) -> Checkpoint | None:
+def _checkpoint(config: RunConfig, folder: RunFolder) -> Beginning | None:
     """Return what the run of a folder goes on from; None where it begins.
 
     Raises:
         CheckpointError: The run must not go on, or not with this configuration, or none of the
             checkpoints is whole.
     """
-    if not folder.checkpoints.is_dir():
-        return None
-    if config.megatron_training.resume == "never":
+    if config.megatron_training.resume == "never" and folder.checkpoints.is_dir():
         raise CheckpointError(
             f"megatron_training.resume=never: {folder.checkpoints} holds checkpoints of an earlier "
             "run; name another run folder (hydra.run.dir), or go on from them with auto"
         )
-    found = newest_checkpoint(folder)
-    if found and (findings := [*resume_findings(found.state()["config"], config)]):
-        raise CheckpointError("\n".join(map(str, findings)))
-    return found
+    return beginning(config, folder)

@@ -37,7 +37,7 @@ def _keys(text: str) -> dict[str, range]:
 
 
 SAME_OF_RUN = _keys("""
-    train_iters no_shuffle seed npu_deterministic@2.3 bf16 use_distributed_optimizer save_interval
+    train_iters no_shuffle seed npu_deterministic@2.3 bf16 use_distributed_optimizer
     tokenizer_name_or_path
 """)
 """Keys of a role that are `megatron_training.<key>` here."""
@@ -56,7 +56,8 @@ SAME = _keys("""
 """)
 """Keys with the same section, name and meaning here."""
 _RULED = _keys("""
-    load data_path global_batch_size seq_length sequence_parallel prompt_type stage
+    load save_interval no_save_optim data_path global_batch_size seq_length sequence_parallel
+    prompt_type stage
     context_parallel_size lr_decay_style recompute_granularity lora_target_modules@new mm_model@2.1
     rl_config: use_integrated_worker reference_resource.num_npus reward_resource.num_npus
     mini_batch_size use_remove_padding@2.1 init_kl_coef verifier_function verifier_weight
@@ -89,7 +90,8 @@ _REASONS = """
 the model is exported into the run folder; actor_config.save names another place = save
 all rows train, as here = split
 AdamW, as here = optimizer
-a run starts from the weights alone, as here = no_load_optim
+a run starts with step 1 from the weights alone, as here; of a run folder of mindrl
+    megatron_training.resume and the key of this name say so = finetune no_load_optim
 none, as here = attention_dropout hidden_dropout
 the model has no experts = expert_model_parallel_size moe_tp_extend_ep moe_grouped_gemm
     moe_aux_loss_coeff@2.2 moe_router_load_balancing_type
@@ -170,8 +172,12 @@ belongs to DPO, which this file does not run = is_pairwise_dataset dpo_loss_type
 MindSpeed-RL has no evaluation either; ours is rl_config.test_freq = eval_iters eval_interval
     skip_train
 every step is logged = log_interval log_throughput
-a run starts at step 0 from the weights alone, and writes only weights = finetune no_load_rng
-    no_save_optim no_save_rng load_checkpoint_loosely pretrained_checkpoint enable_high_availability
+random numbers follow from seed and step; a checkpoint has a line for those that do not =
+    no_load_rng no_save_rng
+a tensor that is missing or left over is an error here = load_checkpoint_loosely
+actor_config.load is the one folder that weights come from = pretrained_checkpoint
+a run that loses a worker goes on from its newest checkpoint: rl_config.max_restarts =
+    enable_high_availability
 a metric that is no number ends the run = no_check_for_nan_in_loss_and_grad
 only with lora_target_modules = lora_ckpt_filter@new lora_r@new lora_alpha@new lora_fusion@new
 it never had an effect in MindSpeed-RL: documented, read by no code = rl_config:

@@ -20,7 +20,7 @@ _PARTS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     (
         "no_load_optim",
         lambda given: given is False,
-        "a run starts from the weights alone; finish the old run there",
+        "no optimizer of theirs is read here: finish the run there, or begin from its weights",
     ),
     ("mm_model", bool, "no model with images is trained here"),
     ("lora_target_modules", bool, "there are no adapters here; left out, all weights train"),

@@ -54,6 +54,7 @@ def _run_rules(theirs: TheirRun, devices_per_node: int) -> Iterator[Mapped]:
     for key in SAME_OF_RUN:
         yield from same_of_model(theirs.actor, key.removeprefix("role."), "megatron_training")
     yield from _of_releases(theirs)
+    yield from _saving(theirs)
     yield from _data(theirs)
     yield from _devices(theirs, devices_per_node)
     yield from _lengths(theirs)
@@ -72,6 +73,25 @@ def _of_releases(theirs: TheirRun) -> Iterator[Mapped]:
         yield Mapped(old, "renamed", sets, "its name until 2.2")
     if theirs.release == RELEASES[0] and place("bf16") not in theirs.given:
         yield default(place("bf16"), "megatron_training.bf16", False)
+
+
+def _saving(theirs: TheirRun) -> Iterator[Mapped]:
+    """What it begins from besides weights, and how often it writes what."""
+    actor = theirs.actor
+    place, interval = actor.place("save_interval"), actor.given("save_interval")
+    if actor.given("finetune") is False:
+        note = "false there: steps go on from those of load; here they begin with 1"
+        yield Mapped(actor.place("finetune"), "open", note=note)
+    if actor.given("no_save_optim"):
+        # What holds no optimizer is no checkpoint here: it is an export.
+        note = "weights alone are exported; with megatron_training.save_interval a run can go on"
+        off = {"megatron_training.save_interval": 0}
+        yield Mapped(actor.place("no_save_optim"), "derived", off, note)
+        if interval is not None:
+            yield Mapped(place, "renamed", {"megatron_training.export_interval": interval})
+    elif interval is not None:
+        note = "all stay there; here the newest, as keep_last and keep_every say"
+        yield Mapped(place, "honoured", {"megatron_training.save_interval": interval}, note)
 
 
 def _data(theirs: TheirRun) -> Iterator[Mapped]:

@@ -146,11 +146,18 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
         }
 
     def resume(self, step: int, state: Mapping[str, Any]) -> None:
-        """Go on behind a step; the models have their state already."""
+        """Go on behind a step, with those parts of a state that there are.
+
+        The models have theirs already.
+        """
         self.first_step, self.checkpoints.newest = step + 1, step
-        self.run_log.summary.take_counts(state["summary"])
-        self.checks.take_counts(state["checks"])
-        self.minibatches.take_state(state["minibatches"])
+        taking: dict[str, Callable[[Any], None]] = {
+            "summary": self.run_log.summary.take_counts,
+            "checks": self.checks.take_counts,
+            "minibatches": self.minibatches.take_state,
+        }
+        for part in taking.keys() & state.keys():
+            taking[part](state[part])
 
     def _save_now(self) -> None:
         """Write the state behind the last recorded step, unless that has been done."""

@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mindrl.checkpoint.commits import CHECKPOINTS
 from mindrl.config.layout_keys import Role
 from mindrl.errors import OutputError
 from mindrl.observability.console import StepConsole
@@ -52,7 +53,7 @@ class RunFolder:
         """All responses of the last steps, a file a step."""
         self.faults = root / "faults.jsonl"
         """What ended attempts at the run, one JSON line each."""
-        self.checkpoints = root / "checkpoints"
+        self.checkpoints = root / CHECKPOINTS
         """What the run can go on from."""
         self.summary = root / "summary.json"
         """The outcome of the run."""
@@ -100,6 +101,12 @@ class RunSummary:
             if name != "seconds":
                 setattr(self, name, value)
         self.started -= counts["seconds"]
+        # Another run folder, or another place for exports, has none of those yet.
+        model = self.exports["actor"]
+        if not model.is_dir():
+            self.model_step = None
+        if not best_folder(model).is_dir():
+            self.accuracy_best = self.model_best_step = None
 
     def record(self, folder: RunFolder) -> dict[str, object]:
         """Return what `summary.json` holds of a run that ends now."""

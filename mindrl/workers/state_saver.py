@@ -13,15 +13,17 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from mindrl.checkpoint.commits import SavedFiles, read_checkpoint, writing
 from mindrl.checkpoint.state_files import NewSlice, StateReader, write_state
 from mindrl.config.layout_keys import Role
+from mindrl.models.placement import Box
 from mindrl.observability.progress import PROGRESS
 from mindrl.training.engine import TrainingEngine
-from mindrl.training.state_slice import StateSlice
+from mindrl.training.state_slice import ReadState, StateKind, StateSlice
 from mindrl.workers.device_regions import StoredRegion
 
 
@@ -81,12 +83,15 @@ class StateSaver:
     def restore(self, role: Role, folder: Path, updates: int) -> None:
         """Give a model, which is on the device, the state of a checkpoint.
 
+        One that is to have taken no update has no moments, whatever the checkpoint holds of them.
+
         Raises:
             CheckpointError: A file is damaged, or lacks something.
         """
         paths = read_checkpoint(folder).paths(f"{role}-")
         with ExitStack() as stack:
-            self.engines[role].restore(updates, StateReader(paths, stack).read)
+            read = StateReader(paths, stack).read
+            self.engines[role].restore(updates, read if updates else partial(_new, read))
 
     def _values(self, role: Role, each: StateSlice) -> Tensor:
         for region in self.regions[role]:
@@ -96,6 +101,13 @@ class StateSaver:
                 break
         # It is on the device, and changes with the next update.
         return each.values(each.stored.detach()).to("cpu", copy=True)
+
+
+def _new(read: ReadState, kind: StateKind, tensor: str, box: Box) -> Tensor:
+    """Read a weight; moments are nothing before the first update."""
+    if kind == "weight":
+        return read(kind, tensor, box)
+    return torch.zeros([stop - start for start, stop in box])
 
 
 def _write(

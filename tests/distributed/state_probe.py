@@ -11,6 +11,7 @@ from training_probe import build, copied, share
 from mindrl.checkpoint.commits import WrittenFile
 from mindrl.checkpoint.state_files import NewSlice, StateReader, write_state
 from mindrl.training.megatron.engine import MegatronEngine
+from mindrl.workers.state_saver import StateSaver
 
 
 def save(case: Case, course: Course, folder: str, stop: int) -> Kept:
@@ -34,6 +35,15 @@ def load(case: Case, course: Course, folder: str, stop: int) -> Kept:
     again = _write(model, f"{folder}/again")
     metrics = [_update(model, case, course, at) for at in range(stop, len(course.minibatches))]
     return _kept(model, metrics, again)
+
+
+def begin_anew(case: Case, course: Course, folder: str, stop: int) -> Kept:
+    """Build the model anew, take the weights of a checkpoint alone, and one update."""
+    model = build(case, course.optimizer)
+    StateSaver({"actor": model}, {"actor": []}).restore("actor", Path(folder), 0)
+    assert model.updates == 0
+    again = _write(model, f"{folder}/again")
+    return _kept(model, [_update(model, case, course, stop)], again)
 
 
 def _update(model: MegatronEngine, case: Case, course: Course, at: int) -> dict[str, float]:

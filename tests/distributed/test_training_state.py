@@ -18,7 +18,7 @@ from torch import Tensor
 from training_messages import Case, Course
 
 from mindrl.batch.balance import MicroBatching
-from mindrl.checkpoint.commits import checksum_of
+from mindrl.checkpoint.commits import Commits, checksum_of
 from mindrl.layouts.layout import TrainLayout
 from mindrl.models.decoder import logical_shapes
 from mindrl.models.description import read_description
@@ -168,3 +168,21 @@ def test_another_layout_takes_every_weight_and_moment_over_to_the_bit(
     theirs = saved[-1].metrics[STOP:]
     for ours, straight in zip(loaded[-1].metrics, theirs, strict=True):
         assert ours == pytest.approx(straight, rel=1e-5, abs=1e-6)
+
+
+def test_behind_no_update_the_weights_of_a_checkpoint_are_taken_and_the_optimizer_is_new(
+    forked_workers: ForkedWorkers,
+    case_of: Callable[..., Case],
+    course: Course,
+    tmp_path: Path,
+) -> None:
+    case, commits = case_of("qwen2", {"dp": 2}, bf16=True), Commits(tmp_path)
+    saved = run(forked_workers, "save", case, course, commits.begin(3))
+    folder = commits.commit(3, [each.written for each in saved], {}).folder
+    loaded = run(forked_workers, "begin_anew", case, course, folder)
+    theirs = whole(folder)
+    for name, ours in whole(folder / "again").items():
+        is_weight = name.startswith("weight ")
+        assert torch.equal(ours, theirs[name] if is_weight else torch.zeros_like(ours)), name
+    rates = [each["lr"] for each in saved[-1].metrics]
+    assert loaded[-1].metrics[0]["lr"] == rates[0] != rates[STOP]

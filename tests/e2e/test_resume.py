@@ -59,6 +59,33 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(
         assert resumed.summary()[kept] == straight.summary()[kept]
 
 
+@pytest.mark.parametrize("weights_alone", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_a_new_run_begins_from_the_checkpoint_of_another(
+    weights_alone: bool, tiny_model: Path, tmp_path: Path
+) -> None:
+    asked = ["rl_config.test_freq=0", f"actor_config.load={tiny_model}", *EVERY]
+    first = start_program(tmp_path / "first", [*asked, "megatron_training.keep_every=2"])
+    assert first.process.wait(timeout=600) == 0, first.text()
+    named = f"megatron_training.resume={first.folder}/checkpoints/step-00000002"
+    anew = ["megatron_training.finetune=true", "megatron_training.train_iters=2"]
+    second = start_program(tmp_path / "second", [*asked, named, *(anew if weights_alone else [])])
+    assert second.process.wait(timeout=600) == 0, second.text()
+    steps = [line["step"] for line in second.steps()]
+    if weights_alone:
+        assert steps == [1, 2]
+        # The whole loop has those weights, and another schedule begins.
+        assert "begins with the weights of" in second.text()
+        assert second.summary()["logprob_gap_max_mean"] < 1e-4
+        assert second.steps()[0]["update/lr"] == first.steps()[0]["update/lr"]
+        return
+    assert steps == [3, 4, 5]
+    theirs, ours = outcome(first.folder), outcome(second.folder)
+    assert ours["model"] == theirs["model"]
+    assert ours["state"] == theirs["state"]
+    later = [line for line in theirs["metrics"] if line["step"] > 2]
+    assert [line for line in ours["metrics"] if line["step"] > 2] == later
+
+
 def kill(program: Program) -> None:
     """End all processes of a run at once, as a node that loses its power does."""
     everyone = [psutil.Process(program.process.pid), *program.descendants()]

@@ -265,6 +265,39 @@ def test_a_part_that_is_not_there_is_refused_with_what_a_run_without_it_is(
     assert left.items() <= result.values.items()
 
 
+def test_checkpoints_are_as_often_as_there_and_without_an_optimizer_they_are_exports() -> None:
+    interval = {"megatron_training.save_interval": 20}
+    ours = {"megatron_training.save_interval", "megatron_training.export_interval"}
+
+    def found(changes: dict[str, Any]) -> dict[str, Any]:
+        values = imported(interval | changes).values
+        return {key: values[key] for key in ours & values.keys()}
+
+    assert found({}) == found({"actor_config.no_save_optim": False}) == interval
+    assert found({"actor_config.no_save_optim": True}) == {
+        "megatron_training.save_interval": 0,
+        "megatron_training.export_interval": 20,
+    }
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "kind", "note"),
+    [
+        ("finetune", True, "ignored", "from the weights alone, as here"),
+        ("finetune", False, "open", "false there: steps go on"),
+        ("no_load_optim", True, "ignored", "from the weights alone, as here"),
+        ("no_load_rng", True, "ignored", "follow from seed and step"),
+        ("no_save_rng", True, "ignored", "follow from seed and step"),
+        ("load_checkpoint_loosely", True, "ignored", "is an error here"),
+        ("enable_high_availability", True, "ignored", "rl_config.max_restarts"),
+    ],
+)
+def test_each_key_of_checkpoints_has_a_note(key: str, value: Any, kind: str, note: str) -> None:
+    found = of(imported({f"actor_config.{key}": value}), f"actor_config.{key}")
+    assert found.kind == kind
+    assert note in found.note
+
+
 def test_both_clip_ratios_and_the_penalty_for_length_of_dapo_are_taken_over() -> None:
     result = imported(
         {

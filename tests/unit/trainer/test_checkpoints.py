@@ -124,3 +124,21 @@ def test_the_checkpoint_before_stays_where_the_next_cannot_be_committed(tmp_path
     with pytest.raises(OutputError, match="has 3 bytes, 7 were written"):
         build(tmp_path, ShortFile(), keep_last=1).run()
     assert commits(tmp_path).steps() == [2]
+
+
+def test_a_new_run_folder_has_none_of_the_models_that_the_other_has_exported(
+    tmp_path: Path,
+) -> None:
+    counts = {"seconds": 3.0, "steps": 4, "model_step": 4, "model_best_step": 2}
+    state = {"summary": {**counts, "accuracy_best": 0.5}}
+    here, there = (build(tmp_path / name, MemoryRoles()) for name in ("here", "there"))
+    for folder in ("model", "model_best"):
+        (tmp_path / "there" / folder).mkdir()
+    for trainer in (here, there):
+        trainer.resume(4, state)
+    kept = [
+        (each.run_log.summary.model_step, each.run_log.summary.accuracy_best)
+        for each in (here, there)
+    ]
+    assert kept == [(None, None), (4, 0.5)]
+    assert (here.first_step, here.run_log.summary.steps) == (5, 4)

@@ -1,0 +1,49 @@
+"""Which checkpoints a path means, and which was probably meant by a path to none."""
+
+import difflib
+from pathlib import Path
+
+from mindrl.checkpoint.commits import CHECKPOINTS, Commits, step_of
+from mindrl.errors import CheckpointError
+
+
+def find_checkpoints(path: Path) -> tuple[Commits, list[int]]:
+    """Return where a run folder has its checkpoints, and their steps, the newest first.
+
+    The path may also be that of the folder of the checkpoints, or of one of them.
+
+    Raises:
+        CheckpointError: There is none; with the nearest one.
+    """
+    folder = path.resolve()
+    for commits in (Commits(folder / CHECKPOINTS), Commits(folder)):
+        if steps := commits.steps():
+            return commits, steps
+    commits, step = Commits(folder.parent), step_of(folder)
+    steps = commits.steps()
+    if step in steps:
+        return commits, [step]
+    if step is not None and steps:
+        near = min(steps, key=lambda each: (abs(each - step), -each))
+        raise CheckpointError(f"there is none of step {step}; the nearest is that of step {near}")
+    what = "it holds none" if folder.is_dir() else "there is no such folder"
+    near_run = _nearest_run(folder)
+    raise CheckpointError(f"{what}; did you mean {near_run}?" if near_run else what)
+
+
+def _nearest_run(folder: Path) -> Path | None:
+    """Return the run folder with checkpoints, near this one, whose path is most like it."""
+    there = next(each for each in (folder, *folder.parents) if each.is_dir())
+    runs = {
+        found.parent
+        for place in (there, there.parent)
+        for depth in ("", "*/", "*/*/")
+        for found in place.glob(f"{depth}{CHECKPOINTS}")
+        if Commits(found).steps()
+    }
+
+    def likeness(run: Path) -> tuple[float, str]:
+        # Of runs that are equally like it the last by name: folders are named by their time.
+        return difflib.SequenceMatcher(None, str(folder), str(run)).ratio(), str(run)
+
+    return max(runs, key=likeness, default=None)

@@ -1,0 +1,100 @@
+"""What a run begins from: its own checkpoints, those of another run, or none."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mindrl.checkpoint.commits import Commits
+from mindrl.checkpoint.search import find_checkpoints
+from mindrl.config.resume import resume_findings
+from mindrl.config.run import RunConfig
+from mindrl.errors import CheckpointError
+from mindrl.observability.terminal import note
+from mindrl.trainer.run_log import RunFolder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beginning:
+    """What a run takes over of a checkpoint."""
+
+    folder: Path
+    """The checkpoint."""
+    step: int
+    """The run goes on behind it; 0 where it takes over weights alone."""
+    updates: Mapping[str, int]
+    """Optimizer steps that each model goes on behind; none is as if its optimizer were new."""
+    state: Mapping[str, Any]
+    """What the trainer takes over, by its parts."""
+
+    def __str__(self) -> str:
+        """Say it to a person."""
+        if self.step:
+            return f"goes on behind step {self.step}, from {self.folder}"
+        return f"begins with the weights of {self.folder}"
+
+
+def beginning(config: RunConfig, folder: RunFolder) -> Beginning | None:
+    """Return what the run of a folder goes on from; None where it begins.
+
+    Its own checkpoints come first, then those that its configuration names.
+
+    Raises:
+        CheckpointError: The run must not go on with this configuration, or none of the checkpoints
+            is whole.
+    """
+    own, place = Commits(folder.checkpoints), config.megatron_training.begins_from
+    if place is None or own.steps():
+        return _newest_whole(config, own, own.steps())
+    return _taken_over(config, _of_another(config, place))
+
+
+def _of_another(config: RunConfig, place: str) -> Beginning:
+    try:
+        commits, steps = find_checkpoints(Path(place))
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"megatron_training.resume={place} must be auto, never, a run folder with checkpoints "
+            f"or one of them: {error}"
+        ) from error
+    training = config.megatron_training
+    found = _newest_whole(config, commits, steps, weights_alone=training.finetune)
+    assert found is not None, "one of these steps is whole"
+    last = training.train_iters
+    if found.step >= last and not training.finetune:
+        raise CheckpointError(
+            f"megatron_training.resume={place}: {found.folder} leaves nothing to do: "
+            f"megatron_training.train_iters={last} must be above {found.step}, and named in "
+            "megatron_training.resume_allow"
+        )
+    return found
+
+
+def _newest_whole(
+    config: RunConfig, commits: Commits, steps: list[int], *, weights_alone: bool = False
+) -> Beginning | None:
+    """Return the newest whole checkpoint of these steps, if the configuration may go on from it."""
+    found, problems = commits.newest_whole(steps)
+    for problem in problems:
+        note(f"{problem}; this checkpoint is passed over")
+    if found is None:
+        if problems:
+            raise CheckpointError(f"{commits.root}: none of {len(problems)} checkpoints is whole")
+        return None
+    state = found.state()
+    if findings := [*resume_findings(state["config"], config, weights_alone=weights_alone)]:
+        raise CheckpointError("\n".join(map(str, findings)))
+    return Beginning(folder=found.folder, step=found.step, updates=state["updates"], state=state)
+
+
+def _taken_over(config: RunConfig, found: Beginning) -> Beginning:
+    """Leave out what a new run is not to take over."""
+    training = config.megatron_training
+    updates, state = {**found.updates}, {**found.state}
+    if training.finetune or training.no_load_optim:
+        updates = {role: 0 for role in updates if role in config.roles}
+    if training.no_load_rng:
+        del state["minibatches"]
+    if training.finetune:
+        return Beginning(folder=found.folder, step=0, updates=updates, state={})
+    return Beginning(folder=found.folder, step=found.step, updates=updates, state=state)

@@ -1,0 +1,173 @@
+"""A run begins from its own checkpoints, else from those that its configuration names."""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mindrl.checkpoint.commits import Commits, write_synced
+from mindrl.checkpoint.search import find_checkpoints
+from mindrl.config.resume import recorded_config
+from mindrl.config.run import RunConfig
+from mindrl.errors import CheckpointError
+from mindrl.launch.attempts import RunFiles
+from mindrl.launch.beginning import Beginning, beginning
+from mindrl.observability.console import StepConsole
+from mindrl.trainer.run_log import RunFolder
+
+Begin = Callable[..., Beginning | None]
+STEPS = {"megatron_training.train_iters": 50}
+PARTS = {"summary": {"steps": 20}, "checks": {}, "minibatches": "ff"}
+
+
+@pytest.fixture
+def begin(tmp_path: Path, run_config: Callable[..., RunConfig]) -> Begin:
+    """Begin the run in `new`, with the configuration of the run in `old` but for some keys."""
+
+    def call(**changes: Any) -> Beginning | None:
+        keys = {f"megatron_training.{key}": value for key, value in changes.items()}
+        config = run_config(Path("model"), STEPS | keys)
+        return beginning(config, RunFolder(root=tmp_path / "new"))
+
+    before = recorded_config(run_config(Path("model"), STEPS))
+    for step in (10, 20):
+        save(tmp_path / "old", step, before)
+    return call
+
+
+def save(run: Path, step: int, config: dict[str, Any]) -> Path:
+    commits = Commits(run / "checkpoints")
+    files = [write_synced(commits.begin(step) / "actor-00000.safetensors", [b"weights"])]
+    record = {**PARTS, "config": config, "updates": {"actor": 2 * step}}
+    return commits.commit(step, files, record).folder
+
+
+@pytest.mark.parametrize(
+    ("named", "step"),
+    [
+        ("old", 20),
+        ("old/checkpoints", 20),
+        ("old/checkpoints/step-00000010", 10),
+        ("old/checkpoints/step-00000020", 20),
+    ],
+)
+def test_a_new_run_goes_on_from_the_run_or_the_checkpoint_that_is_named(
+    named: str, step: int, begin: Begin, tmp_path: Path
+) -> None:
+    found = begin(resume=str(tmp_path / named))
+    assert found is not None
+    assert (found.step, found.updates) == (step, {"actor": 2 * step})
+    assert found.folder == tmp_path / f"old/checkpoints/step-{step:08}"
+    assert found.state.items() >= PARTS.items()
+    assert str(found) == f"goes on behind step {step}, from {found.folder}"
+
+
+def test_its_own_checkpoints_come_first_and_are_taken_over_whole(
+    begin: Begin, tmp_path: Path, run_config: Callable[..., RunConfig]
+) -> None:
+    old = str(tmp_path / "old")
+    # It was killed before its first commit.
+    Commits(tmp_path / "new/checkpoints").begin(30)
+    found = begin(resume=old)
+    assert found is not None
+    assert found.step == 20
+    own = save(tmp_path / "new", 30, recorded_config(run_config(Path("model"), STEPS)))
+    for changes in ({}, {"finetune": True}, {"no_load_optim": True}):
+        found = begin(resume=old, **changes)
+        assert found is not None
+        assert (found.folder, found.step, found.updates) == (own, 30, {"actor": 60})
+
+
+def test_a_damaged_checkpoint_of_the_other_run_is_passed_over_and_one_that_is_named_is_not(
+    begin: Begin, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    newest = tmp_path / "old/checkpoints/step-00000020"
+    (newest / "actor-00000.safetensors").write_bytes(b"weighty")
+    found = begin(resume=str(tmp_path / "old"))
+    assert found is not None
+    assert found.step == 10
+    assert "step-00000020/actor-00000.safetensors is damaged" in capsys.readouterr().err
+    with pytest.raises(CheckpointError, match="none of 1 checkpoints is whole"):
+        begin(resume=str(newest))
+
+
+def test_weights_alone_leave_steps_and_updates_behind_and_all_keys_but_the_model_free(
+    begin: Begin, tmp_path: Path
+) -> None:
+    old = str(tmp_path / "old")
+    found = begin(resume=old, finetune=True, seed=7, train_iters=5)
+    assert found is not None
+    assert (found.step, found.updates, found.state) == (0, {"actor": 0}, {})
+    assert str(found).startswith("begins with the weights of ")
+    with pytest.raises(CheckpointError, match=r"megatron_training\.seed=7 differs"):
+        begin(resume=old, seed=7)
+
+
+def test_an_evaluation_before_the_first_step_is_forgotten_where_weights_alone_are_taken(
+    begin: Begin, tmp_path: Path, run_config: Callable[..., RunConfig]
+) -> None:
+    folder, exports = RunFolder(root=tmp_path / "new"), {"actor": tmp_path / "model"}
+    files = RunFiles(folder, exports, StepConsole(50, io.StringIO()))
+    folder.root.mkdir()
+    for weights_alone, left in ((False, '{"step": 0}\n{"step": 20}\n'), (True, "")):
+        folder.metrics.write_text('{"step": 0}\n{"step": 20}\n{"step": 21}\n')
+        found = begin(resume=str(tmp_path / "old"), finetune=weights_alone)
+        files.open(run_config(Path("model")), found).close()
+        assert folder.metrics.read_text() == left
+
+
+def test_the_optimizer_or_the_random_state_can_be_left_out(begin: Begin, tmp_path: Path) -> None:
+    old = str(tmp_path / "old")
+    found = begin(resume=old, no_load_optim=True)
+    assert found is not None
+    assert (found.step, found.updates) == (20, {"actor": 0})
+    assert "minibatches" in found.state
+    found = begin(resume=old, no_load_rng=True)
+    assert found is not None
+    assert found.updates == {"actor": 40}
+    assert found.state.keys() & PARTS.keys() == {"summary", "checks"}
+
+
+def test_weights_of_another_model_are_refused(
+    tmp_path: Path, run_config: Callable[..., RunConfig]
+) -> None:
+    save(tmp_path / "old", 20, recorded_config(run_config(Path("model"))))
+    keys = {"resume": str(tmp_path / "old"), "finetune": True}
+    other = run_config(Path("other"), {f"megatron_training.{key}": keys[key] for key in keys})
+    with pytest.raises(CheckpointError, match=r"actor_config\.load=other differs"):
+        beginning(other, RunFolder(root=tmp_path / "new"))
+
+
+def test_a_run_that_has_nothing_left_to_do_says_what_to_raise(begin: Begin, tmp_path: Path) -> None:
+    change = {"resume_allow": ("megatron_training.train_iters",), "train_iters": 20}
+    with pytest.raises(CheckpointError, match=r"train_iters=20 must be above 20"):
+        begin(resume=str(tmp_path / "old"), **change)
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ("odl", "there is no such folder; did you mean {}/old?"),
+        ("old/logs", "there is no such folder; did you mean {}/old?"),
+        ("old/checkpoints/step-00000017", "the nearest is that of step 20"),
+        ("empty", "it holds none; did you mean {}/old?"),
+        ("empty/auto", "must be auto, never, a run folder with checkpoints or one of them"),
+    ],
+)
+def test_a_folder_without_checkpoints_is_refused_with_the_nearest_that_has_some(
+    named: str, said: str, begin: Begin, tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError) as error:
+        begin(resume=str(tmp_path / named))
+    assert said.format(tmp_path) in str(error.value)
+    assert str(error.value).startswith(f"megatron_training.resume={tmp_path / named} must be")
+
+
+def test_where_no_run_is_near_none_is_named(tmp_path: Path) -> None:
+    alone = tmp_path / "a/b"
+    alone.mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=r"^it holds none$"):
+        find_checkpoints(alone)

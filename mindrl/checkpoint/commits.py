@@ -14,11 +14,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import xxhash
 
 from mindrl.errors import CheckpointError, OutputError
+from mindrl.observability.progress import tick
 
 CHECKPOINTS = "checkpoints"
 """In a run folder."""
@@ -27,6 +28,7 @@ STATE = "run_state.json"
 _VERSION = 1
 _STEP = re.compile(r"step-(\d{8})")
 _HASHED_BYTES = 16 << 20
+_SYNCED_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,15 +240,30 @@ def write_synced(path: Path, parts: Iterable[bytes | memoryview]) -> WrittenFile
     Raises:
         OSError: The file cannot be written.
     """
-    checksum, nbytes = xxhash.xxh3_128(), 0
+    checksum, nbytes, synced = xxhash.xxh3_128(), 0, 0
     with path.open("xb") as file:
-        for part in parts:
+        for part in _pieces(parts):
+            tick()
             file.write(part)
             checksum.update(part)
             nbytes += len(part)
-        file.flush()
-        os.fsync(file.fileno())
+            if nbytes - synced >= _SYNCED_BYTES:
+                # Left to the end, it is minutes on a slow disk in which nothing seems to get on.
+                _sync(file)
+                synced = nbytes
+        _sync(file)
     return WrittenFile(name=path.name, nbytes=nbytes, checksum=checksum.hexdigest())
+
+
+def _sync(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _pieces(parts: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
+    for part in parts:
+        for start in range(0, len(part), _SYNCED_BYTES):
+            yield memoryview(part)[start : start + _SYNCED_BYTES]
 
 
 def step_of(folder: Path) -> int | None:

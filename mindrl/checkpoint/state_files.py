@@ -54,7 +54,6 @@ def _contents(slices: Sequence[NewSlice]) -> Iterator[bytes | memoryview]:
     for each in slices:
         assert each.values.dtype is torch.float32, each.name
         assert each.values.numel() == volume(each.box), each.name
-        tick()
         yield bytes_of(each.values)
 
 

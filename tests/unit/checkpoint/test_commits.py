@@ -12,6 +12,7 @@ import pytest
 
 from mindrl.checkpoint.commits import Commits, checksum_of, read_checkpoint, verify, write_synced
 from mindrl.errors import CheckpointError, OutputError
+from mindrl.observability.progress import PROGRESS
 
 RANKS = ("actor-00000.safetensors", "actor-00001.safetensors")
 
@@ -20,6 +21,21 @@ def save(commits: Commits, step: int, size: int = 1000) -> Path:
     folder = commits.begin(step)
     files = [write_synced(folder / name, [f"{step} {name} ".encode() * size]) for name in RANKS]
     return commits.commit(step, files, {"step": step}).folder
+
+
+def test_a_file_is_on_the_disk_piece_by_piece_and_each_piece_counts_as_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths = []
+    monkeypatch.setattr("mindrl.checkpoint.commits._SYNCED_BYTES", 1000)
+    monkeypatch.setattr(os, "fsync", lambda file: lengths.append(os.fstat(file).st_size))
+    content, before = bytes(range(250)) * 20, PROGRESS.cells[0]
+    written = write_synced(tmp_path / "file", [content[:40], content[40:90], content[90:]])
+    # 90 bytes wait for the first whole piece of the rest, and 910 are left at the end.
+    assert lengths == [1090, 2090, 3090, 4090, 5000]
+    assert PROGRESS.cells[0] - before == 2 + 5
+    assert (tmp_path / "file").read_bytes() == content
+    assert written.checksum == checksum_of(tmp_path / "file")
 
 
 def test_what_is_committed_is_read_back_and_verified(tmp_path: Path) -> None:

@@ -46,7 +46,11 @@ class LogprobGapError(MindrlError):
 
 
 class SkippedUpdatesError(MindrlError):
-    """A model has taken no update for several steps: its gradient is not finite."""
+    """A model has taken no update for several steps: its loss or gradient is not finite."""
+
+
+class NonfiniteError(MindrlError):
+    """A step met a NaN or Inf, and `megatron_training.on_nonfinite` ends the run for it."""
 
 
 class OutputError(MindrlError):

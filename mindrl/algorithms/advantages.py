@@ -112,4 +112,4 @@ def explained_variance(values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -
     returns_N = returns_BT[mask_BT].double()
     error_N = returns_N - values_BT[mask_BT].double()
     spread = returns_N.var(correction=0).item()
-    return 1.0 - error_N.var(correction=0).item() / spread if spread > 0 else 0.0
+    return 0.0 if spread == 0 else 1.0 - error_N.var(correction=0).item() / spread

@@ -19,8 +19,11 @@ def log_ratio(logprobs_BT: Tensor, other_logprobs_BT: Tensor) -> Tensor:
 
     A token beyond the bound has no gradient. Without it exp would give inf, and the backward pass
     0 * inf = NaN, even for a token whose ratio is clipped afterwards and has no gradient at all.
+    An infinite log-prob is a fault, which the bound must not hide: it gives NaN.
     """
-    return (logprobs_BT - other_logprobs_BT).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    ratio_log_BT = logprobs_BT - other_logprobs_BT
+    ratio_log_BT = ratio_log_BT.masked_fill(ratio_log_BT.isinf(), torch.nan)
+    return ratio_log_BT.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def kl_estimate(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, kind: KlKind) -> Tensor:

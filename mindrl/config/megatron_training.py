@@ -78,6 +78,10 @@ class MegatronTrainingConfig:
     no_load_rng: bool = False
     """Of that folder take no random state: that of `rl_config.shuffle_mini_batch` begins anew. All
     others follow from seed and step."""
+    on_nonfinite: Literal["skip", "stop"] = "skip"
+    """What a NaN or Inf does. `skip`: no rank takes an update that it would reach; the update is
+    counted, and the run goes on until a model takes none in 3 steps. `stop`: nor is another update
+    taken behind it, and the run ends with that step, its checkpoint and model written."""
 
     @property
     def exports_every(self) -> int:

@@ -178,7 +178,7 @@ a tensor that is missing or left over is an error here = load_checkpoint_loosely
 actor_config.load is the one folder that weights come from = pretrained_checkpoint
 a run that loses a worker goes on from its newest checkpoint: rl_config.max_restarts =
     enable_high_availability
-a metric that is no number ends the run = no_check_for_nan_in_loss_and_grad
+megatron_training.on_nonfinite says what a NaN does = no_check_for_nan_in_loss_and_grad
 only with lora_target_modules = lora_ckpt_filter@new lora_r@new lora_alpha@new lora_fusion@new
 it never had an effect in MindSpeed-RL: documented, read by no code = rl_config:
     num_samples_per_step advantage_whiten verifier_parallel verifier_timeout tp_split_expert beta

@@ -40,6 +40,19 @@ def merge(*parts: Metrics) -> Metrics:
     return merged
 
 
+def measured(metrics: Metrics) -> Metrics:
+    """Leave out what could not be measured, where a count under `nonfinite/` says why."""
+    if not any(name.startswith("nonfinite/") for name in metrics):
+        return metrics
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+
+def nonfinite_causes(metrics: Metrics) -> str:
+    """Say what was not finite, and on which worker; empty where nothing is counted."""
+    places = [name.split("/")[:0:-1] for name in metrics if name.startswith("nonfinite/")]
+    return ", ".join(" of ".join(place) for place in sorted(places))
+
+
 def nonfinite_keys(metrics: Metrics) -> tuple[str, ...]:
     """Return the names, sorted, whose value is NaN or infinite."""
     return tuple(sorted(name for name, value in metrics.items() if not math.isfinite(value)))

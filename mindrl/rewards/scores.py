@@ -1,5 +1,6 @@
 """What caller, reward service and its workers send each other, and what came of rating a batch."""
 
+import math
 import reprlib
 import statistics
 from collections.abc import Mapping, Sequence
@@ -103,17 +104,21 @@ class Scores:
 
     def metrics(self) -> dict[str, float]:
         """Return mean and population standard deviation, each component's mean, and the counts."""
-        components = {
-            f"reward/{name}": statistics.fmean(part) for name, part in self.components.items()
-        }
+        components = {f"reward/{name}": _mean(part) for name, part in self.components.items()}
+        mean = _mean(self.rewards)
         return {
-            "reward/mean": statistics.fmean(self.rewards),
-            "reward/std": statistics.pstdev(self.rewards),
+            "reward/mean": mean,
+            "reward/std": statistics.pstdev(self.rewards) if math.isfinite(mean) else math.nan,
             **components,
             "reward/timeouts": float(self.failed("timeout")),
             "reward/crashes": float(self.failed("crash")),
             "reward/errors": float(self.failed("exception", "value")),
         }
+
+
+def _mean(numbers: Sequence[float]) -> float:
+    """Return the mean; NaN where not all are finite, as a reward model's may be."""
+    return statistics.fmean(numbers) if all(map(math.isfinite, numbers)) else math.nan
 
 
 def failures_of(outcomes: Outcomes) -> tuple[Failures, ...]:

@@ -140,20 +140,21 @@ class ColocatedActor:
         return self.group.call_all("flush_moments")
 
     def flush_metrics(self) -> dict[str, float]:
-        """Return what the switches cost since the last call, and each worker's memory.
+        """Return what the switches cost since the last call, each worker's memory and bad numbers.
 
         Seconds are those of the slowest worker, bytes are summed over the workers.
         """
         replies: list[dict[str, float]] = self.group.call_all("flush_metrics")
         metrics: dict[str, float] = {}
-        for name in replies[0]:
-            values = [reply[name] for reply in replies]
+        for name in {name: None for reply in replies for name in reply}:
+            values = {rank: reply[name] for rank, reply in enumerate(replies) if name in reply}
             kind, _, what = name.partition("/")
-            if kind == "memory":
-                for rank, value in enumerate(values):
+            if kind in {"memory", "nonfinite"}:
+                for rank, value in values.items():
                     metrics[f"{kind}/worker_{rank}/{what}"] = value
             else:
-                metrics[name] = max(values) if kind == "seconds" else sum(values)
+                combine = max if kind == "seconds" else sum
+                metrics[name] = combine(values.values())
         return metrics
 
     def _asked(self, method: str, role: Role, sequences: Sequences, kind: type[AnswerT]) -> AnswerT:

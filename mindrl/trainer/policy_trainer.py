@@ -18,15 +18,15 @@ from mindrl.checkpoint.commits import Commits
 from mindrl.config.resume import recorded_config
 from mindrl.config.run import RunConfig
 from mindrl.data.run_data import PromptOrder, RunData
-from mindrl.errors import RewardError, SkippedUpdatesError, StopRequestedError
-from mindrl.observability.metrics import Metrics, merge, update_metrics
+from mindrl.errors import NonfiniteError, RewardError, SkippedUpdatesError, StopRequestedError
+from mindrl.observability.metrics import Metrics, measured, merge, update_metrics
 from mindrl.observability.run_folder import best_folder
 from mindrl.observability.timing import StageTimer
 from mindrl.rewards.scores import Scores
 from mindrl.rollout.engine import Sampling
 from mindrl.trainer.checkpoints import Checkpoints
 from mindrl.trainer.colocated_actor import ColocatedActor
-from mindrl.trainer.minibatches import MinibatchDealer
+from mindrl.trainer.minibatches import MinibatchDealer, MinibatchT
 from mindrl.trainer.reward_manager import (
     RatedBatch,
     Rating,
@@ -36,7 +36,7 @@ from mindrl.trainer.reward_manager import (
 )
 from mindrl.trainer.rollout_files import RolloutFiles
 from mindrl.trainer.run_log import RunLog
-from mindrl.trainer.step_checks import StepChecks
+from mindrl.trainer.step_checks import UNKNOWN_GAPS, StepChecks
 
 ExperienceT = TypeVar("ExperienceT", bound=Experience)
 
@@ -68,7 +68,9 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
         self.first_step = 1
         self.run_log = run_log
         self.timer = StageTimer()
-        self.checks = StepChecks(max_logprob_gap, self.rl.logprob_gap_steps)
+        self.checks = StepChecks(
+            max_logprob_gap, self.rl.logprob_gap_steps, stops=self.training.on_nonfinite == "stop"
+        )
         self.minibatches = MinibatchDealer(self.rl, seed)
         self.sampling = Sampling(
             section=config.generate_config.sampling_config,
@@ -99,12 +101,13 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
             RewardError: A reward function failed for all responses of a step.
             StopRequestedError: The run was asked to stop.
             SkippedUpdatesError: A model has taken no update for some steps.
+            NonfiniteError: A number was not finite, and `on_nonfinite` stops for it.
             MindrlError: A metric is not finite, or whatever a role raises.
         """
         self.heed = heed
         try:
             self._run()
-        except (RewardError, SkippedUpdatesError, StopRequestedError):
+        except (NonfiniteError, RewardError, SkippedUpdatesError, StopRequestedError):
             # No step is left half learned: the weights are those of the last one on record.
             self._save_now()
             if self.run_log.summary.steps != (self.run_log.summary.model_step or 0):
@@ -174,7 +177,7 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
             self.heed()
             rating = self.rewards.compute(prompts, rollouts, blocking=self.rl.blocking)
             computed, rewarded = self.train_on(step, rollouts, rating)
-        metrics = merge(computed, self.timer.flush(), self.workers.flush_metrics())
+        metrics = measured(merge(computed, self.timer.flush(), self.workers.flush_metrics()))
         rate = metrics["rollout/response_tokens"] / metrics["seconds/step"]
         metrics["throughput/response_tokens_per_second"] = rate
         return metrics, RatedBatch(prompts=prompts, rollouts=rollouts, rewarded=rewarded)
@@ -225,11 +228,24 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
     def update_policy(self, experience: ExperienceT, dealt: Iterable[Tensor]) -> Metrics:
         """Take one optimizer step of the policy on each of the rows that were dealt."""
         with self.timer("update"):
-            updates = [
-                self.workers.update(minibatch)
-                for minibatch in self.minibatches.cut(experience, dealt, Minibatch)
-            ]
+            minibatches = self.minibatches.cut(experience, dealt, Minibatch)
+            updates = self.taken(self.workers.update, minibatches)
         return update_metrics("update", updates)
+
+    def taken(
+        self, update: Callable[[MinibatchT], Metrics], minibatches: Iterable[MinibatchT]
+    ) -> list[Metrics]:
+        """Take one optimizer step on each minibatch, and none behind one that stops the run."""
+        updates = []
+        for minibatch in minibatches:
+            updates.append(update(minibatch))
+            if self.ends_with(updates[-1]):
+                break
+        return updates
+
+    def ends_with(self, update: Metrics) -> bool:
+        """Say whether an update was skipped that no other may follow."""
+        return bool(update["skipped"]) and self.training.on_nonfinite == "stop"
 
     def evaluate(self, step: int) -> None:
         """Answer the held-out prompts greedily; without such prompts do nothing."""
@@ -284,5 +300,12 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
 
 
 def _logprob_gap(rollouts: Rollouts, old_logprobs_BT: Tensor) -> Metrics:
+    """Measure it where both are finite, and count where they are not."""
     gap_N = (rollouts.rollout_logprobs_BT - old_logprobs_BT)[rollouts.response_mask_BT].abs()
-    return {"logprob_gap/mean": gap_N.mean().item(), "logprob_gap/max": gap_N.max().item()}
+    known_N = gap_N[gap_N.isfinite()]
+    unknown = len(gap_N) - len(known_N)
+    metrics = {UNKNOWN_GAPS: float(unknown)} if unknown else {}
+    if len(known_N):
+        metrics |= {"logprob_gap/mean": known_N.mean().item()}
+        metrics |= {"logprob_gap/max": known_N.max().item()}
+    return metrics

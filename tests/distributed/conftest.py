@@ -1,6 +1,8 @@
-"""One zygote for all tests of this folder."""
+"""One zygote for all tests of this folder, and the models of all roles."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from forked_workers import ForkedWorkers
@@ -11,3 +13,32 @@ def forked_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedW
     workers = ForkedWorkers(tmp_path_factory.mktemp("zygote") / "log.txt")
     yield workers
     workers.stop()
+
+
+@pytest.fixture(scope="session")
+def models(
+    random_model_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
+    """Folders of the actor, of a critic and of a reward model, with heads of their own."""
+    import torch
+    from transformers import (
+        AutoConfig,
+        AutoModelForSequenceClassification,
+        AutoModelForTokenClassification,
+    )
+
+    plain = random_model_of("qwen3")
+    folders = {"actor": str(plain)}
+    heads: dict[str, Any] = {
+        "critic": AutoModelForTokenClassification,
+        "reward": AutoModelForSequenceClassification,
+    }
+    for seed, (role, classifier) in enumerate(heads.items()):
+        torch.manual_seed(seed)
+        config = AutoConfig.from_pretrained(plain)
+        config.num_labels, config.token_classification_bias = 1, False
+        model = classifier.from_pretrained(plain, config=config, dtype=torch.float32)
+        torch.nn.init.normal_(model.score.weight, std=0.1)
+        folders[role] = str(tmp_path_factory.mktemp(role))
+        model.save_pretrained(folders[role])
+    return folders

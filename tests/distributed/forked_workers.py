@@ -39,10 +39,10 @@ class ForkedWorkers:
             )
         self.ready = False
 
-    def start(self, plan: RunPlan) -> "ForkedGroup":
-        """Fork one rank per device of the run and wait until all are built."""
+    def start(self, plan: RunPlan, build: str = BUILD_WORKER) -> "ForkedGroup":
+        """Fork one rank per device of the run and wait until all are built, by `build`."""
         arguments = (plan, PLATFORMS["cpu"])
-        group = self._fork(BUILD_WORKER, arguments, plan.config.world_size, stays=True)
+        group = self._fork(build, arguments, plan.config.world_size, stays=True)
         group.collect()
         return group
 

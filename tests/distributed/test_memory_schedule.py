@@ -15,12 +15,8 @@ import torch
 from forked_workers import ForkedWorkers
 from role_steps import StepTrace, take_step
 from test_values import plain_values
-from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-)
+from torch import Tensor
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from mindrl.batch.sequences import Sequences
 from mindrl.config.run import RunConfig
@@ -93,28 +89,6 @@ class Colocated:
     """Of the third step, by rank."""
     moments: list[list[MeasuredSnapshot]]
     """Of the third step, by rank."""
-
-
-@pytest.fixture(scope="module")
-def models(
-    random_model_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, str]:
-    """Folders of the actor, of a critic and of a reward model, with heads of their own."""
-    plain = random_model_of("qwen3")
-    folders = {"actor": str(plain)}
-    heads: dict[str, Any] = {
-        "critic": AutoModelForTokenClassification,
-        "reward": AutoModelForSequenceClassification,
-    }
-    for seed, (role, classifier) in enumerate(heads.items()):
-        torch.manual_seed(seed)
-        config = AutoConfig.from_pretrained(plain)
-        config.num_labels, config.token_classification_bias = 1, False
-        model = classifier.from_pretrained(plain, config=config, dtype=torch.float32)
-        nn.init.normal_(model.score.weight, std=0.1)
-        folders[role] = str(tmp_path_factory.mktemp(role))
-        model.save_pretrained(folders[role])
-    return folders
 
 
 @pytest.fixture(scope="module")

@@ -96,7 +96,11 @@ def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_on_all_and_leaves_
         )
         return [reply[0] for reply in replies]
 
-    for skipping, plain in zip(taken([bad, good, bad, good]), taken([good, good]), strict=True):
+    found = taken([bad, good, bad, good])
+    # Both ranks of one replica have its loss.
+    had = ["nonfinite/loss" in each.metrics[0] for each in found]
+    assert had == [True, layout.tp == 2]
+    for skipping, plain in zip(found, taken([good, good]), strict=True):
         assert [metrics["skipped"] for metrics in skipping.metrics] == [1.0, 0.0, 1.0, 0.0]
         assert skipping.metrics[1::2] == plain.metrics
         assert plain.metrics[0] != plain.metrics[1]

@@ -164,15 +164,17 @@ class MegatronEngine:
             packs = self.packs(_cut_by_rows(minibatch, micro_batching)[1])
             # Megatron averages over micro-batches and replicas; a weighted sum wants neither.
             undo_averages = len(packs) * parallel_state.get_data_parallel_world_size()
+            losses: list[Tensor] = []
 
             def terms_of(pack: Pack[Batch], hidden_1SH: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
                 own_BT = pack.spread(torch.ones(len(pack.places_N), device=pack.places_N.device))
                 terms = loss(self._read(pack, hidden_1SH), pack.source, own_BT)
+                losses.append(torch.stack([terms.loss.detach(), *terms.metrics.values()]))
                 return terms.loss * undo_averages, terms.metrics
 
             with deterministic_gradients():
                 found = forward_backward(training_state.chunks, packs, terms_of, forward_only=False)
-            step = training_state.step()
+            step = training_state.step(losses)
             return _total(found) | self._balance(len(packs)) | step
 
     @property

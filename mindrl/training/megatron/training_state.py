@@ -45,6 +45,14 @@ class TrainingState:
             grad_reduce_in_fp32=True,
         )
         self.device_type = settings.device_type
+        reduce_gradients, self.own_gradient = config.finalize_model_grads_func, torch.zeros(())
+
+        def noting_reduce(*given: Any, **named: Any) -> None:
+            # Behind it a bad number of one replica is in the gradients of all.
+            self.own_gradient = torch.stack([each.grad_data.sum() for each in self._buffers()])
+            reduce_gradients(*given, **named)
+
+        config.finalize_model_grads_func = noting_reduce
         self.chunks = [DistributedDataParallel(config, ddp_config, chunk) for chunk in chunks]
         self.optimizer: MegatronOptimizer = get_megatron_optimizer(
             OptimizerConfig(
@@ -71,25 +79,35 @@ class TrainingState:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
 
-    def step(self) -> dict[str, float]:
-        """End a step, or take none where the norm of the gradient is not finite.
+    def step(self, losses: Sequence[Tensor]) -> dict[str, float]:
+        """End a step, or take none where a loss or the norm of the gradient is not finite.
 
         A collective over all ranks, which agree: what one of them cannot take, none takes. A step
         that is not taken changes no weight, no moment and no learning rate.
 
+        Args:
+            losses: This rank's, with what is told of them; none before the last stage.
+
         Returns:
             `grad_norm` before clipping, `lr` of this update, and `skipped`: 1 for a step not taken.
+            Of such a step also `nonfinite/loss` and `nonfinite/gradient` where this rank had it.
         """
         # Megatron's step clips and updates in one go, whatever the norm is: ask before.
         self.optimizer.prepare_grads()
         grad_norm = float(self.optimizer.get_grad_norm())
-        finite = torch.tensor(int(math.isfinite(grad_norm)), device=self.device_type)
+        has_loss = all(bool(each.isfinite().all()) for each in losses)
+        finite = torch.tensor(int(has_loss and math.isfinite(grad_norm)), device=self.device_type)
         dist.all_reduce(finite, op=dist.ReduceOp.MIN)
         lr = float(self.optimizer.param_groups[0]["lr"])
         if finite:
             self.optimizer.step()
             self.schedule.step(increment=1)
-        return {"grad_norm": grad_norm, "lr": lr, "skipped": float(not finite)}
+        metrics = {"grad_norm": grad_norm, "lr": lr, "skipped": float(not finite)}
+        if not has_loss:
+            metrics["nonfinite/loss"] = 1.0
+        if not finite and not self.own_gradient.isfinite().all():
+            metrics["nonfinite/gradient"] = 1.0
+        return metrics
 
     def slices(self, table: ShardingTable) -> Iterator[StateSlice]:
         """Yield what the optimizer keeps on this rank, and weights that none has.

@@ -84,3 +84,10 @@ def test_a_group_tensor_of_another_length_is_refused_with_both_shapes() -> None:
 def test_epsilon_zero_is_refused_since_equal_rewards_would_give_nan() -> None:
     with pytest.raises(ValueError, match="epsilon=0"):
         group_normalised_advantages(torch.zeros(2), torch.zeros(2, dtype=torch.int64), epsilon=0.0)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_reward_that_is_not_finite_reaches_its_group_and_no_other(bad: float) -> None:
+    rewards_B = torch.tensor([0.0, bad, 0.0, 1.0])
+    advantages_B = group_normalised_advantages(rewards_B, torch.tensor([0, 0, 1, 1]))
+    assert advantages_B.isfinite().tolist() == [False, False, True, True]

@@ -1,5 +1,7 @@
 """Advantages of PPO against a slow, plain loop and against numbers worked by hand."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -141,6 +143,11 @@ def test_explained_variance_of_returns_1_2_3(values: tuple[int, ...], explained:
     mask_BT = torch.tensor([[False, True, True, True]])
     found = explained_variance(one_row(99, *values), one_row(-99, 1, 2, 3), mask_BT)
     assert found == pytest.approx(explained, abs=1e-12)
+
+
+def test_a_return_that_is_no_number_is_not_explained_by_0() -> None:
+    returns_BT, mask_BT = torch.tensor([[1.0, torch.nan]]), torch.ones(1, 2, dtype=torch.bool)
+    assert math.isnan(explained_variance(torch.zeros(1, 2), returns_BT, mask_BT))
 
 
 def test_equal_returns_leave_nothing_to_explain() -> None:

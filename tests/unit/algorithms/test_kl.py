@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from mindrl.algorithms.kl import KlKind, kl_estimate
+from mindrl.algorithms.kl import KlKind, kl_estimate, log_ratio
 
 
 def reference_kl(logprob: float, ref: float, kind: str) -> float:
@@ -55,6 +55,13 @@ def test_k3_of_a_token_50_nats_apart_is_finite_and_without_gradient() -> None:
     expected = [math.exp(20) - 21, math.exp(-20) + 19]
     assert estimate_BT[0].tolist() == pytest.approx(expected, rel=1e-6)
     assert grad_BT.tolist() == [[0.0, 0.0]]
+
+
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3", "abs"])
+def test_an_infinite_log_prob_is_hidden_by_no_bound(kind: KlKind) -> None:
+    new_BT, ref_BT = torch.tensor([[-1.0, -1.0]]), torch.tensor([[-math.inf, math.inf]])
+    assert not kl_estimate(new_BT, ref_BT, kind).isfinite().any()
+    assert log_ratio(new_BT, ref_BT).isnan().all()
 
 
 def test_k3_in_float32_keeps_six_digits_for_log_probs_one_part_in_1024_apart() -> None:

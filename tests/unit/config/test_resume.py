@@ -28,6 +28,7 @@ def found(run_config: Callable[..., RunConfig], changes: dict[str, Any]) -> list
         {"actor_config.micro_batch_size": 3, "rl_config.use_dynamic_bsz": True},
         {"generate_config.offload_train_param": False, "critic_config.offload_train_grad": False},
         {"megatron_training.save_interval": 7, "megatron_training.keep_every": 50},
+        {"megatron_training.on_nonfinite": "stop"},
         {"rl_config.log_samples": 0, "rl_config.test_freq": 9},
         {"actor_config.recompute_granularity": "selective"},
     ],

@@ -38,6 +38,9 @@ class RecordingGroup:
         if method == "generate_sequences":
             counts = [len(prompts) for prompts, _, _ in arguments]
             return [Responses.of([[9]] * n, [[-1.0]] * n, [True] * n) for n in counts]
+        if method == "flush_metrics":
+            bad: dict[str, float] = {"nonfinite/ref_logprobs": 3.0}
+            return [{"seconds/swap": float(rank)} | (bad if rank == 2 else {}) for rank in range(4)]
         if method.startswith("update"):
             return [{"rank": float(rank)} for rank in range(4)]
         tokens = [part.tokens_BT.float() for (part,) in arguments]
@@ -199,3 +202,10 @@ def test_the_leader_of_a_pipelined_critic_is_on_its_last_stage() -> None:
     layouts = MIXED | {"critic": TrainLayout(pp=2, dp=2)}
     actor = ColocatedActor(RecordingGroup(), layouts, RolloutLayout(dp=4), seed=1)
     assert actor.update_critic(critic_minibatch()) == {"rank": 2.0}
+
+
+def test_a_number_that_is_not_finite_is_counted_under_the_worker_that_had_it() -> None:
+    assert dealing_actor(RecordingGroup(), train=1, rollout=1).flush_metrics() == {
+        "seconds/swap": 3.0,
+        "nonfinite/worker_2/ref_logprobs": 3.0,
+    }

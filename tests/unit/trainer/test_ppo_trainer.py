@@ -1,5 +1,6 @@
 """The order of a PPO step, and what actor and critic are given."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,8 @@ import pytest
 import torch
 from memory_roles import MemoryRoles, config, data, lines, rewards, run_log
 
+from mindrl.batch.experience import CriticMinibatch
+from mindrl.errors import NonfiniteError
 from mindrl.trainer.ppo_trainer import PpoTrainer
 
 
@@ -114,3 +117,17 @@ def test_for_two_warm_up_steps_of_three_the_critic_learns_alone(tmp_path: Path) 
     steps = lines(tmp_path / "metrics.jsonl")
     assert ["update/policy_loss" in step for step in steps] == [False, False, True]
     assert all("critic/value_loss" in step for step in steps)
+
+
+@pytest.mark.parametrize(("on_nonfinite", "updates"), [("skip", (2, 2)), ("stop", (1, 0))])
+def test_behind_an_update_of_the_critic_that_stops_the_run_comes_none_of_the_actor(
+    on_nonfinite: str, updates: tuple[int, int], tmp_path: Path
+) -> None:
+    class BadCritic(MemoryRoles):
+        def update_critic(self, minibatch: CriticMinibatch) -> dict[str, float]:
+            return super().update_critic(minibatch) | {"skipped": 1.0}
+
+    roles = BadCritic()
+    with suppress(NonfiniteError):
+        build(tmp_path, roles, on_nonfinite=on_nonfinite).run()
+    assert (len(roles.critic_minibatches), len(roles.minibatches)) == updates

@@ -1,14 +1,16 @@
 """What ends a run after a step, and what is only told."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from memory_roles import MemoryRoles, lines
+from memory_roles import MemoryRoles, lines, rewards
 from test_grpo_trainer import build
 
 from mindrl.batch.experience import Minibatch
-from mindrl.batch.sequences import Logprobs, Sequences
-from mindrl.errors import LogprobGapError, MindrlError, SkippedUpdatesError
+from mindrl.batch.sequences import Logprobs, Sequences, SequenceScores
+from mindrl.checkpoint.commits import Commits
+from mindrl.errors import LogprobGapError, MindrlError, NonfiniteError, SkippedUpdatesError
 
 
 @pytest.mark.parametrize("gap", [0.5, -0.5])
@@ -45,15 +47,48 @@ def test_a_step_within_the_limit_begins_a_new_row(tmp_path: Path) -> None:
     assert [round(step["logprob_gap/mean"], 6) for step in steps] == [0.5, 0.5, 0.0] * 2
 
 
-def test_a_gap_of_nan_ends_the_run_in_its_first_step_even_where_no_gap_is_judged(
-    tmp_path: Path,
+@pytest.mark.parametrize("max_logprob_gap", [None, 0.1])
+def test_log_probs_that_are_not_finite_end_the_run_in_the_third_step_of_a_row(
+    max_logprob_gap: float | None, tmp_path: Path
 ) -> None:
-    with pytest.raises(LogprobGapError, match=r"^step 1: .* differ by nan nats on average"):
-        build(tmp_path, MemoryRoles(gap=float("nan")), max_logprob_gap=None).run()
-    other = tmp_path / "other"
-    other.mkdir()
-    build(other, MemoryRoles(gap=9.0), max_logprob_gap=None, train_iters=4).run()
-    assert len(lines(other / "metrics.jsonl")) == 4
+    trainer = build(
+        tmp_path, MemoryRoles(gap=float("nan")), max_logprob_gap=max_logprob_gap, train_iters=5
+    )
+    with pytest.raises(LogprobGapError) as caught:
+        trainer.run()
+    text = "rollout and training log-probs are not finite at 8 token(s)"
+    assert str(caught.value).startswith(f"step 3: {text}, for 3 step(s) in a row: ")
+    steps = lines(tmp_path / "metrics.jsonl")
+    assert [step["nonfinite/logprob_gap"] for step in steps] == [8.0] * 3
+    assert not any("logprob_gap/mean" in step for step in steps)
+
+
+def test_where_no_gap_is_judged_one_of_9_nats_is_not(tmp_path: Path) -> None:
+    build(tmp_path, MemoryRoles(gap=9.0), max_logprob_gap=None, train_iters=4).run()
+    assert len(lines(tmp_path / "metrics.jsonl")) == 4
+
+
+def test_one_token_without_a_log_prob_is_told_and_the_gap_is_measured_at_the_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Once(MemoryRoles):
+        def compute_logprobs(self, sequences: Sequences) -> Logprobs:
+            found = super().compute_logprobs(sequences)
+            if len(self.asked) == 2:
+                found.logprobs_BT[0, -1] = float("inf")
+            return found
+
+    build(tmp_path, Once(gap=0.05), train_iters=3).run()
+    steps = lines(tmp_path / "metrics.jsonl")
+    assert [step["logprob_gap/max"] for step in steps] == pytest.approx([0.05] * 3)
+    assert ["nonfinite/logprob_gap" in step for step in steps] == [False, True, False]
+    differ = "rollout and training log-probs differ by 0.05 nats on average"
+    differ += ", rl_config.max_logprob_gap=0.1"
+    ends = "; the run ends if that lasts for 3 steps in a row"
+    assert [record.message for record in caplog.records] == [
+        "step 2: not finite: logprob_gap",
+        f"step 2: {differ}, and are not finite at 1 token(s){ends}",
+    ]
 
 
 def test_a_metric_that_is_no_finite_number_ends_the_run_and_is_named(tmp_path: Path) -> None:
@@ -80,7 +115,8 @@ def test_a_skipped_update_is_counted_and_told_and_enters_no_mean(
     assert (second["update/skipped"], second["update/policy_loss"]) == (1.0, 4.0)
     assert second["update/grad_norm"] == 0.5
     assert [record.message for record in caplog.records] == [
-        "step 2: 1 update(s) of the actor skipped: the norm of the gradient is not finite"
+        "step 2: not finite: the norm of a gradient",
+        "step 2: 1 update(s) of the actor skipped",
     ]
     assert trainer.run_log.close()["skipped_updates"] == 1
 
@@ -90,11 +126,11 @@ def test_three_steps_in_a_row_without_any_update_end_the_run(
     grad_norm: float, tmp_path: Path
 ) -> None:
     roles = MemoryRoles(grad_norm=lambda _: grad_norm)
-    trainer = build(tmp_path, roles, train_iters=5)
+    trainer = build(tmp_path, roles, train_iters=5, save_interval=5)
     with pytest.raises(SkippedUpdatesError) as caught:
         trainer.run()
     assert str(caught.value) == (
-        "step 3: the actor has taken no update in 3 steps: the norm of its gradient is not finite; "
+        "step 3: the actor has taken no update in 3 steps: its loss or its gradient is not finite; "
         "its weights are those of before"
     )
     steps = lines(tmp_path / "metrics.jsonl")
@@ -102,3 +138,55 @@ def test_three_steps_in_a_row_without_any_update_end_the_run(
     assert not any("update/grad_norm" in step for step in steps)
     # The weights are whole.
     assert roles.records == [{"step": 3}]
+    assert Commits(tmp_path / "checkpoints").steps() == [3]
+
+
+class OnWorker1(MemoryRoles):
+    """The second update of all is skipped, for worker 1 had a loss that is no number."""
+
+    def __init__(self) -> None:
+        super().__init__(grad_norm=lambda update: float("nan") if update == 2 else 0.5)
+
+    def flush_metrics(self) -> dict[str, float]:
+        bad = {"nonfinite/worker_1/actor_loss": 1.0} if len(self.minibatches) == 2 else {}
+        return super().flush_metrics() | bad
+
+
+def test_a_run_that_stops_for_it_takes_no_later_update_and_leaves_checkpoint_and_model(
+    tmp_path: Path,
+) -> None:
+    roles = OnWorker1()
+    keys = {"global_batch_size": 4, "save_interval": 5, "on_nonfinite": "stop"}
+    trainer = build(tmp_path, roles, train_iters=5, **keys)
+    with pytest.raises(NonfiniteError) as caught:
+        trainer.run()
+    assert str(caught.value) == (
+        "step 1: not finite: actor_loss of worker_1; megatron_training.on_nonfinite=stop"
+    )
+    # Of the four updates of the step.
+    assert len(roles.minibatches) == 2
+    assert Commits(tmp_path / "checkpoints").steps() == [1]
+    assert roles.records == [{"step": 1}]
+
+
+def test_what_could_not_be_measured_is_left_out_where_it_is_known_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Overflowing(OnWorker1):
+        def compute_rewards(self, sequences: Sequences) -> SequenceScores:
+            scores = super().compute_rewards(sequences)
+            if not self.minibatches:
+                scores.rewards_B[0] = float("inf")
+            return scores
+
+    roles = Overflowing()
+    trainer = build(tmp_path, roles, train_iters=2)
+    trainer.rewards = replace(trainer.rewards, sources=rewards(roles, model_weight=1.0))
+    trainer.run()
+    first, second = lines(tmp_path / "metrics.jsonl")
+    gone = {"reward/mean", "reward/std", "reward/model", "nonfinite/worker_1/actor_loss"}
+    assert first.keys() ^ second.keys() == gone
+    assert [record.message for record in caplog.records] == [
+        "step 1: not finite: actor_loss of worker_1",
+        "step 1: 1 update(s) of the actor skipped",
+    ]

@@ -3,7 +3,7 @@ BENCHES := $(wildcard scripts/bench_*.py)
 SHELL_FILES := $(wildcard scripts/*.sh scripts/lib/*.sh) .ci/run
 
 .DEFAULT_GOAL := check
-.PHONY: setup format lint types arch test e2e bench docs check nightly mutate
+.PHONY: setup format lint types arch test e2e bench docs check nightly mutate faults
 
 setup: ## make .venv with the pinned CPU environment
 	bash scripts/install.sh
@@ -26,10 +26,13 @@ arch: ## import layers, then the house rules
 	$(PYTHON) -m pytest -q tests/unit/test_house_rules.py
 
 test: ## unit tests
-	$(PYTHON) -m pytest tests/unit -m "not gpu and not npu and not nightly"
+	$(PYTHON) -m pytest tests/unit -m "not gpu and not npu and not faults and not nightly"
 
 e2e: ## several processes, and Ray + Megatron-core + vLLM, on CPU
-	$(PYTHON) -m pytest tests/distributed tests/e2e -m "not gpu and not npu and not nightly"
+	$(PYTHON) -m pytest tests/distributed tests/e2e -m "not gpu and not npu and not faults and not nightly"
+
+faults: ## end, stop and disturb runs in every phase; what they learn must not change
+	$(PYTHON) -m pytest -s -m faults tests/e2e
 
 mutate: ## plant faults one at a time; the tests must find each
 	$(PYTHON) scripts/mutate.py

@@ -20,11 +20,11 @@ export RAY_USAGE_STATS_ENABLED=0 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
 # Several processes share few cores here; threads of their own make them slower.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" TOKENIZERS_PARALLELISM=false
 
-marks="not gpu and not npu and not nightly"
+marks="not gpu and not npu and not faults and not nightly"
 nightly=0
 if [[ "${1:-}" == --nightly ]]; then
     shift
-    marks="not gpu and not npu" nightly=1
+    marks="not gpu and not npu and not faults" nightly=1
 fi
 
 passed=0 failed=0 skipped=0

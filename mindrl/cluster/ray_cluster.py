@@ -75,6 +75,10 @@ class RayCluster:
             self.placement = None
         self.placement = self._reserve("device_wait_seconds", wait_seconds)
 
+    def present(self) -> list[int]:
+        """Return how many devices each living node has, the largest number first."""
+        return _devices_of_nodes(self.platform.ray_resource)
+
     def stop(self) -> None:
         """Give the devices back and take down what this run started."""
         if self.placement is not None and ray.is_initialized():
@@ -145,7 +149,7 @@ class RayCluster:
         resource = self.platform.ray_resource
         shares = node_shares(self.devices, self.devices_per_node)
         deadline = time.monotonic() + wait_seconds
-        while not fits(shares, present := _devices_of_nodes(resource)):
+        while not fits(shares, present := self.present()):
             if time.monotonic() > deadline:
                 raise ClusterError(
                     f"rl_config.actor_resource.num_npus={self.devices} with npus_per_node="

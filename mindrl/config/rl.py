@@ -183,6 +183,13 @@ class RLConfig:
     device_wait_seconds: Seconds = 3600
     """Longest wait for the devices that a restart needs; beyond it the run ends."""
 
+    on_device_loss: Literal["wait", "shrink"] = "wait"
+    """What happens then: `wait` ends the run, `shrink` goes on with as many devices as are there,
+    in the legal layout that is nearest to the run's own."""
+    grace_seconds: Seconds | None = None
+    """Longest time from the first Ctrl-C or SIGTERM until the run gives up finishing what runs, and
+    ends with the checkpoint that it has. None finishes."""
+
     @property
     def device_memory_bytes(self) -> int | None:
         """`device_memory_mib` in bytes."""

@@ -12,6 +12,7 @@ from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig, with_absolute_paths
 from mindrl.data.run_data import RunData
 from mindrl.errors import (
+    ClusterError,
     InterruptedRunError,
     MindrlError,
     ReshardError,
@@ -23,11 +24,13 @@ from mindrl.launch.memory_watch import MemoryWatch
 from mindrl.launch.parts import colocated_actor, trainer_of
 from mindrl.launch.provenance import provenance
 from mindrl.launch.restarts import Restarts
+from mindrl.launch.shrink import shrunk
 from mindrl.observability.console import StepConsole
 from mindrl.observability.metrics import Metrics
 from mindrl.observability.output_files import forget_later_steps
 from mindrl.observability.trackers import JsonlTracker, TensorboardTracker, Tracker
 from mindrl.platform.device import Platform
+from mindrl.preflight.derived_numbers import derived_numbers
 from mindrl.preflight.run_shardings import RunPlan
 from mindrl.rewards.scorer import RewardScorer
 from mindrl.trainer.colocated_actor import ColocatedActor
@@ -70,16 +73,6 @@ class _Services:
     cluster: RayCluster
     scorer: RewardScorer | None
 
-    def make_ready(self, console: StepConsole, wait_seconds: float) -> None:
-        """Start them, or take the devices anew and wait so long for those that are lost."""
-        if self.cluster.placement is not None:
-            self.cluster.reserve_again(wait_seconds)
-            return
-        if self.scorer is not None:
-            self.scorer.warm_up()
-        self.cluster.start()
-        console.note("Ray is up; starting the workers' processes")
-
 
 @dataclass
 class Attempts:
@@ -121,7 +114,7 @@ class Attempts:
         run_log = self.files.open(config, found)
         summary, summary.restarts = run_log.summary, restarts.count
         try:
-            services.make_ready(self.files.console, config.rl_config.device_wait_seconds)
+            self._make_ready(services)
             with self._workers(services.cluster) as actor:
                 self.has_begun = True
                 trainer = trainer_of(self.plan, self.data, actor, services.scorer, run_log)
@@ -138,12 +131,38 @@ class Attempts:
             self.record = run_log.close()
         return None
 
+    def _make_ready(self, services: _Services) -> None:
+        """Start what outlives the workers; behind a fault take the devices anew.
+
+        Raises:
+            ClusterError: There are too few.
+        """
+        cluster, rl, tell = services.cluster, self.plan.config.rl_config, self.files.console.note
+        if services.scorer is not None:
+            services.scorer.warm_up()
+        if not self.has_begun:
+            cluster.start()
+            tell("Ray is up; starting the workers' processes")
+            return
+        try:
+            cluster.reserve_again(rl.device_wait_seconds)
+        except ClusterError as error:
+            if rl.on_device_loss == "wait":
+                raise
+            tell(f"warning: {error}")
+            self.plan = shrunk(self.plan, self.platform, cluster.present())
+            cluster.devices = self.plan.config.world_size
+            numbers = derived_numbers(self.plan.config, self.platform)
+            layouts = ", ".join(f"{key} {numbers[key]}" for key in ("training", "rollout"))
+            tell(f"rl_config.on_device_loss=shrink: on with {cluster.devices} device(s): {layouts}")
+            cluster.reserve_again(rl.device_wait_seconds)
+
     def _train(
         self,
         trainer: PolicyTrainer[Any],
         found: Beginning | None,
         run_log: RunLog,
-        restart_metrics: Callable[[], Metrics],
+        start_metrics: Callable[[], Metrics],
     ) -> None:
         """Give models and trainer the state of a checkpoint, and train."""
         actor, console = trainer.workers, self.files.console
@@ -153,8 +172,8 @@ class Attempts:
             actor.restore(found.folder, found.updates)
             trainer.resume(found.step, found.state)
             console.note(str(found))
-        run_log.of_next_step = restart_metrics()
-        with stop_requests() as heed:
+        run_log.of_next_step = start_metrics()
+        with stop_requests(self.plan.config.rl_config.grace_seconds) as heed:
             trainer.run(heed)
 
     @contextmanager

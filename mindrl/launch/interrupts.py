@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from threading import Timer
 from types import FrameType
 
 from mindrl.errors import InterruptedRunError, StopRequestedError
@@ -34,15 +35,18 @@ def signals_as_errors() -> Iterator[None]:
 
 
 @contextmanager
-def stop_requests() -> Iterator[Callable[[], None]]:
+def stop_requests(grace_seconds: float | None = None) -> Iterator[Callable[[], None]]:
     """Take the first signal for a wish, which whoever heeds it meets at a good moment.
 
-    The next signal does what one does outside the block.
+    The next signal does what one does outside the block; it is sent from here where the block lasts
+    longer than `grace_seconds` from the first one on.
 
     Yields:
         Raises StopRequestedError once a signal has come.
     """
     asked: list[signal.Signals] = []
+    over = Timer(grace_seconds or 0, os.kill, (os.getpid(), signal.SIGTERM))
+    over.daemon = True
     before = {each: signal.getsignal(each) for each in _SIGNALS}
 
     def give_back() -> None:
@@ -52,6 +56,8 @@ def stop_requests() -> Iterator[Callable[[], None]]:
     def ask(number: int, _frame: FrameType | None) -> None:
         asked.append(signal.Signals(number))
         give_back()
+        if grace_seconds is not None:
+            over.start()
         # Not by print: the signal may have come in the middle of one.
         with suppress(OSError):
             os.write(2, _ASKED)
@@ -65,6 +71,7 @@ def stop_requests() -> Iterator[Callable[[], None]]:
     try:
         yield heed
     finally:
+        over.cancel()
         give_back()
 
 

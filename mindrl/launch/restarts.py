@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mindrl.errors import MindrlError, OutputError
@@ -25,7 +25,8 @@ class Restarts:
     """Restarts behind it."""
     count: int = 0
     """Of all restarts."""
-    lost_at: float | None = None
+    began: float = field(default_factory=time.monotonic)
+    """When the workers were lost, or are started for the first time."""
 
     def after(self, error: MindrlError, done: int, *, behind: int) -> None:
         """Take note of a fault, and of the checkpoint that the run can go on from.
@@ -44,7 +45,7 @@ class Restarts:
             if self.most:
                 self.tell(f"rl_config.max_restarts={self.most} behind step {behind} are used up")
             raise error
-        self.count, self.lost_at = self.count + 1, time.monotonic()
+        self.count, self.began = self.count + 1, time.monotonic()
         self.tell(f"warning: {error}")
         self.tell(f"restart {self.count}: step {done + 1} was lost, on from behind step {behind}")
         with suppress(OutputError):
@@ -61,6 +62,5 @@ class Restarts:
             log.close()
 
     def metrics(self) -> Metrics:
-        """Return how long the last restart took, once."""
-        lost_at, self.lost_at = self.lost_at, None
-        return {} if lost_at is None else {"seconds/restart": time.monotonic() - lost_at}
+        """Return how long it took until the workers could train."""
+        return {"seconds/start": time.monotonic() - self.began}

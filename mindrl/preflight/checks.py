@@ -48,13 +48,15 @@ class Checked:
     """In the engine's own order of the ranks; None where the models cannot be run."""
 
 
-def check(config: RunConfig, platform: Platform) -> RunPlan:
+def check(config: RunConfig, platform: Platform, *, goes_on: bool = False) -> RunPlan:
     """Refuse a run that cannot work; returns the plan of one that can.
+
+    One that goes on may replace what it has exported.
 
     Raises:
         ConfigError: All findings, one a line.
     """
-    checked = _accepted(config, platform, needs_files=True)
+    checked = _accepted(config, platform, goes_on=goes_on)
     assert checked.shardings is not None, "there is a finding where the models cannot be run"
     return checked.shardings.ordered.plan
 
@@ -83,7 +85,12 @@ def checked_with_legal_values(
 
 
 def checked_run(
-    config: RunConfig, platform: Platform, capacity: Capacity, *, needs_files: bool = True
+    config: RunConfig,
+    platform: Platform,
+    capacity: Capacity,
+    *,
+    needs_files: bool = True,
+    goes_on: bool = False,
 ) -> Checked:
     """Ask every rule, that of memory against the capacity of a device and of its machine.
 
@@ -105,7 +112,7 @@ def checked_run(
             shardings = RunShardings(plan=unordered_plan(config, models))
             found, by_estimate = judged_memory(shardings, capacity)
             warnings += by_estimate
-    found += export_findings(export_places(config))
+    found += [] if goes_on else export_findings(export_places(config))
     return Checked(
         findings=found,
         warnings=warnings,
@@ -140,10 +147,13 @@ def refuse(config: RunConfig, found: Iterable[Finding]) -> None:
         raise ConfigError("\n".join(lines))
 
 
-def _accepted(config: RunConfig, platform: Platform, *, needs_files: bool) -> Checked:
+def _accepted(
+    config: RunConfig, platform: Platform, *, needs_files: bool = True, goes_on: bool = False
+) -> Checked:
     """Raise what is found; say what is not enough for that."""
     capacity = Capacity(device_bytes=config.rl_config.device_memory_bytes)
-    checked = checked_run(config, platform, capacity, needs_files=needs_files)
+    asked = {"needs_files": needs_files, "goes_on": goes_on}
+    checked = checked_run(config, platform, capacity, **asked)
     refuse(config, checked.findings)
     for warning in checked.warnings:
         note(str(warning))

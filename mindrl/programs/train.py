@@ -10,6 +10,7 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from mindrl.checkpoint.commits import CHECKPOINTS
 from mindrl.config.backends import ROLLOUT_BACKEND, TRAINING_BACKEND
 from mindrl.config.run import RunConfig
 from mindrl.data.vocabulary import has_vocabulary
@@ -128,7 +129,7 @@ def _train(config: RunConfig, run_dir: Path) -> None:
             "`mindrl doctor` says what to install on this machine"
         )
     platform = choose_platform(config.rl_config.device)
-    plan = check(config, platform)
+    plan = check(config, platform, goes_on=(run_dir / CHECKPOINTS).is_dir())
     # Imported late: it brings torch and Ray along, and a refusal costs what a check does.
     from mindrl.launch.train import train  # noqa: PLC0415
 

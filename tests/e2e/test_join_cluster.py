@@ -15,6 +15,8 @@ import psutil
 import pytest
 from program import gone, start_program, workers_below
 
+Nodes = tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]]
+
 
 def free_port() -> int:
     with socket.socket() as probe:
@@ -42,8 +44,8 @@ def start_node(token: dict[str, str], *options: str) -> subprocess.Popen[bytes]:
 
 
 @pytest.fixture
-def users_cluster() -> Iterator[tuple[subprocess.Popen[bytes], dict[str, str]]]:
-    """Somebody else's head node with one CPU, and the environment to join it; a node joins too."""
+def users_cluster() -> Iterator[tuple[Nodes, dict[str, str]]]:
+    """Somebody else's two nodes with a CPU each, the head first, and the environment to join."""
     port = free_port()
     address = f"127.0.0.1:{port}"
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
@@ -57,10 +59,12 @@ def users_cluster() -> Iterator[tuple[subprocess.Popen[bytes], dict[str, str]]]:
         deadline = time.monotonic() + 60
         while not accepts(port) and time.monotonic() < deadline:
             time.sleep(0.2)
-        nodes = (start_node(token, f"--address={address}"), head)
-        yield head, token | {"RAY_ADDRESS": address}
+        nodes = (head, start_node(token, f"--address={address}"))
+        yield nodes, token | {"RAY_ADDRESS": address}
         processes = []
-        for node in nodes:
+        for node in reversed(nodes):
+            if node.poll() is not None:
+                continue
             processes += psutil.Process(node.pid).children(recursive=True)
             node.terminate()
             node.wait(timeout=30)
@@ -71,9 +75,9 @@ def users_cluster() -> Iterator[tuple[subprocess.Popen[bytes], dict[str, str]]]:
 @pytest.mark.e2e
 @pytest.mark.nightly
 def test_a_run_joins_a_cluster_and_leaves_it_as_it_was(
-    users_cluster: tuple[subprocess.Popen[bytes], dict[str, str]], tiny_model: Path, tmp_path: Path
+    users_cluster: tuple[Nodes, dict[str, str]], tiny_model: Path, tmp_path: Path
 ) -> None:
-    head, environment = users_cluster
+    (head, _), environment = users_cluster
     # Two workers, so one on each node.
     overrides = [
         f"actor_config.load={tiny_model}",
@@ -96,7 +100,7 @@ def test_a_run_joins_a_cluster_and_leaves_it_as_it_was(
 @pytest.mark.e2e
 @pytest.mark.nightly
 def test_workers_that_are_stopped_are_found_and_ended_on_both_nodes(
-    users_cluster: tuple[subprocess.Popen[bytes], dict[str, str]], tiny_model: Path, tmp_path: Path
+    users_cluster: tuple[Nodes, dict[str, str]], tiny_model: Path, tmp_path: Path
 ) -> None:
     _, environment = users_cluster
     overrides = [
@@ -120,3 +124,41 @@ def test_workers_that_are_stopped_are_found_and_ended_on_both_nodes(
     for rank in (0, 1):
         log = program.folder / "logs" / f"worker_{rank}.log"
         assert "(most recent call first)" in log.read_text()
+
+
+@pytest.mark.e2e
+@pytest.mark.nightly
+def test_a_run_that_loses_a_node_goes_on_with_the_devices_that_are_left(
+    users_cluster: tuple[Nodes, dict[str, str]], tiny_model: Path, tmp_path: Path
+) -> None:
+    (_, second), environment = users_cluster
+    overrides = [
+        f"actor_config.load={tiny_model}",
+        "megatron_training.train_iters=5",
+        "megatron_training.save_interval=1",
+        "rl_config.test_freq=0",
+        "rl_config.actor_resource.npus_per_node=1",
+        "rl_config.on_device_loss=shrink",
+        "rl_config.device_wait_seconds=5",
+    ]
+    straight = start_program(tmp_path / "straight", overrides, environment)
+    assert straight.process.wait(timeout=300) == 0, straight.text()
+
+    program = start_program(tmp_path / "run", overrides, environment)
+    program.wait_for_steps(3)
+    lost = [psutil.Process(second.pid), *psutil.Process(second.pid).children(recursive=True)]
+    assert len(workers_below(second.pid)) == 1
+    for process in lost:
+        process.kill()
+    second.wait(timeout=10)
+
+    assert program.process.wait(timeout=400) == 0, program.text()
+    assert "rl_config.on_device_loss=shrink: on with 1 device(s): training TP 1, DP 1" in (
+        program.text()
+    )
+    assert program.summary()["restarts"] == 1
+    assert [line["step"] for line in program.steps()] == [1, 2, 3, 4, 5]
+    for ours, theirs in zip(program.steps(), straight.steps(), strict=True):
+        for name in ("update/policy_loss", "update/grad_norm", "reward/mean"):
+            # Another layout adds in another order.
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-6), name

@@ -1,11 +1,13 @@
 """A run that loses a worker, then all its processes, goes on as if nothing had happened."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from disturbances import disturbance, environment, witnesses
 from program import Program, gone, start_program
 
 from mindrl.checkpoint.commits import read_checkpoint
@@ -40,11 +42,15 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(
     straight = start_program(tmp_path / "straight", asked, program=program)
     assert straight.process.wait(timeout=600) == 0, straight.text()
 
-    killed = start_program(tmp_path / "killed", asked, program=program)
-    killed.wait_for_steps(3)
-    killed.workers()[-1].kill()
-    killed.wait_for_line("restart 1: ")
+    planned = [
+        disturbance("step", "worker 1", "SIGKILL", call=4),
+        disturbance("to rollout", "worker 0", "exception", call=2),
+    ]
+    around = environment(tmp_path / "disturbed", planned)
+    killed = start_program(tmp_path / "killed", asked, around, program=program)
+    killed.wait_for_line("restart 2: ")
     killed.wait_for_steps(4)
+    assert len(witnesses(tmp_path / "disturbed")) == 2
     kill(killed)
     newest = max((killed.folder / "checkpoints").glob("step-*"))
     assert newest.name in ("step-00000002", "step-00000004")
@@ -95,9 +101,9 @@ def kill(program: Program) -> None:
     assert gone(everyone, timeout_seconds=10)
 
 
-def resume(folder: Path, program: str, *overrides: str) -> Program:
+def resume(folder: Path, program: str, around: Mapping[str, str] | None = None) -> Program:
     """Start a program that goes on in a run folder, with its configuration."""
-    return start_program(folder, ["--resume", str(folder), *overrides], program=program)
+    return start_program(folder, ["--resume", str(folder)], around, program=program)
 
 
 def outcome(folder: Path) -> dict[str, Any]:

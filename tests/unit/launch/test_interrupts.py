@@ -116,3 +116,25 @@ def test_an_interrupt_that_compiled_code_wrapped_is_raised_as_itself() -> None:
 def test_another_system_error_stays_what_it_is() -> None:
     with pytest.raises(SystemError, match=r"^bad call$"), interrupts_unwrapped():
         raise SystemError("bad call") from ValueError("not an interrupt")
+
+
+def test_who_does_not_heed_a_signal_within_the_grace_is_interrupted() -> None:
+    def run() -> None:
+        with signals_as_errors(), stop_requests(grace_seconds=0.3):
+            began.append(time.monotonic())
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(20)
+
+    began: list[float] = []
+    with pytest.raises(InterruptedRunError, match=r"^stopped by SIGTERM$"):
+        run()
+    assert 0.3 <= time.monotonic() - began[0] < 10
+
+
+def test_who_heeds_it_within_the_grace_is_left_alone() -> None:
+    with signals_as_errors():
+        with stop_requests(grace_seconds=0.3) as heed:
+            os.kill(os.getpid(), signal.SIGINT)
+            with pytest.raises(StopRequestedError):
+                heed()
+        time.sleep(0.5)

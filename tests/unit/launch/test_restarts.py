@@ -64,9 +64,9 @@ def test_each_fault_is_a_line_that_says_what_was_lost(tmp_path: Path) -> None:
     }
 
 
-def test_the_time_of_a_restart_is_told_once(tmp_path: Path) -> None:
+def test_a_restart_is_timed_from_the_loss_and_not_from_the_first_start(tmp_path: Path) -> None:
     restarts = restarts_of(tmp_path, 3, [])
-    assert restarts.metrics() == {}
+    restarts.began -= 100
+    assert 100 <= restarts.metrics()["seconds/start"] < 160
     restarts.after(DEATH, 3, behind=2)
-    assert restarts.metrics()["seconds/restart"] >= 0
-    assert restarts.metrics() == {}
+    assert 0 <= restarts.metrics()["seconds/start"] < 60

@@ -1,0 +1,152 @@
+"""A run that is disturbed in any phase, by whatever ends a process, comes to the same end.
+
+The tables of `make faults`; each prints what it measured. docs/lab-log.md has the figures.
+"""
+
+import json
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from disturbances import DRIVER, PHASES, WORKERS, Disturbance, disturbance, environment, witnesses
+from program import Program, gone, start_program
+from test_resume import outcome, resume
+
+from mindrl.checkpoint.commits import Commits
+
+pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.timeout(5400)]
+
+WORKERS_CALL = [phase for phase, (caller, _) in PHASES.items() if caller == "worker"]
+COMMON = (
+    "megatron_training.save_interval=1",
+    "megatron_training.keep_rollouts=3",
+    "rl_config.max_restarts=100",
+    "rl_config.test_freq=0",
+    # A reference, whose log-probs are a phase too.
+    "rl_config.init_kl_coef=0.001",
+)
+AT_WORK = [
+    disturbance(phase, victim, kind)
+    for kind in ("exit", "segfault", "exception")
+    for phase in WORKERS_CALL
+    for victim in WORKERS
+]
+KILLED = [disturbance(phase, victim, "SIGKILL") for phase in PHASES for victim in WORKERS]
+
+
+@pytest.fixture(scope="module")
+def straight(
+    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[int, dict[str, Any]]:
+    """Return what runs come to that nothing happens to, by their steps, when it is asked for."""
+    folder = tmp_path_factory.mktemp("straight")
+
+    class Outcomes(dict[int, dict[str, Any]]):
+        def __missing__(self, steps: int) -> dict[str, Any]:
+            program = start_program(folder / str(steps), overrides(tiny_model, steps))
+            assert program.process.wait(timeout=1800) == 0, program.text()
+            self[steps] = outcome(program.folder)
+            return self[steps]
+
+    return Outcomes()
+
+
+def overrides(model: Path, steps: int) -> list[str]:
+    return [f"actor_config.load={model}", f"megatron_training.train_iters={steps}", *COMMON]
+
+
+@pytest.mark.parametrize(
+    ("planned", "steps"),
+    [
+        pytest.param(KILLED, 60, id="killed"),
+        pytest.param(AT_WORK, 90, id="at work"),
+    ],
+)
+def test_workers_that_end_in_any_phase_leave_no_trace_in_what_is_learned(
+    planned: list[Disturbance],
+    steps: int,
+    straight: dict[int, dict[str, Any]],
+    tiny_model: Path,
+    tmp_path: Path,
+) -> None:
+    around = environment(tmp_path / "disturbed", planned)
+    program = start_program(tmp_path / "run", overrides(tiny_model, steps), around)
+    assert program.process.wait(timeout=5000) == 0, program.text()
+    happened = witnesses(tmp_path / "disturbed")
+    assert len(happened) == len(planned)
+    rows = table(program, happened)
+    print(*rows, sep="\n")
+    assert program.summary()["restarts"] == len(planned)
+    assert outcome(program.folder) == straight[steps]
+
+
+def table(program: Program, happened: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a row of Markdown for each fault: seconds to see it, and to train again."""
+    faults = [
+        json.loads(line)
+        for line in (program.folder / "faults.jsonl").read_text().split("\n")
+        if line
+    ]
+    phases = {at: phase for phase, (_, at) in PHASES.items()}
+    rows = []
+    for number, each in enumerate(happened):
+        found = faults[number]
+        assert str(each["pid"]) in found["error"], (each, found)
+        seen = found["time"] - each["time"]
+        assert seen < 10, (each, found)
+        rows.append(f"| {phases[each['at']]} | {each['victim']} | {each['kind']} | {seen:.1f} |")
+    starts = [line["seconds/start"] for line in program.steps() if "seconds/start" in line]
+    return [*rows, f"seconds until training: {', '.join(f'{each:.0f}' for each in starts)}"]
+
+
+def test_a_driver_that_is_killed_in_any_phase_is_started_again_and_leaves_nothing(
+    straight: dict[int, dict[str, Any]], tiny_model: Path, tmp_path: Path
+) -> None:
+    planned = [disturbance(phase, DRIVER, "SIGKILL", call=2) for phase in PHASES]
+    around = environment(tmp_path / "disturbed", planned)
+    steps = len(planned) + 4
+    program = start_program(tmp_path / "run", overrides(tiny_model, steps), around)
+    for number in range(len(planned)):
+        with leaves_nothing(program):
+            assert program.process.wait(timeout=600) == -signal.SIGKILL, program.text()
+        assert len(witnesses(tmp_path / "disturbed")) == number + 1
+        program = resume(program.folder, "train_grpo", around)
+    assert program.process.wait(timeout=600) == 0, program.text()
+    assert outcome(program.folder) == straight[steps]
+
+
+@contextmanager
+def leaves_nothing(program: Program) -> Iterator[None]:
+    """See that all processes below a program end within 15 seconds of its own end."""
+    seen: set[psutil.Process] = set()
+    while program.process.poll() is None:
+        seen |= set(program.descendants())
+        time.sleep(0.5)
+    yield
+    assert gone([*seen], timeout_seconds=15), seen
+
+
+@pytest.mark.parametrize("kind", ["SIGTERM", "SIGINT"])
+def test_a_run_that_is_asked_to_stop_in_any_phase_leaves_a_checkpoint_of_its_last_step(
+    kind: str, straight: dict[int, dict[str, Any]], tiny_model: Path, tmp_path: Path
+) -> None:
+    planned = [disturbance(phase, DRIVER, kind, call=2) for phase in PHASES]
+    around = environment(tmp_path / "disturbed", planned)
+    steps = 2 * len(planned) + 4
+    program = start_program(tmp_path / "run", overrides(tiny_model, steps), around)
+    for number in range(len(planned)):
+        with leaves_nothing(program):
+            assert program.process.wait(timeout=600) == 130, program.text()
+        took = time.time() - witnesses(tmp_path / "disturbed")[number]["time"]
+        print(f"| {[*PHASES][number]} | {kind} | {took:.1f} |")
+        assert took < 30
+        newest = max(Commits(program.folder / "checkpoints").steps())
+        assert newest == len(program.steps())
+        program = resume(program.folder, "train_grpo", around)
+    assert program.process.wait(timeout=600) == 0, program.text()
+    assert outcome(program.folder) == straight[steps]

@@ -1,0 +1,68 @@
+"""The layouts in which a run goes on when devices are gone."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mindrl.config.run import RunConfig
+from mindrl.errors import ConfigError
+from mindrl.launch.shrink import shrunk
+from mindrl.platform.device import PLATFORMS
+from mindrl.preflight.checks import check
+from mindrl.preflight.run_shardings import RunPlan
+
+CPU = PLATFORMS["cpu"]
+
+
+@pytest.fixture
+def plan_of(
+    run_config: Callable[..., RunConfig], random_model: Callable[[bool], Path], tmp_path: Path
+) -> Callable[[int, int, int], RunPlan]:
+    """Return what plans a run on nodes of 4 devices."""
+    data = tmp_path / "train.jsonl"
+    data.touch()
+
+    def plan(devices: int, tp: int, rollout_tp: int) -> RunPlan:
+        overrides = {
+            "megatron_training.data_path": str(data),
+            "rl_config.actor_resource.num_npus": devices,
+            "rl_config.actor_resource.npus_per_node": 4,
+            "actor_config.tensor_model_parallel_size": tp,
+            "generate_config.infer_tensor_parallel_size": rollout_tp,
+        }
+        return check(run_config(random_model(tied=False), overrides), CPU)
+
+    return plan
+
+
+def sizes(plan: RunPlan) -> tuple[int, int, int, int]:
+    """Return the devices, TP and DP of training, and TP of rollout."""
+    actor = plan.layouts["actor"]
+    return plan.config.world_size, actor.tp, actor.replicas, plan.rollout.tp
+
+
+@pytest.mark.parametrize(
+    ("before", "present", "after"),
+    [
+        # A node of two is gone: half the replicas.
+        ((8, 2, 2), [4], (4, 2, 2, 2)),
+        # The run's own layout needs an even number of devices.
+        ((4, 2, 2), [3], (2, 2, 1, 2)),
+        # It does not fit one device: a coarser one is taken.
+        ((2, 2, 2), [1], (1, 1, 1, 1)),
+        ((8, 4, 4), [4, 3], (4, 4, 1, 4)),
+    ],
+)
+def test_the_nearest_legal_layout_of_the_most_devices_is_taken(
+    before: tuple[int, int, int],
+    present: list[int],
+    after: tuple[int, int, int, int],
+    plan_of: Callable[..., RunPlan],
+) -> None:
+    assert sizes(shrunk(plan_of(*before), CPU, present)) == after
+
+
+def test_without_a_device_the_run_cannot_go_on(plan_of: Callable[..., RunPlan]) -> None:
+    with pytest.raises(ConfigError, match=r"^rl_config\.actor_resource\.num_npus=4: no fewer dev"):
+        shrunk(plan_of(4, 2, 2), CPU, [])

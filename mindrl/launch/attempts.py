@@ -19,7 +19,7 @@ from mindrl.errors import (
     WorkerDiedError,
 )
 from mindrl.launch.beginning import Beginning, beginning
-from mindrl.launch.interrupts import stop_requests
+from mindrl.launch.interrupts import interrupts_unwrapped, stop_requests
 from mindrl.launch.memory_watch import MemoryWatch
 from mindrl.launch.parts import colocated_actor, trainer_of
 from mindrl.launch.provenance import provenance
@@ -114,11 +114,12 @@ class Attempts:
         run_log = self.files.open(config, found)
         summary, summary.restarts = run_log.summary, restarts.count
         try:
-            self._make_ready(services)
-            with self._workers(services.cluster) as actor:
-                self.has_begun = True
-                trainer = trainer_of(self.plan, self.data, actor, services.scorer, run_log)
-                self._train(trainer, found, run_log, restarts.metrics)
+            with interrupts_unwrapped():
+                self._make_ready(services)
+                with self._workers(services.cluster) as actor:
+                    self.has_begun = True
+                    trainer = trainer_of(self.plan, self.data, actor, services.scorer, run_log)
+                    self._train(trainer, found, run_log, restarts.metrics)
             summary.status = "completed"
         except InterruptedRunError:
             summary.status = "interrupted"

@@ -20,6 +20,7 @@ import xxhash
 
 from mindrl.errors import CheckpointError, OutputError
 from mindrl.observability.progress import tick
+from mindrl.observability.units import mib_text
 
 CHECKPOINTS = "checkpoints"
 """In a run folder."""
@@ -52,6 +53,8 @@ class SavedFiles:
     """That the writing took, beside other work."""
     waited_seconds: float
     """That other work waited for it."""
+    failure: str | None = None
+    """Why there are no files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,16 +85,23 @@ class Commits:
         """Name the folder; it is made with the first checkpoint."""
         self.root = root
 
-    def begin(self, step: int) -> Path:
+    def begin(self, step: int, nbytes: int = 0) -> Path:
         """Return a new folder for the files of a step; what an earlier run left there is gone.
 
         Raises:
-            OutputError: It cannot be made.
+            OutputError: It cannot be made, or its disk has no room for so many bytes.
         """
         building = self._building(step)
         with writing(building):
             shutil.rmtree(building, ignore_errors=True)
             building.mkdir(parents=True)
+            free = shutil.disk_usage(building).free
+        if free < nbytes:
+            self.abandon(step)
+            raise OutputError(
+                f"the checkpoint {self.root / _name(step)} was not begun: it takes "
+                f"{mib_text(nbytes)}, and its disk has {mib_text(free)} free"
+            )
         return building
 
     def commit(

@@ -61,6 +61,11 @@ class MegatronTrainingConfig:
     """Checkpoints that stay: the newest so many."""
     keep_every: Count = 0
     """Those of steps that are multiples of it stay too. 0 keeps none besides `keep_last`."""
+    keep_best: bool = False
+    """That of the step with the best evaluation so far stays too, of the steps that have both."""
+    on_save_failure: Literal["stop", "skip"] = "stop"
+    """A checkpoint that cannot be written, on a full disk for instance, ends the run with `stop`,
+    and is given up with `skip`: told once, counted, and the one before stays."""
     keep_rollouts: Count = 0
     """Keep all responses of the last so many steps, with tokens, log-probs and rewards, as Parquet
     files. 0 keeps none."""

@@ -1,7 +1,7 @@
 """Rules between fields: all that can be said of a configuration by itself."""
 
 from collections.abc import Iterator, Mapping
-from math import gcd, prod
+from math import gcd, lcm, prod
 from pathlib import Path
 
 from mindrl.config.backends import TRAINING_ENGINE
@@ -39,7 +39,7 @@ _Rule = tuple[object, str, str, *tuple[Value, ...]]
 
 def findings(config: RunConfig) -> list[Finding]:
     """Return everything that is wrong with a configuration; empty where nothing is."""
-    rules = (_shares, _lengths, _learning, _advantages, _rewards, _files, _beginning)
+    rules = (_shares, _lengths, _learning, _advantages, _rewards, _files, _checkpoints)
     return [*layout_findings(config), *(each for rule in rules for each in rule(config))]
 
 
@@ -287,9 +287,16 @@ def _files(config: RunConfig) -> Iterator[Finding]:
         yield from _judged(config, (odd, field, f"must end in {' or '.join(_SUFFIXES)}"))
 
 
-def _beginning(config: RunConfig) -> Iterator[Finding]:
-    """What a run leaves of a checkpoint has a meaning where it begins from that of another."""
+def _checkpoints(config: RunConfig) -> Iterator[Finding]:
+    """A best one is chosen among several; what is left of one is left of another run's."""
     training = config.megatron_training
+    steps, saved, judged = training.train_iters, training.save_interval, config.rl_config.test_freq
+    apart = training.keep_best and not 0 < lcm(saved, judged) < steps
+    need = (
+        f"needs steps before the last that are saved and evaluated; megatron_training.save_interval"
+        f"={saved} and rl_config.test_freq={judged} have none below train_iters={steps}"
+    )
+    yield from _judged(config, (apart, "megatron_training.keep_best", need, False))
     need = (
         f"has a meaning only where megatron_training.resume names a folder, found {training.resume}"
     )

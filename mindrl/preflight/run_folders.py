@@ -1,6 +1,7 @@
 """The folders of a run: what they must not hold yet, and the room that their disks must have."""
 
 from collections.abc import Iterator, Mapping
+from itertools import product
 from math import prod
 from pathlib import Path
 
@@ -33,16 +34,18 @@ def export_findings(places: Places) -> Iterator[Finding]:
     """Say so where an export would replace files, or the other model."""
     for role, place in places.items():
         key = f"{role}_config.save"
-        for folder in _written(role, place):
+        for folder in _written(place):
             if trouble := _trouble(folder):
                 which = f": {folder} " if folder != Path(place).resolve() else ""
                 yield broken(key, place, f"{which}{trouble}; name a new folder", None)
+                break
     if len(places) > 1:
         # Each export replaces its whole folder, with all that lies below it.
         actor, critic = places["actor"], places["critic"]
-        (theirs,) = _written("critic", critic)
-        ours = _written("actor", actor)
-        if any(each.is_relative_to(theirs) or theirs.is_relative_to(each) for each in ours):
+        pairs = [*product(_written(actor), _written(critic))]
+        if any(
+            ours.is_relative_to(theirs) or theirs.is_relative_to(ours) for ours, theirs in pairs
+        ):
             need = (
                 f"beside actor_config.save={actor}: the export of one model would "
                 "replace the other; name two folders of which neither lies in the other"
@@ -73,19 +76,19 @@ def check_folders(plan: RunPlan, root: Path, exports: Mapping[Role, Path]) -> No
     training = plan.config.megatron_training
     # An export stands beside the one before it until it is whole, and beside the best one.
     several = 0 < training.exports_every < training.train_iters
-    copies = {"actor": 3 if training.test_data_path else 2, "critic": 2} if several else {}
+    copies = (3 if training.test_data_path else 2) if several else 1
     needs = [Need(folder=root, needed_bytes=LOG_BYTES, what="logs and samples")]
     needs += [
         Need(
             folder=folder.parent,
-            needed_bytes=copies.get(role, 1) * export_bytes(plan, role),
-            what=f"{copies.get(role, 1)} x the exported {role}",
+            needed_bytes=copies * export_bytes(plan, role),
+            what=f"{copies} x the exported {role}",
         )
         for role, folder in exports.items()
     ]
     if training.save_interval:
         # One is written beside those that stay.
-        count = training.keep_last + 1
+        count = training.keep_last + training.keep_best + 1
         needed = count * sum(state_bytes(plan, role) for role in exports)
         needs.append(Need(folder=root, needed_bytes=needed, what=f"{count} checkpoints"))
     check_room(needs)
@@ -104,10 +107,10 @@ def state_bytes(plan: RunPlan, role: Role) -> int:
     return 3 * 4 * sum(map(prod, shapes.values()))
 
 
-def _written(role: Role, place: str) -> list[Path]:
-    """Return the folders that a role writes: the actor's best model lies beside its newest."""
+def _written(place: str) -> list[Path]:
+    """Return the folders that a role writes: its best model lies beside its newest."""
     folder = Path(place).resolve()
-    return [folder, best_folder(folder)] if role == "actor" else [folder]
+    return [folder, best_folder(folder)]
 
 
 def _trouble(folder: Path) -> str | None:

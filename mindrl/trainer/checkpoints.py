@@ -1,11 +1,24 @@
 """When a run's state is written, and which of it is kept."""
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from mindrl.checkpoint.commits import Commits
 from mindrl.config.megatron_training import MegatronTrainingConfig
+from mindrl.errors import OutputError
 from mindrl.observability.metrics import Metrics
 from mindrl.trainer.colocated_actor import ColocatedActor
+from mindrl.trainer.run_log import RunLog
+
+logger = logging.getLogger(__name__)
+
+
+class Best(NamedTuple):
+    """The checkpoint behind the best evaluation."""
+
+    step: int
+    accuracy: float
 
 
 class Checkpoints:
@@ -13,61 +26,69 @@ class Checkpoints:
 
     def __init__(
         self,
-        commits: Commits,
         workers: ColocatedActor,
         training: MegatronTrainingConfig,
         record: Mapping[str, object],
+        run_log: RunLog,
     ) -> None:
-        """Take the place, what writes, the keys, and what each checkpoint says of its run."""
-        self.commits = commits
+        """Take what writes, the keys, what each says of its run, and where failures are told."""
+        self.commits = Commits(run_log.folder.checkpoints)
         self.workers = workers
         self.training = training
         self.record = record
-        self.pending: tuple[int, Mapping[str, object]] | None = None
+        self.run_log = run_log
+        self.pending: tuple[int, Mapping[str, object], Best | None] | None = None
         self.newest = 0
-        """The last step that there is a checkpoint of, or one has been begun."""
+        """The last step that there is a checkpoint of, or one has been begun; 0 after a failure."""
+        self.best: Best | None = None
+        self.nbytes = 0
+        """Of a checkpoint; 0 before the first."""
+        self.skipped = 0
+        """Failures since the last metrics."""
 
     def is_due(self, step: int) -> bool:
         """Say whether the state behind a step is to be written."""
         interval = self.training.save_interval
         return bool(interval) and (step % interval == 0 or step == self.training.train_iters)
 
-    def begin(self, step: int, state: Mapping[str, object]) -> None:
+    def begin(self, step: int, state: Mapping[str, object], accuracy: float | None = None) -> None:
         """Have the state behind a step written during the next rollout.
 
         Args:
             step: From 1.
             state: Of the trainer, as it is now.
+            accuracy: Of an evaluation behind that step.
 
         Raises:
-            OutputError: The folder cannot be made.
+            OutputError: There is no room for it, or no folder can be made.
         """
         assert self.pending is None, "the checkpoint before it has not been finished"
-        self.workers.begin_save(self.commits.begin(step))
-        self.pending, self.newest = (step, state), step
+
+        def start() -> None:
+            self.nbytes = self.nbytes or self.workers.save_bytes()
+            self.workers.begin_save(self.commits.begin(step, self.nbytes))
+            best = self._best_with(step, accuracy)
+            self.pending, self.newest = (step, {**state, "best": best}, best), step
+
+        self._try(step, start)
 
     def finish(self) -> Metrics:
         """Commit what was begun, if anything was, and remove what is no longer kept.
 
         Returns:
-            Seconds that the slowest rank wrote, and that any waited for it.
+            Seconds that the slowest rank wrote, and that any waited for it; or how many could not
+            be written.
 
         Raises:
             OutputError: It could not be written; the checkpoint before it is still there.
         """
-        if self.pending is None:
-            return {}
-        (step, state), self.pending = self.pending, None
-        saved = self.workers.finish_save()
-        files = [file for rank in saved for file in rank.files]
-        record = {**self.record, **state, "step": step, "updates": saved[0].updates}
-        self.commits.commit(step, files, record)
-        self.commits.prune(self.kept(self.commits.steps()))
-        return {
-            "seconds/checkpoint_write": max(each.seconds for each in saved),
-            "seconds/checkpoint_wait": max(each.waited_seconds for each in saved),
-            "bytes/checkpoint": float(sum(file.nbytes for file in files)),
-        }
+        metrics: dict[str, float] = {}
+        if self.pending is not None:
+            (step, state, best), self.pending = self.pending, None
+            self._try(step, lambda: metrics.update(self._commit(step, state, best)))
+        if self.skipped:
+            metrics["checkpoint/skipped"], self.skipped = float(self.skipped), 0
+        return metrics
 
     def kept(self, steps: Sequence[int]) -> set[int]:
         """Return the steps whose checkpoints stay, of those that there are, the newest first."""
@@ -75,4 +96,49 @@ class Checkpoints:
         return {
             *steps[: self.training.keep_last],
             *(each for each in steps if every and not each % every),
+            *([self.best.step] if self.best else []),
         }
+
+    def take_best(self, best: Sequence[Any] | None) -> None:
+        """Go on from what was the best."""
+        self.best = None if best is None else Best(*best)
+
+    def _best_with(self, step: int, accuracy: float | None) -> Best | None:
+        """Return which is the best once there is one of this step."""
+        if accuracy is None or not self.training.keep_best:
+            return self.best
+        # One of another run folder is not here.
+        before = self.best if self.best and self.best.step in self.commits.steps() else None
+        return before if before and before.accuracy >= accuracy else Best(step, accuracy)
+
+    def _commit(self, step: int, state: Mapping[str, object], best: Best | None) -> Metrics:
+        saved = self.workers.finish_save()
+        if failures := [each.failure for each in saved if each.failure]:
+            raise OutputError(failures[0])
+        files = [file for rank in saved for file in rank.files]
+        record = {**self.record, **state, "step": step, "updates": saved[0].updates}
+        self.commits.commit(step, files, record)
+        self.best, self.nbytes = best, sum(file.nbytes for file in files)
+        self.commits.prune(self.kept(self.commits.steps()))
+        return {
+            "seconds/checkpoint_write": max(each.seconds for each in saved),
+            "seconds/checkpoint_wait": max(each.waited_seconds for each in saved),
+            "bytes/checkpoint": float(self.nbytes),
+        }
+
+    def _try(self, step: int, write: Callable[[], None]) -> None:
+        """Write, or remove what there is of a step, and go on without it where that is wanted."""
+        try:
+            write()
+        except OutputError as error:
+            self.commits.abandon(step)
+            if self.training.on_save_failure == "stop":
+                raise
+            self.newest = 0
+            text = f"{error}; the run goes on without it"
+            if self.run_log.summary.skipped_checkpoints:
+                logger.warning("%s", text)
+            else:
+                self.run_log.warn(f"{text}; the summary counts such checkpoints")
+            self.run_log.summary.skipped_checkpoints += 1
+            self.skipped += 1

@@ -110,6 +110,10 @@ class ColocatedActor:
         method = "export" if role == "actor" else f"export_{role}"
         self.group.call_all(method, str(folder), record)
 
+    def save_bytes(self) -> int:
+        """Count the bytes of a checkpoint, without names."""
+        return sum(self.group.call_all("save_bytes"))
+
     def begin_save(self, folder: Path) -> None:
         """Have the state of the models that learn written into a folder during the next rollout."""
         self.group.call_all("begin_save", str(folder))

@@ -14,7 +14,6 @@ from torch import Tensor
 from mindrl.batch.experience import Experience, Minibatch
 from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Rollouts
-from mindrl.checkpoint.commits import Commits
 from mindrl.config.resume import recorded_config
 from mindrl.config.run import RunConfig
 from mindrl.data.run_data import PromptOrder, RunData
@@ -63,8 +62,7 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
         self.order = PromptOrder(len(data.train.prompts), seed, shuffle=shuffle)
         self.workers = workers
         record = {"config": recorded_config(config), **run_log.summary.provenance}
-        commits = Commits(run_log.folder.checkpoints)
-        self.checkpoints = Checkpoints(commits, workers, self.training, record)
+        self.checkpoints = Checkpoints(workers, self.training, record, run_log)
         self.first_step = 1
         self.run_log = run_log
         self.timer = StageTimer()
@@ -129,15 +127,15 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
                 workers.record_memory(step < rl.memory_timeline_steps)
             for warning in self.checks.warnings(step, metrics):
                 self.run_log.warn(warning)
-            last = step == training.train_iters
+            last, accuracy = step == training.train_iters, None
             # The weights are still there from the update; an evaluation sends them away.
             if last or (training.exports_every and step % training.exports_every == 0):
                 self._export()
             if last or (rl.test_freq and step % rl.test_freq == 0):
-                self.evaluate(step)
+                accuracy = self.evaluate(step)
                 self._keep_best()
             if self.checkpoints.is_due(step):
-                self.checkpoints.begin(step, self.state())
+                self.checkpoints.begin(step, self.state(), accuracy)
         self.checkpoints.finish()
 
     def state(self) -> dict[str, object]:
@@ -158,6 +156,7 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
             "summary": self.run_log.summary.take_counts,
             "checks": self.checks.take_counts,
             "minibatches": self.minibatches.take_state,
+            "best": self.checkpoints.take_best,
         }
         for part in taking.keys() & state.keys():
             taking[part](state[part])
@@ -247,10 +246,10 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
         """Say whether an update was skipped that no other may follow."""
         return bool(update["skipped"]) and self.training.on_nonfinite == "stop"
 
-    def evaluate(self, step: int) -> None:
-        """Answer the held-out prompts greedily; without such prompts do nothing."""
+    def evaluate(self, step: int) -> float | None:
+        """Answer the held-out prompts greedily; returns the accuracy, None without such prompts."""
         if not self.test:
-            return
+            return None
         greedy = replace(self.sampling, samples_per_prompt=1, is_greedy=True)
         rollouts = self.workers.generate_sequences(self.test, greedy, step=step)
         rewarded = self.rewards.by_rules(self.test, rollouts)
@@ -261,6 +260,7 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
         self.run_log.evaluation(step, accuracy, batch.samples(range(len(rollouts))))
         # What the switches of an evaluation cost belongs to no step.
         self.workers.flush_metrics()
+        return accuracy
 
     def _note_failures(self, step: int, scores: Scores) -> None:
         """Tell of rewards that failed, and end the run where a function gave no score at all."""
@@ -292,8 +292,8 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
             return
 
         def keep() -> None:
-            newest = summary.exports["actor"]
-            self.workers.keep_export(newest, best_folder(newest))
+            for newest in summary.exports.values():
+                self.workers.keep_export(newest, best_folder(newest))
             summary.accuracy_best, summary.model_best_step = accuracy, summary.steps
 
         self.run_log.keep("best model", keep)

@@ -85,6 +85,7 @@ class RunSummary:
     reward_failures: dict[str, dict[FailureKind, int]] = field(default_factory=dict)
     """By function: how many scores it did not give, by what happened."""
     steps_without_signal: int = 0
+    skipped_checkpoints: int = 0
     model_step: int | None = None
     """Step of the newest exported model; None before the first."""
     model_best_step: int | None = None
@@ -121,6 +122,7 @@ class RunSummary:
             "steps": self.steps,
             "skipped_updates": self.skipped_updates,
             "steps_without_signal": self.steps_without_signal,
+            "skipped_checkpoints": self.skipped_checkpoints,
             "reward_failures": self.reward_failures,
             "seconds": time.perf_counter() - self.started,
             "response_tokens_per_second": rate,

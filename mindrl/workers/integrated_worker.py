@@ -131,15 +131,18 @@ class IntegratedWorker:
         self.sharding_manager.enter(Phase.CRITIC_FORWARD)
         self.exports["critic"].write(Path(folder), record)
 
+    def save_bytes(self) -> int:
+        """Count the bytes that this rank writes of a checkpoint."""
+        return self.saver.nbytes()
+
     def begin_save(self, folder: str) -> None:
         """Have the state of the models that learn written into a folder during the next rollout."""
         self.saver.request(Path(folder))
 
     def finish_save(self) -> SavedFiles:
-        """Wait for what `begin_save` asked for; says which files this rank has written.
+        """Wait for what `begin_save` asked for; says which files this rank has written, or why not.
 
-        Raises:
-            OutputError: They could not be written.
+        It raises nothing where a disk refuses: all ranks are done before a driver acts on it.
         """
         return self.saver.finish()
 

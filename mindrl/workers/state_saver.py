@@ -20,7 +20,8 @@ from torch import Tensor
 from mindrl.checkpoint.commits import SavedFiles, read_checkpoint, writing
 from mindrl.checkpoint.state_files import NewSlice, StateReader, write_state
 from mindrl.config.layout_keys import Role
-from mindrl.models.placement import Box
+from mindrl.errors import OutputError
+from mindrl.models.placement import Box, volume
 from mindrl.observability.progress import PROGRESS
 from mindrl.training.engine import TrainingEngine
 from mindrl.training.state_slice import ReadState, StateKind, StateSlice
@@ -39,6 +40,12 @@ class StateSaver:
         self.writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self.folder: Path | None = None
         self.running: Future[SavedFiles] | None = None
+
+    def nbytes(self) -> int:
+        """Count the bytes that this rank writes, without names."""
+        engines = self.engines.values()
+        slices = (each for engine in engines for each in engine.state_slices())
+        return sum(4 * volume(each.box) for each in slices if each.is_ours)
 
     def request(self, folder: Path) -> None:
         """Have the state as it is now written into a folder, once `start` is called."""
@@ -65,17 +72,18 @@ class StateSaver:
         self.running = self.writer.submit(partial(_write, folder, slices, updates, held))
 
     def finish(self) -> SavedFiles:
-        """Wait until the files are on the disk.
-
-        Raises:
-            OutputError: They could not be written.
-        """
+        """Wait until the files are on the disk, or say why they could not be written."""
         self.start()
         assert self.running is not None, "no checkpoint was asked for"
         began = time.perf_counter()
         running, self.running = self.running, None
-        with PROGRESS.waiting():
-            saved = running.result()
+        try:
+            with PROGRESS.waiting():
+                saved = running.result()
+        except OutputError as error:
+            saved = SavedFiles(
+                files=(), updates={}, seconds=0.0, waited_seconds=0.0, failure=str(error)
+            )
         waited = time.perf_counter() - began
         waited += sum(region.flush_waited() for each in self.regions.values() for region in each)
         return replace(saved, waited_seconds=waited)

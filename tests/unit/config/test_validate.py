@@ -386,14 +386,3 @@ def test_the_nearest_divisors_are_those_on_either_side(
     number: int, value: int, nearest: str
 ) -> None:
     assert nearest_divisors(number, value) == nearest
-
-
-@pytest.mark.parametrize("name", ["finetune", "no_load_optim", "no_load_rng"])
-def test_what_is_left_of_a_checkpoint_needs_a_folder_that_the_run_begins_from(
-    name: str, run_config: MakeConfig
-) -> None:
-    field, resume = f"megatron_training.{name}", "megatron_training.resume"
-    assert found(run_config, {field: True, resume: "outputs/run"}) == []
-    assert found(run_config, {field: True, resume: "never"}) == [
-        f"{field}=true has a meaning only where {resume} names a folder, found never"
-    ]

@@ -100,14 +100,22 @@ def test_a_critic_is_counted_beside_the_actor_wherever_it_lies_on_the_disk(
     assert asked.endswith(f"1 x the exported critic in {tmp_path}/elsewhere")
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"save_interval": 3, "keep_last": 4},
+        {"save_interval": 3, "keep_last": 3, "keep_best": True},
+    ],
+)
 def test_checkpoints_that_stay_and_the_next_one_are_counted_by_12_bytes_a_parameter(
+    keys: dict[str, Any],
     random_model_of: MakeModel,
     run_config: MakeConfig,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = random_model_of("qwen3")
-    changes = {"megatron_training.save_interval": 3, "megatron_training.keep_last": 4}
+    changes = {f"megatron_training.{key}": value for key, value in keys.items()}
     asked = room_asked_for(run_config(model, changes), tmp_path, monkeypatch)
     # Of float32 weights and two moments of each, five times.
     assert f"{5 * 3 * weights_of(model) / 2**20:,.1f} MiB for 5 checkpoints in {tmp_path}" in asked

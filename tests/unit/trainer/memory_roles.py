@@ -113,6 +113,9 @@ class MemoryRoles:
     def keep_export(self, folder: Path, kept: Path) -> None:
         self.calls.append(f"keep {folder.name} as {kept.name}")
 
+    def save_bytes(self) -> int:
+        return len(b"weights")
+
     def begin_save(self, folder: Path) -> None:
         self.saves.append(folder)
 

@@ -2,20 +2,26 @@
 
 import json
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from memory_roles import MemoryRoles, config, data, rewards, run_log
+from memory_roles import PROMPTS, MemoryRoles, config, data, rewards, run_log
 
+from mindrl.batch.prompts import Prompt
 from mindrl.checkpoint.commits import Commits, SavedFiles
 from mindrl.errors import OutputError, SkippedUpdatesError, StopRequestedError
+from mindrl.rewards.scores import Scores
 from mindrl.trainer.grpo_trainer import GrpoTrainer
 
 
-def build(root: Path, roles: MemoryRoles, **changes: object) -> GrpoTrainer:
+def build(
+    root: Path, roles: MemoryRoles, test: Sequence[Prompt] = (), **changes: object
+) -> GrpoTrainer:
     settings = config(**{"train_iters": 5, "save_interval": 2, **changes})
     log = run_log(root, 5)
-    return GrpoTrainer(settings, data(), roles, rewards(roles), log, max_logprob_gap=None)
+    return GrpoTrainer(settings, data(test), roles, rewards(roles), log, max_logprob_gap=None)
 
 
 def commits(root: Path) -> Commits:
@@ -46,6 +52,46 @@ def test_the_newest_stay_and_multiples_of_a_step(
 ) -> None:
     trainer = build(tmp_path, MemoryRoles(), keep_last=last, keep_every=every)
     assert trainer.checkpoints.kept([9, 8, 6, 5, 4, 2]) == kept
+
+
+class Learner(MemoryRoles):
+    """Answers the held-out prompt right behind steps 2, 4 and 6, of which 4 has two of two."""
+
+    def score(self, responses: Sequence[str], answers: Sequence[str]) -> Scores:
+        scores, step = super().score(responses, answers), len(self.minibatches) // 2
+        right = tuple(float(place < {2: 1, 4: 2, 6: 1}.get(step, 0)) for place in (0, 1))
+        greedy = len(responses) == 2
+        return replace(scores, rewards=right, components={"exact": right}) if greedy else scores
+
+
+@pytest.mark.parametrize(("best", "kept"), [(True, [9, 8, 4]), (False, [9, 8])])
+def test_the_checkpoint_behind_the_best_evaluation_stays(
+    best: bool, kept: list[int], tmp_path: Path
+) -> None:
+    keys = {"train_iters": 9, "test_freq": 2, "keep_best": best, "test": PROMPTS[:2]}
+    trainer = build(tmp_path, Learner(), **keys)
+    trainer.run()
+    assert commits(tmp_path).steps() == kept
+    found = commits(tmp_path).read(8).state()["best"]
+    assert found == ([4, 1.0] if best else None)
+    again = build(tmp_path, Learner(), **keys)
+    again.resume(8, {"best": found})
+    assert again.checkpoints.kept([9, 8, 4]) == {*kept}
+
+
+def test_the_best_is_chosen_anew_where_the_best_so_far_is_not_there(tmp_path: Path) -> None:
+    trainer = build(tmp_path, MemoryRoles(), keep_best=True)
+    trainer.resume(8, {"best": [4, 0.9]})
+    checkpoints = trainer.checkpoints
+    for step, accuracy in ((10, 0.5), (12, 0.5), (14, None), (16, 0.6)):
+        checkpoints.begin(step, {}, accuracy)
+        checkpoints.finish()
+    assert commits(tmp_path).steps() == [16, 14]
+    assert checkpoints.best == (16, 0.6)
+    checkpoints.begin(18, {}, 0.1)
+    # The checkpoint says what is the best once it is there.
+    assert checkpoints.pending is not None
+    assert checkpoints.pending[1] == {"best": (16, 0.6)}
 
 
 def test_a_run_that_is_stopped_leaves_the_state_behind_its_last_whole_step(tmp_path: Path) -> None:

@@ -1,25 +1,32 @@
 """The order of a PPO step, and what actor and critic are given."""
 
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from memory_roles import MemoryRoles, config, data, lines, rewards, run_log
+from memory_roles import PROMPTS, MemoryRoles, config, data, lines, rewards, run_log
 
 from mindrl.batch.experience import CriticMinibatch
+from mindrl.batch.prompts import Prompt
 from mindrl.errors import NonfiniteError
 from mindrl.trainer.ppo_trainer import PpoTrainer
 
 
 def build(
-    root: Path, roles: MemoryRoles, *, model_weight: float | None = None, **changes: Any
+    root: Path,
+    roles: MemoryRoles,
+    *,
+    model_weight: float | None = None,
+    test: Sequence[Prompt] = (),
+    **changes: Any,
 ) -> PpoTrainer:
     chosen = config(**({"lam": 1.0, "kl_penalty": "k1", "init_kl_coef": 0.1} | changes))
     return PpoTrainer(
         chosen,
-        data(),
+        data(test),
         roles,
         rewards(roles, model_weight=model_weight),
         run_log(root, chosen.megatron_training.train_iters, "critic"),
@@ -48,6 +55,15 @@ def test_a_step_gives_each_role_its_turn_once_and_the_critic_two_turns_in_a_row(
         "export critic",
         "flush",
     ]
+
+
+def test_the_critic_of_the_best_step_is_kept_beside_the_actor(tmp_path: Path) -> None:
+    roles = MemoryRoles()
+    keys = {"train_iters": 2, "export_interval": 1, "test_freq": 1}
+    build(tmp_path, roles, test=PROMPTS[:1], **keys).run()
+    kept = [call for call in roles.calls if call.startswith("keep")]
+    # Step 2 is evaluated as well as step 1, and no better.
+    assert kept == ["keep model as model_best", "keep critic as critic_best"]
 
 
 def test_the_actor_gets_whitened_advantages_and_the_critic_the_returns(tmp_path: Path) -> None:

@@ -105,6 +105,7 @@ def test_the_summary_says_what_became_of_the_run(tmp_path: Path) -> None:
         "logprob_gap_max_mean": 3e-6,
         "steps": 2,
         "skipped_updates": 0,
+        "skipped_checkpoints": 0,
         "restarts": 0,
         "steps_without_signal": 0,
         "reward_failures": {},

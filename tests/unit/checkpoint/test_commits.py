@@ -4,7 +4,6 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,43 +69,6 @@ def test_pruning_keeps_what_it_is_told_to_keep(tmp_path: Path) -> None:
         save(commits, step)
     commits.prune(keep=[2, 5])
     assert commits.steps() == [5, 2]
-
-
-def _flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
-def _cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def _swap(path: Path) -> None:
-    other = path.parent / RANKS[1 - RANKS.index(path.name)]
-    third = path.with_suffix(".third")
-    path.rename(third)
-    other.rename(path)
-    third.rename(other)
-
-
-@pytest.mark.parametrize("name", [*RANKS, "run_state.json", "manifest.json"])
-@pytest.mark.parametrize("harm", [_flip, _cut, Path.unlink, _swap])
-def test_a_damaged_file_is_named_and_the_checkpoint_before_it_is_taken(
-    name: str, harm: Callable[[Path], None], tmp_path: Path
-) -> None:
-    if harm is _swap and name not in RANKS:
-        pytest.skip("only ranks' files are alike")
-    commits = Commits(tmp_path)
-    for step in (3, 4):
-        save(commits, step)
-    harm(tmp_path / "step-00000004" / name)
-    newest, (problem,) = commits.newest_whole()
-    assert newest is not None
-    assert newest.step == 3
-    assert "step-00000004" in problem
-    # Of two files that have changed places the first is named.
-    assert (RANKS[0] if harm is _swap else name) in problem
 
 
 def test_a_manifest_of_another_step_is_refused(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 _FACTOR = 5
 """Times the longest call so far."""
 
-Kind = tuple[str, int]
-"""A method, and how many rows all ranks together are given."""
+Kind = tuple[str, int, int]
+"""A method, how many ranks are asked, and how many rows all of them together are given."""
 
 
 @dataclass(kw_only=True)
@@ -72,4 +72,4 @@ def kind_of(method: str, arguments: Sequence[tuple[Any, ...]]) -> Kind:
     There is a tuple of arguments for each rank; the first of them has the rows, if there are any.
     """
     first = (given[0] for given in arguments if given)
-    return method, sum(len(each) for each in first if isinstance(each, Sized))
+    return method, len(arguments), sum(len(each) for each in first if isinstance(each, Sized))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from mindrl.cluster.call_limits import CallLimits
 from mindrl.cluster.ray_cluster import RayCluster
 from mindrl.cluster.worker_group import WorkerGroup
 from mindrl.config.layout_keys import Role
@@ -86,6 +87,8 @@ class Attempts:
     """The summary of the last attempt."""
     has_begun: bool = False
     """Workers have come up once: what they meet from now on may not come again."""
+    limits: CallLimits | None = None
+    """What calls of the workers have taken so far, of which new workers hear."""
 
     def run(self, found: Beginning | None) -> None:
         """Train from a checkpoint, or from the beginning, to the last step.
@@ -199,6 +202,7 @@ class Attempts:
         whole = replace(self.plan, config=with_absolute_paths(self.plan.config))
         logs, tell = self.files.folder.logs, self.files.console.note
         group = WorkerGroup(cluster, whole, logs, _WORKER_FACTORY, tell)
+        self.limits = group.limits = self.limits or group.limits
         try:
             tell("the models are loaded")
             yield colocated_actor(group, self.plan)

@@ -1,72 +1,88 @@
-"""A worker that is stopped is found in time in whatever it does, and all stacks are in the logs."""
+"""A worker that hangs is found in time in whatever it does, and all stacks are in the logs.
+
+Each hang has a witness: the process was alone with it, at the named call.
+"""
 
 import json
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-import psutil
 import pytest
-from program import Program, gone, start_program
+from disturbances import PHASES, WORKERS, Disturbance, disturbance, environment, witnesses
+from program import gone, start_program
 
 pytestmark = pytest.mark.e2e
 
+SECONDS = 15
+"""For who is silent for 5."""
+WORKERS_CALL = [phase for phase, (caller, _) in PHASES.items() if caller == "worker"]
+STOPPED = [disturbance(phase, WORKERS[1], "SIGSTOP") for phase in WORKERS_CALL]
+SPINNING = [disturbance(phase, WORKERS[0], "spin") for phase in WORKERS_CALL]
+
+
+def test_a_stopped_worker_ends_a_run_that_saves_nothing_by_name(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    around = environment(tmp_path / "disturbed", [disturbance("decode", WORKERS[1], "SIGSTOP")])
+    overrides = [f"actor_config.load={tiny_model}", "rl_config.heartbeat_timeout_seconds=5"]
+    program = start_program(tmp_path / "run", overrides, around)
+    program.wait_for_steps(1)
+    started = program.descendants()
+    assert program.process.wait(timeout=60) == 1
+    (stopped,) = witnesses(tmp_path / "disturbed")
+    assert time.time() - stopped["time"] < SECONDS
+    assert gone(started, timeout_seconds=10)
+    named = rf"worker-1 \(rank 1, process {stopped['pid']} on [^)]*\) did not run, stopped by a sig"
+    assert re.search(named, program.text()), program.text()
+    assert "during: generate_sequences" in program.text()
+    assert "in happen" in (program.folder / "logs/worker_1.log").read_text()
+    assert program.summary()["status"] == "failed"
+
 
 @pytest.mark.parametrize(
-    ("line", "call", "saves"),
+    "planned",
     [
-        ("phase rollout begins", "generate_sequences", False),
-        pytest.param("phase train begins", "update", True, marks=pytest.mark.nightly),
+        pytest.param(
+            [
+                disturbance("decode", WORKERS[0], "spin"),
+                disturbance("reduce", WORKERS[1], "SIGSTOP"),
+            ],
+            marks=pytest.mark.nightly,
+            id="two",
+        ),
+        pytest.param(STOPPED, marks=[pytest.mark.faults, pytest.mark.timeout(3600)], id="stopped"),
+        pytest.param(
+            SPINNING, marks=[pytest.mark.faults, pytest.mark.timeout(3600)], id="spinning"
+        ),
     ],
-    ids=["rollout", "update"],
 )
-def test_a_stopped_worker_is_named_within_15_seconds_and_a_run_that_saves_goes_on(
-    line: str, call: str, saves: bool, tiny_model: Path, tmp_path: Path
+def test_workers_that_hang_in_any_phase_are_found_and_a_run_that_saves_goes_on(
+    planned: Sequence[Disturbance], tiny_model: Path, tmp_path: Path
 ) -> None:
-    overrides = ["rl_config.heartbeat_timeout_seconds=5", f"actor_config.load={tiny_model}"]
-    if saves:
-        overrides += ["megatron_training.save_interval=1", "megatron_training.train_iters=6"]
-    program = start_program(tmp_path / "run", overrides)
-    program.wait_for_steps(2)
-    started, logs = program.descendants(), program.folder / "logs"
-    workers = program.workers()
-    stopped = stop_in(program, logs / "worker_1.log", line, workers)
-    began = time.monotonic()
-
-    found = rf"worker-1 \(rank 1, process {stopped.pid} on [^)]*\) did not run, stopped by a signal"
-    while not re.search(found, program.text()):
-        assert time.monotonic() - began < 15, program.text()
-        time.sleep(0.1)
-    assert gone(workers, timeout_seconds=15 - (time.monotonic() - began))
-    for log in (logs / "worker_0.log", logs / "worker_1.log"):
-        assert "(most recent call first)" in log.read_text()
-        # Whoever waits for the stopped one waits in the same call.
-        assert not saves or "in _update" in log.read_text()
-    if saves:
-        assert program.process.wait(timeout=120) == 0, program.text()
-        (fault,) = map(json.loads, (program.folder / "faults.jsonl").read_text().splitlines())
-        assert f"during: {call}" in json.dumps(fault)
-        assert len(program.steps()) == 6
-    else:
-        assert program.process.wait(timeout=30) == 1
-        assert f"during: {call}" in program.text()
-        assert program.summary()["status"] == "failed"
-    assert gone(started, timeout_seconds=10)
-
-
-def stop_in(
-    program: Program, log: Path, line: str, workers: list[psutil.Process]
-) -> psutil.Process:
-    """Stop the process of a log as soon as it writes a line; returns it, stopped."""
-    with log.open() as file:
-        file.seek(0, 2)
-        while line not in file.readline():
-            assert program.process.poll() is None, program.text()
-            time.sleep(0.0005)
-    (process,) = [
-        each for each in workers if any(file.path == str(log) for file in each.open_files())
+    around = environment(tmp_path / "disturbed", planned)
+    overrides = [
+        f"actor_config.load={tiny_model}",
+        f"megatron_training.train_iters={2 + 3 * len(planned)}",
+        "megatron_training.save_interval=1",
+        "rl_config.heartbeat_timeout_seconds=5",
+        "rl_config.init_kl_coef=0.001",
+        "rl_config.test_freq=0",
+        "rl_config.max_restarts=100",
     ]
-    process.suspend()
-    while process.status() != psutil.STATUS_STOPPED:
-        time.sleep(0.001)
-    return process
+    program = start_program(tmp_path / "run", overrides, around)
+    assert program.process.wait(timeout=3500) == 0, program.text()
+    happened = witnesses(tmp_path / "disturbed")
+    lines = (program.folder / "faults.jsonl").read_text().splitlines()
+    assert len(happened) == len(lines) == len(planned)
+    for planted, hang, found in zip(planned, happened, map(json.loads, lines), strict=True):
+        seen = "stopped by a signal" if planted.kind == "SIGSTOP" else "made no progress"
+        assert seen in found["error"]
+        assert f"process {hang['pid']}" in found["error"]
+        took = found["time"] - hang["time"]
+        print(f"| {planted.at} | {planted.kind} | {took:.1f} |")
+        assert took < SECONDS, found
+    for log in (program.folder / "logs/worker_0.log", program.folder / "logs/worker_1.log"):
+        # A thread of the worker's own, and others of its libraries; each time anew.
+        assert log.read_text().count("in main_loop") == len(planned)

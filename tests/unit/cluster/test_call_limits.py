@@ -4,7 +4,7 @@ import pytest
 
 from mindrl.cluster.call_limits import CallLimits, Limit, kind_of
 
-ROLLOUT = ("generate_sequences", 64)
+ROLLOUT = ("generate_sequences", 2, 64)
 
 
 @pytest.fixture
@@ -14,7 +14,7 @@ def limits() -> CallLimits:
 
 def test_the_first_call_of_a_kind_has_the_limit_of_the_configuration(limits: CallLimits) -> None:
     limits.note(ROLLOUT, 200.0, 1000)
-    evaluation = limits.of(("generate_sequences", 4096))
+    evaluation = limits.of(("generate_sequences", 2, 4096))
     assert evaluation.seconds == 14_400
     assert evaluation.said == "14400 s (rl_config.worker_call_timeout_seconds)"
 
@@ -25,8 +25,8 @@ def test_a_later_call_may_take_five_times_the_longest_so_far(limits: CallLimits)
     limit = limits.of(ROLLOUT)
     assert (limit.seconds, limit.ticks) == (1500, 5000)
     assert limit.said == "1500 s, the longest such call so far having taken 300.0 s"
-    limits.note(("flush_metrics", 0), 0.01, 0)
-    assert limits.of(("flush_metrics", 0)).seconds == 600
+    limits.note(("flush_metrics", 2, 0), 0.01, 0)
+    assert limits.of(("flush_metrics", 2, 0)).seconds == 600
 
 
 def test_a_call_that_is_late_but_has_done_no_more_than_usual_is_slow_and_not_over() -> None:
@@ -40,6 +40,7 @@ def test_a_call_that_is_late_but_has_done_no_more_than_usual_is_slow_and_not_ove
 def test_calls_with_other_numbers_of_rows_are_of_another_kind() -> None:
     assert kind_of("generate_sequences", [([[1], [2]], "sampling"), ([[3]], "sampling")]) == (
         "generate_sequences",
+        2,
         3,
     )
-    assert kind_of("flush_metrics", [(), ()]) == ("flush_metrics", 0)
+    assert kind_of("flush_metrics", [(), ()]) == ("flush_metrics", 2, 0)

@@ -7,14 +7,25 @@ from pathlib import Path
 import pytest
 from memory_roles import config, data
 
+from mindrl.cluster.call_limits import CallLimits
 from mindrl.cluster.ray_cluster import RayCluster
 from mindrl.errors import InterruptedRunError
+from mindrl.launch import attempts as module
 from mindrl.launch.attempts import Attempts, RunFiles
 from mindrl.layouts.layout import RolloutLayout
 from mindrl.observability.console import StepConsole
 from mindrl.platform.device import planned_platform
 from mindrl.preflight.run_shardings import RunPlan
 from mindrl.trainer.run_log import RunFolder
+
+
+def attempts(folder: Path) -> Attempts:
+    plan = RunPlan(
+        config=config(verifier_function=()), models={}, layouts={}, rollout=RolloutLayout()
+    )
+    run_folder = RunFolder(root=folder)
+    files = RunFiles(run_folder, {"actor": folder / "model"}, StepConsole(1, io.StringIO()))
+    return Attempts(plan, planned_platform("cpu"), data(), files)
 
 
 def test_an_interrupt_that_ray_wraps_while_it_starts_is_an_interrupt_on_record(
@@ -27,11 +38,26 @@ def test_an_interrupt_that_ray_wraps_while_it_starts_is_an_interrupt_on_record(
         raise error from InterruptedRunError("stopped by SIGINT")
 
     monkeypatch.setattr(RayCluster, "start", start)
-    plan = RunPlan(
-        config=config(verifier_function=()), models={}, layouts={}, rollout=RolloutLayout()
-    )
-    folder = RunFolder(root=tmp_path)
-    files = RunFiles(folder, {"actor": tmp_path / "model"}, StepConsole(1, io.StringIO()))
     with pytest.raises(InterruptedRunError, match=r"^stopped by SIGINT$"):
-        Attempts(plan, planned_platform("cpu"), data(), files).run(None)
+        attempts(tmp_path).run(None)
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "interrupted"
+
+
+def test_new_workers_hear_how_long_calls_of_the_former_ones_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Group:
+        def __init__(self, *_: object) -> None:
+            self.limits = CallLimits(first_seconds=14_400, least_seconds=600)
+
+        def stop(self) -> None:
+            pass
+
+    monkeypatch.setattr(module, "WorkerGroup", Group)
+    run = attempts(tmp_path)
+    cluster = RayCluster(run.platform, devices=1, devices_per_node=1, timeout_seconds=1)
+    with run._workers(cluster) as first:
+        first.group.limits.note(("update", 1, 8), 300.0, 20)
+    with run._workers(cluster) as second:
+        assert second.group is not first.group
+        assert second.group.limits.of(("update", 1, 8)).seconds == 1500

@@ -33,7 +33,7 @@ from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
 FAULTS = ROOT / "scripts/faults.yaml"
-SHORT = "not gpu and not npu and not nightly"
+SHORT = "not gpu and not npu and not faults and not nightly"
 WHOLE_SUITE = ("tests/unit", "tests/distributed", "tests/e2e")
 TEST_SECONDS = 300
 """A test that a fault keeps waiting ends after so long, and counts as failed."""

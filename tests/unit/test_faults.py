@@ -49,3 +49,9 @@ def test_a_name_of_tests_that_are_gone_is_refused_even_beside_others(mutate: Any
     fault = mutate.Fault(name="mine", old="1", new="2", tests=names)
     with pytest.raises(mutate.FaultError, match=r"^mine: no test file is named test_gone\.py$"):
         fault.test_files()
+
+
+def test_the_short_suite_is_the_same_for_faults_and_for_the_script_of_all_checks(
+    mutate: Any,
+) -> None:
+    assert f'marks="{mutate.SHORT}"\n' in (ROOT / "scripts/test.sh").read_text("utf-8")

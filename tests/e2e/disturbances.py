@@ -9,7 +9,6 @@ from typing import Any
 
 HERE = Path(__file__).parent
 DRIVER, WORKERS = "driver", ("worker 0", "worker 1")
-_DDP = "megatron.core.distributed.distributed_data_parallel"
 PHASES: Mapping[str, tuple[str, str]] = {
     "data": ("driver", "mindrl.data.run_data:PromptOrder.indices"),
     "to rollout": ("worker", "mindrl.workers.weight_sync:WeightSync.reshard"),
@@ -19,8 +18,8 @@ PHASES: Mapping[str, tuple[str, str]] = {
     "reward": ("driver", "mindrl.rewards.scorer:RewardScorer.score"),
     "log-probs": ("worker", "mindrl.training.megatron.engine:MegatronEngine.forward"),
     "advantage": ("driver", "mindrl.algorithms.advantages:group_normalised_advantages"),
-    "backward": ("worker", "megatron.core.pipeline_parallel.schedules:backward_step"),
-    "reduce": ("worker", f"{_DDP}:DistributedDataParallel.finish_grad_sync"),
+    "backward": ("worker", "torch.autograd:backward"),
+    "reduce": ("worker", "torch.distributed.distributed_c10d:reduce_scatter_tensor"),
     "step": ("worker", "mindrl.training.megatron.training_state:TrainingState.step"),
     "write": ("worker", "mindrl.checkpoint.state_files:write_state"),
     "commit": ("driver", "mindrl.checkpoint.commits:Commits.commit"),

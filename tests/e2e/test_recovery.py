@@ -4,6 +4,8 @@ The tables of `make faults`; each prints what it measured. docs/lab-log.md has t
 """
 
 import json
+import os
+import random
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -83,6 +85,45 @@ def test_workers_that_end_in_any_phase_leave_no_trace_in_what_is_learned(
     print(*rows, sep="\n")
     assert program.summary()["restarts"] == len(planned)
     assert outcome(program.folder) == straight[steps]
+
+
+def test_a_long_run_with_a_fault_every_few_steps_learns_what_an_undisturbed_one_does(
+    straight: dict[int, dict[str, Any]], tiny_model: Path, tmp_path: Path
+) -> None:
+    steps = int(os.environ.get("MINDRL_SOAK_STEPS", "300"))
+    around = environment(tmp_path / "disturbed", at_random(steps // 10, seed=14))
+    asked = [*overrides(tiny_model, steps), "rl_config.heartbeat_timeout_seconds=5"]
+    program = start_program(tmp_path / "run", asked, around)
+    assert program.process.wait(timeout=5000) == 0, program.text()
+    fired = len(witnesses(tmp_path / "disturbed"))
+    assert fired >= 0.8 * steps // 10
+    assert program.summary()["restarts"] == fired
+    lines = program.steps()
+    useful = sum(line["seconds/step"] for line in lines)
+    starts = sum(line.get("seconds/start", 0.0) for line in lines)
+    wall = program.summary()["seconds"]
+    print(
+        f"{steps} steps, {fired} faults: {wall:.0f} s, of these {useful:.0f} s in steps that stayed"
+    )
+    print(
+        f"{starts:.0f} s in {fired + 1} starts; without them {useful / (wall - starts):.1%} useful"
+    )
+    assert outcome(program.folder) == straight[steps]
+
+
+def at_random(count: int, seed: int) -> list[Disturbance]:
+    """Draw faults of all kinds in all phases, on average every tenth step."""
+    draw = random.Random(seed)
+    kinds = ("SIGKILL", "SIGSTOP", "exception", "segfault")
+    return [
+        disturbance(
+            draw.choice(WORKERS_CALL),
+            draw.choice(WORKERS),
+            draw.choice(kinds),
+            call=draw.randint(7, 13),
+        )
+        for _ in range(count)
+    ]
 
 
 def table(program: Program, happened: Sequence[dict[str, Any]]) -> list[str]:

@@ -14,6 +14,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mindrl.cluster.node_watch import END_SECONDS, NodeWatch, ProcessKey, Sight
 from mindrl.cluster.worker_process import Identity
+from mindrl.errors import ClusterError
+
+_ANSWER_SECONDS = 2 * END_SECONDS + 1.0
+"""Another node waits for its workers, kills those that stay, and waits for them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +41,7 @@ class GroupWatch:
         """Look at each once; waits `start_seconds` for the other nodes.
 
         Raises:
-            RayError: Another node does not look.
-            PermissionError: The processes are another user's.
+            ClusterError: Another node does not look.
         """
         self.timeout_seconds = timeout_seconds
         self.interval_seconds = min(1.0, timeout_seconds / 5)
@@ -48,7 +51,10 @@ class GroupWatch:
         here = nodes.pop(ray.get_runtime_context().get_node_id(), {})
         self.here = NodeWatch(here)
         self.others = [_OtherNode(node, keys) for node, keys in nodes.items()]
-        ray.get([each.asked for each in self.others], timeout=start_seconds)
+        try:
+            ray.get([each.asked for each in self.others], timeout=start_seconds)
+        except RayError as error:
+            raise ClusterError(f"the workers of other nodes cannot be watched: {error}") from error
 
     def look(self) -> dict[int, Sight]:
         """Say what each worker did when it was seen last."""
@@ -71,7 +77,7 @@ class GroupWatch:
         asked = [getattr(node.actor, method).remote() for node in self.others]
         getattr(self.here, method)()
         if asked:
-            ray.wait(asked, num_returns=len(asked), timeout=END_SECONDS)
+            ray.wait(asked, num_returns=len(asked), timeout=_ANSWER_SECONDS)
 
 
 class _OtherNode:

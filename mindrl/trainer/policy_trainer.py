@@ -17,7 +17,14 @@ from mindrl.batch.rollouts import Rollouts
 from mindrl.config.resume import recorded_config
 from mindrl.config.run import RunConfig
 from mindrl.data.run_data import PromptOrder, RunData
-from mindrl.errors import NonfiniteError, RewardError, SkippedUpdatesError, StopRequestedError
+from mindrl.errors import (
+    ClusterError,
+    NonfiniteError,
+    ReshardError,
+    RewardError,
+    SkippedUpdatesError,
+    StopRequestedError,
+)
 from mindrl.observability.metrics import Metrics, measured, merge, update_metrics
 from mindrl.observability.run_folder import best_folder
 from mindrl.observability.timing import StageTimer
@@ -105,11 +112,16 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
         self.heed = heed
         try:
             self._run()
-        except (NonfiniteError, RewardError, SkippedUpdatesError, StopRequestedError):
-            # No step is left half learned: the weights are those of the last one on record.
-            self._save_now()
-            if self.run_log.summary.steps != (self.run_log.summary.model_step or 0):
-                self._export()
+        except (NonfiniteError, RewardError, SkippedUpdatesError, StopRequestedError) as end:
+            try:
+                # No step is left half learned: the weights are those of the last one on record.
+                self._save_now()
+                if self.run_log.summary.steps != (self.run_log.summary.model_step or 0):
+                    self._export()
+            except (ClusterError, ReshardError) as error:
+                # Whoever starts new workers for a lost one is not to take it for the end.
+                self.run_log.warn(f"what was learned last could not be saved: {error}")
+                raise end from error
             raise
 
     def _run(self) -> None:

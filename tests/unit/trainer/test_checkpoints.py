@@ -11,7 +11,7 @@ from memory_roles import PROMPTS, MemoryRoles, config, data, rewards, run_log
 
 from mindrl.batch.prompts import Prompt
 from mindrl.checkpoint.commits import Commits, SavedFiles
-from mindrl.errors import OutputError, SkippedUpdatesError, StopRequestedError
+from mindrl.errors import OutputError, SkippedUpdatesError, StopRequestedError, WorkerDiedError
 from mindrl.rewards.scores import Scores
 from mindrl.trainer.grpo_trainer import GrpoTrainer
 
@@ -104,6 +104,25 @@ def test_a_run_that_is_stopped_leaves_the_state_behind_its_last_whole_step(tmp_p
     with pytest.raises(StopRequestedError):
         trainer.run(heed)
     assert commits(tmp_path).steps() == [3, 2]
+
+
+def test_a_worker_that_dies_while_a_stopped_run_is_saved_leaves_it_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: object) -> None:
+        raise WorkerDiedError("worker-1 died")
+
+    monkeypatch.setattr(MemoryRoles, "export", die)
+    trainer = build(tmp_path, MemoryRoles())
+
+    def heed() -> None:
+        if trainer.run_log.summary.steps == 1:
+            raise StopRequestedError("stopped by SIGTERM")
+
+    with pytest.raises(StopRequestedError) as caught:
+        trainer.run(heed)
+    assert isinstance(caught.value.__cause__, WorkerDiedError)
+    assert commits(tmp_path).steps() == [1]
 
 
 def test_without_an_interval_there_is_none(tmp_path: Path) -> None:

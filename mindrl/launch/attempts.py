@@ -109,6 +109,17 @@ class Attempts:
                 found = beginning(config, self.files.folder)
                 restarts.after(*lost, behind=found.step if found else 0)
 
+    @contextmanager
+    def once(self, found: Beginning | None, run_log: RunLog) -> Iterator[PolicyTrainer[Any]]:
+        """Start workers with the state of a checkpoint, for what is not taken up again."""
+        with self._services() as services:
+            self._make_ready(services)
+            with self._workers(services.cluster) as actor:
+                trainer = trainer_of(self.plan, self.data, actor, services.scorer, run_log)
+                if found is not None:
+                    _take_over(trainer, found)
+                yield trainer
+
     def _attempt(
         self, services: _Services, found: Beginning | None, restarts: Restarts
     ) -> tuple[MindrlError, int] | None:
@@ -173,8 +184,7 @@ class Attempts:
         if self.plan.config.rl_config.memory_timeline_steps:
             run_log.note_memory = MemoryWatch(actor.memory_plan(), self.files.folder.root).note
         if found is not None:
-            actor.restore(found.folder, found.updates)
-            trainer.resume(found.step, found.state)
+            _take_over(trainer, found)
             console.note(str(found))
         run_log.of_next_step = start_metrics()
         with stop_requests(self.plan.config.rl_config.grace_seconds) as heed:
@@ -208,3 +218,9 @@ class Attempts:
             yield colocated_actor(group, self.plan)
         finally:
             group.stop()
+
+
+def _take_over(trainer: PolicyTrainer[Any], found: Beginning) -> None:
+    """Give models and trainer the state of a checkpoint."""
+    trainer.workers.restore(found.folder, found.updates)
+    trainer.resume(found.step, found.state)

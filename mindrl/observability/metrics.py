@@ -1,9 +1,18 @@
 """Metrics: numbers under slash-separated names such as `update/policy_loss`."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 Metrics = dict[str, float]
+ValueT = TypeVar("ValueT")
+
+_OF_CARRYING_OUT = ("seconds/", "bytes/", "memory/", "throughput/")
+
+
+def computed(metrics: Mapping[str, ValueT]) -> dict[str, ValueT]:
+    """Leave out what says how a step was carried out, which differs from one time to the next."""
+    return {name: value for name, value in metrics.items() if not name.startswith(_OF_CARRYING_OUT)}
 
 
 def mean_metrics(parts: Sequence[Metrics]) -> Metrics:

@@ -56,5 +56,9 @@ PROGRAMS: Mapping[str, tuple[Callable[[], int], str]] = {
     ),
     "train-grpo": (partial(_start, "train", "train_grpo"), "train with GRPO"),
     "train-ppo": (partial(_start, "train", "train_ppo"), "train with PPO"),
+    "replay": (
+        partial(_start, "replay", "replay", "mindrl replay"),
+        "run a recorded step again, and compare every number",
+    ),
 }
 """By name: what starts it, and what it does in a line."""

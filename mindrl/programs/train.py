@@ -119,8 +119,12 @@ def _data_lines(config: RunConfig) -> Iterator[str]:
     try_rewards(rl.verifier_function, rl.verifier_timeout, data.train.prompts[0].answer)
 
 
-def _train(config: RunConfig, run_dir: Path) -> None:
-    # Without torch all else works: configurations are written and checked on a laptop.
+def require_engines() -> None:
+    """Refuse to train without torch and the engines; all else works without, on a laptop.
+
+    Raises:
+        InstallationError: One of them is not installed.
+    """
     needed = ("torch", TRAINING_BACKEND, ROLLOUT_BACKEND)
     absent = [name for name in needed if find_spec(name) is None]
     if absent:
@@ -128,6 +132,10 @@ def _train(config: RunConfig, run_dir: Path) -> None:
             f"training needs {', '.join(absent)}, which this Python does not have; "
             "`mindrl doctor` says what to install on this machine"
         )
+
+
+def _train(config: RunConfig, run_dir: Path) -> None:
+    require_engines()
     platform = choose_platform(config.rl_config.device)
     plan = check(config, platform, goes_on=(run_dir / CHECKPOINTS).is_dir())
     # Imported late: it brings torch and Ray along, and a refusal costs what a check does.
@@ -143,10 +151,10 @@ def _start(task: Callable[[DictConfig], None], default_config: str) -> None:
     # Hydra would look for one of them beside this file, and for the other behind configs/.
     own_folder = _taken("--config-dir", "-cd", "--config-path", "-cp")
     if (resumed := _taken(_RESUME)) is not None:
-        run_folder = _run_folder(resumed)
-        sys.argv.append(f"hydra.run.dir='{run_folder}'")
+        going_on = run_folder(_RESUME, resumed)
+        sys.argv.append(f"hydra.run.dir='{going_on}'")
         if name is None:
-            name, own_folder = "config", str(run_folder / ".hydra")
+            name, own_folder = "config", str(going_on / ".hydra")
     name = name or default_config
     with composing(name, own_folder, sys.argv[1:]) as (folder, more):
         sys.argv += more
@@ -163,15 +171,15 @@ def _start(task: Callable[[DictConfig], None], default_config: str) -> None:
             raise OutputError(f"the run folder cannot be made: {error}") from error
 
 
-def _run_folder(text: str) -> Path:
-    """Return the folder of a run that is to go on.
+def run_folder(option: str, text: str) -> Path:
+    """Return the folder of a run that an option names.
 
     Raises:
         ConfigError: It is none.
     """
     folder = Path(text).resolve()
     if not (folder / ".hydra/config.yaml").is_file():
-        raise ConfigError(f"{_RESUME} {text}: no run folder; it has no .hydra/config.yaml")
+        raise ConfigError(f"{option} {text}: no run folder; it has no .hydra/config.yaml")
     return folder
 
 

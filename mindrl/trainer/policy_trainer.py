@@ -5,7 +5,7 @@ Shapes: B sequences of a step, T positions.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
@@ -193,7 +193,7 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
         metrics["throughput/response_tokens_per_second"] = rate
         return metrics, RatedBatch(prompts=prompts, rollouts=rollouts, rewarded=rewarded)
 
-    def roll_out(self, step: int) -> tuple[list[Prompt], Rollouts]:
+    def roll_out(self, step: int) -> tuple[Sequence[Prompt], Rollouts]:
         """Take the prompts of a step, and answer them."""
         indices = self.order.indices(step - 1, self.training.global_batch_size)
         prompts = [self.data.train.prompts[index] for index in indices]

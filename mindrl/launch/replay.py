@@ -1,0 +1,146 @@
+"""One step of a run, run again from its checkpoint and its stored responses."""
+
+import json
+import logging
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from mindrl.checkpoint.commits import Commits
+from mindrl.config.run import RunConfig
+from mindrl.data.run_data import read_data
+from mindrl.errors import CheckpointError, ConfigError
+from mindrl.launch.attempts import Attempts, RunFiles
+from mindrl.launch.beginning import Beginning
+from mindrl.launch.interrupts import interrupts_unwrapped
+from mindrl.observability.console import StepConsole
+from mindrl.observability.logs import configure_logging
+from mindrl.observability.metrics import computed, measured, merge
+from mindrl.observability.output_files import json_text
+from mindrl.platform.device import Platform
+from mindrl.preflight.run_shardings import RunPlan
+from mindrl.trainer.comparison import Comparison, Number, compare_metrics, compare_rollouts
+from mindrl.trainer.policy_trainer import PolicyTrainer
+from mindrl.trainer.reward_manager import RatedBatch, Rating
+from mindrl.trainer.rollout_files import RolloutFiles
+from mindrl.trainer.run_log import RunFolder, RunLog, RunSummary
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """What a run has left of a step."""
+
+    step: int
+    replays: RunFolder
+    """Where the logs of a replay go."""
+    metrics: dict[str, Number]
+    """What it computed."""
+    batch: RatedBatch | None
+    """Its responses; None where they are not there."""
+    before: Beginning | None
+    """The state behind the step before it. None where it is the first, of the initial models."""
+
+
+def recorded_step(config: RunConfig, folder: RunFolder, step: int, *, generates: bool) -> Recorded:
+    """Read what a run has left of a step.
+
+    Args:
+        config: Of the replay.
+        folder: Of the run.
+        step: From 1.
+        generates: The responses may be missing, for they are generated anew.
+
+    Raises:
+        ConfigError: It does not suffice; with the steps of which it does.
+        CheckpointError: The checkpoint is damaged.
+        DataError: The file of the responses cannot be read.
+    """
+    lines, files = _lines(folder.metrics), RolloutFiles(folder.rollouts)
+    commits = Commits(folder.checkpoints)
+    before, stored = {each + 1 for each in commits.steps()}, {*files.steps()}
+    if config.megatron_training.begins_from is None:
+        before.add(1)
+    suffices = lines.keys() & before & (lines.keys() if generates else stored)
+    if step not in suffices:
+        lacks = {
+            "no line in metrics.jsonl": step in lines,
+            f"no checkpoint of step {step - 1}": step in before,
+            "no file in rollouts/ (--generate does without)": generates or step in stored,
+        }
+        missing = ", ".join(what for what, is_there in lacks.items() if not is_there)
+        possible = ", ".join(map(str, sorted(suffices))) or "none"
+        raise ConfigError(
+            f"--step {step}: {folder.root} has {missing} for it; "
+            f"steps that can be replayed: {possible}"
+        )
+    return Recorded(
+        step=step,
+        replays=RunFolder(folder.root / "replays" / f"step-{step:08}"),
+        metrics=lines[step],
+        batch=files.read(step) if step in stored else None,
+        before=_behind(commits, step - 1) if step > 1 else None,
+    )
+
+
+def _behind(commits: Commits, step: int) -> Beginning:
+    """Return the state behind a step, if all of its files have their checksums."""
+    found, problems = commits.newest_whole([step])
+    if found is None:
+        raise CheckpointError("\n".join(problems))
+    state = found.state()
+    return Beginning(folder=found.folder, step=step, updates=state["updates"], state=state)
+
+
+def replay(
+    plan: RunPlan, platform: Platform, recorded: Recorded, *, generates: bool, scores: bool
+) -> Comparison:
+    """Run a step again, and compare what it computes with what it computed.
+
+    `generates` rolls out anew, and compares that too; what is learned from are the stored
+    responses, where there are any. `scores` rates them anew.
+
+    Raises:
+        MindrlError: Workers cannot be started, or fail.
+    """
+    folder = recorded.replays
+    configure_logging(folder.logs / "driver.log", level=logging.INFO)
+    data, console = read_data(plan.config), StepConsole(plan.config.megatron_training.train_iters)
+    attempts = Attempts(plan, platform, data, RunFiles(folder, {}, console))
+    console.note(f"starting {plan.config.world_size} worker(s), logs in {folder.logs}")
+    # What a run log writes of this step is not of the run.
+    with TemporaryDirectory() as scratch, interrupts_unwrapped(), console:
+        summary = RunSummary(exports={"actor": Path(scratch, "model")})
+        run_log = RunLog(RunFolder(Path(scratch)), summary, console, [])
+        with attempts.once(recorded.before, run_log) as trainer:
+            return run_again(trainer, recorded, generates=generates, scores=scores)
+
+
+def run_again(
+    trainer: PolicyTrainer[Any], recorded: Recorded, *, generates: bool, scores: bool
+) -> Comparison:
+    """Run a step again on a trainer that has the state of the step before it, and compare."""
+    batch, compared = recorded.batch, Comparison(count=0, differences=())
+    if generates:
+        prompts, rollouts = trainer.roll_out(recorded.step)
+        if batch is not None:
+            compared = compare_rollouts(batch.rollouts, rollouts)
+    if batch is not None:
+        prompts, rollouts = batch.prompts, batch.rollouts
+    if batch is None or scores:
+        rating: Rating = trainer.rewards.compute(prompts, rollouts, blocking=True)
+    else:
+        rating = nullcontext(lambda: batch.rewarded)
+    learned, _ = trainer.train_on(recorded.step, rollouts, rating)
+    metrics = computed(measured(merge(learned, trainer.workers.flush_metrics())))
+    # As they would have been recorded: what is not finite is null.
+    return compared + compare_metrics(recorded.metrics, json.loads(json_text(metrics)))
+
+
+def _lines(path: Path) -> dict[int, dict[str, Number]]:
+    """Read what each step computed; those of evaluations are other lines."""
+    if not path.is_file():
+        return {}
+    lines = map(json.loads, path.read_text("ascii").splitlines())
+    return {line.pop("step"): computed(line) for line in lines if "seconds/step" in line}

@@ -1,0 +1,86 @@
+"""A step of a real run, run again: every number is what it was, and a change is found."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from program import CHECKOUT, start_program
+
+from mindrl.checkpoint.commits import checksum_of
+
+pytestmark = pytest.mark.e2e
+
+KEPT = (
+    "megatron_training.train_iters=3",
+    "megatron_training.save_interval=1",
+    "megatron_training.keep_rollouts=3",
+    "rl_config.test_freq=0",
+)
+
+
+def recorded(folder: Path, model: Path, program: str, *overrides: str) -> Path:
+    """Train for three steps; returns the run folder."""
+    asked = [f"actor_config.load={model}", *KEPT, *overrides]
+    run = start_program(folder, asked, program=program)
+    assert run.process.wait(timeout=600) == 0, run.text()
+    return folder
+
+
+def replayed(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "cli/replay.py", str(folder), *arguments],
+        cwd=CHECKOUT,
+        env=os.environ | {"COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Return the checksum of each file but those of replays."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    named = {str(path.relative_to(folder)): checksum_of(path) for path in files}
+    return {name: each for name, each in named.items() if not name.startswith("replays/")}
+
+
+def test_a_step_is_replayed_to_the_bit_and_a_changed_learning_rate_is_named(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    folder = recorded(tmp_path / "run", tiny_model, "train_grpo")
+    before = contents(folder)
+
+    equal = replayed(folder, "--step", "3")
+    assert equal.returncode == 0, equal.stdout + equal.stderr
+    assert equal.stdout.splitlines()[-1] == "step 3: all 22 numbers are equal to the bit"
+
+    other = replayed(folder, "--step", "3", "actor_config.lr=1e-3")
+    assert other.returncode == 1, other.stdout + other.stderr
+    *_, title, difference, last = other.stdout.splitlines()
+    assert title.split() == ["name", "recorded", "replayed", "difference"]
+    assert difference.split()[0] == "update/lr"
+    assert last == "step 3: 1 of 22 numbers differ"
+
+    assert contents(folder) == before
+    logs = {path.name for path in (folder / "replays/step-00000003/logs").iterdir()}
+    assert logs == {"driver.log", "worker_0.log", "worker_1.log"}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("program", ["train_grpo", "train_ppo"])
+def test_rollouts_and_rewards_of_a_replay_are_those_of_the_run(
+    program: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    """Of step 1 the initial models are the checkpoint; of step 3 every token is compared."""
+    more = ("rl_config.shuffle_mini_batch=true", "rl_config.mini_batch_size=16")
+    folder = recorded(tmp_path / "run", tiny_model, program, *more)
+    for step in ("1", "3"):
+        again = replayed(folder, "--step", step, "--generate", "--score")
+        assert again.returncode == 0, again.stdout + again.stderr
+        last = again.stdout.splitlines()[-1]
+        assert last.endswith("numbers are equal to the bit")
+        # Three for each token of 256 responses or more, and the metrics.
+        assert int(last.split()[3]) > 3 * 256

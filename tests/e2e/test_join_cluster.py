@@ -105,7 +105,8 @@ def test_workers_that_are_stopped_are_found_and_ended_on_both_nodes(
     _, environment = users_cluster
     overrides = [
         f"actor_config.load={tiny_model}",
-        "rl_config.heartbeat_timeout_seconds=5",
+        # A first update takes more than 5 on a machine that is busy with much else.
+        "rl_config.heartbeat_timeout_seconds=10",
         "rl_config.actor_resource.npus_per_node=1",
     ]
     program = start_program(tmp_path / "run", overrides, environment)
@@ -117,7 +118,7 @@ def test_workers_that_are_stopped_are_found_and_ended_on_both_nodes(
     stopped = time.monotonic()
 
     assert program.process.wait(timeout=60) == 1
-    assert time.monotonic() - stopped < 25
+    assert time.monotonic() - stopped < 30
     assert gone(workers, timeout_seconds=1)
     named = r"worker-0 \(rank 0, [^)]*\), worker-1 \(rank 1, [^)]*\) did not run, stopped by"
     assert re.search(named, program.text()), program.text()

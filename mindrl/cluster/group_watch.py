@@ -134,7 +134,9 @@ class Vigil:
     def _judge(self, pending: Sequence[int]) -> Hang | None:
         limit = self.watch.timeout_seconds
         said = f"for {limit} s (rl_config.heartbeat_timeout_seconds)"
-        if stopped := [rank for rank in pending if self.stopped[rank] >= limit]:
+        stopped = [rank for rank in pending if self.stopped[rank]]
+        if any(self.stopped[rank] >= limit for rank in stopped):
+            # All that are: those of other nodes are seen later.
             return Hang(ranks=stopped, seen=f"did not run, stopped by a signal, {said}")
         if not self.silence_counts:
             return None

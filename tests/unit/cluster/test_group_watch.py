@@ -61,6 +61,22 @@ def test_a_stopped_worker_is_found_beside_one_that_gets_on(start: Start) -> None
     assert found(watch, silence_counts=False) == Hang(ranks=[1], seen=stopped)
 
 
+def test_a_worker_that_is_seen_to_be_stopped_later_is_named_beside_the_first(start: Start) -> None:
+    """As one on another node, of which the driver hears a look later."""
+    watch = start("gets_on", "gets_on")
+    vigil, (first, second) = Vigil(watch, silence_counts=False), watch.here.processes.values()
+    first.suspend()
+    for _ in range(3):
+        assert vigil.look([0, 1]) is None
+        time.sleep(watch.interval_seconds)
+    second.suspend()
+    deadline = time.monotonic() + 10
+    while (hang := vigil.look([0, 1])) is None and time.monotonic() < deadline:
+        time.sleep(watch.interval_seconds)
+    assert vigil.stopped[1] < 1
+    assert hang == Hang(ranks=[0, 1], seen=f"did not run, stopped by a signal, {LIMIT}")
+
+
 def test_whoever_waits_is_well_while_another_gets_on_and_hangs_with_one_that_spins(
     start: Start,
 ) -> None:

@@ -164,7 +164,7 @@ def test_a_driver_that_is_killed_in_any_phase_is_started_again_and_leaves_nothin
 
 @contextmanager
 def leaves_nothing(program: Program) -> Iterator[None]:
-    """See that all is gone behind a program: its workers at once, Ray's helpers as Ray ends them."""
+    """See that all is gone behind a program: its workers at once, Ray's helpers when Ray looks."""
     segments = set(SHARED_MEMORY.iterdir())
     seen: set[psutil.Process] = set()
     workers: set[psutil.Process] = set()

@@ -65,7 +65,8 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(
         assert resumed.summary()[kept] == straight.summary()[kept]
 
 
-@pytest.mark.parametrize("weights_alone", [False, pytest.param(True, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("weights_alone", [False, True])
 def test_a_new_run_begins_from_the_checkpoint_of_another(
     weights_alone: bool, tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -8,8 +8,8 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -151,36 +151,39 @@ def test_a_driver_that_is_killed_in_any_phase_is_started_again_and_leaves_nothin
 ) -> None:
     planned = [disturbance(phase, DRIVER, "SIGKILL", call=2) for phase in PHASES]
     around = environment(tmp_path / "disturbed", planned)
-    steps = len(planned) + 4
+    steps, remains = len(planned) + 4, Remains()
     program = start_program(tmp_path / "run", overrides(tiny_model, steps), around)
     for number in range(len(planned)):
-        with leaves_nothing(program):
-            assert program.process.wait(timeout=600) == -signal.SIGKILL, program.text()
+        assert remains.code_of(program) == -signal.SIGKILL, program.text()
         assert len(witnesses(tmp_path / "disturbed")) == number + 1
         program = resume(program.folder, "train_grpo", around)
-    assert program.process.wait(timeout=600) == 0, program.text()
+    assert remains.code_of(program) == 0, program.text()
+    remains.look()
     assert outcome(program.folder) == straight[steps]
 
 
-@contextmanager
-def leaves_nothing(program: Program) -> Iterator[None]:
-    """See that all is gone behind a program: its workers at once, Ray's helpers when Ray looks."""
-    segments = set(SHARED_MEMORY.iterdir())
-    seen: set[psutil.Process] = set()
-    workers: set[psutil.Process] = set()
-    while program.process.poll() is None:
-        with suppress(psutil.NoSuchProcess):
-            seen |= set(program.descendants())
-            workers |= set(program.workers())
-        time.sleep(0.5)
-    yield
-    began = time.monotonic()
-    assert gone([*workers], timeout_seconds=10), workers
-    ours = time.monotonic() - began
-    # They look for a dead Ray every ten seconds or so.
-    assert gone([*seen], timeout_seconds=60), seen
-    print(f"gone: workers {ours:.1f} s, all {time.monotonic() - began:.1f} s behind the driver")
-    assert orphans(set(SHARED_MEMORY.iterdir()) - segments) == []
+class Remains:
+    """What ended programs have left: nothing of ours, and of Ray's only what ends by itself."""
+
+    def __init__(self) -> None:
+        self.segments = set(SHARED_MEMORY.iterdir())
+        self.seen: set[psutil.Process] = set()
+
+    def code_of(self, program: Program) -> int:
+        """Wait for a program, whose workers end with it; returns its exit code."""
+        workers: set[psutil.Process] = set()
+        while program.process.poll() is None:
+            with suppress(psutil.NoSuchProcess):
+                self.seen |= set(program.descendants())
+                workers |= set(program.workers())
+            time.sleep(0.2)
+        assert gone([*workers], timeout_seconds=10), workers
+        return program.process.wait()
+
+    def look(self) -> None:
+        """See that nothing is left; Ray's agents look for a Ray that is gone for a minute."""
+        assert gone([*self.seen], timeout_seconds=100), self.seen
+        assert orphans(set(SHARED_MEMORY.iterdir()) - self.segments) == []
 
 
 @pytest.mark.parametrize("kind", ["SIGTERM", "SIGINT"])
@@ -189,16 +192,16 @@ def test_a_run_that_is_asked_to_stop_in_any_phase_leaves_a_checkpoint_of_its_las
 ) -> None:
     planned = [disturbance(phase, DRIVER, kind, call=2) for phase in PHASES]
     around = environment(tmp_path / "disturbed", planned)
-    steps = 2 * len(planned) + 4
+    steps, remains = 2 * len(planned) + 4, Remains()
     program = start_program(tmp_path / "run", overrides(tiny_model, steps), around)
     for number in range(len(planned)):
-        with leaves_nothing(program):
-            assert program.process.wait(timeout=600) == 130, program.text()
+        assert remains.code_of(program) == 130, program.text()
         took = time.time() - witnesses(tmp_path / "disturbed")[number]["time"]
         print(f"| {[*PHASES][number]} | {kind} | {took:.1f} |")
         assert took < 30
         newest = max(Commits(program.folder / "checkpoints").steps())
         assert newest == len(program.steps())
         program = resume(program.folder, "train_grpo", around)
-    assert program.process.wait(timeout=600) == 0, program.text()
+    assert remains.code_of(program) == 0, program.text()
+    remains.look()
     assert outcome(program.folder) == straight[steps]

@@ -15,6 +15,11 @@ from program import gone, start_program
 
 pytestmark = pytest.mark.e2e
 
+SILENT_FOR_5_SECONDS = (
+    "rl_config.heartbeat_timeout_seconds=5",
+    # A micro-batch takes less, also where two cores are shared with others.
+    "rl_config.n_samples_per_prompt=2",
+)
 SECONDS = 15
 """For who is silent for 5."""
 WORKERS_CALL = [phase for phase, (caller, _) in PHASES.items() if caller == "worker"]
@@ -26,7 +31,7 @@ def test_a_stopped_worker_ends_a_run_that_saves_nothing_by_name(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     around = environment(tmp_path / "disturbed", [disturbance("decode", WORKERS[1], "SIGSTOP")])
-    overrides = [f"actor_config.load={tiny_model}", "rl_config.heartbeat_timeout_seconds=5"]
+    overrides = [f"actor_config.load={tiny_model}", *SILENT_FOR_5_SECONDS]
     program = start_program(tmp_path / "run", overrides, around)
     while not (happened := witnesses(tmp_path / "disturbed")):
         assert program.process.poll() is None, program.text()
@@ -68,7 +73,7 @@ def test_workers_that_hang_in_any_phase_are_found_and_a_run_that_saves_goes_on(
         f"actor_config.load={tiny_model}",
         f"megatron_training.train_iters={2 + 3 * len(planned)}",
         "megatron_training.save_interval=1",
-        "rl_config.heartbeat_timeout_seconds=5",
+        *SILENT_FOR_5_SECONDS,
         "rl_config.init_kl_coef=0.001",
         "rl_config.test_freq=0",
         "rl_config.max_restarts=100",

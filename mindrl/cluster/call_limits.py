@@ -8,7 +8,7 @@ from typing import Any
 _FACTOR = 5
 """Times the longest call so far."""
 
-Kind = tuple[str, int, int]
+CallKind = tuple[str, int, int]
 """A method, how many ranks are asked, and how many rows all of them together are given."""
 
 
@@ -47,10 +47,10 @@ class CallLimits:
     """For the first call of a kind: of `rl_config.worker_call_timeout_seconds`."""
     least_seconds: int
     """For every other: of `rl_config.heartbeat_timeout_seconds`."""
-    longest: dict[Kind, tuple[float, int]] = field(default_factory=dict)
+    longest: dict[CallKind, tuple[float, int]] = field(default_factory=dict)
     """Seconds, and ticks of the busiest worker, of the longest call and of the busiest."""
 
-    def of(self, kind: Kind) -> Limit:
+    def of(self, kind: CallKind) -> Limit:
         """Return the limit of a call that begins now."""
         if kind not in self.longest:
             said = f"{self.first_seconds} s (rl_config.worker_call_timeout_seconds)"
@@ -60,13 +60,13 @@ class CallLimits:
         said = f"{limit:.0f} s, the longest such call so far having taken {seconds:.1f} s"
         return Limit(seconds=limit, said=said, ticks=_FACTOR * ticks)
 
-    def note(self, kind: Kind, seconds: float, ticks: int) -> None:
+    def note(self, kind: CallKind, seconds: float, ticks: int) -> None:
         """Take note of a call that was answered."""
         before = self.longest.get(kind, (0.0, 0))
         self.longest[kind] = max(before[0], seconds), max(before[1], ticks)
 
 
-def kind_of(method: str, arguments: Sequence[tuple[Any, ...]]) -> Kind:
+def kind_of(method: str, arguments: Sequence[tuple[Any, ...]]) -> CallKind:
     """Tell calls apart that differ in length for a reason, such as a rollout and an evaluation.
 
     There is a tuple of arguments for each rank; the first of them has the rows, if there are any.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import psutil
 
-from mindrl.observability.progress import Count, ProgressPage
+from mindrl.observability.progress import ProgressPage, Ticks
 
 _DUMP_SECONDS = 1.0
 """A process writes its stacks within milliseconds, on a machine that is not overloaded."""
@@ -29,7 +29,7 @@ class ProcessKey(NamedTuple):
 class Sight:
     """What is seen of a worker at one moment."""
 
-    count: Count
+    count: Ticks
     status: str
     """In psutil's words: `running`, `sleeping`, `stopped`."""
 

@@ -18,7 +18,7 @@ _MEMORY = "/dev/shm"  # noqa: S108 - what is made there has no name
 
 
 @dataclass(frozen=True, kw_only=True)
-class Count:
+class Ticks:
     """What a page says."""
 
     ticks: int
@@ -96,10 +96,10 @@ class ProgressPage:
             memory = mmap.mmap(file.fileno(), _BYTES, prot=mmap.PROT_READ)
         self.cells = memoryview(memory).cast("Q")
 
-    def read(self) -> Count:
+    def read(self) -> Ticks:
         """Return what it says now."""
         ticks, begun, is_steady = self.cells[:3]
-        return Count(ticks=ticks, work=ticks - begun, is_steady=bool(is_steady))
+        return Ticks(ticks=ticks, work=ticks - begun, is_steady=bool(is_steady))
 
 
 PROGRESS = Progress()

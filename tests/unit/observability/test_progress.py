@@ -4,7 +4,7 @@ import subprocess
 import sys
 import threading
 
-from mindrl.observability.progress import Count, Progress, ProgressPage
+from mindrl.observability.progress import Progress, ProgressPage, Ticks
 
 CHILD = """
 import sys
@@ -23,13 +23,13 @@ def test_another_process_reads_the_ticks_and_those_of_the_call() -> None:
         assert child.stdin is not None
         assert child.stdout is not None
         page = ProgressPage(child.pid, int(child.stdout.readline()))
-        assert page.read() == Count(ticks=0, work=0, is_steady=False)
+        assert page.read() == Ticks(ticks=0, work=0, is_steady=False)
         for line, expected in (
-            ("[tick() for _ in range(7)]", Count(ticks=7, work=7, is_steady=False)),
-            ("PROGRESS.begin()", Count(ticks=8, work=0, is_steady=False)),
+            ("[tick() for _ in range(7)]", Ticks(ticks=7, work=7, is_steady=False)),
+            ("PROGRESS.begin()", Ticks(ticks=8, work=0, is_steady=False)),
             (
                 "on = PROGRESS.steady(); on.__enter__(); tick()",
-                Count(ticks=9, work=1, is_steady=True),
+                Ticks(ticks=9, work=1, is_steady=True),
             ),
         ):
             child.stdin.write(f"{line}\n")

@@ -38,6 +38,8 @@ class Disturbance:
     victim: str
     kind: str
     """A signal to the victim; or what the caller does, who then is the victim."""
+    anew: bool = False
+    """Only in a process that was started behind what happened before."""
 
 
 def disturbance(phase: str, victim: str, kind: str, *, call: int = 3) -> Disturbance:

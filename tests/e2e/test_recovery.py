@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +191,8 @@ class Remains:
 def test_a_run_that_is_asked_to_stop_in_any_phase_leaves_a_checkpoint_of_its_last_step(
     kind: str, straight: dict[int, dict[str, Any]], tiny_model: Path, tmp_path: Path
 ) -> None:
-    planned = [disturbance(phase, DRIVER, kind, call=2) for phase in PHASES]
+    # A second signal would end the run at once.
+    planned = [replace(disturbance(phase, DRIVER, kind, call=2), anew=True) for phase in PHASES]
     around = environment(tmp_path / "disturbed", planned)
     steps, remains = 2 * len(planned) + 4, Remains()
     program = start_program(tmp_path / "run", overrides(tiny_model, steps), around)

@@ -38,15 +38,20 @@ class Disturbance:
 
     def __init__(self, folder: Path, number: int, entry: dict[str, Any]) -> None:
         self.folder, self.number, self.entry, self.calls = folder, number, entry, 0
+        self.was_its_turn = self.is_its_turn()
 
     def witness(self, number: int) -> Path:
         return self.folder / f"{number:03}.json"
+
+    def is_its_turn(self) -> bool:
+        """Say whether the one before it has happened."""
+        return not self.number or self.witness(self.number - 1).exists()
 
     def meet(self) -> None:
         """Happen, where this is the call of the process that was named, and it is its turn."""
         if self.witness(self.number).exists() or who() != self.entry["caller"]:
             return
-        if self.number and not self.witness(self.number - 1).exists():
+        if not (self.was_its_turn if self.entry["anew"] else self.is_its_turn()):
             return
         self.calls += 1
         if self.calls < self.entry["call"]:

@@ -1,6 +1,6 @@
 """The attempts at a run: a lost worker ends one of them, and new workers begin the next."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,7 +27,6 @@ from mindrl.launch.provenance import provenance
 from mindrl.launch.restarts import Restarts
 from mindrl.launch.shrink import shrunk
 from mindrl.observability.console import StepConsole
-from mindrl.observability.metrics import Metrics
 from mindrl.observability.output_files import forget_later_steps
 from mindrl.observability.trackers import JsonlTracker, TensorboardTracker, Tracker
 from mindrl.platform.device import Platform
@@ -112,13 +111,8 @@ class Attempts:
     @contextmanager
     def once(self, found: Beginning | None, run_log: RunLog) -> Iterator[PolicyTrainer[Any]]:
         """Start workers with the state of a checkpoint, for what is not taken up again."""
-        with self._services() as services:
-            self._make_ready(services)
-            with self._workers(services.cluster) as actor:
-                trainer = trainer_of(self.plan, self.data, actor, services.scorer, run_log)
-                if found is not None:
-                    _take_over(trainer, found)
-                yield trainer
+        with self._services() as services, self._trainer(services, found, run_log) as trainer:
+            yield trainer
 
     def _attempt(
         self, services: _Services, found: Beginning | None, restarts: Restarts
@@ -128,12 +122,15 @@ class Attempts:
         run_log = self.files.open(config, found)
         summary, summary.restarts = run_log.summary, restarts.count
         try:
-            with interrupts_unwrapped():
-                self._make_ready(services)
-                with self._workers(services.cluster) as actor:
-                    self.has_begun = True
-                    trainer = trainer_of(self.plan, self.data, actor, services.scorer, run_log)
-                    self._train(trainer, found, run_log, restarts.metrics)
+            with interrupts_unwrapped(), self._trainer(services, found, run_log) as trainer:
+                if config.rl_config.memory_timeline_steps:
+                    memory = trainer.workers.memory_plan()
+                    run_log.note_memory = MemoryWatch(memory, self.files.folder.root).note
+                if found is not None:
+                    self.files.console.note(str(found))
+                run_log.of_next_step = restarts.metrics()
+                with stop_requests(config.rl_config.grace_seconds) as heed:
+                    trainer.run(heed)
             summary.status = "completed"
         except InterruptedRunError:
             summary.status = "interrupted"
@@ -172,23 +169,19 @@ class Attempts:
             tell(f"rl_config.on_device_loss=shrink: on with {cluster.devices} device(s): {layouts}")
             cluster.reserve_again(rl.device_wait_seconds)
 
-    def _train(
-        self,
-        trainer: PolicyTrainer[Any],
-        found: Beginning | None,
-        run_log: RunLog,
-        start_metrics: Callable[[], Metrics],
-    ) -> None:
-        """Give models and trainer the state of a checkpoint, and train."""
-        actor, console = trainer.workers, self.files.console
-        if self.plan.config.rl_config.memory_timeline_steps:
-            run_log.note_memory = MemoryWatch(actor.memory_plan(), self.files.folder.root).note
-        if found is not None:
-            _take_over(trainer, found)
-            console.note(str(found))
-        run_log.of_next_step = start_metrics()
-        with stop_requests(self.plan.config.rl_config.grace_seconds) as heed:
-            trainer.run(heed)
+    @contextmanager
+    def _trainer(
+        self, services: _Services, found: Beginning | None, run_log: RunLog
+    ) -> Iterator[PolicyTrainer[Any]]:
+        """Start workers, and give them and their trainer the state of a checkpoint."""
+        self._make_ready(services)
+        with self._workers(services.cluster) as actor:
+            self.has_begun = True
+            trainer = trainer_of(self.plan, self.data, actor, services.scorer, run_log)
+            if found is not None:
+                actor.restore(found.folder, found.updates)
+                trainer.resume(found.step, found.state)
+            yield trainer
 
     @contextmanager
     def _services(self) -> Iterator[_Services]:
@@ -218,9 +211,3 @@ class Attempts:
             yield colocated_actor(group, self.plan)
         finally:
             group.stop()
-
-
-def _take_over(trainer: PolicyTrainer[Any], found: Beginning) -> None:
-    """Give models and trainer the state of a checkpoint."""
-    trainer.workers.restore(found.folder, found.updates)
-    trainer.resume(found.step, found.state)

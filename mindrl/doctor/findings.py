@@ -36,7 +36,7 @@ def device_packages(facts: Facts) -> Iterator[Observation]:
     """Compare the packages of the device with their pins."""
     needs = facts.machine.needs
     for each in facts.declared.extras[needs.extra]:
-        yield _package(facts, each, needs.how_to_install)
+        yield _package(facts, each, needs.advice.get(each.name, needs.how_to_install))
     for pin in needs.pins:
         where = f"branch {pin.branch}, commit {pin.commit[:12]}" if pin.commit else "from source"
         advice = f"install {pin.requirement}, {where}; {PINS_PAGE} says how"
@@ -44,13 +44,20 @@ def device_packages(facts: Facts) -> Iterator[Observation]:
 
 
 def torch_build(facts: Facts) -> Iterator[Observation]:
-    """Find a torch that was built for another device: its version says so behind a plus."""
+    """Find a torch that was built for another device: its version says so behind a plus.
+
+    A torchvision that was built for another torch raises when it is imported.
+    """
     needs = facts.machine.needs
-    version = facts.versions.get("torch") or ""
+    version, vision = (facts.versions.get(name) or "" for name in ("torch", "torchvision"))
     build = version.partition("+")[2]
     if needs.wrong_torch_build and re.search(needs.wrong_torch_build, build):
         found = f"{version} is built for another device than {facts.machine.platform.kind}"
         yield Observation("torch build", found, "problem", needs.how_to_install)
+    elif version and vision and vision.partition("+")[2] != build:
+        found = f"torch {version} and torchvision {vision} may not fit"
+        advice = "if `import torchvision` raises, as of an operator nms that does not exist, "
+        yield Observation("torch build", found, "note", advice + "install both from one index")
 
 
 def rival_engines(facts: Facts) -> Iterator[Observation]:

@@ -42,6 +42,9 @@ TORCH = Pin("torch", "torch", "2.10.0", "extra")
 TORCH_NPU = Pin("torch-npu", "torch_npu", "2.10.0.post4", "extra")
 MEGATRON = Pin("megatron-core", "megatron.core", "0.16.1", "extra")
 VLLM_ASCEND = Pin("vllm-ascend", "vllm_ascend", "0.23.0.post1", "extra")
+# vllm-ascend asks for these two; MindSpeed does not start without them, and says so nowhere.
+TRITON = Pin("triton-ascend", "triton", "3.2.2", "extra")
+TORCHVISION = Pin("torchvision", "torchvision", "0.25.0", "extra")
 # Its wheel asks for torch 2.11.0, so it is built for no device of its own, without dependencies.
 VLLM = Pin("vllm", "vllm", "0.23.0", "source")
 RAY = Pin("ray", "ray", "2.60.0", "dependency")
@@ -55,7 +58,7 @@ MINDSPEED = Pin(
     commit="e4772499f7eb9fa9a68919dd1eaddef00e915b2d",
 )
 
-PINS = (TORCH, TORCH_NPU, MEGATRON, VLLM, VLLM_ASCEND, MINDSPEED, RAY)
+PINS = (TORCH, TORCH_NPU, MEGATRON, VLLM, VLLM_ASCEND, TRITON, TORCHVISION, MINDSPEED, RAY)
 """Every package whose version matters on a node."""
 
 CANN_VERSION = "9.1.0"

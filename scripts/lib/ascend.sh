@@ -202,7 +202,7 @@ for name in sys.argv[1:]:
         found = None
     if found is None:
         print(name)
-' torch_npu vllm_ascend mindspeed megatron.core ray hydra
+' torch_npu vllm_ascend triton torchvision mindspeed megatron.core ray hydra
 }
 
 check_packages() {
@@ -217,6 +217,13 @@ check_packages() {
             vllm_ascend)
                 find_fault "Python package: vllm_ascend" \
                     "$PYTHON -m pip install $(pinned vllm-ascend), and vLLM of its version built with VLLM_TARGET_DEVICE=empty"
+                ;;
+            triton)
+                find_fault "Python package: triton, which MindSpeed imports" \
+                    "$PYTHON -m pip install $(pinned triton-ascend) --extra-index-url \"\$ASCEND_INDEX\": docs/how-to/install-npu.md"
+                ;;
+            torchvision)
+                find_fault "Python package: torchvision, which MindSpeed imports" "$PYTHON -m pip install $(pinned torchvision)"
                 ;;
             mindspeed)
                 find_fault "Python package: mindspeed" \

@@ -13,6 +13,8 @@ from mindrl.platform.npu_versions import (
     RAY,
     TORCH,
     TORCH_NPU,
+    TORCHVISION,
+    TRITON,
     VLLM,
     VLLM_ASCEND,
     Pin,
@@ -151,7 +153,7 @@ _VLLM_ASCEND = (
             values=(pin.version,),
             used_by=_VERSIONS,
         )
-        for pin in (TORCH, TORCH_NPU)
+        for pin in (TORCH, TORCH_NPU, TORCHVISION, TRITON)
     ),
     Entry(
         pin=VLLM_ASCEND,

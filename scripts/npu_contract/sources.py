@@ -6,7 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindrl.platform.npu_versions import MINDSPEED, PINS, TORCH, VLLM, VLLM_ASCEND, Pin
+from mindrl.platform.npu_versions import (
+    MINDSPEED,
+    PINS,
+    TORCH,
+    TORCHVISION,
+    TRITON,
+    VLLM,
+    VLLM_ASCEND,
+    Pin,
+)
 from npu_contract.package_index import download, published_file
 from npu_contract.published_source import (
     PublishedSource,
@@ -15,8 +24,8 @@ from npu_contract.published_source import (
     open_source,
 )
 
-CHECKED_PINS = tuple(pin for pin in PINS if pin is not TORCH)
-"""Torch itself is run by the tests of every other device."""
+CHECKED_PINS = tuple(pin for pin in PINS if pin not in (TORCH, TORCHVISION, TRITON))
+"""Torch itself is run by the tests of every other device; of the other two mindrl names nothing."""
 
 _INSTALLED = frozenset({"ray", "megatron-core"})
 """Packages that run on every device in the version that is pinned."""

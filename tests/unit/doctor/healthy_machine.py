@@ -65,7 +65,8 @@ def versions() -> dict[str, str | None]:
     for each in (*needed.own, *needed.extras["npu"]):
         pins = [pin.version for pin in each.specifier]
         found[each.name] = pins[0] if pins else "1.0"
-    return found | {"torch": "2.10.0+cpu", "mindspeed": "0.16.0"}
+    builds = {"torch": "2.10.0+cpu", "torchvision": "0.25.0+cpu"}
+    return found | builds | {"mindspeed": "0.16.0"}
 
 
 HEALTHY = Facts(

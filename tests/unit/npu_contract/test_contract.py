@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[3]
 VENDORS = ("torch_npu", "mindspeed", "vllm_ascend")
 DEVICE = "torch_npu.npu"
 OF_NO_VENDOR = {"OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM", "HF_HUB_OFFLINE"}
-OUR_VARIABLES = {"ASCEND_INSTALL_DIR"}
+OUR_VARIABLES = {"ASCEND_INSTALL_DIR", "ASCEND_INDEX"}
 ENGINE = ("mindrl/rollout/vllm/engine.py", "mindrl/rollout/vllm/shards.py")
 OF_THE_CPU_WORKER = {"resident_bytes"}
 """Asked of mindrl's own worker, which stands for the engine's on a CPU."""

@@ -52,8 +52,8 @@ def page_facts() -> Facts:
         host=replace(MACHINE.host, open_files=1024, container_memory=512 * GIB),
         network=replace(MACHINE.network, reserved_ports=()),
     )
-    versions = {**HEALTHY.versions, "torch-npu": "2.9.0", "mindspeed": None}
-    return replace(HEALTHY, machine=machine, versions=versions)
+    versions = {"torch-npu": "2.9.0", "triton-ascend": None, "mindspeed": None}
+    return replace(HEALTHY, machine=machine, versions={**HEALTHY.versions, **versions})
 
 
 def test_the_page_shows_what_is_said_of_its_machine_and_every_option() -> None:

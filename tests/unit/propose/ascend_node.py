@@ -90,7 +90,15 @@ def ready_node(tmp_path: Path) -> Iterator[Node]:
     # Like the real one: chatty, with failing commands and unset variables.
     lines = [f"export ASCEND_HOME_PATH={toolkit}", "echo loading", "false", "echo $NEVER_SET"]
     (toolkit / "set_env.sh").write_text("\n".join(lines))
-    for name in ("torch_npu", "vllm_ascend", "mindspeed", "ray", "megatron/core"):
+    for name in (
+        "torch_npu",
+        "vllm_ascend",
+        "triton",
+        "torchvision",
+        "mindspeed",
+        "ray",
+        "megatron/core",
+    ):
         package = tmp_path / "packages" / name
         package.mkdir(parents=True)
         (package / "__init__.py").write_text("raise RuntimeError('imported on the wrong machine')")

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -27,6 +27,7 @@ CHECKPOINTS = "checkpoints"
 MANIFEST = "manifest.json"
 STATE = "run_state.json"
 _VERSION = 1
+_REPORT = "rank-{:05}.json"
 _STEP = re.compile(r"step-(\d{8})")
 _HASHED_BYTES = 16 << 20
 _SYNCED_BYTES = 256 << 20
@@ -55,6 +56,16 @@ class SavedFiles:
     """That other work waited for it."""
     failure: str | None = None
     """Why there are no files."""
+
+    def report(self, folder: Path, *, rank: int, ranks: int) -> None:
+        """Tell whoever commits, in a file beside those written, that one of so many ranks is done.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        building, report = folder / f".{rank}", folder / _REPORT.format(rank)
+        building.write_text(json.dumps({"ranks": ranks, "saved": asdict(self)}), "utf-8")
+        building.rename(report)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +115,18 @@ class Commits:
             )
         return building
 
+    def reported(self, step: int) -> list[SavedFiles] | None:
+        """Return what each rank has written of a step that was begun; None before all have."""
+        found: list[SavedFiles] = []
+        with suppress(OSError, ValueError):
+            while True:
+                told = json.loads((self._building(step) / _REPORT.format(len(found))).read_text())
+                files = tuple(WrittenFile(**each) for each in told["saved"].pop("files"))
+                found.append(SavedFiles(files=files, **told["saved"]))
+                if len(found) == told["ranks"]:
+                    return found
+        return None
+
     def commit(
         self, step: int, files: Iterable[WrittenFile], state: Mapping[str, object]
     ) -> Checkpoint:
@@ -124,6 +147,8 @@ class Commits:
                         f"{building / each.name} has {found} bytes, {each.nbytes} were written: "
                         "all nodes must see one folder"
                     )
+            for report in building.glob("rank-*.json"):
+                report.unlink()
             _write_object(building / MANIFEST, _manifest(step, listed))
             _sync_folder(building)
             _remove(target)

@@ -51,6 +51,8 @@ class WorkerGroup:
         self.identities: list[Identity] = []
         self.watch: GroupWatch | None = None
         self.handles: list[Any] = []
+        self.meanwhile: Callable[[], None] = lambda: None
+        """Done again and again while calls are waited for; does not take long."""
         for rank, log in enumerate(self.logs):
             options = cluster.worker_options(
                 rank, deterministic=config.megatron_training.is_deterministic
@@ -125,6 +127,7 @@ class WorkerGroup:
             seconds = limit.left() if vigil is None else vigil.interval_seconds
             done, _ = ray.wait(list(pending), num_returns=1, timeout=seconds)
             if not done:
+                self.meanwhile()
                 self._refuse_hang(list(pending.values()), limit, vigil)
                 continue
             rank = pending.pop(done[0])

@@ -178,6 +178,7 @@ class Attempts:
         with self._workers(services.cluster) as actor:
             self.has_begun = True
             trainer = trainer_of(self.plan, self.data, actor, services.scorer, run_log)
+            actor.group.meanwhile = trainer.checkpoints.commit_written
             if found is not None:
                 actor.restore(found.folder, found.updates)
                 trainer.resume(found.step, found.state)

@@ -2,9 +2,10 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
-from mindrl.checkpoint.commits import Commits
+from mindrl.checkpoint.commits import Commits, SavedFiles
 from mindrl.config.megatron_training import MegatronTrainingConfig
 from mindrl.errors import OutputError
 from mindrl.observability.metrics import Metrics
@@ -38,6 +39,8 @@ class Checkpoints:
         self.record = record
         self.run_log = run_log
         self.pending: tuple[int, Mapping[str, object], Best | None] | None = None
+        self.is_committed = False
+        """What is pending, though the workers have not been asked what it cost."""
         self.newest = 0
         """The last step that there is a checkpoint of, or one has been begun; 0 after a failure."""
         self.best: Best | None = None
@@ -69,8 +72,20 @@ class Checkpoints:
             self.workers.begin_save(self.commits.begin(step, self.nbytes))
             best = self._best_with(step, accuracy)
             self.pending, self.newest = (step, {**state, "best": best}, best), step
+            self.is_committed = False
 
         self._try(step, start)
+
+    def commit_written(self) -> None:
+        """Commit what was begun once all ranks have written it, while they are at other work."""
+        if self.pending is None or self.is_committed:
+            return
+        step, state, best = self.pending
+        if saved := self.commits.reported(step):
+            # Where it cannot be, `finish` tries again, and says why.
+            with suppress(OutputError):
+                self._commit(step, saved, state, best)
+                self.is_committed = True
 
     def finish(self) -> Metrics:
         """Commit what was begun, if anything was, and remove what is no longer kept.
@@ -85,7 +100,7 @@ class Checkpoints:
         metrics: dict[str, float] = {}
         if self.pending is not None:
             (step, state, best), self.pending = self.pending, None
-            self._try(step, lambda: metrics.update(self._commit(step, state, best)))
+            self._try(step, lambda: metrics.update(self._finished(step, state, best)))
         if self.skipped:
             metrics["checkpoint/skipped"], self.skipped = float(self.skipped), 0
         return metrics
@@ -111,20 +126,30 @@ class Checkpoints:
         before = self.best if self.best and self.best.step in self.commits.steps() else None
         return before if before and before.accuracy >= accuracy else Best(step, accuracy)
 
-    def _commit(self, step: int, state: Mapping[str, object], best: Best | None) -> Metrics:
+    def _finished(self, step: int, state: Mapping[str, object], best: Best | None) -> Metrics:
         saved = self.workers.finish_save()
         if failures := [each.failure for each in saved if each.failure]:
             raise OutputError(failures[0])
-        files = [file for rank in saved for file in rank.files]
-        record = {**self.record, **state, "step": step, "updates": saved[0].updates}
-        self.commits.commit(step, files, record)
-        self.best, self.nbytes = best, sum(file.nbytes for file in files)
-        self.commits.prune(self.kept(self.commits.steps()))
+        if not self.is_committed:
+            self._commit(step, saved, state, best)
         return {
             "seconds/checkpoint_write": max(each.seconds for each in saved),
             "seconds/checkpoint_wait": max(each.waited_seconds for each in saved),
             "bytes/checkpoint": float(self.nbytes),
         }
+
+    def _commit(
+        self,
+        step: int,
+        saved: Sequence[SavedFiles],
+        state: Mapping[str, object],
+        best: Best | None,
+    ) -> None:
+        files = [file for rank in saved for file in rank.files]
+        record = {**self.record, **state, "step": step, "updates": saved[0].updates}
+        self.commits.commit(step, files, record)
+        self.best, self.nbytes = best, sum(file.nbytes for file in files)
+        self.commits.prune(self.kept(self.commits.steps()))
 
     def _try(self, step: int, write: Callable[[], None]) -> None:
         """Write, or remove what there is of a step, and go on without it where that is wanted."""

@@ -29,6 +29,9 @@ AnswerT = TypeVar("AnswerT", Logprobs, Values, SequenceScores)
 class Ranks(Protocol):
     """Worker processes that are called together."""
 
+    meanwhile: Callable[[], None]
+    """What the caller does again and again while it waits for them."""
+
     def call(
         self,
         method: str,

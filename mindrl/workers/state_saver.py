@@ -131,8 +131,10 @@ def _write(
                 write_state(folder / f"{role}-{dist.get_rank():05}.safetensors", found)
                 for role, found in slices.items()
             )
+            seconds = time.perf_counter() - began
+            saved = SavedFiles(files=files, updates=updates, seconds=seconds, waited_seconds=0.0)
+            saved.report(folder, rank=dist.get_rank(), ranks=dist.get_world_size())
+            return saved
     finally:
         for region in held:
             region.let_go()
-    seconds = time.perf_counter() - began
-    return SavedFiles(files=files, updates=updates, seconds=seconds, waited_seconds=0.0)

@@ -5,12 +5,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 from memory_roles import PROMPTS, MemoryRoles, config, data, rewards, run_log
 
 from mindrl.batch.prompts import Prompt
-from mindrl.checkpoint.commits import Commits, SavedFiles
+from mindrl.batch.rollouts import Rollouts
+from mindrl.checkpoint.commits import Commits, SavedFiles, WrittenFile, write_synced
 from mindrl.errors import OutputError, SkippedUpdatesError, StopRequestedError, WorkerDiedError
 from mindrl.rewards.scores import Scores
 from mindrl.trainer.grpo_trainer import GrpoTrainer
@@ -123,6 +125,52 @@ def test_a_worker_that_dies_while_a_stopped_run_is_saved_leaves_it_stopped(
         trainer.run(heed)
     assert isinstance(caught.value.__cause__, WorkerDiedError)
     assert commits(tmp_path).steps() == [1]
+
+
+def test_what_all_ranks_have_written_is_committed_while_they_are_at_other_work(
+    tmp_path: Path,
+) -> None:
+    class EarlyWriter(MemoryRoles):
+        """Two ranks that write during the rollout; in the fifth step they die behind it."""
+
+        found: ClassVar[list[tuple[int, list[int]]]] = []
+
+        def generate_sequences(self, *asked: Any, step: int) -> Rollouts:
+            for rank in (0, 1) if step in (3, 5) else ():
+                self.look(step)
+                written = write_synced(self.saves[-1] / f"actor-{rank:05}.safetensors", [b"part"])
+                saved(written).report(self.saves[-1], rank=rank, ranks=2)
+            self.look(step)
+            return super().generate_sequences(*asked, step=step)
+
+        def look(self, step: int) -> None:
+            trainer.checkpoints.commit_written()
+            self.found.append((step, commits(tmp_path).steps()))
+
+        def finish_save(self) -> list[SavedFiles]:
+            if len(self.saves) == 2:
+                raise WorkerDiedError("worker-1 died")
+            return [saved(), saved()]
+
+    def saved(*files: WrittenFile) -> SavedFiles:
+        return SavedFiles(files=files, updates={"actor": 7}, seconds=0.5, waited_seconds=0.1)
+
+    trainer = build(tmp_path, EarlyWriter(), train_iters=6)
+    with pytest.raises(WorkerDiedError):
+        trainer.run()
+    third, fifth = [[], [], [2]], [[2], [2], [4, 2]]
+    expected = [(1, []), (2, []), *((3, each) for each in third), (4, [2])]
+    assert EarlyWriter.found == [*expected, *((5, each) for each in fifth)]
+    committed = commits(tmp_path).read(4)
+    assert [each.name for each in committed.files][:2] == [
+        "actor-00000.safetensors",
+        "actor-00001.safetensors",
+    ]
+    assert {each.name for each in committed.folder.iterdir()} == {
+        *(each.name for each in committed.files),
+        "manifest.json",
+    }
+    assert [line["step"] for line in lines(tmp_path) if "bytes/checkpoint" in line] == [3]
 
 
 def test_without_an_interval_there_is_none(tmp_path: Path) -> None:

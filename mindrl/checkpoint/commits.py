@@ -11,8 +11,10 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -31,6 +33,8 @@ _REPORT = "rank-{:05}.json"
 _STEP = re.compile(r"step-(\d{8})")
 _HASHED_BYTES = 16 << 20
 _SYNCED_BYTES = 256 << 20
+_READERS = 8
+"""Files that are read at once to be verified: one stream does not use up a disk of a cluster."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,17 +247,22 @@ def verify(folder: Path, files: Sequence[WrittenFile]) -> None:
     Raises:
         CheckpointError: One is not what was written; with its name.
     """
-    for each in files:
-        path = folder / each.name
-        try:
-            found = checksum_of(path)
-        except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {error}") from error
-        if found != each.checksum:
-            raise CheckpointError(
-                f"{path} is damaged: its checksum is {found}, that of what was written is "
-                f"{each.checksum}"
-            )
+    with ThreadPoolExecutor(_READERS) as pool:
+        for _ in pool.map(partial(_verify_one, folder), files):
+            pass
+
+
+def _verify_one(folder: Path, file: WrittenFile) -> None:
+    path = folder / file.name
+    try:
+        found = checksum_of(path)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if found != file.checksum:
+        raise CheckpointError(
+            f"{path} is damaged: its checksum is {found}, that of what was written is "
+            f"{file.checksum}"
+        )
 
 
 def checksum_of(path: Path) -> str:

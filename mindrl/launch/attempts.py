@@ -15,7 +15,6 @@ from mindrl.data.run_data import RunData
 from mindrl.errors import (
     ClusterError,
     InterruptedRunError,
-    MindrlError,
     ReshardError,
     WorkerDiedError,
 )
@@ -104,9 +103,22 @@ class Attempts:
         )
         console.note(f"starting {config.world_size} worker(s), logs in {self.files.folder.logs}")
         with self._services() as services:
-            while (lost := self._attempt(services, found, restarts)) is not None:
-                found = beginning(config, self.files.folder)
-                restarts.after(*lost, behind=found.step if found else 0)
+            is_lost = True
+            while is_lost:
+                found, is_lost = self._attempt(services, found, restarts)
+
+    @contextmanager
+    def _on_record(self, found: Beginning | None, restarts: Restarts) -> Iterator[RunLog]:
+        """Keep what an attempt leaves behind, however it ends."""
+        run_log = self.files.open(self.plan.config, found)
+        run_log.summary.restarts = restarts.count
+        try:
+            yield run_log
+        except InterruptedRunError:
+            run_log.summary.status = "interrupted"
+            raise
+        finally:
+            self.record = run_log.close()
 
     @contextmanager
     def once(self, found: Beginning | None, run_log: RunLog) -> Iterator[PolicyTrainer[Any]]:
@@ -116,32 +128,38 @@ class Attempts:
 
     def _attempt(
         self, services: _Services, found: Beginning | None, restarts: Restarts
-    ) -> tuple[MindrlError, int] | None:
-        """Go on from a checkpoint; returns what ended it too early, and the last step on record."""
+    ) -> tuple[Beginning | None, bool]:
+        """Go on from a checkpoint; returns what to go on from if a worker was lost, and if so."""
+        with self._on_record(found, restarts) as run_log:
+            try:
+                self._train(services, found, restarts, run_log)
+            except (WorkerDiedError, ReshardError) as error:
+                if not self.has_begun:
+                    raise
+                newest = beginning(self.plan.config, self.files.folder)
+                done = run_log.summary.steps
+                restarts.after(error, done, behind=newest.step if newest else 0)
+                return newest, True
+            run_log.summary.status = "completed"
+        return None, False
+
+    def _train(
+        self,
+        services: _Services,
+        found: Beginning | None,
+        restarts: Restarts,
+        run_log: RunLog,
+    ) -> None:
         config = self.plan.config
-        run_log = self.files.open(config, found)
-        summary, summary.restarts = run_log.summary, restarts.count
-        try:
-            with interrupts_unwrapped(), self._trainer(services, found, run_log) as trainer:
-                if config.rl_config.memory_timeline_steps:
-                    memory = trainer.workers.memory_plan()
-                    run_log.note_memory = MemoryWatch(memory, self.files.folder.root).note
-                if found is not None:
-                    self.files.console.note(str(found))
-                run_log.of_next_step = restarts.metrics()
-                with stop_requests(config.rl_config.grace_seconds) as heed:
-                    trainer.run(heed)
-            summary.status = "completed"
-        except InterruptedRunError:
-            summary.status = "interrupted"
-            raise
-        except (WorkerDiedError, ReshardError) as error:
-            if not self.has_begun:
-                raise
-            return error, summary.steps
-        finally:
-            self.record = run_log.close()
-        return None
+        with interrupts_unwrapped(), self._trainer(services, found, run_log) as trainer:
+            if config.rl_config.memory_timeline_steps:
+                memory = trainer.workers.memory_plan()
+                run_log.note_memory = MemoryWatch(memory, self.files.folder.root).note
+            if found is not None:
+                self.files.console.note(str(found))
+            run_log.of_next_step = restarts.metrics()
+            with stop_requests(config.rl_config.grace_seconds) as heed:
+                trainer.run(heed)
 
     def _make_ready(self, services: _Services) -> None:
         """Start what outlives the workers; behind a fault take the devices anew.

@@ -26,6 +26,14 @@ PHASES: Mapping[str, tuple[str, str]] = {
     "prune": ("driver", "mindrl.checkpoint.commits:Commits.prune"),
 }
 """Of a step: who makes a call in it, and which."""
+_WORKER = "mindrl.workers.integrated_worker:IntegratedWorker"
+CRITIC_PHASES: Mapping[str, tuple[str, str]] = {
+    "values": ("worker", "mindrl.workers.integrated_worker:IntegratedWorker.compute_values"),
+    "critic's update": (
+        "worker",
+        "mindrl.workers.integrated_worker:IntegratedWorker.update_critic",
+    ),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +52,7 @@ class Disturbance:
 
 def disturbance(phase: str, victim: str, kind: str, *, call: int = 3) -> Disturbance:
     """Let something happen to a process in a phase of the so-and-so-many-th step from its start."""
-    where, at = PHASES[phase]
+    where, at = {**PHASES, **CRITIC_PHASES}[phase]
     # Who is to be hurt makes the call, where calls of that kind are made.
     caller = victim if victim.startswith(where) else {"driver": DRIVER, "worker": WORKERS[1]}[where]
     calls = call * 12 if phase == "decode" else call

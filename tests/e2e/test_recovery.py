@@ -8,7 +8,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,16 @@ from typing import Any
 
 import psutil
 import pytest
-from disturbances import DRIVER, PHASES, WORKERS, Disturbance, disturbance, environment, witnesses
+from disturbances import (
+    CRITIC_PHASES,
+    DRIVER,
+    PHASES,
+    WORKERS,
+    Disturbance,
+    disturbance,
+    environment,
+    witnesses,
+)
 from program import Program, gone, start_program
 from test_killed_in_phases import SHARED_MEMORY, orphans
 from test_resume import outcome, resume
@@ -25,6 +34,8 @@ from mindrl.checkpoint.commits import Commits
 
 pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.timeout(5400)]
 
+Straight = Mapping[tuple[int, str], Mapping[str, Any]]
+"""What runs come to, by their steps and program."""
 WORKERS_CALL = [phase for phase, (caller, _) in PHASES.items() if caller == "worker"]
 COMMON = (
     "megatron_training.save_interval=1",
@@ -40,22 +51,28 @@ AT_WORK = [
     for phase in WORKERS_CALL
     for victim in WORKERS
 ]
-KILLED = [disturbance(phase, victim, "SIGKILL") for phase in PHASES for victim in WORKERS]
+KILLED, TERMINATED = (
+    [disturbance(phase, victim, kind) for phase in PHASES for victim in WORKERS]
+    for kind in ("SIGKILL", "SIGTERM")
+)
+WITH_CRITIC = [
+    disturbance(phase, victim, "SIGKILL") for phase in CRITIC_PHASES for victim in WORKERS
+]
 
 
 @pytest.fixture(scope="module")
-def straight(
-    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[int, dict[str, Any]]:
-    """Return what runs come to that nothing happens to, by their steps, when it is asked for."""
+def straight(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Straight:
+    """Return what runs come to that nothing happens to, by steps and program, once asked for."""
     folder = tmp_path_factory.mktemp("straight")
 
-    class Outcomes(dict[int, dict[str, Any]]):
-        def __missing__(self, steps: int) -> dict[str, Any]:
-            program = start_program(folder / str(steps), overrides(tiny_model, steps))
+    class Outcomes(dict[tuple[int, str], dict[str, Any]]):
+        def __missing__(self, key: tuple[int, str]) -> dict[str, Any]:
+            steps, name = key
+            asked = overrides(tiny_model, steps)
+            program = start_program(folder / f"{name}-{steps}", asked, program=name)
             assert program.process.wait(timeout=1800) == 0, program.text()
-            self[steps] = outcome(program.folder)
-            return self[steps]
+            self[key] = outcome(program.folder)
+            return self[key]
 
     return Outcomes()
 
@@ -65,32 +82,36 @@ def overrides(model: Path, steps: int) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("planned", "steps"),
+    ("planned", "steps", "name"),
     [
-        pytest.param(KILLED, 60, id="killed"),
-        pytest.param(AT_WORK, 90, id="at work"),
+        pytest.param(KILLED, 60, "train_grpo", id="killed"),
+        pytest.param(TERMINATED, 60, "train_grpo", id="terminated"),
+        pytest.param(AT_WORK, 90, "train_grpo", id="at work"),
+        pytest.param(WITH_CRITIC, 20, "train_ppo", id="with a critic"),
     ],
 )
 def test_workers_that_end_in_any_phase_leave_no_trace_in_what_is_learned(
     planned: list[Disturbance],
     steps: int,
-    straight: dict[int, dict[str, Any]],
+    name: str,
+    straight: Straight,
     tiny_model: Path,
     tmp_path: Path,
 ) -> None:
     around = environment(tmp_path / "disturbed", planned)
-    program = start_program(tmp_path / "run", overrides(tiny_model, steps), around)
+    asked = overrides(tiny_model, steps)
+    program = start_program(tmp_path / "run", asked, around, program=name)
     assert program.process.wait(timeout=5000) == 0, program.text()
     happened = witnesses(tmp_path / "disturbed")
     assert len(happened) == len(planned)
     rows = table(program, happened)
     print(*rows, sep="\n")
     assert program.summary()["restarts"] == len(planned)
-    assert outcome(program.folder) == straight[steps]
+    assert outcome(program.folder) == straight[steps, name]
 
 
 def test_a_long_run_with_a_fault_every_few_steps_learns_what_an_undisturbed_one_does(
-    straight: dict[int, dict[str, Any]], tiny_model: Path, tmp_path: Path
+    straight: Straight, tiny_model: Path, tmp_path: Path
 ) -> None:
     steps = int(os.environ.get("MINDRL_SOAK_STEPS", "300"))
     around = environment(tmp_path / "disturbed", at_random(steps // 10, seed=14))
@@ -110,7 +131,7 @@ def test_a_long_run_with_a_fault_every_few_steps_learns_what_an_undisturbed_one_
     print(
         f"{starts:.0f} s in {fired + 1} starts; without them {useful / (wall - starts):.1%} useful"
     )
-    assert outcome(program.folder) == straight[steps]
+    assert outcome(program.folder) == straight[steps, "train_grpo"]
 
 
 def at_random(count: int, seed: int) -> list[Disturbance]:
@@ -135,7 +156,7 @@ def table(program: Program, happened: Sequence[dict[str, Any]]) -> list[str]:
         for line in (program.folder / "faults.jsonl").read_text().split("\n")
         if line
     ]
-    phases = {at: phase for phase, (_, at) in PHASES.items()}
+    phases = {at: phase for phase, (_, at) in {**PHASES, **CRITIC_PHASES}.items()}
     rows = []
     for number, each in enumerate(happened):
         found = faults[number]
@@ -148,7 +169,7 @@ def table(program: Program, happened: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def test_a_driver_that_is_killed_in_any_phase_is_started_again_and_leaves_nothing(
-    straight: dict[int, dict[str, Any]], tiny_model: Path, tmp_path: Path
+    straight: Straight, tiny_model: Path, tmp_path: Path
 ) -> None:
     planned = [disturbance(phase, DRIVER, "SIGKILL", call=2) for phase in PHASES]
     around = environment(tmp_path / "disturbed", planned)
@@ -160,7 +181,7 @@ def test_a_driver_that_is_killed_in_any_phase_is_started_again_and_leaves_nothin
         program = resume(program.folder, "train_grpo", around)
     assert remains.code_of(program) == 0, program.text()
     remains.look()
-    assert outcome(program.folder) == straight[steps]
+    assert outcome(program.folder) == straight[steps, "train_grpo"]
 
 
 class Remains:
@@ -189,7 +210,7 @@ class Remains:
 
 @pytest.mark.parametrize("kind", ["SIGTERM", "SIGINT"])
 def test_a_run_that_is_asked_to_stop_in_any_phase_leaves_a_checkpoint_of_its_last_step(
-    kind: str, straight: dict[int, dict[str, Any]], tiny_model: Path, tmp_path: Path
+    kind: str, straight: Straight, tiny_model: Path, tmp_path: Path
 ) -> None:
     # A second signal would end the run at once.
     planned = [replace(disturbance(phase, DRIVER, kind, call=2), anew=True) for phase in PHASES]
@@ -206,4 +227,4 @@ def test_a_run_that_is_asked_to_stop_in_any_phase_leaves_a_checkpoint_of_its_las
         program = resume(program.folder, "train_grpo", around)
     assert remains.code_of(program) == 0, program.text()
     remains.look()
-    assert outcome(program.folder) == straight[steps]
+    assert outcome(program.folder) == straight[steps, "train_grpo"]

@@ -25,6 +25,14 @@ OF_THIS_START = ("seconds/", "memory/", "bytes/", "throughput/")
 RUNS = {
     "grpo": ("train_grpo", ("rl_config.test_freq=3",)),
     "ppo": ("train_ppo", ("rl_config.test_freq=0",)),
+    "tensor parallel": (
+        "train_grpo",
+        ("rl_config.test_freq=0", "actor_config.backend=megatron:t2"),
+    ),
+    "bfloat16": (
+        "train_grpo",
+        ("rl_config.test_freq=0", "megatron_training.bf16=true", "generate_config.dtype=bfloat16"),
+    ),
     "experts": ("train_grpo", ("--config-name", "grpo_tiny_moe_cpu", "rl_config.test_freq=0")),
     "shuffled": ("train_grpo", ("rl_config.test_freq=0", "rl_config.shuffle_mini_batch=true")),
 }

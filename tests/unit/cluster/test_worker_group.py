@@ -112,6 +112,7 @@ def group_of(
     monkeypatch.setattr(worker_group, "_GRACE_SECONDS", 0.01)
     group = object.__new__(WorkerGroup)
     group.limits, group.watch = CallLimits(first_seconds=1, least_seconds=600), None
+    group.meanwhile = lambda: None
     group.identities = identities([("a", None)] * len(answers))
     group.logs = [folder / f"worker_{rank}.log" for rank in range(len(answers))]
     for log in group.logs:
@@ -127,6 +128,8 @@ def test_a_call_waits_for_its_limit_and_no_longer_and_names_who_gave_no_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group, waits = group_of(["fine", None, "fine", None], tmp_path, monkeypatch)
+    meanwhile: list[str] = []
+    group.meanwhile = lambda: meanwhile.append("something else")
     with pytest.raises(WorkerDiedError) as caught:
         group.call_all("update")
     assert str(caught.value) == (
@@ -134,7 +137,7 @@ def test_a_call_waits_for_its_limit_and_no_longer_and_names_who_gave_no_answer(
         "answer within 1 s (rl_config.worker_call_timeout_seconds)\n"
         f"during: update\nlast lines of {group.logs[1]}:\nthe end of worker_1"
     )
-    assert len(waits) == 3
+    assert (len(waits), meanwhile) == (3, ["something else"])
     assert 0.9 < min(waits) <= max(waits) <= 1
 
 

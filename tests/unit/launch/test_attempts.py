@@ -9,7 +9,7 @@ from memory_roles import config, data
 
 from mindrl.cluster.call_limits import CallLimits
 from mindrl.cluster.ray_cluster import RayCluster
-from mindrl.errors import InterruptedRunError
+from mindrl.errors import InterruptedRunError, WorkerDiedError
 from mindrl.launch import attempts as module
 from mindrl.launch.attempts import Attempts, RunFiles
 from mindrl.layouts.layout import RolloutLayout
@@ -39,6 +39,23 @@ def test_an_interrupt_that_ray_wraps_while_it_starts_is_an_interrupt_on_record(
 
     monkeypatch.setattr(RayCluster, "start", start)
     with pytest.raises(InterruptedRunError, match=r"^stopped by SIGINT$"):
+        attempts(tmp_path).run(None)
+    assert json.loads((tmp_path / "summary.json").read_text())["status"] == "interrupted"
+
+
+def test_an_interrupt_between_two_attempts_is_one_on_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose_a_worker(run: Attempts, *_: object) -> None:
+        run.has_begun = True
+        raise WorkerDiedError("worker-1 died")
+
+    def interrupt(*_: object) -> None:
+        raise InterruptedRunError("stopped by SIGTERM")
+
+    monkeypatch.setattr(Attempts, "_train", lose_a_worker)
+    monkeypatch.setattr(module, "beginning", interrupt)
+    with pytest.raises(InterruptedRunError):
         attempts(tmp_path).run(None)
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "interrupted"
 

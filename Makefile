@@ -1,6 +1,6 @@
 PYTHON := .venv/bin/python
 BENCHES := $(wildcard scripts/bench_*.py)
-SHELL_FILES := $(wildcard scripts/*.sh scripts/lib/*.sh) .ci/run
+SHELL_FILES := $(wildcard scripts/*.sh scripts/lib/*.sh tests/npu_simulated/cann/*.sh) .ci/run
 
 .DEFAULT_GOAL := check
 .PHONY: setup format lint types arch test e2e bench docs check nightly mutate faults
@@ -29,7 +29,7 @@ test: ## unit tests
 	$(PYTHON) -m pytest tests/unit -m "not gpu and not npu and not faults and not nightly"
 
 e2e: ## several processes, and Ray + Megatron-core + vLLM, on CPU
-	$(PYTHON) -m pytest tests/distributed tests/e2e -m "not gpu and not npu and not faults and not nightly"
+	$(PYTHON) -m pytest tests/distributed tests/npu_simulated tests/e2e -m "not gpu and not npu and not faults and not nightly"
 
 faults: ## end, stop and disturb runs in every phase; what they learn must not change
 	$(PYTHON) -m pytest -s -m faults tests/e2e

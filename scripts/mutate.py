@@ -34,7 +34,7 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parents[1]
 FAULTS = ROOT / "scripts/faults.yaml"
 SHORT = "not gpu and not npu and not faults and not nightly"
-WHOLE_SUITE = ("tests/unit", "tests/distributed", "tests/e2e")
+WHOLE_SUITE = ("tests/unit", "tests/distributed", "tests/npu_simulated", "tests/e2e")
 TEST_SECONDS = 300
 """A test that a fault keeps waiting ends after so long, and counts as failed."""
 FOUND, SURVIVED = 1, 0
@@ -218,9 +218,8 @@ def _worktrees(count: int) -> Iterator[list[Path]]:
         try:
             for tree in trees:
                 _git("worktree", "add", "--detach", str(tree), commit)
-                # Models and data that tests make once.
-                (tree / ".cache").mkdir()
-                (tree / ".cache/tiny").symlink_to((ROOT / ".cache/tiny").resolve())
+                # What tests make once: models and data, the packages of the simulated NPU.
+                (tree / ".cache").symlink_to(ROOT / ".cache")
             yield trees
         finally:
             for tree in filter(Path.exists, trees):

@@ -83,7 +83,7 @@ count() {
 check "ruff check" ruff check .
 check "ruff format" ruff format --check .
 check "codespell" codespell
-check "shellcheck" shellcheck -x -P SCRIPTDIR scripts/*.sh scripts/lib/*.sh .ci/run
+check "shellcheck" shellcheck -x -P SCRIPTDIR scripts/*.sh scripts/lib/*.sh tests/npu_simulated/cann/*.sh .ci/run
 check "mypy --strict" mypy
 check "import layers" lint-imports --no-logo
 if (($#)); then
@@ -98,14 +98,14 @@ else
         >"$scratch/unit.log" 2>&1 &
     beside=$!
     set +m
-    printf '\n== distributed and end-to-end tests\n'
-    pytest_as wide tests/distributed tests/e2e
+    printf '\n== tests of several processes\n'
+    pytest_as wide tests/distributed tests/npu_simulated tests/e2e
     wait "$beside"
     beside=""
     printf '\n== unit tests\n'
     cat "$scratch/unit.log"
     count unit "unit tests"
-    count wide "distributed and end-to-end tests"
+    count wide "tests of several processes"
     ((!nightly)) || check "planted faults" python scripts/mutate.py
 fi
 

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from multiprocessing.connection import Connection, Listener, Pipe
 from pathlib import Path
 from typing import Any
@@ -20,24 +20,34 @@ from mindrl.platform.device import PLATFORMS
 from mindrl.platform.rendezvous import listen
 from mindrl.preflight.run_shardings import RunPlan
 
+ZYGOTE = Path(__file__).with_name("zygote.py")
 BUILD_WORKER = "mindrl.launch.worker:build_worker"
 
 
 class ForkedWorkers:
     """A zygote process and the groups that are forked from it, one at a time."""
 
-    def __init__(self, log: Path) -> None:
+    def __init__(
+        self,
+        log: Path,
+        script: Path = ZYGOTE,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start a script that serves orders; without an environment it has that of a CPU worker."""
         self.orders, theirs = Pipe()
-        environment = PLATFORMS["cpu"].worker_environment(workers=2, one_machine=True)
+        if environment is None:
+            environment = PLATFORMS["cpu"].worker_environment(workers=2, one_machine=True)
         with theirs, log.open("ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, str(Path(__file__).with_name("zygote.py")), str(theirs.fileno())],
-                env=os.environ | environment,
+                [sys.executable, str(script), str(theirs.fileno())],
+                env={**os.environ, **environment},
                 pass_fds=[theirs.fileno()],
                 stdout=output,
                 stderr=output,
             )
         self.ready = False
+        self.environment: dict[str, str] = {}
+        """Of the processes that are forked from now on."""
 
     def start(self, plan: RunPlan, build: str = BUILD_WORKER) -> "ForkedGroup":
         """Fork one rank per device of the run and wait until all are built, by `build`."""
@@ -68,6 +78,7 @@ class ForkedWorkers:
                 function=function,
                 arguments=arguments,
                 stays=stays,
+                environment=self.environment,
             )
             send(self.orders, order)
             connections = {}

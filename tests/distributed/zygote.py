@@ -2,7 +2,8 @@
 
 Started by `forked_workers.ForkedWorkers` as `python zygote.py DESCRIPTOR`. Each forked process
 joins its peers and calls a function: one that builds a worker by the product's own code, which
-then obeys calls until told to stop, or one whose result is wanted.
+then obeys calls until told to stop, or one whose result is wanted. Processes over another device
+are served by a script that calls `serve` with what is to be prepared and how ranks join.
 """
 
 import gc
@@ -10,6 +11,7 @@ import os
 import pickle
 import sys
 import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
@@ -33,13 +35,17 @@ class Order:
     arguments: tuple[Any, ...]
     stays: bool
     """The function builds an object that obeys calls; else its result is sent back."""
+    environment: Mapping[str, str]
+    """Of the forked processes alone."""
 
 
-def serve(orders: Connection) -> None:
+Join = Callable[[Order, int], None]
+"""Let this process, of that rank, meet the others of its group."""
+
+
+def serve(orders: Connection, prepare: Callable[[], None], join: Join) -> None:
     """Fork the ranks of a group for each order."""
-    prepare_process(PLATFORMS["cpu"])
-    import_module("mindrl.launch.worker")  # only now: the process is prepared
-    _replace_kernels()
+    prepare()
     _keep_what_is_imported()
 
     send(orders, "ready")
@@ -47,27 +53,19 @@ def serve(orders: Connection) -> None:
         for rank in range(order.ranks):
             if os.fork() == 0:
                 orders.close()
-                work(order, rank)
+                work(order, rank, join)
                 os._exit(0)
         while _reap():
             pass
 
 
-def work(order: Order, rank: int) -> None:
+def work(order: Order, rank: int, join: Join) -> None:
     """Become one rank of a group: call the function, and obey where that is asked for."""
-    import torch.distributed as dist
-
+    os.environ.update(order.environment)
     with Client(order.caller, family="AF_UNIX") as calls:
         calls.send(rank)
         try:
-            os.environ.update(
-                RANK=str(rank),
-                LOCAL_RANK=str(rank),
-                WORLD_SIZE=str(order.ranks),
-                MASTER_ADDR="127.0.0.1",
-                MASTER_PORT=str(order.port),
-            )
-            dist.init_process_group("gloo", timeout=timedelta(minutes=2))
+            join(order, rank)
             module, function = order.function.split(":")
             made = getattr(import_module(module), function)(*order.arguments)
             send(calls, ("result", None if order.stays else made))
@@ -88,6 +86,25 @@ def send(connection: Connection, value: Any) -> None:
 def receive(connection: Connection) -> Any:
     """Receive what `send` sent."""
     return pickle.loads(connection.recv_bytes())
+
+
+def _prepare() -> None:
+    prepare_process(PLATFORMS["cpu"])
+    import_module("mindrl.launch.worker")  # only now: the process is prepared
+    _replace_kernels()
+
+
+def _join(order: Order, rank: int) -> None:
+    import torch.distributed as dist
+
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(order.ranks),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(order.port),
+    )
+    dist.init_process_group("gloo", timeout=timedelta(minutes=2))
 
 
 def _replace_kernels() -> None:
@@ -122,4 +139,4 @@ def _reap() -> bool:
 
 
 if __name__ == "__main__":
-    serve(Connection(int(sys.argv[1])))
+    serve(Connection(int(sys.argv[1])), _prepare, _join)

@@ -1,0 +1,81 @@
+#!/usr/bin/env bash
+# Make .cache/npu in this checkout: the vendors' packages, and the simulated CANN that they run over in tests.
+#
+#   bash scripts/install_npu_simulated.sh
+#
+# Prints the environment of a process over the simulated NPU, one variable a line. Safe to repeat: what is there
+# and made from the same pins and sources is kept. The first time it downloads about 160 MB from the package index,
+# and compiles for half a minute.
+#
+# Nothing of it goes into .venv: where torch-npu is installed, a plain `import torch` raises without CANN.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+readonly PINS=requirements/npu-simulated.txt
+readonly SOURCES=tests/npu_simulated/cann
+# pip would run the build of a source archive only to learn its name: this one is read, not installed.
+readonly VLLM_ASCEND=0.23.0.post1
+readonly VLLM_ASCEND_SHA256=a3b9f4a5dd7aa50c37e03d1f35937c4ae5aeacc49b734cac74d59ce5757738e1
+readonly PYTHON=.venv/bin/python
+
+say() { printf '[install npu simulated] %s\n' "$*" >&2; }
+fail() {
+    say "error: $*"
+    exit 2
+}
+
+fingerprint() {
+    { "$PYTHON" -c 'import sys; print(sys.version_info[:2])' && cat "$@"; } | sha256sum | head -c 12
+}
+
+# The package index's own file of that version, by the interface that the contract check uses.
+download_vllm_ascend() {
+    PYTHONPATH=scripts:. "$PYTHON" - "$VLLM_ASCEND" "$1" <<'END'
+import sys
+from pathlib import Path
+from npu_contract.package_index import published_file
+
+print(published_file("vllm-ascend", sys.argv[1], folder=Path(sys.argv[2])))
+END
+}
+
+unpack_vllm_ascend() {
+    local archive target=$1
+    archive=$(download_vllm_ascend .cache/npu/archives)
+    sha256sum --status --check <<<"$VLLM_ASCEND_SHA256  $archive" || fail "$archive has other contents than the pinned file"
+    tar -xzf "$archive" -C "$target" --strip-components=1 --wildcards '*/vllm_ascend' '*/vllm_ascend.egg-info'
+    # What its build would write: the generation of the chip.
+    printf "__device_type__ = 'A2'\n" >"$target/vllm_ascend/_build_info.py"
+}
+
+install_packages() {
+    local target=$1 made
+    [[ ! -d "$target" ]] || return 0
+    say "downloading torch-npu, vllm and vllm-ascend"
+    made=$(mktemp -d "$target.XXXX")
+    "$PYTHON" -m pip --disable-pip-version-check install -qq --no-deps --only-binary :all: --require-hashes \
+        --target "$made" -r "$PINS"
+    # The engine's kernels are the simulated ones.
+    find "$made/vllm" -name '*.so' -delete
+    unpack_vllm_ascend "$made"
+    chmod 755 "$made"
+    mv -T "$made" "$target"
+}
+
+main() {
+    [[ "$(uname -sm)" == "Linux x86_64" ]] || fail "the pinned packages are for Linux on x86_64; this is $(uname -sm)"
+    mkdir -p .cache/npu
+    exec 9>.cache/npu/lock
+    flock 9
+    local packages cann torch
+    packages=$(realpath .cache/npu)/packages-$(fingerprint "$PINS" scripts/install_npu_simulated.sh)
+    torch=$("$PYTHON" -c 'import importlib.util; print(*importlib.util.find_spec("torch").submodule_search_locations)')
+    cann=$(realpath .cache/npu)/cann-$(fingerprint "$torch/version.py" "$PINS" "$SOURCES"/*)
+    install_packages "$packages"
+    [[ -d "$cann" ]] || say "building the simulated CANN"
+    bash "$SOURCES/build.sh" "$torch" "$packages/torch_npu" "$cann" >&2
+    printf '%s\n' "PYTHONPATH=$packages" "LD_LIBRARY_PATH=$cann/lib" "ASCEND_HOME_PATH=$cann/toolkit" \
+        "ASCEND_OPP_PATH=$cann/toolkit/opp"
+}
+
+main "$@"

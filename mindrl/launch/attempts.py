@@ -87,6 +87,8 @@ class Attempts:
     """Workers have come up once: what they meet from now on may not come again."""
     limits: CallLimits | None = None
     """What calls of the workers have taken so far, of which new workers hear."""
+    started: float | None = None
+    """When the run began, on the clock of its summary, which counts what faults cost too."""
 
     def run(self, found: Beginning | None) -> None:
         """Train from a checkpoint, or from the beginning, to the last step.
@@ -158,6 +160,7 @@ class Attempts:
             if found is not None:
                 self.files.console.note(str(found))
             run_log.of_next_step = restarts.metrics()
+            self.started = run_log.summary.started = self.started or run_log.summary.started
             with stop_requests(config.rl_config.grace_seconds) as heed:
                 trainer.run(heed)
 

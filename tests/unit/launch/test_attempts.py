@@ -2,6 +2,8 @@
 
 import io
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,13 +18,12 @@ from mindrl.layouts.layout import RolloutLayout
 from mindrl.observability.console import StepConsole
 from mindrl.platform.device import planned_platform
 from mindrl.preflight.run_shardings import RunPlan
-from mindrl.trainer.run_log import RunFolder
+from mindrl.trainer.run_log import RunFolder, RunLog
 
 
-def attempts(folder: Path) -> Attempts:
-    plan = RunPlan(
-        config=config(verifier_function=()), models={}, layouts={}, rollout=RolloutLayout()
-    )
+def attempts(folder: Path, **changes: object) -> Attempts:
+    settings = config(**{"verifier_function": (), **changes})
+    plan = RunPlan(config=settings, models={}, layouts={}, rollout=RolloutLayout())
     run_folder = RunFolder(root=folder)
     files = RunFiles(run_folder, {"actor": folder / "model"}, StepConsole(1, io.StringIO()))
     return Attempts(plan, planned_platform("cpu"), data(), files)
@@ -58,6 +59,33 @@ def test_an_interrupt_between_two_attempts_is_one_on_record(
     with pytest.raises(InterruptedRunError):
         attempts(tmp_path).run(None)
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "interrupted"
+
+
+def test_the_seconds_of_a_run_count_what_its_faults_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Trainer:
+        def __init__(self, run_log: RunLog) -> None:
+            self.run_log = run_log
+
+        def run(self, _: object) -> None:
+            started.append(self.run_log.summary.started)
+            if len(started) == 1:
+                raise WorkerDiedError("worker-1 died")
+
+    @contextmanager
+    def trainer(run: Attempts, _: object, __: object, run_log: RunLog) -> Iterator[Trainer]:
+        run.has_begun = True
+        yield Trainer(run_log)
+
+    started: list[float] = []
+    monkeypatch.setattr(Attempts, "_trainer", trainer)
+    changes = {"max_restarts": 1, "save_interval": 1, "memory_timeline_steps": 0}
+    run = attempts(tmp_path, **changes)
+    run.run(None)
+    assert started == [run.started] * 2
+    assert run.record["restarts"] == 1
+    assert run.record["status"] == "completed"
 
 
 def test_new_workers_hear_how_long_calls_of_the_former_ones_took(

@@ -1,0 +1,121 @@
+"""Measure the share of the time that a run with faults spends in steps that stay.
+
+    python scripts/bench_recovery.py [--steps 30] [--every 10] [--json results.json] [override ...]
+
+A run of the tiny model writes a checkpoint behind every step. Once in every so many steps, at an
+instant that is drawn, a worker is killed. Useful is what an undisturbed run would have taken for
+the same steps: the median step, behind the first ones, of those that had no fault, times their
+number. The share is that over all the time behind the first step. How much of a fault is a start
+of the workers, and how much the part of a step that is lost, is told apart: a start takes its time
+however long a step is, so `rl_config.n_samples_per_prompt=192` makes steps of half a minute, which
+is little for a real run. Needs the data and the model of scripts/quickstart.sh.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+CHECKOUT = Path(__file__).parents[1]
+COMMAND = (
+    *(sys.executable, "cli/train_grpo.py", "rl_config.test_freq=0"),
+    *("megatron_training.test_data_path=null", "megatron_training.save_interval=1"),
+    *("megatron_training.export_interval=0", "rl_config.memory_timeline_steps=0"),
+)
+
+
+def main() -> int:
+    """Run, disturb, print; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=30, help="default: %(default)s")
+    parser.add_argument("--every", type=int, default=10, help="a fault in so many steps")
+    parser.add_argument("--json", help="write the figures there")
+    options, overrides = parser.parse_known_args()
+    with tempfile.TemporaryDirectory() as folder:
+        command = [*COMMAND, f"hydra.run.dir={folder}", *overrides]
+        command.append(f"megatron_training.train_iters={options.steps}")
+        steps = range(options.every // 2, options.steps, options.every)
+        seconds = disturbed(command, Path(folder), steps, options.steps)
+        found = figures(Path(folder), seconds)
+    for name, value in found.items():
+        print(f"{name:<38} {value:.4g}")
+    if options.json:
+        Path(options.json).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+def disturbed(command: Sequence[str], folder: Path, steps: Sequence[int], last: int) -> float:
+    """Run, and kill a worker at some instant of the step behind each of these.
+
+    Returns:
+        Seconds from the end of the first step to that of the last.
+    """
+    draw = random.Random(14)
+    run = subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.DEVNULL)
+    one_step = wait_for_step(1, folder, run)
+    began = time.monotonic()
+    for step in steps:
+        wait_for_step(step, folder, run)
+        time.sleep(draw.random() * one_step)
+        workers = [each for each in psutil.Process(run.pid).children(recursive=True) if ours(each)]
+        draw.choice(workers).kill()
+    wait_for_step(last, folder, run)
+    seconds = time.monotonic() - began
+    assert run.wait() == 0, f"exit code {run.returncode}"
+    return seconds
+
+
+def wait_for_step(step: int, folder: Path, run: subprocess.Popen[bytes]) -> float:
+    """Wait until a step is on record; returns how long it took."""
+    while len(lines := metrics(folder)) < step:
+        assert run.poll() is None, "the run ended before its time"
+        time.sleep(0.05)
+    seconds: float = lines[-1]["seconds/step"]
+    return seconds
+
+
+def ours(process: psutil.Process) -> bool:
+    """Say whether a process is a worker."""
+    try:
+        return "WorkerProcess" in " ".join(process.cmdline())
+    except psutil.Error:
+        return False
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    """Return the steps on record."""
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [row for row in map(json.loads, lines) if "seconds/step" in row]
+
+
+def figures(folder: Path, seconds: float) -> dict[str, float]:
+    """Return what became of the time behind the first step."""
+    lines = metrics(folder)
+    first, *starts = (line["seconds/start"] for line in lines if "seconds/start" in line)
+    calm = [line["seconds/step"] for line in lines[2:] if "seconds/start" not in line]
+    faults, step = len(starts), statistics.median(calm)
+    useful = (len(lines) - 1) * step
+    return {
+        "steps": len(lines),
+        "faults": faults,
+        "seconds of a step": step,
+        "seconds of the first start": first,
+        "seconds of a start behind a fault": statistics.median(starts),
+        "seconds lost of steps, a fault": (seconds - useful - sum(starts)) / faults,
+        "useful share of the time": useful / seconds,
+        "useful share of the time without starts": useful / (seconds - sum(starts)),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -24,6 +24,7 @@ examples:
   python cli/doctor.py
   python cli/doctor.py --device cpu --port 6379 --outputs /shared/runs
   python cli/doctor.py --address 192.0.2.10:6379 --json
+  python cli/doctor.py --self-test
 
 The exit code is 1 where there are problems, 2 where the command line is wrong. Nothing is changed.
 """
@@ -35,6 +36,11 @@ def doctor(name: str = "doctor.py") -> int:
     """Look at this machine as the command line asks; returns the exit code."""
     options = _parser(name).parse_args()
     kind = choose_platform("auto").kind if options.device == "auto" else options.device
+    if options.self_test:
+        # Imported late: all else looks at files and asks tools.
+        from mindrl.programs.self_test import self_test  # noqa: PLC0415
+
+        return self_test(kind, as_json=options.json)
     facts = gather(kind, outputs=options.outputs, port=options.port, head=options.address)
     observations = examine(facts)
     counts = Counter(each.verdict for each in observations)
@@ -72,6 +78,9 @@ def _parser(name: str) -> argparse.ArgumentParser:
     runs = "folder of the runs (default: %(default)s)"
     add("--outputs", type=Path, default=Path("outputs"), metavar="DIR", help=runs)
     add("--json", action="store_true", help="print one JSON object")
+    tried = "do not look, but try all devices with a tiny model, for a few minutes: collectives, "
+    tried += "copies, offload and onload, a reshard, log-probs of trainer and engine"
+    add("--self-test", action="store_true", help=tried)
     return parser
 
 

@@ -211,7 +211,7 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
         self._note_failures(step, scores)
         self.heed()
         learned = self.learn(step, experience)
-        gap = _logprob_gap(rollouts, experience.old_logprobs_BT)
+        gap = logprob_gap(rollouts, experience.old_logprobs_BT)
         return merge(rollouts.metrics(), scores.metrics(), gap, estimated, learned), rewarded()
 
     def _record(self, step: int, metrics: Metrics, batch: RatedBatch) -> None:
@@ -311,7 +311,7 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
         self.run_log.keep("best model", keep)
 
 
-def _logprob_gap(rollouts: Rollouts, old_logprobs_BT: Tensor) -> Metrics:
+def logprob_gap(rollouts: Rollouts, old_logprobs_BT: Tensor) -> Metrics:
     """Measure it where both are finite, and count where they are not."""
     gap_N = (rollouts.rollout_logprobs_BT - old_logprobs_BT)[rollouts.response_mask_BT].abs()
     known_N = gap_N[gap_N.isfinite()]

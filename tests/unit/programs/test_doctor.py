@@ -63,7 +63,7 @@ def test_the_page_shows_what_is_said_of_its_machine_and_every_option() -> None:
         if each.what != "ray":
             assert f"{each.verdict:<9}{each.what}: {each.found}" in lines
         assert not each.advice or f"{'':<9}-> {each.advice}" in lines
-    for option in ("--device", "--port", "--address", "--outputs", "--json"):
+    for option in ("--device", "--port", "--address", "--outputs", "--self-test", "--json"):
         assert f"| `{option}" in page
 
 

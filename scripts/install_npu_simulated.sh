@@ -7,6 +7,7 @@
 # and made from the same pins and sources is kept. The first time it downloads about 160 MB from the package index,
 # and compiles for half a minute.
 #
+# PYTHON=/path/to/python names another environment than .venv to read from.
 # Nothing of it goes into .venv: where torch-npu is installed, a plain `import torch` raises without CANN.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -16,7 +17,7 @@ readonly SOURCES=tests/npu_simulated/cann
 # pip would run the build of a source archive only to learn its name: this one is read, not installed.
 readonly VLLM_ASCEND=0.23.0.post1
 readonly VLLM_ASCEND_SHA256=a3b9f4a5dd7aa50c37e03d1f35937c4ae5aeacc49b734cac74d59ce5757738e1
-readonly PYTHON=.venv/bin/python
+readonly PYTHON=${PYTHON:-.venv/bin/python}
 
 say() { printf '[install npu simulated] %s\n' "$*" >&2; }
 fail() {

@@ -6,6 +6,7 @@ a device of its own and all of them in one process group over HCCL, by the produ
 
 import os
 import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,7 +91,13 @@ def process_environment() -> dict[str, str]:
         UnavailableError: It cannot be made here.
     """
     script = ROOT / "scripts/install_npu_simulated.sh"
-    done = subprocess.run(["bash", script], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["bash", script],
+        env=os.environ | {"PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         raise UnavailableError(done.stderr.strip().splitlines()[-1])
     made = dict(line.split("=", 1) for line in done.stdout.splitlines())

@@ -1,0 +1,97 @@
+"""What the tests of memory that leaves a simulated device call in its process."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mindrl.errors import DeviceMemoryError
+from mindrl.memory.schedule import Region
+from mindrl.platform.copies import Copies
+from mindrl.platform.device_memory import device_account, give_back_unused
+from mindrl.platform.host_arena import HostArena
+from mindrl.workers.device_ledger import DeviceLedger
+from mindrl.workers.device_regions import StoredRegion
+
+MIB = 1 << 20
+SIZES_MIB = (12, 10, 16)
+TURNS = (Region.ACTOR_WEIGHTS, Region.ACTOR_OPTIMIZER)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Swapped:
+    """What was seen of a region that left three times while it was still computed."""
+
+    values: list[Tensor]
+    copied_bytes: list[int]
+    stayed_bytes: int
+    """What torch's allocator had given out while the region was away, for the last time."""
+    pinned: bool
+
+
+def swaps() -> Swapped:
+    """Compute, leave at once, come back at once, compute."""
+    torch.manual_seed(1)
+    tensors = [torch.randn(size * MIB // 4).to("npu") for size in SIZES_MIB]
+    host = HostArena(sum(SIZES_MIB) * MIB, device_type="npu")
+    pinned = all(block.is_pinned() for block in host.free)
+    region = StoredRegion(tensors, host, "npu")
+    copied = []
+    for _ in range(3):
+        for tensor in tensors:
+            tensor.mul_(1.5)
+            tensor.add_(1.0)
+        region.changed()
+        region.offload_storage_of(tensors[1])
+        copied.append(region.offload())
+        # Whatever takes the memory now must not reach the host's copy.
+        torch.full((12 * MIB // 4,), -1.0, device="npu")
+        account = device_account("npu")
+        assert account is not None
+        region.onload()
+    values = [tensor.cpu() for tensor in tensors]
+    return Swapped(
+        values=values, copied_bytes=copied, stayed_bytes=account.allocated, pinned=pinned
+    )
+
+
+def copies_of_what_is_computed() -> int:
+    """Copy 20 blocks that were just computed to the host; returns how many arrived wrong."""
+    target = torch.empty(MIB, dtype=torch.float32, pin_memory=True)
+    copies, wrong = Copies("npu"), 0
+    for number in range(20):
+        source = torch.full((MIB,), float(number), device="npu").add_(0.5)
+        copies.start([(target, source)], lambda: None)
+        copies.finish()
+        wrong += not bool((target == number + 0.5).all())
+    return wrong
+
+
+def turns(block_taken: bool) -> tuple[str, list[bool]]:
+    """Let two regions take turns on a device, of which somebody may have taken a block.
+
+    Returns what a DeviceMemoryError said of the first, and whether each came whole.
+    """
+    ledger = DeviceLedger(None)
+    for name in TURNS:
+        ledger.add(name, region_of_zeros())
+        ledger.offload(name)
+        give_back_unused("npu")
+    # torch_npu takes 2 MiB of the device for it.
+    taken = [torch.zeros(1, device="npu")] * block_taken
+    said, whole = "", []
+    for name in TURNS:
+        try:
+            ledger.onload(name)
+        except DeviceMemoryError as error:
+            said = str(error)
+        whole.append(ledger.is_whole(name))
+        ledger.offload(name)
+        give_back_unused("npu")
+        taken.clear()
+    return said, whole
+
+
+def region_of_zeros() -> StoredRegion:
+    tensors = [torch.zeros(size * MIB // 4, device="npu") for size in SIZES_MIB]
+    return StoredRegion(tensors, HostArena(sum(SIZES_MIB) * MIB, device_type="npu"), "npu")

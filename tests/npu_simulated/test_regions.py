@@ -1,0 +1,49 @@
+"""Memory that leaves the device: pinned places, copies on a stream of their own, no room."""
+
+import pytest
+import torch
+from regions_probe import MIB, SIZES_MIB, Swapped
+from simulated import Machine, SimulatedNpus
+
+pytestmark = pytest.mark.npu_simulated
+
+LATE = Machine(delay_us=3000)
+
+
+def test_a_region_that_leaves_while_it_is_computed_comes_back_to_the_bit_however_late_all_is(
+    simulated_npus: SimulatedNpus,
+) -> None:
+    (at_once,), (late,) = (
+        simulated_npus.run("regions_probe:swaps", machine=machine) for machine in (Machine(), LATE)
+    )
+    torch.manual_seed(1)
+    for index, size in enumerate(SIZES_MIB):
+        expected = torch.randn(size * MIB // 4)
+        for _ in range(3):
+            expected = expected * 1.5 + 1.0
+        assert torch.equal(at_once.values[index], expected)
+        assert torch.equal(late.values[index], expected)
+    for found in (at_once, late):
+        _check_the_account(found)
+
+
+def _check_the_account(found: Swapped) -> None:
+    assert found.pinned
+    assert found.copied_bytes == [sum(SIZES_MIB) * MIB] * 3
+    assert found.stayed_bytes == 0
+
+
+def test_a_copy_waits_for_what_the_device_computes(simulated_npus: SimulatedNpus) -> None:
+    assert simulated_npus.run("regions_probe:copies_of_what_is_computed", machine=LATE) == [0]
+
+
+def test_regions_take_turns_on_a_device_with_room_for_one_and_a_block_less_is_too_little(
+    simulated_npus: SimulatedNpus,
+) -> None:
+    # Each storage takes 32 bytes more, in whole pages of 2 MiB: 14 + 12 + 18.
+    machine = Machine(capacity_bytes=44 * MIB)
+    assert simulated_npus.run("regions_probe:turns", False, machine=machine) == [("", [True, True])]
+    ((said, whole),) = simulated_npus.run("regions_probe:turns", True, machine=machine)
+    assert said == "out of device memory: actor_weights needs 38.0 MiB more beside nothing"
+    # What had come of it left again, and the other came.
+    assert whole == [False, True]

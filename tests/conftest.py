@@ -1,14 +1,17 @@
 """What many tests share: a random model folder and a configuration for it."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from mindrl.config.load import load_run_config
 from mindrl.config.run import RunConfig
+
+if TYPE_CHECKING:
+    from forked_workers import ForkedWorkers
 
 Overrides = dict[str, Any]
 
@@ -22,6 +25,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def configs() -> Path:
     """The folder of the shipped configurations."""
     return Path(__file__).parents[1] / "configs"
+
+
+@pytest.fixture(scope="session")
+def forked_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator["ForkedWorkers"]:
+    """One zygote for all tests of several processes on the CPU."""
+    from forked_workers import ForkedWorkers
+
+    workers = ForkedWorkers(tmp_path_factory.mktemp("zygote") / "log.txt")
+    yield workers
+    workers.stop()
 
 
 @pytest.fixture(scope="session")

@@ -1,18 +1,10 @@
-"""One zygote for all tests of this folder, and the models of all roles."""
+"""The models of all roles."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from forked_workers import ForkedWorkers
-
-
-@pytest.fixture(scope="session")
-def forked_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedWorkers]:
-    workers = ForkedWorkers(tmp_path_factory.mktemp("zygote") / "log.txt")
-    yield workers
-    workers.stop()
 
 
 @pytest.fixture(scope="session")

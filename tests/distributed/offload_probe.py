@@ -2,6 +2,7 @@
 
 import torch
 from offload_messages import OffloadFacts
+from own_device import device_type
 
 from mindrl.platform.host_arena import HostArena
 from mindrl.training.engine import StatePart
@@ -26,14 +27,14 @@ def regions_of(model: MegatronEngine) -> list[StoredRegion]:
         StoredRegion(
             list(model.state(part)),
             None if part is StatePart.GRADIENTS else arena(64 << 20),
-            "cpu",
+            device_type(),
         )
         for part in (StatePart.OPTIMIZER, StatePart.GRADIENTS, StatePart.PARAMETERS)
     ]
 
 
 def arena(nbytes: int) -> HostArena:
-    return HostArena(nbytes, device_type="cpu")
+    return HostArena(nbytes, device_type=device_type())
 
 
 def offload_facts() -> OffloadFacts:

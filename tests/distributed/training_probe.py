@@ -16,6 +16,7 @@ from assembly import assembled
 from megatron.core import parallel_state
 from megatron.core.transformer.moe.experts import GroupedMLP
 from offload_probe import arena, swap_out_and_in
+from own_device import device_type
 from torch import Tensor, nn
 from training_messages import Case, Course, Trial, Updated, Weights
 
@@ -110,7 +111,7 @@ def refusal(layout: TrainLayout) -> str:
 def settings(
     case: Case, groups: ParallelGroups, optimizer: Mapping[str, Any] | None = None
 ) -> ModelSettings:
-    """Return how the model is built on CPU."""
+    """Return how the model is built."""
     asked = {**case.settings, **(optimizer or {})}
     asked.pop("updates", None)
     learning, training = (
@@ -129,8 +130,8 @@ def settings(
             **training,
         ),
         learning=LearningConfig(**learning),
-        device_type="cpu",
-        attention=attention_kernel("cpu"),
+        device_type=device_type(),
+        attention=attention_kernel(device_type()),
         temperature=case.temperature,
         **asked,
     )
@@ -149,7 +150,7 @@ def held(cases: list[Case]) -> list[Weights]:
 
 def copied(model: MegatronEngine) -> Weights:
     """Copy this rank's tensors."""
-    return {name: tensor.clone() for name, tensor in model.local_tensors().items()}
+    return {name: tensor.to("cpu", copy=True) for name, tensor in model.local_tensors().items()}
 
 
 def logits(cases: list[Case], sequences: Sequences) -> list[Tensor]:
@@ -205,7 +206,7 @@ def scores(case: Case, sequences: Sequences, micro_batch_sizes: list[int]) -> li
     described = model.description, model.sharding
     source = model.local_tensors()
     model = MegatronEngine(case.folder, model.settings, described, source=source)
-    weights = StoredRegion(model.state(StatePart.PARAMETERS), arena(64 << 20), "cpu")
+    weights = StoredRegion(model.state(StatePart.PARAMETERS), arena(64 << 20), device_type())
     for _ in range(2):
         weights.offload()
         weights.onload()

@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 import torch.distributed as dist
+from own_device import device_type
 from torch import Tensor
 
 from mindrl.errors import ReshardError
@@ -69,7 +70,10 @@ def logical_weights(model: ModelDescription) -> Logical:
 
 def shards_of(table: ShardingTable, logical: Logical, dtype: torch.dtype) -> dict[str, Tensor]:
     """Cut a rank's tensors out of the logical ones; padding is 0."""
-    tensors = {name: torch.zeros(entry.shape, dtype=dtype) for name, entry in table.items()}
+    device = next(iter(logical.values())).device
+    tensors = {
+        name: torch.zeros(entry.shape, dtype=dtype, device=device) for name, entry in table.items()
+    }
     for name, entry in table.items():
         for placement in entry.placements:
             part = logical[placement.tensor][index_of(placement.source)]
@@ -94,6 +98,7 @@ def _transferred(
     logical = logical_weights(model)
     if "bfloat16" in (source.dtype, target.dtype):
         logical = {name: tensor.bfloat16().float() for name, tensor in logical.items()}
+    logical = {name: tensor.to(device_type()) for name, tensor in logical.items()}
     ours = shards_of(source.table(rank), logical, TYPES[source.dtype])
     expected = shards_of(target.table(rank), logical, TYPES[target.dtype])
     wrong = []
@@ -116,7 +121,7 @@ def prepared(
     topology = Topology(ranks_per_node=2)
     return Reshard(
         plan_reshard(source, target, topology, bucket_bytes=bucket_bytes),
-        Channel(group, own_store(name), torch.device("cpu"), timeout_seconds),
+        Channel(group, own_store(name), torch.device(device_type()), timeout_seconds),
         source.table(rank),
         target.table(rank),
     )

@@ -9,10 +9,8 @@ from simulated import SimulatedNpus, UnavailableError
 
 @pytest.fixture(scope="session")
 def simulated_npus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedNpus]:
-    log = tmp_path_factory.mktemp("simulated-npus") / "log.txt"
-    log.touch()
     try:
-        npus = SimulatedNpus(log)
+        npus = SimulatedNpus(tmp_path_factory.mktemp("simulated-npus") / "log.txt")
     except UnavailableError as error:
         if os.environ.get("CI"):
             raise

@@ -59,6 +59,7 @@ class SimulatedNpus:
     def __init__(self, log: Path, script: Path = HERE / "zygote_npu.py") -> None:
         """Start the zygote; another script may import more before it serves orders."""
         self.log = log
+        log.touch()
         self.forked = ForkedWorkers(log, script, process_environment())
 
     def run(

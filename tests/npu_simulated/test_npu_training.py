@@ -1,0 +1,130 @@
+"""Megatron's layouts on simulated NPUs, against the same on the CPU.
+
+Shapes: B sequences, T positions.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from forked_workers import ForkedWorkers
+from simulated import HERE, Machine, SimulatedNpus
+from training_messages import Case, Course, Updated
+
+from mindrl.algorithms.losses import GrpoLoss
+from mindrl.algorithms.token_weights import token_mean_weights
+from mindrl.batch.balance import MicroBatching
+from mindrl.batch.experience import Minibatch
+from mindrl.layouts.layout import TrainLayout
+
+pytestmark = pytest.mark.npu_simulated
+
+MakeModel = Callable[..., Path]
+LAYOUTS = {
+    "qwen3": [TrainLayout(dp=2), TrainLayout(tp=2), TrainLayout(pp=2)],
+    "qwen3_moe": [TrainLayout(dp=2, ep=2), TrainLayout(tp=2, ep=2)],
+}
+OPTIMIZER: dict[str, Any] = {
+    "lr": 1e-2,
+    "min_lr": 0.0,
+    "lr_decay_style": "constant",
+    "updates": 2,
+    "weight_decay": 0.1,
+    "clip_grad": 0.05,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.95,
+    # Wide, so that the step of a gradient near zero does not hang on its rounding.
+    "adam_eps": 1e-2,
+    "use_distributed_optimizer": True,
+}
+
+
+@pytest.fixture(scope="module")
+def megatron_npus(
+    simulated_npus: SimulatedNpus, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SimulatedNpus]:
+    assert simulated_npus.log.is_file(), "this machine can simulate"
+    npus = SimulatedNpus(tmp_path_factory.mktemp("megatron") / "log", HERE / "zygote_megatron.py")
+    yield npus
+    npus.stop()
+
+
+@pytest.fixture(scope="module")
+def course() -> Course:
+    """Two updates on four sequences; behind each everything leaves the device and comes back."""
+    generator = torch.Generator().manual_seed(1)
+    lengths_B, B, T = torch.tensor((5, 17, 9, 12)), 4, 17
+    inside_BT = torch.arange(T) < lengths_B[:, None]
+    mask_BT = inside_BT & (torch.arange(T) >= 3)
+    logprobs_BT = -4.5 + 0.3 * torch.randn(B, T, generator=generator)
+    advantages_B = torch.tensor([1.5, -0.5, 0.25, -1.0])
+    minibatch = Minibatch(
+        tokens_BT=torch.randint(0, 211, (B, T), generator=generator) * inside_BT,
+        lengths_B=lengths_B,
+        response_mask_BT=mask_BT,
+        old_logprobs_BT=logprobs_BT * mask_BT,
+        advantages_BT=advantages_B[:, None] * mask_BT,
+        token_weights_BT=token_mean_weights(mask_BT),
+        ref_logprobs_BT=(logprobs_BT - 0.1) * mask_BT,
+    )
+    return Course(
+        minibatches=[minibatch] * 2,
+        loss=GrpoLoss(clip_low=0.2, clip_high=0.2, kl_kind="k3", kl_coef=0.1, entropy_coef=0.01),
+        optimizer=OPTIMIZER,
+        micro_batching=MicroBatching(sequences=2),
+        swap=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def cases(random_model_of: MakeModel) -> list[Case]:
+    return [
+        Case(folder=str(random_model_of(family)), layout=layout, sequence_parallel=layout.tp > 1)
+        for family, layouts in LAYOUTS.items()
+        for layout in layouts
+    ]
+
+
+@pytest.fixture(scope="module")
+def on_time(cases: list[Case], course: Course, megatron_npus: SimulatedNpus) -> list[list[Updated]]:
+    """What each rank says of each layout."""
+    return megatron_npus.run("npu_training_probe:updates", cases, course, ranks=2)
+
+
+def test_updates_in_each_layout_are_those_of_the_cpu_and_nothing_stays_on_the_device(
+    cases: list[Case], course: Course, on_time: list[list[Updated]], forked_workers: ForkedWorkers
+) -> None:
+    on_cpu = forked_workers.run("training_probe:updates", cases, course, ranks=2)
+    for npus, cpus in zip(on_time, on_cpu, strict=True):
+        for ours, theirs in zip(npus, cpus, strict=True):
+            check_alike(ours, theirs)
+            assert ours.device_bytes == [0, 0]
+
+
+def check_alike(ours: Updated, theirs: Updated) -> None:
+    """Compare two devices: sums in float32 in another order, over four layers."""
+    for mine, other in zip(ours.metrics, theirs.metrics, strict=True):
+        assert mine == pytest.approx(other, rel=1e-5, abs=2e-6)
+    assert ours.weights.keys() == theirs.weights.keys()
+    for name, tensor in ours.weights.items():
+        # Steps of at most 1e-2 on weights below 2.
+        torch.testing.assert_close(tensor, theirs.weights[name], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_however_late_each_stream_is_the_bits_are_the_same(
+    seed: int,
+    cases: list[Case],
+    course: Course,
+    on_time: list[list[Updated]],
+    megatron_npus: SimulatedNpus,
+) -> None:
+    machine = Machine(delay_us=100, seed=seed)
+    late = megatron_npus.run("npu_training_probe:updates", cases, course, ranks=2, machine=machine)
+    for before, after in zip(on_time, late, strict=True):
+        for ours, theirs in zip(before, after, strict=True):
+            assert ours.metrics == theirs.metrics
+            for name, tensor in ours.weights.items():
+                assert torch.equal(tensor, theirs.weights[name]), name

@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import kernels
+import stand_ins
 import torch
 from zygote import serve
 from zygote_npu import join
@@ -23,8 +24,7 @@ def prepare() -> None:
     kernels.install()
     if folder := os.environ.get("MINDSPEED"):
         sys.path.insert(0, folder)
-        # MindSpeed compiles kernels of Triton for the NPU when it is imported; none is called.
-        import_module("triton").autotune = lambda *_, **__: lambda function: function
+        stand_ins.install()
         prepare_process(PLATFORMS["npu"])
     else:
         # As MindSpeed has it: nothing is compiled.

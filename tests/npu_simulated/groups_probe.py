@@ -1,0 +1,81 @@
+"""What the tests of collectives call in the processes of simulated devices."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+Results = dict[str, list[float]]
+
+
+def collectives() -> tuple[Results, int]:
+    """Carry each collective that mindrl and Megatron use out; returns results by name.
+
+    And how many handles a batch of messages has.
+    """
+    rank, size = dist.get_rank(), dist.get_world_size()
+    ranks = [float(other) for other in range(size)]
+
+    def full(count: int, value: float = rank, **options: Any) -> Tensor:
+        return torch.full((count,), float(value), device="npu", **options)
+
+    found = {
+        "sum": summed(full(8, rank + 1)),
+        "max in 16 bits": summed(full(2, rank, dtype=torch.bfloat16), dist.ReduceOp.MAX),
+        "async": awaited(full(2, rank + 1)),
+    }
+    found["all_gather"] = full(size)
+    dist.all_gather_into_tensor(found["all_gather"], full(1))
+    found["reduce_scatter"] = full(1)
+    dist.reduce_scatter_tensor(found["reduce_scatter"], torch.tensor(ranks).to("npu"))
+    # Rank r sends r + 1 numbers to each.
+    found["all_to_all"] = full(sum(other + 1 for other in range(size)))
+    counts = [other + 1 for other in range(size)]
+    outgoing = full(size * (rank + 1))
+    dist.all_to_all_single(found["all_to_all"], outgoing, counts, [rank + 1] * size)
+    found["broadcast"] = full(2)
+    dist.broadcast(found["broadcast"], size - 1)
+    found["message"] = full(3)
+    works = dist.batch_isend_irecv(
+        [
+            dist.P2POp(dist.isend, full(3), (rank + 1) % size),
+            dist.P2POp(dist.irecv, found["message"], (rank - 1) % size),
+        ]
+    )
+    for work in works:
+        work.wait()
+    return {name: tensor.tolist() for name, tensor in found.items()}, len(works)
+
+
+def summed(tensor: Tensor, operation: Any = dist.ReduceOp.SUM) -> Tensor:
+    dist.all_reduce(tensor, op=operation)
+    return tensor
+
+
+def awaited(tensor: Tensor) -> Tensor:
+    work = dist.all_reduce(tensor, async_op=True)
+    assert work is not None
+    work.wait()
+    return tensor
+
+
+def sum_of_doubles() -> str:
+    """Return what is said of a sum in float64."""
+    try:
+        dist.all_reduce(torch.ones(2, dtype=torch.float64, device="npu"))
+    except (RuntimeError, TypeError) as error:
+        return str(error)
+    return ""
+
+
+def groups_until(count: int) -> tuple[int, str]:
+    """Make so many groups of all ranks and use each; returns how many worked, and the error."""
+    for made in range(count):
+        try:
+            group = dist.new_group(list(range(dist.get_world_size())))
+            dist.all_reduce(torch.ones(1, device="npu"), group=group)
+            torch.npu.synchronize()
+        except RuntimeError as error:
+            return made, str(error)
+    return count, ""

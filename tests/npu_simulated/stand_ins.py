@@ -1,0 +1,51 @@
+"""What a node has and this machine has not, for packages that only import it.
+
+torchvision does not load beside a CPU build of torch, and Triton has no compiler for NPUs.
+"""
+
+import sys
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+
+class _Anything(type):
+    """A class that has every attribute: its name."""
+
+    def __getattr__(cls, name: str) -> str:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return name
+
+
+class _Module(ModuleType):
+    """A module, or a package, in which everything is a class."""
+
+    __version__ = "0.28.0"
+
+    def __getattr__(self, name: str) -> type:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Anything(name, (), {})
+
+
+class _Finder(MetaPathFinder, Loader):
+    def find_spec(self, name: str, *_: Any) -> ModuleSpec | None:
+        if name.split(".", maxsplit=1)[0] != "torchvision":
+            return None
+        return ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _Module(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Leave it as it was made."""
+
+
+def install() -> None:
+    """Let MindSpeed and transformers find them."""
+    sys.meta_path.insert(0, _Finder())
+    # MindSpeed marks kernels for tuning while it is imported; none of them is called.
+    import_module("triton").autotune = lambda *_, **__: lambda function: function

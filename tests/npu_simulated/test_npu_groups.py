@@ -1,0 +1,59 @@
+"""Collectives of the real ProcessGroupHCCL, and the reshard over it."""
+
+from collections.abc import Sequence
+
+import pytest
+from simulated import Machine, SimulatedNpus
+from test_transfer import BUCKET_BYTES, DENSE, MOE, R, T, shardings
+
+pytestmark = pytest.mark.npu_simulated
+
+LATE = Machine(delay_us=200)
+
+
+@pytest.mark.parametrize("machine", [Machine(), LATE], ids=["on time", "late"])
+def test_collectives_give_what_they_should(machine: Machine, simulated_npus: SimulatedNpus) -> None:
+    found = simulated_npus.run("groups_probe:collectives", ranks=3, machine=machine)
+    for rank, (results, works) in enumerate(found):
+        assert results == {
+            "sum": [6.0] * 8,
+            "max in 16 bits": [2.0] * 2,
+            "async": [6.0] * 2,
+            "all_gather": [0.0, 1.0, 2.0],
+            "reduce_scatter": [3.0 * rank],
+            "all_to_all": [0.0, 1.0, 1.0, 2.0, 2.0, 2.0],
+            "broadcast": [2.0] * 2,
+            "message": [float((rank - 1) % 3)] * 3,
+        }
+        # One for all messages, where gloo has one for each.
+        assert works == 1
+
+
+def test_a_sum_in_float64_is_refused(simulated_npus: SimulatedNpus) -> None:
+    said = simulated_npus.run("groups_probe:sum_of_doubles", ranks=2)
+    assert all("Unsupported data type at::kDouble" in text for text in said)
+
+
+def test_a_process_that_has_no_room_for_a_group_says_so(simulated_npus: SimulatedNpus) -> None:
+    machine = Machine(groups=2)
+    for made, said in simulated_npus.run("groups_probe:groups_until", 4, ranks=2, machine=machine):
+        assert made == 2
+        assert "HCCL" in said
+
+
+@pytest.mark.parametrize("machine", [Machine(), LATE], ids=["on time", "late"])
+def test_weights_arrive_bit_by_bit_over_hccl(
+    machine: Machine, simulated_npus: SimulatedNpus
+) -> None:
+    pairs = [
+        shardings(DENSE, T(tp=2), R(dp=2)),
+        shardings(DENSE, T(pp=2), R(tp=2), ("bfloat16", "float32")),
+    ]
+    transfer(simulated_npus, machine, DENSE, pairs)
+    transfer(simulated_npus, machine, MOE, [shardings(MOE, T(dp=2, ep=2), R(tp=2))])
+
+
+def transfer(npus: SimulatedNpus, machine: Machine, model: object, pairs: Sequence[object]) -> None:
+    arguments = (model, pairs, BUCKET_BYTES)
+    wrong = npus.run("transfer_probe:transferred", *arguments, ranks=2, machine=machine)
+    assert wrong == [[[]] * len(pairs)] * 2

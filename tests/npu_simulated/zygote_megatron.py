@@ -13,26 +13,34 @@ from typing import Any
 import kernels
 import stand_ins
 import torch
-from zygote import serve
+from zygote import Order, serve
 from zygote_npu import join
 
 from mindrl.platform.device import PLATFORMS, prepare_process
 
+MINDSPEED = os.environ.get("MINDSPEED")
+
 
 def prepare() -> None:
-    """Import all that a training process needs."""
+    """Import what a training process needs, as far as it touches no device."""
     kernels.install()
-    if folder := os.environ.get("MINDSPEED"):
-        sys.path.insert(0, folder)
+    if MINDSPEED:
+        return
+    # As MindSpeed has it: nothing is compiled.
+    os.environ["TORCH_COMPILE_DISABLE"] = "1"
+    import_module("torch_npu.contrib.transfer_to_npu")
+    _name_types_as_on_cuda()
+    import_module("mindrl.platform.patches.megatron_without_te").install()
+    import_module("training_probe")
+
+
+def join_adapted(order: Order, rank: int) -> None:
+    """Meet the other ranks; MindSpeed asks a device which one it is as soon as it is imported."""
+    if MINDSPEED:
+        sys.path.insert(0, MINDSPEED)
         stand_ins.install()
         prepare_process(PLATFORMS["npu"])
-    else:
-        # As MindSpeed has it: nothing is compiled.
-        os.environ["TORCH_COMPILE_DISABLE"] = "1"
-        import_module("torch_npu.contrib.transfer_to_npu")
-        _name_types_as_on_cuda()
-        import_module("mindrl.platform.patches.megatron_without_te").install()
-    import_module("training_probe")
+    join(order, rank)
 
 
 def _name_types_as_on_cuda() -> None:
@@ -47,4 +55,4 @@ def _name_types_as_on_cuda() -> None:
 
 
 if __name__ == "__main__":
-    serve(Connection(int(sys.argv[1])), prepare, join)
+    serve(Connection(int(sys.argv[1])), prepare, join_adapted)

@@ -49,11 +49,15 @@ class Platform:
         return present if visible is None else min(present, len(visible))
 
     def device_files(self) -> int:
-        """Count the devices of this machine, those included that this process may not use."""
+        """Count the devices of this machine, those included that this process may not use.
+
+        `MINDRL_DEVICE_FOLDER` names another folder than /dev: tests simulate a machine by it.
+        """
         if self.kind == "cpu":
             return len(os.sched_getaffinity(0))
         files = {"npu": "davinci[0-9]*", "gpu": "nvidia[0-9]*"}
-        return len(list(Path("/dev").glob(files[self.kind])))
+        folder = Path(os.environ.get("MINDRL_DEVICE_FOLDER", "/dev"))
+        return len(list(folder.glob(files[self.kind])))
 
     def visible_devices(self) -> list[str] | None:
         """Return the devices that the user lists for this process; None where he lists none."""

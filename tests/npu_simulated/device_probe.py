@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mindrl.platform.device import PLATFORMS
+from mindrl.platform.device import PLATFORMS, choose_platform
 from mindrl.platform.device_memory import DeviceAccount, device_account, give_back_unused
 
 MIB = 1 << 20
@@ -15,7 +15,11 @@ MIB = 1 << 20
 class DeviceFacts:
     """What a process finds."""
 
+    chosen: str
+    """What `rl_config.device: auto` takes."""
+    local_devices: int
     count: int
+    """By torch."""
     current: int
     indexes: dict[str, int]
     """What torch knows each visible device by."""
@@ -30,7 +34,10 @@ def device_facts() -> DeviceFacts:
         torch.npu.set_device(count)
     except RuntimeError as error:
         beyond = str(error)
+    chosen = choose_platform("auto")
     return DeviceFacts(
+        chosen=chosen.kind,
+        local_devices=chosen.local_devices(),
         count=count,
         current=torch.npu.current_device(),
         indexes={name: platform.device_index(name) for name in names},

@@ -72,8 +72,11 @@ class SimulatedNpus:
         """
         before = self.log.stat().st_size
         with tempfile.TemporaryDirectory(prefix="simulated-hccl-", dir="/dev/shm") as messages:
-            self.forked.environment = (machine or Machine()).environment()
-            self.forked.environment["SIMULATED_HCCL_FOLDER"] = messages
+            machine = machine or Machine()
+            for device in range(machine.devices):
+                Path(messages, f"davinci{device}").touch()
+            folders = {"SIMULATED_HCCL_FOLDER": messages, "MINDRL_DEVICE_FOLDER": messages}
+            self.forked.environment = machine.environment() | folders
             try:
                 return self.forked.run(function, *arguments, ranks=ranks)
             except (AssertionError, EOFError, ConnectionError) as error:

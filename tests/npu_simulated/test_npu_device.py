@@ -12,7 +12,9 @@ def test_torch_numbers_the_visible_devices_in_their_order_and_knows_no_other(
 ) -> None:
     machine = Machine(devices=8, visible="2,5")
     found = simulated_npus.run("device_probe:device_facts", ranks=2, machine=machine)
-    assert [facts.count for facts in found] == [2, 2]
+    assert [(facts.chosen, facts.local_devices, facts.count) for facts in found] == [
+        ("npu", 2, 2)
+    ] * 2
     assert [facts.current for facts in found] == [0, 1]
     assert found[0].indexes == {"2": 0, "5": 1}
     assert "device" in found[0].beyond

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import FrozenInstanceError
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +21,20 @@ def test_auto_takes_the_first_of_npu_gpu_and_cpu_that_has_devices() -> None:
 
 def test_the_cpu_is_always_there_with_one_slot_per_core_of_this_process() -> None:
     assert choose_platform("cpu").local_devices() == CORES
+
+
+def test_devices_are_counted_by_their_files_and_by_the_list_of_those_that_are_visible(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("davinci0", "davinci1", "davinci12", "davinci_manager", "nvidia0", "nvidiactl"):
+        (tmp_path / name).touch()
+    monkeypatch.setenv("MINDRL_DEVICE_FOLDER", str(tmp_path))
+    monkeypatch.delenv("ASCEND_RT_VISIBLE_DEVICES", raising=False)
+    assert [PLATFORMS[kind].local_devices() for kind in ("npu", "gpu")] == [3, 1]
+    assert choose_platform("auto").kind == "npu"
+    monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "0,12")
+    assert PLATFORMS["npu"].local_devices() == 2
+    assert PLATFORMS["npu"].device_files() == 3
 
 
 @pytest.mark.skipif(not ABSENT, reason="every kind of device is here")

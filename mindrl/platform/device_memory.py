@@ -1,6 +1,7 @@
 """What a device has, and what is taken of it, by the device's own account."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -14,7 +15,7 @@ class DeviceAccount:
     taken: int
     """Of the device, by all processes and libraries."""
     allocated: int
-    """By tensors of this process."""
+    """By tensors of this process, but those in a memory pool of their own, as an engine's are."""
     peak_allocated: int
     """The most since the last account."""
 
@@ -25,14 +26,24 @@ def device_account(device_type: str) -> DeviceAccount | None:
         return None
     device = torch.get_device_module(device_type)
     free, capacity = device.mem_get_info()
+    pooled = _pooled_bytes(device)
     account = DeviceAccount(
         capacity=capacity,
         taken=capacity - free,
-        allocated=device.memory_allocated(),
-        peak_allocated=device.max_memory_allocated(),
+        allocated=device.memory_allocated() - pooled,
+        peak_allocated=device.max_memory_allocated() - pooled,
     )
     device.reset_peak_memory_stats()
     return account
+
+
+def _pooled_bytes(device: Any) -> int:
+    """Return what memory pools have given out, whether or not pages lie behind it now.
+
+    The allocator counts an engine that sleeps as if it were awake.
+    """
+    segments = device.memory_snapshot()
+    return sum(each["allocated_size"] for each in segments if any(each["segment_pool_id"]))
 
 
 def give_back_unused(device_type: str) -> None:

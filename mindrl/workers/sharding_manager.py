@@ -126,6 +126,8 @@ class ShardingManager:
             return
         account = device_account(self.device_type)
         found, kept = there or self.ledger.region_bytes(), self.ledger.host_bytes()
+        # The allocator's account is without the engine, which it would count asleep too.
+        engine_bytes = sum(found.get(name, 0) for name in ROLLOUT_REGIONS)
         self.moments.append(
             MeasuredSnapshot(
                 label=label,
@@ -133,7 +135,7 @@ class ShardingManager:
                 seconds=time.perf_counter() - self.began,
                 region_bytes={name.value: nbytes for name, nbytes in found.items()},
                 host_bytes={name.value: nbytes for name, nbytes in kept.items()},
-                allocated_bytes=None if account is None else account.peak_allocated,
+                allocated_bytes=None if account is None else account.peak_allocated + engine_bytes,
             )
         )
 

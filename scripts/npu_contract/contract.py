@@ -120,6 +120,7 @@ _TORCH_NPU = (
     *_names(TORCH_NPU, _COPIES, "torch_npu.npu.Event", "record", "synchronize"),
     *_names(TORCH_NPU, _MEMORY, "torch_npu.npu", "mem_get_info", "memory_allocated"),
     *_names(TORCH_NPU, _MEMORY, "torch_npu.npu", "max_memory_allocated"),
+    *_names(TORCH_NPU, _MEMORY, "torch_npu.npu", "memory_snapshot"),
     *_names(TORCH_NPU, _MEMORY, "torch_npu.npu", "reset_peak_memory_stats", "empty_cache"),
     *_names(TORCH_NPU, _RENDEZVOUS, "torch_npu.npu", "set_device"),
     *(

@@ -46,14 +46,17 @@ def device_facts() -> DeviceFacts:
 
 
 def accounts() -> list[DeviceAccount | None]:
-    """Account for an empty device, 64 MiB on it, their release, and what is kept given back."""
+    """Account for an empty device, 64 MiB and a pool's 16 on it, and the release of the first."""
     found = [device_account("npu")]
     block = torch.zeros(64 * MIB, dtype=torch.uint8, device="npu")
+    with torch.npu.use_mem_pool(torch.npu.MemPool()):
+        pooled = torch.zeros(16 * MIB, dtype=torch.uint8, device="npu")
     found.append(device_account("npu"))
     block.untyped_storage().resize_(0)
     found.append(device_account("npu"))
     give_back_unused("npu")
     found.append(device_account("npu"))
+    del pooled
     return found
 
 

@@ -37,6 +37,20 @@ def device_account(device_type: str) -> DeviceAccount | None:
     return account
 
 
+def free_bytes(device_type: str) -> int | None:
+    """Return what nobody has taken of the device; None where the device is the host."""
+    if device_type == "cpu":
+        return None
+    free: int = torch.get_device_module(device_type).mem_get_info()[0]
+    return free
+
+
+def give_back_unused(device_type: str) -> None:
+    """Let other allocators have what torch's own keeps for later; on the host there is one only."""
+    if device_type != "cpu":
+        torch.get_device_module(device_type).empty_cache()
+
+
 def _pooled_bytes(device: Any) -> int:
     """Return what memory pools have given out, whether or not pages lie behind it now.
 
@@ -44,9 +58,3 @@ def _pooled_bytes(device: Any) -> int:
     """
     segments = device.memory_snapshot()
     return sum(each["allocated_size"] for each in segments if any(each["segment_pool_id"]))
-
-
-def give_back_unused(device_type: str) -> None:
-    """Let other allocators have what torch's own keeps for later; on the host there is one only."""
-    if device_type != "cpu":
-        torch.get_device_module(device_type).empty_cache()

@@ -24,8 +24,9 @@ from vllm.model_executor.models.qwen3_moe import Qwen3MoeForCausalLM
 from mindrl.batch.rollouts import Responses
 from mindrl.config.generate import GenerateConfig
 from mindrl.observability.progress import PROGRESS, tick
+from mindrl.observability.units import mib_text
 from mindrl.platform.device import Platform
-from mindrl.platform.device_memory import give_back_unused
+from mindrl.platform.device_memory import free_bytes, give_back_unused
 from mindrl.rollout.engine import EngineTag, Sampling
 from mindrl.rollout.vllm.shards import EngineShards
 
@@ -100,6 +101,8 @@ class VllmEngine:
             "weights": self.weight_sink().nbytes(),
             "kv_cache": self._kv_cache_bytes(),
         }
+        self._pages = dict(self._sizes)
+        """What each takes of the device: known behind its first return, at least its size."""
 
     def offload(self) -> None:
         """Take weights and KV cache off the device; their contents are lost.
@@ -114,8 +117,18 @@ class VllmEngine:
         """Give the weights their memory back, or the KV cache its own: see `RolloutEngine`."""
         # The engine has an allocator of its own, to which torch's freed blocks are not free.
         give_back_unused(self.device_type)
+        before = free_bytes(self.device_type)
+        if before is not None and before < self._pages[tag]:
+            # The allocator of vllm-ascend would end the process.
+            raise torch.OutOfMemoryError(
+                f"out of memory: {tag} of the engine need {mib_text(self._pages[tag])}, of the "
+                f"device {mib_text(before)} are free"
+            )
         self.llm.wake_up(tags=[tag])
         self.awake.add(tag)
+        if before is not None:
+            taken = before - (free_bytes(self.device_type) or 0)
+            self._pages[tag] = max(self._pages[tag], taken)
 
     def nbytes(self, tag: EngineTag) -> int:
         """Return what the weights or the KV cache take on the device."""

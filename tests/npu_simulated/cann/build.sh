@@ -32,6 +32,9 @@ library() {
 
 library ascendcl devices.cpp memory.cpp virtual_memory.cpp streams.cpp
 library hccl hccl.cpp -- -lascendcl
+# vllm-ascend looks for a file of this name among those that are loaded.
+library vllm_ascend_C sleeping_pool.cpp -- -lascendcl
+mv "$lib/libvllm_ascend_C.so" "$lib/vllm_ascend_C.so"
 gcc -shared -fPIC options.c -o "$lib/libacl_op_compiler.so" -Wl,-soname,libacl_op_compiler.so
 # Two at a time: what includes torch takes ten seconds each.
 library simulated_kernels fallback.cpp -- -lascendcl "${aten[@]}" &

@@ -1,0 +1,34 @@
+"""What travels between the tests of an engine and the processes of simulated devices."""
+
+from dataclasses import dataclass, field
+
+from mindrl.batch.rollouts import Responses
+
+Tokens = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineCase:
+    """A model in an engine."""
+
+    folder: str
+    tp: int = 1
+    whole_experts: bool = False
+    """The ranks of a replica share the experts; else each expert is cut."""
+
+
+@dataclass(kw_only=True)
+class EngineLife:
+    """What an engine on a device said and held."""
+
+    shapes_agree: bool = False
+    """What the engine expects is what mindrl's table says."""
+    taken: list[dict[str, int]] = field(default_factory=list)
+    """Bytes of the device beyond those before the engine: behind its start, and in each round."""
+    sizes: dict[str, int] = field(default_factory=dict)
+    """Of its weights and of its KV cache, as it says."""
+    moved: list[str] = field(default_factory=list)
+    """Parameters that have another address behind a load."""
+    greedy: list[Responses] = field(default_factory=list)
+    """Behind each wake."""
+    sampled: list[Responses] = field(default_factory=list)

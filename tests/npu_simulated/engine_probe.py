@@ -102,12 +102,17 @@ def resharded(case: EngineCase, layout: TrainLayout, prompts: list[Tokens]) -> l
     return answers
 
 
-def crowded(case: EngineCase, prompts: list[Tokens]) -> tuple[str, Responses]:
-    """Let another have the device while the engine sleeps; returns what is said, and an answer."""
+def crowded(case: EngineCase, prompts: list[Tokens]) -> tuple[int, str, Responses]:
+    """Let another have the device while an engine sleeps that was half awake.
+
+    Returns what its sleep left on the device, what is said, and an answer.
+    """
+    before = _taken()
     engine, table = start(case), rollout_table(case.folder, layout_of(case))
     engine.offload()
     engine.onload("weights")
     engine.offload()
+    left = _taken() - before
     free = torch.npu.mem_get_info()[0]
     other = torch.empty(free - (2 << 20), dtype=torch.uint8, device="npu")
     said = ""
@@ -119,7 +124,7 @@ def crowded(case: EngineCase, prompts: list[Tokens]) -> tuple[str, Responses]:
     engine.onload("weights")
     load_one_by_one(engine.weight_sink(), case.folder, table)
     engine.onload("kv_cache")
-    return said, engine.generate(prompts, GREEDY, list(range(len(prompts))))
+    return left, said, engine.generate(prompts, GREEDY, list(range(len(prompts))))
 
 
 def beside_mindspeed(case: EngineCase, prompts: list[Tokens]) -> EngineLife:

@@ -139,12 +139,13 @@ def test_streams_that_are_late_change_no_answer(
     check(found, expected("qwen3"))
 
 
-def test_an_engine_that_finds_no_room_says_so_and_wakes_when_there_is_some(
+def test_an_engine_that_was_half_awake_sleeps_and_without_room_it_says_so_and_goes_on_sleeping(
     random_model_of: MakeModel, expected: Callable[[str], list[int]], engines: SimulatedNpus
 ) -> None:
     case = EngineCase(folder=str(random_model_of("qwen3")))
     machine = Machine(capacity_bytes=256 * MIB)
-    ((said, answers),) = engines.run("engine_probe:crowded", case, PROMPTS, machine=machine)
+    ((left, said, answers),) = engines.run("engine_probe:crowded", case, PROMPTS, machine=machine)
+    assert left == PAGE
     # Without a look at the device vllm-ascend's allocator ends the process.
     assert said.startswith("out of memory: weights of the engine need 4.0 MiB, of the device ")
     assert is_right(answers, expected("qwen3"))

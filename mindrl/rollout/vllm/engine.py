@@ -6,7 +6,7 @@ it sleeps: its weights and its KV cache are off the device.
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import Any
 
@@ -107,9 +107,14 @@ class VllmEngine:
     def offload(self) -> None:
         """Take weights and KV cache off the device; their contents are lost.
 
-        The engine forgets with them which prefixes its cache held.
+        The engine forgets with them which prefixes its cache held. vLLM sleeps as a whole, or says
+        that it sleeps already: where the weights alone are there, the cache comes first, and where
+        that has no room the weights stay.
         """
-        if self.awake:
+        if self.awake == {"weights"}:
+            with suppress(torch.OutOfMemoryError):
+                self.onload("kv_cache")
+        if self.awake == {"weights", "kv_cache"}:
             self.llm.sleep(level=2)
             self.awake.clear()
 

@@ -43,6 +43,8 @@ def swaps() -> Swapped:
             tensor.add_(1.0)
         region.changed()
         region.offload_storage_of(tensors[1])
+        # As a reshard, which takes memory while weights leave: not that which still is copied.
+        torch.full((10 * MIB // 4,), -2.0, device="npu")
         copied.append(region.offload())
         # Whatever takes the memory now must not reach the host's copy.
         torch.full((12 * MIB // 4,), -1.0, device="npu")

@@ -38,7 +38,8 @@ def swaps() -> Swapped:
     region = StoredRegion(tensors, host, "npu")
     copied = []
     for _ in range(3):
-        for tensor in tensors:
+        # The one first that came last.
+        for tensor in reversed(tensors):
             tensor.mul_(1.5)
             tensor.add_(1.0)
         region.changed()

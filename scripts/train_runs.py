@@ -17,7 +17,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 from torch.profiler import ProfilerActivity, profile
 
-from mindrl.algorithms.losses import GrpoLoss
+from mindrl.algorithms.losses import PolicyLoss
+from mindrl.algorithms.policy_losses import PolicyLossOptions
 from mindrl.algorithms.token_weights import token_mean_weights
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import Minibatch
@@ -95,8 +96,11 @@ class Trainer:
         model = read_description(folder)
         known = model, megatron_sharding(model, TrainLayout(), dtype="float32")
         self.model = MegatronEngine(folder, settings, known, updates=1)
-        self.loss = GrpoLoss(
-            clip_low=0.2, clip_high=0.2, kl_kind="k3", kl_coef=0.0, entropy_coef=0.01
+        self.loss = PolicyLoss(
+            options=PolicyLossOptions(clip_low=0.2, clip_high=0.2),
+            kl_kind="k3",
+            kl_coef=0.0,
+            entropy_coef=0.01,
         )
         old = self.model.forward(minibatch, MicroBatching(sequences=4))
         assert old is not None

@@ -1,19 +1,28 @@
-"""The losses: of GRPO and of PPO's actor, and of PPO's critic.
+"""The losses: of a policy, and of PPO's critic.
 
-An actor has a clipped policy loss, KL to a reference and an entropy bonus; a critic has a clipped
+A policy has a loss of its choices, KL to a reference and an entropy bonus; a critic has a clipped
 squared error. Every loss is a weighted sum over tokens.
 
 Shapes: B sequences, T positions.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from mindrl.algorithms.kl import KlKind, kl_estimate, log_ratio
+from mindrl.algorithms.kl import KlKind, kl_estimate
+from mindrl.algorithms.policy_losses import (
+    ChosenTokens,
+    PolicyLossFunction,
+    PolicyLossOptions,
+    Total,
+    clipped,
+    of_one_rank,
+    policy_terms,
+)
 from mindrl.batch.experience import CriticMinibatch, Minibatch
 
 
@@ -51,44 +60,20 @@ def used(name: str, values_BT: Tensor, weights_BT: Tensor) -> Tensor:
     return values_BT.masked_fill(weights_BT == 0, 0.0)
 
 
-def clipped_policy_loss(
-    logprobs_BT: Tensor,
-    old_logprobs_BT: Tensor,
-    advantages_BT: Tensor,
-    *,
-    clip_low: float,
-    clip_high: float,
-) -> dict[str, Tensor]:
-    """Return each token's terms: `policy_loss`, `clip_fraction` and `ratio`.
-
-    The loss is -min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A). PPO (arXiv
-    1707.06347) eq. 7, where clip_low = clip_high; DAPO (arXiv 2503.14476) sets them apart. A token
-    is clipped where the clipped branch is the smaller one, so that it has no gradient. The ratio,
-    to the old policy, lies within e^-20 and e^20 (see `log_ratio`).
-    """
-    ratio_BT = log_ratio(logprobs_BT, old_logprobs_BT).exp()
-    free_BT = ratio_BT * advantages_BT
-    limited_BT = ratio_BT.clamp(1 - clip_low, 1 + clip_high) * advantages_BT
-    return {
-        "policy_loss": -torch.minimum(free_BT, limited_BT),
-        "clip_fraction": limited_BT < free_BT,
-        "ratio": ratio_BT,
-    }
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GrpoLoss:
-    """GRPO's loss, DeepSeekMath (arXiv 2402.03300) eq. 3, with DAPO's two clip ranges."""
+class PolicyLoss:
+    """A loss of choices with KL to a reference, as GRPO's (arXiv 2402.03300), and entropy."""
 
-    clip_low: float
-    """The ratio is clipped below 1 - clip_low."""
-    clip_high: float
-    """The ratio is clipped above 1 + clip_high."""
     kl_kind: KlKind
     kl_coef: float
     """0 trains without a reference."""
     entropy_coef: float
     """Above 0 rewards entropy."""
+    options: PolicyLossOptions
+    function: PolicyLossFunction = clipped
+    """What each token adds for its choice."""
+    total: Total = of_one_rank
+    """Adds numbers of sequences over the ranks that share their tokens."""
 
     def __call__(
         self,
@@ -114,10 +99,15 @@ class GrpoLoss:
         weights_BT = token_weights_BT
         new_BT = used("logprobs_BT", logprobs_BT, weights_BT)
         old_BT = used("old_logprobs_BT", old_logprobs_BT, weights_BT)
-        gain_BT = used("advantages_BT", advantages_BT, weights_BT)
-        terms_BT = clipped_policy_loss(
-            new_BT, old_BT, gain_BT, clip_low=self.clip_low, clip_high=self.clip_high
+        chosen = ChosenTokens(
+            logprobs_BT=new_BT,
+            old_logprobs_BT=old_BT,
+            advantages_BT=used("advantages_BT", advantages_BT, weights_BT),
+            mask_BT=weights_BT != 0,
+            options=self.options,
+            total=self.total,
         )
+        terms_BT = policy_terms(self.function, chosen)
         terms_BT["entropy"] = used("entropy_BT", entropy_BT, weights_BT)
         # Tokens were drawn from the old policy, so this estimates KL(old || new).
         terms_BT["kl_old"] = kl_estimate(old_BT, new_BT, "k3")
@@ -131,7 +121,7 @@ class GrpoLoss:
         return LossTerms.of(loss, sums)
 
     def of_minibatch(
-        self, read: tuple[Tensor, ...], minibatch: Minibatch, own_BT: Tensor
+        self, read: tuple[Tensor, ...], minibatch: Minibatch, own_BT: Tensor, total: Total
     ) -> LossTerms:
         """Return what a rank's tokens of a micro-batch, on the host, add to the loss.
 
@@ -140,7 +130,7 @@ class GrpoLoss:
         """
         logprobs_BT, entropy_BT = read
         device, ref_logprobs_BT = own_BT.device, minibatch.ref_logprobs_BT
-        return self(
+        return replace(self, total=total)(
             logprobs_BT=logprobs_BT,
             entropy_BT=entropy_BT,
             old_logprobs_BT=minibatch.old_logprobs_BT.to(device),
@@ -195,9 +185,13 @@ class ValueLoss:
         return LossTerms.of(sums["value_loss"], sums)
 
     def of_minibatch(
-        self, read: tuple[Tensor, ...], minibatch: CriticMinibatch, own_BT: Tensor
+        self,
+        read: tuple[Tensor, ...],
+        minibatch: CriticMinibatch,
+        own_BT: Tensor,
+        total: Total,  # noqa: ARG002 - no sum over a sequence
     ) -> LossTerms:
-        """Return what a rank's tokens add to the loss, as that of GRPO; `read` are values."""
+        """Return what a rank's tokens add to the loss, as that of a policy; `read` are values."""
         (values_BT,) = read
         device = own_BT.device
         return self(

@@ -1,7 +1,8 @@
 """Token weights: what each token counts for in the loss of one update.
 
-They add to 1 over an update, over all ranks and micro-batches. The loss is then a plain
-sum, and neither the micro-batch size, nor data parallelism, nor packing can change it.
+They are those of a whole update, over all ranks and micro-batches, and add to 1 where they are
+means. The loss is then a plain sum, and neither the micro-batch size, nor data parallelism, nor
+packing can change it.
 
 Shapes: B sequences, T positions.
 """
@@ -34,6 +35,18 @@ def sequence_mean_weights(mask_BT: Tensor) -> Tensor:
     tokens_B = mask_BT.sum(dim=1)
     sequences = (tokens_B > 0).sum()
     return mask_BT.float() / (tokens_B.clamp(min=1) * sequences).unsqueeze(1)
+
+
+def sequence_sum_weights(mask_BT: Tensor, longest: int) -> Tensor:
+    """Give every token the same weight, whatever the lengths: 1 / (sequences * longest).
+
+    Dr. GRPO (arXiv 2503.20783): a sum over the tokens of a sequence over a constant, `longest`, the
+    mean over sequences. The weights add to the share of the longest responses that were written.
+    Arguments, result and errors as `token_mean_weights`.
+    """
+    _require_token(mask_BT)
+    sequences = (mask_BT.sum(dim=1) > 0).sum()
+    return mask_BT.float() / (sequences * longest)
 
 
 def _require_token(mask_BT: Tensor) -> None:

@@ -16,6 +16,19 @@ from mindrl.config.section import (
 )
 
 NonNegative = Annotated[float, Field(ge=0.0)]
+GROUP_ESTIMATORS = (
+    "group_norm",
+    "group_mean",
+    "rloo",
+    "opo",
+    "pass_at_k",
+    "reinforce_plus_plus_baseline",
+)
+"""Those that compare the responses to one prompt with each other."""
+ESTIMATORS = (*GROUP_ESTIMATORS, "reinforce_plus_plus", "gae")
+"""Those of `mindrl.algorithms.estimators`."""
+POLICY_LOSSES = ("clipped", "dual_clip", "gspo", "gmpo", "cispo", "sapo", "plain")
+"""Those of `mindrl.algorithms.policy_losses`."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -58,8 +71,8 @@ class RLConfig:
     """Settings of the roles that share the actor's process."""
 
     n_samples_per_prompt: PositiveInt = 8
-    """Responses drawn per prompt: the group that `group_norm` normalises over, which needs 2 or
-    more."""
+    """Responses drawn per prompt: the group that most advantage estimators compare, which then
+    needs 2 or more."""
     mini_batch_size: PositiveInt
     """Prompts per optimizer step. Divides `megatron_training.global_batch_size`."""
     epochs: PositiveInt = 1
@@ -96,10 +109,13 @@ class RLConfig:
     overlong_prompt_policy: Literal["error", "drop"] = "error"
     """A longer prompt ends the run before it starts, or is dropped, counted and logged."""
 
-    adv_estimator: Literal["group_norm", "gae"] = "group_norm"
-    """Advantage estimator: `group_norm` is GRPO's; `gae` is PPO's, and needs a `critic_config`."""
+    adv_estimator: str = "group_norm"
+    """Advantage estimator: `group_norm` (GRPO), `group_mean` (Dr. GRPO), `rloo`, `opo`,
+    `pass_at_k`, `reinforce_plus_plus`, `reinforce_plus_plus_baseline`; `gae` (PPO), which needs a
+    `critic_config`; or a function of your own. [Algorithms](../explanation/algorithms.md) says what
+    each computes."""
     gamma: Fraction = 1.0
-    """Discount of a token in the returns, with `gae`."""
+    """Discount of a token in the returns, with `gae` and `reinforce_plus_plus`."""
     lam: Fraction = 0.95
     """Lambda of `gae`: 0 trusts the critic, 1 the rewards."""
     cliprange_value: Annotated[float, Field(gt=0.0)] = 0.5
@@ -107,6 +123,10 @@ class RLConfig:
     reward."""
     critic_warmup: Count = 0
     """Steps at the start of the run that train the critic alone."""
+    policy_loss: str = "clipped"
+    """What each token adds to the loss of the policy: `clipped` (PPO, GRPO, DAPO), `dual_clip`,
+    `gspo`, `gmpo`, `cispo`, `sapo`, `plain`, or a function of your own.
+    [Algorithms](../explanation/algorithms.md) says what each computes."""
     clip_ratio: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
     """The policy ratio counts only within 1 - clip_ratio and 1 + clip_ratio."""
     clip_ratio_low: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
@@ -114,15 +134,26 @@ class RLConfig:
     clip_ratio_high: Annotated[float, Field(gt=0.0)] | None = None
     """The upper side alone: 1 + clip_ratio_high, above the lower one in DAPO (arXiv 2503.14476).
     None takes `clip_ratio`."""
+    dual_clip_ratio: Annotated[float, Field(gt=1.0)] = 3.0
+    """With `dual_clip`: most of a ratio that counts where the advantage is negative."""
+    sapo_tau_positive: Annotated[float, Field(gt=0.0)] = 1.0
+    """With `sapo`: how sharply a token whose advantage is positive fades with its ratio."""
+    sapo_tau_negative: Annotated[float, Field(gt=0.0)] = 1.05
+    """The same where the advantage is negative."""
     token_level_loss: bool = True
-    """True weighs every response token of an update equally; False every sequence."""
+    """MindSpeed-RL's and TRL's name of two choices of `loss_aggregation`: True is `token_mean`,
+    False `sequence_mean`."""
+    loss_aggregation: Literal["token_mean", "sequence_mean", "sequence_sum"] | None = None
+    """How the tokens of an update are weighed: `token_mean`, all alike (DAPO); `sequence_mean`,
+    each sequence alike (GRPO); `sequence_sum`, each token by 1 over
+    `generate_config.sampling_config.max_tokens` times the sequences (Dr. GRPO). None takes
+    `token_level_loss`."""
     kl_penalty: Literal["k1", "k2", "k3", "kl", "mse", "low_var_kl", "abs"] = "low_var_kl"
     """Estimator of the KL to the reference: k1 = kl, k2 = mse, k3 = low_var_kl, or abs."""
     init_kl_coef: NonNegative = 0.0
     """Weight of the KL term. At 0 no reference model is loaded."""
     use_kl_in_reward: bool = False
-    """With `gae`: True takes the KL term from the reward of each token; False adds it to the
-    loss."""
+    """True takes the KL term from the reward of each token; False adds it to the loss."""
     entropy_coeff: NonNegative = 0.0
     """Weight of the entropy bonus."""
 
@@ -189,6 +220,18 @@ class RLConfig:
     grace_seconds: Seconds | None = None
     """Longest time from the first Ctrl-C or SIGTERM until the run gives up finishing what runs, and
     ends with the checkpoint that it has. None finishes."""
+
+    @property
+    def aggregation(self) -> Literal["token_mean", "sequence_mean", "sequence_sum"]:
+        """`loss_aggregation`, or what `token_level_loss` stands for."""
+        if self.loss_aggregation is not None:
+            return self.loss_aggregation
+        return "token_mean" if self.token_level_loss else "sequence_mean"
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether advantages come from a critic."""
+        return self.adv_estimator == "gae"
 
     @property
     def device_memory_bytes(self) -> int | None:

@@ -1,6 +1,7 @@
 """Rules between fields: all that can be said of a configuration by itself."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from math import gcd, lcm, prod
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from mindrl.config.finding import (
     once,
 )
 from mindrl.config.layout_keys import DEVICES, Role
+from mindrl.config.rl import ESTIMATORS, GROUP_ESTIMATORS, POLICY_LOSSES
 from mindrl.config.role import LearningConfig
 from mindrl.config.run import OTHER_REFERENCE, RunConfig
 
@@ -225,26 +227,34 @@ def _learning(config: RunConfig) -> Iterator[Finding]:
 def _advantages(config: RunConfig) -> Iterator[Finding]:
     """There is a critic exactly where advantages come from one; the actor learns in some step."""
     rl, steps = config.rl_config, config.megatron_training.train_iters
-    wanted, there = rl.adv_estimator == "gae", config.critic_config is not None
+    name, wanted, there = rl.adv_estimator, rl.has_critic, config.critic_config is not None
+    yield from _function(_ESTIMATOR, name, ESTIMATORS)
+    yield from _function("rl_config.policy_loss", rl.policy_loss, POLICY_LOSSES)
     if wanted and not there:
         text = f"critic_config is missing: {_ESTIMATOR}=gae needs one, empty or not"
         yield Finding(text, "critic_config")
     if there and not wanted:
-        text = f"critic_config is given: {_ESTIMATOR}=group_norm has no critic; use gae"
+        text = f"critic_config is given: {_ESTIMATOR}={name} has no critic; use gae"
         yield Finding(text, "critic_config", "given", (None,))
     if wanted:
         need = f"must be below megatron_training.train_iters={steps}"
         late = rl.critic_warmup >= steps
         yield from _judged(config, (late, "rl_config.critic_warmup", need, steps - 1))
         return
-    need = f"needs {_ESTIMATOR}=gae, found group_norm"
-    group = ": advantages are normalised over the responses to one prompt and need 2 or more"
+    group = f": {_ESTIMATOR}={name} compares the responses to one prompt and needs 2 or more"
+    alone = name in GROUP_ESTIMATORS and rl.n_samples_per_prompt < 2
     yield from _judged(
         config,
-        (rl.use_kl_in_reward, "rl_config.use_kl_in_reward", need, False),
-        (rl.critic_warmup, "rl_config.critic_warmup", need, 0),
-        (rl.n_samples_per_prompt < 2, _SAMPLES, group, 2),
+        (rl.critic_warmup, "rl_config.critic_warmup", f"needs {_ESTIMATOR}=gae, found {name}", 0),
+        (alone, _SAMPLES, group, 2),
     )
+
+
+def _function(field: str, name: str, builtins: Sequence[str]) -> Iterator[Finding]:
+    if ":" not in name and name not in builtins:
+        legal = get_close_matches(name, builtins, n=1, cutoff=0.5)
+        need = f"must be one of {', '.join(builtins)}, or your own, package.module:function"
+        yield broken(field, name, need, *legal)
 
 
 def _rewards(config: RunConfig) -> Iterator[Finding]:

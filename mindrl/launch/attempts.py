@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from mindrl.cluster.call_limits import CallLimits
 from mindrl.cluster.ray_cluster import RayCluster
@@ -123,7 +122,7 @@ class Attempts:
             self.record = run_log.close()
 
     @contextmanager
-    def once(self, found: Beginning | None, run_log: RunLog) -> Iterator[PolicyTrainer[Any]]:
+    def once(self, found: Beginning | None, run_log: RunLog) -> Iterator[PolicyTrainer]:
         """Start workers with the state of a checkpoint, for what is not taken up again."""
         with self._services() as services, self._trainer(services, found, run_log) as trainer:
             yield trainer
@@ -193,7 +192,7 @@ class Attempts:
     @contextmanager
     def _trainer(
         self, services: _Services, found: Beginning | None, run_log: RunLog
-    ) -> Iterator[PolicyTrainer[Any]]:
+    ) -> Iterator[PolicyTrainer]:
         """Start workers, and give them and their trainer the state of a checkpoint."""
         self._make_ready(services)
         with self._workers(services.cluster) as actor:

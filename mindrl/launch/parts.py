@@ -10,8 +10,7 @@ from mindrl.preflight.derived_numbers import logprob_gap_limit
 from mindrl.preflight.run_shardings import RunPlan
 from mindrl.rewards.scorer import RewardScorer
 from mindrl.trainer.colocated_actor import ColocatedActor, Ranks
-from mindrl.trainer.grpo_trainer import GrpoTrainer
-from mindrl.trainer.ppo_trainer import PpoTrainer
+from mindrl.trainer.policy_trainer import PolicyTrainer
 from mindrl.trainer.reward_manager import RewardSources
 from mindrl.trainer.run_log import RunLog
 
@@ -22,7 +21,7 @@ def trainer_of(
     actor: ColocatedActor,
     scorer: RewardScorer | None,
     run_log: RunLog,
-) -> GrpoTrainer | PpoTrainer:
+) -> PolicyTrainer:
     """Put the parts of the algorithm together."""
     config, rl, penalty = plan.config, plan.config.rl_config, None
     if rl.overlong_buffer_enable:
@@ -38,8 +37,7 @@ def trainer_of(
         length_penalty=penalty,
     )
     gap = logprob_gap_limit(config, has_experts=plan.models["actor"].moe is not None)
-    kind = PpoTrainer if config.critic_config else GrpoTrainer
-    return kind(config, data, actor, rewards, run_log, max_logprob_gap=gap)
+    return PolicyTrainer(config, data, actor, rewards, run_log, max_logprob_gap=gap)
 
 
 def colocated_actor(group: Ranks, plan: RunPlan) -> ColocatedActor:

@@ -6,7 +6,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from mindrl.checkpoint.commits import Commits
 from mindrl.config.run import RunConfig
@@ -118,7 +117,7 @@ def replay(
 
 
 def run_again(
-    trainer: PolicyTrainer[Any], recorded: Recorded, *, generates: bool, scores: bool
+    trainer: PolicyTrainer, recorded: Recorded, *, generates: bool, scores: bool
 ) -> Comparison:
     """Run a step again on a trainer that has the state of the step before it, and compare."""
     batch, compared = recorded.batch, Comparison(count=0, differences=())

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from mindrl.algorithms.losses import GrpoLoss, ValueLoss
+from mindrl.algorithms.losses import PolicyLoss, ValueLoss
+from mindrl.algorithms.policy_losses import PolicyLossOptions, resolve_policy_loss
 from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig
 from mindrl.errors import DeviceMemoryError
@@ -204,12 +205,18 @@ def _begin_alike(config: RunConfig, groups: Mapping[Role, ParallelGroups]) -> bo
 def _updates(config: RunConfig) -> dict[Role, RoleUpdates]:
     rl = config.rl_config
     clip_low, clip_high = config.clip_range
-    policy_loss = GrpoLoss(
-        clip_low=clip_low,
-        clip_high=clip_high,
+    policy_loss = PolicyLoss(
         kl_kind=rl.kl_penalty,
         kl_coef=config.loss_kl_coef,
         entropy_coef=rl.entropy_coeff,
+        function=resolve_policy_loss(rl.policy_loss),
+        options=PolicyLossOptions(
+            clip_low=clip_low,
+            clip_high=clip_high,
+            dual_clip=rl.dual_clip_ratio,
+            tau_positive=rl.sapo_tau_positive,
+            tau_negative=rl.sapo_tau_negative,
+        ),
     )
     losses: dict[Role, Loss[Any]] = {"actor": policy_loss.of_minibatch}
     if config.critic_config is not None:

@@ -1,5 +1,8 @@
-"""Bytes in the units that people read."""
+"""Bytes in the units that people read, and foreign values on one line."""
 
+import reprlib
+
+_SHOWN_CHARACTERS = 200
 MIB, GIB = 1 << 20, 1 << 30
 _BINARY = ((GIB, "GiB"), (MIB, "MiB"))
 _DECIMAL = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
@@ -32,3 +35,10 @@ def traffic_text(nbytes: int) -> str:
         if nbytes >= size:
             return f"{nbytes / size:,.2f} {unit}"
     return f"{nbytes} B" if nbytes else "0"
+
+
+def quoted(value: object) -> str:
+    """Show a foreign value in at most 200 characters on one line: its head and its tail."""
+    shortener = reprlib.Repr()
+    shortener.maxstring = shortener.maxother = _SHOWN_CHARACTERS
+    return shortener.repr(value)[:_SHOWN_CHARACTERS]

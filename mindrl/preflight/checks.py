@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 
@@ -100,6 +101,7 @@ def checked_run(
     absent = {} if needs_files else missing_weights(config)
     missing = [*_files(config)]
     found = [*findings(config), *platform_findings(config, platform), *_rewards(config)]
+    found += _own_functions(config)
     found += missing if needs_files else []
     warnings = [*learning_warnings(config)]
     models, shardings, judges_memory = None, None, False
@@ -190,6 +192,21 @@ def _rewards(config: RunConfig) -> Iterator[Finding]:
             close = difflib.get_close_matches(name, BUILTIN_REWARDS, n=1, cutoff=0.5)
             legal = tuple((*names[:place], near, *names[place + 1 :]) for near in close)
             yield Finding(str(error), "rl_config.verifier_function", names, legal)
+
+
+def _own_functions(config: RunConfig) -> Iterator[Finding]:
+    """Try the parts of the algorithm that are the user's; torch is imported for these alone."""
+    for name, resolver in (
+        ("adv_estimator", "mindrl.algorithms.estimators:resolve_estimator"),
+        ("policy_loss", "mindrl.algorithms.policy_losses:resolve_policy_loss"),
+    ):
+        value = getattr(config.rl_config, name)
+        if ":" in value:
+            module, _, function = resolver.partition(":")
+            try:
+                getattr(import_module(module), function)(value)
+            except MindrlError as error:
+                yield Finding(str(error), f"rl_config.{name}", value)
 
 
 def _files(config: RunConfig) -> Iterator[Finding]:

@@ -26,6 +26,8 @@ from mindrl.observability.terminal import note
 from mindrl.preflight.shipped import config_folder
 
 _SUFFIX = ".yaml"
+RECIPE = "recipe"
+"""Folder of configurations that go on top of a run: `+recipe=gspo`."""
 _NO_RUN = "program"
 """A file that has a `defaults` list and is no run by itself."""
 _AN_OVERRIDE = (
@@ -120,7 +122,7 @@ def _trouble(argument: str) -> str | None:
     except HydraException:
         return f"{argument} {_AN_OVERRIDE}"
     name = override.key_or_group
-    if name.startswith("hydra.") or "/" in name:
+    if name.startswith("hydra.") or "/" in name or name == RECIPE:
         return None
     path = name.split(".")
     for depth, key in enumerate(path):
@@ -147,7 +149,11 @@ def _no_such_name(name: str, folders: Sequence[Path]) -> str:
     """
     path = Path(name).with_suffix(_SUFFIX)
     known = [each for folder in folders for each in run_names(folder)]
-    hint = f"there are: {', '.join(run_names(folders[0]))}"
+    there = run_names(folders[0])
+    if path.parent.name == RECIPE:
+        files = (each for folder in folders for each in (folder / RECIPE).glob(f"*{_SUFFIX}"))
+        known = there = sorted({each.stem for each in files})
+    hint = f"there are: {', '.join(there)}"
     if path.is_file() and path.parent.resolve() in folders:
         hint = f"did you mean --config-name {path.stem}?"
     elif path.is_file():

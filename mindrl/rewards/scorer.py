@@ -17,6 +17,7 @@ from typing import Self
 from mindrl.config.rl import RLConfig
 from mindrl.errors import ConfigError, MindrlError, RewardError
 from mindrl.observability.terminal import printable
+from mindrl.observability.units import quoted
 from mindrl.rewards.resolve import FIELD
 from mindrl.rewards.scores import (
     FailureKind,
@@ -28,7 +29,6 @@ from mindrl.rewards.scores import (
     Scores,
     WorstScores,
     failures_of,
-    quoted,
     without_any_score,
 )
 

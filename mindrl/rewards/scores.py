@@ -1,15 +1,12 @@
 """What caller, reward service and its workers send each other, and what came of rating a batch."""
 
 import math
-import reprlib
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Self
 
 from mindrl.rewards.functions import ScoreRange
-
-SHOWN_CHARACTERS = 200
 
 FailureKind = Literal["timeout", "crash", "exception", "value"]
 """No score in time; the process died; the function raised; it returned no finite number."""
@@ -43,13 +40,6 @@ Ranges = Mapping[str, ScoreRange]
 Outcome = float | Failure
 Outcomes = Mapping[str, tuple[Outcome, ...]]
 """By function, in the order of the responses."""
-
-
-def quoted(value: object) -> str:
-    """Show a foreign value in at most 200 characters on one line: its head and its tail."""
-    shortener = reprlib.Repr()
-    shortener.maxstring = shortener.maxother = SHOWN_CHARACTERS
-    return shortener.repr(value)[:SHOWN_CHARACTERS]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

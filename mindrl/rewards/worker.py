@@ -11,9 +11,10 @@ from functools import cache
 import psutil
 
 import mindrl.rewards.answers  # noqa: F401 - before the fork: no answer is to wait for sympy
+from mindrl.observability.units import quoted
 from mindrl.rewards.guard import die_with
 from mindrl.rewards.resolve import place_of, resolve_reward
-from mindrl.rewards.scores import Failure, Outcome, Pairs, quoted
+from mindrl.rewards.scores import Failure, Outcome, Pairs
 
 EXTRA_ADDRESS_SPACE_BYTES = 4 * 2**30
 """What scoring may map beyond what the imports have mapped."""

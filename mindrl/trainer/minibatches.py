@@ -1,12 +1,17 @@
 """How the sequences of a step become optimizer steps."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from mindrl.algorithms.token_weights import sequence_mean_weights, token_mean_weights
+from mindrl.algorithms.token_weights import (
+    sequence_mean_weights,
+    sequence_sum_weights,
+    token_mean_weights,
+)
 from mindrl.batch.experience import CriticMinibatch, Experience, Minibatch
 from mindrl.config.rl import RLConfig
 
@@ -16,10 +21,15 @@ MinibatchT = TypeVar("MinibatchT", Minibatch, CriticMinibatch)
 class MinibatchDealer:
     """Deals the prompts of a step to mini-batches, and cuts the step accordingly."""
 
-    def __init__(self, rl: RLConfig, seed: int) -> None:
-        """Take the section of the algorithm, and the seed for `shuffle_mini_batch`."""
+    def __init__(self, rl: RLConfig, seed: int, *, longest: int) -> None:
+        """Take the algorithm, the seed for `shuffle_mini_batch`, and the most response tokens."""
         self.rl = rl
-        self.token_weights = token_mean_weights if rl.token_level_loss else sequence_mean_weights
+        weights: dict[str, Callable[[Tensor], Tensor]] = {
+            "token_mean": token_mean_weights,
+            "sequence_mean": sequence_mean_weights,
+            "sequence_sum": partial(sequence_sum_weights, longest=longest),
+        }
+        self.token_weights = weights[rl.aggregation]
         self.generator = torch.Generator().manual_seed(seed) if rl.shuffle_mini_batch else None
 
     def state(self) -> str | None:
@@ -52,7 +62,7 @@ class MinibatchDealer:
     def cut(
         self, experience: Experience, dealt: Iterable[Tensor], stage: type[MinibatchT]
     ) -> Iterator[MinibatchT]:
-        """Give the rows of each optimizer step their weights, which sum to 1 over the step."""
+        """Give the rows of each optimizer step their weights, over the whole step."""
         for rows in dealt:
             part = experience.rows(rows)
             weights_BT = self.token_weights(part.response_mask_BT)

@@ -4,14 +4,14 @@ Shapes: B sequences of a step, T positions.
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from torch import Tensor
 
-from mindrl.batch.experience import Experience, Minibatch
+from mindrl.algorithms.estimators import resolve_estimator
+from mindrl.batch.experience import CriticMinibatch, Experience, Minibatch
 from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Rollouts
 from mindrl.config.resume import recorded_config
@@ -32,6 +32,7 @@ from mindrl.rewards.scores import Scores
 from mindrl.rollout.engine import Sampling
 from mindrl.trainer.checkpoints import Checkpoints
 from mindrl.trainer.colocated_actor import ColocatedActor
+from mindrl.trainer.estimation import Estimation
 from mindrl.trainer.minibatches import MinibatchDealer, MinibatchT
 from mindrl.trainer.reward_manager import (
     RatedBatch,
@@ -44,11 +45,9 @@ from mindrl.trainer.rollout_files import RolloutFiles
 from mindrl.trainer.run_log import RunLog
 from mindrl.trainer.step_checks import UNKNOWN_GAPS, StepChecks
 
-ExperienceT = TypeVar("ExperienceT", bound=Experience)
 
-
-class PolicyTrainer(ABC, Generic[ExperienceT]):
-    """Trains a policy on its own responses; an algorithm says how to estimate and to learn."""
+class PolicyTrainer:
+    """Trains a policy on its own responses, and a critic beside it where the run has one."""
 
     def __init__(
         self,
@@ -76,24 +75,17 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
         self.checks = StepChecks(
             max_logprob_gap, self.rl.logprob_gap_steps, stops=self.training.on_nonfinite == "stop"
         )
-        self.minibatches = MinibatchDealer(self.rl, seed)
+        longest = config.generate_config.sampling_config.max_tokens
+        self.minibatches = MinibatchDealer(self.rl, seed, longest=longest)
         self.sampling = Sampling(
             section=config.generate_config.sampling_config,
             stop_token_ids=data.stop_token_ids,
             samples_per_prompt=self.rl.n_samples_per_prompt,
         )
         self.rewards = RewardManager(rewards, data.decode, self.timer)
+        estimator = resolve_estimator(self.rl.adv_estimator)
+        self.estimation = Estimation(config, estimator, workers, self.timer)
         self.heed: Callable[[], None] = lambda: None
-
-    @abstractmethod
-    def estimate(
-        self, rollouts: Rollouts, rewarded: Callable[[], Rewarded]
-    ) -> tuple[ExperienceT, Metrics]:
-        """Add what the updates need; `rewarded` waits for the rewards: ask as late as can be."""
-
-    @abstractmethod
-    def learn(self, step: int, experience: ExperienceT) -> Metrics:
-        """Take the optimizer steps of a step."""
 
     def run(self, heed: Callable[[], None] = lambda: None) -> None:
         """Train from the first step to the last, evaluate, and export what was trained.
@@ -206,7 +198,7 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
         `rating` lasts while the devices estimate.
         """
         with rating as rewarded:
-            experience, estimated = self.estimate(rollouts, rewarded)
+            experience, estimated = self.estimation.of(rollouts, rewarded)
         scores = rewarded().scores
         self._note_failures(step, scores)
         self.heed()
@@ -223,20 +215,20 @@ class PolicyTrainer(ABC, Generic[ExperienceT]):
             files = RolloutFiles(self.run_log.folder.rollouts)
             self.run_log.keep(files, lambda: files.write(step, batch, kept))
 
-    def logprobs(self, rollouts: Rollouts) -> tuple[Tensor, Tensor | None]:
-        """Return the log-probs of the policy, and of the reference where there is one.
+    def learn(self, step: int, experience: Experience) -> Metrics:
+        """Take the optimizer steps of a step: of the critic on all minibatches, then the policy."""
+        dealt = self.minibatches.deal(experience.group_B)
+        if self.config.critic_config is None:
+            return self.update_policy(experience, dealt)
+        with self.timer("update_critic"):
+            minibatches = self.minibatches.cut(experience, dealt, CriticMinibatch)
+            updates = self.taken(self.workers.update_critic, minibatches)
+        metrics = update_metrics("critic", updates)
+        if step <= self.rl.critic_warmup or self.ends_with(updates[-1]):
+            return metrics
+        return metrics | self.update_policy(experience, dealt)
 
-        The policy comes last, for its weights are what the next call is most likely to need.
-        """
-        sequences, ref_logprobs_BT = rollouts.sequences(), None
-        if self.config.uses_reference:
-            with self.timer("ref_log_prob"):
-                ref_logprobs_BT = self.workers.compute_ref_logprobs(sequences).logprobs_BT
-        with self.timer("log_prob"):
-            old_logprobs_BT = self.workers.compute_logprobs(sequences).logprobs_BT
-        return old_logprobs_BT, ref_logprobs_BT
-
-    def update_policy(self, experience: ExperienceT, dealt: Iterable[Tensor]) -> Metrics:
+    def update_policy(self, experience: Experience, dealt: Iterable[Tensor]) -> Metrics:
         """Take one optimizer step of the policy on each of the rows that were dealt."""
         with self.timer("update"):
             minibatches = self.minibatches.cut(experience, dealt, Minibatch)

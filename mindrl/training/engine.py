@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 from torch import Tensor
 
 from mindrl.algorithms.losses import LossTerms
+from mindrl.algorithms.policy_losses import Total
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.sequences import Sequences
 from mindrl.models.decoder import Head
@@ -18,9 +19,9 @@ from mindrl.models.sharding import Sharding
 from mindrl.training.state_slice import ReadState, StateSlice
 
 Batch = TypeVar("Batch", bound=Sequences)
-Loss = Callable[[tuple[Tensor, ...], Batch, Tensor], LossTerms]
-"""From what the head says of each token, [B, T] each, the batch on the host, and a weight [B, T]:
-1 for the tokens that this rank has read, 0 for all others."""
+Loss = Callable[[tuple[Tensor, ...], Batch, Tensor, Total], LossTerms]
+"""From what the head says of each token, [B, T] each, the batch on the host, a weight [B, T]: 1 for
+the tokens that this rank has read, 0 for all others; and the sum over the ranks that read them."""
 
 
 class StatePart(Enum):

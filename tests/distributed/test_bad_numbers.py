@@ -25,7 +25,7 @@ from mindrl.observability.trackers import JsonlTracker
 from mindrl.platform.device import PLATFORMS
 from mindrl.preflight.checks import check
 from mindrl.rewards.scorer import RewardScorer
-from mindrl.trainer.ppo_trainer import PpoTrainer
+from mindrl.trainer.policy_trainer import PolicyTrainer
 from mindrl.trainer.reward_manager import RewardSources
 from mindrl.trainer.run_log import RunFolder, RunLog, RunSummary
 
@@ -61,7 +61,7 @@ class Stage:
     """Two workers with all roles, which outlive the runs that are made with them."""
 
     group: ForkedGroup
-    trainer: Callable[..., PpoTrainer]
+    trainer: Callable[..., PolicyTrainer]
 
     def kept(self) -> dict[str, list[Kept]]:
         """Read all that the models keep that learn, by rank."""
@@ -87,7 +87,7 @@ def stage(
     group = forked_workers.start(plan, "fault_probe:PlantedWorker")
     with RewardScorer(config.rl_config) as scorer:
 
-        def trainer(root: Path, answer: str = "", **training: Any) -> PpoTrainer:
+        def trainer(root: Path, answer: str = "", **training: Any) -> PolicyTrainer:
             """Make a run of one step; `answer` is the right one to its first prompt."""
             changed = replace(config.megatron_training, **training)
             chosen = replace(config, megatron_training=changed)
@@ -107,7 +107,7 @@ def stage(
                 [JsonlTracker(folder.metrics)],
             )
             rewards = RewardSources(scorer=scorer, reward_model=workers, reward_model_weight=1.0)
-            return PpoTrainer(chosen, data, workers, rewards, log, max_logprob_gap=0.01)
+            return PolicyTrainer(chosen, data, workers, rewards, log, max_logprob_gap=0.01)
 
         workers = colocated_actor(group, plan)
         yield Stage(group, trainer)

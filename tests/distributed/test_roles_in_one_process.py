@@ -13,7 +13,8 @@ from test_values import OPTIMIZER, sequences
 from training_messages import Case, Course
 from value_messages import Cast, CriticCourse, Evening
 
-from mindrl.algorithms.losses import GrpoLoss
+from mindrl.algorithms.losses import PolicyLoss
+from mindrl.algorithms.policy_losses import PolicyLossOptions
 from mindrl.algorithms.token_weights import token_mean_weights
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import CriticMinibatch, Minibatch
@@ -21,7 +22,12 @@ from mindrl.layouts.layout import TrainLayout
 
 pytestmark = pytest.mark.distributed
 
-LOSS = GrpoLoss(clip_low=0.2, clip_high=0.2, kl_kind="k3", kl_coef=0.1, entropy_coef=0.01)
+LOSS = PolicyLoss(
+    options=PolicyLossOptions(clip_low=0.2, clip_high=0.2),
+    kl_kind="k3",
+    kl_coef=0.1,
+    entropy_coef=0.01,
+)
 UPDATES = 3
 
 

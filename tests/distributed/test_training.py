@@ -18,7 +18,8 @@ from torch import Tensor
 from training_messages import Case, Course, Updated
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from mindrl.algorithms.losses import GrpoLoss
+from mindrl.algorithms.losses import PolicyLoss
+from mindrl.algorithms.policy_losses import PolicyLossOptions
 from mindrl.algorithms.token_weights import token_mean_weights
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import Minibatch
@@ -29,7 +30,12 @@ pytestmark = pytest.mark.distributed
 
 MakeModel = Callable[[bool], Path]
 LENGTHS = (5, 17, 9, 12)
-LOSS = GrpoLoss(clip_low=0.2, clip_high=0.2, kl_kind="k3", kl_coef=0.1, entropy_coef=0.01)
+LOSS = PolicyLoss(
+    options=PolicyLossOptions(clip_low=0.2, clip_high=0.2),
+    kl_kind="k3",
+    kl_coef=0.1,
+    entropy_coef=0.01,
+)
 OPTIMIZER: dict[str, Any] = {
     "lr": 1e-2,
     "min_lr": 0.0,

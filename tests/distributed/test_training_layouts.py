@@ -19,7 +19,8 @@ from torch import Tensor
 from training_messages import Case, Course, Updated, Weights
 from transformers import AutoModelForCausalLM
 
-from mindrl.algorithms.losses import GrpoLoss
+from mindrl.algorithms.losses import PolicyLoss
+from mindrl.algorithms.policy_losses import PolicyLossOptions
 from mindrl.algorithms.token_weights import token_mean_weights
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import Minibatch
@@ -34,7 +35,12 @@ FAMILIES = ("qwen2", "qwen3", "qwen3_moe")
 # Families whose tables are those of Qwen, but for what a few layouts show.
 RELATED = ("llama", "mistral", "phi3")
 LENGTHS = (5, 17, 9, 12, 7, 16, 11, 8)
-LOSS = GrpoLoss(clip_low=0.2, clip_high=0.2, kl_kind="k3", kl_coef=0.1, entropy_coef=0.01)
+LOSS = PolicyLoss(
+    options=PolicyLossOptions(clip_low=0.2, clip_high=0.2),
+    kl_kind="k3",
+    kl_coef=0.1,
+    entropy_coef=0.01,
+)
 OPTIMIZER: dict[str, Any] = {
     "lr": 1e-2,
     "min_lr": 0.0,

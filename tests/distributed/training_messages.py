@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mindrl.algorithms.losses import GrpoLoss
+from mindrl.algorithms.losses import PolicyLoss
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import Minibatch
 from mindrl.layouts.layout import TrainLayout
@@ -38,7 +38,7 @@ class Course:
     """Updates to take."""
 
     minibatches: list[Minibatch]
-    loss: GrpoLoss
+    loss: PolicyLoss
     optimizer: Mapping[str, Any]
     """Keys of the same sections, and `updates`."""
     micro_batching: MicroBatching

@@ -13,7 +13,8 @@ from forked_workers import ForkedWorkers
 from simulated import HERE, Machine, SimulatedNpus
 from training_messages import Case, Course, Updated
 
-from mindrl.algorithms.losses import GrpoLoss
+from mindrl.algorithms.losses import PolicyLoss
+from mindrl.algorithms.policy_losses import PolicyLossOptions
 from mindrl.algorithms.token_weights import token_mean_weights
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import Minibatch
@@ -71,7 +72,12 @@ def course() -> Course:
     )
     return Course(
         minibatches=[minibatch] * 2,
-        loss=GrpoLoss(clip_low=0.2, clip_high=0.2, kl_kind="k3", kl_coef=0.1, entropy_coef=0.01),
+        loss=PolicyLoss(
+            options=PolicyLossOptions(clip_low=0.2, clip_high=0.2),
+            kl_kind="k3",
+            kl_coef=0.1,
+            entropy_coef=0.01,
+        ),
         optimizer=OPTIMIZER,
         micro_batching=MicroBatching(sequences=2),
         swap=True,

@@ -51,7 +51,7 @@ CHOOSE = "from mindrl.platform.device import choose_platform; choose_platform('a
             {"torch", "ray", "vllm", "megatron", "transformers"},
         ),
         (
-            "import mindrl.workers.sharding_manager, mindrl.trainer.grpo_trainer",
+            "import mindrl.workers.sharding_manager, mindrl.trainer.policy_trainer",
             {"megatron", "vllm", "ray"},
         ),
     ],

@@ -168,7 +168,7 @@ class MegatronEngine:
 
             def terms_of(pack: Pack[Batch], hidden_1SH: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
                 own_BT = pack.spread(torch.ones(len(pack.places_N), device=pack.places_N.device))
-                terms = loss(self._read(pack, hidden_1SH), pack.source, own_BT)
+                terms = loss(self._read(pack, hidden_1SH), pack.source, own_BT, self._over_tokens)
                 losses.append(torch.stack([terms.loss.detach(), *terms.metrics.values()]))
                 return terms.loss * undo_averages, terms.metrics
 
@@ -176,6 +176,13 @@ class MegatronEngine:
                 found = forward_backward(training_state.chunks, packs, terms_of, forward_only=False)
             step = training_state.step(losses)
             return _total(found) | self._balance(len(packs)) | step
+
+    def _over_tokens(self, values_B: Tensor) -> Tensor:
+        """Add over the ranks that share the tokens of each sequence. A collective over them."""
+        if self.settings.layout.cp > 1:
+            values_B = values_B.clone()
+            dist.all_reduce(values_B, group=parallel_state.get_context_parallel_group())
+        return values_B
 
     @property
     def _learning(self) -> TrainingState:

@@ -7,11 +7,17 @@ import torch
 from torch import Tensor
 
 from mindrl.algorithms.kl import KlKind
-from mindrl.algorithms.losses import GrpoLoss, LossTerms
+from mindrl.algorithms.losses import LossTerms, PolicyLoss
+from mindrl.algorithms.policy_losses import PolicyLossOptions
 from mindrl.algorithms.token_weights import sequence_mean_weights, token_mean_weights
 
 SEQUENCES, POSITIONS = 6, 8
-LOSS = GrpoLoss(clip_low=0.2, clip_high=0.3, kl_kind="k3", kl_coef=0.05, entropy_coef=0.01)
+LOSS = PolicyLoss(
+    options=PolicyLossOptions(clip_low=0.2, clip_high=0.3),
+    kl_kind="k3",
+    kl_coef=0.05,
+    entropy_coef=0.01,
+)
 NAMES = ("logprobs_BT", "entropy_BT", "old_logprobs_BT", "advantages_BT", "ref_logprobs_BT")
 
 
@@ -33,7 +39,7 @@ def make_batch(seed: int) -> dict[str, Tensor]:
     }
 
 
-def reference_terms(batch: dict[str, list[list[float]]], loss: GrpoLoss) -> dict[str, float]:
+def reference_terms(batch: dict[str, list[list[float]]], loss: PolicyLoss) -> dict[str, float]:
     sums = dict.fromkeys(
         ("policy_loss", "kl", "entropy", "clip_fraction", "ratio", "kl_old", "loss"), 0.0
     )
@@ -42,7 +48,7 @@ def reference_terms(batch: dict[str, list[list[float]]], loss: GrpoLoss) -> dict
             new, entropy, old, gain, ref = (batch[name][b][t] for name in NAMES)
             weight = batch["token_weights_BT"][b][t]
             ratio = math.exp(new - old)
-            limited = min(max(ratio, 1 - loss.clip_low), 1 + loss.clip_high)
+            limited = min(max(ratio, 1 - loss.options.clip_low), 1 + loss.options.clip_high)
             policy = -min(ratio * gain, limited * gain)
             difference = ref - new
             kl = math.exp(difference) - difference - 1
@@ -91,7 +97,12 @@ def test_gradient_of_the_loss_matches_finite_differences_of_the_reference(name: 
 def test_micro_batches_of_any_size_add_to_the_loss_gradient_and_metrics_of_the_whole(
     sizes: list[int], kind: KlKind
 ) -> None:
-    loss = GrpoLoss(clip_low=0.2, clip_high=0.2, kl_kind=kind, kl_coef=0.1, entropy_coef=0.02)
+    loss = PolicyLoss(
+        options=PolicyLossOptions(clip_low=0.2, clip_high=0.2),
+        kl_kind=kind,
+        kl_coef=0.1,
+        entropy_coef=0.02,
+    )
     batch = make_batch(3)
     batch["logprobs_BT"].requires_grad_()
     whole = loss(**batch)
@@ -159,7 +170,12 @@ def test_a_kl_coefficient_above_zero_without_a_reference_is_refused() -> None:
 
 
 def test_without_kl_a_reference_is_optional_and_only_adds_the_metric() -> None:
-    loss = GrpoLoss(clip_low=0.2, clip_high=0.3, kl_kind="k1", kl_coef=0.0, entropy_coef=0.01)
+    loss = PolicyLoss(
+        options=PolicyLossOptions(clip_low=0.2, clip_high=0.3),
+        kl_kind="k1",
+        kl_coef=0.0,
+        entropy_coef=0.01,
+    )
     batch = make_batch(8)
     measured = loss(**batch)
     without = loss(**{**batch, "ref_logprobs_BT": None})  # type: ignore[arg-type]

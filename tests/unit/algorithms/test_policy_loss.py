@@ -1,11 +1,44 @@
-"""The clipped loss against a plain Python reference and cases worked by hand."""
+"""Each policy loss against a plain Python reference in float64, and cases worked by hand."""
 
 import math
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
-from mindrl.algorithms.losses import clipped_policy_loss
+from mindrl.algorithms.policy_losses import (
+    POLICY_LOSSES,
+    ChosenTokens,
+    PolicyLossOptions,
+    policy_terms,
+    resolve_policy_loss,
+)
+from mindrl.config import rl
+from mindrl.errors import ConfigError
+
+
+def terms(
+    name: str,
+    new_BT: Tensor,
+    old_BT: Tensor,
+    gain_BT: Tensor,
+    mask_BT: Tensor | None = None,
+    *,
+    clip: tuple[float, float],
+) -> dict[str, Tensor]:
+    """Return the terms of the tokens in a mask, which is everywhere where there is none."""
+    options = PolicyLossOptions(clip_low=clip[0], clip_high=clip[1])
+    mask_BT = torch.ones_like(new_BT, dtype=torch.bool) if mask_BT is None else mask_BT
+    chosen = ChosenTokens(
+        logprobs_BT=new_BT,
+        old_logprobs_BT=old_BT,
+        advantages_BT=gain_BT,
+        mask_BT=mask_BT,
+        options=options,
+    )
+    return policy_terms(POLICY_LOSSES[name], chosen)
 
 
 def reference_loss(
@@ -21,7 +54,7 @@ def test_2000_random_tokens_match_a_plain_python_reference_in_loss_clipping_and_
     new_BT = torch.randn(20, 100, dtype=torch.float64, generator=generator).requires_grad_()
     old_BT = new_BT.detach() + 0.3 * torch.randn(20, 100, dtype=torch.float64, generator=generator)
     gain_BT = torch.randn(20, 100, dtype=torch.float64, generator=generator)
-    result = clipped_policy_loss(new_BT, old_BT, gain_BT, clip_low=0.2, clip_high=0.28)
+    result = terms("clipped", new_BT, old_BT, gain_BT, clip=(0.2, 0.28))
     (grad_BT,) = torch.autograd.grad(result["policy_loss"].sum(), new_BT)
     step = 1e-6
     clipped = 0
@@ -56,13 +89,9 @@ def test_clip_low_01_and_clip_high_02_at_ratios_one_can_check_by_hand(
     ratio: float, advantage: float, loss: float, clipped: int, slope: float
 ) -> None:
     new_BT = torch.tensor([[math.log(ratio)]], dtype=torch.float64, requires_grad=True)
-    result = clipped_policy_loss(
-        new_BT,
-        torch.zeros(1, 1, dtype=torch.float64),
-        torch.tensor([[advantage]], dtype=torch.float64),
-        clip_low=0.1,
-        clip_high=0.2,
-    )
+    old_BT = torch.zeros(1, 1, dtype=torch.float64)
+    gain_BT = torch.tensor([[advantage]], dtype=torch.float64)
+    result = terms("clipped", new_BT, old_BT, gain_BT, clip=(0.1, 0.2))
     (grad_BT,) = torch.autograd.grad(result["policy_loss"].sum(), new_BT)
     assert result["policy_loss"].item() == pytest.approx(loss)
     assert result["clip_fraction"].item() == clipped
@@ -77,8 +106,153 @@ def test_a_log_ratio_that_exp_cannot_hold_gives_a_finite_loss_and_no_gradient(
     """e^89 is beyond float32; the ratio ends at e^20, about 4.85e8."""
     new_BT = torch.tensor([[log_ratio, 0.0]], requires_grad=True)
     gain_BT = torch.full((1, 2), advantage)
-    result = clipped_policy_loss(new_BT, torch.zeros(1, 2), gain_BT, clip_low=0.2, clip_high=0.2)
+    result = terms("clipped", new_BT, torch.zeros(1, 2), gain_BT, clip=(0.2, 0.2))
     (grad_BT,) = torch.autograd.grad(result["policy_loss"].sum(), new_BT)
     assert grad_BT.tolist() == [[0.0, -advantage]]
     assert result["policy_loss"].isfinite().all()
     assert result["ratio"][0, 0].item() == pytest.approx(math.exp(math.copysign(20, log_ratio)))
+
+
+LOW, HIGH, C, TAU = 0.2, 0.28, 3.0, {True: 1.0, False: 1.05}
+
+
+def kept(value: float, low: float = 1 - LOW, high: float = 1 + HIGH) -> float:
+    return min(max(value, low), high)
+
+
+def mean_log(news: list[float], olds: list[float]) -> float:
+    return sum(new - old for new, old in zip(news, olds, strict=True)) / len(news)
+
+
+def of_sequence(ratio: float, gain: float) -> float:
+    return -min(ratio * gain, kept(ratio) * gain)
+
+
+def geometric(news: list[float], olds: list[float], gain: float) -> float:
+    sign = math.copysign(1, gain)
+    logs = [new - old for new, old in zip(news, olds, strict=True)]
+    chosen = [min(sign * each, sign * kept(each, -LOW, HIGH)) * sign for each in logs]
+    return -math.exp(sum(chosen) / len(chosen)) * gain
+
+
+def of_tokens(loss: Callable[[float, float, float], float]) -> Callable[..., float]:
+    """Return the mean over a sequence of what each token loses, by ratio, advantage, log-prob."""
+    return lambda news, olds, gain: (
+        sum(loss(math.exp(new - old), gain, new) for new, old in zip(news, olds, strict=True))
+        / len(news)
+    )
+
+
+REFERENCES: dict[str, Callable[[list[float], list[float], float], float]] = {
+    "clipped": of_tokens(lambda ratio, gain, _: of_sequence(ratio, gain)),
+    "dual_clip": of_tokens(
+        lambda ratio, gain, _: (
+            of_sequence(ratio, gain) if gain >= 0 else min(of_sequence(ratio, gain), -C * gain)
+        )
+    ),
+    "gspo": lambda news, olds, gain: of_sequence(math.exp(mean_log(news, olds)), gain),
+    "gmpo": geometric,
+    "sapo": of_tokens(
+        lambda ratio, gain, _: (
+            -4 / TAU[gain > 0] / (1 + math.exp(-TAU[gain > 0] * (ratio - 1))) * gain
+        )
+    ),
+    "plain": of_tokens(lambda _, gain, new: -gain * new),
+}
+"""Mean loss of a sequence; its derivatives are those by differences."""
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_loss_and_gradient_of_sequences_equal_a_plain_python_reference(name: str) -> None:
+    """400 sequences of 1 to 6 tokens, of which the log-ratios spread by 0.8."""
+    draw, options = torch.Generator().manual_seed(1), {"dtype": torch.float64}
+    lengths_B = torch.randint(1, 7, (400,), generator=draw)
+    mask_BT = torch.arange(6) < lengths_B[:, None]
+    new_BT = (torch.randn(400, 6, generator=draw, **options) - 2).requires_grad_()
+    old_BT = new_BT.detach() + 0.8 * torch.randn(400, 6, generator=draw, **options)
+    gain_B = torch.randn(400, generator=draw, **options)
+    inside = [each.masked_fill(~mask_BT, 0.0) for each in (new_BT, old_BT)]
+    found = terms(name, *inside, gain_B[:, None] * mask_BT, mask_BT, clip=(LOW, HIGH))
+    weights_BT = mask_BT.double() / lengths_B[:, None]
+    (grad_BT,) = torch.autograd.grad((found["policy_loss"] * weights_BT).sum(), new_BT)
+    assert (grad_BT[~mask_BT] == 0).all()
+    loss_B, step = (found["policy_loss"] * weights_BT).sum(dim=1), 1e-6
+    for row, length in enumerate(lengths_B.tolist()):
+        news, olds = new_BT[row, :length].tolist(), old_BT[row, :length].tolist()
+        gain, reference = gain_B[row].item(), REFERENCES[name]
+        assert loss_B[row].item() == pytest.approx(reference(news, olds, gain), rel=1e-12)
+        for at in range(length):
+            more, less = ([*news] for _ in range(2))
+            more[at], less[at] = news[at] + step, news[at] - step
+            rise = reference(more, olds, gain) - reference(less, olds, gain)
+            assert grad_BT[row, at].item() == pytest.approx(rise / (2 * step), abs=1e-6)
+
+
+def test_cispo_has_the_clipped_ratio_for_a_weight_and_a_gradient_at_every_token() -> None:
+    """Ratios 0.5, 1 and 2 within 0.8 and 1.28, advantage 3: weights 0.8, 1 and 1.28."""
+    new_BT = torch.tensor([[0.5, 1.0, 2.0]], dtype=torch.float64).log().requires_grad_()
+    found = terms("cispo", new_BT, torch.zeros(1, 3), torch.full((1, 3), 3.0), clip=(LOW, HIGH))
+    (grad_BT,) = torch.autograd.grad(found["policy_loss"].sum(), new_BT)
+    assert grad_BT[0].tolist() == pytest.approx([-2.4, -3.0, -3.84])
+    assert found["clip_fraction"].tolist() == [[True, False, True]]
+    assert found["policy_loss"][0, 2].item() == pytest.approx(-3.84 * math.log(2))
+
+
+@pytest.mark.parametrize("name", ["gspo", "gmpo"])
+def test_a_sequence_that_two_ranks_share_has_one_ratio(name: str) -> None:
+    """Each rank has some of the tokens; numbers of sequences are added over both."""
+    draw = torch.Generator().manual_seed(2)
+    new_BT, old_BT = torch.randn(2, 5, 4, generator=draw)
+    gain_BT = torch.tensor([1.0, -1.0, 2.0, -0.5, 0.0])[:, None].expand(5, 4)
+    own = [torch.arange(4) < 1, torch.arange(4) >= 1]
+    whole = terms(name, new_BT, old_BT, gain_BT, clip=(LOW, HIGH))["ratio"]
+
+    def part(mine: Tensor, other: Tensor) -> Tensor:
+        counted = iter((torch.full((5,), float(other.sum())), sums(other)))
+        chosen = ChosenTokens(
+            logprobs_BT=new_BT * mine,
+            old_logprobs_BT=old_BT * mine,
+            advantages_BT=gain_BT * mine,
+            mask_BT=mine.expand(5, 4),
+            options=PolicyLossOptions(clip_low=LOW, clip_high=HIGH),
+            total=lambda values_B: values_B + next(counted),
+        )
+        return policy_terms(POLICY_LOSSES[name], chosen)["ratio"] * mine
+
+    def sums(mine: Tensor) -> Tensor:
+        log_BT, sign_BT = new_BT - old_BT, gain_BT.sign()
+        if name == "gmpo":
+            limited_BT = log_BT.clamp(-LOW, HIGH)
+            log_BT = sign_BT * torch.minimum(sign_BT * log_BT, sign_BT * limited_BT)
+        return (log_BT * mine).sum(dim=1)
+
+    assert torch.allclose(part(*own) + part(*reversed(own)), whole, rtol=1e-6)
+
+
+def test_the_names_of_the_configuration_are_those_of_the_table() -> None:
+    assert set(rl.POLICY_LOSSES) == POLICY_LOSSES.keys()
+
+
+def test_a_loss_of_ones_own_is_tried_before_a_run(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(
+        "def squared(chosen):\n    return (chosen.logprobs_BT * chosen.advantages_BT) ** 2\n"
+        "def detached(chosen):\n    return chosen.advantages_BT\n"
+        "def short(chosen):\n    return chosen.logprobs_BT[:1]\n"
+    )
+    found = resolve_policy_loss(f"{file}:squared")
+    new_BT = torch.full((1, 2), 2.0)
+    chosen = ChosenTokens(
+        logprobs_BT=new_BT,
+        old_logprobs_BT=new_BT,
+        advantages_BT=new_BT,
+        mask_BT=new_BT > 0,
+        options=PolicyLossOptions(clip_low=LOW, clip_high=HIGH),
+    )
+    assert policy_terms(found, chosen)["policy_loss"].tolist() == [[16.0, 16.0]]
+    for name, words in (
+        ("detached", "does not require grad"),
+        ("short", r"\[1, 4\]; need \[2, 4\]"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            resolve_policy_loss(f"{file}:{name}")

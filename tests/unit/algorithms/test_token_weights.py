@@ -8,7 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mindrl.algorithms.token_weights import sequence_mean_weights, token_mean_weights
+from mindrl.algorithms.token_weights import (
+    sequence_mean_weights,
+    sequence_sum_weights,
+    token_mean_weights,
+)
 
 masks = st.integers(1, 9).flatmap(
     lambda width: st.lists(
@@ -40,6 +44,13 @@ def test_a_sequence_of_1_and_one_of_3_tokens_weigh_1_to_3_by_token_and_1_to_1_by
     mask_BT = torch.tensor([[True, False, False], [True, True, True], [False, False, False]])
     assert token_mean_weights(mask_BT).sum(dim=1).tolist() == pytest.approx([0.25, 0.75, 0.0])
     assert sequence_mean_weights(mask_BT).sum(dim=1).tolist() == pytest.approx([0.5, 0.5, 0.0])
+
+
+def test_a_sum_over_a_constant_weighs_a_token_alike_in_whatever_company() -> None:
+    """Two sequences with tokens, at most 4 each: an eighth a token."""
+    mask_BT = torch.tensor([[True, False, False], [True, True, True], [False, False, False]])
+    weights_BT = sequence_sum_weights(mask_BT, longest=4)
+    assert weights_BT.sum(dim=1).tolist() == [0.125, 0.375, 0.0]
 
 
 @pytest.mark.parametrize("weights", [token_mean_weights, sequence_mean_weights])

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -21,6 +21,7 @@ from mindrl.programs.compose import run_names
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 RUNS = run_names(CONFIGS)
+RECIPES = [path.stem for path in sorted((CONFIGS / "recipe").glob("*.yaml"))]
 
 
 def composed(name: str, overrides: list[str]) -> dict[str, Any]:
@@ -50,6 +51,18 @@ def test_every_file_is_a_run_or_one_of_four_parts_of_runs_and_there_are_eighty_k
 @pytest.mark.parametrize("name", RUNS)
 def test_a_shipped_run_composes_loads_and_has_no_findings(name: str) -> None:
     assert findings(load_run_config(with_sizes(composed(name, [])))) == []
+
+
+@pytest.mark.parametrize("run", ["grpo_tiny_cpu", "grpo_tiny_moe_cpu", "grpo_qwen25_7b"])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_goes_on_top_of_any_run_and_changes_the_algorithm_alone(
+    recipe: str, run: str
+) -> None:
+    asked = [f"+recipe={recipe}", "rl_config.overlong_buffer=8"]
+    before, after = (load_run_config(with_sizes(composed(run, each))) for each in ([], asked))
+    assert findings(after) == []
+    assert replace(after, rl_config=before.rl_config) == before
+    assert after.rl_config != before.rl_config
 
 
 def test_a_value_of_the_command_line_wins_over_the_file_and_the_file_over_the_default() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mindrl.config.finding import nearest_divisors
+from mindrl.config.rl import ESTIMATORS
 from mindrl.config.run import RunConfig
 from mindrl.config.validate import findings
 
@@ -18,6 +19,7 @@ TRAIN_PP = "actor_config.pipeline_model_parallel_size"
 ROLLOUT_TP = "generate_config.infer_tensor_parallel_size"
 BATCH = "megatron_training.global_batch_size"
 MINI = "rl_config.mini_batch_size"
+ESTIMATOR = "rl_config.adv_estimator"
 SAMPLES = "rl_config.n_samples_per_prompt"
 RESPONSE = "generate_config.sampling_config.max_tokens"
 
@@ -172,14 +174,24 @@ def test_the_sequences_of_an_update_must_divide_over_the_replicas(run_config: Ma
     assert found(run_config, uneven | {TRAIN_TP: 2}) == []
 
 
-def test_one_response_per_prompt_has_no_group_to_normalise_over(run_config: MakeConfig) -> None:
-    assert found(run_config, {SAMPLES: 1}) == [
-        (
-            f"{SAMPLES}=1: advantages are normalised over the responses to one prompt "
-            "and need 2 or more"
-        )
+@pytest.mark.parametrize("name", ["group_norm", "rloo"])
+def test_one_response_per_prompt_has_no_group_to_be_compared_with(
+    name: str, run_config: MakeConfig
+) -> None:
+    chosen = {ESTIMATOR: name}
+    assert found(run_config, chosen | {SAMPLES: 1}) == [
+        f"{SAMPLES}=1: {ESTIMATOR}={name} compares the responses to one prompt and needs 2 or more"
     ]
-    assert found(run_config, {SAMPLES: 2}) == []
+    assert found(run_config, chosen | {SAMPLES: 2}) == []
+
+
+def test_an_estimator_without_a_group_does_with_one_response_a_wrong_name_with_none(
+    run_config: MakeConfig,
+) -> None:
+    for name in ("reinforce_plus_plus", "own.package:estimator"):
+        assert found(run_config, {ESTIMATOR: name, SAMPLES: 1}) == []
+    names = f"{', '.join(ESTIMATORS)}, or your own, package.module:function"
+    assert found(run_config, {ESTIMATOR: "nrom"}) == [f"{ESTIMATOR}=nrom must be one of {names}"]
 
 
 @pytest.mark.parametrize("field", ["megatron_training.seq_length", "generate_config.max_model_len"])
@@ -275,9 +287,8 @@ def test_with_a_critic_one_response_per_prompt_is_enough(run_config: MakeConfig)
 
 
 def test_what_only_a_critic_gives_a_meaning_is_refused_without_one(run_config: MakeConfig) -> None:
-    choices = {"rl_config.use_kl_in_reward": True, "rl_config.critic_warmup": 1}
+    choices = {"rl_config.critic_warmup": 1}
     assert found(run_config, choices) == [
-        "rl_config.use_kl_in_reward=true needs rl_config.adv_estimator=gae, found group_norm",
         "rl_config.critic_warmup=1 needs rl_config.adv_estimator=gae, found group_norm",
     ]
     assert found(run_config, GAE | choices) == []

@@ -9,24 +9,23 @@ from memory_roles import MemoryRoles, config, data, rewards, run_log
 
 from mindrl.errors import CheckpointError, ConfigError
 from mindrl.launch.replay import Recorded, recorded_step, run_again
-from mindrl.trainer.grpo_trainer import GrpoTrainer
 from mindrl.trainer.policy_trainer import PolicyTrainer
-from mindrl.trainer.ppo_trainer import PpoTrainer
 from mindrl.trainer.run_log import RunFolder
 
-KINDS = pytest.mark.parametrize("kind", [GrpoTrainer, PpoTrainer])
-CONFIG = config(train_iters=6, save_interval=2, keep_rollouts=4, shuffle_mini_batch=True)
+ESTIMATORS = pytest.mark.parametrize("estimator", ["group_norm", "gae"])
+KEYS = {"train_iters": 6, "save_interval": 2, "keep_rollouts": 4, "shuffle_mini_batch": True}
+CONFIG = config(**KEYS)
 """Checkpoints behind steps 2, 4 and 6, of which two stay."""
-Kind = type[GrpoTrainer] | type[PpoTrainer]
 
 
-def built(root: Path, kind: Kind, roles: MemoryRoles) -> PolicyTrainer:
-    log = run_log(root, 6, *(["critic"] if kind is PpoTrainer else []))
-    return kind(CONFIG, data(), roles, rewards(roles), log, max_logprob_gap=0.1)
+def built(root: Path, estimator: str, roles: MemoryRoles) -> PolicyTrainer:
+    log = run_log(root, 6, *(["critic"] if estimator == "gae" else []))
+    chosen = config(adv_estimator=estimator, **KEYS)
+    return PolicyTrainer(chosen, data(), roles, rewards(roles), log, max_logprob_gap=0.1)
 
 
-def trained(root: Path, kind: Kind = GrpoTrainer) -> RunFolder:
-    trainer = built(root, kind, MemoryRoles())
+def trained(root: Path, estimator: str = "group_norm") -> RunFolder:
+    trainer = built(root, estimator, MemoryRoles())
     trainer.run()
     trainer.run_log.close()
     return trainer.run_log.folder
@@ -39,14 +38,14 @@ def on_record(folder: RunFolder, step: int) -> Recorded:
     return replace(recorded, metrics=kept)
 
 
-@KINDS
+@ESTIMATORS
 def test_a_stored_step_is_learned_from_without_a_rollout_and_a_score(
-    kind: Kind, tmp_path: Path
+    estimator: str, tmp_path: Path
 ) -> None:
-    folder, roles = trained(tmp_path / "run", kind), MemoryRoles()
+    folder, roles = trained(tmp_path / "run", estimator), MemoryRoles()
     recorded = on_record(folder, 5)
     assert recorded.before is not None
-    trainer = built(tmp_path / "again", kind, roles)
+    trainer = built(tmp_path / "again", estimator, roles)
     trainer.resume(recorded.before.step, recorded.before.state)
     found = run_again(trainer, recorded, generates=False, scores=False)
     assert {each.name for each in found.differences} <= {"update/policy_loss", "critic/value_loss"}
@@ -56,18 +55,20 @@ def test_a_stored_step_is_learned_from_without_a_rollout_and_a_score(
     assert roles.calls.count("update") == 2
 
 
-@KINDS
+@ESTIMATORS
 def test_asked_for_it_rolls_out_and_scores_again_and_a_changed_reward_is_named(
-    kind: Kind, tmp_path: Path
+    estimator: str, tmp_path: Path
 ) -> None:
-    recorded, roles = on_record(trained(tmp_path / "run", kind), 5), MemoryRoles()
-    found = run_again(built(tmp_path / "again", kind, roles), recorded, generates=True, scores=True)
+    recorded, roles = on_record(trained(tmp_path / "run", estimator), 5), MemoryRoles()
+    found = run_again(
+        built(tmp_path / "again", estimator, roles), recorded, generates=True, scores=True
+    )
     assert (roles.calls[0], roles.calls.count("score")) == ("generate", 1)
     # Their number, four responses of two tokens to prompts of two, and the log-probs.
     assert found.count - len(found.differences) == 1 + 16 + 8 + len(recorded.metrics)
     changed = replace(recorded, metrics=recorded.metrics | {"reward/mean": 0.25})
     again = run_again(
-        built(tmp_path / "other", kind, MemoryRoles()), changed, generates=False, scores=True
+        built(tmp_path / "other", estimator, MemoryRoles()), changed, generates=False, scores=True
     )
     assert ("reward/mean", 0.25, 0.5) in [
         (each.name, each.recorded, each.replayed) for each in again.differences
@@ -79,7 +80,7 @@ def test_without_stored_responses_it_learns_from_new_ones(tmp_path: Path) -> Non
     recorded = recorded_step(CONFIG, folder, 1, generates=True)
     assert (recorded.batch, recorded.before) == (None, None)
     found = run_again(
-        built(tmp_path / "again", GrpoTrainer, roles), recorded, generates=True, scores=False
+        built(tmp_path / "again", "group_norm", roles), recorded, generates=True, scores=False
     )
     assert roles.calls[:2] == ["generate", "score"]
     assert found.differences == ()

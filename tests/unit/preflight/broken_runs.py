@@ -196,8 +196,8 @@ RUNS: dict[str, Broken] = {
     "critic's rate that decays upwards": Broken(f"{CRITIC}.min_lr", 1e-4, 1e-5, GAE),
     "a warm-up of the whole run": Broken(f"{RL}.critic_warmup", 3, 2, GAE),
     "a warm-up without a critic": Broken(f"{RL}.critic_warmup", 1, 0),
-    "KL in the reward without a critic": Broken(f"{RL}.use_kl_in_reward", True, False),
     # Choices.
+    "an estimator by a wrong name": Broken(f"{RL}.adv_estimator", "group_nrom", "group_norm"),
     "a reward without a weight": Broken(f"{RL}.verifier_weight", (1.0,), (1.0, 1.0), {}),
     "a weight without a reward": Broken(f"{RL}.verifier_weight", (1.0, 0.1, 0.2), (1.0, 0.1)),
     "a reward by a wrong name": Broken(

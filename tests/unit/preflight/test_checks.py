@@ -257,6 +257,18 @@ def test_a_reward_that_does_not_import_is_refused_before_anything_starts(
     assert "No module named 'no_such_package'" in finding
 
 
+def test_parts_of_an_algorithm_that_do_not_serve_are_refused_before_anything_starts(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    own = tmp_path / "own.py"
+    own.write_text("def nothing(_):\n    return None\n")
+    keys = [f"rl_config.{name}" for name in ("adv_estimator", "policy_loss")]
+    chosen = overrides(tmp_path) | dict.fromkeys(keys, f"{own}:nothing")
+    found = refused(run_config(model_folder(tmp_path / "model"), chosen))
+    assert [finding.partition("=")[0] for finding in found] == keys
+    assert all("TypeError: " in finding for finding in found)
+
+
 def test_an_engine_that_takes_prompts_in_one_piece_needs_room_for_the_longest(
     tmp_path: Path, run_config: MakeConfig
 ) -> None:

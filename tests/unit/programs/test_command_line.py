@@ -175,11 +175,17 @@ def test_an_unknown_configuration_name_ends_with_code_2_and_the_names_there_are(
     assert "grpo_tiny_cpu" in ended.stderr
 
 
+def test_an_unknown_recipe_ends_with_code_2_and_the_recipes_there_are(tmp_path: Path) -> None:
+    ended = started(tmp_path, "+recipe=gsop", "--dry-run")
+    assert ended.returncode == 2
+    assert "has no configuration recipe/gsop; did you mean gspo? there are: cisp" in ended.stderr
+
+
 def test_each_program_trains_with_its_own_algorithm_and_names_the_other(tmp_path: Path) -> None:
     done = started(tmp_path, "--config-name", "ppo_tiny_cpu", "--dry-run")
     assert done.returncode == 2
     assert done.stderr.strip() == (
-        "error: rl_config.adv_estimator=gae: train_grpo trains with group_norm; for gae there is "
+        "error: rl_config.adv_estimator=gae: train_grpo trains without a critic; for gae there is "
         "train_ppo"
     )
 
@@ -191,7 +197,7 @@ def test_an_error_of_the_run_is_not_taken_for_one_in_making_its_folder(tmp_path:
         "def train(config, folder):\n"
         "    raise OSError('the disk is gone')\n"
         "sys.exit(run_program(train, default_config='grpo_tiny_cpu',"
-        " adv_estimator='group_norm'))\n"
+        " has_critic=False))\n"
     )
     ended = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False

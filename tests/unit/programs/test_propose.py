@@ -94,7 +94,7 @@ def test_a_name_alone_is_enough_and_json_has_every_figure(
         (("--devices", "8192"), 2, "--devices 8192: at most 4096 can be planned"),
         (("--model", "Qwen2.5-8B"), 2, "model folder Qwen2.5-8B does not exist"),
         (("-o", "mine.yml"), 2, "-o mine.yml: needs the suffix .yaml"),
-        (("--prompts-per-step", "1", "--samples", "1"), 2, "need 2 or more"),
+        (("--prompts-per-step", "1", "--samples", "1"), 2, "needs 2 or more"),
         (
             ("--response-tokens", "131072"),
             2,

@@ -22,7 +22,7 @@ from mindrl.config.generate import GenerateConfig, SamplingConfig
 from mindrl.config.layout_keys import Role
 from mindrl.config.megatron_training import MegatronTrainingConfig
 from mindrl.config.rl import RLConfig
-from mindrl.config.role import ActorConfig
+from mindrl.config.role import ActorConfig, CriticConfig
 from mindrl.config.run import RunConfig
 from mindrl.data.prompts import PromptSet
 from mindrl.data.run_data import RunData
@@ -182,7 +182,9 @@ def config(**changes: Any) -> RunConfig:
     for key, value in changes.items():
         of_training = key in {field.name for field in fields(MegatronTrainingConfig)}
         (training if of_training else rl)[key] = value
+    critic = CriticConfig(load="none") if rl.get("adv_estimator") == "gae" else None
     return RunConfig(
+        critic_config=critic,
         megatron_training=MegatronTrainingConfig(**training),
         actor_config=ActorConfig(load="none", save="none"),
         rl_config=RLConfig(**rl),

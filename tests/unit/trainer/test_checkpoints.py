@@ -15,15 +15,15 @@ from mindrl.batch.rollouts import Rollouts
 from mindrl.checkpoint.commits import Commits, SavedFiles, WrittenFile, write_synced
 from mindrl.errors import OutputError, SkippedUpdatesError, StopRequestedError, WorkerDiedError
 from mindrl.rewards.scores import Scores
-from mindrl.trainer.grpo_trainer import GrpoTrainer
+from mindrl.trainer.policy_trainer import PolicyTrainer
 
 
 def build(
     root: Path, roles: MemoryRoles, test: Sequence[Prompt] = (), **changes: object
-) -> GrpoTrainer:
+) -> PolicyTrainer:
     settings = config(**{"train_iters": 5, "save_interval": 2, **changes})
     log = run_log(root, 5)
-    return GrpoTrainer(settings, data(test), roles, rewards(roles), log, max_logprob_gap=None)
+    return PolicyTrainer(settings, data(test), roles, rewards(roles), log, max_logprob_gap=None)
 
 
 def commits(root: Path) -> Commits:

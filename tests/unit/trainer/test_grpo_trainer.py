@@ -22,7 +22,7 @@ from mindrl.errors import RewardError, StopRequestedError
 from mindrl.observability.timeline import MeasuredSnapshot
 from mindrl.rewards.functions import ScoreRange
 from mindrl.rewards.scores import Failure, Failures, Scores
-from mindrl.trainer.grpo_trainer import GrpoTrainer
+from mindrl.trainer.policy_trainer import PolicyTrainer
 
 
 def build(
@@ -33,9 +33,9 @@ def build(
     with_reference: bool = False,
     max_logprob_gap: float | None = 0.1,
     **changes: Any,
-) -> GrpoTrainer:
+) -> PolicyTrainer:
     chosen = config(init_kl_coef=0.1 if with_reference else 0.0, **changes)
-    return GrpoTrainer(
+    return PolicyTrainer(
         chosen,
         data(test),
         roles,

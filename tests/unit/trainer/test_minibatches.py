@@ -34,7 +34,7 @@ def experience(groups: list[int], *, reference: bool = False) -> Experience:
 def dealer(prompts: int, *, epochs: int = 1, seed: int | None = None) -> MinibatchDealer:
     """Deal by a seed; None keeps the order of the prompts."""
     rl = RLConfig(mini_batch_size=prompts, epochs=epochs, shuffle_mini_batch=seed is not None)
-    return MinibatchDealer(rl, seed or 0)
+    return MinibatchDealer(rl, seed or 0, longest=4)
 
 
 def cut(batch: Experience, of_a_run: MinibatchDealer) -> Iterator[Minibatch]:
@@ -110,7 +110,9 @@ def test_each_epoch_covers_each_row_once_and_never_cuts_a_group(
 def test_the_weights_of_every_update_sum_to_1_and_are_0_outside_the_response(
     token_level_loss: bool,
 ) -> None:
-    of_a_run = MinibatchDealer(RLConfig(mini_batch_size=2, token_level_loss=token_level_loss), 0)
+    of_a_run = MinibatchDealer(
+        RLConfig(mini_batch_size=2, token_level_loss=token_level_loss), 0, longest=4
+    )
     minibatches = list(cut(experience([0, 0, 0, 1, 1, 2, 2, 2]), of_a_run))
     assert [len(minibatch) for minibatch in minibatches] == [5, 3]
     for minibatch in minibatches:

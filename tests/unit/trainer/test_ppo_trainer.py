@@ -12,7 +12,7 @@ from memory_roles import PROMPTS, MemoryRoles, config, data, lines, rewards, run
 from mindrl.batch.experience import CriticMinibatch
 from mindrl.batch.prompts import Prompt
 from mindrl.errors import NonfiniteError
-from mindrl.trainer.ppo_trainer import PpoTrainer
+from mindrl.trainer.policy_trainer import PolicyTrainer
 
 
 def build(
@@ -22,9 +22,11 @@ def build(
     model_weight: float | None = None,
     test: Sequence[Prompt] = (),
     **changes: Any,
-) -> PpoTrainer:
-    chosen = config(**({"lam": 1.0, "kl_penalty": "k1", "init_kl_coef": 0.1} | changes))
-    return PpoTrainer(
+) -> PolicyTrainer:
+    chosen = config(
+        **({"adv_estimator": "gae", "lam": 1.0, "kl_penalty": "k1", "init_kl_coef": 0.1} | changes)
+    )
+    return PolicyTrainer(
         chosen,
         data(test),
         roles,

@@ -20,7 +20,7 @@ from mindrl.rewards.functions import boxed_format
 from mindrl.rewards.scorer import RewardScorer
 from mindrl.rewards.scores import Scores
 from mindrl.rollout.engine import Sampling
-from mindrl.trainer.grpo_trainer import GrpoTrainer
+from mindrl.trainer.policy_trainer import PolicyTrainer
 from mindrl.trainer.reward_manager import RewardManager, RewardSources
 
 ONE = Sampling(
@@ -116,7 +116,7 @@ class SlowRules(MemoryRoles):
 
 
 def trained(root: Path, roles: MemoryRoles, *, blocking: bool) -> dict[str, float]:
-    trainer = GrpoTrainer(
+    trainer = PolicyTrainer(
         config(blocking=blocking, init_kl_coef=0.1),
         data(),
         roles,

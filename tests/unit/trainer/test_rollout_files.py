@@ -14,7 +14,7 @@ from mindrl.batch.rollouts import Responses, Rollouts
 from mindrl.errors import DataError, OutputError
 from mindrl.rewards.functions import ScoreRange
 from mindrl.rewards.scores import Failure, Failures, Scores
-from mindrl.trainer.grpo_trainer import GrpoTrainer
+from mindrl.trainer.policy_trainer import PolicyTrainer
 from mindrl.trainer.reward_manager import RatedBatch, Rewarded
 from mindrl.trainer.rollout_files import RolloutFiles
 
@@ -108,11 +108,11 @@ def test_files_of_the_last_steps_stay_and_those_of_later_ones_go(tmp_path: Path)
     assert files.steps() == []
 
 
-def trained(root: Path, **changes: object) -> GrpoTrainer:
+def trained(root: Path, **changes: object) -> PolicyTrainer:
     roles = MemoryRoles()
     chosen = config(train_iters=4, **changes)
     log = run_log(root, 4)
-    trainer = GrpoTrainer(chosen, data(), roles, rewards(roles), log, max_logprob_gap=0.1)
+    trainer = PolicyTrainer(chosen, data(), roles, rewards(roles), log, max_logprob_gap=0.1)
     trainer.run()
     return trainer
 

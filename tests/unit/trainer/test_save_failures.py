@@ -26,7 +26,7 @@ from torch._C._distributed_c10d import HashStore
 from mindrl.checkpoint.commits import Commits, SavedFiles, verify
 from mindrl.errors import OutputError
 from mindrl.observability.console import StepConsole
-from mindrl.trainer.grpo_trainer import GrpoTrainer
+from mindrl.trainer.policy_trainer import PolicyTrainer
 from mindrl.training.state_slice import StateSlice
 from mindrl.workers.device_regions import StoredRegion
 from mindrl.workers.state_saver import StateSaver
@@ -187,11 +187,11 @@ def disk_of(tmp_path: Path) -> Iterator[Callable[[Case], Path]]:
         subprocess.run(["umount", str(disk)], check=True)
 
 
-def build(root: Path, roles: SavingRoles, policy: str) -> tuple[GrpoTrainer, io.StringIO]:
+def build(root: Path, roles: SavingRoles, policy: str) -> tuple[PolicyTrainer, io.StringIO]:
     settings = config(train_iters=6, save_interval=2, on_save_failure=policy)
     log, shown = run_log(root, 6), io.StringIO()
     log.console = StepConsole(6, shown)
-    trainer = GrpoTrainer(settings, data(), roles, rewards(roles), log, max_logprob_gap=None)
+    trainer = PolicyTrainer(settings, data(), roles, rewards(roles), log, max_logprob_gap=None)
     return trainer, shown
 
 

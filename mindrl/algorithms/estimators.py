@@ -1,0 +1,207 @@
+"""Estimators of advantages: what each response, or token, gained over what it is compared with.
+
+`rl_config.adv_estimator` names one of `ESTIMATORS`, or a function of your own that takes
+`RatedResponses` and returns one number for each response or for each token.
+
+Shapes: B sequences, P groups (the responses to one prompt form a group), T positions.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from mindrl.algorithms.advantages import (
+    explained_variance,
+    gae_advantages,
+    group_normalised_advantages,
+    groups_of,
+    token_rewards,
+    whiten,
+)
+from mindrl.config.own_functions import named_function
+from mindrl.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RatedResponses:
+    """The responses of a step with what they earned."""
+
+    rewards_B: Tensor
+    """float32; of each whole response, the KL penalty not yet taken off."""
+    group_B: Tensor
+    """int64; responses with the same number answer the same prompt."""
+    mask_BT: Tensor
+    """bool; the tokens of the responses."""
+    penalty_BT: Tensor | None = None
+    """float32; the KL penalty of each token in units of reward. None without one."""
+    values_BT: Tensor | None = None
+    """float32; what the critic expected before each token. None without a critic."""
+    gamma: float = 1.0
+    """Discount of a token."""
+    lam: float = 1.0
+    """Lambda of the generalised advantage estimation."""
+
+    def returns(self) -> Tensor:
+        """Return the reward of each response less the penalty of its tokens, [B]."""
+        if self.penalty_BT is None:
+            return self.rewards_B
+        return self.rewards_B - self.penalty_BT.masked_fill(~self.mask_BT, 0.0).sum(dim=1)
+
+    def token_rewards(self) -> Tensor:
+        """Return the reward at each response's last token less the penalty of each, [B, T]."""
+        penalty_BT = self.penalty_BT
+        if penalty_BT is None:
+            penalty_BT = torch.zeros(self.mask_BT.shape)
+        return token_rewards(self.rewards_B, penalty_BT, self.mask_BT)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Estimate:
+    """What came of it."""
+
+    advantages_BT: Tensor
+    """float32; 0 outside the responses."""
+    returns_BT: Tensor | None = None
+    """float32; what a critic should have said. None of an estimator that asks none."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+_FIELD = "rl_config.adv_estimator"
+Estimator = Callable[[RatedResponses], Tensor | Estimate]
+
+
+def group_norm(rated: RatedResponses) -> Tensor:
+    """Subtract the group's mean and divide by its deviation: GRPO (arXiv 2402.03300)."""
+    return group_normalised_advantages(rated.returns(), rated.group_B)
+
+
+def group_mean(rated: RatedResponses) -> Tensor:
+    """Subtract the group's mean alone: Dr. GRPO (arXiv 2503.20783)."""
+    return groups_of(rated.returns(), rated.group_B).centred_B
+
+
+def rloo(rated: RatedResponses) -> Tensor:
+    """Subtract the mean of the other responses: RLOO (arXiv 2402.14740)."""
+    groups = groups_of(rated.returns(), rated.group_B)
+    return groups.centred_B * groups.count_B / (groups.count_B - 1).clamp(min=1)
+
+
+def opo(rated: RatedResponses) -> Tensor:
+    """Subtract the group's mean weighed by length, of the least variance: OPO (arXiv 2505.23585).
+
+    A group whose rewards are all equal gets exactly 0.
+    """
+    centred_B = groups_of(rated.returns(), rated.group_B).centred_B
+    index_B = torch.unique(rated.group_B, return_inverse=True)[1]
+    lengths_B = rated.mask_BT.sum(dim=1).to(centred_B.dtype)
+    zeros_P = centred_B.new_zeros(int(index_B.max()) + 1)
+    weighed_P = zeros_P.index_add(0, index_B, centred_B * lengths_B)
+    tokens_P = zeros_P.index_add(0, index_B, lengths_B)
+    return centred_B - (weighed_P / tokens_P)[index_B]
+
+
+def pass_at_k(rated: RatedResponses) -> Tensor:
+    """Give the best response of a group its lead over the second, the others 0.
+
+    An unbiased gradient of the expected best of k, with groups of k: arXiv 2503.19595.
+    """
+    returns_B, advantages_B = rated.returns(), torch.zeros_like(rated.returns())
+    for group in torch.unique(rated.group_B):
+        rows = torch.nonzero(rated.group_B == group)[:, 0]
+        if len(rows) > 1:
+            best, at = returns_B[rows].topk(2)
+            advantages_B[rows[at[0]]] = best[0] - best[1]
+    return advantages_B
+
+
+def reinforce_plus_plus(rated: RatedResponses) -> Tensor:
+    """Whiten the discounted return of each token over the step: REINFORCE++ (arXiv 2501.03262)."""
+    nothing_BT = torch.zeros(rated.mask_BT.shape)
+    returns_BT, _ = gae_advantages(
+        rated.token_rewards(), nothing_BT, rated.mask_BT, gamma=rated.gamma, lam=1.0
+    )
+    return whiten(returns_BT, rated.mask_BT)
+
+
+def reinforce_plus_plus_baseline(rated: RatedResponses) -> Tensor:
+    """Subtract the group's mean, then whiten over the step: REINFORCE++ with a baseline.
+
+    arXiv 2501.03262.
+    """
+    return whiten(group_mean(rated)[:, None] * rated.mask_BT, rated.mask_BT)
+
+
+def gae(rated: RatedResponses) -> Estimate:
+    """Ask a critic, and whiten over the step: PPO (arXiv 1707.06347)."""
+    mask_BT, values_BT = rated.mask_BT, rated.values_BT
+    assert values_BT is not None, "validated: there is a critic"
+    advantages_BT, returns_BT = gae_advantages(
+        rated.token_rewards(), values_BT, mask_BT, gamma=rated.gamma, lam=rated.lam
+    )
+    metrics = {
+        "value/mean": values_BT[mask_BT].mean().item(),
+        "value/return_mean": returns_BT[mask_BT].mean().item(),
+        "value/explained_variance": explained_variance(values_BT, returns_BT, mask_BT),
+        "advantage/mean": advantages_BT[mask_BT].mean().item(),
+        "advantage/std": advantages_BT[mask_BT].std(correction=0).item(),
+    }
+    whitened_BT = whiten(advantages_BT, mask_BT)
+    return Estimate(advantages_BT=whitened_BT, returns_BT=returns_BT, metrics=metrics)
+
+
+ESTIMATORS: Mapping[str, Estimator] = {
+    "group_norm": group_norm,
+    "group_mean": group_mean,
+    "rloo": rloo,
+    "opo": opo,
+    "pass_at_k": pass_at_k,
+    "reinforce_plus_plus": reinforce_plus_plus,
+    "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline,
+    "gae": gae,
+}
+"""By their names in `rl_config.adv_estimator`."""
+
+
+def resolve_estimator(name: str) -> Estimator:
+    """Return the estimator of a name, or your own function, tried on four responses.
+
+    Raises:
+        ConfigError: It is not there, or does not return what it should.
+    """
+    estimator: Estimator = named_function(_FIELD, name, ESTIMATORS, "estimator")
+    if name not in ESTIMATORS:
+        mask_BT = torch.arange(5) >= torch.tensor([[1], [2], [3], [4]])
+        tried = RatedResponses(
+            rewards_B=torch.tensor([0.0, 1.0, 0.5, 0.5]),
+            group_B=torch.tensor([0, 0, 1, 1]),
+            mask_BT=mask_BT,
+        )
+        try:
+            estimated(estimator, tried)
+        except Exception as error:
+            raise ConfigError(
+                f"{_FIELD}={name!r}: called with four responses to two prompts it gave "
+                f"{type(error).__name__}: {error}"
+            ) from error
+    return estimator
+
+
+def estimated(estimator: Estimator, rated: RatedResponses) -> Estimate:
+    """Estimate, and give each token of a response its number where there is one for each response.
+
+    Raises:
+        ValueError: The estimator returned something else than [B] or [B, T].
+        TypeError: It returned no tensor.
+    """
+    found = estimator(rated)
+    if isinstance(found, Estimate):
+        return found
+    if not isinstance(found, Tensor):
+        raise TypeError(f"advantages are a {type(found).__name__}; need a tensor")
+    shape, shapes = list(found.shape), ([len(rated.rewards_B)], [*rated.mask_BT.shape])
+    if shape not in shapes:
+        raise ValueError(f"advantages have shape {shape}; need {shapes[0]} or {shapes[1]}")
+    spread_BT = found[:, None] * rated.mask_BT if found.ndim == 1 else found
+    return Estimate(advantages_BT=spread_BT.masked_fill(~rated.mask_BT, 0.0))

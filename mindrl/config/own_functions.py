@@ -1,0 +1,81 @@
+"""Functions that a configuration names: builtins, and your own in a package or a file."""
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from mindrl.errors import ConfigError
+from mindrl.observability.units import quoted
+
+
+def named_function(field: str, name: str, builtins: Mapping[str, Any], kind: str) -> Any:
+    """Return what a name stands for: a builtin, or what the module or file has by that name.
+
+    Args:
+        field: Of the configuration, for errors.
+        name: Its value.
+        builtins: By their names.
+        kind: What a builtin is called, such as `reward`.
+
+    Raises:
+        ConfigError: unknown name, failed import, or missing attribute; or it cannot be called.
+    """
+    if name in builtins:
+        return builtins[name]
+    place, separator, attribute = name.rpartition(":")
+    if not separator:
+        close = difflib.get_close_matches(name, builtins, n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise ConfigError(
+            f"{field}={name!r} is no builtin {kind}; {hint}builtins: {', '.join(builtins)}; "
+            "your own: 'package.module:function' or 'path/to/file.py:function'"
+        )
+    module = _imported(field, name, place)
+    if attribute not in vars(module):
+        close = difflib.get_close_matches(attribute, dir(module), n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ConfigError(f"{field}={name!r}: {module.__file__} has no {attribute!r}{hint}")
+    found: object = vars(module)[attribute]
+    if not callable(found):
+        raise ConfigError(
+            f"{field}={name!r} is {quoted(found)} of type {type(found).__name__}; need a function"
+        )
+    return found
+
+
+def _imported(field: str, name: str, place: str) -> ModuleType:
+    shown, path = f"module {place!r}", None
+    if place.endswith(".py"):
+        path = Path(place).expanduser().resolve()
+        if not path.is_file():
+            raise ConfigError(f"{field}={name!r}: no file at {path}")
+        shown = f"file {path}"
+    try:
+        return importlib.import_module(place) if path is None else _executed(path)
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            f"{field}={name!r}: {shown} does not import: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _executed(path: Path) -> ModuleType:
+    """Import a file under a name of its own, so that two `rewards.py` do not collide."""
+    digest = hashlib.sha256(bytes(path)).hexdigest()[:12]
+    module_name = f"mindrl_own_{path.stem}_{digest}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # dataclasses and pickle look the module up there
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[module_name]
+        raise
+    return module

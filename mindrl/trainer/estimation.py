@@ -1,0 +1,93 @@
+"""From the rollouts of a step to what its updates need: log-probs, values, advantages.
+
+Shapes: B sequences of a step, T positions.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from mindrl.algorithms.estimators import Estimator, RatedResponses, estimated
+from mindrl.algorithms.kl import kl_estimate
+from mindrl.batch.experience import Experience, ValuedExperience
+from mindrl.batch.rollouts import Rollouts
+from mindrl.config.run import RunConfig
+from mindrl.observability.metrics import Metrics
+from mindrl.observability.timing import StageTimer
+from mindrl.trainer.colocated_actor import ColocatedActor
+from mindrl.trainer.reward_manager import Rewarded
+
+
+class Estimation:
+    """Asks the models that a run has, and estimates advantages."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        estimator: Estimator,
+        workers: ColocatedActor,
+        timer: StageTimer,
+    ) -> None:
+        """Take the parts; `timer` takes the stages."""
+        self.config = config
+        self.estimator = estimator
+        self.workers = workers
+        self.timer = timer
+
+    def of(
+        self, rollouts: Rollouts, rewarded: Callable[[], Rewarded]
+    ) -> tuple[Experience, Metrics]:
+        """Add all that the updates need; `rewarded` waits for the rewards, and is asked last.
+
+        The critic is the last model asked, for its weights are what the first update needs.
+        """
+        config, rl, mask_BT = self.config, self.config.rl_config, rollouts.response_mask_BT
+        old_logprobs_BT, ref_logprobs_BT = self._logprobs(rollouts)
+        values_BT = penalty_BT = kl_BT = None
+        if config.critic_config is not None:
+            with self.timer("values"):
+                values_BT = self.workers.compute_values(rollouts.sequences()).values_BT
+        if config.reward_kl_coef:
+            assert ref_logprobs_BT is not None, "a KL term brings a reference"
+            kl_BT = kl_estimate(old_logprobs_BT, ref_logprobs_BT, rl.kl_penalty)
+            penalty_BT = config.reward_kl_coef * kl_BT
+        estimate = estimated(
+            self.estimator,
+            RatedResponses(
+                rewards_B=torch.tensor(rewarded().scores.rewards),
+                group_B=rollouts.group_B,
+                mask_BT=mask_BT,
+                penalty_BT=penalty_BT,
+                values_BT=values_BT,
+                gamma=rl.gamma,
+                lam=rl.lam,
+            ),
+        )
+        advantages_BT = estimate.advantages_BT
+        columns: dict[str, Tensor | None] = {
+            "old_logprobs_BT": old_logprobs_BT,
+            "advantages_BT": advantages_BT,
+            "ref_logprobs_BT": ref_logprobs_BT,
+        }
+        zero = (advantages_BT == 0).all(dim=1).double().mean().item()
+        metrics = {"advantage/zero_fraction": zero, **estimate.metrics}
+        if kl_BT is not None:
+            metrics["reward/kl"] = kl_BT[mask_BT].mean().item()
+        if values_BT is None:
+            return rollouts.into(Experience, **columns), metrics
+        columns |= {"old_values_BT": values_BT, "returns_BT": estimate.returns_BT}
+        return rollouts.into(ValuedExperience, **columns), metrics
+
+    def _logprobs(self, rollouts: Rollouts) -> tuple[Tensor, Tensor | None]:
+        """Return the log-probs of the policy, and of the reference where there is one.
+
+        The policy comes last, for its weights are what the next call is most likely to need.
+        """
+        sequences, ref_logprobs_BT = rollouts.sequences(), None
+        if self.config.uses_reference:
+            with self.timer("ref_log_prob"):
+                ref_logprobs_BT = self.workers.compute_ref_logprobs(sequences).logprobs_BT
+        with self.timer("log_prob"):
+            old_logprobs_BT = self.workers.compute_logprobs(sequences).logprobs_BT
+        return old_logprobs_BT, ref_logprobs_BT

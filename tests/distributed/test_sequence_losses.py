@@ -1,0 +1,62 @@
+"""Losses that ask for the ratio of a whole sequence, whoever has its tokens."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from assembly import assembled
+from forked_workers import ForkedWorkers
+from nightly import at_night_but
+from safetensors.torch import load_file
+from test_training_layouts import LOSS, OPTIMIZER, minibatches
+from training_messages import Case, Course, Updated
+
+from mindrl.algorithms.policy_losses import POLICY_LOSSES
+from mindrl.batch.balance import MicroBatching
+from mindrl.layouts.layout import TrainLayout
+
+pytestmark = pytest.mark.distributed
+
+LAYOUTS = (
+    TrainLayout(cp=2),
+    TrainLayout(dp=2),
+    TrainLayout(tp=2),
+    TrainLayout(pp=2),
+)
+PADDED = {"removes_padding": False}
+
+
+@pytest.mark.parametrize("name", at_night_but(["gspo"], ["gspo", "gmpo"]))
+def test_two_updates_are_those_of_one_process_in_every_layout_packed_and_padded(
+    name: str, forked_workers: ForkedWorkers, random_model_of: Callable[..., Path]
+) -> None:
+    folder = random_model_of("qwen2")
+    # Bounds that the ratios of sequences, within e^-0.3 and e^0.3, reach.
+    options = replace(LOSS.options, clip_low=0.03, clip_high=0.04)
+    course = Course(
+        minibatches=minibatches(str(folder), count=2),
+        loss=replace(LOSS, function=POLICY_LOSSES[name], options=options),
+        optimizer=OPTIMIZER,
+        micro_batching=MicroBatching(sequences=2),
+    )
+    case = Case(folder=str(folder))
+    ((alone,),) = forked_workers.run("training_probe:updates", [case], course)
+    assert 0.1 < alone.metrics[0]["clip_fraction"] < 0.9
+    cases = [replace(case, layout=layout) for layout in LAYOUTS]
+    cases += [replace(each, settings=PADDED) for each in cases[:2]]
+    replies: list[list[Updated]] = forked_workers.run(
+        "training_probe:updates", cases, course, ranks=2
+    )
+    expected = assembled(str(folder), TrainLayout(), [alone.weights])
+    before = load_file(folder / "model.safetensors")
+    for index, each in enumerate(cases):
+        for reply in replies:
+            for ours, theirs in zip(reply[index].metrics, alone.metrics, strict=True):
+                assert ours.pop("grad_norm") == pytest.approx(theirs["grad_norm"], rel=1e-4)
+                assert ours == pytest.approx({key: theirs[key] for key in ours}, abs=2e-6)
+        whole = assembled(str(folder), each.layout, [reply[index].weights for reply in replies])
+        for key, tensor in whole.items():
+            moved = (expected[key] - before[key]).abs().max().item()
+            torch.testing.assert_close(tensor, expected[key], atol=moved / 1000, rtol=0)

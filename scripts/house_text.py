@@ -21,7 +21,7 @@ ENGINES = {
 FREE_TO_NAME = frozenset({"platform", "patches", "migrate"})
 """Folders whose work is other people's code: patches, environment, MindSpeed-RL's files."""
 KEYS = {"sampling": ("min_p", "top_k"), "optimizer": ("adam_beta2",)}
-OVER_DEVIATION = re.compile(r"/\s*\(\s*\w*std\w*(\[[^\]]*\])?\s*\+\s*\w*eps")
+OVER_DEVIATION = re.compile(r"/\s*\(\s*[\w.]*std\w*(\[[^\]]*\])?\s*\+\s*\w*eps")
 
 
 @dataclass(frozen=True, kw_only=True)

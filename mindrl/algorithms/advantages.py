@@ -15,7 +15,7 @@ _EPSILON = 1e-8
 """Added to a variance before its root is taken."""
 
 
-class Groups(NamedTuple):
+class GroupedRewards(NamedTuple):
     """Rewards as their groups see them."""
 
     centred_B: Tensor
@@ -26,7 +26,7 @@ class Groups(NamedTuple):
     """The group's sample std (divisor n - 1); 0 in a group of one."""
 
 
-def groups_of(rewards_B: Tensor, group_B: Tensor) -> Groups:
+def groups_of(rewards_B: Tensor, group_B: Tensor) -> GroupedRewards:
     """Compare each reward with its group. Group ids are int64, in any order, groups of any size.
 
     Raises:
@@ -48,7 +48,7 @@ def groups_of(rewards_B: Tensor, group_B: Tensor) -> Groups:
     centred_B = above_B - mean_P[index_B]
     squares_P = zeros_P.index_add(0, index_B, centred_B.square())
     std_P = (squares_P / (count_P - 1).clamp(min=1)).sqrt()
-    return Groups(centred_B, count_P[index_B], std_P[index_B])
+    return GroupedRewards(centred_B, count_P[index_B], std_P[index_B])
 
 
 def group_normalised_advantages(

@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import no_doubles
 import torch
 import torch.distributed as dist
 from assembly import assembled
@@ -296,6 +297,7 @@ def logprobs_over_ranks(
     Returns:
         For each size of a chunk: log-probs, entropies, this rank's gradients of both inputs.
     """
+    no_doubles.allow("the vocabulary over ranks is compared in float64")
     ranks, rank, group = dist.get_world_size(), dist.get_rank(), dist.group.WORLD
     assert group is not None
     part = -(-len(weight_VH) // ranks)

@@ -185,7 +185,7 @@ def test_an_advantage_that_is_not_finite_costs_the_update_of_the_actor(
 ) -> None:
     before = stage.kept()
     trainer = stage.trainer(tmp_path)
-    estimate = trainer.estimate
+    estimate = trainer.estimation.of
 
     def planted(*given: Any) -> Any:
         experience, metrics = estimate(*given)
@@ -193,7 +193,7 @@ def test_an_advantage_that_is_not_finite_costs_the_update_of_the_actor(
         experience.advantages_BT[-1, last] = math.nan
         return experience, metrics
 
-    monkeypatch.setattr(trainer, "estimate", planted)
+    monkeypatch.setattr(trainer.estimation, "of", planted)
     trainer.run()
     step = only_step(tmp_path)
     assert (step["critic/skipped"], step["update/skipped"]) == (0, 1)

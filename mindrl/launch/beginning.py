@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mindrl.checkpoint.commits import Commits
+from mindrl.checkpoint.fixed_models import replaced_models
 from mindrl.checkpoint.search import find_checkpoints
 from mindrl.config.resume import resume_findings
 from mindrl.config.run import RunConfig
@@ -82,8 +83,11 @@ def _newest_whole(
             raise CheckpointError(f"{commits.root}: none of {len(problems)} checkpoints is whole")
         return None
     state = found.state()
-    if findings := [*resume_findings(state["config"], config, weights_alone=weights_alone)]:
-        raise CheckpointError("\n".join(map(str, findings)))
+    findings = [*map(str, resume_findings(state["config"], config, weights_alone=weights_alone))]
+    if not weights_alone:
+        findings += replaced_models(state.get("fixed_models", {}), config)
+    if findings:
+        raise CheckpointError("\n".join(findings))
     return Beginning(folder=found.folder, step=found.step, updates=state["updates"], state=state)
 
 

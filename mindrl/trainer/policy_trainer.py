@@ -14,6 +14,7 @@ from mindrl.algorithms.estimators import resolve_estimator
 from mindrl.batch.experience import CriticMinibatch, Experience, Minibatch
 from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Rollouts
+from mindrl.checkpoint.fixed_models import fixed_models
 from mindrl.config.resume import recorded_config
 from mindrl.config.run import RunConfig
 from mindrl.data.run_data import PromptOrder, RunData
@@ -67,7 +68,11 @@ class PolicyTrainer:
         seed, shuffle = self.training.seed, not self.training.no_shuffle
         self.order = PromptOrder(len(data.train.prompts), seed, shuffle=shuffle)
         self.workers = workers
-        record = {"config": recorded_config(config), **run_log.summary.provenance}
+        record = {
+            "config": recorded_config(config),
+            "fixed_models": fixed_models(config),
+            **run_log.summary.provenance,
+        }
         self.checkpoints = Checkpoints(workers, self.training, record, run_log)
         self.first_step = 1
         self.run_log = run_log

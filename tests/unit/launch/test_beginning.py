@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mindrl.checkpoint.commits import Commits, write_synced
+from mindrl.checkpoint.fixed_models import fixed_models
 from mindrl.checkpoint.search import find_checkpoints
 from mindrl.config.resume import recorded_config
 from mindrl.config.run import RunConfig
@@ -171,3 +172,34 @@ def test_where_no_run_is_near_none_is_named(tmp_path: Path) -> None:
     alone.mkdir(parents=True)
     with pytest.raises(CheckpointError, match=r"^it holds none$"):
         find_checkpoints(alone)
+
+
+@pytest.mark.parametrize("changes", [{}, {"resume_allow": ["ref_config.load"]}, {"finetune": True}])
+def test_a_reference_that_was_replaced_is_refused_by_its_key_unless_that_is_allowed(
+    changes: dict[str, Any], tmp_path: Path, run_config: Callable[..., RunConfig]
+) -> None:
+    reference = tmp_path / "reference"
+    reference.mkdir()
+    weights = reference / "model.safetensors"
+    weights.write_bytes(bytes(1 << 20))
+    keys = {"rl_config.init_kl_coef": 0.1, "ref_config.load": str(reference)}
+    first = run_config(Path("model"), STEPS | keys)
+    commits = Commits(tmp_path / "old/checkpoints")
+    files = [write_synced(commits.begin(1) / "actor-00000.safetensors", [b"weights"])]
+    record = {"config": recorded_config(first), "fixed_models": fixed_models(first)}
+    commits.commit(1, files, {**PARTS, **record, "updates": {"actor": 1}})
+    assert [*record["fixed_models"]] == ["ref_config.load"]
+
+    named = {"resume": str(tmp_path / "old"), **changes}
+    more = {f"megatron_training.{key}": value for key, value in named.items()}
+    second = run_config(Path("model"), STEPS | keys | more)
+    folder = RunFolder(root=tmp_path / "new")
+    assert beginning(second, folder) is not None
+    with weights.open("r+b") as file:
+        file.seek(1 << 19)
+        file.write(b"another")
+    if changes:
+        assert beginning(second, folder) is not None
+        return
+    with pytest.raises(CheckpointError, match=r"^ref_config\.load=.* holds another model than the"):
+        beginning(second, folder)

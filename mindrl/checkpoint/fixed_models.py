@@ -1,0 +1,46 @@
+"""Which models a run reads and never changes, so that it is seen where they were replaced."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import xxhash
+
+from mindrl.config.layout_keys import Role
+from mindrl.config.run import RunConfig
+
+_FIXED: tuple[Role, ...] = ("ref", "reward")
+_BLOCKS, _BLOCK_BYTES = 64, 64 << 10
+
+
+def fixed_models(config: RunConfig) -> dict[str, str]:
+    """Return what tells the model of each such role from another, by the key of its folder."""
+    roles = (role for role in _FIXED if role in config.roles)
+    return {config.model_key(role): fingerprint(Path(config.model_path(role))) for role in roles}
+
+
+def replaced_models(before: dict[str, str], config: RunConfig) -> Iterator[str]:
+    """Say of each model that is not the one that a run had before, unless that is allowed."""
+    allowed = config.megatron_training.resume_allow
+    for key, found in fixed_models(config).items():
+        if key in before and key not in allowed and before[key] != found:
+            yield (
+                f"{key}={config.value_of(key)} holds another model than the run that is resumed "
+                f"had: its fingerprint is {found}, that one's {before[key]}; put it back, or name "
+                "the key in megatron_training.resume_allow to go on all the same"
+            )
+
+
+def fingerprint(folder: Path) -> str:
+    """Return XXH3 of names, sizes and 64 blocks of 64 KiB of each weight file, evenly spaced.
+
+    Another training changes nearly all weights; all of a file would take minutes of a large model.
+    """
+    checksum = xxhash.xxh3_128()
+    for path in sorted(folder.glob("*.safetensors")):
+        nbytes = path.stat().st_size
+        checksum.update(f"{path.name} {nbytes}\n".encode())
+        with path.open("rb") as file:
+            for block in range(_BLOCKS):
+                file.seek(max(nbytes - _BLOCK_BYTES, 0) * block // (_BLOCKS - 1))
+                checksum.update(file.read(_BLOCK_BYTES))
+    return checksum.hexdigest()

@@ -20,6 +20,8 @@ class GroupedRewards(NamedTuple):
 
     centred_B: Tensor
     """Reward less the mean of its group; exactly 0 where all rewards of the group are equal."""
+    index_B: Tensor
+    """int64; the place of the group among the groups, from 0."""
     count_B: Tensor
     """Responses of the group, as numbers of the rewards' dtype."""
     std_B: Tensor
@@ -48,7 +50,7 @@ def groups_of(rewards_B: Tensor, group_B: Tensor) -> GroupedRewards:
     centred_B = above_B - mean_P[index_B]
     squares_P = zeros_P.index_add(0, index_B, centred_B.square())
     std_P = (squares_P / (count_P - 1).clamp(min=1)).sqrt()
-    return GroupedRewards(centred_B, count_P[index_B], std_P[index_B])
+    return GroupedRewards(centred_B, index_B, count_P[index_B], std_P[index_B])
 
 
 def group_normalised_advantages(

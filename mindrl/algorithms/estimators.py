@@ -20,8 +20,7 @@ from mindrl.algorithms.advantages import (
     token_rewards,
     whiten,
 )
-from mindrl.config.own_functions import named_function
-from mindrl.errors import ConfigError
+from mindrl.config.own_functions import named_function, trial
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -93,8 +92,7 @@ def opo(rated: RatedResponses) -> Tensor:
 
     A group whose rewards are all equal gets exactly 0.
     """
-    centred_B = groups_of(rated.returns(), rated.group_B).centred_B
-    index_B = torch.unique(rated.group_B, return_inverse=True)[1]
+    centred_B, index_B, *_ = groups_of(rated.returns(), rated.group_B)
     lengths_B = rated.mask_BT.sum(dim=1).to(centred_B.dtype)
     zeros_P = centred_B.new_zeros(int(index_B.max()) + 1)
     weighed_P = zeros_P.index_add(0, index_B, centred_B * lengths_B)
@@ -107,7 +105,8 @@ def pass_at_k(rated: RatedResponses) -> Tensor:
 
     An unbiased gradient of the expected best of k, with groups of k: arXiv 2503.19595.
     """
-    returns_B, advantages_B = rated.returns(), torch.zeros_like(rated.returns())
+    returns_B = rated.returns()
+    advantages_B = torch.zeros_like(returns_B)
     for group in torch.unique(rated.group_B):
         rows = torch.nonzero(rated.group_B == group)[:, 0]
         if len(rows) > 1:
@@ -178,13 +177,8 @@ def resolve_estimator(name: str) -> Estimator:
             group_B=torch.tensor([0, 0, 1, 1]),
             mask_BT=mask_BT,
         )
-        try:
+        with trial(_FIELD, name, "four responses to two prompts"):
             estimated(estimator, tried)
-        except Exception as error:
-            raise ConfigError(
-                f"{_FIELD}={name!r}: called with four responses to two prompts it gave "
-                f"{type(error).__name__}: {error}"
-            ) from error
     return estimator
 
 

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from mindrl.algorithms.kl import MAX_LOG_RATIO, log_ratio
-from mindrl.config.own_functions import named_function
-from mindrl.errors import ConfigError
+from mindrl.config.own_functions import named_function, trial
 
 _FIELD = "rl_config.policy_loss"
 Total = Callable[[Tensor], Tensor]
@@ -212,13 +211,8 @@ def resolve_policy_loss(name: str) -> PolicyLossFunction:
             mask_BT=mask_BT,
             options=PolicyLossOptions(clip_low=0.2, clip_high=0.2),
         )
-        try:
+        with trial(_FIELD, name, "two responses"):
             torch.autograd.backward(policy_terms(function, tried)["policy_loss"].sum())
-        except Exception as error:
-            raise ConfigError(
-                f"{_FIELD}={name!r}: called with two responses it gave "
-                f"{type(error).__name__}: {error}"
-            ) from error
     return function
 
 

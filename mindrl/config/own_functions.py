@@ -5,7 +5,8 @@ import hashlib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -47,6 +48,21 @@ def named_function(field: str, name: str, builtins: Mapping[str, Any], kind: str
             f"{field}={name!r} is {quoted(found)} of type {type(found).__name__}; need a function"
         )
     return found
+
+
+@contextmanager
+def trial(field: str, name: str, called_with: str) -> Iterator[None]:
+    """Say of a function of the user's, which the body calls, what it raised.
+
+    Raises:
+        ConfigError: Whatever the body raises.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise ConfigError(
+            f"{field}={name!r}: called with {called_with} it gave {type(error).__name__}: {error}"
+        ) from error
 
 
 def _imported(field: str, name: str, place: str) -> ModuleType:

@@ -10,11 +10,9 @@ import torch
 from forked_workers import ForkedWorkers
 from test_values import LOSS as VALUE_LOSS
 from test_values import OPTIMIZER, sequences
-from training_messages import Case, Course
+from training_messages import LOSS, Case, Course
 from value_messages import Cast, CriticCourse, Evening
 
-from mindrl.algorithms.losses import PolicyLoss
-from mindrl.algorithms.policy_losses import PolicyLossOptions
 from mindrl.algorithms.token_weights import token_mean_weights
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import CriticMinibatch, Minibatch
@@ -22,12 +20,6 @@ from mindrl.layouts.layout import TrainLayout
 
 pytestmark = pytest.mark.distributed
 
-LOSS = PolicyLoss(
-    options=PolicyLossOptions(clip_low=0.2, clip_high=0.2),
-    kl_kind="k3",
-    kl_coef=0.1,
-    entropy_coef=0.01,
-)
 UPDATES = 3
 
 

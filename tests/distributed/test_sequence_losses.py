@@ -5,13 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from assembly import assembled
 from forked_workers import ForkedWorkers
 from nightly import at_night_but
-from safetensors.torch import load_file
-from test_training_layouts import LOSS, OPTIMIZER, minibatches
-from training_messages import Case, Course, Updated
+from test_training_layouts import OPTIMIZER, check_updates, minibatches
+from training_messages import LOSS, Case, Course, Updated
 
 from mindrl.algorithms.policy_losses import POLICY_LOSSES
 from mindrl.batch.balance import MicroBatching
@@ -50,13 +48,4 @@ def test_two_updates_are_those_of_one_process_in_every_layout_packed_and_padded(
         "training_probe:updates", cases, course, ranks=2
     )
     expected = assembled(str(folder), TrainLayout(), [alone.weights])
-    before = load_file(folder / "model.safetensors")
-    for index, each in enumerate(cases):
-        for reply in replies:
-            for ours, theirs in zip(reply[index].metrics, alone.metrics, strict=True):
-                assert ours.pop("grad_norm") == pytest.approx(theirs["grad_norm"], rel=1e-4)
-                assert ours == pytest.approx({key: theirs[key] for key in ours}, abs=2e-6)
-        whole = assembled(str(folder), each.layout, [reply[index].weights for reply in replies])
-        for key, tensor in whole.items():
-            moved = (expected[key] - before[key]).abs().max().item()
-            torch.testing.assert_close(tensor, expected[key], atol=moved / 1000, rtol=0)
+    check_updates(folder, cases, replies, alone.metrics, expected)

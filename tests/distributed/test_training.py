@@ -15,11 +15,9 @@ from assembly import assembled
 from forked_workers import ForkedWorkers
 from offload_messages import OffloadFacts
 from torch import Tensor
-from training_messages import Case, Course, Updated
+from training_messages import LOSS, OPTIMIZER, Case, Course, Updated
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from mindrl.algorithms.losses import PolicyLoss
-from mindrl.algorithms.policy_losses import PolicyLossOptions
 from mindrl.algorithms.token_weights import token_mean_weights
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import Minibatch
@@ -30,25 +28,6 @@ pytestmark = pytest.mark.distributed
 
 MakeModel = Callable[[bool], Path]
 LENGTHS = (5, 17, 9, 12)
-LOSS = PolicyLoss(
-    options=PolicyLossOptions(clip_low=0.2, clip_high=0.2),
-    kl_kind="k3",
-    kl_coef=0.1,
-    entropy_coef=0.01,
-)
-OPTIMIZER: dict[str, Any] = {
-    "lr": 1e-2,
-    "min_lr": 0.0,
-    "lr_decay_style": "constant",
-    "updates": 2,
-    "weight_decay": 0.1,
-    "clip_grad": 0.05,
-    "adam_beta1": 0.9,
-    "adam_beta2": 0.95,
-    # Wide, so that the step of a gradient near zero does not hang on its rounding.
-    "adam_eps": 1e-2,
-    "use_distributed_optimizer": True,
-}
 
 
 @pytest.fixture(scope="session")

@@ -4,11 +4,10 @@ Shapes: B sequences, T positions, V the vocabulary.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,11 +15,10 @@ from assembly import assembled
 from forked_workers import ForkedWorkers
 from safetensors.torch import load_file
 from torch import Tensor
-from training_messages import Case, Course, Updated, Weights
+from training_messages import LOSS, Case, Course, Updated, Weights
+from training_messages import OPTIMIZER as TWO_UPDATES
 from transformers import AutoModelForCausalLM
 
-from mindrl.algorithms.losses import PolicyLoss
-from mindrl.algorithms.policy_losses import PolicyLossOptions
 from mindrl.algorithms.token_weights import token_mean_weights
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import Minibatch
@@ -35,25 +33,7 @@ FAMILIES = ("qwen2", "qwen3", "qwen3_moe")
 # Families whose tables are those of Qwen, but for what a few layouts show.
 RELATED = ("llama", "mistral", "phi3")
 LENGTHS = (5, 17, 9, 12, 7, 16, 11, 8)
-LOSS = PolicyLoss(
-    options=PolicyLossOptions(clip_low=0.2, clip_high=0.2),
-    kl_kind="k3",
-    kl_coef=0.1,
-    entropy_coef=0.01,
-)
-OPTIMIZER: dict[str, Any] = {
-    "lr": 1e-2,
-    "min_lr": 0.0,
-    "lr_decay_style": "constant",
-    "updates": 3,
-    "weight_decay": 0.1,
-    "clip_grad": 0.05,
-    "adam_beta1": 0.9,
-    "adam_beta2": 0.95,
-    # Wide, so that the step of a gradient near zero does not hang on its rounding.
-    "adam_eps": 1e-2,
-    "use_distributed_optimizer": True,
-}
+OPTIMIZER = {**TWO_UPDATES, "updates": 3}
 
 
 def digits(*places: str | int) -> RankOrder:
@@ -311,10 +291,21 @@ def test_three_updates_of_a_mixture_are_those_of_one_process(
     folder = random_model_of("qwen3_moe")
     cases = [replace(case, folder=str(folder)) for case in TRAINED[ranks]]
     metrics, weights = alone
-    before = load_file(folder / "model.safetensors")
     replies: list[list[Updated]] = forked_workers.run(
         "training_probe:updates", cases, course, ranks=ranks
     )
+    check_updates(folder, cases, replies, metrics, weights)
+
+
+def check_updates(
+    folder: Path,
+    cases: Sequence[Case],
+    replies: Sequence[Sequence[Updated]],
+    metrics: Sequence[dict[str, float]],
+    weights: Mapping[str, Tensor],
+) -> None:
+    """Compare what the ranks say of each case with metrics and whole weights of one process."""
+    before = load_file(folder / "model.safetensors")
     for index, case in enumerate(cases):
         for reply in replies:
             for ours, theirs in zip(reply[index].metrics, metrics, strict=True):

@@ -15,6 +15,7 @@ from forked_workers import ForkedWorkers
 from safetensors.torch import load_file
 from test_training_layouts import LENGTHS, sequences
 from torch import Tensor, nn
+from training_messages import OPTIMIZER as TWO_UPDATES
 from training_messages import Case
 from transformers import (
     AutoConfig,
@@ -35,19 +36,7 @@ pytestmark = pytest.mark.distributed
 MakeModel = Callable[..., Path]
 FAMILIES = ("qwen2", "qwen3", "llama", "qwen3_moe")
 LOSS = ValueLoss(clip_range=0.5)
-OPTIMIZER: dict[str, Any] = {
-    "lr": 1e-2,
-    "min_lr": 0.0,
-    "lr_decay_style": "constant",
-    "updates": 5,
-    "weight_decay": 0.1,
-    "clip_grad": 0.05,
-    "adam_beta1": 0.9,
-    "adam_beta2": 0.95,
-    # Wide, so that the step of a gradient near zero does not hang on its rounding.
-    "adam_eps": 1e-2,
-    "use_distributed_optimizer": True,
-}
+OPTIMIZER = {**TWO_UPDATES, "updates": 5}
 # Of two ranks, by the name of the family.
 LAYOUTS = {
     "qwen3": [

@@ -10,10 +10,30 @@ from typing import Any
 from torch import Tensor
 
 from mindrl.algorithms.losses import PolicyLoss
+from mindrl.algorithms.policy_losses import PolicyLossOptions
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import Minibatch
 from mindrl.layouts.layout import TrainLayout
 
+LOSS = PolicyLoss(
+    options=PolicyLossOptions(clip_low=0.2, clip_high=0.2),
+    kl_kind="k3",
+    kl_coef=0.1,
+    entropy_coef=0.01,
+)
+OPTIMIZER: Mapping[str, Any] = {
+    "lr": 1e-2,
+    "min_lr": 0.0,
+    "lr_decay_style": "constant",
+    "updates": 2,
+    "weight_decay": 0.1,
+    "clip_grad": 0.05,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.95,
+    # Wide, so that the step of a gradient near zero does not hang on its rounding.
+    "adam_eps": 1e-2,
+    "use_distributed_optimizer": True,
+}
 Weights = dict[str, Tensor]
 """Local tensors of a rank by their local names."""
 

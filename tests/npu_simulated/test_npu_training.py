@@ -5,16 +5,13 @@ Shapes: B sequences, T positions.
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from forked_workers import ForkedWorkers
 from simulated import HERE, Machine, SimulatedNpus
-from training_messages import Case, Course, Updated
+from training_messages import LOSS, OPTIMIZER, Case, Course, Updated
 
-from mindrl.algorithms.losses import PolicyLoss
-from mindrl.algorithms.policy_losses import PolicyLossOptions
 from mindrl.algorithms.token_weights import token_mean_weights
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.experience import Minibatch
@@ -26,19 +23,6 @@ MakeModel = Callable[..., Path]
 LAYOUTS = {
     "qwen3": [TrainLayout(dp=2), TrainLayout(tp=2), TrainLayout(pp=2)],
     "qwen3_moe": [TrainLayout(dp=2, ep=2), TrainLayout(tp=2, ep=2)],
-}
-OPTIMIZER: dict[str, Any] = {
-    "lr": 1e-2,
-    "min_lr": 0.0,
-    "lr_decay_style": "constant",
-    "updates": 2,
-    "weight_decay": 0.1,
-    "clip_grad": 0.05,
-    "adam_beta1": 0.9,
-    "adam_beta2": 0.95,
-    # Wide, so that the step of a gradient near zero does not hang on its rounding.
-    "adam_eps": 1e-2,
-    "use_distributed_optimizer": True,
 }
 
 
@@ -72,12 +56,7 @@ def course() -> Course:
     )
     return Course(
         minibatches=[minibatch] * 2,
-        loss=PolicyLoss(
-            options=PolicyLossOptions(clip_low=0.2, clip_high=0.2),
-            kl_kind="k3",
-            kl_coef=0.1,
-            entropy_coef=0.01,
-        ),
+        loss=LOSS,
         optimizer=OPTIMIZER,
         micro_batching=MicroBatching(sequences=2),
         swap=True,

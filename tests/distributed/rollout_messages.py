@@ -53,3 +53,7 @@ class Life:
     """Seconds that a collective may last, for each of the groups that Megatron made."""
     engine_timeouts: set[float]
     """The same of the engine's own groups."""
+    refused: dict[str, str]
+    """What the engine raised when it was asked in a bad moment."""
+    answer_behind: Responses
+    """To the first question, behind all that."""

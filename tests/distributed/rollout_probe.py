@@ -43,6 +43,12 @@ def life_of_an_engine(folder: str, later_folder: str, questions: list[Question])
     load_one_by_one(engine.weight_sink(), later_folder, rollout_table(folder, ONE_RANK))
     engine.onload("kv_cache")
     later_answers = [ask(engine, question) for question in questions]
+    refused = {"given up": refusal(engine, questions[0], gives_up=True)}
+    answer_behind = ask(engine, questions[0])
+    engine.offload()
+    refused["asleep"] = refusal(engine, questions[0])
+    engine.onload("weights")
+    refused["half awake"] = refusal(engine, questions[0])
     return Life(
         answers=answers,
         later_answers=later_answers,
@@ -50,6 +56,8 @@ def life_of_an_engine(folder: str, later_folder: str, questions: list[Question])
         random_state_kept=random_states() == before,
         megatron_timeouts={group.group_desc: seconds(group) for group in megatron},
         engine_timeouts={seconds(group) for group in own},
+        refused=refused,
+        answer_behind=answer_behind,
     )
 
 
@@ -91,6 +99,27 @@ def sleeping_engine(folder: str, **changes: Any) -> VllmEngine:
 
 def ask(engine: VllmEngine, question: Question) -> Responses:
     return engine.generate(question.prompts, question.sampling, question.seeds)
+
+
+def refusal(engine: VllmEngine, question: Question, *, gives_up: bool = False) -> str:
+    """Return what the engine raises when it is asked; it may give up the first prompt on the way."""
+    inner = engine.llm.llm_engine
+    step = inner.step
+
+    def giving_up() -> Any:
+        if gives_up:
+            inner.abort_request([*inner.output_processor.request_states][:1], internal=True)
+        inner.step = step
+        return step()
+
+    inner.step = giving_up
+    try:
+        ask(engine, question)
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        inner.step = step
+    return ""
 
 
 def random_states() -> tuple[str, str, list[int]]:

@@ -247,6 +247,18 @@ def test_no_prompts_have_no_answers(engine: tuple[Life, Path, Path]) -> None:
     assert (len(nothing.token_ids_N), len(nothing.lengths_B)) == (0, 0)
 
 
+def test_an_engine_that_cannot_answer_all_says_so_and_answers_the_next_question(
+    engine: tuple[Life, Path, Path],
+) -> None:
+    life, _, later = engine
+    assert life.refused == {
+        "given up": "the engine answered 4 of 5 prompts to the end",
+        "asleep": "the engine is asked while only [] are awake",
+        "half awake": "the engine is asked while only ['weights'] are awake",
+    }
+    check_greedy(later, life.answer_behind)
+
+
 def test_asleep_the_engine_holds_no_weight_and_no_kv_cache(
     engine: tuple[Life, Path, Path],
 ) -> None:

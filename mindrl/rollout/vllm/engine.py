@@ -171,6 +171,8 @@ class VllmEngine:
         """Answer each prompt once, in order: see `RolloutEngine`."""
         if not prompts:
             return Responses.of([], [], [])
+        if self.awake != {"weights", "kv_cache"}:
+            raise RuntimeError(f"the engine is asked while only {sorted(self.awake)} are awake")
         section, greedy = sampling.section, sampling.is_greedy
         with _own_random_state(self.seed), PROGRESS.steady():
             outputs = self.llm.generate(
@@ -193,6 +195,9 @@ class VllmEngine:
                 use_tqdm=False,
             )
         answers = [output.outputs[0] for output in outputs]
+        whole = sum(each.finish_reason in ("stop", "length") for each in answers)
+        if whole < len(prompts) or not all(each.token_ids for each in answers):
+            raise RuntimeError(f"the engine answered {whole} of {len(prompts)} prompts to the end")
         return Responses.of(
             token_ids=[answer.token_ids for answer in answers],
             logprobs=[_logprobs(answer) for answer in answers],

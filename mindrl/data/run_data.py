@@ -33,8 +33,8 @@ class RunData:
 class PromptOrder:
     """Visits every prompt once per epoch, each epoch in an order of its own.
 
-    A pure function of the seed and the step: a resumed run needs no state to go on
-    where it was. The last prompts of an epoch share a step with the first of the next.
+    A pure function of the seed and the place: a resumed run needs no more than that to go on
+    where it was. The last prompts of an epoch may share a step with the first of the next.
     """
 
     count: int
@@ -44,9 +44,9 @@ class PromptOrder:
     shuffle: bool
     """False visits them in the order of the file."""
 
-    def indices(self, step: int, per_step: int) -> list[int]:
-        """Return the `per_step` prompts of a step; steps count from 0."""
-        places = [divmod(step * per_step + each, self.count) for each in range(per_step)]
+    def indices(self, place: int, count: int) -> list[int]:
+        """Return the `count` prompts from a place on; places count from 0, over all epochs."""
+        places = [divmod(each, self.count) for each in range(place, place + count)]
         orders = {epoch: self._epoch(epoch) for epoch in {epoch for epoch, _ in places}}
         return [orders[epoch][position] for epoch, position in places]
 

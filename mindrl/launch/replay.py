@@ -16,13 +16,13 @@ from mindrl.launch.beginning import Beginning
 from mindrl.launch.interrupts import interrupts_unwrapped
 from mindrl.observability.console import StepConsole
 from mindrl.observability.logs import configure_logging
-from mindrl.observability.metrics import computed, measured, merge
+from mindrl.observability.metrics import Metrics, computed, measured, merge
 from mindrl.observability.output_files import json_text
 from mindrl.platform.device import Platform
 from mindrl.preflight.run_shardings import RunPlan
 from mindrl.trainer.comparison import Comparison, Number, compare_metrics, compare_rollouts
 from mindrl.trainer.policy_trainer import PolicyTrainer
-from mindrl.trainer.reward_manager import RatedBatch, Rating
+from mindrl.trainer.reward_manager import RatedBatch
 from mindrl.trainer.rollout_files import RolloutFiles
 from mindrl.trainer.run_log import RunFolder, RunLog, RunSummary
 
@@ -121,18 +121,18 @@ def run_again(
 ) -> Comparison:
     """Run a step again on a trainer that has the state of the step before it, and compare."""
     batch, compared = recorded.batch, Comparison(count=0, differences=())
+    ways: Metrics = {}
     if generates:
-        prompts, rollouts = trainer.roll_out(recorded.step)
+        gathered = trainer.gathering.gather(recorded.step, lambda: None)
+        rollouts, rating, ways = gathered.rollouts, gathered.rating, gathered.metrics
         if batch is not None:
             compared = compare_rollouts(batch.rollouts, rollouts)
     if batch is not None:
-        prompts, rollouts = batch.prompts, batch.rollouts
-    if batch is None or scores:
-        rating: Rating = trainer.rewards.compute(prompts, rollouts, blocking=True)
-    else:
-        rating = nullcontext(lambda: batch.rewarded)
+        rollouts, rating = batch.rollouts, nullcontext(lambda: batch.rewarded)
+        if scores:
+            rating = trainer.rewards.compute(batch.prompts, rollouts, blocking=True)
     learned, _ = trainer.train_on(recorded.step, rollouts, rating)
-    metrics = computed(measured(merge(learned, trainer.workers.flush_metrics())))
+    metrics = computed(measured(merge(learned, ways, trainer.workers.flush_metrics())))
     # As they would have been recorded: what is not finite is null.
     return compared + compare_metrics(recorded.metrics, json.loads(json_text(metrics)))
 

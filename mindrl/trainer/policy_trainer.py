@@ -4,7 +4,7 @@ Shapes: B sequences of a step, T positions.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,6 @@ from torch import Tensor
 
 from mindrl.algorithms.estimators import resolve_estimator
 from mindrl.batch.experience import CriticMinibatch, Experience, Minibatch
-from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Rollouts
 from mindrl.checkpoint.fixed_models import fixed_models
 from mindrl.config.resume import recorded_config
@@ -34,6 +33,7 @@ from mindrl.rollout.engine import Sampling
 from mindrl.trainer.checkpoints import Checkpoints
 from mindrl.trainer.colocated_actor import ColocatedActor
 from mindrl.trainer.estimation import Estimation
+from mindrl.trainer.gathering import Answering, Gathering, StepGroups
 from mindrl.trainer.minibatches import MinibatchDealer, MinibatchT
 from mindrl.trainer.reward_manager import (
     RatedBatch,
@@ -88,6 +88,18 @@ class PolicyTrainer:
             samples_per_prompt=self.rl.n_samples_per_prompt,
         )
         self.rewards = RewardManager(rewards, data.decode, self.timer)
+        answering = Answering(
+            prompts=data.train.prompts,
+            order=self.order,
+            workers=workers,
+            sampling=self.sampling,
+            rewards=self.rewards,
+        )
+        self.gathering: Gathering = StepGroups(
+            answering=answering,
+            per_step=self.training.global_batch_size,
+            blocking=self.rl.blocking,
+        )
         estimator = resolve_estimator(self.rl.adv_estimator)
         self.estimation = Estimation(config, estimator, workers, self.timer)
         self.heed: Callable[[], None] = lambda: None
@@ -153,6 +165,7 @@ class PolicyTrainer:
             "summary": self.run_log.summary.counts(),
             "checks": self.checks.counts(),
             "minibatches": self.minibatches.state(),
+            "gathering": self.gathering.state(),
         }
 
     def resume(self, step: int, state: Mapping[str, Any]) -> None:
@@ -169,6 +182,7 @@ class PolicyTrainer:
         }
         for part in taking.keys() & state.keys():
             taking[part](state[part])
+        self.gathering.resume(step, state.get("gathering", {}))
 
     def _save_now(self) -> None:
         """Write the state behind the last recorded step, unless that has been done."""
@@ -181,21 +195,15 @@ class PolicyTrainer:
     def step(self, step: int) -> tuple[Metrics, RatedBatch]:
         """Roll out, rate, estimate and learn once."""
         with self.timer("step"):
-            prompts, rollouts = self.roll_out(step)
-            self.heed()
-            rating = self.rewards.compute(prompts, rollouts, blocking=self.rl.blocking)
-            computed, rewarded = self.train_on(step, rollouts, rating)
-        metrics = measured(merge(computed, self.timer.flush(), self.workers.flush_metrics()))
+            gathered = self.gathering.gather(step, self.heed)
+            rollouts = gathered.rollouts
+            computed, rewarded = self.train_on(step, rollouts, gathered.rating)
+        spent = merge(self.timer.flush(), self.workers.flush_metrics())
+        metrics = measured(merge(computed, gathered.metrics, spent))
         rate = metrics["rollout/response_tokens"] / metrics["seconds/step"]
         metrics["throughput/response_tokens_per_second"] = rate
-        return metrics, RatedBatch(prompts=prompts, rollouts=rollouts, rewarded=rewarded)
-
-    def roll_out(self, step: int) -> tuple[Sequence[Prompt], Rollouts]:
-        """Take the prompts of a step, and answer them."""
-        indices = self.order.indices(step - 1, self.training.global_batch_size)
-        prompts = [self.data.train.prompts[index] for index in indices]
-        with self.timer("rollout"):
-            return prompts, self.workers.generate_sequences(prompts, self.sampling, step=step)
+        batch = RatedBatch(prompts=gathered.prompts, rollouts=rollouts, rewarded=rewarded)
+        return metrics, batch
 
     def train_on(self, step: int, rollouts: Rollouts, rating: Rating) -> tuple[Metrics, Rewarded]:
         """Estimate and learn; returns all that was computed, and the rewards.

@@ -8,12 +8,12 @@ from mindrl.data.run_data import PromptOrder
 
 
 def visits(order: PromptOrder, steps: int, per_step: int) -> list[int]:
-    return [index for step in range(steps) for index in order.indices(step, per_step)]
+    return [index for step in range(steps) for index in order.indices(step * per_step, per_step)]
 
 
 def test_without_shuffle_7_prompts_in_steps_of_3_run_in_file_order_and_wrap_around() -> None:
     order = PromptOrder(count=7, seed=0, shuffle=False)
-    assert [order.indices(step, 3) for step in range(4)] == [
+    assert [order.indices(place, 3) for place in (0, 3, 6, 9)] == [
         [0, 1, 2],
         [3, 4, 5],
         [6, 0, 1],
@@ -41,17 +41,14 @@ def test_a_step_depends_on_its_position_only_not_on_the_steps_before(
     step: int, per_step: int, other: int
 ) -> None:
     order = PromptOrder(count=31, seed=5, shuffle=True)
-    parts = visits_from(order, step * other, other, per_step)
-    assert order.indices(step, other * per_step) == parts
-
-
-def visits_from(order: PromptOrder, first: int, steps: int, per_step: int) -> list[int]:
-    return [i for step in range(first, first + steps) for i in order.indices(step, per_step)]
+    first, count = step * per_step, other * per_step
+    parts = [order.indices(place, per_step) for place in range(first, first + count, per_step)]
+    assert order.indices(first, count) == [index for part in parts for index in part]
 
 
 def test_each_epoch_has_an_order_of_its_own() -> None:
     order = PromptOrder(count=100, seed=3, shuffle=True)
-    first, second = order.indices(0, 100), order.indices(1, 100)
+    first, second = order.indices(0, 100), order.indices(100, 100)
     assert first != second
     assert sorted(first) == sorted(second)
 
@@ -64,4 +61,4 @@ def test_equal_seeds_give_equal_orders_and_others_do_not(seed: int) -> None:
 
 
 def test_more_prompts_per_step_than_in_the_file_go_through_several_epochs() -> None:
-    assert PromptOrder(count=2, seed=0, shuffle=False).indices(1, 5) == [1, 0, 1, 0, 1]
+    assert PromptOrder(count=2, seed=0, shuffle=False).indices(5, 5) == [1, 0, 1, 0, 1]

@@ -92,9 +92,9 @@ def test_steps_take_prompts_in_the_order_of_the_data_and_count_from_1(tmp_path: 
     trainer.run()
     order = trainer.order
     assert [(uids, step) for uids, _, step in roles.asked] == [
-        (list(order.indices(0, 2)), 1),
-        (list(order.indices(1, 2)), 2),
-        (list(order.indices(2, 2)), 3),
+        (order.indices(0, 2), 1),
+        (order.indices(2, 2), 2),
+        (order.indices(4, 2), 3),
     ]
     assert {sampling for _, sampling, _ in roles.asked} == {SAMPLING}
 

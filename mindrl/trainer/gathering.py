@@ -1,0 +1,83 @@
+"""What a step trains on: prompts, the responses to them, and what those are worth."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from mindrl.batch.prompts import Prompt
+from mindrl.batch.rollouts import Rollouts
+from mindrl.data.run_data import PromptOrder
+from mindrl.observability.metrics import Metrics
+from mindrl.rollout.engine import Sampling
+from mindrl.trainer.colocated_actor import ColocatedActor
+from mindrl.trainer.reward_manager import Rating, RewardManager
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gathered:
+    """What a step trains on."""
+
+    prompts: Sequence[Prompt]
+    rollouts: Rollouts
+    rating: Rating
+    metrics: Metrics = field(default_factory=dict)
+    """Of how it came together."""
+
+
+class Gathering(Protocol):
+    """Where each step gets it from."""
+
+    def gather(self, step: int, heed: Callable[[], None]) -> Gathered:
+        """Return what a step trains on; `heed` raises where the run has been asked to stop."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what later steps depend on besides their numbers."""
+
+    def resume(self, step: int, state: Mapping[str, Any]) -> None:
+        """Go on behind a step; the state is empty where it was not kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answering:
+    """The prompts of the data in their order, and who answers and rates them."""
+
+    prompts: Sequence[Prompt]
+    order: PromptOrder
+    workers: ColocatedActor
+    sampling: Sampling
+    rewards: RewardManager
+
+    def draw(self, place: int, count: int) -> list[Prompt]:
+        """Return so many prompts from a place of the order on; places count from 0."""
+        return [self.prompts[index] for index in self.order.indices(place, count)]
+
+    def roll_out(self, prompts: Sequence[Prompt], step: int) -> Rollouts:
+        """Answer prompts with the present weights."""
+        with self.rewards.timer("rollout"):
+            return self.workers.generate_sequences(prompts, self.sampling, step=step)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepGroups:
+    """Trains on whatever is answered: one rollout of as many prompts as a step has."""
+
+    answering: Answering
+    per_step: int
+    """Prompts."""
+    blocking: bool
+    """Rate before anything else is done, and not beside it."""
+
+    def gather(self, step: int, heed: Callable[[], None]) -> Gathered:
+        """Take the prompts of a step, and answer them."""
+        prompts = self.answering.draw((step - 1) * self.per_step, self.per_step)
+        rollouts = self.answering.roll_out(prompts, step)
+        heed()
+        rating = self.answering.rewards.compute(prompts, rollouts, blocking=self.blocking)
+        return Gathered(prompts=prompts, rollouts=rollouts, rating=rating)
+
+    def state(self) -> dict[str, Any]:
+        """Return nothing: the prompts of a step follow from its number."""
+        return {}
+
+    def resume(self, step: int, state: Mapping[str, Any]) -> None:
+        """Do nothing."""

@@ -102,7 +102,7 @@ def ask(engine: VllmEngine, question: Question) -> Responses:
 
 
 def refusal(engine: VllmEngine, question: Question, *, gives_up: bool = False) -> str:
-    """Return what the engine raises when it is asked; it may give up the first prompt on the way."""
+    """Return what the engine raises when asked; it may give up the first prompt on the way."""
     inner = engine.llm.llm_engine
     step = inner.step
 

@@ -8,6 +8,7 @@ import json
 import sys
 import types
 from collections.abc import Iterator, Sequence
+from inspect import cleandoc
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -113,7 +114,7 @@ def row(name: str, field: FieldInfo) -> str:
 def table(key: str, section: type) -> str:
     """Lay out one dataclass: its text, then its fields; nested sections follow on their own."""
     within = [path[0] for path in sections(section) if len(path) == 1]
-    lines = [f"## {key}", "", (section.__doc__ or "").strip(), ""]
+    lines = [f"## {key}", "", cleandoc(section.__doc__ or ""), ""]
     lines += ["| Key | Type | Default | Meaning |", "| --- | --- | --- | --- |"]
     fields = documented_fields(section)
     lines += [row(name, field) for name, field in fields.items() if name not in within]

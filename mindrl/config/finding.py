@@ -39,8 +39,8 @@ class Finding:
     @property
     def doc(self) -> str:
         """Where the docs say more."""
-        section = self.field.rpartition(".")[0] or self.field
-        anchor = section.replace(".", "").lower()
+        names = [name for name in self.field.split(".") if not name.isdigit()]
+        anchor = "".join(names[:-1] or names).lower()
         return self.page or f"{_REFERENCE}#{anchor}"
 
 

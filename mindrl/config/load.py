@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -42,6 +42,11 @@ def wrong_sections(values: Mapping[str, Any], path: tuple[str, ...] = ()) -> Ite
         place = (*path, str(key))
         if isinstance(value, Mapping):
             yield from wrong_sections(value, place)
+        elif place in _LISTS and isinstance(value, list):
+            for at, each in enumerate(value):
+                yield from wrong_sections({str(at): each}, place)
+        elif place in _LISTS:
+            yield f"{'.'.join(place)}={value} must be a list of sections"
         elif value is not None and field_names(place):
             yield f"{'.'.join(place)}={value} {_A_SECTION}"
 
@@ -57,11 +62,17 @@ def sections(section: type, path: tuple[str, ...] = ()) -> dict[tuple[str, ...],
 
 
 _SECTIONS = sections(RunConfig)
+_LISTS = frozenset(
+    path
+    for path in _SECTIONS
+    if path and get_origin(get_type_hints(_SECTIONS[path[:-1]])[path[-1]]) is tuple
+)
+"""Places that hold a list of such sections."""
 
 
 def field_names(path: Sequence[str]) -> list[str]:
     """List the keys of the section that `path` leads to; empty where it leads to none."""
-    section = _SECTIONS.get(tuple(path))
+    section = _SECTIONS.get(tuple(part for part in path if not part.isdigit()))
     return list(documented_fields(section)) if section else []
 
 

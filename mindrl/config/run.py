@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 from pydantic.dataclasses import dataclass
 
 from mindrl.batch.balance import MicroBatching
+from mindrl.config.data import DataConfig
 from mindrl.config.generate import GenerateConfig
 from mindrl.config.layout_keys import ROLLOUT_SIZE_KEYS, SIZE_KEYS, Role
 from mindrl.config.megatron_training import MegatronTrainingConfig
@@ -38,6 +39,8 @@ class RunConfig:
     """The algorithm, its rewards, the devices and what is watched."""
     generate_config: GenerateConfig
     """The rollout engine, its layout and its sampling."""
+    data_config: DataConfig = DataConfig()
+    """Data sets besides the two files of `megatron_training`."""
 
     @property
     def world_size(self) -> int:
@@ -111,6 +114,12 @@ class RunConfig:
         return self.updates_per_step * (self.megatron_training.train_iters - waits)
 
     @property
+    def evaluates(self) -> bool:
+        """Whether there is anything to evaluate on."""
+        held_out = self.megatron_training.test_data_path is not None
+        return held_out or bool(self.data_config.eval_sets)
+
+    @property
     def tokenizer_path(self) -> str:
         """Folder of the tokenizer."""
         return self.megatron_training.tokenizer_name_or_path or self.actor_config.load
@@ -131,10 +140,13 @@ class RunConfig:
         return path
 
     def value_of(self, key: str) -> Any:
-        """Return the value of a dotted key; None where its section, or such a key, is not there."""
+        """Return the value of a dotted key; None where its section, or such a key, is not there.
+
+        A number takes one of a list: `data_config.eval_sets.0.samples`.
+        """
         at: Any = self
         for part in key.split("."):
-            at = getattr(at, part, None)
+            at = at[int(part)] if isinstance(at, tuple) else getattr(at, part, None)
         return at
 
     def learning(self, role: Role) -> LearningConfig:
@@ -202,5 +214,8 @@ def with_value(section: Any, key: str, value: object) -> Any:
         ValidationError: The key does not take the value.
     """
     name, _, inner = key.partition(".")
+    if isinstance(section, tuple):
+        place = int(name)
+        return (*section[:place], with_value(section[place], inner, value), *section[place + 1 :])
     changed = with_value(getattr(section, name), inner, value) if inner else value
     return replace(section, **{name: changed})

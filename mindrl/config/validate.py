@@ -6,6 +6,7 @@ from math import gcd, lcm, prod
 from pathlib import Path
 
 from mindrl.config.backends import TRAINING_ENGINE
+from mindrl.config.data_rules import SUFFIXES, data_findings
 from mindrl.config.finding import (
     Finding,
     Value,
@@ -32,7 +33,6 @@ _RECOMPUTE: dict[str, tuple[str, tuple[Value, ...]]] = {
     "recompute_num_layers": ("1 or more", (1,)),
 }
 """What full recomputation needs besides, in words and as values."""
-_SUFFIXES = (".jsonl", ".parquet")
 _HIGH_RATE = 1e-2
 
 _Rule = tuple[object, str, str, *tuple[Value, ...]]
@@ -42,7 +42,8 @@ _Rule = tuple[object, str, str, *tuple[Value, ...]]
 def findings(config: RunConfig) -> list[Finding]:
     """Return everything that is wrong with a configuration; empty where nothing is."""
     rules = (_shares, _lengths, _learning, _advantages, _rewards, _files, _checkpoints)
-    return [*layout_findings(config), *(each for rule in rules for each in rule(config))]
+    found = (each for rule in (*rules, data_findings) for each in rule(config))
+    return [*layout_findings(config), *found]
 
 
 def learning_warnings(config: RunConfig) -> Iterator[Finding]:
@@ -269,10 +270,11 @@ def _rewards(config: RunConfig) -> Iterator[Finding]:
         legal = (*weights, *(1.0,) * len(names))[: len(names)]
         yield Finding(text, field, weights, (legal,) if names else ())
     test_data = config.megatron_training.test_data_path
-    if not names and not weights and config.reward_config and test_data is not None:
+    if not names and not weights and config.reward_config and config.evaluates:
+        held_out = f"megatron_training.test_data_path={test_data}"
         text = (
             f"{_FUNCTIONS} is empty: its first entry measures the accuracy on "
-            f"megatron_training.test_data_path={test_data}; name one, or evaluate nothing"
+            f"{held_out if test_data else 'data_config.eval_sets'}; name one, or evaluate nothing"
         )
         yield Finding(text, _FUNCTIONS, ())
     twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
@@ -282,19 +284,18 @@ def _rewards(config: RunConfig) -> Iterator[Finding]:
 
 def _files(config: RunConfig) -> Iterator[Finding]:
     """What is read has one name and a known format; what evaluates has something to read."""
-    test_data = config.megatron_training.test_data_path
     ours, theirs = config.ref_config.load, config.value_of(OTHER_REFERENCE)
-    need = "needs megatron_training.test_data_path, found none"
+    need = "needs megatron_training.test_data_path or data_config.eval_sets, found none"
     names = f"and {OTHER_REFERENCE}={theirs} are two names of one folder; give one of them"
     yield from _judged(
         config,
-        (config.rl_config.test_freq and test_data is None, "rl_config.test_freq", need, 0),
+        (config.rl_config.test_freq and not config.evaluates, "rl_config.test_freq", need, 0),
         (ours and theirs and ours != theirs, "ref_config.load", names, None, theirs),
     )
     for field in ("megatron_training.data_path", "megatron_training.test_data_path"):
         path = config.value_of(field)
-        odd = path is not None and Path(path).suffix.lower() not in _SUFFIXES
-        yield from _judged(config, (odd, field, f"must end in {' or '.join(_SUFFIXES)}"))
+        odd = path is not None and Path(path).suffix.lower() not in SUFFIXES
+        yield from _judged(config, (odd, field, f"must end in {' or '.join(SUFFIXES)}"))
 
 
 def _checkpoints(config: RunConfig) -> Iterator[Finding]:

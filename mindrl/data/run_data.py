@@ -1,7 +1,7 @@
 """What a run reads before anything is started, and in which order it visits the prompts."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -21,7 +21,9 @@ class RunData:
     """A response ends behind the first of these."""
     train: PromptSet
     test: PromptSet | None
-    """None where nothing is evaluated."""
+    """The held-out file; None without one."""
+    eval_sets: Mapping[str, PromptSet] = field(default_factory=dict)
+    """Of `data_config.eval_sets`, by name."""
 
     def decode(self, token_ids: list[int]) -> str:
         """Return a response as text, for rewards and for people."""
@@ -74,24 +76,31 @@ def read_data(config: RunConfig) -> RunData:
         test = None
         if training.test_data_path is not None:
             test = load_prompts(training.test_data_path, training, rl, tokenizer)
+        eval_sets = {
+            each.name: load_prompts(each.data_path, training, rl, tokenizer)
+            for each in config.data_config.eval_sets
+        }
     except (DataError, ModelError) as error:
         raise ConfigError(str(error)) from error
-    return RunData(tokenizer=tokenizer, stop_token_ids=stops, train=train, test=test)
+    return RunData(
+        tokenizer=tokenizer, stop_token_ids=stops, train=train, test=test, eval_sets=eval_sets
+    )
 
 
 def data_lines(data: RunData) -> Iterator[str]:
     """Say how much was read, what a test would find again, and what ends a response."""
-    for found in filter(None, (data.train, data.test)):
+    for found in filter(None, (data.train, data.test, *data.eval_sets.values())):
         longest = max(len(prompt.token_ids) for prompt in found.prompts)
         dropped = f", {found.dropped} longer ones dropped" if found.dropped else ""
         rows = len(found.prompts) + found.dropped
         yield f"{found.path}: {rows} rows, prompts of up to {longest} tokens{dropped}"
-    if data.test is not None:
-        trained_on = {prompt.text for prompt in data.train.prompts}
-        again = sum(prompt.text in trained_on for prompt in data.test.prompts)
-        if again:
+    trained_on = {prompt.text for prompt in data.train.prompts}
+    tests = {"test": data.test} if data.test else {}
+    for name, test in {**tests, **data.eval_sets}.items():
+        prompts = test.prompts
+        if again := sum(prompt.text in trained_on for prompt in prompts):
             yield (
-                f"{again} of the {len(data.test.prompts)} test prompts are training prompts too: "
+                f"{again} of the {len(prompts)} {name} prompts are training prompts too: "
                 "the accuracy counts what is trained on"
             )
     tokens = data.tokenizer.convert_ids_to_tokens(list(data.stop_token_ids))

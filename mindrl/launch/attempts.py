@@ -54,7 +54,8 @@ class RunFiles:
         """
         # Behind step 0 the evaluation before training is repeated too.
         first = found.step + 1 if found and found.step else 0
-        for log in (self.folder.metrics, self.folder.samples, self.folder.evaluations):
+        logs = [self.folder.metrics, self.folder.samples, self.folder.evaluations]
+        for log in (*logs, *self.folder.eval_sets.glob("*.jsonl")):
             forget_later_steps(log, first - 1)
         RolloutFiles(self.folder.rollouts).forget_later(first - 1)
         trackers: list[Tracker] = [JsonlTracker(self.folder.metrics)]

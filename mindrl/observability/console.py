@@ -77,7 +77,11 @@ class StepConsole:
 
     def evaluation(self, step: int, accuracy: float) -> None:
         """Show the accuracy on the evaluation data after a step; step 0 is before training."""
-        self._line(f"eval {self._position(step)}  accuracy {accuracy:.3f}", "cyan")
+        self.measured(step, f"accuracy {accuracy:.3f}")
+
+    def measured(self, step: int, text: str) -> None:
+        """Show what an evaluation has measured after a step; step 0 is before training."""
+        self._line(f"eval {self._position(step)}  {text}", "cyan")
 
     def note(self, text: str) -> None:
         """Show a line of text; control characters and rich markup in it do nothing."""

@@ -31,15 +31,17 @@ def render_summary(summary: Mapping[str, object]) -> RenderableType:
     """Lay out the end of a run for a person; what is absent or None shows as "-".
 
     Keys: status ("completed", "interrupted" or "failed"), accuracy_before and accuracy_after
-    (0 to 1), steps, seconds, response_tokens_per_second, logprob_gap_max_mean (nats),
-    reward_failures (counts by function and kind), restarts, steps_without_signal, the paths
-    run_dir, metrics, tensorboard, samples, logs, model and model_best, and the steps of the last
-    two, model_step and model_best_step.
+    (0 to 1), evaluations (before and after, by set and name), steps, seconds,
+    response_tokens_per_second, logprob_gap_max_mean (nats), reward_failures (counts by function and
+    kind), restarts, steps_without_signal, the paths run_dir, metrics, tensorboard, samples, logs,
+    model and model_best, and the steps of the last two, model_step and model_best_step.
     """
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     table.add_row("accuracy", _accuracy(summary))
+    for label, text in _evaluations(summary):
+        table.add_row(label, text)
     seconds = summary.get("seconds")
     duration = timedelta(seconds=round(seconds)) if isinstance(seconds, int | float) else "-"
     table.add_row("duration", str(duration))
@@ -68,6 +70,18 @@ def _warnings(summary: Mapping[str, object]) -> Iterator[tuple[str, str]]:
         yield "restarts", f"{restarts}; faults.jsonl says why"
     if steps := summary.get("steps_without_signal"):
         yield "steps without signal", str(steps)
+
+
+def _evaluations(summary: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    """Yield what was measured on each set, first and last, with the last one's 95 % interval."""
+    sets = summary.get("evaluations")
+    for name, found in sets.items() if isinstance(sets, Mapping) else ():
+        before, after = found.get("before", {}), found.get("after", {})
+        for what in dict.fromkeys([*before, *after]):
+            if not what.endswith(("_low", "_high")):
+                ends = [_number(after.get(f"{what}_{end}"), ".3f") for end in ("low", "high")]
+                values = [_number(each.get(what), ".3f") for each in (before, after)]
+                yield f"{name} {what}", f"{' -> '.join(values)}  [{', '.join(ends)}]"
 
 
 def _accuracy(summary: Mapping[str, object]) -> str:

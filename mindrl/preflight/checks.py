@@ -10,6 +10,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from mindrl.allocation.into_config import in_words_of_backend
+from mindrl.config.data_rules import data_files
 from mindrl.config.finding import Finding, Value, broken, once
 from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig, with_value
@@ -211,10 +212,9 @@ def _own_functions(config: RunConfig) -> Iterator[Finding]:
 
 def _files(config: RunConfig) -> Iterator[Finding]:
     training = config.megatron_training
-    for name in ("data_path", "test_data_path"):
-        path = getattr(training, name)
-        if path is not None and not Path(path).is_file():
-            yield broken(f"megatron_training.{name}", path, ": no such file")
+    for key, path in data_files(config).items():
+        if not Path(path).is_file():
+            yield broken(key, path, ": no such file")
     folder = training.tokenizer_name_or_path
     if folder is not None and not Path(folder).is_dir():
         yield broken("megatron_training.tokenizer_name_or_path", folder, ": no such folder", None)

@@ -76,7 +76,7 @@ def check_folders(plan: RunPlan, root: Path, exports: Mapping[Role, Path]) -> No
     training = plan.config.megatron_training
     # An export stands beside the one before it until it is whole, and beside the best one.
     several = 0 < training.exports_every < training.train_iters
-    copies = (3 if training.test_data_path else 2) if several else 1
+    copies = (3 if plan.config.evaluates else 2) if several else 1
     needs = [Need(folder=root, needed_bytes=LOG_BYTES, what="logs and samples")]
     needs += [
         Need(

@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 
 from mindrl.checkpoint.commits import CHECKPOINTS
 from mindrl.config.backends import ROLLOUT_BACKEND, TRAINING_BACKEND
+from mindrl.config.data_rules import data_files
 from mindrl.config.run import RunConfig
 from mindrl.data.vocabulary import has_vocabulary
 from mindrl.errors import ConfigError, InstallationError, OutputError
@@ -100,9 +101,8 @@ def explain(config: RunConfig) -> None:
 
 
 def _data_lines(config: RunConfig) -> Iterator[str]:
-    training, trusts = config.megatron_training, config.generate_config.trust_remote_code
-    files = (training.data_path, training.test_data_path)
-    rows_here = all(path is None or Path(path).is_file() for path in files)
+    trusts = config.generate_config.trust_remote_code
+    rows_here = all(Path(path).is_file() for path in data_files(config).values())
     if not (rows_here and has_vocabulary(config.tokenizer_path, trust_remote_code=trusts)):
         yield "rows and chat template not checked: a data file or the tokenizer is not here"
         return

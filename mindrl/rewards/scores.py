@@ -90,7 +90,11 @@ class Scores:
 
     def accuracy(self, function: str) -> float:
         """Return where the scores of a function lie in its range, on average: 0 to 1."""
-        return statistics.fmean(map(self.ranges[function].share, self.components[function]))
+        return statistics.fmean(self.shares(function))
+
+    def shares(self, function: str) -> list[float]:
+        """Return where each score of a function lies in its range: 0 to 1."""
+        return [*map(self.ranges[function].share, self.components[function])]
 
     def metrics(self) -> dict[str, float]:
         """Return mean and population standard deviation, each component's mean, and the counts."""

@@ -5,7 +5,6 @@ Shapes: B sequences of a step, T positions.
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -33,6 +32,7 @@ from mindrl.rollout.engine import Sampling
 from mindrl.trainer.checkpoints import Checkpoints
 from mindrl.trainer.colocated_actor import ColocatedActor
 from mindrl.trainer.estimation import Estimation
+from mindrl.trainer.evaluation import Evaluation
 from mindrl.trainer.gathering import Answering, Gathering, StepGroups
 from mindrl.trainer.minibatches import MinibatchDealer, MinibatchT
 from mindrl.trainer.reward_manager import (
@@ -64,7 +64,6 @@ class PolicyTrainer:
         self.config = config
         self.training, self.rl = config.megatron_training, config.rl_config
         self.data = data
-        self.test = data.test.prompts if data.test else ()
         seed, shuffle = self.training.seed, not self.training.no_shuffle
         self.order = PromptOrder(len(data.train.prompts), seed, shuffle=shuffle)
         self.workers = workers
@@ -88,6 +87,7 @@ class PolicyTrainer:
             samples_per_prompt=self.rl.n_samples_per_prompt,
         )
         self.rewards = RewardManager(rewards, data.decode, self.timer)
+        self.evaluation = Evaluation(config, data, workers, self.rewards, run_log)
         answering = Answering(
             prompts=data.train.prompts,
             order=self.order,
@@ -154,7 +154,7 @@ class PolicyTrainer:
                 self._export()
             if last or (rl.test_freq and step % rl.test_freq == 0):
                 accuracy = self.evaluate(step)
-                self._keep_best()
+                self._keep_best(accuracy)
             if self.checkpoints.is_due(step):
                 self.checkpoints.begin(step, self.state(), accuracy)
         self.checkpoints.finish()
@@ -264,20 +264,8 @@ class PolicyTrainer:
         return bool(update["skipped"]) and self.training.on_nonfinite == "stop"
 
     def evaluate(self, step: int) -> float | None:
-        """Answer the held-out prompts greedily; returns the accuracy, None without such prompts."""
-        if not self.test:
-            return None
-        greedy = replace(self.sampling, samples_per_prompt=1, is_greedy=True)
-        rollouts = self.workers.generate_sequences(self.test, greedy, step=step)
-        rewarded = self.rewards.by_rules(self.test, rollouts)
-        self._note_failures(step, rewarded.scores)
-        assert self.rl.verifier_function, "validated: something measures accuracy"
-        accuracy = rewarded.scores.accuracy(self.rl.verifier_function[0])
-        batch = RatedBatch(prompts=self.test, rollouts=rollouts, rewarded=rewarded)
-        self.run_log.evaluation(step, accuracy, batch.samples(range(len(rollouts))))
-        # What the switches of an evaluation cost belongs to no step.
-        self.workers.flush_metrics()
-        return accuracy
+        """Measure the model; returns what the best is chosen by, None where nothing is measured."""
+        return self.evaluation.measure(step, self._note_failures)
 
     def _note_failures(self, step: int, scores: Scores) -> None:
         """Tell of rewards that failed, and end the run where a function gave no score at all."""
@@ -300,10 +288,9 @@ class PolicyTrainer:
         # What the switches of an export cost belongs to no step.
         self.workers.flush_metrics()
 
-    def _keep_best(self) -> None:
+    def _keep_best(self, accuracy: float | None) -> None:
         """Keep an export that was evaluated as the best so far, before the next one replaces it."""
         summary = self.run_log.summary
-        accuracy = summary.accuracy_after
         best = -math.inf if summary.accuracy_best is None else summary.accuracy_best
         if summary.model_step != summary.steps or accuracy is None or accuracy <= best:
             return

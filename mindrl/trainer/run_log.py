@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mindrl.algorithms.success_rates import Rate
 from mindrl.checkpoint.commits import CHECKPOINTS
 from mindrl.config.layout_keys import Role
 from mindrl.errors import OutputError
@@ -49,6 +50,8 @@ class RunFolder:
         """Sampled responses, one JSON line each."""
         self.evaluations = root / "evaluations.jsonl"
         """Greedy responses to the held-out prompts, one JSON line each."""
+        self.eval_sets = root / "evaluations"
+        """The same of each set of `data_config.eval_sets`, in a file of its name."""
         self.rollouts = root / "rollouts"
         """All responses of the last steps, a file a step."""
         self.faults = root / "faults.jsonl"
@@ -80,6 +83,8 @@ class RunSummary:
     accuracy_after: float | None = None
     accuracy_best: float | None = None
     """Of the exported models that were evaluated."""
+    evaluations: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
+    """By set: what was measured `before` and `after`, by name, with the ends of the intervals."""
     logprob_gap_max_mean: float = 0.0
     skipped_updates: int = 0
     reward_failures: dict[str, dict[FailureKind, int]] = field(default_factory=dict)
@@ -117,6 +122,7 @@ class RunSummary:
             "status": self.status,
             "accuracy_before": self.accuracy_before,
             "accuracy_after": self.accuracy_after,
+            "evaluations": self.evaluations,
             "logprob_gap_max_mean": self.logprob_gap_max_mean,
             "restarts": self.restarts,
             "steps": self.steps,
@@ -166,6 +172,8 @@ class RunLog:
         """Keeps what the devices held in a step; returns what a person should know, or None."""
         self.samples = SampleLog(folder.samples)
         self.evaluations = SampleLog(folder.evaluations)
+        self.eval_sets: dict[str, SampleLog] = {}
+        """By name, from the first evaluation on."""
         self.left_out: set[object] = set()
         self.of_next_step: Metrics = {}
         """Metrics that it has besides its own."""
@@ -228,9 +236,30 @@ class RunLog:
             self.console.show(render(_telling(samples, self.answers)))
         self.answers = samples
 
+    def evaluation_of(
+        self, name: str, step: int, rates: Mapping[str, Rate], samples: Sequence[Sample]
+    ) -> None:
+        """Record an evaluation on a set of that name."""
+        measured: Metrics = {}
+        for what, rate in rates.items():
+            measured |= {what: rate.value, f"{what}_low": rate.low, f"{what}_high": rate.high}
+        when = "after" if step else "before"
+        self.summary.evaluations.setdefault(name, {})[when] = measured
+        self._track(step, {f"eval/{name}/{what}": value for what, value in measured.items()})
+        self.keep(f"answers to {name}", lambda: self._answers_to(name).log(step, samples))
+        shown = "  ".join(f"{what} {rate}" for what, rate in rates.items())
+        self.console.measured(step, f"{name}  {shown}")
+
+    def _answers_to(self, name: str) -> SampleLog:
+        if name not in self.eval_sets:
+            with output_errors(self.folder.eval_sets):
+                self.folder.eval_sets.mkdir(exist_ok=True)
+            self.eval_sets[name] = SampleLog(self.folder.eval_sets / f"{name}.jsonl")
+        return self.eval_sets[name]
+
     def close(self) -> dict[str, object]:
         """Close all files and write the summary; returns it."""
-        for log in (self.samples, self.evaluations):
+        for log in (self.samples, self.evaluations, *self.eval_sets.values()):
             self.keep(log, log.close)
         for tracker in self.trackers:
             self.keep(tracker, tracker.close)

@@ -21,6 +21,7 @@ BATCH = "megatron_training.global_batch_size"
 MINI = "rl_config.mini_batch_size"
 ESTIMATOR = "rl_config.adv_estimator"
 SAMPLES = "rl_config.n_samples_per_prompt"
+HELD_OUT = "megatron_training.test_data_path"
 RESPONSE = "generate_config.sampling_config.max_tokens"
 
 
@@ -256,9 +257,9 @@ def test_experts_are_grouped_in_bfloat16_only(run_config: MakeConfig) -> None:
 
 def test_evaluation_needs_held_out_prompts(run_config: MakeConfig) -> None:
     assert found(run_config, {"rl_config.test_freq": 10}) == [
-        "rl_config.test_freq=10 needs megatron_training.test_data_path, found none"
+        f"rl_config.test_freq=10 needs {HELD_OUT} or data_config.eval_sets, found none"
     ]
-    held_out = {"megatron_training.test_data_path": "test.jsonl"}
+    held_out = {HELD_OUT: "test.jsonl"}
     assert found(run_config, {"rl_config.test_freq": 10} | held_out) == []
 
 

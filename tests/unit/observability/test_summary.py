@@ -33,6 +33,19 @@ SUMMARY: dict[str, object] = {
     "model_best_step": None,
 }
 
+EVALUATIONS = {
+    "math": {
+        "before": {"avg@8": 0.25, "avg@8_low": 0.2, "avg@8_high": 0.3},
+        "after": {"avg@8": 0.5, "avg@8_low": 0.4, "avg@8_high": 0.6},
+    }
+}
+
+
+def test_each_set_has_a_row_with_the_interval_of_its_last_evaluation() -> None:
+    assert shown(SUMMARY | {"evaluations": EVALUATIONS})[2].split() == [
+        *("math", "avg@8", "0.250", "->", "0.500", "[0.400,", "0.600]")
+    ]
+
 
 def shown(summary: dict[str, object], width: int = 80) -> list[str]:
     stream = io.StringIO()

@@ -102,6 +102,7 @@ def test_the_summary_says_what_became_of_the_run(tmp_path: Path) -> None:
         "status": "completed",
         "accuracy_before": 0.25,
         "accuracy_after": 0.75,
+        "evaluations": {},
         "logprob_gap_max_mean": 3e-6,
         "steps": 2,
         "skipped_updates": 0,

@@ -1,0 +1,95 @@
+"""What the model answers to prompts that it does not learn from, and how much of it is right."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from mindrl.algorithms.success_rates import success_rates
+from mindrl.batch.prompts import Prompt
+from mindrl.config.data import EvalSet
+from mindrl.config.run import RunConfig
+from mindrl.data.run_data import RunData
+from mindrl.rewards.scores import Scores
+from mindrl.rollout.engine import Sampling
+from mindrl.trainer.colocated_actor import ColocatedActor
+from mindrl.trainer.reward_manager import RatedBatch, RewardManager
+from mindrl.trainer.run_log import RunLog
+
+
+class Evaluation:
+    """Measures the model on the held-out file, greedily, and on each set by its own sampling."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        data: RunData,
+        workers: ColocatedActor,
+        rewards: RewardManager,
+        run_log: RunLog,
+    ) -> None:
+        self.config = config
+        self.data = data
+        self.workers = workers
+        self.rewards = rewards
+        self.run_log = run_log
+        self.greedy = Sampling(
+            section=config.generate_config.sampling_config,
+            stop_token_ids=data.stop_token_ids,
+            is_greedy=True,
+        )
+
+    def measure(self, step: int, note_failures: Callable[[int, Scores], None]) -> float | None:
+        """Record what is right behind a step; returns what the best one is chosen by.
+
+        Args:
+            step: 0 is before training.
+            note_failures: Takes the scores of each set; may raise.
+
+        Returns:
+            None where nothing is evaluated.
+        """
+        found: dict[str | None, float] = {}
+        if self.data.test is not None:
+            batch = self._answered(step, self.data.test.prompts, self.greedy)
+            note_failures(step, batch.rewarded.scores)
+            found[None] = batch.rewarded.scores.accuracy(self._judge())
+            self.run_log.evaluation(step, found[None], batch.samples(range(len(batch.rollouts))))
+        for each in self.config.data_config.eval_sets:
+            prompts = self.data.eval_sets[each.name].prompts
+            batch = self._answered(step, prompts, self._sampling(each))
+            note_failures(step, batch.rewarded.scores)
+            rates = success_rates(batch.rewarded.scores.shares(self._judge()), each.samples)
+            found[each.name] = next(iter(rates.values())).value
+            samples = batch.samples(range(len(batch.rollouts)))
+            self.run_log.evaluation_of(each.name, step, rates, samples)
+        if found:
+            # What the switches of an evaluation cost belongs to no step.
+            self.workers.flush_metrics()
+        best_by = self.config.data_config.best_by
+        return found[best_by] if best_by in found else next(iter(found.values()), None)
+
+    def _sampling(self, chosen: EvalSet) -> Sampling:
+        section = self.greedy.section
+        drawn = replace(
+            section,
+            temperature=chosen.temperature or section.temperature,
+            top_p=chosen.top_p,
+            top_k=chosen.top_k,
+            min_p=0.0,
+            max_tokens=chosen.max_tokens or section.max_tokens,
+        )
+        return replace(
+            self.greedy,
+            section=drawn,
+            samples_per_prompt=chosen.samples,
+            is_greedy=chosen.temperature == 0,
+        )
+
+    def _answered(self, step: int, prompts: Sequence[Prompt], sampling: Sampling) -> RatedBatch:
+        rollouts = self.workers.generate_sequences(prompts, sampling, step=step)
+        rewarded = self.rewards.by_rules(prompts, rollouts)
+        return RatedBatch(prompts=prompts, rollouts=rollouts, rewarded=rewarded)
+
+    def _judge(self) -> str:
+        functions = self.config.rl_config.verifier_function
+        assert functions, "validated: something measures accuracy"
+        return functions[0]

@@ -1,0 +1,98 @@
+"""Each rule of `data_config`, with its whole message; and what is just inside the rule."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mindrl.config.finding import Finding
+from mindrl.config.load import load_run_config
+from mindrl.config.run import RunConfig, with_value
+from mindrl.config.validate import findings
+from mindrl.errors import ConfigError
+from tests.unit.config.test_load import REQUIRED
+
+MakeConfig = Callable[..., RunConfig]
+SETS = "data_config.eval_sets"
+MATH = {"name": "math", "data_path": "math.jsonl", "samples": 8, "temperature": 0.6}
+
+
+def found(run_config: MakeConfig, overrides: dict[str, Any]) -> list[Finding]:
+    return findings(run_config(Path("model"), overrides))
+
+
+def texts(run_config: MakeConfig, overrides: dict[str, Any]) -> list[str]:
+    return [str(each) for each in found(run_config, overrides)]
+
+
+def test_a_set_with_a_name_and_sampling_of_its_own_is_legal(run_config: MakeConfig) -> None:
+    assert texts(run_config, {SETS: [MATH], "data_config.best_by": "math"}) == []
+    assert texts(run_config, {SETS: [MATH], "rl_config.test_freq": 10}) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (
+            {"temperature": 0.0},
+            (
+                "samples=8 of math needs a temperature above 0, found 0, at which all answers to a "
+                "prompt are one"
+            ),
+        ),
+        ({"data_path": "math.csv"}, "data_path=math.csv must end in .jsonl or .parquet"),
+        (
+            {"max_tokens": 33},
+            (
+                "max_tokens=33 plus rl_config.max_prompt_length=32 is above "
+                "generate_config.max_model_len=64; needs 32 or less"
+            ),
+        ),
+    ],
+)
+def test_a_set_is_refused_with_its_place_and_the_nearest_legal_value_helps(
+    change: dict[str, Any], text: str, run_config: MakeConfig
+) -> None:
+    [finding] = found(run_config, {SETS: [MATH | {"name": "a"}, MATH | change]})
+    assert str(finding) == f"{SETS}.1.{text}"
+    if finding.legal:
+        config = run_config(Path("model"), {SETS: [MATH | {"name": "a"}, MATH | change]})
+        assert findings(with_value(config, finding.field, finding.legal[0])) == []
+
+
+def test_two_sets_of_one_name_are_refused(run_config: MakeConfig) -> None:
+    assert texts(run_config, {SETS: [MATH, MATH]}) == [
+        f"{SETS} has math more than once; each set needs a name of its own"
+    ]
+
+
+def test_the_best_is_chosen_by_a_set_that_is_there(run_config: MakeConfig) -> None:
+    [finding] = found(run_config, {SETS: [MATH], "data_config.best_by": "maths"})
+    assert str(finding) == (
+        "data_config.best_by=maths is no set of data_config.eval_sets, which has math"
+    )
+    assert finding.legal == ("math", None)
+    assert finding.doc == "docs/reference/config.md#data_config"
+
+
+@pytest.mark.parametrize(
+    ("sets", "text"),
+    [
+        (
+            [{"name": "a b", "data_path": "x"}],
+            (
+                f'{SETS}.0.name="a b" must be a name: 1 to 100 letters, digits, dots, - and _, the '
+                "first no sign"
+            ),
+        ),
+        ([MATH | {"sample": 2}], "did you mean data_config.eval_sets.0.samples?"),
+        ([{"name": "a"}], f"{SETS}.0.data_path is missing and has no default"),
+        (["math.jsonl"], f'{SETS}.0="math.jsonl" must be a section with keys'),
+        ("math.jsonl", f'{SETS}="math.jsonl" must be a list'),
+    ],
+)
+def test_what_is_no_list_of_sets_is_refused(sets: object, text: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_run_config(REQUIRED | {"data_config": {"eval_sets": sets}})
+    assert text in str(error.value)

@@ -1,0 +1,141 @@
+"""Compare a whole GRPO step with TRL's, and with a bare vLLM that only answers.
+
+    python scripts/bench_step.py [--rounds 3] [--steps 8] [--json results.json] [override ...]
+
+The same model, prompts, lengths and type, in turns on this machine: mindrl with two workers; TRL
+with the generation of transformers, and with vLLM inside its process, each as one process with two
+threads and as two processes with one, of which the faster counts; two bare engines. The learning
+rate is next to nothing, so that the lengths of the answers stay what they are. The first two steps
+of each start do not count. Needs the data and the model of scripts/quickstart.sh, and TRL, which
+is not among mindrl's packages:
+
+    pip install --no-deps --target .cache/trl trl accelerate
+    PYTHONPATH=.cache/trl python scripts/bench_step.py
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+CHECKOUT = Path(__file__).parents[1]
+WORK = {
+    "model": ".cache/tiny/model",
+    "data": ".cache/tiny/data/train.jsonl",
+    "prompts": 32,
+    "samples": 8,
+    "max_tokens": 40,
+}
+SKIPPED = 2
+"""Steps of each start that meet what is done once."""
+Steps = list[dict[str, float]]
+
+
+def main() -> int:
+    """Run all in turns, print; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
+    parser.add_argument("--steps", type=int, default=8, help="of each start; default: %(default)s")
+    parser.add_argument("--json", help="write the figures there")
+    options, overrides = parser.parse_known_args()
+    ways: dict[str, Callable[[], Steps]] = {"mindrl": lambda: ours(options.steps, overrides)}
+    rivals = [("vLLM alone", "alone", 2)]
+    if find_spec("trl") is None:
+        print("TRL is not there; the top of this file says how to lay it beside", file=sys.stderr)
+    else:
+        ways_of_trl = (("TRL", "transformers"), ("TRL with vLLM", "vllm"))
+        rivals += [(name, way, count) for name, way in ways_of_trl for count in (1, 2)]
+    for name, way, count in rivals:
+        ways[f"{name}, {count} process(es)"] = partial(theirs, way, count, options.steps)
+    found: dict[str, Steps] = defaultdict(list)
+    turns = [name for _ in range(options.rounds) for name in ways]
+    for name in track(turns, "in turns", console=Console(stderr=True)):
+        found[name] += ways[name]()[SKIPPED:]
+    shown(found)
+    if options.json:
+        Path(options.json).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+def ours(steps: int, overrides: Sequence[str]) -> Steps:
+    """Run mindrl's own program."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            *(sys.executable, "cli/train_grpo.py", f"hydra.run.dir={folder}"),
+            *("rl_config.test_freq=0", "megatron_training.test_data_path=null"),
+            *("megatron_training.export_interval=0", "rl_config.memory_timeline_steps=0"),
+            *("actor_config.lr=1e-12", f"megatron_training.train_iters={steps}"),
+            *(f"megatron_training.global_batch_size={WORK['prompts']}", *overrides),
+        ]
+        subprocess.run(command, cwd=CHECKOUT, check=True, stdout=subprocess.DEVNULL)
+        lines = (Path(folder) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [row for row in map(json.loads, lines) if "seconds/step" in row]
+    return [
+        {
+            "seconds": row["seconds/step"],
+            "tokens": row["rollout/response_tokens"],
+            **{name: value for name, value in row.items() if name.startswith("seconds/")},
+        }
+        for row in rows
+    ]
+
+
+def theirs(way: str, processes: int, steps: int) -> Steps:
+    """Run a rival in so many processes."""
+    threads = max(1, (os.cpu_count() or 1) // processes)
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)),
+        *("--master-port", "0", "scripts/step_rivals.py", way),
+        json.dumps(WORK | {"steps": steps + 1, "seed": 1}),
+    ]
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "VLLM_LOGGING_LEVEL": "ERROR"}
+    done = subprocess.run(
+        command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"{way} failed:\n{done.stderr[-4000:]}")
+    return [dict(each) for each in json.loads(done.stdout.splitlines()[-1])]
+
+
+def median(steps: Sequence[Mapping[str, float]], name: str = "seconds") -> float:
+    """Return the median over the steps; one that lacks it counts 0."""
+    return statistics.median(step.get(name, 0.0) for step in steps)
+
+
+def shown(found: Mapping[str, Steps]) -> None:
+    """Print the steps, the ratios, and where mindrl's time goes."""
+    console = Console(width=110, highlight=False)
+    mindrl = found["mindrl"]
+    whole = median(mindrl)
+    table = Table("", "steps", "seconds of a step", "tokens of a step", "over mindrl")
+    for name, steps in found.items():
+        seconds, tokens = median(steps), median(steps, "tokens")
+        table.add_row(
+            *(name, str(len(steps)), f"{seconds:.2f}", f"{tokens:.0f}", f"{seconds / whole:.2f}")
+        )
+    console.print(table)
+    stages: dict[str, Any] = {
+        name.removeprefix("seconds/"): median(mindrl, name)
+        for name in sorted({key for step in mindrl for key in step if "seconds/" in key})
+    }
+    alone = median(found["vLLM alone, 2 process(es)"])
+    console.print({name: f"{seconds:.3f}" for name, seconds in stages.items()})
+    beyond = 1 - (alone + stages["update"]) / whole
+    console.print(f"beyond vLLM alone and the update: {beyond:.1%} of a step")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""Train the tiny model with each algorithm and several seeds, and see whether all of them learn.
+
+    python scripts/learning_curves.py [--only gspo rloo] [--seeds 1 2 3] [--json FILE] [key=value]
+
+For each way one line: the accuracy on held-out prompts before, on the way and behind, the mean over
+the seeds, and the least gain of a seed. Exit code 1 where one gains less than 0.35. Runs that are
+in the JSON file already are not run again. Needs the data and the model of scripts/quickstart.sh.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+CHECKOUT = Path(__file__).parents[1]
+LEAST_GAIN = 0.35
+GRPO = "cli/train_grpo.py"
+WAYS: dict[str, tuple[str, ...]] = {
+    "grpo": (GRPO,),
+    **{
+        path.stem: (GRPO, f"+recipe={path.stem}")
+        for path in sorted(CHECKOUT.glob("configs/recipe/*.yaml"))
+    },
+    **{
+        name: (GRPO, f"rl_config.adv_estimator={name}")
+        for name in ("group_mean", "opo", "pass_at_k", "reinforce_plus_plus_baseline")
+    },
+    **{
+        name: (GRPO, f"rl_config.policy_loss={name}")
+        for name in ("dual_clip", "gmpo", "sapo", "plain")
+    },
+    "ppo": ("cli/train_ppo.py",),
+}
+"""What is run for each, and with which keys."""
+Curve = dict[str, float]
+"""Step, and the accuracy behind it."""
+
+
+def main() -> int:
+    """Run what is not there yet, print; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=sorted(WAYS), default=list(WAYS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--json", type=Path, help="curves are kept there, and read again")
+    options, overrides = parser.parse_known_args()
+    file: Path | None = options.json
+    found: dict[str, Curve] = json.loads(file.read_text()) if file and file.exists() else {}
+    runs = [(way, seed) for way in options.only for seed in options.seeds]
+    for way, seed in track(runs, "runs", console=Console(stderr=True)):
+        if f"{way} {seed}" in found:
+            continue
+        found[f"{way} {seed}"] = curve([*WAYS[way], f"megatron_training.seed={seed}", *overrides])
+        if file:
+            file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    gains = shown({way: [found[f"{way} {seed}"] for seed in options.seeds] for way in options.only})
+    return int(min(gains) < LEAST_GAIN)
+
+
+def curve(program: Sequence[str]) -> Curve:
+    """Train once; returns the accuracy by step."""
+    with tempfile.TemporaryDirectory() as folder:
+        own = (f"hydra.run.dir={folder}", "megatron_training.export_interval=0")
+        command = [sys.executable, *program, *own]
+        subprocess.run(command, cwd=CHECKOUT, check=True, stdout=subprocess.DEVNULL)
+        lines = (Path(folder) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = map(json.loads, lines)
+    return {str(row["step"]): row[_ACCURACY] for row in rows if _ACCURACY in row}
+
+
+_ACCURACY = "evaluation/accuracy"
+
+
+def shown(curves: Mapping[str, Sequence[Curve]]) -> list[float]:
+    """Print a line for each way; returns the least gain of each."""
+    steps = sorted({step for each in curves.values() for curve in each for step in curve}, key=int)
+    table = Table("accuracy behind step", *steps, "least gain")
+    gains = []
+    for way, each in curves.items():
+        gains.append(min(_last(curve) - curve["0"] for curve in each))
+        means = [f"{mean(curve.get(step, 0.0) for curve in each):.3f}" for step in steps]
+        table.add_row(way, *means, f"{gains[-1]:.3f}")
+    Console(width=110, highlight=False).print(table)
+    return gains
+
+
+def _last(curve: Curve) -> float:
+    return curve[max(curve, key=int)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -12,7 +12,7 @@ from pathlib import Path
 from mindrl.allocation.meaning import layout_string
 from mindrl.config.run import RunConfig
 from mindrl.memory.plan import MemoryPlan
-from mindrl.memory.schedule import MoveKind, step_phases
+from mindrl.memory.schedule import MoveKind
 from mindrl.preflight.memory_plan import activation_estimates, memory_plan
 from mindrl.preflight.run_shardings import RunShardings, unordered_shardings
 from mindrl.programs.compose import composed_config, run_names
@@ -120,7 +120,7 @@ def phase_peaks(plan: MemoryPlan, models: RunShardings) -> dict[str, tuple[int, 
     Those of the reshard have none.
     """
     estimates = activation_estimates(models.plan)
-    wanted = {phase.value: estimates.get(phase, 0) for phase in step_phases(plan.roles)}
+    wanted = {phase.value: estimates.get(phase, 0) for phase in plan.phases}
     wanted[MoveKind.RESHARD.value] = 0
     return {
         instant.label: (most, wanted[instant.label])

@@ -80,7 +80,7 @@ class PolicyLoss:
         *,
         logprobs_BT: Tensor,
         entropy_BT: Tensor,
-        old_logprobs_BT: Tensor,
+        old_logprobs_BT: Tensor | None,
         advantages_BT: Tensor,
         token_weights_BT: Tensor,
         ref_logprobs_BT: Tensor | None,
@@ -89,7 +89,8 @@ class PolicyLoss:
 
         All tensors are [B, T]; `logprobs_BT` and `entropy_BT` carry the gradient, in nats.
         Where a weight is 0 the other tensors may hold anything, NaN included. With
-        kl_coef = 0 a reference is optional and only measured.
+        kl_coef = 0 a reference is optional and only measured. Without old log-probs this is the
+        first update of its policy, whose own they are.
 
         Raises:
             ValueError: if shapes differ, or the reference is None while kl_coef is not 0.
@@ -98,6 +99,8 @@ class PolicyLoss:
             raise ValueError(f"ref_logprobs_BT is None; kl_coef={self.kl_coef} needs log-probs")
         weights_BT = token_weights_BT
         new_BT = used("logprobs_BT", logprobs_BT, weights_BT)
+        if old_logprobs_BT is None:
+            old_logprobs_BT = new_BT.detach()
         old_BT = used("old_logprobs_BT", old_logprobs_BT, weights_BT)
         chosen = ChosenTokens(
             logprobs_BT=new_BT,
@@ -129,11 +132,12 @@ class PolicyLoss:
         rank, 0 elsewhere.
         """
         logprobs_BT, entropy_BT = read
-        device, ref_logprobs_BT = own_BT.device, minibatch.ref_logprobs_BT
+        device = own_BT.device
+        old_logprobs_BT, ref_logprobs_BT = minibatch.old_logprobs_BT, minibatch.ref_logprobs_BT
         return replace(self, total=total)(
             logprobs_BT=logprobs_BT,
             entropy_BT=entropy_BT,
-            old_logprobs_BT=minibatch.old_logprobs_BT.to(device),
+            old_logprobs_BT=None if old_logprobs_BT is None else old_logprobs_BT.to(device),
             advantages_BT=minibatch.advantages_BT.to(device),
             token_weights_BT=minibatch.token_weights_BT.to(device) * own_BT,
             ref_logprobs_BT=None if ref_logprobs_BT is None else ref_logprobs_BT.to(device),

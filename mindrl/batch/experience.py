@@ -15,7 +15,7 @@ from mindrl.batch.sequences import Sequences
 class Experience(Rollouts):
     """The rollouts of one step with their log-probs and advantages."""
 
-    old_logprobs_BT: Tensor
+    old_logprobs_BT: Tensor | None
     advantages_BT: Tensor
     ref_logprobs_BT: Tensor | None
 
@@ -32,14 +32,25 @@ class ValuedExperience(Experience):
 class Minibatch(Sequences):
     """The sequences of one optimizer step of the actor, over all data-parallel ranks."""
 
-    old_logprobs_BT: Tensor
-    """float32; of the policy that the update starts from, computed by the trainer."""
+    old_logprobs_BT: Tensor | None
+    """float32; of the policy that the update starts from. None takes those that the update itself
+    finds."""
     advantages_BT: Tensor
     """float32; how much better than expected the choice of a token was."""
     token_weights_BT: Tensor
     """float32; 0 outside the response; sums to 1 over the whole update."""
     ref_logprobs_BT: Tensor | None
     """float32; of the reference. None where the run has no KL term."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyUpdate:
+    """What an optimizer step of the actor says."""
+
+    metrics: dict[str, float]
+    logprobs_BT: Tensor | None
+    """float32, nats; of the tokens of this replica's responses before the step, 0 elsewhere. None
+    where nobody asks, and on ranks without the head."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -109,6 +109,12 @@ class RLConfig:
     overlong_prompt_policy: Literal["error", "drop"] = "error"
     """A longer prompt ends the run before it starts, or is dropped, counted and logged."""
 
+    old_log_probs: Literal["recompute", "from_update", "from_rollout"] | None = None
+    """Where the log-probs of the policy that the updates of a step start from come from:
+    `recompute`, a pass of its own; `from_update`, the forward pass of the update itself, for steps
+    of one update; `from_rollout`, the engine that drew the tokens. None takes `from_update`, or
+    `recompute` where something needs them sooner, or later.
+    [Algorithms](../explanation/algorithms.md#the-old-log-probs) says what that is."""
     adv_estimator: str = "group_norm"
     """Advantage estimator: `group_norm` (GRPO), `group_mean` (Dr. GRPO), `rloo`, `opo`,
     `pass_at_k`, `reinforce_plus_plus`, `reinforce_plus_plus_baseline`; `gae` (PPO), which needs a

@@ -176,6 +176,23 @@ class RunConfig:
         )
 
     @property
+    def old_log_probs(self) -> Literal["recompute", "from_update", "from_rollout"]:
+        """Where the old log-probs come from: the fastest way that is exact, or as asked."""
+        asked, early = self.rl_config.old_log_probs, self.needs_log_prob_pass
+        return asked or ("recompute" if early else "from_update")
+
+    @property
+    def needs_log_prob_pass(self) -> str:
+        """Why an update cannot find the old log-probs itself; empty where it can."""
+        rl = self.rl_config
+        reasons = {
+            f"{self.updates_per_step} updates a step": self.updates_per_step > 1,
+            "rl_config.use_kl_in_reward=true": self.reward_kl_coef > 0,
+            f"rl_config.critic_warmup={rl.critic_warmup}": rl.critic_warmup > 0,
+        }
+        return ", ".join(reason for reason, holds in reasons.items() if holds)
+
+    @property
     def uses_reference(self) -> bool:
         """Whether a reference model is loaded at all."""
         return self.rl_config.init_kl_coef > 0

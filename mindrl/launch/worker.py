@@ -222,7 +222,11 @@ def _updates(config: RunConfig) -> dict[Role, RoleUpdates]:
     if config.critic_config is not None:
         losses["critic"] = ValueLoss(clip_range=rl.cliprange_value).of_minibatch
     return {
-        role: RoleUpdates(micro_batching=config.micro_batching(role, learns=True), loss=loss)
+        role: RoleUpdates(
+            micro_batching=config.micro_batching(role, learns=True),
+            loss=loss,
+            keeps_logprobs=role == "actor" and config.old_log_probs != "recompute",
+        )
         for role, loss in losses.items()
     }
 

@@ -41,6 +41,8 @@ class MemoryPlan:
     capacity_bytes: int | None
     """Of a device; None where it is not known."""
     roles: tuple[Role, ...]
+    reads_actor: bool = True
+    """The actor reads the responses in a pass of its own."""
     movable: frozenset[Region]
     """May leave the device while it is not needed, besides what belongs to the rollout."""
     regions: RegionBytes
@@ -63,7 +65,12 @@ class MemoryPlan:
     @cached_property
     def course(self) -> "Course":
         """What comes and goes in a step."""
-        return _course(self.roles, self.movable, tuple(self.regions))
+        return _course(self.phases, self.movable, tuple(self.regions))
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """The phases of a step, in order."""
+        return step_phases(self.roles, reads_actor=self.reads_actor)
 
     @cached_property
     def totals(self) -> RankBytes:
@@ -94,7 +101,7 @@ class MemoryPlan:
 
     def need_bytes(self, rank: int) -> int:
         """Return the most that any phase needs on a rank, a reshard included: no run needs less."""
-        needs = [*(NEEDS[phase] for phase in step_phases(self.roles)), _RESHARD]
+        needs = [*(NEEDS[phase] for phase in self.phases), _RESHARD]
         return max(int(self.sum(need)[rank]) for need in needs)
 
     @cached_property
@@ -176,9 +183,9 @@ class Course(NamedTuple):
 # Thousands of plans that are compared with each other have few courses between them.
 @cache
 def _course(
-    roles: tuple[Role, ...], movable: frozenset[Region], regions: tuple[Region, ...]
+    phases: tuple[Phase, ...], movable: frozenset[Region], regions: tuple[Region, ...]
 ) -> Course:
-    phases, stays = step_phases(roles), set(regions) - movable - ROLLOUT_REGIONS - {Region.STAGING}
+    stays = set(regions) - movable - ROLLOUT_REGIONS - {Region.STAGING}
     resident = stays | set(NEEDS[Phase.TRAIN])
     instants = timeline(phases, movable, resident)
     lies = [[region in at.resident for region in regions] for at in instants]

@@ -109,9 +109,13 @@ class Move:
     region: Region
 
 
-def step_phases(roles: Collection[Role]) -> tuple[Phase, ...]:
-    """Return the phases of a training step, in order; those of one role lie side by side."""
-    return tuple(phase for phase in Phase if PHASE_ROLES.get(phase, "actor") in roles)
+def step_phases(roles: Collection[Role], *, reads_actor: bool = True) -> tuple[Phase, ...]:
+    """Return the phases of a training step, in order; those of one role lie side by side.
+
+    Where an update finds the log-probs that it starts from, no pass before it `reads_actor`.
+    """
+    of_roles = (phase for phase in Phase if PHASE_ROLES.get(phase, "actor") in roles)
+    return tuple(phase for phase in of_roles if reads_actor or phase is not Phase.FORWARD)
 
 
 def moves(resident: Collection[Region], phase: Phase, movable: Collection[Region]) -> list[Move]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from mindrl.config.layout_keys import SIZE_KEYS, Role
 from mindrl.config.run import RunConfig
-from mindrl.memory.schedule import PHASE_ROLES, UPDATES
+from mindrl.memory.schedule import PHASE_ROLES, UPDATES, step_phases
 from mindrl.platform.device import Platform
 
 _GAP_FLOAT32 = 0.01
@@ -38,11 +38,17 @@ def derived_numbers(config: RunConfig, platform: Platform) -> dict[str, str]:
             f"of {training.seq_length} tokens"
         ),
         "precision": f"training {'bf16' if training.bf16 else 'fp32'}, rollout {generate.dtype}",
+        "old log-probs": _old_log_probs(config),
         "log-prob gap": logprob_gap_text(config),
         "reference": _role(config, "ref") or "none (init_kl_coef is 0)",
         **{name: text for name, text in further.items() if text},
         "rewards": _rewards(config),
     }
+
+
+def _old_log_probs(config: RunConfig) -> str:
+    needs = f" ({config.needs_log_prob_pass})" if config.old_log_probs == "recompute" else ""
+    return f"{config.old_log_probs}{needs}"
 
 
 def _role(config: RunConfig, role: Role) -> str:
@@ -109,7 +115,7 @@ def _micro_batches(config: RunConfig) -> dict[str, int]:
             // config.micro_batching(role, learns=phase in UPDATES).sequences
         )
         for phase, role in PHASE_ROLES.items()
-        if role in config.roles
+        if phase in step_phases(config.roles, reads_actor=config.old_log_probs == "recompute")
     }
 
 

@@ -104,6 +104,7 @@ def plan_without_kv_cache(
     return MemoryPlan(
         capacity_bytes=capacity_bytes,
         roles=config.roles,
+        reads_actor=config.old_log_probs == "recompute",
         movable=frozenset(region for region, key in keys if config.value_of(key)),
         regions=region_bytes(models, messages, distributed_optimizer=shares),
         host_rounding=_host_rounding(models),

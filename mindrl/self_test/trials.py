@@ -20,7 +20,7 @@ from mindrl.preflight.derived_numbers import logprob_gap_limit
 from mindrl.preflight.run_shardings import RunPlan
 from mindrl.rollout.engine import Sampling
 from mindrl.self_test.plan import LIMIT_SECONDS, STOP_TOKEN
-from mindrl.trainer.policy_trainer import logprob_gap
+from mindrl.trainer.mismatch import logprob_gap
 from mindrl.trainer.step_checks import UNKNOWN_GAPS
 
 _FACTORY = "mindrl.self_test.worker:TestedWorker"

@@ -4,7 +4,7 @@ Shapes: B sequences, T positions.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mindrl.batch.balance import partition
-from mindrl.batch.experience import CriticMinibatch, Minibatch
+from mindrl.batch.experience import CriticMinibatch, Minibatch, PolicyUpdate
 from mindrl.batch.prompts import Prompt, sample_numbers, sequence_seed
 from mindrl.batch.rollouts import Responses, Rollouts
 from mindrl.batch.sequences import Logprobs, Sequences, SequenceScores, Values
@@ -98,10 +98,14 @@ class ColocatedActor:
         """Score whole sequences with the reward model."""
         return self._asked("compute_rewards", "reward", sequences, SequenceScores)
 
-    def update(self, minibatch: Minibatch) -> dict[str, float]:
-        """Take one optimizer step of the actor; returns metrics of the whole minibatch."""
-        replies, _ = self._ask("update", "actor", minibatch)
-        return dict(replies[0])
+    def update(self, minibatch: Minibatch) -> PolicyUpdate:
+        """Take one optimizer step of the actor; says what it says of the whole minibatch."""
+        replies, dealt = self._ask("update", "actor", minibatch)
+        first: PolicyUpdate = replies[0]
+        if first.logprobs_BT is None:
+            return first
+        parts = [reply.logprobs_BT for reply in replies]
+        return replace(first, logprobs_BT=_joined(parts, dealt, minibatch.tokens_BT.shape))
 
     def update_critic(self, minibatch: CriticMinibatch) -> dict[str, float]:
         """Take one optimizer step of the critic; returns metrics of the whole minibatch."""

@@ -16,6 +16,7 @@ from mindrl.config.run import RunConfig
 from mindrl.observability.metrics import Metrics
 from mindrl.observability.timing import StageTimer
 from mindrl.trainer.colocated_actor import ColocatedActor
+from mindrl.trainer.mismatch import logprob_gap
 from mindrl.trainer.reward_manager import Rewarded
 
 
@@ -50,6 +51,7 @@ class Estimation:
                 values_BT = self.workers.compute_values(rollouts.sequences()).values_BT
         if config.reward_kl_coef:
             assert ref_logprobs_BT is not None, "a KL term brings a reference"
+            assert old_logprobs_BT is not None, "and a pass of the policy"
             kl_BT = kl_estimate(old_logprobs_BT, ref_logprobs_BT, rl.kl_penalty)
             penalty_BT = config.reward_kl_coef * kl_BT
         estimate = estimated(
@@ -72,6 +74,8 @@ class Estimation:
         }
         zero = (advantages_BT == 0).all(dim=1).double().mean().item()
         metrics = {"advantage/zero_fraction": zero, **estimate.metrics}
+        if old_logprobs_BT is not None and config.old_log_probs == "recompute":
+            metrics |= logprob_gap(rollouts, old_logprobs_BT)
         if kl_BT is not None:
             metrics["reward/kl"] = kl_BT[mask_BT].mean().item()
         if values_BT is None:
@@ -79,15 +83,18 @@ class Estimation:
         columns |= {"old_values_BT": values_BT, "returns_BT": estimate.returns_BT}
         return rollouts.into(ValuedExperience, **columns), metrics
 
-    def _logprobs(self, rollouts: Rollouts) -> tuple[Tensor, Tensor | None]:
+    def _logprobs(self, rollouts: Rollouts) -> tuple[Tensor | None, Tensor | None]:
         """Return the log-probs of the policy, and of the reference where there is one.
 
-        The policy comes last, for its weights are what the next call is most likely to need.
+        None of a policy whose update finds its own. The policy comes last, for its weights are what
+        the next call is most likely to need.
         """
         sequences, ref_logprobs_BT = rollouts.sequences(), None
         if self.config.uses_reference:
             with self.timer("ref_log_prob"):
                 ref_logprobs_BT = self.workers.compute_ref_logprobs(sequences).logprobs_BT
-        with self.timer("log_prob"):
-            old_logprobs_BT = self.workers.compute_logprobs(sequences).logprobs_BT
-        return old_logprobs_BT, ref_logprobs_BT
+        if self.config.old_log_probs == "recompute":
+            with self.timer("log_prob"):
+                return self.workers.compute_logprobs(sequences).logprobs_BT, ref_logprobs_BT
+        by_engine = self.config.old_log_probs == "from_rollout"
+        return rollouts.rollout_logprobs_BT if by_engine else None, ref_logprobs_BT

@@ -4,7 +4,7 @@ Shapes: B sequences of a step, T positions.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -35,6 +35,7 @@ from mindrl.trainer.estimation import Estimation
 from mindrl.trainer.evaluation import Evaluation
 from mindrl.trainer.gathering import Answering, Gathering, StepGroups
 from mindrl.trainer.minibatches import MinibatchDealer, MinibatchT
+from mindrl.trainer.mismatch import logprob_gap
 from mindrl.trainer.reward_manager import (
     RatedBatch,
     Rating,
@@ -44,7 +45,7 @@ from mindrl.trainer.reward_manager import (
 )
 from mindrl.trainer.rollout_files import RolloutFiles
 from mindrl.trainer.run_log import RunLog
-from mindrl.trainer.step_checks import UNKNOWN_GAPS, StepChecks
+from mindrl.trainer.step_checks import StepChecks
 
 
 class PolicyTrainer:
@@ -216,8 +217,7 @@ class PolicyTrainer:
         self._note_failures(step, scores)
         self.heed()
         learned = self.learn(step, experience)
-        gap = logprob_gap(rollouts, experience.old_logprobs_BT)
-        return merge(rollouts.metrics(), scores.metrics(), gap, estimated, learned), rewarded()
+        return merge(rollouts.metrics(), scores.metrics(), estimated, learned), rewarded()
 
     def _record(self, step: int, metrics: Metrics, batch: RatedBatch) -> None:
         # The first response to each prompt, then the second: they lie prompt by prompt.
@@ -241,12 +241,25 @@ class PolicyTrainer:
             return metrics
         return metrics | self.update_policy(experience, dealt)
 
-    def update_policy(self, experience: Experience, dealt: Iterable[Tensor]) -> Metrics:
-        """Take one optimizer step of the policy on each of the rows that were dealt."""
+    def update_policy(self, experience: Experience, dealt: Sequence[Tensor]) -> Metrics:
+        """Take one optimizer step of the policy on each of the rows that were dealt.
+
+        Updates that say what log-probs they started from are measured by the first of them: it
+        alone starts from the policy that the engine had.
+        """
+        read: list[Tensor] = []
+
+        def update(minibatch: Minibatch) -> Metrics:
+            found = self.workers.update(minibatch)
+            if found.logprobs_BT is not None:
+                read.append(found.logprobs_BT)
+            return found.metrics
+
         with self.timer("update"):
             minibatches = self.minibatches.cut(experience, dealt, Minibatch)
-            updates = self.taken(self.workers.update, minibatches)
-        return update_metrics("update", updates)
+            updates = self.taken(update, minibatches)
+        gap = logprob_gap(experience.rows(dealt[0]), read[0]) if read else {}
+        return merge(update_metrics("update", updates), gap)
 
     def taken(
         self, update: Callable[[MinibatchT], Metrics], minibatches: Iterable[MinibatchT]
@@ -301,15 +314,3 @@ class PolicyTrainer:
             summary.accuracy_best, summary.model_best_step = accuracy, summary.steps
 
         self.run_log.keep("best model", keep)
-
-
-def logprob_gap(rollouts: Rollouts, old_logprobs_BT: Tensor) -> Metrics:
-    """Measure it where both are finite, and count where they are not."""
-    gap_N = (rollouts.rollout_logprobs_BT - old_logprobs_BT)[rollouts.response_mask_BT].abs()
-    known_N = gap_N[gap_N.isfinite()]
-    unknown = len(gap_N) - len(known_N)
-    metrics = {UNKNOWN_GAPS: float(unknown)} if unknown else {}
-    if len(known_N):
-        metrics |= {"logprob_gap/mean": known_N.mean().item()}
-        metrics |= {"logprob_gap/max": known_N.max().item()}
-    return metrics

@@ -57,9 +57,17 @@ class TrainingEngine(Protocol):
         """
 
     def train_step(
-        self, minibatch: Batch, micro_batching: MicroBatching, loss: Loss[Batch]
+        self,
+        minibatch: Batch,
+        micro_batching: MicroBatching,
+        loss: Loss[Batch],
+        *,
+        keep: Callable[[tuple[Tensor, ...]], None] | None = None,
     ) -> dict[str, float]:
         """Take one optimizer step on this replica's share. A collective over all ranks.
+
+        `keep` takes what the head said before the step, as `forward` returns it; it is not called
+        on ranks without the head.
 
         Returns:
             Metrics of the whole minibatch, the same on every rank that has the head. `skipped` is 1

@@ -1,7 +1,7 @@
 """All models of a run in one process: each has the device for its turn."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mindrl.batch.balance import MicroBatching
-from mindrl.batch.experience import CriticMinibatch, Minibatch
+from mindrl.batch.experience import CriticMinibatch, Minibatch, PolicyUpdate
 from mindrl.batch.rollouts import Responses
 from mindrl.batch.sequences import Logprobs, Sequences, SequenceScores, Values
 from mindrl.checkpoint.commits import SavedFiles
@@ -36,6 +36,8 @@ class RoleUpdates:
 
     micro_batching: MicroBatching
     loss: Loss[Any]
+    keeps_logprobs: bool = False
+    """The updates return the log-probs that they start from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,9 +115,17 @@ class IntegratedWorker:
         self._note("reward_scores", rewards_B)
         return SequenceScores(rewards_B=rewards_B)
 
-    def update(self, minibatch: Minibatch) -> dict[str, float]:
+    def update(self, minibatch: Minibatch) -> PolicyUpdate:
         """Take one optimizer step of the actor on this replica's share."""
-        return self._update("actor", Phase.TRAIN, minibatch)
+        kept: list[Tensor] = []
+
+        def keep(read: tuple[Tensor, ...]) -> None:
+            self._note("actor_logprobs", read[0][minibatch.response_mask_BT])
+            kept.append(read[0])
+
+        asked = keep if self.updates["actor"].keeps_logprobs else None
+        metrics = self._update("actor", Phase.TRAIN, minibatch, asked)
+        return PolicyUpdate(metrics=metrics, logprobs_BT=kept[0] if kept else None)
 
     def update_critic(self, minibatch: CriticMinibatch) -> dict[str, float]:
         """Take one optimizer step of the critic on this replica's share."""
@@ -211,11 +221,17 @@ class IntegratedWorker:
         model = self.models[role]
         return model.engine.forward(sequences, model.micro_batching, at_end=at_end)
 
-    def _update(self, role: Role, phase: Phase, minibatch: Sequences) -> dict[str, float]:
+    def _update(
+        self,
+        role: Role,
+        phase: Phase,
+        minibatch: Sequences,
+        keep: Callable[[tuple[Tensor, ...]], None] | None = None,
+    ) -> dict[str, float]:
         self.sharding_manager.enter(phase)
         updates = self.updates[role]
         engine = self.models[role].engine
-        metrics = engine.train_step(minibatch, updates.micro_batching, updates.loss)
+        metrics = engine.train_step(minibatch, updates.micro_batching, updates.loss, keep=keep)
         for what in ("loss", "gradient"):
             if f"nonfinite/{what}" in metrics:
                 self.nonfinite[f"{role}_{what}"] += 1

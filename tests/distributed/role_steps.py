@@ -72,5 +72,5 @@ def take_step(actor: ColocatedActor, config: RunConfig, step: int) -> StepTrace:
         advantages_BT=(wanted_B - wanted_B.mean())[:, None] * mask_BT * 10,
         ref_logprobs_BT=ref_logprobs_BT,
     )
-    trace.metrics["actor"] = actor.update(minibatch)
+    trace.metrics["actor"] = actor.update(minibatch).metrics
     return trace

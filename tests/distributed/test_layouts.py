@@ -67,7 +67,7 @@ def train_for_three_steps(workers: ForkedWorkers, config: RunConfig) -> Trace:
         )
         dealer = MinibatchDealer(RLConfig(mini_batch_size=4, epochs=2), seed=0, longest=4)
         dealt = dealer.deal(experience.group_B)
-        updates = [actor.update(each) for each in dealer.cut(experience, dealt, Minibatch)]
+        updates = [actor.update(each).metrics for each in dealer.cut(experience, dealt, Minibatch)]
         trace.losses += [update["policy_loss"] for update in updates]
         trace.grad_norms += [update["grad_norm"] for update in updates]
         trace.gaps.append(gap_N.abs().mean().item())

@@ -54,7 +54,7 @@ def test_the_reference_is_the_model_of_its_own_path_and_stays_so_while_the_actor
         token_weights_BT=mask_BT / mask_BT.sum(),
         ref_logprobs_BT=before,
     )
-    metrics = actor.update(minibatch)
+    metrics = actor.update(minibatch).metrics
     after = actor.compute_ref_logprobs(sequences).logprobs_BT
     moved = actor.compute_logprobs(sequences).logprobs_BT
     group.stop()

@@ -83,3 +83,13 @@ class Trial:
     logits_BTV: Tensor
     """Of this rank's tokens and part of the vocabulary; empty before the last stage."""
     metrics: list[dict[str, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BothWays:
+    """One update with a pass before it, and one without."""
+
+    recomputed: tuple[dict[str, float], Weights]
+    found: tuple[dict[str, float], Weights]
+    same_logprobs: bool
+    """The update says the log-probs of the pass, to the bit; of ranks without the head always."""

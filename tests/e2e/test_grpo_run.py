@@ -121,7 +121,7 @@ def counts(process: Process) -> Counter[str]:
 def test_every_step_tells_its_stage_times_bytes_and_memory(whole_run: Program) -> None:
     into_rollout = ("reshard", "release_actor_weights", "bring_kv_cache")
     for step in whole_run.steps():
-        for stage in ("rollout", "reward", "log_prob", "update", "step"):
+        for stage in ("rollout", "reward", "update", "step"):
             assert step[f"seconds/{stage}"] > 0
         for swap in ("release_rollout", "bring_actor_weights", "bring_actor_optimizer"):
             assert step[f"seconds/swap_{swap}"] > 0

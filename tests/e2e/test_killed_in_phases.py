@@ -14,6 +14,8 @@ SHARED_MEMORY = Path("/dev/shm")
 ONE_WORKER = (
     "rl_config.actor_resource.num_npus=1",
     "rl_config.init_kl_coef=0.001",
+    # A phase more.
+    "rl_config.old_log_probs=recompute",
     "megatron_training.test_data_path=null",
     "rl_config.test_freq=0",
     # Long enough for whoever is killed last.

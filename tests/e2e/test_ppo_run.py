@@ -114,7 +114,6 @@ def test_what_was_predicted_for_each_phase_is_what_was_measured(ppo_run: Program
     assert {moment["phase"] for moment in phases} == {
         "rollout",
         "reference",
-        "forward",
         "critic_forward",
         "critic_train",
         "train",

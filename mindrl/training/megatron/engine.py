@@ -4,7 +4,7 @@ Shapes: B sequences of this data-parallel rank, T positions, S tokens of a pack,
 numbers of the head for each token.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import cycle, islice
@@ -143,15 +143,15 @@ class MegatronEngine:
             found = forward_backward(self.chunks, self.packs(parts), no_loss, forward_only=True)
             if not parallel_state.is_pipeline_last_stage():
                 return None
-            found = found[: len(parts)]
-            for read_KBT in found if self.settings.layout.cp > 1 else []:
-                # Each token was read on one of these ranks and is 0 on the others.
-                dist.all_reduce(read_KBT, group=parallel_state.get_context_parallel_group())
-        width = sequences.tokens_BT.size(1) + at_end
-        return _put_back([read_KBT.cpu() for read_KBT in found], rows_of, width)
+            return self._joined(found, rows_of, sequences.tokens_BT.size(1) + at_end)
 
     def train_step(
-        self, minibatch: Batch, micro_batching: MicroBatching, loss: Loss[Batch]
+        self,
+        minibatch: Batch,
+        micro_batching: MicroBatching,
+        loss: Loss[Batch],
+        *,
+        keep: Callable[[tuple[Tensor, ...]], None] | None = None,
     ) -> dict[str, float]:
         """Take one optimizer step on this rank's share of a minibatch: see `TrainingEngine`.
 
@@ -161,21 +161,41 @@ class MegatronEngine:
         training_state = self._learning
         with self.settings.groups.active():
             training_state.zero_gradients()
-            packs = self.packs(_cut_by_rows(minibatch, micro_batching)[1])
+            rows_of, parts = _cut_by_rows(minibatch, micro_batching)
+            packs = self.packs(parts)
             # Megatron averages over micro-batches and replicas; a weighted sum wants neither.
             undo_averages = len(packs) * parallel_state.get_data_parallel_world_size()
             losses: list[Tensor] = []
+            kept: list[Tensor] = []
 
             def terms_of(pack: Pack[Batch], hidden_1SH: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
                 own_BT = pack.spread(torch.ones(len(pack.places_N), device=pack.places_N.device))
-                terms = loss(self._read(pack, hidden_1SH), pack.source, own_BT, self._over_tokens)
+                read = self._read(pack, hidden_1SH)
+                if keep is not None:
+                    kept.append(torch.stack(read).detach())
+                terms = loss(read, pack.source, own_BT, self._over_tokens)
                 losses.append(torch.stack([terms.loss.detach(), *terms.metrics.values()]))
                 return terms.loss * undo_averages, terms.metrics
 
             with deterministic_gradients():
                 found = forward_backward(training_state.chunks, packs, terms_of, forward_only=False)
+            if keep is not None and kept:
+                keep(self._joined(kept, rows_of, minibatch.tokens_BT.size(1)))
             step = training_state.step(losses)
             return _total(found) | self._balance(len(packs)) | step
+
+    def _joined(
+        self, read: Sequence[Tensor], rows_of: Sequence[Sequence[int]], width: int
+    ) -> tuple[Tensor, ...]:
+        """Put what was read of each pack, [K, B, T], to its rows, on the host; of idle ones none.
+
+        A collective over the ranks that share the tokens of each sequence.
+        """
+        read = read[: len(rows_of)]
+        for read_KBT in read if self.settings.layout.cp > 1 else []:
+            # Each token was read on one of these ranks and is 0 on the others.
+            dist.all_reduce(read_KBT, group=parallel_state.get_context_parallel_group())
+        return _put_back([read_KBT.cpu() for read_KBT in read], rows_of, width)
 
     def _over_tokens(self, values_B: Tensor) -> Tensor:
         """Add over the ranks that share the tokens of each sequence. A collective over them."""

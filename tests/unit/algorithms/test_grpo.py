@@ -137,6 +137,18 @@ def test_nan_and_inf_outside_the_mask_change_neither_loss_nor_gradient() -> None
     assert torch.equal(grad_BT, clean_grad_BT)
 
 
+def test_without_old_log_probs_the_update_takes_its_own_to_the_bit() -> None:
+    batch = make_batch(6)
+    found = []
+    for old_BT in (batch["logprobs_BT"], None):
+        new_BT = batch["logprobs_BT"].clone().requires_grad_()
+        terms = LOSS(**(batch | {"logprobs_BT": new_BT, "old_logprobs_BT": old_BT}))
+        (grad_BT,) = torch.autograd.grad(terms.loss, new_BT)
+        found.append((terms.loss.item(), grad_BT.tolist(), terms.metrics["kl_old"].item()))
+    assert found[0] == found[1]
+    assert found[0][2] == 0
+
+
 def test_an_untouched_policy_has_ratio_1_no_clipping_and_a_loss_of_minus_the_mean_advantage() -> (
     None
 ):

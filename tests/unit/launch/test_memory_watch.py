@@ -43,7 +43,7 @@ def test_every_mark_stands_at_its_bar_though_an_engine_takes_its_weights_late(
     assert bare == ["bring rollout_weights"]
     marked = [line for line in lines if line["label"] not in bare]
     assert len(marked) >= 8
-    assert {"reshard", "rollout", "forward", "train"} <= {line["label"] for line in marked}
+    assert {"reshard", "rollout", "train"} <= {line["label"] for line in marked}
     for line in marked:
         assert line["predicted_bytes"] == line["total_bytes"], line["label"]
 

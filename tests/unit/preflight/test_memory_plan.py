@@ -237,7 +237,6 @@ def test_the_program_needs_no_torch_and_prints_the_plan_as_json() -> None:
         "reshard",
         "rollout",
         "reference",
-        "forward",
         "train",
     ]
     assert found["moments"][0]["region_bytes"].keys() == {

@@ -70,7 +70,7 @@ def test_a_step_of_32_prompts_has_256_sequences_and_64_micro_batches_a_replica(
     assert batch["rollout_sequences_per_replica"] == 256 / 4
     assert (batch["updates_per_step"], batch["sequences_per_update"]) == (1, 256)
     # 128 sequences a replica: 4 in each pass of the log-probs, 2 in each of the update.
-    assert batch["micro_batches_of_replica"] == {"reference": 32, "forward": 32, "update": 64}
+    assert batch["micro_batches_of_replica"] == {"reference": 32, "update": 64}
     assert batch["longest_sequence_tokens"] == 2048 + 2048
 
 
@@ -102,7 +102,7 @@ def test_regions_are_the_parameters_over_those_that_share_them(shipped: dict[str
 def test_the_peak_of_a_phase_is_what_it_needs(shipped: dict[str, Any]) -> None:
     totals = {phase["label"]: phase["total_bytes"] for phase in shipped["phases"]}
     largest = {name: region["largest"] for name, region in shipped["regions"].items()}
-    assert list(totals) == ["reshard", "rollout", "reference", "forward", "train"]
+    assert list(totals) == ["reshard", "rollout", "reference", "train"]
     assert totals["rollout"] == largest["rollout_weights"] + largest["kv_cache"]
     trained = ("actor_weights", "actor_gradients", "actor_optimizer")
     assert totals["train"] == sum(largest[name] for name in trained)

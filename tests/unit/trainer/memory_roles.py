@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from mindrl.batch.experience import CriticMinibatch, Minibatch
+from mindrl.batch.experience import CriticMinibatch, Minibatch, PolicyUpdate
 from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Responses, Rollouts
 from mindrl.batch.sequences import Logprobs, Sequences, SequenceScores, Values
@@ -58,6 +58,8 @@ class MemoryRoles:
         self.saves: list[Path] = []
         self.critic_minibatches: list[CriticMinibatch] = []
         self.gap = gap
+        self.keeps_logprobs = False
+        """Of updates that say what they started from."""
         self.grad_norm = grad_norm
         """Of the update with this number, from 1."""
 
@@ -83,10 +85,14 @@ class MemoryRoles:
         self.calls.append("reference log-probs")
         return self._scored(sequences, -3.0)
 
-    def update(self, minibatch: Minibatch) -> dict[str, float]:
+    def update(self, minibatch: Minibatch) -> PolicyUpdate:
+        """Say what a pass would have said, where the update has to find it itself."""
         self.calls.append("update")
         self.minibatches.append(minibatch)
-        return self._updated("policy_loss", len(self.minibatches))
+        metrics, logprobs_BT = self._updated("policy_loss", len(self.minibatches)), None
+        if self.keeps_logprobs:
+            logprobs_BT = self._scored(minibatch, ROLLOUT_LOGPROB - self.gap).logprobs_BT
+        return PolicyUpdate(metrics=metrics, logprobs_BT=logprobs_BT)
 
     def compute_values(self, sequences: Sequences) -> Values:
         """Expect a quarter of a reward at each response token."""

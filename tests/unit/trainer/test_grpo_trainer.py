@@ -17,6 +17,7 @@ from memory_roles import (
     run_log,
 )
 
+from mindrl.batch.experience import Minibatch, PolicyUpdate
 from mindrl.batch.prompts import Prompt
 from mindrl.errors import RewardError, StopRequestedError
 from mindrl.observability.timeline import MeasuredSnapshot
@@ -77,6 +78,7 @@ def test_updates_get_log_probs_of_the_trainer_and_advantages_on_response_tokens_
     assert len(roles.minibatches) == 4
     for minibatch in roles.minibatches:
         assert minibatch.response_mask_BT.tolist() == [[False, False, True, True]] * 2
+        assert minibatch.old_logprobs_BT is not None
         assert minibatch.old_logprobs_BT[:, 2:].flatten().tolist() == pytest.approx([-1.05] * 4)
         assert minibatch.ref_logprobs_BT is not None
         assert minibatch.ref_logprobs_BT[:, 2:].flatten().tolist() == [-3.0] * 4
@@ -84,6 +86,39 @@ def test_updates_get_log_probs_of_the_trainer_and_advantages_on_response_tokens_
         low, high = minibatch.advantages_BT
         assert low.tolist() == pytest.approx([0, 0, -(0.5**0.5), -(0.5**0.5)], abs=1e-4)
         assert high.tolist() == pytest.approx([0, 0, 0.5**0.5, 0.5**0.5], abs=1e-4)
+
+
+def test_the_only_update_of_a_step_finds_its_old_log_probs_and_measures_the_gap(
+    tmp_path: Path,
+) -> None:
+    roles = MemoryRoles(gap=0.05)
+    roles.keeps_logprobs = True
+    build(tmp_path, roles, mini_batch_size=2).run()
+    assert roles.calls == ["generate", "score", "update", "flush", "export model", "flush"]
+    assert [minibatch.old_logprobs_BT for minibatch in roles.minibatches] == [None]
+    (step,) = lines(tmp_path / "metrics.jsonl")
+    assert step["logprob_gap/mean"] == pytest.approx(0.05, abs=1e-7)
+    assert "seconds/log_prob" not in step
+
+
+def test_old_log_probs_of_the_engine_meet_the_trainer_in_the_first_update_of_a_step(
+    tmp_path: Path,
+) -> None:
+    class Drifting(MemoryRoles):
+        def update(self, minibatch: Minibatch) -> PolicyUpdate:
+            found = super().update(minibatch)
+            self.gap += 1.0
+            return found
+
+    roles = Drifting(gap=0.05)
+    roles.keeps_logprobs = True
+    build(tmp_path, roles, old_log_probs="from_rollout").run()
+    assert roles.calls[:4] == ["generate", "score", "update", "update"]
+    for minibatch in roles.minibatches:
+        assert minibatch.old_logprobs_BT is not None
+        assert minibatch.old_logprobs_BT[:, 2:].flatten().tolist() == [-1.0] * 4
+    (step,) = lines(tmp_path / "metrics.jsonl")
+    assert step["logprob_gap/max"] == pytest.approx(0.05, abs=1e-7)
 
 
 def test_steps_take_prompts_in_the_order_of_the_data_and_count_from_1(tmp_path: Path) -> None:

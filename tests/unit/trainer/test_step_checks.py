@@ -7,7 +7,7 @@ import pytest
 from memory_roles import MemoryRoles, lines, rewards
 from test_grpo_trainer import build
 
-from mindrl.batch.experience import Minibatch
+from mindrl.batch.experience import Minibatch, PolicyUpdate
 from mindrl.batch.sequences import Logprobs, Sequences, SequenceScores
 from mindrl.checkpoint.commits import Commits
 from mindrl.errors import LogprobGapError, MindrlError, NonfiniteError, SkippedUpdatesError
@@ -93,8 +93,9 @@ def test_one_token_without_a_log_prob_is_told_and_the_gap_is_measured_at_the_oth
 
 def test_a_metric_that_is_no_finite_number_ends_the_run_and_is_named(tmp_path: Path) -> None:
     class Overflowing(MemoryRoles):
-        def update(self, minibatch: Minibatch) -> dict[str, float]:
-            return super().update(minibatch) | {"ratio": float("inf")}
+        def update(self, minibatch: Minibatch) -> PolicyUpdate:
+            found = super().update(minibatch)
+            return replace(found, metrics=found.metrics | {"ratio": float("inf")})
 
     roles = Overflowing()
     with pytest.raises(MindrlError) as caught:

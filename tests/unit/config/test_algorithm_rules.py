@@ -1,0 +1,37 @@
+"""What the parts of an algorithm need of a run."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mindrl.config.run import RunConfig
+from mindrl.config.validate import findings
+
+MakeConfig = Callable[..., RunConfig]
+BATCH, MINI = "megatron_training.global_batch_size", "rl_config.mini_batch_size"
+GAE: dict[str, Any] = {"rl_config.adv_estimator": "gae", "critic_config.lr": 1e-5}
+
+
+def found(run_config: MakeConfig, overrides: dict[str, Any]) -> list[str]:
+    return [str(each) for each in findings(run_config(Path("model"), overrides))]
+
+
+def test_an_update_finds_the_old_log_probs_where_nothing_needs_them_sooner_or_later(
+    run_config: MakeConfig,
+) -> None:
+    ask = "rl_config.old_log_probs"
+    several = {BATCH: 8, MINI: 4}
+    assert run_config(Path("model"), several).old_log_probs == "recompute"
+    assert run_config(Path("model"), {BATCH: 8, MINI: 8}).old_log_probs == "from_update"
+    need = f"{ask}=from_update needs steps of one update that all train the actor, and nothing"
+    assert found(run_config, several | {ask: "from_update"}) == [
+        f"{need} that reads them before; found 2 updates a step"
+    ]
+    early = {BATCH: 8, MINI: 8, "rl_config.init_kl_coef": 0.1, "rl_config.use_kl_in_reward": True}
+    assert found(run_config, early | {ask: "from_update"}) == [
+        f"{need} that reads them before; found rl_config.use_kl_in_reward=true"
+    ]
+    assert found(run_config, early | {ask: "from_rollout"}) == []
+    (text,) = found(run_config, GAE | {"rl_config.critic_warmup": 1, ask: "from_rollout"})
+    need = "needs an update in each step; rl_config.critic_warmup=1 has steps without"
+    assert text == f"{ask}=from_rollout {need}"

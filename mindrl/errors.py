@@ -29,6 +29,10 @@ class RewardError(MindrlError):
     """A reward function that cannot be found or breaks its contract."""
 
 
+class NoSignalError(MindrlError):
+    """The responses to each prompt of the data are equally good: nothing can be learned."""
+
+
 class DeviceMemoryError(MindrlError):
     """The device does not have the memory that a region needs."""
 

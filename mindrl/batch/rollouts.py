@@ -6,11 +6,12 @@ A sequence is its prompt followed at once by its response, padded on the right.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mindrl.batch.sequences import Sequences
 
@@ -97,6 +98,20 @@ class Rollouts(Sequences):
             group_B=torch.tensor(group),
             finished_B=responses.finished_B,
         )
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Put batches one below the other; the groups of each come behind those before."""
+        longest = max(part.tokens_BT.size(1) for part in parts)
+        columns = {}
+        for name in (field.name for field in fields(cls)):
+            below = [getattr(part, name) for part in parts]
+            if below[0].dim() > 1:
+                below = [pad(column, (0, longest - column.size(1))) for column in below]
+            columns[name] = torch.cat(below)
+        first = [0, *accumulate(int(part.group_B.max()) + 1 for part in parts)]
+        groups = [part.group_B + before for part, before in zip(parts, first, strict=False)]
+        return cls(**columns | {"group_B": torch.cat(groups)})
 
     def sequences(self) -> Sequences:
         """Return the sequences alone, as a model scores them."""

@@ -175,6 +175,18 @@ class RLConfig:
     """Last tokens of those, over which the penalty grows evenly from 0."""
     overlong_buffer_penalty_factor: NonNegative = 1.0
     """Penalty of the longest response."""
+    overlong_filter_enable: bool = False
+    """A response that `generate_config.sampling_config.max_tokens` cut adds nothing to any loss
+    (the overlong filtering of DAPO); its reward still counts for its group."""
+    filter_groups_enable: bool = False
+    """Train on groups alone whose responses differ: those that do not are replaced by the responses
+    to further prompts (the dynamic sampling of DAPO, arXiv 2503.14476)."""
+    filter_groups_metric: str | None = None
+    """In what they have to differ: the scores of this function of `verifier_function`, or `model`.
+    None: their rewards."""
+    filter_groups_max_batches: Count = 10
+    """Prompts that a step may draw, in units of `megatron_training.global_batch_size`; behind them
+    groups without a signal fill it. 0: as many as the data has."""
     verifier_timeout: Annotated[float, Field(gt=0.0, le=WEEK_SECONDS)] = 5.0
     """Seconds for one answer; a later one gets the function's worst score and is counted."""
     verifier_parallel: PositiveInt = 1

@@ -278,6 +278,15 @@ def _rewards(config: RunConfig) -> Iterator[Finding]:
             f"{held_out if test_data else 'data_config.eval_sets'}; name one, or evaluate nothing"
         )
         yield Finding(text, _FUNCTIONS, ())
+    rl = config.rl_config
+    known = (*names, *(("model",) if config.reward_config else ()))
+    if rl.filter_groups_enable and rl.filter_groups_metric not in (None, *known):
+        field = "rl_config.filter_groups_metric"
+        need = f"must be one of {', '.join(known)}, or null for the rewards"
+        yield broken(field, rl.filter_groups_metric, need, *known[:1])
+    alone = rl.filter_groups_enable and rl.n_samples_per_prompt < 2
+    several = ": with rl_config.filter_groups_enable=true responses to one prompt have to differ"
+    yield from _judged(config, (alone, _SAMPLES, f"{several}; needs 2 or more", 2))
     twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
     need = f"names {', '.join(twice)} more than once; raise its weight"
     yield from _judged(config, (twice, _FUNCTIONS, need))

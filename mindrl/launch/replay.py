@@ -133,8 +133,14 @@ def run_again(
             rating = trainer.rewards.compute(batch.prompts, rollouts, blocking=True)
     learned, _ = trainer.train_on(recorded.step, rollouts, rating)
     metrics = computed(measured(merge(learned, ways, trainer.workers.flush_metrics())))
+    # What only a rollout shows is there with one alone.
+    before = {
+        name: value
+        for name, value in recorded.metrics.items()
+        if generates or not name.startswith("groups/")
+    }
     # As they would have been recorded: what is not finite is null.
-    return compared + compare_metrics(recorded.metrics, json.loads(json_text(metrics)))
+    return compared + compare_metrics(before, json.loads(json_text(metrics)))
 
 
 def _lines(path: Path) -> dict[int, dict[str, Number]]:

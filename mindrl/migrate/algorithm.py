@@ -61,17 +61,12 @@ def algorithm_rules(theirs: TheirRun) -> Iterator[Mapped]:
 
 def _batch(theirs: TheirRun) -> Iterator[Mapped]:
     """Prompts per step and per update: both count prompts, there and here."""
-    actor = theirs.actor
+    actor, ours = theirs.actor, "megatron_training.global_batch_size"
     place, prompts = actor.place("global_batch_size"), actor.value("global_batch_size")
-    enabled, ours = "rl_config.filter_groups_enable", "megatron_training.global_batch_size"
-    if theirs.stage == "dapo" and theirs.given.get(enabled):
+    if theirs.stage == "dapo" and theirs.given.get("rl_config.filter_groups_enable"):
         trained = theirs.value("rl_config.filter_groups_train_batch_size", 1)
-        note = (
-            "groups of equal scores are not replaced here: their advantages are 0; left out, a "
-            f"step draws and trains {trained} prompts, its filter_groups_train_batch_size"
-        )
-        yield Mapped(enabled, "refused", {ours: trained}, note)
-        note = f"{prompts} prompts are drawn at a time to be filtered, see {enabled}"
+        yield from _filtered(theirs, prompts or 1, trained)
+        note = "drawn at a time there; here at most as many as a step trains, and as are likely"
         yield Mapped(place, "ignored", note=note)
         prompts = trained
     elif prompts is not None:
@@ -86,6 +81,38 @@ def _batch(theirs: TheirRun) -> Iterator[Mapped]:
         yield Mapped(mini, "honoured", {mini: size}, note)
     else:
         yield default(mini, mini, size)
+
+
+def _filtered(theirs: TheirRun, drawn: int, trained: int) -> Iterator[Mapped]:
+    """Groups of equal scores are replaced: in what they are equal, and how many prompts that takes.
+
+    Args:
+        theirs: The file.
+        drawn: Prompts at a time.
+        trained: Prompts of a step.
+    """
+    enable, size, metric, most = (
+        f"rl_config.filter_groups_{end}"
+        for end in ("enable", "train_batch_size", "metric", "max_batches")
+    )
+    yield Mapped(enable, "honoured", {enable: True})
+    yield Mapped(size, "renamed", {"megatron_training.global_batch_size": trained})
+    function = _OURS.get(theirs.value(metric, "acc"))
+    names = theirs.value("rl_config.verifier_function", ["base_acc"])
+    if function in [_OURS.get(name) for name in names]:
+        yield Mapped(metric, "renamed", {metric: function}, "the reward of ours")
+    else:
+        note = f"{theirs.value(metric, 'acc')}: no reward of the run here; the sum of them decides"
+        yield Mapped(metric, "derived", {metric: None}, note)
+    batches = theirs.value(most, 1)
+    if batches <= 0:
+        yield Mapped(most, "derived", {most: 0}, "no limit there; here every prompt of the data")
+    else:
+        note = (
+            f"{batches} times {drawn} prompts there, in units of the {trained} of a step here; "
+            "behind them groups without a signal fill the step, where theirs ends the run"
+        )
+        yield Mapped(most, "derived", {most: -(-batches * drawn // trained)}, note)
 
 
 def _loss(theirs: TheirRun) -> Iterator[Mapped]:

@@ -4,6 +4,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Literal, Self
 
 from mindrl.rewards.functions import ScoreRange
@@ -70,6 +71,39 @@ class Scores:
     """Of the functions."""
     failures: tuple[Failures, ...]
     """One for each function and kind."""
+    left_out: int = 0
+    """Responses that were rated besides; `failures` counts theirs too."""
+
+    @property
+    def rated(self) -> int:
+        """How many responses were rated, with those that were left out."""
+        return len(self.rewards) + self.left_out
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Put the scores of batches one behind the other."""
+        names = parts[0].components
+        return cls(
+            rewards=tuple(chain.from_iterable(part.rewards for part in parts)),
+            components={
+                name: tuple(chain.from_iterable(part.components[name] for part in parts))
+                for name in names
+            },
+            ranges=parts[0].ranges,
+            failures=_together(parts),
+            left_out=sum(part.left_out for part in parts),
+        )
+
+    def rows(self, rows: Sequence[int]) -> Self:
+        """Keep some responses; what failed of the others stays on record."""
+        return replace(
+            self,
+            rewards=tuple(self.rewards[row] for row in rows),
+            components={
+                name: tuple(scores[row] for row in rows) for name, scores in self.components.items()
+            },
+            left_out=self.rated - len(rows),
+        )
 
     def plus(self, name: str, scores: tuple[float, ...], weight: float = 1.0) -> Self:
         """Add a component, with its weight, to the rewards."""
@@ -86,7 +120,7 @@ class Scores:
 
     def without_any_score(self) -> list[Failures]:
         """Return the first failures of each function that failed for the whole batch."""
-        return without_any_score(self.failures, len(self.rewards))
+        return without_any_score(self.failures, self.rated)
 
     def accuracy(self, function: str) -> float:
         """Return where the scores of a function lie in its range, on average: 0 to 1."""
@@ -113,6 +147,19 @@ class Scores:
 def _mean(numbers: Sequence[float]) -> float:
     """Return the mean; NaN where not all are finite, as a reward model's may be."""
     return statistics.fmean(numbers) if all(map(math.isfinite, numbers)) else math.nan
+
+
+def _together(parts: Sequence[Scores]) -> tuple[Failures, ...]:
+    """Count the failures of each function and kind over batches one behind the other."""
+    found: dict[tuple[str, FailureKind], Failures] = {}
+    before = 0
+    for part in parts:
+        for each in part.failures:
+            new = replace(each, count=0, response=before + each.response)
+            seen = found.get((each.function, each.kind), new)
+            found[each.function, each.kind] = replace(seen, count=seen.count + each.count)
+        before += len(part.rewards)
+    return tuple(found.values())
 
 
 def failures_of(outcomes: Outcomes) -> tuple[Failures, ...]:

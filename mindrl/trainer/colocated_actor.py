@@ -63,16 +63,24 @@ class ColocatedActor:
     work. None gives them equally many sequences, in order."""
 
     def generate_sequences(
-        self, prompts: Sequence[Prompt], sampling: Sampling, *, step: int
+        self,
+        prompts: Sequence[Prompt],
+        sampling: Sampling,
+        *,
+        step: int,
+        answered: Sequence[Prompt] = (),
     ) -> Rollouts:
-        """Sample `sampling.samples_per_prompt` responses to each prompt, prompt by prompt."""
-        count = sampling.samples_per_prompt
+        """Sample `sampling.samples_per_prompt` responses to each prompt, prompt by prompt.
+
+        A prompt that the step has `answered` before gets others than then.
+        """
+        count, before = sampling.samples_per_prompt, len(answered)
         group = [index for index in range(len(prompts)) for _ in range(count)]
         token_ids = [prompts[index].token_ids for index in group]
-        uids = [prompts[index].uid for index in group]
+        uids = [prompt.uid for prompt in (*answered, *prompts) for _ in range(count)]
         seeds = [
             sequence_seed(self.seed, step=step, uid=uid, sample=sample)
-            for uid, sample in zip(uids, sample_numbers(uids), strict=True)
+            for uid, sample in [*zip(uids, sample_numbers(uids), strict=True)][before * count :]
         ]
         shares = [
             (token_ids[start:end], sampling, seeds[start:end])

@@ -30,8 +30,11 @@ class Gathering(Protocol):
     def gather(self, step: int, heed: Callable[[], None]) -> Gathered:
         """Return what a step trains on; `heed` raises where the run has been asked to stop."""
 
-    def state(self) -> dict[str, Any]:
-        """Return what later steps depend on besides their numbers."""
+    def state(self, step: int) -> dict[str, Any]:
+        """Return what the steps behind one depend on besides their numbers.
+
+        It is the last that was gathered, or the one before, where the last has been given up.
+        """
 
     def resume(self, step: int, state: Mapping[str, Any]) -> None:
         """Go on behind a step; the state is empty where it was not kept."""
@@ -46,15 +49,21 @@ class Answering:
     workers: ColocatedActor
     sampling: Sampling
     rewards: RewardManager
+    per_step: int
+    """Prompts that a step trains on."""
 
     def draw(self, place: int, count: int) -> list[Prompt]:
         """Return so many prompts from a place of the order on; places count from 0."""
         return [self.prompts[index] for index in self.order.indices(place, count)]
 
-    def roll_out(self, prompts: Sequence[Prompt], step: int) -> Rollouts:
-        """Answer prompts with the present weights."""
+    def roll_out(
+        self, prompts: Sequence[Prompt], step: int, answered: Sequence[Prompt] = ()
+    ) -> Rollouts:
+        """Answer prompts with the present weights, after those of the step that were answered."""
         with self.rewards.timer("rollout"):
-            return self.workers.generate_sequences(prompts, self.sampling, step=step)
+            return self.workers.generate_sequences(
+                prompts, self.sampling, step=step, answered=answered
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,20 +71,19 @@ class StepGroups:
     """Trains on whatever is answered: one rollout of as many prompts as a step has."""
 
     answering: Answering
-    per_step: int
-    """Prompts."""
     blocking: bool
     """Rate before anything else is done, and not beside it."""
 
     def gather(self, step: int, heed: Callable[[], None]) -> Gathered:
         """Take the prompts of a step, and answer them."""
-        prompts = self.answering.draw((step - 1) * self.per_step, self.per_step)
-        rollouts = self.answering.roll_out(prompts, step)
+        answering, count = self.answering, self.answering.per_step
+        prompts = answering.draw((step - 1) * count, count)
+        rollouts = answering.roll_out(prompts, step)
         heed()
-        rating = self.answering.rewards.compute(prompts, rollouts, blocking=self.blocking)
+        rating = answering.rewards.compute(prompts, rollouts, blocking=self.blocking)
         return Gathered(prompts=prompts, rollouts=rollouts, rating=rating)
 
-    def state(self) -> dict[str, Any]:
+    def state(self, step: int) -> dict[str, Any]:  # noqa: ARG002
         """Return nothing: the prompts of a step follow from its number."""
         return {}
 

@@ -65,5 +65,8 @@ class MinibatchDealer:
         """Give the rows of each optimizer step their weights, over the whole step."""
         for rows in dealt:
             part = experience.rows(rows)
-            weights_BT = self.token_weights(part.response_mask_BT)
+            mask_BT = part.response_mask_BT
+            if self.rl.overlong_filter_enable:
+                mask_BT = mask_BT & part.finished_B[:, None]
+            weights_BT = self.token_weights(mask_BT) if mask_BT.any() else mask_BT.float()
             yield part.into(stage, token_weights_BT=weights_BT)

@@ -19,6 +19,7 @@ from mindrl.data.run_data import PromptOrder, RunData
 from mindrl.errors import (
     ClusterError,
     NonfiniteError,
+    NoSignalError,
     ReshardError,
     RewardError,
     SkippedUpdatesError,
@@ -45,7 +46,11 @@ from mindrl.trainer.reward_manager import (
 )
 from mindrl.trainer.rollout_files import RolloutFiles
 from mindrl.trainer.run_log import RunLog
+from mindrl.trainer.signal_groups import SignalGroups
 from mindrl.trainer.step_checks import StepChecks
+
+_ENDS = (NonfiniteError, NoSignalError, RewardError, SkippedUpdatesError, StopRequestedError)
+"""What ends a run whose weights are as good as before."""
 
 
 class PolicyTrainer:
@@ -95,12 +100,11 @@ class PolicyTrainer:
             workers=workers,
             sampling=self.sampling,
             rewards=self.rewards,
-        )
-        self.gathering: Gathering = StepGroups(
-            answering=answering,
             per_step=self.training.global_batch_size,
-            blocking=self.rl.blocking,
         )
+        self.gathering: Gathering = StepGroups(answering=answering, blocking=self.rl.blocking)
+        if self.rl.filter_groups_enable:
+            self.gathering = SignalGroups(config, answering, run_log.warn)
         estimator = resolve_estimator(self.rl.adv_estimator)
         self.estimation = Estimation(config, estimator, workers, self.timer)
         self.heed: Callable[[], None] = lambda: None
@@ -114,6 +118,7 @@ class PolicyTrainer:
         Raises:
             LogprobGapError: The rollout engine did not have the trainer's weights.
             RewardError: A reward function failed for all responses of a step.
+            NoSignalError: No prompt of the data has anything to teach.
             StopRequestedError: The run was asked to stop.
             SkippedUpdatesError: A model has taken no update for some steps.
             NonfiniteError: A number was not finite, and `on_nonfinite` stops for it.
@@ -122,7 +127,7 @@ class PolicyTrainer:
         self.heed = heed
         try:
             self._run()
-        except (NonfiniteError, RewardError, SkippedUpdatesError, StopRequestedError) as end:
+        except _ENDS as end:
             try:
                 # No step is left half learned: the weights are those of the last one on record.
                 self._save_now()
@@ -166,7 +171,7 @@ class PolicyTrainer:
             "summary": self.run_log.summary.counts(),
             "checks": self.checks.counts(),
             "minibatches": self.minibatches.state(),
-            "gathering": self.gathering.state(),
+            "gathering": self.gathering.state(self.run_log.summary.steps),
         }
 
     def resume(self, step: int, state: Mapping[str, Any]) -> None:
@@ -285,7 +290,7 @@ class PolicyTrainer:
         self.run_log.reward_failures(step, scores.failures)
         lines = [
             f"rl_config.verifier_function={each.function!r}: no score for any of "
-            f"{len(scores.rewards)} responses of step {step}; the first: {each.kind}: "
+            f"{scores.rated} responses of step {step}; the first: {each.kind}: "
             f"{each.first.detail}"
             for each in scores.without_any_score()
         ]

@@ -5,6 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Self
+
+import torch
 
 from mindrl.algorithms.length_penalty import LengthPenalty
 from mindrl.batch.prompts import Prompt
@@ -48,6 +51,34 @@ class RatedBatch:
     prompts: Sequence[Prompt]
     rollouts: Rollouts
     rewarded: Rewarded
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Put batches one below the other."""
+        return cls(
+            prompts=[prompt for part in parts for prompt in part.prompts],
+            rollouts=Rollouts.joined([part.rollouts for part in parts]),
+            rewarded=Rewarded(
+                responses=[each for part in parts for each in part.rewarded.responses],
+                scores=Scores.joined([part.rewarded.scores for part in parts]),
+            ),
+        )
+
+    def of_groups(self, groups: Sequence[int]) -> Self:
+        """Keep the responses to some prompts, in their order."""
+        group_B = self.rollouts.group_B
+        rows_B = torch.isin(group_B, torch.tensor(groups)).nonzero()[:, 0]
+        rollouts, rows = self.rollouts.rows(rows_B), rows_B.tolist()
+        renumbered_B = torch.searchsorted(torch.tensor(groups), rollouts.group_B)
+        return replace(
+            self,
+            prompts=[self.prompts[group] for group in groups],
+            rollouts=replace(rollouts, group_B=renumbered_B),
+            rewarded=Rewarded(
+                responses=[self.rewarded.responses[row] for row in rows],
+                scores=self.rewarded.scores.rows(rows),
+            ),
+        )
 
     def samples(self, rows: Iterable[int]) -> list[Sample]:
         """Return some of the responses as people read them."""

@@ -106,7 +106,11 @@ def _table(step: int, batch: RatedBatch) -> pa.Table:
     columns |= {
         f"{_PART}{name}": pa.array(part, pa.float64()) for name, part in scores.components.items()
     }
-    known = {"ranges": scores.ranges, "failures": [asdict(each) for each in scores.failures]}
+    known = {
+        "ranges": scores.ranges,
+        "failures": [asdict(each) for each in scores.failures],
+        "left_out": scores.left_out,
+    }
     return pa.table(columns, metadata={_SCORES: json.dumps(known).encode()})
 
 
@@ -138,6 +142,7 @@ def _batch(table: pa.Table, known: Mapping[str, Any]) -> RatedBatch:
         },
         ranges={name: ScoreRange(*ends) for name, ends in known["ranges"].items()},
         failures=tuple(failures),
+        left_out=known.get("left_out", 0),
     )
     asked = [prompt.token_ids for prompt in prompts]
     return RatedBatch(

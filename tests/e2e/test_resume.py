@@ -34,6 +34,10 @@ RUNS = {
         ("rl_config.test_freq=0", "megatron_training.bf16=true", "generate_config.dtype=bfloat16"),
     ),
     "experts": ("train_grpo", ("--config-name", "grpo_tiny_moe_cpu", "rl_config.test_freq=0")),
+    "dapo": (
+        "train_grpo",
+        ("rl_config.test_freq=0", "+recipe=dapo", "rl_config.overlong_buffer=8"),
+    ),
     "shuffled": ("train_grpo", ("rl_config.test_freq=0", "rl_config.shuffle_mini_batch=true")),
 }
 

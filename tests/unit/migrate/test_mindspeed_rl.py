@@ -221,15 +221,6 @@ def test_a_kl_term_is_there_only_where_its_loss_or_reward_has_one(
     [
         (
             {
-                **DAPO,
-                "rl_config.filter_groups_enable": True,
-                "rl_config.filter_groups_train_batch_size": 16,
-            },
-            "rl_config.filter_groups_enable",
-            {"megatron_training.global_batch_size": 16, "rl_config.mini_batch_size": 16},
-        ),
-        (
-            {
                 "rl_config.verifier_function": ["format", "base_acc", "acc_for_ppo"],
                 "rl_config.verifier_weight": [1.0, 0.5, 2.0],
             },
@@ -315,6 +306,39 @@ def test_both_clip_ratios_and_the_penalty_for_length_of_dapo_are_taken_over() ->
     assert result.values["rl_config.clip_ratio_low"] == 0.1
     assert result.values["rl_config.overlong_buffer"] == 16
     assert result.values["rl_config.overlong_buffer_enable"] is True
+
+
+@pytest.mark.parametrize(
+    ("metric", "batches", "ours", "most"),
+    [
+        # 5 times 24 prompts are 7.5 times the 16 that a step trains.
+        ("math_17k_acc", 5, "math_verify", 8),
+        ("acc", 0, None, 0),
+        (None, 1, None, 2),
+    ],
+)
+def test_dynamic_sampling_trains_as_many_prompts_as_there_and_draws_no_fewer(
+    metric: str | None, batches: int, ours: str | None, most: int
+) -> None:
+    changes = {
+        **DAPO,
+        "megatron_training.global_batch_size": 24,
+        "rl_config.mini_batch_size": 16,
+        "rl_config.verifier_function": ["math_17k_acc"],
+        "rl_config.filter_groups_enable": True,
+        "rl_config.filter_groups_train_batch_size": 16,
+        "rl_config.filter_groups_max_batches": batches,
+    }
+    result = imported(changes | ({"rl_config.filter_groups_metric": metric} if metric else {}))
+    assert result.refused == ()
+    expected = {
+        "rl_config.filter_groups_enable": True,
+        "rl_config.filter_groups_metric": ours,
+        "rl_config.filter_groups_max_batches": most,
+        "megatron_training.global_batch_size": 16,
+        "rl_config.mini_batch_size": 16,
+    }
+    assert {key: result.values[key] for key in expected} == expected
 
 
 def test_dapo_keys_mean_nothing_to_grpo() -> None:

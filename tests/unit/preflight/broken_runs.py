@@ -82,6 +82,12 @@ RUNS: dict[str, Broken] = {
     "a penalty over no tokens": Broken(
         "rl_config.overlong_buffer", 0, 4, on(8, {"rl_config.overlong_buffer_enable": True})
     ),
+    "groups judged by a function that is none of the rewards": Broken(
+        "rl_config.filter_groups_metric",
+        "acc",
+        "math_verify",
+        on(8, {"rl_config.filter_groups_enable": True}),
+    ),
     # The model.
     "actor tp and attention heads": Broken(f"{ACTOR}.{TP}", 8, 4, on(8)),
     "rollout tp and attention heads": Broken(ROLLOUT_TP, 8, 4, on(8)),

@@ -64,9 +64,15 @@ class MemoryRoles:
         """Of the update with this number, from 1."""
 
     def generate_sequences(
-        self, prompts: Sequence[Prompt], sampling: Sampling, *, step: int
+        self,
+        prompts: Sequence[Prompt],
+        sampling: Sampling,
+        *,
+        step: int,
+        answered: Sequence[Prompt] = (),
     ) -> Rollouts:
         """Answer with two tokens, the second of which counts the samples."""
+        del answered
         self.calls.append("generate")
         self.asked.append(([prompt.uid for prompt in prompts], sampling, step))
         group = [index for index in range(len(prompts)) for _ in range(sampling.samples_per_prompt)]
@@ -206,14 +212,14 @@ class MemoryTokenizer:
         return decode(token_ids)
 
 
-def data(test: Sequence[Prompt] = ()) -> RunData:
+def data(test: Sequence[Prompt] = (), train: Sequence[Prompt] = PROMPTS) -> RunData:
     def prompts_of(prompts: Sequence[Prompt]) -> PromptSet:
         return PromptSet(path="none", prompts=tuple(prompts), dropped=0)
 
     return RunData(
         tokenizer=MemoryTokenizer(),
         stop_token_ids=SAMPLING.stop_token_ids,
-        train=prompts_of(PROMPTS),
+        train=prompts_of(train),
         test=prompts_of(test) if test else None,
     )
 

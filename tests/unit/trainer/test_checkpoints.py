@@ -135,13 +135,13 @@ def test_what_all_ranks_have_written_is_committed_while_they_are_at_other_work(
 
         found: ClassVar[list[tuple[int, list[int]]]] = []
 
-        def generate_sequences(self, *asked: Any, step: int) -> Rollouts:
+        def generate_sequences(self, *asked: Any, step: int, **more: Any) -> Rollouts:
             for rank in (0, 1) if step in (3, 5) else ():
                 self.look(step)
                 written = write_synced(self.saves[-1] / f"actor-{rank:05}.safetensors", [b"part"])
                 saved(written).report(self.saves[-1], rank=rank, ranks=2)
             self.look(step)
-            return super().generate_sequences(*asked, step=step)
+            return super().generate_sequences(*asked, step=step, **more)
 
         def look(self, step: int) -> None:
             trainer.checkpoints.commit_written()

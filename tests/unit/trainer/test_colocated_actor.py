@@ -98,6 +98,19 @@ def test_a_prompt_that_a_step_holds_twice_is_sampled_with_six_different_seeds() 
     assert len(set(shares[0][2])) == 6
 
 
+def test_a_prompt_that_a_step_has_answered_before_goes_on_with_seeds_of_its_own() -> None:
+    """Prompt 1 is the second of three, then the first of two."""
+    group = RecordingGroup()
+    actor = dealing_actor(group, train=1, rollout=4)
+    first, second = [prompt(2), prompt(1), prompt(3)], [prompt(1), prompt(4)]
+    actor.generate_sequences(first, SAMPLING, step=1)
+    actor.generate_sequences(second, SAMPLING, step=1, answered=first)
+    actor.generate_sequences([*first, *second], SAMPLING, step=1)
+    earlier, later, together = (shares[0][2] for shares in group.given)
+    assert [*earlier, *later] == together
+    assert len({*together}) == 15
+
+
 def test_log_probs_come_back_in_order_and_as_wide_as_the_batch() -> None:
     group = RecordingGroup()
     actor = dealing_actor(group, train=2, rollout=1)

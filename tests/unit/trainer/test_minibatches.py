@@ -1,6 +1,7 @@
 """How a step is cut into the mini-batches of the optimizer."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -55,6 +56,29 @@ def test_rows_of_a_minibatch_carry_all_its_columns_and_keep_a_missing_reference_
     assert part.token_weights_BT.sum().item() == pytest.approx(
         whole.token_weights_BT[1:3].sum().item()
     )
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "sequence_sum"])
+def test_responses_that_were_cut_are_as_if_they_were_not_there(aggregation: str) -> None:
+    """Of six responses of 2, 3 and 4 tokens the second and the sixth were cut."""
+    batch = experience([0, 0, 0, 1, 1, 1])
+    batch = replace(batch, finished_B=torch.tensor([True, False, True, True, True, False]))
+    rl = RLConfig(mini_batch_size=2, overlong_filter_enable=True, loss_aggregation=aggregation)
+    (whole,) = cut(batch, MinibatchDealer(rl, 0, longest=4))
+    kept = torch.tensor([0, 2, 3, 4])
+    plain = replace(rl, overlong_filter_enable=False)
+    (others,) = cut(batch.rows(kept), MinibatchDealer(plain, 0, longest=4))
+    assert torch.equal(whole.token_weights_BT[kept], others.token_weights_BT)
+    assert not whole.token_weights_BT[[1, 5]].any()
+    # Their log-probs are still asked for: the mask is of what was drawn.
+    assert torch.equal(whole.response_mask_BT, batch.response_mask_BT)
+
+
+def test_an_update_whose_responses_were_all_cut_has_no_loss() -> None:
+    batch = replace(experience([0, 0]), finished_B=torch.zeros(2, dtype=torch.bool))
+    rl = RLConfig(mini_batch_size=1, overlong_filter_enable=True)
+    (whole,) = cut(batch, MinibatchDealer(rl, 0, longest=4))
+    assert not whole.token_weights_BT.any()
 
 
 def test_without_a_generator_prompts_come_in_order_in_every_epoch() -> None:

@@ -40,6 +40,7 @@ def batch() -> RatedBatch:
         components={"exact": (1.0, 0.0, -1.0, 0.0), "my_rewards.short": (1 / 3, 0.0, 0.0, 0.0)},
         ranges={"exact": ScoreRange(-1.0, 1.0), "my_rewards.short": ScoreRange(0.0, math.inf)},
         failures=(failure,),
+        left_out=3,
     )
     rollouts = Rollouts.from_responses(
         [each.token_ids for each in prompts], responses, [0, 0, 1, 1]

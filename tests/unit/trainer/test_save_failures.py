@@ -139,7 +139,7 @@ class SavingRoles(MemoryRoles):
             is_ours=True,
         )
 
-    def generate_sequences(self, *arguments: Any, step: int) -> Any:
+    def generate_sequences(self, *arguments: Any, step: int, **more: Any) -> Any:
         self.step = step
         if step == 6:
             # Whatever became of the checkpoint of step 4, the one before it is as it was.
@@ -149,7 +149,7 @@ class SavingRoles(MemoryRoles):
         self.meet("before", 4)
         self.meet("while", 5)
         self.saver.start()
-        return super().generate_sequences(*arguments, step=step)
+        return super().generate_sequences(*arguments, step=step, **more)
 
     def save_bytes(self) -> int:
         return self.saver.nbytes()

@@ -4,13 +4,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from memory_roles import MemoryRoles, lines, rewards
+from memory_roles import MemoryRoles, config, data, lines, rewards, run_log
 from test_grpo_trainer import build
 
 from mindrl.batch.experience import Minibatch, PolicyUpdate
 from mindrl.batch.sequences import Logprobs, Sequences, SequenceScores
 from mindrl.checkpoint.commits import Commits
 from mindrl.errors import LogprobGapError, MindrlError, NonfiniteError, SkippedUpdatesError
+from mindrl.trainer.policy_trainer import PolicyTrainer
 
 
 @pytest.mark.parametrize("gap", [0.5, -0.5])
@@ -181,9 +182,9 @@ def test_what_could_not_be_measured_is_left_out_where_it_is_known_why(
             return scores
 
     roles = Overflowing()
-    trainer = build(tmp_path, roles, train_iters=2)
-    trainer.rewards = replace(trainer.rewards, sources=rewards(roles, model_weight=1.0))
-    trainer.run()
+    sources, log = rewards(roles, model_weight=1.0), run_log(tmp_path, 2)
+    chosen = config(train_iters=2)
+    PolicyTrainer(chosen, data(), roles, sources, log, max_logprob_gap=0.1).run()
     first, second = lines(tmp_path / "metrics.jsonl")
     gone = {"reward/mean", "reward/std", "reward/model", "nonfinite/worker_1/actor_loss"}
     assert first.keys() ^ second.keys() == gone

@@ -1,6 +1,8 @@
 """What many tests share: a random model folder and a configuration for it."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from forked_workers import ForkedWorkers
 
 Overrides = dict[str, Any]
+ROOT = Path(__file__).parents[1]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -24,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session")
 def configs() -> Path:
     """The folder of the shipped configurations."""
-    return Path(__file__).parents[1] / "configs"
+    return ROOT / "configs"
 
 
 @pytest.fixture(scope="session")
@@ -93,6 +96,54 @@ def random_model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., P
         return made[family, tied, spread]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def models(
+    random_model_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
+    """Folders of the actor, of a critic and of a reward model, with heads of their own."""
+    import torch
+    from transformers import (
+        AutoConfig,
+        AutoModelForSequenceClassification,
+        AutoModelForTokenClassification,
+    )
+
+    plain = random_model_of("qwen3")
+    folders = {"actor": str(plain)}
+    heads: dict[str, Any] = {
+        "critic": AutoModelForTokenClassification,
+        "reward": AutoModelForSequenceClassification,
+    }
+    for seed, (role, classifier) in enumerate(heads.items()):
+        torch.manual_seed(seed)
+        config = AutoConfig.from_pretrained(plain)
+        config.num_labels, config.token_classification_bias = 1, False
+        model = classifier.from_pretrained(plain, config=config, dtype=torch.float32)
+        torch.nn.init.normal_(model.score.weight, std=0.1)
+        folders[role] = str(tmp_path_factory.mktemp(role))
+        model.save_pretrained(folders[role])
+    return folders
+
+
+@pytest.fixture(scope="session")
+def tiny_data() -> Path:
+    """Make the quickstart's data, or find them up to date."""
+    return _made("data")
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tiny_data: Path) -> Path:
+    """Make the quickstart's model, or find it up to date."""
+    return _made("model", "--data", str(tiny_data))
+
+
+def _made(name: str, *options: str) -> Path:
+    folder = ROOT / ".cache/tiny" / name
+    script = [f"scripts/make_tiny_{name}.py", "--output", str(folder), "--seed", "1"]
+    subprocess.run([sys.executable, *script, *options], cwd=ROOT, check=True)
+    return folder
 
 
 _FAMILY_VALUES: dict[str, dict[str, Any]] = {

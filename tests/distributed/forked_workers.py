@@ -16,7 +16,7 @@ from typing import Any
 
 from zygote import Order, receive, send
 
-from mindrl.platform.device import PLATFORMS
+from mindrl.platform.device import PLATFORMS, DeviceKind
 from mindrl.platform.rendezvous import listen
 from mindrl.preflight.run_shardings import RunPlan
 
@@ -49,9 +49,11 @@ class ForkedWorkers:
         self.environment: dict[str, str] = {}
         """Of the processes that are forked from now on."""
 
-    def start(self, plan: RunPlan, build: str = BUILD_WORKER) -> "ForkedGroup":
+    def start(
+        self, plan: RunPlan, build: str = BUILD_WORKER, *, kind: DeviceKind = "cpu"
+    ) -> "ForkedGroup":
         """Fork one rank per device of the run and wait until all are built, by `build`."""
-        arguments = (plan, PLATFORMS["cpu"])
+        arguments = (plan, PLATFORMS[kind])
         group = self._fork(build, arguments, plan.config.world_size, stays=True)
         group.collect()
         return group

@@ -40,9 +40,11 @@ class StepTrace:
     """Of each update, by the role."""
 
 
-def take_step(actor: ColocatedActor, config: RunConfig, step: int) -> StepTrace:
+def take_step(
+    actor: ColocatedActor, config: RunConfig, step: int, sampling: Sampling = SAMPLING
+) -> StepTrace:
     """Roll out, ask every role that is there, and update those that learn."""
-    rollouts = actor.generate_sequences(PROMPTS, SAMPLING, step=step)
+    rollouts = actor.generate_sequences(PROMPTS, sampling, step=step)
     sequences, mask_BT = rollouts.sequences(), rollouts.response_mask_BT
     trace = StepTrace(sequences)
     if "reward" in config.roles:

@@ -1,26 +1,9 @@
-"""The quickstart's data and models, made once."""
+"""The quickstart's mixture of experts, made once."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from program import CHECKOUT, DATA, MODEL
-
-
-@pytest.fixture(scope="session")
-def tiny_data() -> Path:
-    """Make the quickstart's data, or find them up to date."""
-    _run("scripts/make_tiny_data.py", "--output", str(DATA), "--seed", "1")
-    return DATA
-
-
-@pytest.fixture(scope="session")
-def tiny_model(tiny_data: Path) -> Path:
-    """Make the quickstart's model, or find it up to date."""
-    command = ["scripts/make_tiny_model.py", "--output", str(MODEL), "--data", str(tiny_data)]
-    _run(*command, "--seed", "1")
-    return MODEL
+from program import CHECKOUT
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +17,3 @@ def untaught_moe_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.save_pretrained(folder)
     build_model(tokenizer, seed=1, family="qwen3_moe").save_pretrained(folder)
     return folder
-
-
-def _run(*command: str) -> None:
-    subprocess.run([sys.executable, *command], cwd=CHECKOUT, check=True)

@@ -74,6 +74,24 @@ for _schema in _SCHEMAS.replace("\n", "").split(";"):
     _extension.define(_schema)
 
 
+@kernel("aten", "matmul_backward")
+def matmul_backward(
+    grad: Tensor, left: Tensor, right: Tensor, mask: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    """Torch has no such operator on the CPU, where its product is made of others."""
+    a, b = (
+        (left[None] if left.dim() == 1 else left),
+        (right[:, None] if right.dim() == 1 else right),
+    )
+    grad = grad.unsqueeze(-2) if left.dim() == 1 else grad
+    grad = grad.unsqueeze(-1) if right.dim() == 1 else grad
+    found = (
+        (grad @ b.mT).sum_to_size(a.shape).reshape(left.shape),
+        (a.mT @ grad).sum_to_size(b.shape).reshape(right.shape),
+    )
+    return tuple(each if asked else None for each, asked in zip(found, mask, strict=True))
+
+
 @kernel("npu", "npu_rms_norm")
 def rms_norm(x: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor]:
     scale = torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + epsilon)

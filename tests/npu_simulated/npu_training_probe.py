@@ -1,7 +1,5 @@
 """What the tests of training on simulated devices call in their processes."""
 
-import os
-
 from training_messages import Case, Course, Updated
 from training_probe import updates as updates_in_place
 
@@ -12,8 +10,7 @@ def updates(cases: list[Case], course: Course) -> list[Updated]:
     """Take one update per minibatch in each layout, of which MindSpeed is told where it is."""
     found = []
     for case in cases:
-        if "MINDSPEED" in os.environ:
-            configure_megatron(PLATFORMS["npu"], _settings(case))
+        configure_megatron(PLATFORMS["npu"], _settings(case))
         found += updates_in_place([case], course)
     return found
 

@@ -8,16 +8,21 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forked_workers import ForkedWorkers
+from forked_workers import ForkedGroup, ForkedWorkers
 
 from mindrl.platform.device import PLATFORMS
+from mindrl.preflight.run_shardings import RunPlan
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+MINDSPEED = os.environ.get("MINDSPEED")
+"""A checkout of the pinned commit; without one `without_mindspeed` is in its place."""
 
 
 class UnavailableError(Exception):
@@ -40,8 +45,10 @@ class Machine:
     groups: int = 0
     """Communicators that a process may have at a time; 0 sets no bound."""
 
-    def environment(self) -> dict[str, str]:
-        """Return the variables that say so."""
+    def environment(self, folder: str) -> dict[str, str]:
+        """Return the variables that say so; the folder is for messages and device files."""
+        for device in range(self.devices):
+            Path(folder, f"davinci{device}").touch()
         listed = {} if self.visible is None else {"ASCEND_RT_VISIBLE_DEVICES": self.visible}
         return {
             **listed,
@@ -50,17 +57,22 @@ class Machine:
             "SIMULATED_NPU_DELAY_US": str(self.delay_us),
             "SIMULATED_NPU_SEED": str(self.seed),
             "SIMULATED_HCCL_GROUPS": str(self.groups),
+            "SIMULATED_HCCL_FOLDER": folder,
+            "MINDRL_DEVICE_FOLDER": folder,
         }
 
 
 class SimulatedNpus:
     """A zygote process that has imported the vendors' packages, and what is forked from it."""
 
-    def __init__(self, log: Path, script: Path = HERE / "zygote_npu.py") -> None:
-        """Start the zygote; another script may import more before it serves orders."""
+    def __init__(
+        self, packages: Mapping[str, str], log: Path, script: Path = HERE / "zygote_npu.py"
+    ) -> None:
+        """Start the zygote, which finds the vendors' packages; another script may import more."""
         self.log = log
         log.touch()
-        self.forked = ForkedWorkers(log, script, process_environment())
+        worker = PLATFORMS["npu"].worker_environment(workers=2, one_machine=True)
+        self.forked = ForkedWorkers(log, script, {**worker, **packages})
 
     def run(
         self, function: str, *arguments: Any, ranks: int = 1, machine: Machine | None = None
@@ -70,15 +82,27 @@ class SimulatedNpus:
         Raises:
             AssertionError: A rank raised, or died; with the end of what all of them printed.
         """
+        with self._on(machine or Machine()):
+            return self.forked.run(function, *arguments, ranks=ranks)
+
+    @contextmanager
+    def workers(self, plan: RunPlan, machine: Machine | None = None) -> Iterator[ForkedGroup]:
+        """Build the workers of a run, and end them.
+
+        Raises:
+            AssertionError: A rank raised, or died; with the end of what all of them printed.
+        """
+        with self._on(machine or Machine()):
+            group = self.forked.start(plan, kind="npu")
+            yield group
+            group.stop()
+
+    @contextmanager
+    def _on(self, machine: Machine) -> Iterator[None]:
         before = self.log.stat().st_size
-        with tempfile.TemporaryDirectory(prefix="simulated-hccl-", dir="/dev/shm") as messages:
-            machine = machine or Machine()
-            for device in range(machine.devices):
-                Path(messages, f"davinci{device}").touch()
-            folders = {"SIMULATED_HCCL_FOLDER": messages, "MINDRL_DEVICE_FOLDER": messages}
-            self.forked.environment = machine.environment() | folders
+        with around(machine) as self.forked.environment:
             try:
-                return self.forked.run(function, *arguments, ranks=ranks)
+                yield
             except (AssertionError, EOFError, ConnectionError) as error:
                 printed = self.log.read_bytes()[before:].decode(errors="replace")
                 raise AssertionError(f"{error!r}\n{error}\n{printed[-4000:]}") from error
@@ -88,11 +112,11 @@ class SimulatedNpus:
         self.forked.stop()
 
 
-def process_environment() -> dict[str, str]:
-    """Return the environment of a process over the simulated NPU, made if it is not there.
+def vendors() -> dict[str, str]:
+    """Return the environment in which Python finds the packages, made if they are not there.
 
     Raises:
-        UnavailableError: It cannot be made here.
+        UnavailableError: They cannot be had here.
     """
     script = ROOT / "scripts/install_npu_simulated.sh"
     done = subprocess.run(
@@ -105,6 +129,13 @@ def process_environment() -> dict[str, str]:
     if done.returncode:
         raise UnavailableError(done.stderr.strip().splitlines()[-1])
     made = dict(line.split("=", 1) for line in done.stdout.splitlines())
-    folders = [str(HERE), str(HERE.parent / "distributed"), made["PYTHONPATH"]]
-    made["PYTHONPATH"] = os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")]).rstrip(":")
-    return {**PLATFORMS["npu"].worker_environment(workers=2, one_machine=True), **made}
+    folders = [str(HERE / "site"), str(HERE), str(HERE.parent / "distributed"), made["PYTHONPATH"]]
+    folders += [MINDSPEED or str(HERE / "without_mindspeed"), os.environ.get("PYTHONPATH", "")]
+    return {**made, "PYTHONPATH": os.pathsep.join(folders).rstrip(os.pathsep)}
+
+
+@contextmanager
+def around(machine: Machine) -> Iterator[dict[str, str]]:
+    """Yield what sets a machine up for processes that find the vendors' packages."""
+    with tempfile.TemporaryDirectory(prefix="simulated-npus-", dir="/dev/shm") as folder:
+        yield machine.environment(folder)

@@ -1,10 +1,5 @@
-"""What a node has and this machine has not, for packages that only import it.
+"""torchvision, for packages that only import it: it does not load beside a CPU build of torch."""
 
-torchvision does not load beside a CPU build of torch, and Triton has no compiler for NPUs.
-"""
-
-import sys
-from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -31,7 +26,9 @@ class _Module(ModuleType):
         return _Anything(name, (), {})
 
 
-class _Finder(MetaPathFinder, Loader):
+class Torchvision(MetaPathFinder, Loader):
+    """Finds it."""
+
     def find_spec(self, name: str, *_: Any) -> ModuleSpec | None:
         if name.split(".", maxsplit=1)[0] != "torchvision":
             return None
@@ -42,10 +39,3 @@ class _Finder(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Leave it as it was made."""
-
-
-def install() -> None:
-    """Let MindSpeed and transformers find them."""
-    sys.meta_path.insert(0, _Finder())
-    # MindSpeed marks kernels for tuning while it is imported; none of them is called.
-    import_module("triton").autotune = lambda *_, **__: lambda function: function

@@ -5,13 +5,13 @@ projection out have one shape, and vllm-ascend, which tells them apart by it, ca
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from engine_messages import EngineCase, EngineLife, Tokens
-from simulated import HERE, Machine, SimulatedNpus
+from simulated import Machine, SimulatedNpus
 from transformers import AutoModelForCausalLM
 
 from mindrl.batch.rollouts import Responses
@@ -24,16 +24,6 @@ MakeModel = Callable[..., Path]
 PROMPTS: list[Tokens] = [(1, 2, 3), (4, 5, 6, 7, 8, 9, 10), (11,), (3,) * 40]
 PAGE, BLOCK = 2 * MIB, 20 * MIB
 """What CANN gives out, and what torch_npu takes for tensors of 1 to 10 MiB."""
-
-
-@pytest.fixture(scope="module")
-def engines(
-    simulated_npus: SimulatedNpus, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[SimulatedNpus]:
-    assert simulated_npus.log.is_file(), "this machine can simulate"
-    npus = SimulatedNpus(tmp_path_factory.mktemp("engines") / "log", HERE / "zygote_engine.py")
-    yield npus
-    npus.stop()
 
 
 @pytest.fixture(scope="module")
@@ -79,10 +69,10 @@ def test_an_engine_sleeps_wakes_and_is_filled_in_place_and_says_what_hugging_fac
     whole_experts: bool,
     random_model_of: MakeModel,
     expected: Callable[[str], list[int]],
-    engines: SimulatedNpus,
+    npu_workers: SimulatedNpus,
 ) -> None:
     case = EngineCase(folder=str(random_model_of(family)), tp=tp, whole_experts=whole_experts)
-    for found in engines.run("engine_probe:life", case, PROMPTS, ranks=tp):
+    for found in npu_workers.run("engine_probe:life", case, PROMPTS, ranks=tp):
         check(found, expected(family))
 
 
@@ -124,27 +114,29 @@ def test_a_reshard_over_hccl_fills_the_engine_and_each_slice_is_that_of_its_sour
     case: dict[str, int],
     random_model_of: MakeModel,
     expected: Callable[[str], list[int]],
-    engines: SimulatedNpus,
+    npu_workers: SimulatedNpus,
 ) -> None:
     asked = EngineCase(folder=str(random_model_of(family)), **case)
-    for answers in engines.run("engine_probe:resharded", asked, layout, PROMPTS, ranks=2):
+    for answers in npu_workers.run("engine_probe:resharded", asked, layout, PROMPTS, ranks=2):
         assert [is_right(each, expected(family)) for each in answers] == [True] * 2
 
 
 def test_streams_that_are_late_change_no_answer(
-    random_model_of: MakeModel, expected: Callable[[str], list[int]], engines: SimulatedNpus
+    random_model_of: MakeModel, expected: Callable[[str], list[int]], npu_workers: SimulatedNpus
 ) -> None:
     case, machine = EngineCase(folder=str(random_model_of("qwen3"))), Machine(delay_us=300)
-    (found,) = engines.run("engine_probe:life", case, PROMPTS, machine=machine)
+    (found,) = npu_workers.run("engine_probe:life", case, PROMPTS, machine=machine)
     check(found, expected("qwen3"))
 
 
 def test_an_engine_that_was_half_awake_sleeps_and_without_room_it_says_so_and_goes_on_sleeping(
-    random_model_of: MakeModel, expected: Callable[[str], list[int]], engines: SimulatedNpus
+    random_model_of: MakeModel, expected: Callable[[str], list[int]], npu_workers: SimulatedNpus
 ) -> None:
     case = EngineCase(folder=str(random_model_of("qwen3")))
     machine = Machine(capacity_bytes=256 * MIB)
-    ((left, said, answers),) = engines.run("engine_probe:crowded", case, PROMPTS, machine=machine)
+    ((left, said, answers),) = npu_workers.run(
+        "engine_probe:crowded", case, PROMPTS, machine=machine
+    )
     assert left == PAGE
     # Without a look at the device vllm-ascend's allocator ends the process.
     assert said.startswith("out of memory: weights of the engine need 4.0 MiB, of the device ")
@@ -158,18 +150,18 @@ needs_mindspeed = pytest.mark.skipif(
 
 @needs_mindspeed
 def test_beside_mindspeed_the_engine_says_the_same(
-    random_model_of: MakeModel, expected: Callable[[str], list[int]], engines: SimulatedNpus
+    random_model_of: MakeModel, expected: Callable[[str], list[int]], npu_workers: SimulatedNpus
 ) -> None:
     case = EngineCase(folder=str(random_model_of("qwen3")))
-    (found,) = engines.run("engine_probe:beside_mindspeed", case, PROMPTS)
+    (found,) = npu_workers.run("engine_probe:beside_mindspeed", case, PROMPTS)
     check(found, expected("qwen3"))
 
 
 @needs_mindspeed
 def test_mindspeeds_dummy_still_has_to_go_before_the_engine_is_built(
-    random_model_of: MakeModel, engines: SimulatedNpus
+    random_model_of: MakeModel, npu_workers: SimulatedNpus
 ) -> None:
     """If this fails, `npu_without_dummy_flash_attn` is no longer needed."""
     case = EngineCase(folder=str(random_model_of("qwen3")))
-    (said,) = engines.run("engine_probe:beside_the_dummy", case)
+    (said,) = npu_workers.run("engine_probe:beside_the_dummy", case)
     assert said == "No module named 'flash_attn.ops'; 'flash_attn' is not a package"

@@ -31,7 +31,7 @@ def test_collectives_give_what_they_should(machine: Machine, simulated_npus: Sim
 
 def test_a_sum_in_float64_is_refused(simulated_npus: SimulatedNpus) -> None:
     said = simulated_npus.run("groups_probe:sum_of_doubles", ranks=2)
-    assert all("Unsupported data type at::kDouble" in text for text in said)
+    assert all("Unsupported data type at::kDouble" in text for text in said), said
 
 
 def test_a_process_that_has_no_room_for_a_group_says_so(simulated_npus: SimulatedNpus) -> None:

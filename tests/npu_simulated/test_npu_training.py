@@ -3,13 +3,13 @@
 Shapes: B sequences, T positions.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from forked_workers import ForkedWorkers
-from simulated import HERE, Machine, SimulatedNpus
+from simulated import Machine, SimulatedNpus
 from training_messages import LOSS, OPTIMIZER, Case, Course, Updated
 
 from mindrl.algorithms.token_weights import token_mean_weights
@@ -24,16 +24,6 @@ LAYOUTS = {
     "qwen3": [TrainLayout(dp=2), TrainLayout(tp=2), TrainLayout(pp=2)],
     "qwen3_moe": [TrainLayout(dp=2, ep=2), TrainLayout(tp=2, ep=2)],
 }
-
-
-@pytest.fixture(scope="module")
-def megatron_npus(
-    simulated_npus: SimulatedNpus, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[SimulatedNpus]:
-    assert simulated_npus.log.is_file(), "this machine can simulate"
-    npus = SimulatedNpus(tmp_path_factory.mktemp("megatron") / "log", HERE / "zygote_megatron.py")
-    yield npus
-    npus.stop()
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +63,9 @@ def cases(random_model_of: MakeModel) -> list[Case]:
 
 
 @pytest.fixture(scope="module")
-def on_time(cases: list[Case], course: Course, megatron_npus: SimulatedNpus) -> list[list[Updated]]:
+def on_time(cases: list[Case], course: Course, npu_workers: SimulatedNpus) -> list[list[Updated]]:
     """What each rank says of each layout."""
-    return megatron_npus.run("npu_training_probe:updates", cases, course, ranks=2)
+    return npu_workers.run("npu_training_probe:updates", cases, course, ranks=2)
 
 
 def test_updates_in_each_layout_are_those_of_the_cpu_and_nothing_stays_on_the_device(
@@ -104,10 +94,10 @@ def test_however_late_each_stream_is_the_bits_are_the_same(
     cases: list[Case],
     course: Course,
     on_time: list[list[Updated]],
-    megatron_npus: SimulatedNpus,
+    npu_workers: SimulatedNpus,
 ) -> None:
     machine = Machine(delay_us=100, seed=seed)
-    late = megatron_npus.run("npu_training_probe:updates", cases, course, ranks=2, machine=machine)
+    late = npu_workers.run("npu_training_probe:updates", cases, course, ranks=2, machine=machine)
     for before, after in zip(on_time, late, strict=True):
         for ours, theirs in zip(before, after, strict=True):
             assert ours.metrics == theirs.metrics

@@ -7,9 +7,9 @@ before the fork, so each process finds the machine that its order describes.
 import socket
 import sys
 from datetime import timedelta
+from importlib import import_module
 from multiprocessing.connection import Connection
 
-import kernels
 from zygote import Order, serve
 
 from mindrl.platform.device import PLATFORMS
@@ -29,4 +29,4 @@ def join(order: Order, rank: int) -> None:
 
 
 if __name__ == "__main__":
-    serve(Connection(int(sys.argv[1])), kernels.install, join)
+    serve(Connection(int(sys.argv[1])), lambda: import_module("torch_npu"), join)

@@ -161,7 +161,8 @@ class ColocatedActor:
     def flush_metrics(self) -> dict[str, float]:
         """Return what the switches cost since the last call, each worker's memory and bad numbers.
 
-        Seconds are those of the slowest worker, bytes are summed over the workers.
+        Seconds are those of the slowest worker, bytes are summed over the workers. A worker is idle
+        for as long as the slowest still answers prompts.
         """
         replies: list[dict[str, float]] = self.group.call_all("flush_metrics")
         metrics: dict[str, float] = {}
@@ -174,6 +175,9 @@ class ColocatedActor:
             else:
                 combine = max if kind == "seconds" else sum
                 metrics[name] = combine(values.values())
+            if name == "seconds/generate" and metrics[name]:
+                for rank, value in values.items():
+                    metrics[f"throughput/idle_worker_{rank}"] = 1 - value / metrics[name]
         return metrics
 
     def _asked(self, method: str, role: Role, sequences: Sequences, kind: type[AnswerT]) -> AnswerT:

@@ -1,5 +1,6 @@
 """All models of a run in one process: each has the device for its turn."""
 
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -68,6 +69,8 @@ class IntegratedWorker:
     sharding_manager: ShardingManager
     nonfinite: Counter[str] = field(default_factory=Counter)
     """How many NaN and Inf each thing held that this rank has computed, since it was last asked."""
+    generating: float = 0.0
+    """Seconds in which the engine has answered since then."""
 
     def __post_init__(self) -> None:
         """Know where the state of the models that learn lies."""
@@ -83,7 +86,9 @@ class IntegratedWorker:
         """Answer this replica's prompts, in order."""
         self.sharding_manager.enter(Phase.ROLLOUT)
         self.saver.start()
+        began = time.perf_counter()
         responses = self.rollout.generate(prompts, sampling, seeds)
+        self.generating += time.perf_counter() - began
         self._note("rollout_logprobs", responses.logprobs_N)
         return responses
 
@@ -192,11 +197,13 @@ class IntegratedWorker:
         """Return seconds and bytes of the last switches, this process's memory, bad numbers."""
         memory = process_memory()
         nonfinite, self.nonfinite = self.nonfinite, Counter()
+        generating, self.generating = self.generating, 0.0
         bad = {f"nonfinite/{what}": float(count) for what, count in nonfinite.items()}
         return (
             self.sharding_manager.flush_metrics()
             | bad
             | {
+                "seconds/generate": generating,
                 "memory/host_arena_bytes": float(self.device.arena.nbytes),
                 "memory/rss_bytes": float(memory.rss_bytes),
                 "memory/peak_rss_bytes": float(memory.peak_rss_bytes),

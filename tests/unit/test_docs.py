@@ -29,7 +29,7 @@ SECTIONS = tuple(field_names([]))
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 KEY = re.compile(rf"(?<![\w/.])((?:{'|'.join(SECTIONS)})(?:\.\w+)+)")
 REPOSITORY_PATH = re.compile(r"(?<![\w/.~-])(?:scripts|cli|configs|tests|mindrl)/[\w/.-]*\w")
-METRIC = re.compile(r"[a-z_]+/[a-z_]+")
+METRIC = re.compile(r"[a-z_]+/[a-z_]+[a-z]")
 
 
 def pages() -> list[Path]:
@@ -191,7 +191,7 @@ def literal_metrics() -> set[str]:
 _OF_SOME_STEPS = {
     *("reward/<function>", "reward/model", "reward/overlong"),
     *("eval/<set>/avg@<n>", "eval/<set>/pass@<k>"),
-    "nonfinite/worker_<rank>/<what>",
+    *("nonfinite/worker_<rank>/<what>", "throughput/idle_worker_<rank>"),
 }
 
 

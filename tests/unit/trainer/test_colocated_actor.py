@@ -40,7 +40,8 @@ class RecordingGroup:
             return [Responses.of([[9]] * n, [[-1.0]] * n, [True] * n) for n in counts]
         if method == "flush_metrics":
             bad: dict[str, float] = {"nonfinite/ref_logprobs": 3.0}
-            return [{"seconds/swap": float(rank)} | (bad if rank == 2 else {}) for rank in range(4)]
+            spent = [{"seconds/swap": float(rank), "seconds/generate": 2.0} for rank in range(4)]
+            return [*spent[:2], spent[2] | bad, {"seconds/swap": 3.0, "seconds/generate": 8.0}]
         if method.startswith("update"):
             return [{"rank": float(rank)} for rank in range(4)]
         tokens = [part.tokens_BT.float() for (part,) in arguments]
@@ -217,8 +218,11 @@ def test_the_leader_of_a_pipelined_critic_is_on_its_last_stage() -> None:
     assert actor.update_critic(critic_minibatch()) == {"rank": 2.0}
 
 
-def test_a_number_that_is_not_finite_is_counted_under_the_worker_that_had_it() -> None:
+def test_bad_numbers_and_idle_time_are_told_of_each_worker_and_seconds_of_the_slowest() -> None:
     assert dealing_actor(RecordingGroup(), train=1, rollout=1).flush_metrics() == {
         "seconds/swap": 3.0,
+        "seconds/generate": 8.0,
+        **{f"throughput/idle_worker_{rank}": 0.75 for rank in (0, 1, 2)},
+        "throughput/idle_worker_3": 0.0,
         "nonfinite/worker_2/ref_logprobs": 3.0,
     }

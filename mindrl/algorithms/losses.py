@@ -23,7 +23,9 @@ from mindrl.algorithms.policy_losses import (
     of_one_rank,
     policy_terms,
 )
+from mindrl.algorithms.rollout_correction import corrected
 from mindrl.batch.experience import CriticMinibatch, Minibatch
+from mindrl.config.rl import RolloutCorrection
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -74,6 +76,8 @@ class PolicyLoss:
     """What each token adds for its choice."""
     total: Total = of_one_rank
     """Adds numbers of sequences over the ranks that share their tokens."""
+    correction: RolloutCorrection | None = None
+    """What makes up for the engine that drew the tokens; None where nothing does."""
 
     def __call__(
         self,
@@ -129,18 +133,29 @@ class PolicyLoss:
         """Return what a rank's tokens of a micro-batch, on the host, add to the loss.
 
         `read` are log-probs and entropies, with gradient; `own_BT` is 1 for the tokens of this
-        rank, 0 elsewhere.
+        rank, 0 elsewhere. What makes up for the engine that drew them multiplies the advantages.
         """
         logprobs_BT, entropy_BT = read
         device = own_BT.device
-        old_logprobs_BT, ref_logprobs_BT = minibatch.old_logprobs_BT, minibatch.ref_logprobs_BT
+
+        def there(column_BT: Tensor | None) -> Tensor | None:
+            return None if column_BT is None else column_BT.to(device)
+
+        old_BT, advantages_BT = there(minibatch.old_logprobs_BT), minibatch.advantages_BT.to(device)
+        weights_BT = minibatch.token_weights_BT.to(device) * own_BT
+        if self.correction is not None:
+            drawn_BT = there(minibatch.rollout_logprobs_BT)
+            assert drawn_BT is not None, "what is corrected was drawn by an engine"
+            start_BT = logprobs_BT if old_BT is None else old_BT
+            found = corrected(self.correction, start_BT, drawn_BT, weights_BT != 0, total)
+            advantages_BT = advantages_BT * found.weights_BT
         return replace(self, total=total)(
             logprobs_BT=logprobs_BT,
             entropy_BT=entropy_BT,
-            old_logprobs_BT=None if old_logprobs_BT is None else old_logprobs_BT.to(device),
-            advantages_BT=minibatch.advantages_BT.to(device),
-            token_weights_BT=minibatch.token_weights_BT.to(device) * own_BT,
-            ref_logprobs_BT=None if ref_logprobs_BT is None else ref_logprobs_BT.to(device),
+            old_logprobs_BT=old_BT,
+            advantages_BT=advantages_BT,
+            token_weights_BT=weights_BT,
+            ref_logprobs_BT=there(minibatch.ref_logprobs_BT),
         )
 
 

@@ -41,6 +41,8 @@ class Minibatch(Sequences):
     """float32; 0 outside the response; sums to 1 over the whole update."""
     ref_logprobs_BT: Tensor | None
     """float32; of the reference. None where the run has no KL term."""
+    rollout_logprobs_BT: Tensor | None = None
+    """float32; of the engine that drew the tokens. None where nothing makes up for it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,6 +11,7 @@ _OLD = "rl_config.old_log_probs"
 def algorithm_findings(config: RunConfig) -> Iterator[Finding]:
     """Say what keeps the parts of the algorithm from going together."""
     yield from _old_log_probs(config)
+    yield from _rollout_correction(config)
 
 
 def _old_log_probs(config: RunConfig) -> Iterator[Finding]:
@@ -24,3 +25,19 @@ def _old_log_probs(config: RunConfig) -> Iterator[Finding]:
     if asked == "from_rollout" and warmup:
         need = f"needs an update in each step; rl_config.critic_warmup={warmup} has steps without"
         yield broken(_OLD, asked, need, *legal)
+
+
+def _rollout_correction(config: RunConfig) -> Iterator[Finding]:
+    """Weights have bounds, and compare two policies."""
+    section, options = "rl_config.rollout_correction", config.rl_config.rollout_correction
+    if config.old_log_probs == "from_rollout" and config.rollout_correction is not None:
+        need = "compares the trainer with the engine; rl_config.old_log_probs=from_rollout has one"
+        for name, off in (("level", "off"), ("reject_below", None), ("reject_above", None)):
+            if (value := getattr(options, name)) not in (off, None):
+                yield broken(f"{section}.{name}", value, need, off)
+    if options.min_weight and options.beyond != "mask":
+        need = f"has a meaning only with {section}.beyond=mask, found {options.beyond}"
+        yield broken(f"{section}.min_weight", options.min_weight, need, 0.0)
+    if options.min_weight >= options.max_weight:
+        need = f"must be below {section}.max_weight={options.max_weight:g}"
+        yield broken(f"{section}.min_weight", options.min_weight, need, 0.0)

@@ -52,6 +52,27 @@ class IntegratedModeConfig:
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
+class RolloutCorrection:
+    """What makes up for an engine that draws tokens with other probabilities than the trainer's."""
+
+    level: Literal["off", "token", "sequence"] | None = None
+    """Multiply the advantage of each token by its probability in the trainer over that in the
+    engine: `token`, its own; `sequence`, the product over its response; `off`, by 1. None takes
+    `token`, and `off` where `generate_config.dtype` is float32 or `rl_config.old_log_probs` is
+    `from_rollout`."""
+    beyond: Literal["truncate", "mask"] = "truncate"
+    """A weight beyond its bounds becomes `max_weight`, or 0, and its token counts for nothing."""
+    max_weight: Annotated[float, Field(gt=0.0)] = 2.0
+    """Largest weight."""
+    min_weight: NonNegative = 0.0
+    """Least weight that counts, with `mask`."""
+    reject_below: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
+    """Leave out responses the geometric mean of whose tokens' ratios is below this."""
+    reject_above: Annotated[float, Field(gt=1.0)] | None = None
+    """The same above this."""
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION)
 class RLConfig:
     """The algorithm, its rewards, the devices and what is watched."""
 
@@ -115,6 +136,8 @@ class RLConfig:
     of one update; `from_rollout`, the engine that drew the tokens. None takes `from_update`, or
     `recompute` where something needs them sooner, or later.
     [Algorithms](../explanation/algorithms.md#the-old-log-probs) says what that is."""
+    rollout_correction: RolloutCorrection = RolloutCorrection()
+    """What makes up for an engine that draws tokens with other probabilities than the trainer's."""
     adv_estimator: str = "group_norm"
     """Advantage estimator: `group_norm` (GRPO), `group_mean` (Dr. GRPO), `rloo`, `opo`,
     `pass_at_k`, `reinforce_plus_plus`, `reinforce_plus_plus_baseline`; `gae` (PPO), which needs a

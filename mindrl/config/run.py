@@ -11,7 +11,7 @@ from mindrl.config.data import DataConfig
 from mindrl.config.generate import GenerateConfig
 from mindrl.config.layout_keys import ROLLOUT_SIZE_KEYS, SIZE_KEYS, Role
 from mindrl.config.megatron_training import MegatronTrainingConfig
-from mindrl.config.rl import RLConfig
+from mindrl.config.rl import RLConfig, RolloutCorrection
 from mindrl.config.role import ActorConfig, CriticConfig, LearningConfig, RefConfig, RewardConfig
 from mindrl.config.section import SECTION
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
@@ -191,6 +191,15 @@ class RunConfig:
             f"rl_config.critic_warmup={rl.critic_warmup}": rl.critic_warmup > 0,
         }
         return ", ".join(reason for reason, holds in reasons.items() if holds)
+
+    @property
+    def rollout_correction(self) -> RolloutCorrection | None:
+        """What makes up for the engine, with the level that it has; None where nothing does."""
+        asked = self.rl_config.rollout_correction
+        alike = self.generate_config.dtype == "float32" or self.old_log_probs == "from_rollout"
+        level = asked.level or ("off" if alike else "token")
+        rejects = asked.reject_below is not None or asked.reject_above is not None
+        return replace(asked, level=level) if rejects or level != "off" else None
 
     @property
     def uses_reference(self) -> bool:

@@ -209,6 +209,7 @@ def _updates(config: RunConfig) -> dict[Role, RoleUpdates]:
         kl_kind=rl.kl_penalty,
         kl_coef=config.loss_kl_coef,
         entropy_coef=rl.entropy_coeff,
+        correction=config.rollout_correction,
         function=resolve_policy_loss(rl.policy_loss),
         options=PolicyLossOptions(
             clip_low=clip_low,

@@ -39,6 +39,7 @@ def derived_numbers(config: RunConfig, platform: Platform) -> dict[str, str]:
         ),
         "precision": f"training {'bf16' if training.bf16 else 'fp32'}, rollout {generate.dtype}",
         "old log-probs": _old_log_probs(config),
+        "rollout correction": _correction(config),
         "log-prob gap": logprob_gap_text(config),
         "reference": _role(config, "ref") or "none (init_kl_coef is 0)",
         **{name: text for name, text in further.items() if text},
@@ -49,6 +50,17 @@ def derived_numbers(config: RunConfig, platform: Platform) -> dict[str, str]:
 def _old_log_probs(config: RunConfig) -> str:
     needs = f" ({config.needs_log_prob_pass})" if config.old_log_probs == "recompute" else ""
     return f"{config.old_log_probs}{needs}"
+
+
+def _correction(config: RunConfig) -> str:
+    options = config.rollout_correction
+    if options is None:
+        return "none"
+    bounds = {"above": options.reject_above, "below": options.reject_below}
+    rejected = [f"{side} {bound:g}" for side, bound in bounds.items() if bound]
+    weighed = f"{options.level}, {options.beyond} beyond {options.max_weight:g}"
+    parts = [weighed] if options.level != "off" else []
+    return "; ".join([*parts, *([f"reject {' or '.join(rejected)}"] if rejected else [])])
 
 
 def _role(config: RunConfig, role: Role) -> str:

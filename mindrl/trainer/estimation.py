@@ -16,7 +16,7 @@ from mindrl.config.run import RunConfig
 from mindrl.observability.metrics import Metrics
 from mindrl.observability.timing import StageTimer
 from mindrl.trainer.colocated_actor import ColocatedActor
-from mindrl.trainer.mismatch import logprob_gap
+from mindrl.trainer.mismatch import mismatch
 from mindrl.trainer.reward_manager import Rewarded
 
 
@@ -75,7 +75,7 @@ class Estimation:
         zero = (advantages_BT == 0).all(dim=1).double().mean().item()
         metrics = {"advantage/zero_fraction": zero, **estimate.metrics}
         if old_logprobs_BT is not None and config.old_log_probs == "recompute":
-            metrics |= logprob_gap(rollouts, old_logprobs_BT)
+            metrics |= mismatch(rollouts, old_logprobs_BT, config.rollout_correction)
         if kl_BT is not None:
             metrics["reward/kl"] = kl_BT[mask_BT].mean().item()
         if values_BT is None:

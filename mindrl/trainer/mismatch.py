@@ -5,9 +5,17 @@ Shapes: B sequences, T positions, N response tokens.
 
 from torch import Tensor
 
+from mindrl.algorithms.kl import kl_estimate, log_ratio
+from mindrl.algorithms.rollout_correction import corrected
 from mindrl.batch.rollouts import Rollouts
+from mindrl.config.rl import RolloutCorrection
 from mindrl.observability.metrics import Metrics
 from mindrl.trainer.step_checks import UNKNOWN_GAPS
+
+_BEYOND = {
+    "truncate": "correction/truncated_fraction",
+    "mask": "correction/masked_fraction",
+}
 
 
 def logprob_gap(rollouts: Rollouts, logprobs_BT: Tensor) -> Metrics:
@@ -20,3 +28,39 @@ def logprob_gap(rollouts: Rollouts, logprobs_BT: Tensor) -> Metrics:
         metrics |= {"logprob_gap/mean": known_N.mean().item()}
         metrics |= {"logprob_gap/max": known_N.max().item()}
     return metrics
+
+
+def mismatch(
+    rollouts: Rollouts, logprobs_BT: Tensor, correction: RolloutCorrection | None
+) -> Metrics:
+    """Measure it in every way; what is not finite is counted, and left out of all the others."""
+    metrics, drawn_BT = logprob_gap(rollouts, logprobs_BT), rollouts.rollout_logprobs_BT
+    mask_BT = rollouts.response_mask_BT & (drawn_BT - logprobs_BT).isfinite()
+    if not mask_BT.any():
+        return metrics
+    drawn_BT, own_BT = (each.masked_fill(~mask_BT, 0.0) for each in (drawn_BT, logprobs_BT))
+    log_BT = log_ratio(own_BT, drawn_BT)
+    lengths_B = mask_BT.sum(dim=1).clamp(min=1)
+    metrics |= {
+        "mismatch/kl": kl_estimate(drawn_BT, own_BT, "k1")[mask_BT].mean().item(),
+        "mismatch/kl_low_variance": kl_estimate(drawn_BT, own_BT, "k3")[mask_BT].mean().item(),
+        "mismatch/perplexity_ratio": (-log_BT.sum(dim=1) / lengths_B).exp().mean().item(),
+        "mismatch/effective_sample_size": effective_sample_size(log_BT[mask_BT].exp()),
+    }
+    if correction is None:
+        return metrics
+    found = corrected(correction, own_BT, drawn_BT, mask_BT)
+    weights_N = found.weights_BT[mask_BT]
+    return metrics | {
+        "correction/weight_mean": weights_N.mean().item(),
+        "correction/effective_sample_size": effective_sample_size(weights_N),
+        _BEYOND[correction.beyond]: found.beyond_BT[mask_BT].double().mean().item(),
+        "correction/rejected_fraction": found.rejected_B.double().mean().item(),
+    }
+
+
+def effective_sample_size(weights_N: Tensor) -> float:
+    """Return (sum w)^2 / (N sum w^2): 1 where all count alike, 0 where nothing does (L. Kish)."""
+    weights_N = weights_N.double()
+    squares = weights_N.square().sum().item()
+    return weights_N.sum().item() ** 2 / (len(weights_N) * squares) if squares else 0.0

@@ -36,7 +36,7 @@ from mindrl.trainer.estimation import Estimation
 from mindrl.trainer.evaluation import Evaluation
 from mindrl.trainer.gathering import Answering, Gathering, StepGroups
 from mindrl.trainer.minibatches import MinibatchDealer, MinibatchT
-from mindrl.trainer.mismatch import logprob_gap
+from mindrl.trainer.mismatch import mismatch
 from mindrl.trainer.reward_manager import (
     RatedBatch,
     Rating,
@@ -263,8 +263,11 @@ class PolicyTrainer:
         with self.timer("update"):
             minibatches = self.minibatches.cut(experience, dealt, Minibatch)
             updates = self.taken(update, minibatches)
-        gap = logprob_gap(experience.rows(dealt[0]), read[0]) if read else {}
-        return merge(update_metrics("update", updates), gap)
+        metrics = update_metrics("update", updates)
+        if not read:
+            return metrics
+        first, correction = experience.rows(dealt[0]), self.config.rollout_correction
+        return merge(metrics, mismatch(first, read[0], correction))
 
     def taken(
         self, update: Callable[[MinibatchT], Metrics], minibatches: Iterable[MinibatchT]

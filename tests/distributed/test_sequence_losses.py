@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from assembly import assembled
 from forked_workers import ForkedWorkers
 from nightly import at_night_but
@@ -12,7 +13,9 @@ from test_training_layouts import OPTIMIZER, check_updates, minibatches
 from training_messages import LOSS, Case, Course, Updated
 
 from mindrl.algorithms.policy_losses import POLICY_LOSSES
+from mindrl.algorithms.rollout_correction import corrected
 from mindrl.batch.balance import MicroBatching
+from mindrl.config.rl import RolloutCorrection
 from mindrl.layouts.layout import TrainLayout
 
 pytestmark = pytest.mark.distributed
@@ -39,9 +42,38 @@ def test_two_updates_are_those_of_one_process_in_every_layout_packed_and_padded(
         optimizer=OPTIMIZER,
         micro_batching=MicroBatching(sequences=2),
     )
+    alone = check_layouts(folder, course, forked_workers)
+    assert 0.1 < alone.metrics[0]["clip_fraction"] < 0.9
+
+
+REJECTS = RolloutCorrection(level="sequence", max_weight=1.3, reject_below=0.9, reject_above=1.2)
+
+
+def test_importance_weights_of_sequences_are_those_of_one_process_in_every_layout(
+    forked_workers: ForkedWorkers, random_model_of: Callable[..., Path]
+) -> None:
+    folder = random_model_of("qwen2")
+    (minibatch,) = minibatches(str(folder), count=1)
+    assert minibatch.old_logprobs_BT is not None
+    generator = torch.Generator().manual_seed(4)
+    noise_BT = 0.3 * torch.randn(minibatch.old_logprobs_BT.shape, generator=generator)
+    drawn_BT = (minibatch.old_logprobs_BT + noise_BT) * minibatch.response_mask_BT
+    found = corrected(REJECTS, minibatch.old_logprobs_BT, drawn_BT, minibatch.response_mask_BT)
+    assert 0 < found.rejected_B.sum() < 8
+    assert found.beyond_BT.any()
+    course = Course(
+        minibatches=[replace(minibatch, rollout_logprobs_BT=drawn_BT)],
+        loss=replace(LOSS, correction=REJECTS),
+        optimizer=OPTIMIZER,
+        micro_batching=MicroBatching(sequences=2),
+    )
+    check_layouts(folder, course, forked_workers)
+
+
+def check_layouts(folder: Path, course: Course, forked_workers: ForkedWorkers) -> Updated:
+    """Compare every layout, packed and padded, with one process; returns what that says."""
     case = Case(folder=str(folder))
     ((alone,),) = forked_workers.run("training_probe:updates", [case], course)
-    assert 0.1 < alone.metrics[0]["clip_fraction"] < 0.9
     cases = [replace(case, layout=layout) for layout in LAYOUTS]
     cases += [replace(each, settings=PADDED) for each in cases[:2]]
     replies: list[list[Updated]] = forked_workers.run(
@@ -49,3 +81,5 @@ def test_two_updates_are_those_of_one_process_in_every_layout_packed_and_padded(
     )
     expected = assembled(str(folder), TrainLayout(), [alone.weights])
     check_updates(folder, cases, replies, alone.metrics, expected)
+    found: Updated = alone
+    return found

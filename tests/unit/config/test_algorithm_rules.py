@@ -35,3 +35,32 @@ def test_an_update_finds_the_old_log_probs_where_nothing_needs_them_sooner_or_la
     (text,) = found(run_config, GAE | {"rl_config.critic_warmup": 1, ask: "from_rollout"})
     need = "needs an update in each step; rl_config.critic_warmup=1 has steps without"
     assert text == f"{ask}=from_rollout {need}"
+
+
+FIX = "rl_config.rollout_correction"
+DTYPE = "generate_config.dtype"
+
+
+def test_tokens_are_weighed_where_the_rollout_is_not_float32(run_config: MakeConfig) -> None:
+    def level(overrides: dict[str, Any]) -> str | None:
+        options = run_config(Path("model"), overrides).rollout_correction
+        return None if options is None else options.level
+
+    assert level({DTYPE: "float32"}) is None
+    assert level({DTYPE: "bfloat16"}) == "token"
+    assert level({DTYPE: "bfloat16", f"{FIX}.level": "off"}) is None
+    assert level({DTYPE: "float32", f"{FIX}.level": "sequence"}) == "sequence"
+    assert level({DTYPE: "float32", f"{FIX}.reject_above": 1.1}) == "off"
+    assert level({DTYPE: "bfloat16", "rl_config.old_log_probs": "from_rollout"}) is None
+
+
+def test_a_correction_that_means_nothing_is_refused(run_config: MakeConfig) -> None:
+    one = {"rl_config.old_log_probs": "from_rollout", f"{FIX}.level": "token"}
+    need = "compares the trainer with the engine; rl_config.old_log_probs=from_rollout has one"
+    assert found(run_config, one) == [f"{FIX}.level=token {need}"]
+    assert found(run_config, {f"{FIX}.min_weight": 0.5}) == [
+        f"{FIX}.min_weight=0.5 has a meaning only with {FIX}.beyond=mask, found truncate"
+    ]
+    assert found(run_config, {f"{FIX}.min_weight": 3, f"{FIX}.beyond": "mask"}) == [
+        f"{FIX}.min_weight=3 must be below {FIX}.max_weight=2"
+    ]

@@ -125,6 +125,7 @@ def test_a_dry_run_of_the_7b_configuration_prints_its_numbers_and_starts_nothing
         "precision": "training bf16, rollout bfloat16",
         "reference": "./models/Qwen2.5-7B",
         "old log-probs": "from_update",
+        "rollout correction": "token, truncate beyond 2",
         "log-prob gap": "warns beyond 0.1 nats (0.3 with experts), ends after 3 steps",
         "rewards": "1 x math_verify, 0.1 x boxed_format",
     }

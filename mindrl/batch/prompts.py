@@ -15,13 +15,15 @@ class Prompt:
     """
 
     uid: int
-    """Row of the data file, counted from 0; stable over a run."""
+    """Row of the data file, counted from 0 and on over several; stable over a run."""
     token_ids: tuple[int, ...]
     """The rendered chat, generation prompt included."""
     text: str
     """The rendered chat as text, for people to read."""
     answer: str
     """The right answer, which the reward compares with."""
+    source: str = ""
+    """Its `data_source`, which chooses the reward; empty where the run has no such thing."""
 
 
 def sample_numbers(uids: Iterable[int]) -> list[int]:

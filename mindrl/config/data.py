@@ -1,13 +1,13 @@
 """Section `data_config`: data sets besides the two files of `megatron_training`."""
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
-from mindrl.config.section import LARGEST, SECTION, PathText, PositiveInt
+from mindrl.config.section import LARGEST, SECTION, Fraction, PathText, PositiveInt
 
 
 def _is_name(text: str) -> str:
@@ -19,6 +19,40 @@ def _is_name(text: str) -> str:
 
 
 SetName = Annotated[str, AfterValidator(_is_name)]
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION)
+class TrainSet:
+    """One of the sets that a run trains on.
+
+    `data_config.train_sets` is a list of such sections, in the place of
+    `megatron_training.data_path`.
+    """
+
+    name: SetName
+    """Names its share and rewards among the metrics, unless its rows have a `data_source`."""
+    data_path: PathText
+    """Its prompts: a `.jsonl` or `.parquet` file."""
+    weight: Annotated[float, Field(gt=0.0)] = 1.0
+    """Its share of the prompts, over the sum of all weights. However often that goes over its rows,
+    each is visited once before any is visited again."""
+    data_source: str | None = None
+    """Chooses the reward of its rows. None takes `data_config.source_column`, or else `name`."""
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION)
+class SourceReward:
+    """The reward of the rows with one `data_source`.
+
+    `data_config.rewards` is a list of such sections.
+    """
+
+    data_source: str
+    """What the rows have in `data_config.source_column`, or the name of a set."""
+    verifier_function: tuple[str, ...]
+    """As `rl_config.verifier_function`, for these rows; the first measures accuracy on them."""
+    verifier_weight: tuple[float, ...]
+    """Weight of each, in the same order."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -43,12 +77,39 @@ class EvalSet:
     """Most likely tokens that are sampled from. -1 or 0 keeps all."""
     max_tokens: PositiveInt | None = None
     """Longest answer in tokens. None takes `generate_config.sampling_config.max_tokens`."""
+    data_source: str | None = None
+    """Chooses the reward of its rows. None takes `data_config.source_column`, or else `name`."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class DataConfig:
     """Data sets besides the two files of `megatron_training`."""
 
+    train_sets: tuple[TrainSet, ...] = ()
+    """Sets that are trained on, each with a weight."""
+    source_column: str | None = None
+    """Column of the `data_source` of a row, in all data files. None takes the name of its set."""
+    rewards: tuple[SourceReward, ...] = ()
+    """Reward functions by `data_source`. Where there are any, each `data_source` needs some; where
+    there are none, `rl_config.verifier_function` rates all rows."""
+    order: Literal["shuffled", "as_is", "by_column"] | None = None
+    """Order of each training set: `shuffled`, each pass in a fresh order; `as_is`, as in the file;
+    `by_column`, by the numbers in `order_column`. None takes `megatron_training.no_shuffle`."""
+    order_column: str | None = None
+    """With `by_column`: the column with a number, such as a difficulty, smallest first. Rows with
+    the same number keep their order."""
+    order_descending: bool = False
+    """Largest first, as for a pass rate, whose largest is the easiest."""
+    order_stages: PositiveInt | None = None
+    """With `by_column`: cut the ordered rows into so many equal parts, one behind the other, each
+    of which is shuffled. None shuffles nothing."""
+    pass_rate_column: str | None = None
+    """Column with a pass rate: of the training rows those stay whose rate lies within
+    `pass_rate_low` and `pass_rate_high`. None keeps all."""
+    pass_rate_low: Fraction = 0.0
+    """Least pass rate that stays."""
+    pass_rate_high: Fraction = 1.0
+    """Largest pass rate that stays."""
     eval_sets: tuple[EvalSet, ...] = ()
     """Sets that are evaluated when the held-out file would be, each with a name and sampling of its
     own."""

@@ -1,33 +1,84 @@
 """Rules for the keys of `data_config`. Imports no torch."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 
-from mindrl.config.finding import Finding, broken
+from mindrl.config.finding import Finding, broken, spelled
 from mindrl.config.run import RunConfig
 
-SUFFIXES = (".jsonl", ".parquet")
+_SUFFIXES = (".jsonl", ".parquet")
 """Of data files."""
 
 
 def data_files(config: RunConfig) -> dict[str, str]:
-    """Return the data files of a run by their keys."""
+    """Return the data files of a run by their keys; what evaluates comes last."""
     training = config.megatron_training
     keys = {f"megatron_training.{name}": name for name in ("data_path", "test_data_path")}
     found = {key: getattr(training, name) for key, name in keys.items()}
-    for place, each in enumerate(config.data_config.eval_sets):
-        found[f"data_config.eval_sets.{place}.data_path"] = each.data_path
+    for name in ("train_sets", "eval_sets"):
+        for place, each in enumerate(getattr(config.data_config, name)):
+            found[f"data_config.{name}.{place}.data_path"] = each.data_path
     return {key: path for key, path in found.items() if path is not None}
 
 
 def data_findings(config: RunConfig) -> Iterator[Finding]:
     """Say what keeps the data sets from being used."""
+    for field, path in data_files(config).items():
+        if Path(path).suffix.lower() not in _SUFFIXES:
+            yield broken(field, path, f"must end in {' or '.join(_SUFFIXES)}")
+    for rule in (_training, _order, _pass_rates, _evaluations, _rewards, _best):
+        yield from rule(config)
+
+
+def _training(config: RunConfig) -> Iterator[Finding]:
+    """One of the two keys says what trains."""
+    field, sets = "megatron_training.data_path", config.data_config.train_sets
+    path = config.megatron_training.data_path
+    if path is None and not sets:
+        text = f"{field} is missing: name a file, or sets in data_config.train_sets"
+        yield Finding(text, field)
+    if path is not None and sets:
+        need = "and data_config.train_sets both say what trains; give one of them"
+        yield broken(field, path, need, None)
+    yield from _named("data_config.train_sets", [each.name for each in sets])
+
+
+def _order(config: RunConfig) -> Iterator[Finding]:
+    """An order by a column has one, and no other order does."""
+    data, field = config.data_config, "data_config.order_column"
+    if data.order == "by_column":
+        if data.order_column is None:
+            text = f"{field} is missing: data_config.order=by_column needs a column of numbers"
+            yield Finding(text, field)
+        return
+    need = f"has a meaning only with data_config.order=by_column, found {spelled(data.order)}"
+    alone = {"order_column": None, "order_descending": False, "order_stages": None}
+    for name, unset in alone.items():
+        if (value := getattr(data, name)) != unset:
+            yield broken(f"data_config.{name}", value, need, unset)
+
+
+def _pass_rates(config: RunConfig) -> Iterator[Finding]:
+    data = config.data_config
+    low, high = data.pass_rate_low, data.pass_rate_high
+    if low > high:
+        need = f"must not be above data_config.pass_rate_high={high:g}"
+        yield broken("data_config.pass_rate_low", low, need, high)
+    if data.pass_rate_column is None and (low, high) != (0.0, 1.0):
+        text = (
+            "data_config.pass_rate_column is missing: data_config.pass_rate_low and "
+            "pass_rate_high need a column of pass rates"
+        )
+        yield Finding(text, "data_config.pass_rate_column")
+
+
+def _evaluations(config: RunConfig) -> Iterator[Finding]:
     sets = config.data_config.eval_sets
     yield from _named("data_config.eval_sets", [each.name for each in sets])
     for place, each in enumerate(sets):
         field = f"data_config.eval_sets.{place}"
-        yield from _file(f"{field}.data_path", each.data_path)
         if each.samples > 1 and each.temperature == 0:
             need = (
                 f"of {each.name} needs a temperature above 0, found 0, at which all answers to a "
@@ -35,7 +86,34 @@ def data_findings(config: RunConfig) -> Iterator[Finding]:
             )
             yield broken(f"{field}.samples", each.samples, need, 1)
         yield from _answer_length(config, f"{field}.max_tokens", each.max_tokens)
-    yield from _best(config)
+
+
+def _rewards(config: RunConfig) -> Iterator[Finding]:
+    """Each source that is known without a look into the files has a reward, of whole pairs."""
+    data = config.data_config
+    rewarded = [each.data_source for each in data.rewards]
+    yield from _named("data_config.rewards", rewarded)
+    for place, reward in enumerate(data.rewards):
+        names, weights = reward.verifier_function, reward.verifier_weight
+        field = f"data_config.rewards.{place}.verifier_weight"
+        if not names or len(names) != len(weights) or len({*names}) < len(names):
+            text = (
+                f"{field} of {reward.data_source} has {len(weights)} entries and verifier_function "
+                f"has {len(names)}; needed are functions, each once, and a weight for each"
+            )
+            yield Finding(text, field, weights, ((*weights, *(1.0,) * len(names))[: len(names)],))
+    for key in ("train_sets", "eval_sets") if rewarded and data.source_column is None else ():
+        for place, each in enumerate(getattr(data, key)):
+            field = f"data_config.{key}.{place}"
+            if each.data_source is not None:
+                yield from _rewarded(f"{field}.data_source", each.data_source, rewarded)
+            else:
+                yield from _rewarded(f"{field}.name", each.name, rewarded)
+
+
+def _rewarded(field: str, source: str, rewarded: list[str]) -> Iterator[Finding]:
+    if source not in rewarded:
+        yield unknown(field, source, rewarded, "data_source of data_config.rewards")
 
 
 def _named(field: str, names: list[str]) -> Iterator[Finding]:
@@ -44,11 +122,6 @@ def _named(field: str, names: list[str]) -> Iterator[Finding]:
     if twice:
         text = f"{field} has {', '.join(twice)} more than once; each set needs a name of its own"
         yield Finding(text, field, tuple(names))
-
-
-def _file(field: str, path: str) -> Iterator[Finding]:
-    if Path(path).suffix.lower() not in SUFFIXES:
-        yield broken(field, path, f"must end in {' or '.join(SUFFIXES)}")
 
 
 def _answer_length(config: RunConfig, field: str, longest: int | None) -> Iterator[Finding]:
@@ -66,12 +139,12 @@ def _best(config: RunConfig) -> Iterator[Finding]:
     """What chooses the best is there."""
     name, names = config.data_config.best_by, [each.name for each in config.data_config.eval_sets]
     if name is not None and name not in names:
-        yield unknown("data_config.best_by", name, names, "data_config.eval_sets")
+        found = unknown("data_config.best_by", name, names, "set of data_config.eval_sets")
+        yield replace(found, legal=(*found.legal, None))
 
 
 def unknown(field: str, name: str, names: Iterable[str], where: str) -> Finding:
     """Say which names there are instead of one."""
     known = [*names]
     near = get_close_matches(name, known, n=1, cutoff=0.5)
-    need = f"is no set of {where}, which has {', '.join(known) or 'none'}"
-    return broken(field, name, need, *near, None)
+    return broken(field, name, f"is no {where}; there is {', '.join(known) or 'none'}", *near)

@@ -18,8 +18,9 @@ class MegatronTrainingConfig:
     """Prompts per step, each sampled `rl_config.n_samples_per_prompt` times."""
     seq_length: PositiveInt
     """Longest sequence in tokens, prompt and response together, that the trainer accepts."""
-    data_path: PathText
-    """Training prompts: a `.jsonl` or `.parquet` file."""
+    data_path: PathText | None = None
+    """Training prompts: a `.jsonl` or `.parquet` file. None where `data_config.train_sets` has
+    them."""
     test_data_path: PathText | None = None
     """Held-out prompts for evaluation, same format. None evaluates nothing."""
     prompt_column: str = "messages"

@@ -114,6 +114,18 @@ class RunConfig:
         return self.updates_per_step * (self.megatron_training.train_iters - waits)
 
     @property
+    def reward_weights(self) -> dict[str, dict[str, float]]:
+        """Weights of the reward functions by `data_source`; that of rows without one is empty.
+
+        The first function of each measures accuracy.
+        """
+        rl = self.rl_config
+        given = {"": (rl.verifier_function, rl.verifier_weight)}
+        for each in self.data_config.rewards:
+            given[each.data_source] = (each.verifier_function, each.verifier_weight)
+        return {source: dict(zip(*pair, strict=True)) for source, pair in given.items()}
+
+    @property
     def evaluates(self) -> bool:
         """Whether there is anything to evaluate on."""
         held_out = self.megatron_training.test_data_path is not None

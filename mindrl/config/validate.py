@@ -3,11 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from math import gcd, lcm, prod
-from pathlib import Path
 
 from mindrl.config.algorithm_rules import algorithm_findings
 from mindrl.config.backends import TRAINING_ENGINE
-from mindrl.config.data_rules import SUFFIXES, data_findings
+from mindrl.config.data_rules import data_findings
 from mindrl.config.finding import (
     Finding,
     Value,
@@ -293,7 +292,7 @@ def _rewards(config: RunConfig) -> Iterator[Finding]:
 
 
 def _files(config: RunConfig) -> Iterator[Finding]:
-    """What is read has one name and a known format; what evaluates has something to read."""
+    """What is read has one name; what evaluates has something to read."""
     ours, theirs = config.ref_config.load, config.value_of(OTHER_REFERENCE)
     need = "needs megatron_training.test_data_path or data_config.eval_sets, found none"
     names = f"and {OTHER_REFERENCE}={theirs} are two names of one folder; give one of them"
@@ -302,10 +301,6 @@ def _files(config: RunConfig) -> Iterator[Finding]:
         (config.rl_config.test_freq and not config.evaluates, "rl_config.test_freq", need, 0),
         (ours and theirs and ours != theirs, "ref_config.load", names, None, theirs),
     )
-    for field in ("megatron_training.data_path", "megatron_training.test_data_path"):
-        path = config.value_of(field)
-        odd = path is not None and Path(path).suffix.lower() not in SUFFIXES
-        yield from _judged(config, (odd, field, f"must end in {' or '.join(SUFFIXES)}"))
 
 
 def _checkpoints(config: RunConfig) -> Iterator[Finding]:

@@ -1,13 +1,16 @@
-"""What a run reads before anything is started, and in which order it visits the prompts."""
+"""What a run reads before anything is started."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 
-import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from mindrl.config.data import EvalSet, TrainSet
 from mindrl.config.run import RunConfig
-from mindrl.data.prompts import PromptSet, load_prompts
+from mindrl.data.prompts import PromptSet, joined, load_prompts
+from mindrl.data.reading import Reading
 from mindrl.data.tokenizer import load_tokenizer, stop_token_ids
 from mindrl.errors import ConfigError, DataError, ModelError
 
@@ -20,44 +23,29 @@ class RunData:
     stop_token_ids: tuple[int, ...]
     """A response ends behind the first of these."""
     train: PromptSet
+    """All that is trained on, set by set."""
     test: PromptSet | None
     """The held-out file; None without one."""
     eval_sets: Mapping[str, PromptSet] = field(default_factory=dict)
     """Of `data_config.eval_sets`, by name."""
+    parts: Sequence[PromptSet] = ()
+    """What `train` is put together from, where that is more than one file."""
+
+    @property
+    def all_sets(self) -> tuple[PromptSet, ...]:
+        """What was read, file by file."""
+        held_out = [self.test] if self.test else []
+        return (*self.train_sets, *held_out, *self.eval_sets.values())
+
+    @property
+    def train_sets(self) -> Sequence[PromptSet]:
+        """What is trained on, file by file."""
+        return self.parts or (self.train,)
 
     def decode(self, token_ids: list[int]) -> str:
         """Return a response as text, for rewards and for people."""
         text: str = self.tokenizer.decode(token_ids, skip_special_tokens=True)
         return text
-
-
-@dataclass(frozen=True)
-class PromptOrder:
-    """Visits every prompt once per epoch, each epoch in an order of its own.
-
-    A pure function of the seed and the place: a resumed run needs no more than that to go on
-    where it was. The last prompts of an epoch may share a step with the first of the next.
-    """
-
-    count: int
-    """Prompts, at least 1."""
-    seed: int
-    """0 or more."""
-    shuffle: bool
-    """False visits them in the order of the file."""
-
-    def indices(self, place: int, count: int) -> list[int]:
-        """Return the `count` prompts from a place on; places count from 0, over all epochs."""
-        places = [divmod(each, self.count) for each in range(place, place + count)]
-        orders = {epoch: self._epoch(epoch) for epoch in {epoch for epoch, _ in places}}
-        return [orders[epoch][position] for epoch, position in places]
-
-    def _epoch(self, epoch: int) -> list[int]:
-        if not self.shuffle:
-            return list(range(self.count))
-        generator = np.random.default_rng([self.seed, epoch])
-        order: list[int] = generator.permutation(self.count).tolist()
-        return order
 
 
 def read_data(config: RunConfig) -> RunData:
@@ -66,34 +54,97 @@ def read_data(config: RunConfig) -> RunData:
     Raises:
         ConfigError: The tokenizer or the data cannot serve the run.
     """
-    training, rl = config.megatron_training, config.rl_config
+    training, data = config.megatron_training, config.data_config
     try:
         tokenizer = load_tokenizer(
             config.tokenizer_path, trust_remote_code=config.generate_config.trust_remote_code
         )
-        stops = stop_token_ids(tokenizer, config.actor_config.load)
-        train = load_prompts(training.data_path, training, rl, tokenizer)
-        test = None
-        if training.test_data_path is not None:
-            test = load_prompts(training.test_data_path, training, rl, tokenizer)
-        eval_sets = {
-            each.name: load_prompts(each.data_path, training, rl, tokenizer)
-            for each in config.data_config.eval_sets
-        }
+
+        def load(path: str, reading: Reading) -> PromptSet:
+            return load_prompts(path, training, config.rl_config, tokenizer, reading)
+
+        held_out = Reading(source_column=data.source_column)
+        train_sets = _train_sets(config, load)
+        found = RunData(
+            tokenizer=tokenizer,
+            stop_token_ids=stop_token_ids(tokenizer, config.actor_config.load),
+            train=joined(train_sets),
+            test=load(training.test_data_path, held_out) if training.test_data_path else None,
+            eval_sets={
+                each.name: load(each.data_path, _source(config, each)) for each in data.eval_sets
+            },
+            parts=train_sets,
+        )
     except (DataError, ModelError) as error:
         raise ConfigError(str(error)) from error
-    return RunData(
-        tokenizer=tokenizer, stop_token_ids=stops, train=train, test=test, eval_sets=eval_sets
-    )
+    _check_sources(config, found)
+    return found
+
+
+def _train_sets(
+    config: RunConfig, load: Callable[[str, Reading], PromptSet]
+) -> tuple[PromptSet, ...]:
+    """Read what is trained on; rows are numbered on from one set to the next."""
+    training, data = config.megatron_training, config.data_config
+    alone = Reading(source_column=data.source_column)
+    readings = [(training.data_path, alone)] if training.data_path is not None else []
+    readings += [(each.data_path, _source(config, each)) for each in data.train_sets]
+    found: list[PromptSet] = []
+    for path, reading in readings:
+        chosen = replace(
+            reading,
+            first_uid=sum(each.rows for each in found),
+            order_column=data.order_column,
+            pass_rate_column=data.pass_rate_column,
+            pass_rates=(data.pass_rate_low, data.pass_rate_high),
+        )
+        found.append(load(path, chosen))
+    return tuple(found)
+
+
+def _source(config: RunConfig, chosen: TrainSet | EvalSet) -> Reading:
+    """Say where the rows of a set have their `data_source`."""
+    if chosen.data_source is not None:
+        return Reading(source=chosen.data_source)
+    return Reading(source=chosen.name, source_column=config.data_config.source_column)
+
+
+def _check_sources(config: RunConfig, data: RunData) -> None:
+    """Refuse rows without a reward.
+
+    Raises:
+        ConfigError: The `data_source` of some has none.
+    """
+    rewarded = [each.data_source for each in config.data_config.rewards]
+    for found in data.all_sets if rewarded else ():
+        counts = Counter(prompt.source for prompt in found.prompts)
+        # Those of a file that has neither a name nor a column are rated as ever.
+        for source in counts.keys() - {*rewarded, ""}:
+            close = get_close_matches(source, rewarded, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise ConfigError(
+                f"{found.path}: {counts[source]} of {len(found.prompts)} prompts have "
+                f"data_source={source!r}, for which data_config.rewards has no entry; it has "
+                f"{', '.join(rewarded)}{hint}"
+            )
+
+
+def reward_trials(config: RunConfig, data: RunData) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield the reward functions of each `data_source`, with an answer that they will meet."""
+    weights = config.reward_weights
+    first = {prompt.source: prompt.answer for prompt in reversed(data.train.prompts)}
+    for source, answer in first.items():
+        yield tuple(weights.get(source, weights[""])), answer
 
 
 def data_lines(data: RunData) -> Iterator[str]:
     """Say how much was read, what a test would find again, and what ends a response."""
-    for found in filter(None, (data.train, data.test, *data.eval_sets.values())):
+    for found in data.all_sets:
         longest = max(len(prompt.token_ids) for prompt in found.prompts)
         dropped = f", {found.dropped} longer ones dropped" if found.dropped else ""
-        rows = len(found.prompts) + found.dropped
-        yield f"{found.path}: {rows} rows, prompts of up to {longest} tokens{dropped}"
+        if found.filtered:
+            dropped += f", {found.filtered} left out for their pass rate"
+        yield f"{found.path}: {found.rows} rows, prompts of up to {longest} tokens{dropped}"
     trained_on = {prompt.text for prompt in data.train.prompts}
     tests = {"test": data.test} if data.test else {}
     for name, test in {**tests, **data.eval_sets}.items():

@@ -215,7 +215,8 @@ class Attempts:
             devices_per_node=rl.actor_resource.npus_per_node,
             timeout_seconds=rl.worker_start_timeout_seconds,
         )
-        with RewardScorer(rl) if rl.verifier_function else nullcontext() as scorer:
+        weights = config.reward_weights
+        with RewardScorer(rl, weights) if any(weights.values()) else nullcontext() as scorer:
             try:
                 yield _Services(cluster, scorer)
             finally:

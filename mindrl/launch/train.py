@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 
 from mindrl.config.run import RunConfig
-from mindrl.data.run_data import data_lines, read_data
+from mindrl.data.run_data import data_lines, read_data, reward_trials
 from mindrl.errors import CheckpointError
 from mindrl.launch.attempts import Attempts, RunFiles
 from mindrl.launch.beginning import Beginning, beginning
@@ -37,7 +37,8 @@ def train(plan: RunPlan, platform: Platform, run_dir: Path) -> dict[str, object]
     configure_logging(folder.logs / "driver.log", level=logging.INFO)
     data = read_data(config)
     say(*data_lines(data))
-    try_rewards(rl.verifier_function, rl.verifier_timeout, data.train.prompts[0].answer)
+    for functions, answer in reward_trials(config, data):
+        try_rewards(functions, rl.verifier_timeout, answer)
     print_rows(derived_numbers(config, platform).items())
     console = StepConsole(config.megatron_training.train_iters)
     attempts = Attempts(plan, platform, data, RunFiles(folder, exports, console))

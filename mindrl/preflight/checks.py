@@ -185,14 +185,18 @@ def _nearest_legal(
 
 
 def _rewards(config: RunConfig) -> Iterator[Finding]:
-    names = config.rl_config.verifier_function
-    for place, name in enumerate(names):
-        try:
-            resolve_reward(name)
-        except MindrlError as error:
-            close = difflib.get_close_matches(name, BUILTIN_REWARDS, n=1, cutoff=0.5)
-            legal = tuple((*names[:place], near, *names[place + 1 :]) for near in close)
-            yield Finding(str(error), "rl_config.verifier_function", names, legal)
+    fields = ["rl_config.verifier_function"]
+    rewards = range(len(config.data_config.rewards))
+    fields += [f"data_config.rewards.{place}.verifier_function" for place in rewards]
+    for field in fields:
+        names = config.value_of(field)
+        for place, name in enumerate(names):
+            try:
+                resolve_reward(name, field)
+            except MindrlError as error:
+                close = difflib.get_close_matches(name, BUILTIN_REWARDS, n=1, cutoff=0.5)
+                legal = tuple((*names[:place], near, *names[place + 1 :]) for near in close)
+                yield Finding(str(error), field, names, legal)
 
 
 def _own_functions(config: RunConfig) -> Iterator[Finding]:

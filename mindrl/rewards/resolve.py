@@ -13,16 +13,18 @@ from mindrl.rewards.functions import BUILTIN_REWARDS, RewardFunction, score_rang
 FIELD = "rl_config.verifier_function"
 
 
-def resolve_reward(name: str) -> RewardFunction:
+def resolve_reward(name: str, field: str = FIELD) -> RewardFunction:
     """Return a builtin reward, `package.module:function` or `path/to/file.py:function`.
+
+    `field` is that of the configuration, for errors.
 
     Raises:
         ConfigError: unknown name, failed import, missing attribute, or not a plain
             callable of two arguments; or its `score_range` is none.
     """
-    found = named_function(FIELD, name, BUILTIN_REWARDS, "reward")
+    found = named_function(field, name, BUILTIN_REWARDS, "reward")
     if fault := _fault(found):
-        raise ConfigError(f"{FIELD}={name!r} ({place_of(found)}) {fault}")
+        raise ConfigError(f"{field}={name!r} ({place_of(found)}) {fault}")
     return cast(RewardFunction, found)
 
 

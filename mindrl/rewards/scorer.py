@@ -9,7 +9,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import Self
@@ -20,10 +21,11 @@ from mindrl.observability.terminal import printable
 from mindrl.observability.units import quoted
 from mindrl.rewards.resolve import FIELD
 from mindrl.rewards.scores import (
+    Asked,
     FailureKind,
     Failures,
+    Outcome,
     Outcomes,
-    Pairs,
     PoolPlan,
     Ranges,
     Scores,
@@ -73,8 +75,8 @@ class RewardService:
         self.ranges: Ranges = {}
         """Of the scores, by function; known once something is scored."""
 
-    def score(self, pairs: Pairs) -> Outcomes:
-        """Score every response with every function.
+    def score(self, asked: Asked) -> Outcomes:
+        """Score the responses of each function.
 
         Raises:
             ConfigError: a reward function cannot be resolved.
@@ -83,7 +85,7 @@ class RewardService:
         try:
             if not self.ranges:
                 self.ranges = self._ready()
-            self._connection.send(pairs)
+            self._connection.send(asked)
             outcomes: Outcomes = self._connection.recv()
         except (EOFError, OSError) as error:
             self.kill()
@@ -129,17 +131,25 @@ class RewardScorer:
     worst score, is counted and logged, and costs no other anything.
     """
 
-    def __init__(self, rl: RLConfig) -> None:
-        """Take the functions and their limits; no process starts before `warm_up` or `score`."""
-        self._weights = rl.verifier_weight
+    def __init__(
+        self, rl: RLConfig, weights: Mapping[str, Mapping[str, float]] | None = None
+    ) -> None:
+        """Take the functions and their limits; no process starts before `warm_up` or `score`.
+
+        `weights` are those of the functions by `data_source`, as `RunConfig.reward_weights`; None
+        takes those of the section.
+        """
+        own = dict(zip(rl.verifier_function, rl.verifier_weight, strict=True))
+        self._weights = weights or {"": own}
+        functions = {name: None for each in self._weights.values() for name in each}
         self._plan = PoolPlan(
-            functions=rl.verifier_function,
+            functions=tuple(functions),
             timeout_seconds=rl.verifier_timeout,
             processes=rl.verifier_parallel,
         )
         self._service: RewardService | None = None
         self._logged: set[tuple[str, FailureKind]] = set()
-        self._worst = WorstScores(dict(zip(rl.verifier_function, rl.verifier_weight, strict=True)))
+        self._worst = {source: WorstScores(each) for source, each in self._weights.items()}
 
     def __enter__(self) -> Self:
         return self
@@ -152,8 +162,12 @@ class RewardScorer:
         self._service = self._service or RewardService(self._plan)
         return self._service
 
-    def score(self, responses: Sequence[str], answers: Sequence[str]) -> Scores:
-        """Score each response against the right answer.
+    def score(
+        self, responses: Sequence[str], answers: Sequence[str], sources: Sequence[str] = ()
+    ) -> Scores:
+        """Score each response against the right answer, by the functions of its source.
+
+        One that has no functions of its own, or no source, has those of the empty source.
 
         Raises:
             ConfigError: a reward function cannot be resolved.
@@ -165,25 +179,60 @@ class RewardScorer:
                 f"{len(responses)} responses and {len(answers)} references; "
                 "need one reference for each of at least 1 response"
             )
-        service = self.warm_up()
+        service, rated = self.warm_up(), self._rated(sources or ("",) * len(responses))
+        pairs, places = list(zip(responses, answers, strict=True)), _places(rated, self._weights)
         try:
-            outcomes = service.score(list(zip(responses, answers, strict=True)))
+            outcomes = service.score(
+                {name: [pairs[row] for row in rows] for name, rows in places.items()}
+            )
         except BaseException:  # Ctrl-C too: a late reply must not answer the next request
             service.kill()
             self._service = None
             raise
-        components = self._worst.filled(outcomes, service.ranges)
-        failures = failures_of(outcomes)
+        failures = tuple(
+            replace(each, response=places[each.function][each.response])
+            for each in failures_of(outcomes)
+        )
         self._log(failures, responses)
+        by_row = {
+            name: dict(zip(rows, outcomes[name], strict=True)) for name, rows in places.items()
+        }
+        rewards, components = self._weighed(rated, by_row, service.ranges)
         return Scores(
-            rewards=tuple(
-                sum(weight * score for weight, score in zip(self._weights, row, strict=True))
-                for row in zip(*components.values(), strict=True)
-            ),
+            rewards=rewards,
             components=components,
             ranges=service.ranges,
             failures=failures,
+            sources=tuple(sources) if any(sources) else (),
+            judges={source: next(iter(each)) for source, each in self._weights.items() if each},
         )
+
+    def _rated(self, sources: Sequence[str]) -> dict[str, list[int]]:
+        """Return the rows by the source whose functions rate them."""
+        rated: dict[str, list[int]] = {}
+        for row, source in enumerate(sources):
+            rated.setdefault(source if source in self._weights else "", []).append(row)
+        return rated
+
+    def _weighed(
+        self,
+        rated: Mapping[str, Sequence[int]],
+        by_row: Mapping[str, Mapping[int, Outcome]],
+        ranges: Ranges,
+    ) -> tuple[tuple[float, ...], dict[str, tuple[float | None, ...]]]:
+        """Return the rewards, and the scores that they are sums of, in the order of the rows."""
+        count = sum(map(len, rated.values()))
+        rewards: list[float] = [0.0] * count
+        parts: dict[str, list[float | None]] = {name: [None] * count for name in by_row}
+        for source, rows in rated.items():
+            weights = self._weights[source]
+            own = {name: tuple(by_row[name][row] for row in rows) for name in weights}
+            filled = self._worst[source].filled(own, ranges)
+            for place, row in enumerate(rows):
+                rewards[row] = sum(each * filled[name][place] for name, each in weights.items())
+                for name in weights:
+                    parts[name][row] = filled[name][place]
+        return tuple(rewards), {name: tuple(part) for name, part in parts.items()}
 
     def close(self) -> None:
         """End every process that was started; a later call starts new ones."""
@@ -211,6 +260,17 @@ class RewardScorer:
             logger.warning("%s%s", text, trace)
 
 
+def _places(
+    rated: Mapping[str, Sequence[int]], weights: Mapping[str, Mapping[str, float]]
+) -> dict[str, list[int]]:
+    """Return the rows that each function is asked of."""
+    found: dict[str, list[int]] = {}
+    for source, rows in rated.items():
+        for name in weights[source]:
+            found.setdefault(name, []).extend(rows)
+    return {name: sorted(rows) for name, rows in found.items()}
+
+
 def try_rewards(functions: Sequence[str], timeout_seconds: float, answer: str) -> None:
     """Let each function of the user's score a response with the right answer and an empty one.
 
@@ -226,7 +286,8 @@ def try_rewards(functions: Sequence[str], timeout_seconds: float, answer: str) -
     responses = (_ANSWERED % answer, "")
     service = RewardService(PoolPlan(functions=own, timeout_seconds=timeout_seconds, processes=1))
     try:
-        outcomes = service.score([(response, answer) for response in responses])
+        pairs = [(response, answer) for response in responses]
+        outcomes = service.score(dict.fromkeys(own, pairs))
     finally:
         service.kill()
     if lines := [*_refusals(outcomes, responses)]:
@@ -235,7 +296,8 @@ def try_rewards(functions: Sequence[str], timeout_seconds: float, answer: str) -
 
 def _refusals(outcomes: Outcomes, responses: Sequence[str]) -> Iterator[str]:
     failures = failures_of(outcomes)
-    hopeless = {each.function for each in without_any_score(failures, len(responses))}
+    asked = dict.fromkeys(outcomes, len(responses))
+    hopeless = {each.function for each in without_any_score(failures, asked)}
     for each in failures:
         if each.function in hopeless or each.kind == "value":
             yield (

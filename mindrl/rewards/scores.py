@@ -36,6 +36,8 @@ class Failure:
 
 Pairs = Sequence[tuple[str, str]]
 """Responses, each with the right answer."""
+Asked = Mapping[str, Pairs]
+"""By function, what it is to score."""
 Ranges = Mapping[str, ScoreRange]
 """Of the scores, by function: the service has imported all functions, and its workers run."""
 Outcome = float | Failure
@@ -65,44 +67,76 @@ class Scores:
 
     rewards: tuple[float, ...]
     """Weighted sum over the functions."""
-    components: Mapping[str, tuple[float, ...]]
-    """Unweighted scores by function; the worst one where one failed."""
+    components: Mapping[str, tuple[float | None, ...]]
+    """Unweighted scores by function: the worst one where it failed, None where it was not asked."""
     ranges: Ranges
     """Of the functions."""
     failures: tuple[Failures, ...]
     """One for each function and kind."""
     left_out: int = 0
     """Responses that were rated besides; `failures` counts theirs too."""
+    left_out_of: Mapping[str, int] = field(default_factory=dict)
+    """The same by function; one that is not named was asked of all of them."""
+    sources: tuple[str, ...] = ()
+    """The `data_source` of each; empty where the run has no such thing."""
+    judges: Mapping[str, str] = field(default_factory=dict)
+    """The function that measures accuracy, by source."""
 
     @property
     def rated(self) -> int:
         """How many responses were rated, with those that were left out."""
         return len(self.rewards) + self.left_out
 
+    @property
+    def asked(self) -> dict[str, int]:
+        """How many responses each function was asked of, with those that were left out."""
+        return {
+            name: len(part) - part.count(None) + self.left_out_of.get(name, self.left_out)
+            for name, part in self.components.items()
+        }
+
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
         """Put the scores of batches one behind the other."""
-        names = parts[0].components
+        names = dict.fromkeys(name for part in parts for name in part.components)
+        none = [(None,) * len(part.rewards) for part in parts]
         return cls(
             rewards=tuple(chain.from_iterable(part.rewards for part in parts)),
             components={
-                name: tuple(chain.from_iterable(part.components[name] for part in parts))
+                name: tuple(
+                    chain.from_iterable(
+                        part.components.get(name, empty)
+                        for part, empty in zip(parts, none, strict=True)
+                    )
+                )
                 for name in names
             },
             ranges=parts[0].ranges,
             failures=_together(parts),
             left_out=sum(part.left_out for part in parts),
+            left_out_of={
+                name: sum(part.left_out_of.get(name, part.left_out) for part in parts)
+                for name in names
+            },
+            sources=tuple(chain.from_iterable(part.sources for part in parts)),
+            judges=parts[0].judges,
         )
 
     def rows(self, rows: Sequence[int]) -> Self:
         """Keep some responses; what failed of the others stays on record."""
+        kept = {
+            name: tuple(scores[row] for row in rows) for name, scores in self.components.items()
+        }
         return replace(
             self,
             rewards=tuple(self.rewards[row] for row in rows),
-            components={
-                name: tuple(scores[row] for row in rows) for name, scores in self.components.items()
-            },
+            components=kept,
             left_out=self.rated - len(rows),
+            left_out_of={
+                name: count - (len(rows) - kept[name].count(None))
+                for name, count in self.asked.items()
+            },
+            sources=tuple(self.sources[row] for row in rows) if self.sources else (),
         )
 
     def plus(self, name: str, scores: tuple[float, ...], weight: float = 1.0) -> Self:
@@ -114,25 +148,42 @@ class Scores:
             components={**self.components, name: scores},
         )
 
+    def parts(self, row: int) -> dict[str, float]:
+        """Return what one reward is made of, by name."""
+        found = {name: part[row] for name, part in self.components.items()}
+        return {name: score for name, score in found.items() if score is not None}
+
     def failed(self, *kinds: FailureKind) -> int:
         """Count the scores that were not given, for one of these reasons."""
         return sum(each.count for each in self.failures if each.kind in kinds)
 
     def without_any_score(self) -> list[Failures]:
         """Return the first failures of each function that failed for the whole batch."""
-        return without_any_score(self.failures, self.rated)
+        return without_any_score(self.failures, self.asked)
 
     def accuracy(self, function: str) -> float:
-        """Return where the scores of a function lie in its range, on average: 0 to 1."""
+        """Return how right the responses are on average: 0 to 1; see `shares`."""
         return statistics.fmean(self.shares(function))
 
     def shares(self, function: str) -> list[float]:
-        """Return where each score of a function lies in its range: 0 to 1."""
-        return [*map(self.ranges[function].share, self.components[function])]
+        """Return where each score lies in the range of its function: 0 to 1.
+
+        It is that of the response's source, and the given one of responses without a source.
+        """
+        shares = []
+        for row, source in enumerate(self.sources or ("",) * len(self.rewards)):
+            judge = self.judges.get(source, function)
+            score = self.components[judge][row]
+            assert score is not None, "what judges a source scores its rows"
+            shares.append(self.ranges[judge].share(score))
+        return shares
 
     def metrics(self) -> dict[str, float]:
         """Return mean and population standard deviation, each component's mean, and the counts."""
-        components = {f"reward/{name}": _mean(part) for name, part in self.components.items()}
+        components = {
+            f"reward/{name}": _mean([each for each in part if each is not None])
+            for name, part in self.components.items()
+        }
         mean = _mean(self.rewards)
         return {
             "reward/mean": mean,
@@ -141,7 +192,20 @@ class Scores:
             "reward/timeouts": float(self.failed("timeout")),
             "reward/crashes": float(self.failed("crash")),
             "reward/errors": float(self.failed("exception", "value")),
+            **self._source_metrics(),
         }
+
+    def _source_metrics(self) -> dict[str, float]:
+        """Return the share of each source, its mean reward and its accuracy."""
+        metrics: dict[str, float] = {}
+        for source in dict.fromkeys(filter(None, self.sources)):
+            rows = [row for row, each in enumerate(self.sources) if each == source]
+            metrics[f"data/{source}/share"] = len(rows) / len(self.sources)
+            metrics[f"data/{source}/reward"] = _mean([self.rewards[row] for row in rows])
+            if self.judges:
+                shares = self.shares(next(iter(self.judges.values())))
+                metrics[f"data/{source}/accuracy"] = _mean([shares[row] for row in rows])
+        return metrics
 
 
 def _mean(numbers: Sequence[float]) -> float:
@@ -174,13 +238,16 @@ def failures_of(outcomes: Outcomes) -> tuple[Failures, ...]:
     return tuple(found.values())
 
 
-def without_any_score(failures: Sequence[Failures], responses: int) -> list[Failures]:
-    """Return the first failures of each function that failed for each of so many responses."""
+def without_any_score(failures: Sequence[Failures], asked: Mapping[str, int]) -> list[Failures]:
+    """Return the first failures of each function that failed for all responses it was asked of."""
     by_function: dict[str, list[Failures]] = {}
     for each in failures:
         by_function.setdefault(each.function, []).append(each)
-    found = by_function.values()
-    return [kinds[0] for kinds in found if sum(each.count for each in kinds) == responses]
+    return [
+        kinds[0]
+        for function, kinds in by_function.items()
+        if sum(each.count for each in kinds) == asked[function]
+    ]
 
 
 @dataclass

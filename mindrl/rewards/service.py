@@ -22,7 +22,7 @@ from pebble import ProcessExpired, ProcessPool
 from mindrl.errors import MindrlError, RewardError
 from mindrl.rewards.functions import score_range
 from mindrl.rewards.guard import SWEEP
-from mindrl.rewards.scores import Failure, Outcome, Outcomes, Pairs, PoolPlan
+from mindrl.rewards.scores import Asked, Failure, Outcome, Outcomes, PoolPlan
 from mindrl.rewards.worker import (
     SETTLING_SECONDS,
     isolate_worker,
@@ -93,42 +93,47 @@ class WorkerPool:
         self._connection_descriptor = connection_descriptor
         self._pool = self._start()
 
-    def score(self, pairs: Pairs) -> Outcomes:
-        """Score every response with every function.
+    def score(self, asked: Asked) -> Outcomes:
+        """Score the responses of each function.
 
         A chunk whose worker hung or died is run again one response at a time, so that only
         the guilty ones fail.
         """
-        outcomes: dict[str, dict[int, Outcome]] = {name: {} for name in self._plan.functions}
-        places, even = range(len(pairs)), self._plan.processes * CHUNKS_PER_PROCESS
-        size = min(RESPONSES_PER_CHUNK, -(-len(pairs) // even))
+        outcomes: dict[str, dict[int, Outcome]] = {name: {} for name in asked}
         chunks = [
-            Chunk(function=function, indices=places[start : start + size])
-            for function in self._plan.functions
-            for start in places[::size]
+            Chunk(function=function, indices=indices)
+            for function, pairs in asked.items()
+            for indices in self._shares(len(pairs))
         ]
         while chunks:
-            results = self._run(chunks, pairs)
+            results = self._run(chunks, asked)
             chunks = []
             for chunk, result in results:
                 final, rest = settled(chunk, result)
                 outcomes[chunk.function] |= final
                 chunks += rest
         return {
-            function: tuple(by_index[index] for index in places)
+            function: tuple(by_index[index] for index in range(len(by_index)))
             for function, by_index in outcomes.items()
         }
+
+    def _shares(self, count: int) -> Iterator[range]:
+        """Cut the responses of a function into chunks."""
+        places, even = range(count), self._plan.processes * CHUNKS_PER_PROCESS
+        size = min(RESPONSES_PER_CHUNK, -(-count // even))
+        for start in places[::size]:
+            yield places[start : start + size]
 
     def close(self) -> None:
         """Kill and reap the workers."""
         self._pool.stop()
         self._pool.join()
 
-    def _run(self, chunks: Iterable[Chunk], pairs: Pairs) -> list[tuple[Chunk, ChunkResult]]:
+    def _run(self, chunks: Iterable[Chunk], asked: Asked) -> list[tuple[Chunk, ChunkResult]]:
         """Give every chunk to a worker and wait for all; the order is that of the chunks."""
         if not self._pool.active:
             self._replace()
-        futures = [(chunk, self._schedule(chunk, pairs)) for chunk in chunks]
+        futures = [(chunk, self._schedule(chunk, asked)) for chunk in chunks]
         self._wait([future for _, future in futures])
         return [(chunk, self._result(chunk.function, future)) for chunk, future in futures]
 
@@ -153,8 +158,9 @@ class WorkerPool:
         self.close()
         self._pool = self._start()
 
-    def _schedule(self, chunk: Chunk, pairs: Pairs) -> Future[list[Outcome]]:
-        timeout, chosen = self._plan.timeout_seconds, [pairs[index] for index in chunk.indices]
+    def _schedule(self, chunk: Chunk, asked: Asked) -> Future[list[Outcome]]:
+        timeout, pairs = self._plan.timeout_seconds, asked[chunk.function]
+        chosen = [pairs[index] for index in chunk.indices]
         try:
             future: Future[list[Outcome]] = self._pool.schedule(
                 score_pairs,
@@ -221,7 +227,7 @@ def _exit_reason(exitcode: int) -> str:
 
 
 def serve(connection_descriptor: int) -> None:
-    """Score the `Pairs` that arrive on the connection until it says None or closes.
+    """Score what is `Asked` on the connection until it says None or closes.
 
     Takes a `PoolPlan` first and answers `Ranges`, or the error that forbids it.
     """
@@ -236,12 +242,12 @@ def serve(connection_descriptor: int) -> None:
             return
         with closing(pool):
             connection.send(pool.ranges)
-            for pairs in _requests(connection):
-                outcomes = pool.score(pairs)
+            for asked in _requests(connection):
+                outcomes = pool.score(asked)
                 os.kill(guard_pid, SWEEP)  # no call is under way: what is left was left behind
                 connection.send(outcomes)
 
 
-def _requests(connection: Connection) -> Iterator[Pairs]:
+def _requests(connection: Connection) -> Iterator[Asked]:
     with suppress(EOFError, ConnectionResetError):  # the caller left
         yield from iter(connection.recv, None)

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Rollouts
-from mindrl.data.run_data import PromptOrder
+from mindrl.data.order import MixedOrder, PromptOrder
 from mindrl.observability.metrics import Metrics
 from mindrl.rollout.engine import Sampling
 from mindrl.trainer.colocated_actor import ColocatedActor
@@ -45,7 +45,7 @@ class Answering:
     """The prompts of the data in their order, and who answers and rates them."""
 
     prompts: Sequence[Prompt]
-    order: PromptOrder
+    order: PromptOrder | MixedOrder
     workers: ColocatedActor
     sampling: Sampling
     rewards: RewardManager

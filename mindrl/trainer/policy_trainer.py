@@ -15,7 +15,8 @@ from mindrl.batch.rollouts import Rollouts
 from mindrl.checkpoint.fixed_models import fixed_models
 from mindrl.config.resume import recorded_config
 from mindrl.config.run import RunConfig
-from mindrl.data.run_data import PromptOrder, RunData
+from mindrl.data.order import prompt_order
+from mindrl.data.run_data import RunData
 from mindrl.errors import (
     ClusterError,
     NonfiniteError,
@@ -70,8 +71,7 @@ class PolicyTrainer:
         self.config = config
         self.training, self.rl = config.megatron_training, config.rl_config
         self.data = data
-        seed, shuffle = self.training.seed, not self.training.no_shuffle
-        self.order = PromptOrder(len(data.train.prompts), seed, shuffle=shuffle)
+        self.order = prompt_order(config, data.train_sets)
         self.workers = workers
         record = {
             "config": recorded_config(config),
@@ -86,7 +86,7 @@ class PolicyTrainer:
             max_logprob_gap, self.rl.logprob_gap_steps, stops=self.training.on_nonfinite == "stop"
         )
         longest = config.generate_config.sampling_config.max_tokens
-        self.minibatches = MinibatchDealer(self.rl, seed, longest=longest)
+        self.minibatches = MinibatchDealer(self.rl, self.training.seed, longest=longest)
         self.sampling = Sampling(
             section=config.generate_config.sampling_config,
             stop_token_ids=data.stop_token_ids,

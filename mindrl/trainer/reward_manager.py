@@ -90,7 +90,7 @@ class RatedBatch:
                 response=self.rewarded.responses[row],
                 reference=self.prompts[groups[row]].answer,
                 reward=scores.rewards[row],
-                parts={name: part[row] for name, part in scores.components.items()},
+                parts=scores.parts(row),
                 finished=bool(rollouts.finished_B[row]),
                 response_tokens=int(rollouts.response_mask_BT[row].sum()),
             )
@@ -113,8 +113,12 @@ class RewardManager:
         if self.sources.scorer is None:
             nothing = Scores(rewards=(0.0,) * len(groups), components={}, ranges={}, failures=())
             return Rewarded(responses=responses, scores=nothing)
-        answers = [prompts[group].answer for group in groups]
-        return Rewarded(responses=responses, scores=self.sources.scorer.score(responses, answers))
+        asked = [prompts[group] for group in groups]
+        answers = [prompt.answer for prompt in asked]
+        named = [prompt.source for prompt in asked]
+        sources = (named,) if any(named) else ()
+        scores = self.sources.scorer.score(responses, answers, *sources)
+        return Rewarded(responses=responses, scores=scores)
 
     @contextmanager
     def compute(

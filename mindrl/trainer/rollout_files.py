@@ -97,6 +97,7 @@ def _table(step: int, batch: RatedBatch) -> pa.Table:
         "prompt": pa.array([prompt.text for prompt in asked], pa.string()),
         "response": pa.array(batch.rewarded.responses, pa.string()),
         "reference": pa.array([prompt.answer for prompt in asked], pa.string()),
+        "data_source": pa.array([prompt.source for prompt in asked], pa.string()),
         "prompt_token_ids": pa.array([prompt.token_ids for prompt in asked], pa.list_(pa.int32())),
         "response_token_ids": _lists(rollouts.tokens_BT.int(), mask_BT),
         "rollout_logprobs": _lists(rollouts.rollout_logprobs_BT, mask_BT),
@@ -110,6 +111,8 @@ def _table(step: int, batch: RatedBatch) -> pa.Table:
         "ranges": scores.ranges,
         "failures": [asdict(each) for each in scores.failures],
         "left_out": scores.left_out,
+        "left_out_of": scores.left_out_of,
+        "judges": scores.judges,
     }
     return pa.table(columns, metadata={_SCORES: json.dumps(known).encode()})
 
@@ -130,6 +133,7 @@ def _batch(table: pa.Table, known: Mapping[str, Any]) -> RatedBatch:
         finished_B=torch.tensor(table["finished"].to_pylist()),
     )
     prompts = _prompts(table, [groups.index(group) for group in range(max(groups) + 1)])
+    sources = tuple(table["data_source"].to_pylist())
     failures = (
         Failures(**{**each, "first": Failure(**each["first"])}) for each in known["failures"]
     )
@@ -143,6 +147,9 @@ def _batch(table: pa.Table, known: Mapping[str, Any]) -> RatedBatch:
         ranges={name: ScoreRange(*ends) for name, ends in known["ranges"].items()},
         failures=tuple(failures),
         left_out=known.get("left_out", 0),
+        left_out_of=known.get("left_out_of", {}),
+        sources=sources if any(sources) else (),
+        judges=known.get("judges", {}),
     )
     asked = [prompt.token_ids for prompt in prompts]
     return RatedBatch(
@@ -154,10 +161,11 @@ def _batch(table: pa.Table, known: Mapping[str, Any]) -> RatedBatch:
 
 def _prompts(table: pa.Table, rows: Sequence[int]) -> list[Prompt]:
     """Return the prompts that some rows answer."""
-    columns = table.select(["uid", "prompt_token_ids", "prompt", "reference"]).take(rows)
+    names = ["uid", "prompt_token_ids", "prompt", "reference", "data_source"]
+    columns = table.select(names).take(rows).to_pydict()
     return [
-        Prompt(uid=uid, token_ids=tuple(token_ids), text=text, answer=answer)
-        for uid, token_ids, text, answer in zip(*columns.to_pydict().values(), strict=True)
+        Prompt(uid=uid, token_ids=tuple(token_ids), text=text, answer=answer, source=source)
+        for uid, token_ids, text, answer, source in zip(*columns.values(), strict=True)
     ]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 HERE = Path(__file__).parent
 DRIVER, WORKERS = "driver", ("worker 0", "worker 1")
 PHASES: Mapping[str, tuple[str, str]] = {
-    "data": ("driver", "mindrl.data.run_data:PromptOrder.indices"),
+    "data": ("driver", "mindrl.data.order:PromptOrder.indices"),
     "to rollout": ("worker", "mindrl.workers.weight_sync:WeightSync.reshard"),
     "prefill": ("worker", "mindrl.rollout.vllm.engine:VllmEngine.generate"),
     "decode": ("worker", "vllm.v1.engine.llm_engine:LLMEngine.step"),

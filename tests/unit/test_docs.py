@@ -190,6 +190,7 @@ def literal_metrics() -> set[str]:
 
 _OF_SOME_STEPS = {
     *("reward/<function>", "reward/model", "reward/overlong"),
+    *("data/<source>/share", "data/<source>/reward", "data/<source>/accuracy"),
     *("eval/<set>/avg@<n>", "eval/<set>/pass@<k>"),
     *("nonfinite/worker_<rank>/<what>", "throughput/idle_worker_<rank>"),
 }

@@ -70,10 +70,83 @@ def test_two_sets_of_one_name_are_refused(run_config: MakeConfig) -> None:
 def test_the_best_is_chosen_by_a_set_that_is_there(run_config: MakeConfig) -> None:
     [finding] = found(run_config, {SETS: [MATH], "data_config.best_by": "maths"})
     assert str(finding) == (
-        "data_config.best_by=maths is no set of data_config.eval_sets, which has math"
+        "data_config.best_by=maths is no set of data_config.eval_sets; there is math"
     )
     assert finding.legal == ("math", None)
     assert finding.doc == "docs/reference/config.md#data_config"
+
+
+TRAIN, REWARDS, DATA = (
+    "data_config.train_sets",
+    "data_config.rewards",
+    "megatron_training.data_path",
+)
+GSM8K = {"name": "gsm8k", "data_path": "gsm8k.jsonl"}
+CODE = {"name": "code", "data_path": "code.jsonl", "weight": 2.0}
+MIXED = {DATA: None, TRAIN: [GSM8K, CODE]}
+OF_GSM8K = {"data_source": "gsm8k", "verifier_function": ["math_verify"], "verifier_weight": [1.0]}
+OF_CODE = OF_GSM8K | {"data_source": "code"}
+
+
+def test_several_sets_train_in_the_place_of_one_file(run_config: MakeConfig) -> None:
+    assert texts(run_config, MIXED | {REWARDS: [OF_GSM8K, OF_CODE]}) == []
+    assert texts(run_config, {DATA: None}) == [
+        f"{DATA} is missing: name a file, or sets in {TRAIN}"
+    ]
+    [both] = found(run_config, MIXED | {DATA: "a.jsonl"})
+    assert str(both) == f"{DATA}=a.jsonl and {TRAIN} both say what trains; give one of them"
+    assert both.legal == (None,)
+
+
+def test_a_weight_is_above_0() -> None:
+    with pytest.raises(ConfigError, match=r"train_sets.0.weight=0 must be greater than 0"):
+        load_run_config(REQUIRED | {"data_config": {"train_sets": [GSM8K | {"weight": 0}]}})
+
+
+def test_each_source_needs_a_reward_where_there_are_any(run_config: MakeConfig) -> None:
+    [finding] = found(run_config, MIXED | {REWARDS: [OF_GSM8K, OF_CODE | {"data_source": "cod"}]})
+    assert str(finding) == (
+        f"{TRAIN}.1.name=code is no data_source of {REWARDS}; there is gsm8k, cod"
+    )
+    assert finding.legal == ("cod",)
+    named = [GSM8K, CODE | {"data_source": "gsm8k"}]
+    assert texts(run_config, {DATA: None, TRAIN: named, REWARDS: [OF_GSM8K]}) == []
+
+
+def test_each_function_of_a_source_has_one_weight(run_config: MakeConfig) -> None:
+    wrong = [OF_GSM8K | {"verifier_weight": [1.0, 2.0]}]
+    [finding] = found(run_config, {REWARDS: wrong})
+    assert str(finding) == (
+        f"{REWARDS}.0.verifier_weight of gsm8k has 2 entries and verifier_function has 1; needed "
+        "are functions, each once, and a weight for each"
+    )
+    config = run_config(Path("model"), {REWARDS: wrong})
+    assert findings(with_value(config, finding.field, finding.legal[0])) == []
+
+
+def test_a_column_orders_where_the_order_is_by_a_column(run_config: MakeConfig) -> None:
+    by_column = {"data_config.order": "by_column"}
+    assert texts(run_config, by_column) == [
+        "data_config.order_column is missing: data_config.order=by_column needs a column of numbers"
+    ]
+    assert texts(run_config, by_column | {"data_config.order_column": "level"}) == []
+    assert texts(run_config, {"data_config.order_stages": 3}) == [
+        (
+            "data_config.order_stages=3 has a meaning only with data_config.order=by_column, found "
+            "null"
+        )
+    ]
+
+
+def test_pass_rates_have_a_column_and_some_between_them(run_config: MakeConfig) -> None:
+    low, column = "data_config.pass_rate_low", "data_config.pass_rate_column"
+    assert texts(run_config, {low: 0.1, column: "rate"}) == []
+    assert texts(run_config, {low: 0.1}) == [
+        (f"{column} is missing: {low} and pass_rate_high need a column of pass rates")
+    ]
+    assert texts(run_config, {low: 0.6, "data_config.pass_rate_high": 0.5, column: "rate"}) == [
+        f"{low}=0.6 must not be above data_config.pass_rate_high=0.5"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -131,11 +131,14 @@ def test_a_missing_section_is_named(section: str) -> None:
 
 @pytest.mark.parametrize(
     ("section", "key"),
-    [(section, key) for section, values in REQUIRED.items() for key in values],
+    [
+        (section, key)
+        for section, values in REQUIRED.items()
+        for key in values
+        if key != "data_path"  # or data_config.train_sets
+    ],
 )
-def test_each_of_the_six_required_values_is_named_where_it_is_missing(
-    section: str, key: str
-) -> None:
+def test_each_required_value_is_named_where_it_is_missing(section: str, key: str) -> None:
     rest = {name: value for name, value in REQUIRED[section].items() if name != key}
     with pytest.raises(ConfigError) as caught:
         load_run_config(REQUIRED | {section: rest})

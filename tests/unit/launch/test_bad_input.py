@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from bad_inputs import CASES, Case, row
 
-from mindrl.data.run_data import read_data
+from mindrl.data.run_data import read_data, reward_trials
 from mindrl.platform.device import PLATFORMS
 from mindrl.preflight.checks import check
 from mindrl.programs.compose import composed_config
@@ -36,7 +36,8 @@ def prepared(overrides: list[str]) -> int:
     config = composed_config("grpo_tiny_cpu", overrides)
     check(config, PLATFORMS["cpu"])
     data, rl = read_data(config), config.rl_config
-    try_rewards(rl.verifier_function, rl.verifier_timeout, data.train.prompts[0].answer)
+    for functions, answer in reward_trials(config, data):
+        try_rewards(functions, rl.verifier_timeout, answer)
     return 0
 
 

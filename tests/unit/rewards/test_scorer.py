@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from scorers import scorer_of
 
+from mindrl.config.rl import RLConfig
 from mindrl.errors import ConfigError, RewardError
 from mindrl.rewards.functions import math_verify
 from mindrl.rewards.scorer import RewardScorer
@@ -218,3 +219,58 @@ def test_processes_that_were_aborted_are_started_anew_by_the_next_score() -> Non
         scorer.score(["\\boxed{1}"], ["1"])
         scorer.abort()
         assert scorer.score(["\\boxed{1}"], ["1"]).rewards == (1.0,)
+
+
+def test_each_source_is_rated_by_functions_and_weights_of_its_own() -> None:
+    rl = RLConfig(mini_batch_size=1, verifier_function=("math_verify",), verifier_weight=(1.0,))
+    weights = {
+        "": {"math_verify": 1.0},
+        "form": {"boxed_format": 0.5},
+        "both": {"boxed_format": 1.0, "math_verify": 2.0},
+    }
+    right, wrong = "so \\boxed{1}", "so \\boxed{2}"
+    with RewardScorer(rl, weights) as scorer:
+        scores = scorer.score(
+            [wrong, right, wrong, wrong], ["1"] * 4, ["form", "both", "other", "both"]
+        )
+    assert scores.rewards == (0.5, 3.0, 0.0, 1.0)
+    assert scores.components == {
+        "boxed_format": (1.0, 1.0, None, 1.0),
+        "math_verify": (None, 1.0, 0.0, 0.0),
+    }
+    assert scores.parts(0) == {"boxed_format": 1.0}
+    # Of each source its first function; what has none of its own is judged as ever.
+    assert scores.shares("math_verify") == [1.0, 1.0, 0.0, 1.0]
+    found = scores.metrics()
+    assert {name: value for name, value in found.items() if name.startswith("data/both")} == {
+        "data/both/share": 0.5,
+        "data/both/reward": 2.0,
+        "data/both/accuracy": 1.0,
+    }
+    assert (found["reward/math_verify"], found["reward/mean"]) == (1 / 3, 1.125)
+
+
+def test_a_function_that_fails_for_all_rows_of_its_source_has_no_score_at_all() -> None:
+    rl = RLConfig(mini_batch_size=1, verifier_function=("math_verify",), verifier_weight=(1.0,))
+    with RewardScorer(rl, {"": {"math_verify": 1.0}, "own": {OBEY: 1.0}}) as scorer:
+        scores = scorer.score(["\\boxed{1}", "raise"], ["1", "no number"], ["", "own"])
+    assert scores.rewards[0] == 1.0
+    [hopeless] = scores.without_any_score()
+    assert (hopeless.function, hopeless.response) == (OBEY, 1)
+
+
+def test_batches_of_different_sources_are_joined_and_cut_with_what_was_asked_of_whom() -> None:
+    weights = {"": {"math_verify": 1.0}, "form": {"boxed_format": 1.0}}
+    rl = RLConfig(mini_batch_size=1, verifier_function=("math_verify",), verifier_weight=(1.0,))
+    with RewardScorer(rl, weights) as scorer:
+        first = scorer.score(["so \\boxed{1}"] * 2, ["1"] * 2, ["form"] * 2)
+        second = scorer.score(["\\boxed{1}"], ["1"], ["sums"])
+    both = Scores.joined([first, second])
+    assert both.components == {
+        "boxed_format": (1.0, 1.0, None),
+        "math_verify": (None, None, 1.0),
+    }
+    assert both.sources == ("form", "form", "sums")
+    kept = both.rows([1, 2])
+    assert (kept.sources, kept.rewards) == (("form", "sums"), (1.0, 1.0))
+    assert kept.asked == {"boxed_format": 2, "math_verify": 1}

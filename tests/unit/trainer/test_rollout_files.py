@@ -75,6 +75,7 @@ def test_a_reader_of_parquet_finds_a_row_for_each_response(tmp_path: Path) -> No
         "prompt": "prompt 2",
         "response": "20 31",
         "reference": "answer 2",
+        "data_source": "",
         "prompt_token_ids": [3, 9],
         "response_token_ids": [20, 31],
         "rollout_logprobs": torch.tensor(LOGPROBS[0]).tolist(),

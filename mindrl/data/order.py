@@ -1,0 +1,117 @@
+"""In which order a run visits the prompts of its sets."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+
+from mindrl.config.run import RunConfig
+from mindrl.data.prompts import PromptSet
+
+
+@dataclass(frozen=True)
+class PromptOrder:
+    """Visits every prompt once per epoch, each epoch in an order of its own.
+
+    A pure function of the seed and the place: a resumed run needs no more than that to go on
+    where it was. The last prompts of an epoch may share a step with the first of the next.
+    """
+
+    count: int
+    """Prompts, at least 1."""
+    seed: int
+    """0 or more."""
+    shuffle: bool
+    """False visits them one after the other."""
+    stream: int = 0
+    """Of the random numbers: sets of one length are not shuffled alike."""
+    sequence: tuple[int, ...] = ()
+    """All prompts in the order that is shuffled; empty is that of the file."""
+    stages: int = 1
+    """Parts of it that are shuffled each by itself."""
+
+    def indices(self, place: int, count: int) -> list[int]:
+        """Return the `count` prompts from a place on; places count from 0, over all epochs."""
+        places = [divmod(each, self.count) for each in range(place, place + count)]
+        orders = {epoch: self._epoch(epoch) for epoch in {epoch for epoch, _ in places}}
+        return [orders[epoch][position] for epoch, position in places]
+
+    def _epoch(self, epoch: int) -> list[int]:
+        sequence = np.array(self.sequence or range(self.count))
+        if self.shuffle:
+            # What is zero at the end of a seed is as if it were not there.
+            generator = np.random.default_rng([self.seed, epoch, self.stream])
+            parts = np.array_split(sequence, self.stages)
+            sequence = np.concatenate([part[generator.permutation(len(part))] for part in parts])
+        order: list[int] = sequence.tolist()
+        return order
+
+
+@dataclass(frozen=True)
+class MixedOrder:
+    """Visits the prompts of several sets, which lie end to end, by their weights.
+
+    The set of each place is the one that Webster's method gives the next seat: behind any place
+    each set has had its share of the prompts to within about one. A pure function of the place.
+    """
+
+    orders: Sequence[PromptOrder]
+    weights: Sequence[float]
+    """Above 0."""
+
+    def indices(self, place: int, count: int) -> list[int]:
+        """Return the `count` prompts from a place on; places count from 0."""
+        drawn = self.drawn(place)
+        chosen, before = [], list(drawn)
+        for _ in range(count):
+            chosen.append(self._next(drawn))
+            drawn[chosen[-1]] += 1
+        ends = [0, *accumulate(order.count for order in self.orders)]
+        taken = [
+            iter(order.indices(first, last - first))
+            for order, first, last in zip(self.orders, before, drawn, strict=True)
+        ]
+        return [ends[which] + next(taken[which]) for which in chosen]
+
+    def drawn(self, place: int) -> list[int]:
+        """Count the prompts of each set before a place."""
+        total, sets = sum(self.weights), len(self.weights)
+        # No set can have fewer; the last few are given one by one.
+        shares = [weight / total for weight in self.weights]
+        counts = [max(0, int(share * (place - sets / 2) - 1)) for share in shares]
+        while sum(counts) < place:
+            counts[self._next(counts)] += 1
+        return counts
+
+    def _next(self, counts: Sequence[int]) -> int:
+        quotients = [
+            weight / (2 * count + 1) for weight, count in zip(self.weights, counts, strict=True)
+        ]
+        return quotients.index(max(quotients))
+
+
+def prompt_order(config: RunConfig, sets: Sequence[PromptSet]) -> PromptOrder | MixedOrder:
+    """Return the order in which a run visits the prompts of its training sets."""
+    orders = [_order_of(config, each, stream) for stream, each in enumerate(sets)]
+    if len(orders) == 1:
+        return orders[0]
+    return MixedOrder(orders, [each.weight for each in config.data_config.train_sets])
+
+
+def _order_of(config: RunConfig, found: PromptSet, stream: int) -> PromptOrder:
+    training, data = config.megatron_training, config.data_config
+    shuffle = not training.no_shuffle if data.order is None else data.order == "shuffled"
+    sequence: tuple[int, ...] = ()
+    if data.order == "by_column":
+        sign, ranks = -1 if data.order_descending else 1, found.ranks
+        sequence = tuple(sorted(range(len(ranks)), key=lambda at: sign * ranks[at]))
+        shuffle = data.order_stages is not None
+    return PromptOrder(
+        count=len(found.prompts),
+        seed=training.seed,
+        shuffle=shuffle,
+        stream=stream,
+        sequence=sequence,
+        stages=data.order_stages or 1,
+    )

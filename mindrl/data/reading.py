@@ -1,0 +1,72 @@
+"""What is read of a row besides its prompt and its answer."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mindrl.data.rows import Row, column_of, shown
+from mindrl.errors import DataError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """Columns of a set by `data_config`; None reads none."""
+
+    first_uid: int = 0
+    """Of its first row."""
+    source: str = ""
+    """Of all its rows, where no column says it."""
+    source_column: str | None = None
+    order_column: str | None = None
+    pass_rate_column: str | None = None
+    pass_rates: tuple[float, float] = (0.0, 1.0)
+    """The least and the largest that stay."""
+
+    def chosen(self, path: str, rows: Sequence[Row]) -> dict[int, Row]:
+        """Return the rows with a pass rate within its bounds, by place in the file.
+
+        Raises:
+            DataError: There is none, or a row has no pass rate.
+        """
+        column, (low, high) = self.pass_rate_column, self.pass_rates
+        if column is None:
+            return dict(enumerate(rows))
+        rates = [_number(row, column, "data_config.pass_rate_column") for row in rows]
+        chosen = {at: rows[at] for at, rate in enumerate(rates) if low <= rate <= high}
+        if not chosen:
+            raise DataError(
+                f"data file {path}: no row is left: data_config.pass_rate_low={low:g} and "
+                f"data_config.pass_rate_high={high:g} keep none of {len(rows)} rows, whose "
+                f"{column!r} goes from {min(rates):g} to {max(rates):g}"
+            )
+        return chosen
+
+    def source_of(self, row: Row) -> str:
+        """Return the `data_source` of a row.
+
+        Raises:
+            DataError: Its column has none.
+        """
+        if self.source_column is None:
+            return self.source
+        where, value = column_of(row, self.source_column, "data_config.source_column")
+        if not isinstance(value, str) or not value.strip():
+            raise DataError(f"{where} holds {shown(value)}; needed the name of a source, as text")
+        return value
+
+    def rank_of(self, row: Row) -> float | None:
+        """Return the number that a row is ordered by; None where it is not.
+
+        Raises:
+            DataError: Its column has none.
+        """
+        if self.order_column is None:
+            return None
+        return _number(row, self.order_column, "data_config.order_column")
+
+
+def _number(row: Row, column: str, field: str) -> float:
+    where, value = column_of(row, column, field)
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise DataError(f"{where} holds {shown(value)}; needed a number, for {field}")
+    return float(value)

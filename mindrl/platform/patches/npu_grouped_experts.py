@@ -5,7 +5,8 @@ grouped experts asks `grouped_matmul_util` for a product in 8 bits. That module 
 `megatron.training`, by way of an overlap that nobody asked for, and the published megatron-core
 does not have it. Here stands a module in its place that answers what it would answer without
 `fp8`: there is none. It is no longer needed when the module imports `megatron.training` no more:
-scripts/check_npu_contract.py looks. Not run here, where there is no NPU.
+scripts/check_npu_contract.py looks. Installed in tests/npu_simulated; the forward pass, whose
+product a kernel of CANN makes, has not been run.
 """
 
 import sys

@@ -3,8 +3,8 @@
 Upstream: MindSpeed core_r0.16.0 with megatron-core 0.16. Reason: MindSpeed adapts Megatron to
 the NPU when `mindspeed.megatron_adaptor` is imported, and that has to happen first. Its patches
 follow command-line arguments: it parses `sys.argv` at the import, and takes the real settings
-by `repatch` before the model-parallel groups are made. Not run here, where there is no NPU; the
-calls follow the published sources of torch_npu and MindSpeed.
+by `repatch` before the model-parallel groups are made. Run over a simulated CANN alone, by
+tests/npu_simulated, and with MindSpeed's own sources only where `MINDSPEED` names them.
 """
 
 import sys

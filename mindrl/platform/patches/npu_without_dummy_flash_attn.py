@@ -4,7 +4,8 @@ Upstream: MindSpeed core_r0.16.0 with vllm 0.23.0. Reason: MindSpeed puts a dumm
 `sys.modules`. The rotary embedding of vLLM takes it for the package and imports `flash_attn.ops`,
 which raises while the engine is built, for every model that has one. It is no longer needed when
 MindSpeed makes no such dummy, or vLLM imports nothing of that name:
-scripts/check_npu_contract.py looks for both. Not run here, where there is no NPU.
+scripts/check_npu_contract.py looks for both. tests/npu_simulated builds the engine without this
+patch, where `MINDSPEED` names the sources, and sees it raise.
 """
 
 import sys

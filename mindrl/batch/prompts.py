@@ -39,7 +39,11 @@ def sample_numbers(uids: Iterable[int]) -> list[int]:
     return numbers
 
 
-def sequence_seed(run_seed: int, *, step: int, uid: int, sample: int) -> int:
-    """Derive the seed of one sequence, 0 to 2 ** 63 - 1: the same however the run is laid out."""
-    text = f"{run_seed}/{step}/{uid}/{sample}".encode()
-    return int.from_bytes(sha256(text).digest()[:8]) >> 1
+def sequence_seed(run_seed: int, *, step: int, uid: int, sample: int, drawn: int = 0) -> int:
+    """Derive the seed of one sequence, 0 to 2 ** 63 - 1: the same however the run is laid out.
+
+    `step` is the one that begins it. One that goes on with `drawn` tokens has another seed, for the
+    engine begins its random numbers anew.
+    """
+    text = f"{run_seed}/{step}/{uid}/{sample}" + (f"/{drawn}" if drawn else "")
+    return int.from_bytes(sha256(text.encode()).digest()[:8]) >> 1

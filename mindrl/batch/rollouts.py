@@ -5,7 +5,7 @@ A sequence is its prompt followed at once by its response, padded on the right.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import accumulate, chain
 from typing import Self
 
@@ -59,6 +59,21 @@ class Responses:
         names = [field.name for field in fields(cls)]
         return cls(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
 
+    def in_order(self, places: Sequence[int]) -> Self:
+        """Put each response to its place among all, of which there are as many."""
+        rows = torch.tensor(places, dtype=torch.int64).argsort().tolist()
+        lengths = self.lengths_B.tolist()
+        tokens, logprobs = (
+            torch.split(self.token_ids_N, lengths),
+            torch.split(self.logprobs_N, lengths),
+        )
+        return type(self)(
+            token_ids_N=torch.cat([tokens[row] for row in rows]),
+            logprobs_N=torch.cat([logprobs[row] for row in rows]),
+            lengths_B=self.lengths_B[rows],
+            finished_B=self.finished_B[rows],
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rollouts(Sequences):
@@ -70,6 +85,9 @@ class Rollouts(Sequences):
     """int64; which prompt of the step a sequence answers."""
     finished_B: Tensor
     """bool; the response ended by itself."""
+    ages_BT: Tensor | None = None
+    """int64; steps between the one whose weights drew a token and the one that trains on it. None
+    where all were drawn in the same."""
 
     @classmethod
     def from_responses(
@@ -99,12 +117,19 @@ class Rollouts(Sequences):
             finished_B=responses.finished_B,
         )
 
+    def with_ages(self, ages_N: Tensor) -> Self:
+        """Say how old each response token is, end to end."""
+        mask_BT = self.response_mask_BT
+        ages_BT = torch.zeros(mask_BT.shape, dtype=torch.int64).masked_scatter_(mask_BT, ages_N)
+        return replace(self, ages_BT=ages_BT)
+
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
         """Put batches one below the other; the groups of each come behind those before."""
         longest = max(part.tokens_BT.size(1) for part in parts)
         columns = {}
-        for name in (field.name for field in fields(cls)):
+        assert all(part.ages_BT is None for part in parts), "of one step"
+        for name in (field.name for field in fields(cls) if field.name != "ages_BT"):
             below = [getattr(part, name) for part in parts]
             if below[0].dim() > 1:
                 below = [pad(column, (0, longest - column.size(1))) for column in below]

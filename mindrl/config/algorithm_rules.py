@@ -12,6 +12,10 @@ def algorithm_findings(config: RunConfig) -> Iterator[Finding]:
     """Say what keeps the parts of the algorithm from going together."""
     yield from _old_log_probs(config)
     yield from _rollout_correction(config)
+    rl = config.rl_config
+    if rl.partial_rollout and rl.filter_groups_enable:
+        need = ": with rl_config.filter_groups_enable=true a step ends when it is full; use one"
+        yield broken("rl_config.partial_rollout", rl.partial_rollout, need, False)
 
 
 def _old_log_probs(config: RunConfig) -> Iterator[Finding]:

@@ -58,8 +58,8 @@ class RolloutCorrection:
     level: Literal["off", "token", "sequence"] | None = None
     """Multiply the advantage of each token by its probability in the trainer over that in the
     engine: `token`, its own; `sequence`, the product over its response; `off`, by 1. None takes
-    `token`, and `off` where `generate_config.dtype` is float32 or `rl_config.old_log_probs` is
-    `from_rollout`."""
+    `token`, and `off` where `generate_config.dtype` is float32 and `rl_config.partial_rollout` lets
+    no response go on, or `rl_config.old_log_probs` is `from_rollout`."""
     beyond: Literal["truncate", "mask"] = "truncate"
     """A weight beyond its bounds becomes `max_weight`, or 0, and its token counts for nothing."""
     max_weight: Annotated[float, Field(gt=0.0)] = 2.0
@@ -210,6 +210,19 @@ class RLConfig:
     filter_groups_max_batches: Count = 10
     """Prompts that a step may draw, in units of `megatron_training.global_batch_size`; behind them
     groups without a signal fill it. 0: as many as the data has."""
+    partial_rollout: bool = False
+    """End the rollout of a step when as many groups as it trains on are whole; the others keep
+    their tokens and go on with the weights of the next step."""
+    groups_in_flight: Annotated[float, Field(ge=1.0)] = 2.0
+    """With `partial_rollout`: groups under way at a time, in units of
+    `megatron_training.global_batch_size`."""
+    max_staleness: Count = 1
+    """With `partial_rollout`: most steps between the one that begins a group and the one that
+    trains on it. A step waits for what would get older; nothing is dropped. 0 is the run without
+    it."""
+    rollout_round_steps: PositiveInt = 32
+    """With `partial_rollout`: steps that the engines take, a token of each sequence in one, until
+    it is looked at again whether groups enough are whole."""
     verifier_timeout: Annotated[float, Field(gt=0.0, le=WEEK_SECONDS)] = 5.0
     """Seconds for one answer; a later one gets the function's worst score and is counted."""
     verifier_parallel: PositiveInt = 1

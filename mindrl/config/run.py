@@ -207,8 +207,10 @@ class RunConfig:
     @property
     def rollout_correction(self) -> RolloutCorrection | None:
         """What makes up for the engine, with the level that it has; None where nothing does."""
-        asked = self.rl_config.rollout_correction
-        alike = self.generate_config.dtype == "float32" or self.old_log_probs == "from_rollout"
+        rl, asked = self.rl_config, self.rl_config.rollout_correction
+        stale = rl.partial_rollout and rl.max_staleness > 0
+        alike = self.generate_config.dtype == "float32" and not stale
+        alike = alike or self.old_log_probs == "from_rollout"
         level = asked.level or ("off" if alike else "token")
         rejects = asked.reject_below is not None or asked.reject_above is not None
         return replace(asked, level=level) if rejects or level != "off" else None

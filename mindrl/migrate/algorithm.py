@@ -20,14 +20,12 @@ _OTHER_SCORE: Mapping[str, str] = {
 }
 _DEVICES = "all roles share all devices here; left out, they do"
 _ADAPTERS = "there are no adapters here; left out, the reference is a model of its own"
-_FINISHED = "each response is finished in its own step here; left out, it is"
 _CONSTANT = "the KL coefficient is constant here; left out, it stays at init_kl_coef"
 _PARTS: tuple[tuple[str, Any, str], ...] = (
     ("rule_reward", True, "a reward model is reward_config here: write that section"),
     ("multi_turn_enable", False, "no tools here; left out, a response is one turn"),
     ("share_backbone", False, _ADAPTERS),
     ("is_multimodal", False, "no model with images is trained here"),
-    ("partial_rollout_max_split", 1, _FINISHED),
     ("use_integrated_worker", True, _DEVICES),
     ("kl_ctrl_type", "fixed", _CONSTANT),
     ("reference_resource.num_npus", None, _DEVICES),
@@ -51,6 +49,7 @@ def algorithm_rules(theirs: TheirRun) -> Iterator[Mapped]:
         for end in ("_enable", "", "_penalty_factor"):
             yield from same(theirs, f"rl_config.overlong_buffer{end}")
     yield from _critic_devices(theirs)
+    yield from _partial(theirs)
     for name, legal, note in _PARTS:
         key = f"rl_config.{name}"
         if theirs.given.get(key, legal) != legal:
@@ -181,6 +180,19 @@ def _rewards(theirs: TheirRun) -> Iterator[Mapped]:
         yield Mapped(names_key, "honoured" if kept else "renamed", sets, note)
     if weights_key in theirs.given:
         yield Mapped(weights_key, "honoured", note=f"with {names_key}")
+
+
+def _partial(theirs: TheirRun) -> Iterator[Mapped]:
+    """Responses that go on in the next step: there cut by length, here by what is whole."""
+    key = "rl_config.partial_rollout_max_split"
+    splits = theirs.value(key, 1)
+    if splits > 1:
+        sets = {"rl_config.partial_rollout": True, "rl_config.max_staleness": splits - 1}
+        note = (
+            f"a response is drawn in up to {splits} parts of a fixed length there; here a step "
+            f"ends when its groups are whole, and none takes more than {splits} steps"
+        )
+        yield Mapped(key, "renamed", sets, note)
 
 
 def _critic_devices(theirs: TheirRun) -> Iterator[Mapped]:

@@ -25,6 +25,17 @@ class Sampling:
     """Take the most likely token each time; of the section, `max_tokens` alone then counts."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """A sequence that is to be answered, or to be answered further."""
+
+    token_ids: tuple[int, ...]
+    """Of the prompt, and of the response as far as it has come."""
+    drawn: int
+    """How many of them are the response's."""
+    seed: int
+
+
 class RolloutSink(Protocol):
     """Where this rank's shards of all weights go; for one load of them."""
 
@@ -58,6 +69,22 @@ class RolloutEngine(Protocol):
         Prompts are token ids; repeat one to sample it more than once. There is one seed for each:
         a sequence does not depend on which others share its batch or its replica.
         """
+
+    def begin(self, requests: Sequence[Request], sampling: Sampling) -> None:
+        """Take requests, which `advance` answers. All ranks of a replica must make the same calls.
+
+        One that was taken back goes on with the tokens that it has; of a greedy one the rest is
+        what it would have been.
+        """
+
+    def advance(self, steps: int) -> list[int]:
+        """Take so many steps, or fewer until all is answered; a step draws a token of a sequence.
+
+        Returns the places of the requests whose responses have become whole.
+        """
+
+    def take_back(self) -> Responses:
+        """Return what was drawn for each request, in order, whole or not; the engine drops them."""
 
     def weight_sink(self) -> RolloutSink:
         """Return where the weights go; they have to be on the device."""

@@ -21,7 +21,7 @@ from mindrl.config.layout_keys import Role
 from mindrl.layouts.layout import RolloutLayout, TrainLayout, even_bounds
 from mindrl.memory.plan import MemoryPlan
 from mindrl.observability.timeline import MeasuredSnapshot
-from mindrl.rollout.engine import Sampling
+from mindrl.rollout.engine import Request, Sampling
 
 AnswerT = TypeVar("AnswerT", Logprobs, Values, SequenceScores)
 
@@ -89,6 +89,43 @@ class ColocatedActor:
         replies: list[Responses] = self._per_replica("generate_sequences", self.rollout, shares)
         asked = [prompt.token_ids for prompt in prompts]
         return Rollouts.from_responses(asked, Responses.joined(replies), group)
+
+    def generate_until(
+        self,
+        requests: Sequence[Request],
+        sampling: Sampling,
+        is_enough: Callable[[Collection[int]], bool],
+        *,
+        round_steps: int,
+    ) -> Responses:
+        """Answer requests until those that are whole are enough, whole or not, in their order.
+
+        That is asked behind every `round_steps` steps of the engines, with the places of the whole.
+        """
+        shares = self._request_shares(requests)
+        begun = [([requests[place] for place in share], sampling) for share in shares]
+        self._per_replica("begin_sequences", self.rollout, begun)
+        whole: set[int] = set()
+        is_first = True
+        while is_first or not is_enough(whole):
+            is_first, steps = False, [(round_steps,)] * len(shares)
+            found = self._per_replica("advance_sequences", self.rollout, steps)
+            for share, places in zip(shares, found, strict=True):
+                whole |= {share[place] for place in places}
+        replies: list[Responses] = self._per_replica(
+            "take_sequences", self.rollout, [()] * len(shares)
+        )
+        return Responses.joined(replies).in_order([place for share in shares for place in share])
+
+    def _request_shares(self, requests: Sequence[Request]) -> list[list[int]]:
+        """Deal those that go on in turn, for they tend to be long, and new ones as ever."""
+        count = self.rollout.replicas
+        begun = [place for place, request in enumerate(requests) if request.drawn]
+        new = [place for place, request in enumerate(requests) if not request.drawn]
+        return [
+            begun[replica::count] + new[start:end]
+            for replica, (start, end) in enumerate(even_bounds(len(new), count))
+        ]
 
     def compute_logprobs(self, sequences: Sequences) -> Logprobs:
         """Score sequences with the actor's current weights."""

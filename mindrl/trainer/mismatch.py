@@ -19,15 +19,26 @@ _BEYOND = {
 
 
 def logprob_gap(rollouts: Rollouts, logprobs_BT: Tensor) -> Metrics:
-    """Measure it where both are finite, and count where they are not."""
-    gap_N = (rollouts.rollout_logprobs_BT - logprobs_BT)[rollouts.response_mask_BT].abs()
+    """Measure it where both are finite, and count where they are not.
+
+    Tokens that earlier weights drew have no gap, but a drift.
+    """
+    gap_BT = (rollouts.rollout_logprobs_BT - logprobs_BT).abs()
+    mask_BT, drift = rollouts.response_mask_BT, dict[str, float]()
+    if rollouts.ages_BT is not None:
+        drift_N = gap_BT[mask_BT & (rollouts.ages_BT > 0)]
+        mask_BT = mask_BT & (rollouts.ages_BT == 0)
+        drift_N = drift_N[drift_N.isfinite()]
+        if len(drift_N):
+            drift = {"drift/mean": drift_N.mean().item(), "drift/max": drift_N.max().item()}
+    gap_N = gap_BT[mask_BT]
     known_N = gap_N[gap_N.isfinite()]
     unknown = len(gap_N) - len(known_N)
     metrics = {UNKNOWN_GAPS: float(unknown)} if unknown else {}
     if len(known_N):
         metrics |= {"logprob_gap/mean": known_N.mean().item()}
         metrics |= {"logprob_gap/max": known_N.max().item()}
-    return metrics
+    return metrics | drift
 
 
 def mismatch(

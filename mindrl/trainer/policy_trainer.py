@@ -38,6 +38,7 @@ from mindrl.trainer.evaluation import Evaluation
 from mindrl.trainer.gathering import Answering, Gathering, StepGroups
 from mindrl.trainer.minibatches import MinibatchDealer, MinibatchT
 from mindrl.trainer.mismatch import mismatch
+from mindrl.trainer.partial_groups import PartialGroups
 from mindrl.trainer.reward_manager import (
     RatedBatch,
     Rating,
@@ -105,6 +106,8 @@ class PolicyTrainer:
         self.gathering: Gathering = StepGroups(answering=answering, blocking=self.rl.blocking)
         if self.rl.filter_groups_enable:
             self.gathering = SignalGroups(config, answering, run_log.warn)
+        elif self.rl.partial_rollout:
+            self.gathering = PartialGroups(config, answering)
         estimator = resolve_estimator(self.rl.adv_estimator)
         self.estimation = Estimation(config, estimator, workers, self.timer)
         self.heed: Callable[[], None] = lambda: None

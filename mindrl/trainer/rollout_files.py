@@ -101,6 +101,7 @@ def _table(step: int, batch: RatedBatch) -> pa.Table:
         "prompt_token_ids": pa.array([prompt.token_ids for prompt in asked], pa.list_(pa.int32())),
         "response_token_ids": _lists(rollouts.tokens_BT.int(), mask_BT),
         "rollout_logprobs": _lists(rollouts.rollout_logprobs_BT, mask_BT),
+        **({} if rollouts.ages_BT is None else {"ages": _lists(rollouts.ages_BT.int(), mask_BT)}),
         "finished": pa.array(rollouts.finished_B.tolist(), pa.bool_()),
         "reward": pa.array(scores.rewards, pa.float64()),
     }
@@ -151,10 +152,12 @@ def _batch(table: pa.Table, known: Mapping[str, Any]) -> RatedBatch:
         sources=sources if any(sources) else (),
         judges=known.get("judges", {}),
     )
-    asked = [prompt.token_ids for prompt in prompts]
+    rollouts = Rollouts.from_responses([each.token_ids for each in prompts], responses, groups)
+    if "ages" in table.column_names:
+        rollouts = rollouts.with_ages(_flat(table["ages"]).long())
     return RatedBatch(
         prompts=prompts,
-        rollouts=Rollouts.from_responses(asked, responses, groups),
+        rollouts=rollouts,
         rewarded=Rewarded(responses=table["response"].to_pylist(), scores=scores),
     )
 

@@ -65,6 +65,9 @@ class StepChecks:
 
     def _gap(self, step: int, metrics: Metrics) -> Iterator[str]:
         gap, unknown = (metrics.get(name) for name in ("logprob_gap/mean", UNKNOWN_GAPS))
+        if gap is None and not unknown:
+            # All of its tokens were drawn in earlier steps.
+            return
         limit = math.inf if self.max_logprob_gap is None else self.max_logprob_gap
         is_within = not unknown and gap is not None and gap <= limit
         self._beyond = 0 if is_within else self._beyond + 1

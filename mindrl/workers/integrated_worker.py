@@ -21,7 +21,7 @@ from mindrl.memory.plan import MemoryPlan
 from mindrl.memory.schedule import ROLE_REGIONS, Phase
 from mindrl.observability.timeline import MeasuredSnapshot
 from mindrl.platform.host_memory import process_memory
-from mindrl.rollout.engine import RolloutEngine, Sampling
+from mindrl.rollout.engine import Request, RolloutEngine, Sampling
 from mindrl.training.engine import Loss, TrainingEngine
 from mindrl.workers.device import WorkerDevice
 from mindrl.workers.sharding_manager import ShardingManager
@@ -89,6 +89,25 @@ class IntegratedWorker:
         began = time.perf_counter()
         responses = self.rollout.generate(prompts, sampling, seeds)
         self.generating += time.perf_counter() - began
+        self._note("rollout_logprobs", responses.logprobs_N)
+        return responses
+
+    def begin_sequences(self, requests: Sequence[Request], sampling: Sampling) -> None:
+        """Take this replica's requests, which `advance_sequences` answers."""
+        self.sharding_manager.enter(Phase.ROLLOUT)
+        self.saver.start()
+        self.rollout.begin(requests, sampling)
+
+    def advance_sequences(self, steps: int) -> list[int]:
+        """Let the engine take steps; returns the places of requests that are now answered whole."""
+        began = time.perf_counter()
+        whole = self.rollout.advance(steps)
+        self.generating += time.perf_counter() - began
+        return whole
+
+    def take_sequences(self) -> Responses:
+        """Return what was drawn for this replica's requests, in order."""
+        responses = self.rollout.take_back()
         self._note("rollout_logprobs", responses.logprobs_N)
         return responses
 

@@ -57,3 +57,6 @@ class Life:
     """What the engine raised when it was asked in a bad moment."""
     answer_behind: Responses
     """To the first question, behind all that."""
+    in_rounds: list[Responses]
+    """To the first question in rounds of engine steps: without a break, and taken back each time;
+    to the sampled one without a break."""

@@ -15,6 +15,7 @@ from mindrl.batch.rollouts import Responses
 from mindrl.config.generate import GenerateConfig
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.platform.device import PLATFORMS
+from mindrl.rollout.engine import Request
 from mindrl.rollout.vllm.engine import VllmEngine
 from mindrl.training.megatron.parallel import initialise_model_parallel
 
@@ -37,6 +38,12 @@ def life_of_an_engine(folder: str, later_folder: str, questions: list[Question])
     engine.onload("kv_cache")
     seen["awake"] = device_bytes(engine)
     answers = [ask(engine, question) for question in questions]
+    greedy, sampled = questions[0], questions[4]
+    rounds = [
+        in_rounds(engine, greedy, steps=5),
+        in_rounds(engine, greedy, steps=5, breaks=True),
+        in_rounds(engine, sampled, steps=5),
+    ]
     engine.offload()
     seen["asleep"] = device_bytes(engine)
     engine.onload("weights")
@@ -58,6 +65,7 @@ def life_of_an_engine(folder: str, later_folder: str, questions: list[Question])
         engine_timeouts={seconds(group) for group in own},
         refused=refused,
         answer_behind=answer_behind,
+        in_rounds=rounds,
     )
 
 
@@ -99,6 +107,40 @@ def sleeping_engine(folder: str, **changes: Any) -> VllmEngine:
 
 def ask(engine: VllmEngine, question: Question) -> Responses:
     return engine.generate(question.prompts, question.sampling, question.seeds)
+
+
+def in_rounds(
+    engine: VllmEngine, question: Question, *, steps: int, breaks: bool = False
+) -> Responses:
+    """Ask in rounds of so many engine steps; a break takes back all that is not whole."""
+    longest = question.sampling.section.max_tokens
+    tokens: list[list[int]] = [[] for _ in question.prompts]
+    logprobs: list[list[float]] = [[] for _ in question.prompts]
+    finished = [False] * len(tokens)
+    while left := [
+        row for row, each in enumerate(tokens) if len(each) < longest and not finished[row]
+    ]:
+        engine.begin(
+            [
+                Request(
+                    token_ids=(*question.prompts[row], *tokens[row]),
+                    drawn=len(tokens[row]),
+                    seed=question.seeds[row],
+                )
+                for row in left
+            ],
+            question.sampling,
+        )
+        whole = engine.advance(steps)
+        while not breaks and len(whole) < len(left):
+            whole += engine.advance(steps)
+        found = engine.take_back()
+        parts = found.lengths_B.tolist()
+        for place, row in enumerate(left):
+            tokens[row] += found.token_ids_N.split(parts)[place].tolist()
+            logprobs[row] += found.logprobs_N.split(parts)[place].tolist()
+            finished[row] = bool(found.finished_B[place])
+    return Responses.of(tokens, logprobs, finished)
 
 
 def refusal(engine: VllmEngine, question: Question, *, gives_up: bool = False) -> str:

@@ -150,6 +150,25 @@ def test_greedy_answers_are_the_most_likely_tokens_of_hugging_face(
     assert len(set(tokens(responses))) == 4
 
 
+def test_greedy_answers_in_rounds_are_the_same_however_often_they_are_taken_back(
+    engine: tuple[Life, Path, Path],
+) -> None:
+    """Twelve tokens in rounds of five: two breaks."""
+    life, _, _ = engine
+    whole, taken_back, _ = life.in_rounds
+    assert tokens(whole) == tokens(taken_back) == tokens(answers(life, "greedy"))
+    assert not whole.finished_B.any()
+
+
+def test_sampled_answers_in_rounds_are_those_of_one_call_to_the_bit(
+    engine: tuple[Life, Path, Path],
+) -> None:
+    life, _, _ = engine
+    found, expected = life.in_rounds[2], answers(life, "sampled")
+    assert tokens(found) == tokens(expected)
+    assert found.logprobs_N.tolist() == expected.logprobs_N.tolist()
+
+
 def test_weights_that_come_after_a_sleep_are_the_ones_that_answer(
     engine: tuple[Life, Path, Path],
 ) -> None:

@@ -38,6 +38,13 @@ RUNS = {
         "train_grpo",
         ("rl_config.test_freq=0", "+recipe=dapo", "rl_config.overlong_buffer=8"),
     ),
+    "partial": (
+        "train_grpo",
+        (
+            *("rl_config.test_freq=0", "rl_config.partial_rollout=true"),
+            *("rl_config.rollout_round_steps=2", "rl_config.max_staleness=2"),
+        ),
+    ),
     "shuffled": ("train_grpo", ("rl_config.test_freq=0", "rl_config.shuffle_mini_batch=true")),
 }
 

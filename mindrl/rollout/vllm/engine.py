@@ -27,7 +27,8 @@ from mindrl.observability.progress import PROGRESS, tick
 from mindrl.observability.units import mib_text
 from mindrl.platform.device import Platform
 from mindrl.platform.device_memory import free_bytes, give_back_unused
-from mindrl.rollout.engine import EngineTag, Sampling
+from mindrl.rollout.engine import EngineTag, Request, Sampling
+from mindrl.rollout.vllm.rounds import Rounds, token_logprobs
 from mindrl.rollout.vllm.shards import EngineShards
 
 _MODELS = (
@@ -101,6 +102,7 @@ class VllmEngine:
             "weights": self.weight_sink().nbytes(),
             "kv_cache": self._kv_cache_bytes(),
         }
+        self._rounds: Rounds | None = None
         self._pages = dict(self._sizes)
         """What each takes of the device: known behind its first return, at least its size."""
 
@@ -171,27 +173,11 @@ class VllmEngine:
         """Answer each prompt once, in order: see `RolloutEngine`."""
         if not prompts:
             return Responses.of([], [], [])
-        if self.awake != {"weights", "kv_cache"}:
-            raise RuntimeError(f"the engine is asked while only {sorted(self.awake)} are awake")
-        section, greedy = sampling.section, sampling.is_greedy
+        self._must_be_awake()
         with _own_random_state(self.seed), PROGRESS.steady():
             outputs = self.llm.generate(
                 [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts],
-                [
-                    SamplingParams(
-                        # At temperature 0 the engine ignores the three that cut a distribution.
-                        temperature=0.0 if greedy else section.temperature,
-                        max_tokens=section.max_tokens,
-                        top_p=section.top_p,
-                        top_k=section.top_k,
-                        min_p=section.min_p,
-                        stop_token_ids=list(sampling.stop_token_ids),
-                        seed=None if greedy else seed,
-                        logprobs=None if greedy else 0,
-                        detokenize=False,
-                    )
-                    for seed in seeds
-                ],
+                [_sampling_params(sampling, seed) for seed in seeds],
                 use_tqdm=False,
             )
         answers = [output.outputs[0] for output in outputs]
@@ -200,9 +186,52 @@ class VllmEngine:
             raise RuntimeError(f"the engine answered {whole} of {len(prompts)} prompts to the end")
         return Responses.of(
             token_ids=[answer.token_ids for answer in answers],
-            logprobs=[_logprobs(answer) for answer in answers],
+            logprobs=[token_logprobs(answer) for answer in answers],
             finished=[answer.finish_reason == "stop" for answer in answers],
         )
+
+    def begin(self, requests: Sequence[Request], sampling: Sampling) -> None:
+        """Take requests: see `RolloutEngine`."""
+        self._must_be_awake()
+        asked = [
+            (request.token_ids, _sampling_params(sampling, request.seed, drawn=request.drawn))
+            for request in requests
+        ]
+        self._rounds = Rounds(self.llm.llm_engine, asked)
+
+    def advance(self, steps: int) -> list[int]:
+        """Take steps of the engine: see `RolloutEngine`."""
+        assert self._rounds is not None, "it has begun"
+        self._must_be_awake()
+        with _own_random_state(self.seed), PROGRESS.steady():
+            return self._rounds.advance(steps)
+
+    def take_back(self) -> Responses:
+        """Return what was drawn: see `RolloutEngine`."""
+        assert self._rounds is not None, "it has begun"
+        rounds, self._rounds = self._rounds, None
+        return rounds.take_back()
+
+    def _must_be_awake(self) -> None:
+        if self.awake != {"weights", "kv_cache"}:
+            raise RuntimeError(f"the engine is asked while only {sorted(self.awake)} are awake")
+
+
+def _sampling_params(sampling: Sampling, seed: int, *, drawn: int = 0) -> SamplingParams:
+    """Say how one response is drawn, or the rest of one of which some tokens are `drawn`."""
+    section, greedy = sampling.section, sampling.is_greedy
+    return SamplingParams(
+        # At temperature 0 the engine ignores the three that cut a distribution.
+        temperature=0.0 if greedy else section.temperature,
+        max_tokens=section.max_tokens - drawn,
+        top_p=section.top_p,
+        top_k=section.top_k,
+        min_p=section.min_p,
+        stop_token_ids=list(sampling.stop_token_ids),
+        seed=None if greedy else seed,
+        logprobs=None if greedy else 0,
+        detokenize=False,
+    )
 
 
 def _ticking(step: Callable[[], Any]) -> Callable[[], Any]:
@@ -232,12 +261,3 @@ def _own_random_state(seed: int) -> Iterator[None]:
         finally:
             random.setstate(python_state)
             np.random.set_state(numpy_state)  # noqa: NPY002
-
-
-def _logprobs(answer: Any) -> list[float]:
-    """Return the log-prob of each token of a completion; 0 in a greedy one, which has none."""
-    if not answer.logprobs:
-        return [0.0] * len(answer.token_ids)
-    return [
-        entry[token].logprob for token, entry in zip(answer.token_ids, answer.logprobs, strict=True)
-    ]

@@ -52,6 +52,9 @@ def test_tokens_are_weighed_where_the_rollout_is_not_float32(run_config: MakeCon
     assert level({DTYPE: "float32", f"{FIX}.level": "sequence"}) == "sequence"
     assert level({DTYPE: "float32", f"{FIX}.reject_above": 1.1}) == "off"
     assert level({DTYPE: "bfloat16", "rl_config.old_log_probs": "from_rollout"}) is None
+    partial = {DTYPE: "float32", "rl_config.partial_rollout": True}
+    assert level(partial) == "token"
+    assert level(partial | {"rl_config.max_staleness": 0}) is None
 
 
 def test_a_correction_that_means_nothing_is_refused(run_config: MakeConfig) -> None:

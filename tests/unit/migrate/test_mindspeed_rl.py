@@ -236,7 +236,6 @@ def test_a_kl_term_is_there_only_where_its_loss_or_reward_has_one(
             {"rl_config.verifier_function": ["math_verify"]},
         ),
         ({"rl_config.multi_turn_enable": True}, "rl_config.multi_turn_enable", {}),
-        ({"rl_config.partial_rollout_max_split": 2}, "rl_config.partial_rollout_max_split", {}),
         ({"rl_config.kl_ctrl_type": "adaptive"}, "rl_config.kl_ctrl_type", {}),
         ({"rl_config.rule_reward": False}, "rl_config.rule_reward", {}),
         (
@@ -339,6 +338,14 @@ def test_dynamic_sampling_trains_as_many_prompts_as_there_and_draws_no_fewer(
         "rl_config.mini_batch_size": 16,
     }
     assert {key: result.values[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize(("splits", "staleness"), [(1, None), (2, 1), (4, 3)])
+def test_a_response_takes_as_many_steps_as_it_had_parts(splits: int, staleness: int | None) -> None:
+    result = imported({"rl_config.partial_rollout_max_split": splits})
+    assert result.refused == ()
+    assert result.values.get("rl_config.max_staleness") == staleness
+    assert result.values.get("rl_config.partial_rollout", False) is (splits > 1)
 
 
 def test_dapo_keys_mean_nothing_to_grpo() -> None:

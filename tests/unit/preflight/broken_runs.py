@@ -88,6 +88,12 @@ RUNS: dict[str, Broken] = {
         "math_verify",
         on(8, {"rl_config.filter_groups_enable": True}),
     ),
+    "two ways to end a rollout": Broken(
+        "rl_config.partial_rollout",
+        True,
+        False,
+        on(8, {"rl_config.filter_groups_enable": True}),
+    ),
     # The model.
     "actor tp and attention heads": Broken(f"{ACTOR}.{TP}", 8, 4, on(8)),
     "rollout tp and attention heads": Broken(ROLLOUT_TP, 8, 4, on(8)),

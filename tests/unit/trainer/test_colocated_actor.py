@@ -12,7 +12,7 @@ from mindrl.batch.sequences import Logprobs, Sequences, SequenceScores, Values
 from mindrl.config.generate import SamplingConfig
 from mindrl.config.layout_keys import Role
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
-from mindrl.rollout.engine import Sampling
+from mindrl.rollout.engine import Request, Sampling
 from mindrl.trainer.colocated_actor import ColocatedActor
 
 
@@ -53,6 +53,34 @@ class RecordingGroup:
 
     def call_all(self, method: str, *arguments: Any) -> list[Any]:
         return self.call(method, [arguments] * 4)
+
+
+class DrawingGroup(RecordingGroup):
+    """Draws a token of each request in a step; its seed says how long a response becomes."""
+
+    def answers(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        if method == "begin_sequences":
+            self.steps, self.lengths = (
+                0,
+                [
+                    [request.seed - request.drawn for request in requests]
+                    for requests, _ in arguments
+                ],
+            )
+            return [None] * 4
+        if method == "advance_sequences":
+            before, self.steps = self.steps, self.steps + arguments[0][0]
+            return [
+                [place for place, length in enumerate(each) if before < length <= self.steps]
+                for each in self.lengths
+            ]
+        drawn = [[min(length, self.steps) for length in each] for each in self.lengths]
+        tokens = [[[length] * length for length in each] for each in drawn]
+        logprobs = [[[-1.0] * length for length in each] for each in drawn]
+        return [
+            Responses.of(ids, scores, [True] * len(ids))
+            for ids, scores in zip(tokens, logprobs, strict=True)
+        ]
 
 
 def dealing_actor(group: "RecordingGroup", *, train: int, rollout: int) -> ColocatedActor:
@@ -110,6 +138,32 @@ def test_a_prompt_that_a_step_has_answered_before_goes_on_with_seeds_of_its_own(
     earlier, later, together = (shares[0][2] for shares in group.given)
     assert [*earlier, *later] == together
     assert len({*together}) == 15
+
+
+def test_replicas_go_on_in_rounds_until_there_is_enough_and_answers_come_back_in_order() -> None:
+    """Requests whose seed is the length of their response, to two replicas of two ranks."""
+    group = DrawingGroup()
+    actor = dealing_actor(group, train=1, rollout=2)
+    lengths, drawn = [9, 2, 7, 3, 1, 6, 8], [4, 0, 4, 0, 0, 0, 4]
+    requests = [
+        Request(token_ids=(5, place), drawn=begun, seed=length)
+        for place, (length, begun) in enumerate(zip(lengths, drawn, strict=True))
+    ]
+    seen: list[list[int]] = []
+
+    def is_enough(whole: Collection[int]) -> bool:
+        seen.append(sorted(whole))
+        return len(whole) >= 5
+
+    found = actor.generate_until(requests, SAMPLING, is_enough, round_steps=2)
+
+    first, *_ = group.given
+    # 0, 2 and 6 go on: in turn. 1, 3, 4 and 5 begin: halves.
+    dealt = [[request.token_ids[1] for request in first[rank][0]] for rank in range(4)]
+    assert dealt == [[0, 6, 1, 3]] * 2 + [[2, 4, 5]] * 2
+    # What is left of them is 5, 2, 3, 3, 1, 6 and 4 long.
+    assert seen == [[1, 4], [1, 2, 3, 4, 6]]
+    assert found.lengths_B.tolist() == [4, 2, 3, 3, 1, 4, 4]
 
 
 def test_log_probs_come_back_in_order_and_as_wide_as_the_batch() -> None:

@@ -2,7 +2,7 @@
 
 import errno
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -44,7 +44,7 @@ def batch() -> RatedBatch:
     )
     rollouts = Rollouts.from_responses(
         [each.token_ids for each in prompts], responses, [0, 0, 1, 1]
-    )
+    ).with_ages(torch.tensor([1, 0, 0, 0, 2, 2, 0]))
     said = ["20 31", "数学 \x1b[31m", "", "\ufffd\n"]
     return RatedBatch(
         prompts=prompts, rollouts=rollouts, rewarded=Rewarded(responses=said, scores=scores)
@@ -60,6 +60,13 @@ def test_a_step_comes_back_to_the_bit(tmp_path: Path) -> None:
         assert ours.dtype == theirs.dtype
         assert ours.numpy().tobytes() == theirs.numpy().tobytes(), field.name
     assert (read.prompts, read.rewarded) == (written.prompts, written.rewarded)
+
+
+def test_where_all_tokens_are_of_the_steps_own_weights_no_age_is_written(tmp_path: Path) -> None:
+    files, written = RolloutFiles(tmp_path), batch()
+    files.write(3, replace(written, rollouts=replace(written.rollouts, ages_BT=None)), 1)
+    assert "ages" not in pq.read_schema(files.path(3)).names
+    assert files.read(3).rollouts.ages_BT is None
 
 
 def test_a_reader_of_parquet_finds_a_row_for_each_response(tmp_path: Path) -> None:
@@ -79,6 +86,7 @@ def test_a_reader_of_parquet_finds_a_row_for_each_response(tmp_path: Path) -> No
         "prompt_token_ids": [3, 9],
         "response_token_ids": [20, 31],
         "rollout_logprobs": torch.tensor(LOGPROBS[0]).tolist(),
+        "ages": [1, 0],
         "finished": True,
         "reward": 0.1 + 0.2,
         "reward/exact": 1.0,

@@ -1,0 +1,68 @@
+"""Responses drawn in rounds of engine steps, which may be left before they are whole."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from vllm import SamplingParams, TokensPrompt
+from vllm.sampling_params import RequestOutputKind
+
+from mindrl.batch.rollouts import Responses
+
+
+class Rounds:
+    """The requests of one rollout. The engine has no others meanwhile."""
+
+    def __init__(self, engine: Any, asked: Sequence[tuple[Sequence[int], SamplingParams]]) -> None:
+        """Give them to an engine, token ids and how the rest is drawn."""
+        self.engine = engine
+        self.drawn: list[tuple[list[int], list[float]]] = [([], []) for _ in asked]
+        self.finished = [False] * len(asked)
+        self.open: dict[str, int] = {}
+        """Place of each request that is not whole, by its name in the engine."""
+        for place, (token_ids, params) in enumerate(asked):
+            # Else each step copies all tokens of all responses.
+            params.output_kind = RequestOutputKind.DELTA
+            name = f"round-{place}"
+            engine.add_request(name, TokensPrompt(prompt_token_ids=list(token_ids)), params)
+            self.open[name] = place
+
+    def advance(self, steps: int) -> list[int]:
+        """Take steps of the engine; returns the places of requests that have become whole."""
+        whole = []
+        while self.open and steps:
+            found = [self._taken(output) for output in self.engine.step()]
+            whole += [place for place, is_whole in found if is_whole]
+            steps -= 1
+        return whole
+
+    def _taken(self, output: Any) -> tuple[int, bool]:
+        """Take what a step drew for a request; returns its place, and whether it is whole."""
+        answer, place = output.outputs[0], self.open[output.request_id]
+        token_ids, logprobs = self.drawn[place]
+        token_ids += answer.token_ids
+        logprobs += token_logprobs(answer)
+        if output.finished:
+            if answer.finish_reason not in ("stop", "length"):
+                raise RuntimeError(f"the engine gave a prompt up: {answer.finish_reason}")
+            self.finished[place] = answer.finish_reason == "stop"
+            del self.open[output.request_id]
+        return place, output.finished
+
+    def take_back(self) -> Responses:
+        """Return what was drawn, in order, and drop what is not whole."""
+        if self.open:
+            self.engine.abort_request([*self.open])
+            # The model's own batch forgets them in the next step.
+            self.engine.step()
+            self.open = {}
+        token_ids, logprobs = [each[0] for each in self.drawn], [each[1] for each in self.drawn]
+        return Responses.of(token_ids=token_ids, logprobs=logprobs, finished=self.finished)
+
+
+def token_logprobs(answer: Any) -> list[float]:
+    """Return the log-prob of each token of a completion; 0 in a greedy one, which has none."""
+    if not answer.logprobs:
+        return [0.0] * len(answer.token_ids)
+    return [
+        entry[token].logprob for token, entry in zip(answer.token_ids, answer.logprobs, strict=True)
+    ]

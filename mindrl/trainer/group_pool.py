@@ -1,0 +1,155 @@
+"""Groups that are under way over several steps: which begin, and which a step trains on.
+
+Shapes: N tokens of a response, G groups, the oldest first.
+"""
+
+from base64 import b64decode, b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolBounds:
+    """How many groups are under way, and how old one may get."""
+
+    per_step: int
+    """Groups that a step trains on."""
+    in_flight: int
+    """Groups under way, at least those of a step."""
+    max_staleness: int
+    """Steps that may lie between the one that begins a group and the one that trains on it."""
+    last_step: int
+    """Of the run: no group begins that could not be trained on."""
+
+    def to_begin(self, step: int, under_way: int) -> int:
+        """Return how many groups begin in a step."""
+        in_time = min(1 + self.max_staleness, self.last_step - step + 1) * self.per_step
+        return max(0, min(self.in_flight, in_time) - under_way)
+
+    def taken(self, step: int, born_G: Sequence[int], whole_G: Sequence[bool]) -> list[int] | None:
+        """Return which groups the step trains on; None while others have to be waited for.
+
+        They are the oldest that are whole. What stays behind must be trained on in time, even if
+        later steps do nothing but wait for their oldest.
+        """
+        taken = [group for group, whole in enumerate(whole_G) if whole][: self.per_step]
+        if len(taken) < self.per_step:
+            return None
+        behind = [born for group, born in enumerate(born_G) if group not in {*taken}]
+        in_time = (
+            place < self.per_step * (born + self.max_staleness - step)
+            for place, born in enumerate(behind)
+        )
+        return taken if all(in_time) else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class OpenSequence:
+    """A response as far as it has come."""
+
+    sample: int
+    """Its number among the responses to its prompt in the step that began it."""
+    tokens_N: Tensor
+    """int64."""
+    logprobs_N: Tensor
+    """float32; of the weights that drew each token."""
+    steps_N: Tensor
+    """int64; the step whose weights those were."""
+    finished: bool = False
+    """It ended by itself."""
+
+    @classmethod
+    def begun(cls, sample: int) -> Self:
+        """Begin without a token."""
+        none = torch.zeros(0, dtype=torch.int64)
+        return cls(sample=sample, tokens_N=none, logprobs_N=torch.zeros(0), steps_N=none)
+
+    def is_whole(self, longest: int) -> bool:
+        """Say whether nothing more is drawn of it."""
+        return self.finished or len(self.tokens_N) == longest
+
+    def with_more(self, tokens_N: Tensor, logprobs_N: Tensor, *, step: int, finished: bool) -> Self:
+        """Add what a step has drawn."""
+        return replace(
+            self,
+            tokens_N=torch.cat([self.tokens_N, tokens_N]),
+            logprobs_N=torch.cat([self.logprobs_N, logprobs_N]),
+            steps_N=torch.cat([self.steps_N, torch.full_like(tokens_N, step)]),
+            finished=finished,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class OpenGroup:
+    """The responses to a prompt, as far as they have come."""
+
+    index: int
+    """Of the prompt in the data."""
+    born: int
+    """The step that began it."""
+    sequences: tuple[OpenSequence, ...]
+
+    def is_whole(self, longest: int) -> bool:
+        """Say whether it can be trained on."""
+        return all(each.is_whole(longest) for each in self.sequences)
+
+
+_COLUMNS = {"tokens_N": np.int64, "logprobs_N": np.float32, "steps_N": np.int64}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class GroupPool:
+    """What is behind a step."""
+
+    place: int
+    """Of the next prompt in the order of the data."""
+    groups: tuple[OpenGroup, ...] = ()
+    """Under way, the oldest first."""
+
+    def state(self) -> dict[str, Any]:
+        """Return it in values that JSON has, to the bit."""
+        return {
+            "place": self.place,
+            "groups": [
+                {
+                    "index": group.index,
+                    "born": group.born,
+                    "sequences": [_as_json(each) for each in group.sequences],
+                }
+                for group in self.groups
+            ],
+        }
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any]) -> Self:
+        """Read it."""
+        return cls(
+            place=state["place"],
+            groups=tuple(
+                OpenGroup(
+                    index=group["index"],
+                    born=group["born"],
+                    sequences=tuple(map(_of_json, group["sequences"])),
+                )
+                for group in state["groups"]
+            ),
+        )
+
+
+def _as_json(sequence: OpenSequence) -> dict[str, Any]:
+    columns = {name: getattr(sequence, name).numpy().tobytes() for name in _COLUMNS}
+    texts = {name: b64encode(content).decode() for name, content in columns.items()}
+    return {"sample": sequence.sample, "finished": sequence.finished, **texts}
+
+
+def _of_json(values: Mapping[str, Any]) -> OpenSequence:
+    columns = {
+        name: torch.from_numpy(np.frombuffer(b64decode(values[name]), kind).copy())
+        for name, kind in _COLUMNS.items()
+    }
+    return OpenSequence(sample=values["sample"], finished=values["finished"], **columns)

@@ -1,0 +1,182 @@
+"""Steps that end before all responses are whole: what is left goes on in the next one.
+
+The colocated form of partial rollout, as in Kimi k1.5 (arXiv 2501.12599, section 2.6.2).
+
+Shapes: B responses of a step, T positions, N tokens end to end, G groups, the oldest first.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from math import ceil
+from typing import Any
+
+import torch
+
+from mindrl.batch.prompts import sample_numbers, sequence_seed
+from mindrl.batch.rollouts import Responses, Rollouts
+from mindrl.config.run import RunConfig
+from mindrl.observability.metrics import Metrics
+from mindrl.rollout.engine import Request
+from mindrl.trainer.gathering import Answering, Gathered
+from mindrl.trainer.group_pool import GroupPool, OpenGroup, OpenSequence, PoolBounds
+
+
+class PartialGroups:
+    """Begins more groups than a step needs, and trains on the first that are whole.
+
+    The others keep their tokens and go on with the weights of the next step. All is decided by
+    counts of engine steps: equal runs are equal.
+    """
+
+    def __init__(self, config: RunConfig, answering: Answering) -> None:
+        """Take the parts."""
+        training, rl = config.megatron_training, config.rl_config
+        self.answering, self.seed, self.blocking = answering, training.seed, rl.blocking
+        self.samples, self.round_steps = rl.n_samples_per_prompt, rl.rollout_round_steps
+        self.longest = config.generate_config.sampling_config.max_tokens
+        self.bounds = PoolBounds(
+            per_step=answering.per_step,
+            in_flight=ceil(rl.groups_in_flight * answering.per_step),
+            max_staleness=rl.max_staleness,
+            last_step=training.train_iters,
+        )
+        self.behind = {0: GroupPool(place=0)}
+        """By the last step and the one before it, which is on record where the last is given up."""
+
+    def gather(self, step: int, heed: Callable[[], None]) -> Gathered:
+        """Begin groups, and draw until enough of all that are under way are whole."""
+        begin = self.behind[step - 1]
+        begun = self._begun(step, begin)
+        groups = self._drawn(step, [*begin.groups, *begun])
+        taken = self._taken(step, groups)
+        assert taken is not None, "it was drawn until there are enough"
+        left = tuple(group for place, group in enumerate(groups) if place not in {*taken})
+        pool = GroupPool(place=begin.place + len(begun), groups=left)
+        self.behind = {step - 1: begin, step: pool}
+        heed()
+        chosen = [groups[place] for place in taken]
+        prompts = [self.answering.prompts[group.index] for group in chosen]
+        rollouts = self._rollouts(step, chosen)
+        rating = self.answering.rewards.compute(prompts, rollouts, blocking=self.blocking)
+        metrics = _metrics(step, chosen, left)
+        return Gathered(prompts=prompts, rollouts=rollouts, rating=rating, metrics=metrics)
+
+    def state(self, step: int) -> dict[str, Any]:
+        """Return what is under way behind a step, the last one or the one before."""
+        return self.behind[step].state()
+
+    def resume(self, step: int, state: Mapping[str, Any]) -> None:
+        """Go on behind a step."""
+        fresh = GroupPool(place=step * self.bounds.per_step)
+        self.behind = {step: GroupPool.of_state(state) if state else fresh}
+
+    def _begun(self, step: int, pool: GroupPool) -> list[OpenGroup]:
+        count = self.bounds.to_begin(step, len(pool.groups))
+        indices = self.answering.order.indices(pool.place, count)
+        uids = [self.answering.prompts[index].uid for index in indices for _ in range(self.samples)]
+        numbers = iter(sample_numbers(uids))
+        return [
+            OpenGroup(
+                index=index,
+                born=step,
+                sequences=tuple(OpenSequence.begun(next(numbers)) for _ in range(self.samples)),
+            )
+            for index in indices
+        ]
+
+    def _taken(
+        self, step: int, groups: Sequence[OpenGroup], left: Counter[int] | None = None
+    ) -> list[int] | None:
+        """Return which groups the step trains on, if enough are whole.
+
+        `left` counts the responses of each that are not; None asks the groups.
+        """
+        whole_G = [
+            group.is_whole(self.longest) if left is None else not left[place]
+            for place, group in enumerate(groups)
+        ]
+        return self.bounds.taken(step, [group.born for group in groups], whole_G)
+
+    def _drawn(self, step: int, groups: Sequence[OpenGroup]) -> list[OpenGroup]:
+        """Let the engines go on with all groups until enough are whole."""
+        answering, asked = (
+            self.answering,
+            [
+                (place, number)
+                for place, group in enumerate(groups)
+                for number, each in enumerate(group.sequences)
+                if not each.is_whole(self.longest)
+            ],
+        )
+        requests = [self._request(groups[place], number) for place, number in asked]
+
+        def is_enough(whole: Collection[int]) -> bool:
+            left = Counter(place for row, (place, _) in enumerate(asked) if row not in whole)
+            return self._taken(step, groups, left) is not None
+
+        with answering.rewards.timer("rollout"):
+            responses = answering.workers.generate_until(
+                requests, answering.sampling, is_enough, round_steps=self.round_steps
+            )
+        return _with_more(groups, asked, responses, step)
+
+    def _request(self, group: OpenGroup, number: int) -> Request:
+        prompt, sequence = self.answering.prompts[group.index], group.sequences[number]
+        drawn = len(sequence.tokens_N)
+        return Request(
+            token_ids=(*prompt.token_ids, *sequence.tokens_N.tolist()),
+            drawn=drawn,
+            seed=sequence_seed(
+                self.seed, step=group.born, uid=prompt.uid, sample=sequence.sample, drawn=drawn
+            ),
+        )
+
+    def _rollouts(self, step: int, groups: Sequence[OpenGroup]) -> Rollouts:
+        sequences = [each for group in groups for each in group.sequences]
+        responses = Responses(
+            token_ids_N=torch.cat([each.tokens_N for each in sequences]),
+            logprobs_N=torch.cat([each.logprobs_N for each in sequences]),
+            lengths_B=torch.tensor([len(each.tokens_N) for each in sequences]),
+            finished_B=torch.tensor([each.finished for each in sequences]),
+        )
+        asked = [self.answering.prompts[group.index].token_ids for group in groups]
+        order = [place for place in range(len(groups)) for _ in range(self.samples)]
+        rollouts = Rollouts.from_responses(asked, responses, order)
+        ages_N = step - torch.cat([each.steps_N for each in sequences])
+        return rollouts.with_ages(ages_N) if ages_N.any() else rollouts
+
+
+def _with_more(
+    groups: Sequence[OpenGroup],
+    asked: Sequence[tuple[int, int]],
+    responses: Responses,
+    step: int,
+) -> list[OpenGroup]:
+    """Add to each response that was asked for what was drawn of it."""
+    lengths = responses.lengths_B.tolist()
+    tokens, logprobs = (
+        torch.split(responses.token_ids_N, lengths),
+        torch.split(responses.logprobs_N, lengths),
+    )
+    drawn = [[*group.sequences] for group in groups]
+    for row, (place, number) in enumerate(asked):
+        drawn[place][number] = drawn[place][number].with_more(
+            tokens[row], logprobs[row], step=step, finished=bool(responses.finished_B[row])
+        )
+    return [
+        replace(group, sequences=tuple(sequences))
+        for group, sequences in zip(groups, drawn, strict=True)
+    ]
+
+
+def _metrics(step: int, trained: Sequence[OpenGroup], left: Sequence[OpenGroup]) -> Metrics:
+    ages_N = step - torch.cat([each.steps_N for group in trained for each in group.sequences])
+    open_tokens = sum(len(each.tokens_N) for group in left for each in group.sequences)
+    return {
+        "staleness/mean": ages_N.double().mean().item(),
+        "staleness/max": float(max(step - group.born for group in trained)),
+        "staleness/stale_tokens": (ages_N > 0).double().mean().item(),
+        "staleness/open_groups": float(len(left)),
+        "staleness/open_tokens": float(open_tokens),
+    }

@@ -1,0 +1,96 @@
+"""Which groups begin and which are trained on: the bound on their age, and what is kept of them."""
+
+import json
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mindrl.trainer.group_pool import GroupPool, OpenGroup, OpenSequence, PoolBounds
+
+
+def bounds(
+    per_step: int = 2, in_flight: int = 4, max_staleness: int = 1, last_step: int = 9
+) -> PoolBounds:
+    return PoolBounds(
+        per_step=per_step, in_flight=in_flight, max_staleness=max_staleness, last_step=last_step
+    )
+
+
+def test_the_oldest_that_are_whole_are_trained_on() -> None:
+    assert bounds().taken(3, [2, 3, 3, 3], [True, False, True, True]) == [0, 2]
+
+
+def test_one_that_would_get_too_old_is_waited_for() -> None:
+    """Begun in step 2, it must be trained on in step 3: two others are not enough."""
+    assert bounds().taken(3, [2, 3, 3, 3], [False, True, True, True]) is None
+    assert bounds(max_staleness=2).taken(3, [2, 3, 3, 3], [False, True, True, True]) == [1, 2]
+
+
+def test_so_many_of_one_age_that_later_steps_could_not_train_on_all_are_waited_for() -> None:
+    """Four of step 2 at two a step: the third and the fourth have step 4, the two of step 3 not."""
+    whole = [False, False, False, False, True, True]
+    assert bounds(max_staleness=2).taken(3, [2, 2, 2, 2, 3, 3], whole) is None
+    assert bounds(max_staleness=3).taken(3, [2, 2, 2, 2, 3, 3], whole) == [4, 5]
+
+
+@pytest.mark.parametrize(
+    ("staleness", "step", "begin"),
+    [(0, 1, 2), (1, 1, 4), (2, 1, 4), (1, 8, 4), (1, 9, 2)],
+)
+def test_no_more_begin_than_can_be_trained_on_in_time(
+    staleness: int, step: int, begin: int
+) -> None:
+    assert bounds(max_staleness=staleness).to_begin(step, 0) == begin
+
+
+@given(
+    per_step=st.integers(1, 4),
+    times=st.integers(1, 4),
+    max_staleness=st.integers(0, 3),
+    lengths=st.lists(st.integers(1, 60), min_size=200, max_size=200),
+    round_steps=st.integers(1, 9),
+)
+def test_whatever_the_lengths_each_group_is_trained_on_once_and_none_is_too_old(
+    per_step: int, times: int, max_staleness: int, lengths: list[int], round_steps: int
+) -> None:
+    last = 8
+    pool = bounds(per_step, per_step * times, max_staleness, last)
+    alive: list[tuple[int, int]] = []
+    left, begun, trained = {}, 0, []
+    for step in range(1, last + 1):
+        for _ in range(pool.to_begin(step, len(alive))):
+            alive.append((begun, step))
+            left[begun] = lengths[begun]
+            begun += 1
+        taken = None
+        while taken is None:
+            left = {group: max(0, length - round_steps) for group, length in left.items()}
+            whole = [not left[group] for group, _ in alive]
+            taken = pool.taken(step, [born for _, born in alive], whole)
+            assert taken is not None or not all(whole)
+        assert len(taken) == per_step
+        assert all(step - alive[place][1] <= max_staleness for place in taken)
+        trained += [alive[place][0] for place in taken]
+        alive = [each for place, each in enumerate(alive) if place not in taken]
+    # What was begun was trained on by the last step.
+    assert not alive
+    assert sorted(trained) == list(range(begun)) == list(range(per_step * last))
+
+
+def test_what_is_under_way_is_the_same_to_the_bit_behind_json() -> None:
+    sequence = OpenSequence.begun(3).with_more(
+        torch.tensor([151_999, 0]), torch.tensor([-1 / 3, -1e-45]), step=4, finished=False
+    )
+    longer = sequence.with_more(torch.tensor([7]), torch.tensor([-0.0]), step=5, finished=True)
+    groups = (OpenGroup(index=11, born=4, sequences=(longer, OpenSequence.begun(1))),)
+    state = json.loads(json.dumps(GroupPool(place=12, groups=groups).state()))
+    found = GroupPool.of_state(state)
+    assert (found.place, found.groups[0].index, found.groups[0].born) == (12, 11, 4)
+    first, second = found.groups[0].sequences
+    assert first.tokens_N.tolist() == [151_999, 0, 7]
+    assert first.steps_N.tolist() == [4, 4, 5]
+    assert first.logprobs_N.view(torch.int32).equal(longer.logprobs_N.view(torch.int32))
+    assert (first.sample, first.finished, first.is_whole(9)) == (3, True, True)
+    assert (second.sample, second.is_whole(9), len(second.tokens_N)) == (1, False, 0)

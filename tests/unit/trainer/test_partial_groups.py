@@ -1,0 +1,168 @@
+"""Steps that leave responses unfinished, on roles that draw from memory.
+
+The real engine: tests/distributed/test_rollout.py; whole runs: tests/e2e/test_partial_rollout.py.
+"""
+
+import json
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from memory_roles import MemoryRoles, config, data, lines, rewards, run_log
+
+from mindrl.batch.prompts import Prompt
+from mindrl.batch.rollouts import Responses
+from mindrl.errors import StopRequestedError
+from mindrl.rollout.engine import Request, Sampling
+from mindrl.trainer.policy_trainer import PolicyTrainer
+
+LONGEST = 12
+KEYS = {
+    "partial_rollout": True,
+    "no_shuffle": True,
+    "global_batch_size": 2,
+    "rollout_round_steps": 2,
+    "seq_length": 16,
+}
+PROMPTS = [
+    Prompt(uid=uid, token_ids=(uid + 1, 9), text=f"prompt {uid}", answer=str(uid))
+    for uid in range(40)
+]
+
+
+def length_of(uid: int) -> int:
+    """Most responses have 2 tokens, those to every fifth prompt from 2 on 12."""
+    return LONGEST if uid % 5 == 2 else 2
+
+
+class LongTail(MemoryRoles):
+    """Draws the token 20 + its place; a response ends where its prompt says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests: list[Sequence[Request]] = []
+        self.rounds: list[int] = []
+
+    def generate_until(
+        self,
+        requests: Sequence[Request],
+        sampling: Sampling,
+        is_enough: Callable[[Collection[int]], bool],
+        *,
+        round_steps: int,
+    ) -> Responses:
+        assert sampling.samples_per_prompt == 2
+        self.requests.append(requests)
+        lengths = [length_of(request.token_ids[0] - 1) - request.drawn for request in requests]
+        steps = round_steps
+        while not is_enough({row for row, length in enumerate(lengths) if length <= steps}):
+            steps += round_steps
+        self.rounds.append(steps // round_steps)
+        drawn = [min(length, steps) for length in lengths]
+        return Responses.of(
+            token_ids=[
+                [20 + request.drawn + place for place in range(length)]
+                for request, length in zip(requests, drawn, strict=True)
+            ],
+            logprobs=[[-1.0] * length for length in drawn],
+            finished=[length <= steps for length in lengths],
+        )
+
+    def trained(self) -> list[int]:
+        return [int(each.tokens_BT[0, 0]) - 1 for each in self.minibatches]
+
+
+def build(root: Path, roles: MemoryRoles, **changes: Any) -> PolicyTrainer:
+    chosen = config(**(KEYS | changes))
+    section = chosen.generate_config
+    longer = type(section.sampling_config)(max_tokens=LONGEST)
+    chosen = type(chosen)(
+        **{**vars(chosen), "generate_config": type(section)(sampling_config=longer)}
+    )
+    log = run_log(root, chosen.megatron_training.train_iters)
+    of_run = data(train=PROMPTS)
+    return PolicyTrainer(chosen, of_run, roles, rewards(roles), log, max_logprob_gap=0.1)
+
+
+def test_a_step_ends_with_the_first_that_are_whole_and_the_others_go_on(tmp_path: Path) -> None:
+    roles = LongTail()
+    build(tmp_path, roles, train_iters=4).run()
+    # Of 0 to 3 two are whole after a round; 2 goes on beside 3, 4 and 5, and is waited for.
+    assert roles.trained() == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert roles.rounds == [1, 5, 1, 5]
+    first, second, *_ = roles.requests
+    assert [request.drawn for request in first] == [0] * 8
+    # Both responses to 2 go on with 2 tokens; 3 is whole already, and 4 and 5 begin.
+    assert [(request.token_ids[0] - 1, request.drawn) for request in second] == [
+        *[(2, 2)] * 2,
+        *[(4, 0)] * 2,
+        *[(5, 0)] * 2,
+    ]
+    assert second[0].token_ids == (3, 9, 20, 21)
+    assert len({request.seed for requests in (first, second) for request in requests}) == 14
+    responses = [each.tokens_BT[0, 2:].tolist() for each in roles.minibatches[2:4]]
+    assert responses == [list(range(20, 32)), [20, 21]]
+    steps = lines(tmp_path / "metrics.jsonl")
+    assert [step["staleness/max"] for step in steps] == [0, 1, 1, 1]
+    assert steps[0]["staleness/open_tokens"] == 8
+    # In the second step 2 and 3: 4 of 24 tokens of 2, and all 4 of 3, are of the step before.
+    assert steps[1]["staleness/stale_tokens"] == pytest.approx(8 / 28)
+    assert steps[1]["staleness/mean"] == pytest.approx(8 / 28)
+    assert steps[-1]["staleness/open_groups"] == 0
+
+
+def test_only_tokens_of_the_present_weights_have_a_gap_the_others_a_drift(tmp_path: Path) -> None:
+    roles = LongTail()
+    roles.gap = 0.05
+    build(tmp_path, roles, train_iters=2, epochs=2).run()
+    first, second = lines(tmp_path / "metrics.jsonl")
+    assert "drift/mean" not in first
+    assert second["drift/mean"] == pytest.approx(0.05)
+    assert second["logprob_gap/mean"] == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2, 3])
+def test_each_prompt_is_trained_on_once_and_none_is_older_than_asked(
+    staleness: int, tmp_path: Path
+) -> None:
+    roles = LongTail()
+    keys = {"train_iters": 12, "groups_in_flight": 4.0, "max_staleness": staleness}
+    build(tmp_path, roles, **keys).run()
+    assert sorted(roles.trained()) == list(range(24))
+    oldest = [step["staleness/max"] for step in lines(tmp_path / "metrics.jsonl")]
+    assert max(oldest) == staleness
+    if staleness == 0:
+        assert roles.trained() == list(range(24))
+
+
+def asked_at(moments: Iterable[bool]) -> Callable[[], None]:
+    left = iter(moments)
+
+    def heed() -> None:
+        if next(left, False):
+            raise StopRequestedError("stopped by SIGINT")
+
+    return heed
+
+
+@pytest.mark.parametrize("moment", range(10))
+def test_a_run_that_is_stopped_anywhere_goes_on_with_what_was_under_way(
+    moment: int, tmp_path: Path
+) -> None:
+    keys = {"train_iters": 4, "save_interval": 1, "groups_in_flight": 3.0, "max_staleness": 2}
+    straight, stopped, resumed = LongTail(), LongTail(), LongTail()
+    build(tmp_path / "straight", straight, **keys).run()
+    trainer = build(tmp_path / "stopped", stopped, **keys)
+    with pytest.raises(StopRequestedError):
+        trainer.run(asked_at(number == moment for number in count()))
+    done, state = trainer.run_log.summary.steps, json.loads(json.dumps(trainer.state()))
+    again = build(tmp_path / "resumed", resumed, **keys)
+    again.resume(done, state)
+    again.run()
+    assert resumed.requests == straight.requests[done:]
+    learned = [*stopped.minibatches[: 2 * done], *resumed.minibatches]
+    for ours, theirs in zip(learned, straight.minibatches, strict=True):
+        assert torch.equal(ours.tokens_BT, theirs.tokens_BT)

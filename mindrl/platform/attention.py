@@ -8,7 +8,7 @@ Shapes: T packed tokens, N query heads, M key-value heads (N is a multiple), D w
 or key head. The heads of values may have another width (multi-head latent attention).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -19,6 +19,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from mindrl.platform.device import DeviceKind
+
+_MOST_SEQUENCES = 1024
+"""In one call of Ascend's kernel."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,15 +111,25 @@ def flash_attention(
 def fused_attention(
     query_TND: Tensor, key_TMD: Tensor, value_TMD: Tensor, packing: Packing, scale: float | None
 ) -> Tensor:
-    """Attend by Ascend's fused kernel, on an NPU.
+    """Attend by Ascend's fused kernel, on an NPU: in as many calls as the number of sequences asks.
 
     Read in torch_npu 2.10.0.post4 (`_op_plugin_docs.py`, `npu_native_functions_by_codegen.yaml`)
-    and in MindSpeed core_r0.16.0, not run: bfloat16, float16 and float32, keys and values of one
-    shape, a width of at most 768, at most 1024 sequences in layout "TND".
+    and in MindSpeed core_r0.16.0: bfloat16, float16 and float32, keys and values of one shape, a
+    width of at most 768, at most 1024 sequences in layout "TND". Run over a simulated CANN alone.
     """
+    heads = _of_one_width(query_TND, key_TMD, value_TMD, multiple=1)
+    mixed: list[Tensor] = []
+    for first in range(0, len(packing.starts) - 1, _MOST_SEQUENCES):
+        begin, *ends = packing.starts[first : first + _MOST_SEQUENCES + 1]
+        some = [tensor[begin : ends[-1]] for tensor in heads]
+        mixed.append(_fused(some, [end - begin for end in ends], _scale(query_TND, scale)))
+    whole = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
+    return whole[..., : value_TMD.size(-1)]
+
+
+def _fused(heads: Sequence[Tensor], ends: list[int], scale: float) -> Tensor:
     torch_npu = import_module("torch_npu")
-    query, key, value = _of_one_width(query_TND, key_TMD, value_TMD, multiple=1)
-    ends = list(packing.starts[1:])
+    query, key, value = heads
     mixed: Tensor = torch_npu.npu_fusion_attention(
         query,
         key,
@@ -124,14 +137,14 @@ def fused_attention(
         query.size(1),
         "TND",
         atten_mask=_hidden_from(query.device),
-        scale=_scale(query_TND, scale),
+        scale=scale,
         keep_prob=1.0,
         actual_seq_qlen=ends,
         actual_seq_kvlen=ends,
         # Causal from the lower right corner, with a mask that is compressed to 2048 tokens.
         sparse_mode=3,
     )[0]
-    return mixed[..., : value_TMD.size(-1)]
+    return mixed
 
 
 def _dense_attention(

@@ -32,17 +32,27 @@ def test_attention_and_its_gradients_are_torchs_within_float32_rounding(
         torch.testing.assert_close(ours, theirs, atol=5e-6, rtol=0)
 
 
-def test_what_the_kernel_documents_as_refused_is_refused(simulated_npus: SimulatedNpus) -> None:
-    made, gradient = heads(4, 4, 16, 16)
-    wide = [tensor.repeat(1, 1, 49) for tensor in made]
-    (reason,) = simulated_npus.run(
-        "attention_probe:refusal", STARTS, wide, gradient.repeat(1, 1, 49)
-    )
+def test_a_width_that_the_kernel_refuses_by_its_documents_is_refused(
+    simulated_npus: SimulatedNpus,
+) -> None:
+    *made, gradient = (tensor.repeat(1, 1, 49) for tensor in flat(heads(4, 4, 16, 16)))
+    (reason,) = simulated_npus.run("attention_probe:refusal", STARTS, made, gradient)
     assert "head width 784 above 768" in reason
-    many = range(len(made[0]) * 26 + 1)
-    longer = [tensor.repeat(26, 1, 1) for tensor in (*made, gradient)]
-    (reason,) = simulated_npus.run("attention_probe:refusal", many, longer[:3], longer[3])
-    assert "1 to 1024 sequences, not 1040" in reason
+
+
+def test_more_sequences_than_a_call_takes_are_attended_in_several(
+    simulated_npus: SimulatedNpus,
+) -> None:
+    """A call takes 1024; one of these has two tokens."""
+    *made, gradient = (tensor.repeat(30, 1, 1) for tensor in flat(heads(4, 2, 16, 16)))
+    starts = [*range(1100), 1101, *range(1102, len(gradient) + 1)]
+    ((host, device),) = simulated_npus.run("attention_probe:attended", starts, made, gradient)
+    for ours, theirs in zip(host, device, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=5e-6, rtol=0)
+
+
+def flat(parts: tuple[list[Tensor], Tensor]) -> list[Tensor]:
+    return [*parts[0], parts[1]]
 
 
 def test_the_state_of_the_devices_generator_can_be_taken_and_set(

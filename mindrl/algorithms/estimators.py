@@ -33,6 +33,8 @@ class RatedResponses:
     """int64; responses with the same number answer the same prompt."""
     mask_BT: Tensor
     """bool; the tokens of the responses."""
+    baseline_B: Tensor | None = None
+    """float32; the reward of the greedy response to the same prompt. None where none was made."""
     penalty_BT: Tensor | None = None
     """float32; the KL penalty of each token in units of reward. None without one."""
     values_BT: Tensor | None = None
@@ -115,6 +117,12 @@ def pass_at_k(rated: RatedResponses) -> Tensor:
     return advantages_B
 
 
+def remax(rated: RatedResponses) -> Tensor:
+    """Subtract the reward of the greedy response: ReMax (arXiv 2310.10505), eq. 6."""
+    assert rated.baseline_B is not None, "the trainer makes it"
+    return rated.returns() - rated.baseline_B
+
+
 def reinforce_plus_plus(rated: RatedResponses) -> Tensor:
     """Whiten the discounted return of each token over the step: REINFORCE++ (arXiv 2501.03262)."""
     nothing_BT = torch.zeros(rated.mask_BT.shape)
@@ -156,6 +164,7 @@ ESTIMATORS: Mapping[str, Estimator] = {
     "rloo": rloo,
     "opo": opo,
     "pass_at_k": pass_at_k,
+    "remax": remax,
     "reinforce_plus_plus": reinforce_plus_plus,
     "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline,
     "gae": gae,

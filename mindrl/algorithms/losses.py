@@ -76,6 +76,8 @@ class PolicyLoss:
     """What each token adds for its choice."""
     total: Total = of_one_rank
     """Adds numbers of sequences over the ranks that share their tokens."""
+    picked_BT: Tensor | None = None
+    """Tokens of this micro-batch that the function holds back."""
     correction: RolloutCorrection | None = None
     """What makes up for the engine that drew the tokens; None where nothing does."""
 
@@ -113,6 +115,7 @@ class PolicyLoss:
             mask_BT=weights_BT != 0,
             options=self.options,
             total=self.total,
+            picked_BT=self.picked_BT,
         )
         terms_BT = policy_terms(self.function, chosen)
         terms_BT["entropy"] = used("entropy_BT", entropy_BT, weights_BT)
@@ -149,7 +152,13 @@ class PolicyLoss:
             start_BT = logprobs_BT if old_BT is None else old_BT
             found = corrected(self.correction, start_BT, drawn_BT, weights_BT != 0, total)
             advantages_BT = advantages_BT * found.weights_BT
-        return replace(self, total=total)(
+        given_B, entropy_coef = minibatch.entropy_coef_B, self.entropy_coef
+        if given_B is not None:
+            entropy_coef = given_B[0].item()
+        bound = replace(
+            self, total=total, entropy_coef=entropy_coef, picked_BT=there(minibatch.picked_BT)
+        )
+        return bound(
             logprobs_BT=logprobs_BT,
             entropy_BT=entropy_BT,
             old_logprobs_BT=old_BT,

@@ -39,6 +39,8 @@ class PolicyLossOptions:
     """`sapo`: how sharply the gate falls where the advantage is positive."""
     tau_negative: float = 1.05
     """`sapo`: the same where it is negative."""
+    kl_cov_coef: float = 1.0
+    """`kl_cov`: how strongly the picked tokens are held to the old policy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -54,6 +56,8 @@ class ChosenTokens:
     """bool; the tokens of the responses that this rank has."""
     options: PolicyLossOptions
     total: Total = of_one_rank
+    picked_BT: Tensor | None = None
+    """bool; tokens of a large covariance. None of a loss that asks for none."""
 
     def ratio(self) -> Tensor:
         """Return the ratio of each token to the old policy, within e^-20 and e^20, [B, T]."""
@@ -162,6 +166,33 @@ def plain(chosen: ChosenTokens) -> Terms:
     }
 
 
+def clip_cov(chosen: ChosenTokens) -> Terms:
+    """Clip, and take the gradient of a few tokens of large covariance: arXiv 2505.22617, eq. 12."""
+    assert chosen.picked_BT is not None, "the trainer picks them"
+    terms = _clipped(chosen, chosen.ratio())
+    return {
+        **terms,
+        "policy_loss": terms["policy_loss"].masked_fill(chosen.picked_BT, 0.0),
+        "clip_fraction": terms["clip_fraction"] | chosen.picked_BT,
+    }
+
+
+def kl_cov(chosen: ChosenTokens) -> Terms:
+    """-ratio * A, and hold the tokens of the largest covariance: arXiv 2505.22617, eq. 14.
+
+    They are held to the old policy by the size of the logarithm of their ratio.
+    """
+    assert chosen.picked_BT is not None, "the trainer picks them"
+    log_BT = log_ratio(chosen.logprobs_BT, chosen.old_logprobs_BT)
+    ratio_BT = log_BT.exp()
+    held_BT = chosen.options.kl_cov_coef * log_BT.abs().masked_fill(~chosen.picked_BT, 0.0)
+    return {
+        "policy_loss": held_BT - ratio_BT * chosen.advantages_BT,
+        "clip_fraction": torch.zeros_like(chosen.mask_BT),
+        "ratio": ratio_BT,
+    }
+
+
 PolicyLossFunction = Callable[[ChosenTokens], Tensor | Terms]
 POLICY_LOSSES: Mapping[str, PolicyLossFunction] = {
     "clipped": clipped,
@@ -171,6 +202,8 @@ POLICY_LOSSES: Mapping[str, PolicyLossFunction] = {
     "cispo": cispo,
     "sapo": sapo,
     "plain": plain,
+    "clip_cov": clip_cov,
+    "kl_cov": kl_cov,
 }
 """By their names in `rl_config.policy_loss`."""
 

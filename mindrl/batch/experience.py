@@ -43,6 +43,11 @@ class Minibatch(Sequences):
     """float32; of the reference. None where the run has no KL term."""
     rollout_logprobs_BT: Tensor | None = None
     """float32; of the engine that drew the tokens. None where nothing makes up for it."""
+    picked_BT: Tensor | None = None
+    """bool; the tokens that the loss holds back. None of a loss that holds none."""
+    entropy_coef_B: Tensor | None = None
+    """float32; the weight of the entropy bonus, once for each sequence. None takes that of the
+    loss."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

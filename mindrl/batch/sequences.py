@@ -41,7 +41,8 @@ class Sequences:
 
     def into(self, stage: type[StageT], **columns: Tensor | None) -> StageT:
         """Make a batch of another stage: of the columns that both have, and of new ones."""
-        shared = {field.name for field in fields(stage)} - columns.keys()
+        own = {field.name for field in fields(self)}
+        shared = own & {field.name for field in fields(stage)} - columns.keys()
         values: dict[str, Any] = {name: getattr(self, name) for name in shared} | columns
         return stage(**values)
 

@@ -16,6 +16,10 @@ def algorithm_findings(config: RunConfig) -> Iterator[Finding]:
     if rl.partial_rollout and rl.filter_groups_enable:
         need = ": with rl_config.filter_groups_enable=true a step ends when it is full; use one"
         yield broken("rl_config.partial_rollout", rl.partial_rollout, need, False)
+    yield from _baseline(config)
+    if rl.clip_cov_lb > rl.clip_cov_ub:
+        need = f"must not be above rl_config.clip_cov_ub={rl.clip_cov_ub:g}"
+        yield broken("rl_config.clip_cov_lb", rl.clip_cov_lb, need, rl.clip_cov_ub)
 
 
 def _old_log_probs(config: RunConfig) -> Iterator[Finding]:
@@ -45,3 +49,16 @@ def _rollout_correction(config: RunConfig) -> Iterator[Finding]:
     if options.min_weight >= options.max_weight:
         need = f"must be below {section}.max_weight={options.max_weight:g}"
         yield broken(f"{section}.min_weight", options.min_weight, need, 0.0)
+
+
+def _baseline(config: RunConfig) -> Iterator[Finding]:
+    """A reward model rates the greedy answers too."""
+    if config.rl_config.adv_estimator != "remax" or config.reward_config is None:
+        return
+    prompts, replicas = config.megatron_training.global_batch_size, config.layout("reward").dp
+    if replicas and prompts % replicas:
+        need = (
+            f"must be divisible by the {replicas} data-parallel replicas of reward_config: with "
+            "rl_config.adv_estimator=remax they rate a greedy answer to each prompt"
+        )
+        yield broken("megatron_training.global_batch_size", prompts, need)

@@ -25,9 +25,14 @@ GROUP_ESTIMATORS = (
     "reinforce_plus_plus_baseline",
 )
 """Those that compare the responses to one prompt with each other."""
-ESTIMATORS = (*GROUP_ESTIMATORS, "reinforce_plus_plus", "gae")
+ESTIMATORS = (*GROUP_ESTIMATORS, "remax", "reinforce_plus_plus", "gae")
 """Those of `mindrl.algorithms.estimators`."""
-POLICY_LOSSES = ("clipped", "dual_clip", "gspo", "gmpo", "cispo", "sapo", "plain")
+COVARIANCE_LOSSES = ("clip_cov", "kl_cov")
+"""Those that pick tokens by their old log-probs before an update."""
+POLICY_LOSSES = (
+    *("clipped", "dual_clip", "gspo", "gmpo", "cispo", "sapo", "plain"),
+    *COVARIANCE_LOSSES,
+)
 """Those of `mindrl.algorithms.policy_losses`."""
 
 
@@ -140,9 +145,9 @@ class RLConfig:
     """What makes up for an engine that draws tokens with other probabilities than the trainer's."""
     adv_estimator: str = "group_norm"
     """Advantage estimator: `group_norm` (GRPO), `group_mean` (Dr. GRPO), `rloo`, `opo`,
-    `pass_at_k`, `reinforce_plus_plus`, `reinforce_plus_plus_baseline`; `gae` (PPO), which needs a
-    `critic_config`; or a function of your own. [Algorithms](../explanation/algorithms.md) says what
-    each computes."""
+    `pass_at_k`, `reinforce_plus_plus`, `reinforce_plus_plus_baseline`; `remax`, which answers each
+    prompt once more, greedily; `gae` (PPO), which needs a `critic_config`; or a function of your
+    own. [Algorithms](../explanation/algorithms.md) says what each computes."""
     gamma: Fraction = 1.0
     """Discount of a token in the returns, with `gae` and `reinforce_plus_plus`."""
     lam: Fraction = 0.95
@@ -154,7 +159,7 @@ class RLConfig:
     """Steps at the start of the run that train the critic alone."""
     policy_loss: str = "clipped"
     """What each token adds to the loss of the policy: `clipped` (PPO, GRPO, DAPO), `dual_clip`,
-    `gspo`, `gmpo`, `cispo`, `sapo`, `plain`, or a function of your own.
+    `gspo`, `gmpo`, `cispo`, `sapo`, `plain`, `clip_cov`, `kl_cov`, or a function of your own.
     [Algorithms](../explanation/algorithms.md) says what each computes."""
     clip_ratio: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
     """The policy ratio counts only within 1 - clip_ratio and 1 + clip_ratio."""
@@ -169,6 +174,18 @@ class RLConfig:
     """With `sapo`: how sharply a token whose advantage is positive fades with its ratio."""
     sapo_tau_negative: Annotated[float, Field(gt=0.0)] = 1.05
     """The same where the advantage is negative."""
+    clip_cov_ratio: Annotated[float, Field(gt=0.0, le=1.0)] = 2e-4
+    """With `clip_cov`: share of an update's tokens that lose their gradient, one at least."""
+    clip_cov_lb: float = 1.0
+    """They are drawn from those whose covariance of log-prob and advantage is at least this, in
+    nats times advantage."""
+    clip_cov_ub: float = 5.0
+    """And at most this."""
+    kl_cov_ratio: Annotated[float, Field(gt=0.0, le=1.0)] = 2e-3
+    """With `kl_cov`: share of an update's tokens that are held to the old policy, one at least:
+    those of the largest covariance."""
+    kl_cov_coef: NonNegative = 1.0
+    """How strongly."""
     token_level_loss: bool = True
     """MindSpeed-RL's and TRL's name of two choices of `loss_aggregation`: True is `token_mean`,
     False `sequence_mean`."""
@@ -184,7 +201,13 @@ class RLConfig:
     use_kl_in_reward: bool = False
     """True takes the KL term from the reward of each token; False adds it to the loss."""
     entropy_coeff: NonNegative = 0.0
-    """Weight of the entropy bonus."""
+    """Weight of the entropy bonus; with `entropy_target` that of the first step."""
+    entropy_target: NonNegative | None = None
+    """Entropy in nats that the bonus holds up: behind a step with less its weight grows by
+    `entropy_delta`, behind one with more it falls by as much, to 0 at the least, and there is none
+    in the next. None keeps the weight."""
+    entropy_delta: Annotated[float, Field(gt=0.0)] = 0.005
+    """Change of the weight behind each step, with `entropy_target`."""
 
     verifier_function: tuple[str, ...] = ("math_verify", "boxed_format")
     """Rewards, by name or as `package.module:function`. The first one also measures accuracy. May

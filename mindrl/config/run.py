@@ -11,7 +11,7 @@ from mindrl.config.data import DataConfig
 from mindrl.config.generate import GenerateConfig
 from mindrl.config.layout_keys import ROLLOUT_SIZE_KEYS, SIZE_KEYS, Role
 from mindrl.config.megatron_training import MegatronTrainingConfig
-from mindrl.config.rl import RLConfig, RolloutCorrection
+from mindrl.config.rl import COVARIANCE_LOSSES, RLConfig, RolloutCorrection
 from mindrl.config.role import ActorConfig, CriticConfig, LearningConfig, RefConfig, RewardConfig
 from mindrl.config.section import SECTION
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
@@ -201,6 +201,7 @@ class RunConfig:
             f"{self.updates_per_step} updates a step": self.updates_per_step > 1,
             "rl_config.use_kl_in_reward=true": self.reward_kl_coef > 0,
             f"rl_config.critic_warmup={rl.critic_warmup}": rl.critic_warmup > 0,
+            f"rl_config.policy_loss={rl.policy_loss}": rl.policy_loss in COVARIANCE_LOSSES,
         }
         return ", ".join(reason for reason, holds in reasons.items() if holds)
 

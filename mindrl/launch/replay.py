@@ -21,8 +21,9 @@ from mindrl.observability.output_files import json_text
 from mindrl.platform.device import Platform
 from mindrl.preflight.run_shardings import RunPlan
 from mindrl.trainer.comparison import Comparison, Number, compare_metrics, compare_rollouts
+from mindrl.trainer.gathering import Gathered
 from mindrl.trainer.policy_trainer import PolicyTrainer
-from mindrl.trainer.reward_manager import RatedBatch
+from mindrl.trainer.reward_manager import RatedBatch, Rating
 from mindrl.trainer.rollout_files import RolloutFiles
 from mindrl.trainer.run_log import RunFolder, RunLog, RunSummary
 
@@ -124,14 +125,15 @@ def run_again(
     ways: Metrics = {}
     if generates:
         gathered = trainer.gathering.gather(recorded.step, lambda: None)
-        rollouts, rating, ways = gathered.rollouts, gathered.rating, gathered.metrics
+        ways = gathered.metrics
         if batch is not None:
-            compared = compare_rollouts(batch.rollouts, rollouts)
+            compared = compare_rollouts(batch.rollouts, gathered.rollouts)
     if batch is not None:
-        rollouts, rating = batch.rollouts, nullcontext(lambda: batch.rewarded)
+        rating: Rating = nullcontext(lambda: batch.rewarded)
         if scores:
-            rating = trainer.rewards.compute(batch.prompts, rollouts, blocking=True)
-    learned, _ = trainer.train_on(recorded.step, rollouts, rating)
+            rating = trainer.rewards.compute(batch.prompts, batch.rollouts, blocking=True)
+        gathered = Gathered(prompts=batch.prompts, rollouts=batch.rollouts, rating=rating)
+    learned, _ = trainer.train_on(recorded.step, gathered)
     metrics = computed(measured(merge(learned, ways, trainer.workers.flush_metrics())))
     # What only a rollout shows is there with one alone.
     before = {

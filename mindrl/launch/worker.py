@@ -217,6 +217,7 @@ def _updates(config: RunConfig) -> dict[Role, RoleUpdates]:
             dual_clip=rl.dual_clip_ratio,
             tau_positive=rl.sapo_tau_positive,
             tau_negative=rl.sapo_tau_negative,
+            kl_cov_coef=rl.kl_cov_coef,
         ),
     )
     losses: dict[Role, Loss[Any]] = {"actor": policy_loss.of_minibatch}

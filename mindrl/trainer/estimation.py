@@ -37,9 +37,14 @@ class Estimation:
         self.timer = timer
 
     def of(
-        self, rollouts: Rollouts, rewarded: Callable[[], Rewarded]
+        self,
+        rollouts: Rollouts,
+        rewarded: Callable[[], Rewarded],
+        baseline_B: Tensor | None = None,
     ) -> tuple[Experience, Metrics]:
         """Add all that the updates need; `rewarded` waits for the rewards, and is asked last.
+
+        The baseline is the reward of a greedy response to the prompt of each sequence.
 
         The critic is the last model asked, for its weights are what the first update needs.
         """
@@ -60,6 +65,7 @@ class Estimation:
                 rewards_B=torch.tensor(rewarded().scores.rewards),
                 group_B=rollouts.group_B,
                 mask_BT=mask_BT,
+                baseline_B=baseline_B,
                 penalty_BT=penalty_BT,
                 values_BT=values_BT,
                 gamma=rl.gamma,
@@ -76,6 +82,8 @@ class Estimation:
         metrics = {"advantage/zero_fraction": zero, **estimate.metrics}
         if old_logprobs_BT is not None and config.old_log_probs == "recompute":
             metrics |= mismatch(rollouts, old_logprobs_BT, config.rollout_correction)
+        if baseline_B is not None:
+            metrics["reward/baseline"] = baseline_B.mean().item()
         if kl_BT is not None:
             metrics["reward/kl"] = kl_BT[mask_BT].mean().item()
         if values_BT is None:

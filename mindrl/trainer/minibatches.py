@@ -1,19 +1,21 @@
 """How the sequences of a step become optimizer steps."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from mindrl.algorithms.covariance import CovariancePick
+from mindrl.algorithms.entropy_control import EntropyControl
 from mindrl.algorithms.token_weights import (
     sequence_mean_weights,
     sequence_sum_weights,
     token_mean_weights,
 )
 from mindrl.batch.experience import CriticMinibatch, Experience, Minibatch
-from mindrl.config.rl import RLConfig
+from mindrl.config.rl import COVARIANCE_LOSSES, RLConfig
 
 MinibatchT = TypeVar("MinibatchT", Minibatch, CriticMinibatch)
 
@@ -31,6 +33,14 @@ class MinibatchDealer:
         }
         self.token_weights = weights[rl.aggregation]
         self.generator = torch.Generator().manual_seed(seed) if rl.shuffle_mini_batch else None
+        self.pick = (
+            CovariancePick(rl=rl, seed=seed) if rl.policy_loss in COVARIANCE_LOSSES else None
+        )
+        self.entropy: EntropyControl | None = None
+        if rl.entropy_target is not None:
+            self.entropy = EntropyControl(
+                target=rl.entropy_target, delta=rl.entropy_delta, weight=rl.entropy_coeff
+            )
 
     def state(self) -> str | None:
         """Return where the random numbers are, in hexadecimal digits; None where there are none."""
@@ -42,6 +52,15 @@ class MinibatchDealer:
         """Go on from where the random numbers were."""
         if self.generator is not None and state is not None:
             self.generator.set_state(torch.tensor([*bytes.fromhex(state)], dtype=torch.uint8))
+
+    def entropy_state(self) -> dict[str, object]:
+        """Return how the entropy bonus stands, where it changes."""
+        return {} if self.entropy is None else {"entropy": self.entropy.state()}
+
+    def take_entropy(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        if self.entropy is not None:
+            self.entropy.take_state(state)
 
     def deal(self, group_B: Tensor) -> list[Tensor]:
         """Return the rows of each optimizer step; the sequences of one prompt stay together.
@@ -63,10 +82,21 @@ class MinibatchDealer:
         self, experience: Experience, dealt: Iterable[Tensor], stage: type[MinibatchT]
     ) -> Iterator[MinibatchT]:
         """Give the rows of each optimizer step their weights, over the whole step."""
-        for rows in dealt:
+        for update, rows in enumerate(dealt):
             part = experience.rows(rows)
             mask_BT = part.response_mask_BT
             if self.rl.overlong_filter_enable:
                 mask_BT = mask_BT & part.finished_B[:, None]
             weights_BT = self.token_weights(mask_BT) if mask_BT.any() else mask_BT.float()
-            yield part.into(stage, token_weights_BT=weights_BT)
+            columns = self._of_policy(part, update) if stage is Minibatch else {}
+            yield part.into(stage, token_weights_BT=weights_BT, **columns)
+
+    def _of_policy(self, part: Experience, update: int) -> dict[str, Tensor | None]:
+        """Return what only the updates of the policy ask for."""
+        picked_BT = coef_B = None
+        if self.pick is not None:
+            assert part.old_logprobs_BT is not None, "a pass, or the engine, has said them"
+            picked_BT = self.pick(part, part.old_logprobs_BT, part.advantages_BT, update)
+        if self.entropy is not None:
+            coef_B = torch.full((len(part),), self.entropy.coef)
+        return {"picked_BT": picked_BT, "entropy_coef_B": coef_B}

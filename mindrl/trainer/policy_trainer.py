@@ -5,13 +5,15 @@ Shapes: B sequences of a step, T positions.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mindrl.algorithms.estimators import resolve_estimator
 from mindrl.batch.experience import CriticMinibatch, Experience, Minibatch
-from mindrl.batch.rollouts import Rollouts
+from mindrl.batch.prompts import Prompt
 from mindrl.checkpoint.fixed_models import fixed_models
 from mindrl.config.resume import recorded_config
 from mindrl.config.run import RunConfig
@@ -35,13 +37,12 @@ from mindrl.trainer.checkpoints import Checkpoints
 from mindrl.trainer.colocated_actor import ColocatedActor
 from mindrl.trainer.estimation import Estimation
 from mindrl.trainer.evaluation import Evaluation
-from mindrl.trainer.gathering import Answering, Gathering, StepGroups
+from mindrl.trainer.gathering import Answering, Gathered, Gathering, StepGroups
 from mindrl.trainer.minibatches import MinibatchDealer, MinibatchT
 from mindrl.trainer.mismatch import mismatch
 from mindrl.trainer.partial_groups import PartialGroups
 from mindrl.trainer.reward_manager import (
     RatedBatch,
-    Rating,
     Rewarded,
     RewardManager,
     RewardSources,
@@ -174,6 +175,7 @@ class PolicyTrainer:
             "summary": self.run_log.summary.counts(),
             "checks": self.checks.counts(),
             "minibatches": self.minibatches.state(),
+            **self.minibatches.entropy_state(),
             "gathering": self.gathering.state(self.run_log.summary.steps),
         }
 
@@ -187,6 +189,7 @@ class PolicyTrainer:
             "summary": self.run_log.summary.take_counts,
             "checks": self.checks.take_counts,
             "minibatches": self.minibatches.take_state,
+            "entropy": self.minibatches.take_entropy,
             "best": self.checkpoints.take_best,
         }
         for part in taking.keys() & state.keys():
@@ -206,7 +209,7 @@ class PolicyTrainer:
         with self.timer("step"):
             gathered = self.gathering.gather(step, self.heed)
             rollouts = gathered.rollouts
-            computed, rewarded = self.train_on(step, rollouts, gathered.rating)
+            computed, rewarded = self.train_on(step, gathered)
         spent = merge(self.timer.flush(), self.workers.flush_metrics())
         metrics = measured(merge(computed, gathered.metrics, spent))
         rate = metrics["rollout/response_tokens"] / metrics["seconds/step"]
@@ -214,18 +217,31 @@ class PolicyTrainer:
         batch = RatedBatch(prompts=gathered.prompts, rollouts=rollouts, rewarded=rewarded)
         return metrics, batch
 
-    def train_on(self, step: int, rollouts: Rollouts, rating: Rating) -> tuple[Metrics, Rewarded]:
+    def train_on(self, step: int, gathered: Gathered) -> tuple[Metrics, Rewarded]:
         """Estimate and learn; returns all that was computed, and the rewards.
 
-        `rating` lasts while the devices estimate.
+        The rating lasts while the devices estimate.
         """
-        with rating as rewarded:
-            experience, estimated = self.estimation.of(rollouts, rewarded)
+        rollouts, baseline_B = gathered.rollouts, None
+        if self.rl.adv_estimator == "remax":
+            baseline_B = self._greedy_rewards(step, gathered.prompts)[rollouts.group_B]
+        with gathered.rating as rewarded:
+            experience, estimated = self.estimation.of(rollouts, rewarded, baseline_B)
         scores = rewarded().scores
         self._note_failures(step, scores)
         self.heed()
         learned = self.learn(step, experience)
         return merge(rollouts.metrics(), scores.metrics(), estimated, learned), rewarded()
+
+    def _greedy_rewards(self, step: int, prompts: Sequence[Prompt]) -> Tensor:
+        """Answer each prompt once more, greedily, and rate that."""
+        greedy = replace(self.sampling, samples_per_prompt=1, is_greedy=True)
+        with self.timer("baseline"):
+            rollouts = self.workers.generate_sequences(prompts, greedy, step=step)
+        with self.rewards.compute(prompts, rollouts, blocking=True) as rewarded:
+            scores = rewarded().scores
+        self._note_failures(step, scores)
+        return torch.tensor(scores.rewards)
 
     def _record(self, step: int, metrics: Metrics, batch: RatedBatch) -> None:
         # The first response to each prompt, then the second: they lie prompt by prompt.
@@ -267,6 +283,9 @@ class PolicyTrainer:
             minibatches = self.minibatches.cut(experience, dealt, Minibatch)
             updates = self.taken(update, minibatches)
         metrics = update_metrics("update", updates)
+        if (control := self.minibatches.entropy) is not None and "update/entropy" in metrics:
+            metrics["update/entropy_coef"] = control.coef
+            control.heed(metrics["update/entropy"])
         if not read:
             return metrics
         first, correction = experience.rows(dealt[0]), self.config.rollout_correction

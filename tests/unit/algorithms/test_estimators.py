@@ -69,6 +69,16 @@ def test_a_return_is_whitened_over_the_tokens_of_the_step() -> None:
     assert found == pytest.approx([-0.75 / deviation, 0.25 / deviation])
 
 
+def test_the_reward_of_the_greedy_response_is_taken_off() -> None:
+    given = rated([0.0, 1.0, 0.5], [0, 0, 1], baseline_B=torch.tensor([0.25, 0.25, 0.5]))
+    assert per_response("remax", given) == [-0.25, 0.75, 0.0]
+    # The KL penalty of its tokens, one, three and one of them, is the response's own.
+    fined = rated(
+        [0.0, 1.0], [0, 0], baseline_B=torch.tensor([0.5, 0.5]), penalty_BT=torch.full((2, 4), 0.25)
+    )
+    assert per_response("remax", fined) == [-0.75, -0.25]
+
+
 def test_tokens_that_come_before_a_reward_are_discounted() -> None:
     """Gamma 0.5: returns 0 and 0.25, 0.5, 1; mean 0.4375, variance 0.13671875."""
     given = rated([0.0, 1.0], [0, 0], gamma=0.5)
@@ -86,7 +96,7 @@ def test_a_penalty_of_tokens_is_taken_from_the_reward_of_their_response() -> Non
     assert found[1, 1:].diff().tolist() == pytest.approx([0.25 / 0.13671875**0.5] * 2)
 
 
-@pytest.mark.parametrize("name", [name for name in rl.ESTIMATORS if name != "gae"])
+@pytest.mark.parametrize("name", [name for name in rl.ESTIMATORS if name not in ("gae", "remax")])
 def test_responses_with_equal_rewards_hold_no_signal(name: str) -> None:
     assert per_response(name, rated([0.1] * 4, [0, 0, 1, 1])) == [0.0] * 4
 

@@ -1,6 +1,7 @@
 """The GRPO loss against a plain Python reference, whole and in micro-batches."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,8 +9,9 @@ from torch import Tensor
 
 from mindrl.algorithms.kl import KlKind
 from mindrl.algorithms.losses import LossTerms, PolicyLoss
-from mindrl.algorithms.policy_losses import PolicyLossOptions
+from mindrl.algorithms.policy_losses import PolicyLossOptions, of_one_rank
 from mindrl.algorithms.token_weights import sequence_mean_weights, token_mean_weights
+from mindrl.batch.experience import Minibatch
 
 SEQUENCES, POSITIONS = 6, 8
 LOSS = PolicyLoss(
@@ -202,3 +204,22 @@ def test_a_tensor_of_another_shape_is_refused_by_name_rather_than_broadcast(name
     batch[name] = batch[name][:, :1]
     with pytest.raises(ValueError, match=rf"^{name} has shape \[6, 1\]; .* \[6, 8\]"):
         LOSS(**batch)
+
+
+def test_a_minibatch_says_its_own_weight_of_the_entropy() -> None:
+    batch = make_batch(7)
+    mask_BT = batch["token_weights_BT"] != 0
+    columns = {name: value for name, value in batch.items() if name.endswith("_BT")}
+    read = columns.pop("logprobs_BT"), columns.pop("entropy_BT")
+    minibatch = Minibatch(
+        tokens_BT=mask_BT.long(),
+        lengths_B=torch.full((SEQUENCES,), POSITIONS),
+        response_mask_BT=mask_BT,
+        **columns,
+    )
+    told = replace(minibatch, entropy_coef_B=torch.full((SEQUENCES,), 0.5))
+    own_BT = torch.ones(SEQUENCES, POSITIONS)
+    found = LOSS.of_minibatch(read, told, own_BT, of_one_rank).loss
+    expected = replace(LOSS, entropy_coef=0.5).of_minibatch(read, minibatch, own_BT, of_one_rank)
+    assert found.item() == expected.loss.item()
+    assert found.item() != LOSS.of_minibatch(read, minibatch, own_BT, of_one_rank).loss.item()

@@ -256,3 +256,44 @@ def test_a_loss_of_ones_own_is_tried_before_a_run(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             resolve_policy_loss(f"{file}:{name}")
+
+
+PICKED = torch.tensor([[True, False], [False, True]])
+
+
+def covariance_loss(new: float, old: float, gain: float, name: str, picked: bool) -> float:
+    """Say the loss of a token, in float64."""
+    ratio = math.exp(new - old)
+    if name == "kl_cov":
+        return -ratio * gain + 0.7 * abs(new - old) * picked
+    return 0.0 if picked else of_sequence(ratio, gain)
+
+
+@pytest.mark.parametrize("name", ["clip_cov", "kl_cov"])
+def test_picked_tokens_are_left_out_or_held(name: str) -> None:
+    new_BT = torch.tensor([[0.3, -0.1], [-0.4, 0.2]], dtype=torch.float64, requires_grad=True)
+    old_BT = torch.tensor([[0.1, 0.1], [-0.1, 0.1]], dtype=torch.float64)
+    gain_BT = torch.tensor([[1.0, 0.5], [-1.0, 2.0]], dtype=torch.float64)
+    chosen = ChosenTokens(
+        logprobs_BT=new_BT,
+        old_logprobs_BT=old_BT,
+        advantages_BT=gain_BT,
+        mask_BT=torch.ones(2, 2) > 0,
+        options=PolicyLossOptions(clip_low=LOW, clip_high=HIGH, kl_cov_coef=0.7),
+        picked_BT=PICKED,
+    )
+    loss_BT = policy_terms(POLICY_LOSSES[name], chosen)["policy_loss"]
+    (grad_BT,) = torch.autograd.grad(loss_BT.sum(), new_BT)
+    step = 1e-6
+    for b, t in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        new, old, gain = (each[b, t].item() for each in (new_BT, old_BT, gain_BT))
+        picked = bool(PICKED[b, t])
+        assert loss_BT[b, t].item() == pytest.approx(covariance_loss(new, old, gain, name, picked))
+        rise = covariance_loss(new + step, old, gain, name, picked) - covariance_loss(
+            new - step, old, gain, name, picked
+        )
+        assert grad_BT[b, t].item() == pytest.approx(rise / (2 * step), abs=1e-6)
+    # By hand, the token of a ratio of e^0.2 and an advantage of 1.
+    assert loss_BT[0, 0].item() == pytest.approx(
+        {"clip_cov": 0.0, "kl_cov": -math.exp(0.2) + 0.7 * 0.2}[name]
+    )

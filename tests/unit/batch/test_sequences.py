@@ -48,5 +48,5 @@ def test_the_next_stage_has_the_columns_of_both_and_the_new_ones() -> None:
 
 def test_a_stage_without_one_of_its_columns_is_our_own_mistake() -> None:
     columns_BT = {"old_logprobs_BT": None, "advantages_BT": None, "token_weights_BT": None}
-    with pytest.raises(AttributeError, match="ref_logprobs_BT"):
+    with pytest.raises(TypeError, match="ref_logprobs_BT"):
         sequences().into(Minibatch, **columns_BT)

@@ -1,0 +1,66 @@
+"""What some algorithms ask of the steps of a trainer: picks, a weight that changes, a baseline."""
+
+import json
+from pathlib import Path
+
+import pytest
+from memory_roles import MemoryRoles, lines
+from test_grpo_trainer import build
+
+from mindrl.batch.experience import Minibatch, PolicyUpdate
+
+
+def test_the_updates_of_the_policy_alone_carry_who_is_picked(tmp_path: Path) -> None:
+    roles = MemoryRoles()
+    build(tmp_path, roles, policy_loss="kl_cov", mini_batch_size=2).run()
+    (minibatch,) = roles.minibatches
+    # One update a step, and the log-probs are asked for before it all the same.
+    assert "log-probs" in roles.calls
+    assert minibatch.picked_BT is not None
+    assert minibatch.picked_BT.sum() == 1
+    assert minibatch.old_logprobs_BT is not None
+
+
+class Cooling(MemoryRoles):
+    """Updates find less entropy each time."""
+
+    def update(self, minibatch: Minibatch) -> PolicyUpdate:
+        found = super().update(minibatch)
+        found.metrics["entropy"] = 1.0 / len(self.minibatches)
+        return found
+
+
+def test_updates_carry_the_weight_and_a_resumed_run_goes_on_with_it(tmp_path: Path) -> None:
+    keys = {"entropy_target": 0.3, "entropy_delta": 0.1, "mini_batch_size": 2, "train_iters": 6}
+    roles = Cooling()
+    roles.keeps_logprobs = True
+    trainer = build(tmp_path, roles, **keys)
+    trainer.run()
+    carried = [each.entropy_coef_B for each in roles.minibatches]
+    assert all(each is not None and len(each) == 4 for each in carried)
+    weights = [each[0].item() for each in carried if each is not None]
+    # Entropies 1, 1/2, 1/3 are above the target, 1/4 and 1/5 below.
+    assert weights == pytest.approx([0, 0, 0, 0, 0.1, 0.2], abs=1e-7)
+    steps = lines(tmp_path / "metrics.jsonl")
+    assert [step["update/entropy_coef"] for step in steps] == pytest.approx(weights, abs=1e-7)
+    state = json.loads(json.dumps(trainer.state()))
+    again = build(tmp_path / "again", Cooling(), **keys)
+    again.resume(6, state)
+    assert again.minibatches.entropy == trainer.minibatches.entropy
+    assert "entropy" not in build(tmp_path / "without", MemoryRoles()).state()
+
+
+def test_a_greedy_response_to_each_prompt_is_the_baseline(tmp_path: Path) -> None:
+    roles = MemoryRoles()
+    roles.keeps_logprobs = True
+    build(tmp_path, roles, adv_estimator="remax", mini_batch_size=2).run()
+    assert roles.calls[:5] == ["generate", "generate", "score", "score", "update"]
+    (uids, sampled, step), (again, greedy, same) = roles.asked
+    assert (uids, step) == (again, same)
+    assert (sampled.samples_per_prompt, sampled.is_greedy) == (2, False)
+    assert (greedy.samples_per_prompt, greedy.is_greedy) == (1, True)
+    (minibatch,) = roles.minibatches
+    # The greedy response ends in 30 and earns nothing; the sampled ones earn 0 and 1.
+    assert minibatch.advantages_BT[:, 2].tolist() == [0.0, 1.0] * 2
+    (line,) = lines(tmp_path / "metrics.jsonl")
+    assert line["reward/baseline"] == 0.0

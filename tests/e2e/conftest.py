@@ -1,9 +1,9 @@
-"""The quickstart's mixture of experts, made once."""
+"""What several tests of whole runs look at, made once."""
 
 from pathlib import Path
 
 import pytest
-from program import CHECKOUT
+from program import CHECKOUT, KEEPS, Program, start_program
 
 
 @pytest.fixture(scope="session")
@@ -17,3 +17,13 @@ def untaught_moe_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.save_pretrained(folder)
     build_model(tokenizer, seed=1, family="qwen3_moe").save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def kept_run(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Program:
+    """A run that nothing disturbed, with its checkpoints and rollouts; to be looked at only."""
+    folder = tmp_path_factory.mktemp("kept") / "run"
+    asked = ["rl_config.test_freq=3", f"actor_config.load={tiny_model}", *KEEPS]
+    run = start_program(folder, asked)
+    assert run.process.wait(timeout=600) == 0, run.text()
+    return run

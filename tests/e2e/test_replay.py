@@ -7,27 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from program import CHECKOUT, start_program
+from program import CHECKOUT, STEPS, Program, start_program
 
 from mindrl.checkpoint.commits import checksum_of
 from mindrl.observability.metrics import computed
 
 pytestmark = pytest.mark.e2e
-
-KEPT = (
-    "megatron_training.train_iters=3",
-    "megatron_training.save_interval=1",
-    "megatron_training.keep_rollouts=3",
-    "rl_config.test_freq=0",
-)
-
-
-def recorded(folder: Path, model: Path, program: str, *overrides: str) -> Path:
-    """Train for three steps; returns the run folder."""
-    asked = [f"actor_config.load={model}", *KEPT, *overrides]
-    run = start_program(folder, asked, program=program)
-    assert run.process.wait(timeout=600) == 0, run.text()
-    return folder
 
 
 def replayed(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -50,23 +35,23 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def test_of_a_replayed_step_all_is_equal_to_the_bit_but_a_changed_learning_rate(
-    tiny_model: Path, tmp_path: Path
+    kept_run: Program,
 ) -> None:
-    folder = recorded(tmp_path / "run", tiny_model, "train_grpo")
+    folder = kept_run.folder
     before = contents(folder)
     # The evaluation at the end has a line of its own behind it.
     *_, metrics, _ = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     count = len(computed(metrics)) - len(["step"])
 
-    other = replayed(folder, "--step", "3", "actor_config.lr=1e-3")
+    other = replayed(folder, "--step", str(STEPS), "actor_config.lr=1e-3")
     assert other.returncode == 1, other.stdout + other.stderr
     *_, title, difference, last = other.stdout.splitlines()
     assert title.split() == ["name", "recorded", "replayed", "difference"]
     assert difference.split()[0] == "update/lr"
-    assert last == f"step 3: 1 of {count} numbers differ"
+    assert last == f"step {STEPS}: 1 of {count} numbers differ"
 
     assert contents(folder) == before
-    logs = {path.name for path in (folder / "replays/step-00000003/logs").iterdir()}
+    logs = {path.name for path in (folder / f"replays/step-0000000{STEPS}/logs").iterdir()}
     assert logs == {"driver.log", "worker_0.log", "worker_1.log"}
 
 
@@ -76,8 +61,14 @@ def test_rollouts_and_rewards_of_a_replay_are_those_of_the_run(
     program: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     """Of step 1 the initial models are the checkpoint; of step 3 every token is compared."""
-    more = ("rl_config.shuffle_mini_batch=true", "rl_config.mini_batch_size=16")
-    folder = recorded(tmp_path / "run", tiny_model, program, *more)
+    folder = tmp_path / "run"
+    asked = (
+        *("megatron_training.train_iters=3", "megatron_training.save_interval=1"),
+        *("megatron_training.keep_rollouts=3", "rl_config.test_freq=0"),
+        *("rl_config.shuffle_mini_batch=true", "rl_config.mini_batch_size=16"),
+    )
+    run = start_program(folder, [f"actor_config.load={tiny_model}", *asked], program=program)
+    assert run.process.wait(timeout=600) == 0, run.text()
     for step in ("1", "3"):
         again = replayed(folder, "--step", step, "--generate", "--score")
         assert again.returncode == 0, again.stdout + again.stderr

@@ -8,18 +8,12 @@ from typing import Any
 import psutil
 import pytest
 from disturbances import disturbance, environment, witnesses
-from program import Program, gone, start_program
+from program import KEEPS, STEPS, Program, gone, start_program
 
 from mindrl.checkpoint.commits import read_checkpoint
 
 pytestmark = pytest.mark.e2e
 
-STEPS = 5
-EVERY = (
-    "megatron_training.save_interval=2",
-    "megatron_training.keep_rollouts=4",
-    f"megatron_training.train_iters={STEPS}",
-)
 OF_THIS_START = ("seconds/", "memory/", "bytes/", "throughput/")
 """Metrics that say how a step was carried out."""
 RUNS = {
@@ -53,12 +47,19 @@ RUNS = {
     "name", ["grpo", *(pytest.param(name, marks=pytest.mark.nightly) for name in [*RUNS][1:])]
 )
 def test_a_run_that_was_killed_goes_on_to_the_same_bits(
-    name: str, tiny_model: Path, untaught_moe_model: Path, tmp_path: Path
+    name: str,
+    tiny_model: Path,
+    untaught_moe_model: Path,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
     program, overrides = RUNS[name]
     model = untaught_moe_model if name == "experts" else tiny_model
-    asked = [*overrides, f"actor_config.load={model}", *EVERY]
-    straight = start_program(tmp_path / "straight", asked, program=program)
+    asked = [*overrides, f"actor_config.load={model}", *KEEPS]
+    if name == "grpo":
+        straight: Program = request.getfixturevalue("kept_run")
+    else:
+        straight = start_program(tmp_path / "straight", asked, program=program)
     assert straight.process.wait(timeout=600) == 0, straight.text()
 
     planned = [
@@ -89,7 +90,7 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(
 def test_a_new_run_begins_from_the_checkpoint_of_another(
     weights_alone: bool, tiny_model: Path, tmp_path: Path
 ) -> None:
-    asked = ["rl_config.test_freq=0", f"actor_config.load={tiny_model}", *EVERY]
+    asked = ["rl_config.test_freq=0", f"actor_config.load={tiny_model}", *KEEPS]
     first = start_program(tmp_path / "first", [*asked, "megatron_training.keep_every=2"])
     assert first.process.wait(timeout=600) == 0, first.text()
     named = f"megatron_training.resume={first.folder}/checkpoints/step-00000002"

@@ -22,6 +22,16 @@ def rollouts() -> Rollouts:
     return Rollouts.from_responses([(1, 2)], responses, [0, 0])
 
 
+def test_tokens_that_earlier_weights_drew_have_a_drift_in_the_place_of_a_gap() -> None:
+    there = rollouts().with_ages(torch.tensor([1, 0, 2]))
+    own_BT = torch.where(there.response_mask_BT, -1.0, torch.nan)
+    found = mismatch(there, own_BT, None)
+    assert found["logprob_gap/mean"] == pytest.approx(0.2)
+    assert (found["drift/mean"], found["drift/max"]) == pytest.approx((0.25, 0.4))
+    all_old = mismatch(there.with_ages(torch.tensor([1, 1, 2])), own_BT, None)
+    assert "logprob_gap/mean" not in all_old
+
+
 def test_every_measure_is_the_one_by_hand() -> None:
     there = rollouts()
     own_BT = torch.where(there.response_mask_BT, -1.0, torch.nan)

@@ -12,6 +12,7 @@ from mindrl.batch.sequences import Logprobs, Sequences, SequenceScores
 from mindrl.checkpoint.commits import Commits
 from mindrl.errors import LogprobGapError, MindrlError, NonfiniteError, SkippedUpdatesError
 from mindrl.trainer.policy_trainer import PolicyTrainer
+from mindrl.trainer.step_checks import StepChecks
 
 
 @pytest.mark.parametrize("gap", [0.5, -0.5])
@@ -35,6 +36,15 @@ def test_a_gap_beyond_the_limit_is_warned_of_at_once_and_ends_the_run_in_the_thi
     assert len(lines(tmp_path / "metrics.jsonl")) == 3
     assert "export model" not in roles.calls
     assert trainer.run_log.summary.model_step is None
+
+
+def test_a_step_all_of_whose_tokens_are_of_earlier_steps_says_nothing_of_the_gap() -> None:
+    checks = StepChecks(0.1, 2)
+    far = {"logprob_gap/mean": 0.5}
+    assert len([*checks.warnings(1, far)]) == 1
+    assert [*checks.warnings(2, {})] == []
+    with pytest.raises(LogprobGapError):
+        [*checks.warnings(3, far)]
 
 
 def test_a_step_within_the_limit_begins_a_new_row(tmp_path: Path) -> None:

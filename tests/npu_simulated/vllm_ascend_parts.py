@@ -1,6 +1,6 @@
 """The parts of vllm-ascend and of CANN's Python that are compiled on a node, for its engine.
 
-- `acl.rt.memcpy`, of CANN's Python package.
+- `acl.rt.memcpy` and `acl.get_soc_name`, of CANN's Python package.
 - `vllm_ascend.vllm_ascend_C`: the memory pool of the sleep mode, over cann/sleeping_pool.cpp. Its
   operators are in `ascend_operators`.
 - The one Triton kernel that a dense model and a mixture need, in Python.
@@ -34,7 +34,10 @@ _ASKED_FOR = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(_Allocation)
 
 def install() -> None:
     """Let vllm-ascend find all of it; call it before vllm is imported."""
-    sys.modules["acl"], sys.modules["acl.rt"] = ModuleType("acl"), _runtime()
+    acl: Any = ModuleType("acl")
+    # Ray asks for it, and names the resource of the machine's accelerators by it.
+    acl.get_soc_name = lambda: "Ascend910B3"
+    sys.modules["acl"], sys.modules["acl.rt"] = acl, _runtime()
     sys.modules["vllm_ascend.vllm_ascend_C"] = _extension()
     # It tells torch.compile of operators that nothing here has.
     sys.modules["vllm_ascend.meta_registration"] = ModuleType("meta_registration")

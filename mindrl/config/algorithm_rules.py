@@ -20,6 +20,9 @@ def algorithm_findings(config: RunConfig) -> Iterator[Finding]:
     if rl.clip_cov_lb > rl.clip_cov_ub:
         need = f"must not be above rl_config.clip_cov_ub={rl.clip_cov_ub:g}"
         yield broken("rl_config.clip_cov_lb", rl.clip_cov_lb, need, rl.clip_cov_ub)
+    if rl.partial_rollout and not rl.reproducible_sampling:
+        need = ": with rl_config.partial_rollout=true each sequence goes on by a seed of its own"
+        yield broken("rl_config.reproducible_sampling", rl.reproducible_sampling, need, True)
 
 
 def _old_log_probs(config: RunConfig) -> Iterator[Finding]:

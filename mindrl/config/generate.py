@@ -10,7 +10,7 @@ from mindrl.config.section import LARGEST, SECTION, PositiveInt, Seconds
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class SamplingConfig:
-    """How responses are drawn during training. Evaluation is always greedy."""
+    """How responses are drawn during training. The held-out file is answered greedily."""
 
     temperature: Annotated[float, Field(gt=0.0)] = 1.0
     """Divides the logits, in the rollout and in the trainer alike."""
@@ -62,10 +62,12 @@ class GenerateConfig:
     rest is for the engine's activations and the buffers of libraries."""
     kv_cache_mib: PositiveInt | None = None
     """Size of each worker's KV cache in MiB. None derives it from `gpu_memory_utilization`."""
-    enforce_eager: bool = True
-    """Run the engine without graph capture."""
-    enable_prefix_caching: bool = False
-    """Share the KV cache of equal prompt prefixes."""
+    enforce_eager: bool | None = None
+    """Run the engine without graph capture. None captures on GPUs, and neither on a CPU nor on
+    NPUs; [why](../how-to/faster-rollouts.md#graphs)."""
+    enable_prefix_caching: bool = True
+    """Share the KV cache of equal prompt prefixes, as the samples of one prompt have. New weights
+    begin with an empty cache."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model folder."""
     offload_train_optimizer: bool = True

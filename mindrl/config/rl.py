@@ -130,6 +130,10 @@ class RLConfig:
     """The same for the update. None takes `max_packing_token_size`."""
     guarantee_order: bool = True
     """MindSpeed-RL's key. Sequences keep a fixed order in any case: false changes nothing."""
+    reproducible_sampling: bool = True
+    """Draw each response with a seed of its own: it is the same in every layout and batch. False
+    lets the engine draw a batch at a time: repeatable in one layout, and faster on an accelerator;
+    [by how much](../how-to/faster-rollouts.md#seeds). Not with `partial_rollout`."""
     max_prompt_length: PositiveInt = 512
     """Longest prompt in tokens."""
     overlong_prompt_policy: Literal["error", "drop"] = "error"
@@ -261,7 +265,8 @@ class RLConfig:
     """Steps at the start of the run whose memory timeline is written; 0 writes none."""
 
     test_freq: Count = 0
-    """Evaluate greedily on the held-out file every so many steps. 0: only before and after."""
+    """Evaluate on the held-out file, greedily, and on `data_config.eval_sets` every so many steps.
+    0: only before and after."""
     max_logprob_gap: Annotated[float, Field(gt=0.0)] | None = None
     """Largest mean |rollout - training log-prob| of a step in nats; a larger one is warned of. None
     takes 0.01 where both sides compute in float32, else 0.1, and 0.3 for mixtures of experts; and

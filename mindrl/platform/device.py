@@ -35,12 +35,18 @@ class Platform:
     """Modules of `mindrl.platform.patches`, installed in this order by `prepare_process`."""
     engine_options: Mapping[str, object]
     """Arguments of the vLLM engine that depend on the device."""
+    captures_graphs: bool = False
+    """Whether the engine captures graphs unless it is told otherwise."""
 
     @property
     def settings(self) -> tuple[Setting, ...]:
         """Of the environment of its worker processes."""
         found = settings_by_owner()
         return (*found["engine"], *found[self.kind])
+
+    def is_eager(self, asked: bool | None) -> bool:
+        """Say whether the engine runs without graphs; None leaves it to the kind of device."""
+        return not self.captures_graphs if asked is None else asked
 
     def local_devices(self) -> int:
         """Count the devices of this machine, without touching them."""
@@ -171,6 +177,7 @@ PLATFORMS: Mapping[DeviceKind, Platform] = {
         visible_variable="CUDA_VISIBLE_DEVICES",
         patches=("megatron_without_te", "megatron_grouped_gemm", "vllm_keeps_process_groups"),
         engine_options={"enable_sleep_mode": True},
+        captures_graphs=True,
     ),
     "cpu": Platform(
         kind="cpu",

@@ -23,6 +23,8 @@ class Sampling:
     samples_per_prompt: int = 1
     is_greedy: bool = False
     """Take the most likely token each time; of the section, `max_tokens` alone then counts."""
+    is_seeded: bool = True
+    """Draw each sequence with its own seed. False draws those of a call together."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +69,8 @@ class RolloutEngine(Protocol):
         """Answer each prompt once, in order. All ranks of a replica must make the same call.
 
         Prompts are token ids; repeat one to sample it more than once. There is one seed for each:
-        a sequence does not depend on which others share its batch or its replica.
+        a sequence does not depend on which others share its batch or its replica, unless the
+        sampling is not seeded.
         """
 
     def begin(self, requests: Sequence[Request], sampling: Sampling) -> None:

@@ -35,6 +35,7 @@ class Evaluation:
             section=config.generate_config.sampling_config,
             stop_token_ids=data.stop_token_ids,
             is_greedy=True,
+            is_seeded=config.rl_config.reproducible_sampling,
         )
 
     def measure(self, step: int, note_failures: Callable[[int, Scores], None]) -> float | None:

@@ -93,6 +93,7 @@ class PolicyTrainer:
             section=config.generate_config.sampling_config,
             stop_token_ids=data.stop_token_ids,
             samples_per_prompt=self.rl.n_samples_per_prompt,
+            is_seeded=self.rl.reproducible_sampling,
         )
         self.rewards = RewardManager(rewards, data.decode, self.timer)
         self.evaluation = Evaluation(config, data, workers, self.rewards, run_log)

@@ -26,6 +26,7 @@ MakeModel = Callable[[bool], Path]
 PROMPTS: tuple[Tokens, ...] = ((5, 9, 40), tuple(range(20, 41)), (7, 7, 7, 7), (90, 3), (5, 9, 40))
 GREEDY = Sampling(section=SamplingConfig(max_tokens=12), stop_token_ids=(), is_greedy=True)
 SAMPLED = Sampling(section=SamplingConfig(temperature=0.7, max_tokens=12), stop_token_ids=())
+UNSEEDED = replace(SAMPLED, is_seeded=False)
 SEEDS = (11, 12, 13, 14, 15)
 STOPS = tuple(range(0, 96, 3))
 """Every third token ends a response."""
@@ -43,6 +44,9 @@ QUESTIONS = {
         4, 3, 2, 1, 0
     ),
     "sampled alone": Question(prompts=PROMPTS, sampling=SAMPLED, seeds=SEEDS).only(1),
+    "unseeded": Question(prompts=PROMPTS, sampling=UNSEEDED, seeds=SEEDS),
+    "unseeded again": Question(prompts=PROMPTS, sampling=UNSEEDED, seeds=SEEDS),
+    "unseeded later": Question(prompts=PROMPTS, sampling=UNSEEDED, seeds=(21, 12, 13, 14, 15)),
     "other seeds": Question(prompts=PROMPTS, sampling=SAMPLED, seeds=(21, 22, 23, 24, 25)),
     "two most likely": Question(
         prompts=PROMPTS,
@@ -259,6 +263,17 @@ def test_a_sequence_depends_on_its_own_seed_and_on_no_other_sequence(
     assert sampled[0] != sampled[4]
     others = tokens(answers(life, "other seeds"))
     assert all(one != other for one, other in zip(sampled, others, strict=True))
+
+
+def test_without_seeds_of_their_own_the_answers_of_a_call_follow_from_its_first_seed(
+    engine: tuple[Life, Path, Path],
+) -> None:
+    life, _, _ = engine
+    first, again = (tokens(answers(life, name)) for name in ("unseeded", "unseeded again"))
+    assert first == again
+    # Equal prompts are drawn apart, and another call draws otherwise.
+    assert first[0] != first[4]
+    assert tokens(answers(life, "unseeded later")) != first
 
 
 def test_no_prompts_have_no_answers(engine: tuple[Life, Path, Path]) -> None:

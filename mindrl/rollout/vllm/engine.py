@@ -86,7 +86,7 @@ class VllmEngine:
                 # start where less than it is free, whoever has the rest.
                 gpu_memory_utilization=_LEAST_SHARE,
                 kv_cache_memory_bytes=kv_cache_bytes,
-                enforce_eager=generate.enforce_eager,
+                enforce_eager=platform.is_eager(generate.enforce_eager),
                 enable_prefix_caching=generate.enable_prefix_caching,
                 trust_remote_code=generate.trust_remote_code,
                 # Of the distribution that is sampled from: after temperature and truncation.
@@ -174,7 +174,9 @@ class VllmEngine:
         if not prompts:
             return Responses.of([], [], [])
         self._must_be_awake()
-        with _own_random_state(self.seed), PROGRESS.steady():
+        # The ranks of a replica have the same first seed, and no other call has it.
+        state = self.seed if sampling.is_seeded else seeds[0]
+        with _own_random_state(state), PROGRESS.steady():
             outputs = self.llm.generate(
                 [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts],
                 [_sampling_params(sampling, seed) for seed in seeds],
@@ -228,7 +230,7 @@ def _sampling_params(sampling: Sampling, seed: int, *, drawn: int = 0) -> Sampli
         top_k=section.top_k,
         min_p=section.min_p,
         stop_token_ids=list(sampling.stop_token_ids),
-        seed=None if greedy else seed,
+        seed=None if greedy or not sampling.is_seeded else seed,
         logprobs=None if greedy else 0,
         detokenize=False,
     )

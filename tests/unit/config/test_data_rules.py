@@ -149,6 +149,17 @@ def test_pass_rates_have_a_column_and_some_between_them(run_config: MakeConfig) 
     ]
 
 
+def test_sequences_that_are_carried_over_need_seeds_of_their_own(run_config: MakeConfig) -> None:
+    unseeded = {"rl_config.reproducible_sampling": False}
+    assert texts(run_config, unseeded) == []
+    [finding] = found(run_config, unseeded | {"rl_config.partial_rollout": True})
+    assert str(finding) == (
+        "rl_config.reproducible_sampling=false: with rl_config.partial_rollout=true each sequence "
+        "goes on by a seed of its own"
+    )
+    assert finding.legal == (True,)
+
+
 @pytest.mark.parametrize(
     ("sets", "text"),
     [

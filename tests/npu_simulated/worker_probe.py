@@ -6,7 +6,7 @@ import torch
 
 from mindrl.errors import DeviceMemoryError
 from mindrl.launch.worker import build_worker
-from mindrl.memory.schedule import Phase, step_phases
+from mindrl.memory.schedule import Phase
 from mindrl.observability.timeline import MeasuredSnapshot
 from mindrl.platform.device import PLATFORMS
 from mindrl.platform.device_memory import free_bytes, give_back_unused
@@ -62,7 +62,7 @@ def crowded(plan: RunPlan) -> Crowded:
 
 def _round(worker: IntegratedWorker) -> None:
     """Go through a step, from the rollout to the update."""
-    for phase in step_phases(("actor",)):
+    for phase in worker.memory_plan().phases:
         worker.sharding_manager.enter(phase)
 
 

@@ -32,6 +32,7 @@ _EXPERTS = "mindrl/platform/patches/npu_grouped_experts.py"
 _FLASH_ATTENTION = "mindrl/platform/patches/npu_without_dummy_flash_attn.py"
 _WORKER = "mindrl/launch/worker.py"
 _ENGINE = "mindrl/rollout/vllm/engine.py"
+_ROUNDS = "mindrl/rollout/vllm/rounds.py"
 _SHARDS = "mindrl/rollout/vllm/shards.py"
 _RANDOM = "mindrl/rollout/vllm/engine.py"
 _SCRIPT = "scripts/lib/ascend.sh"
@@ -273,6 +274,7 @@ _VLLM = (
         "logprobs",
         "detokenize",
     ),
+    *_names(VLLM, _ROUNDS, "vllm.sampling_params", "RequestOutputKind"),
     _callable(VLLM, _ENGINE, "vllm.TokensPrompt", "prompt_token_ids"),
     _callable(VLLM, _ENGINE, "vllm.LLM.sleep", "level"),
     _callable(VLLM, _ENGINE, "vllm.LLM.wake_up", "tags"),

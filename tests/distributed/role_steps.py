@@ -73,6 +73,7 @@ def take_step(
         old_logprobs_BT=old_logprobs_BT,
         advantages_BT=(wanted_B - wanted_B.mean())[:, None] * mask_BT * 10,
         ref_logprobs_BT=ref_logprobs_BT,
+        rollout_logprobs_BT=rollouts.rollout_logprobs_BT,
     )
     trace.metrics["actor"] = actor.update(minibatch).metrics
     return trace

@@ -36,6 +36,8 @@ KEYS: dict[str, Any] = {
     "rl_config.actor_resource.num_npus": 2,
     "rl_config.adv_estimator": "gae",
     "rl_config.init_kl_coef": 0.1,
+    # A pass of its own, in which a number may be bad.
+    "rl_config.old_log_probs": "recompute",
     "rl_config.n_samples_per_prompt": 2,
     "rl_config.verifier_function": ["strict_rule:score"],
     "rl_config.verifier_weight": [1.0],

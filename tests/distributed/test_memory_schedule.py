@@ -38,6 +38,7 @@ ROLES: dict[str, Any] = {
     "rl_config.actor_resource.num_npus": 2,
     "rl_config.adv_estimator": "gae",
     "rl_config.init_kl_coef": 0.1,
+    "rl_config.old_log_probs": "recompute",
     # Sequences are dealt by their work, so that they travel out of order.
     "rl_config.use_dynamic_bsz": True,
     "rl_config.max_packing_token_size": 64,

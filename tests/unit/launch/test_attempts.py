@@ -22,7 +22,7 @@ from mindrl.trainer.run_log import RunFolder, RunLog
 
 
 def attempts(folder: Path, **changes: object) -> Attempts:
-    settings = config(**{"verifier_function": (), **changes})
+    settings = config(**{"verifier_function": (), "verifier_weight": (), **changes})
     plan = RunPlan(config=settings, models={}, layouts={}, rollout=RolloutLayout())
     run_folder = RunFolder(root=folder)
     files = RunFiles(run_folder, {"actor": folder / "model"}, StepConsole(1, io.StringIO()))

@@ -190,9 +190,9 @@ def test_one_reference_too_few_or_no_responses_are_refused(scorer: RewardScorer)
 
 def test_slow_answers_within_the_limit_all_score(tmp_path: Path) -> None:
     file = tmp_path / "slow.py"
-    file.write_text("import time\ndef slow(r, a):\n    time.sleep(0.6)\n    return 1.0\n")
-    with scorer_of([f"{file}:slow"], [1.0], timeout_seconds=1.0, processes=1) as scorer:
-        scores = scorer.score(["a"] * 5, ["72"] * 5)  # a chunk of 2 would take 1.2 s
+    file.write_text("import time\ndef slow(r, a):\n    time.sleep(1.2)\n    return 1.0\n")
+    with scorer_of([f"{file}:slow"], [1.0], timeout_seconds=2.0, processes=1) as scorer:
+        scores = scorer.score(["a"] * 5, ["72"] * 5)  # a chunk of 2 would take 2.4 s
     assert (scores.rewards, scores.failed("timeout")) == ((1.0,) * 5, 0)
 
 

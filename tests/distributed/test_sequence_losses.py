@@ -12,6 +12,7 @@ from nightly import at_night_but
 from test_training_layouts import OPTIMIZER, check_updates, minibatches
 from training_messages import LOSS, Case, Course, Updated
 
+from mindrl.algorithms.covariance import covariances, highest
 from mindrl.algorithms.policy_losses import POLICY_LOSSES
 from mindrl.algorithms.rollout_correction import corrected
 from mindrl.batch.balance import MicroBatching
@@ -64,6 +65,29 @@ def test_importance_weights_of_sequences_are_those_of_one_process_in_every_layou
     course = Course(
         minibatches=[replace(minibatch, rollout_logprobs_BT=drawn_BT)],
         loss=replace(LOSS, correction=REJECTS),
+        optimizer=OPTIMIZER,
+        micro_batching=MicroBatching(sequences=2),
+    )
+    check_layouts(folder, course, forked_workers)
+
+
+def test_picked_tokens_and_the_weight_of_entropy_are_those_of_one_process_in_every_layout(
+    forked_workers: ForkedWorkers, random_model_of: Callable[..., Path]
+) -> None:
+    folder = random_model_of("qwen2")
+    (minibatch,) = minibatches(str(folder), count=1)
+    assert minibatch.old_logprobs_BT is not None
+    values_BT = covariances(
+        minibatch.old_logprobs_BT, minibatch.advantages_BT, minibatch.response_mask_BT
+    )
+    told = replace(
+        minibatch,
+        picked_BT=highest(values_BT, minibatch.response_mask_BT, 0.2),
+        entropy_coef_B=torch.full((len(minibatch),), 0.25),
+    )
+    course = Course(
+        minibatches=[told],
+        loss=replace(LOSS, function=POLICY_LOSSES["kl_cov"]),
         optimizer=OPTIMIZER,
         micro_batching=MicroBatching(sequences=2),
     )

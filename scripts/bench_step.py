@@ -1,10 +1,10 @@
-"""Compare a whole GRPO step with TRL's, and with a bare vLLM that only answers.
+"""Compare a whole GRPO step with TRL's.
 
     python scripts/bench_step.py [--rounds 3] [--steps 8] [--json results.json] [override ...]
 
 The same model, prompts, lengths and type, in turns on this machine: mindrl with two workers; TRL
 with the generation of transformers, and with vLLM inside its process, each as one process with two
-threads and as two processes with one, of which the faster counts; two bare engines. The learning
+threads and as two processes with one, of which the faster counts. The learning
 rate is next to nothing, so that the lengths of the answers stay what they are. The first two steps
 of each start do not count. Needs the data and the model of scripts/quickstart.sh, and TRL, which
 is not among mindrl's packages:
@@ -52,7 +52,7 @@ def main() -> int:
     parser.add_argument("--json", help="write the figures there")
     options, overrides = parser.parse_known_args()
     ways: dict[str, Callable[[], Steps]] = {"mindrl": lambda: ours(options.steps, overrides)}
-    rivals = [("vLLM alone", "alone", 2)]
+    rivals: list[tuple[str, str, int]] = []
     if find_spec("trl") is None:
         print("TRL is not there; the top of this file says how to lay it beside", file=sys.stderr)
     else:
@@ -131,10 +131,7 @@ def shown(found: Mapping[str, Steps]) -> None:
         name.removeprefix("seconds/"): median(mindrl, name)
         for name in sorted({key for step in mindrl for key in step if "seconds/" in key})
     }
-    alone = median(found["vLLM alone, 2 process(es)"])
     console.print({name: f"{seconds:.3f}" for name, seconds in stages.items()})
-    beyond = 1 - (alone + stages["update"]) / whole
-    console.print(f"beyond vLLM alone and the update: {beyond:.1%} of a step")
 
 
 if __name__ == "__main__":

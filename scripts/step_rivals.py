@@ -1,9 +1,8 @@
-"""The same step by others, for bench_step.py: TRL's GRPO trainer; a vLLM that only answers.
+"""The same step by others, for bench_step.py: TRL's GRPO trainer.
 
     python [-m torch.distributed.run --nproc-per-node 2] scripts/step_rivals.py WAY JSON
 
-WAY is `transformers` or `vllm`: which engine answers in TRL; or `alone`: no trainer at all. JSON
-has model, data, prompts, samples, max_tokens, steps and seed. Rank 0 prints a JSON list: seconds
+WAY is `transformers` or `vllm`: which engine answers. JSON has model, data, prompts, samples, max_tokens, steps and seed. Rank 0 prints a JSON list: seconds
 and response tokens of each step.
 """
 
@@ -26,7 +25,7 @@ Steps = list[dict[str, float]]
 def main() -> None:
     """Do the work that the command line describes."""
     way, work = sys.argv[1], json.loads(sys.argv[2])
-    steps = answered(work) if way == "alone" else trained(way, work)
+    steps = trained(way, work)
     if rank() == 0:
         print(json.dumps(steps))
 
@@ -145,41 +144,6 @@ def _prepare_vllm() -> None:
     generation.LLM = partial(
         generation.LLM, enforce_eager=True, kv_cache_memory_bytes=96 << 20, dtype="float32"
     )
-
-
-def answered(work: Work) -> Steps:
-    """Answer as many prompts as each worker of a run does, with nothing else to do."""
-    vllm = import_module("vllm")
-    tokenizer = import_module("transformers").AutoTokenizer.from_pretrained(work["model"])
-    engine = vllm.LLM(
-        model=work["model"],
-        enforce_eager=True,
-        kv_cache_memory_bytes=96 << 20,
-        dtype="float32",
-        max_model_len=64,
-        max_num_seqs=256,
-        max_num_batched_tokens=4096,
-        distributed_executor_backend="external_launcher",
-        logprobs_mode="processed_logprobs",
-    )
-    prompts = [row["prompt"] for row in rows(work, tokenizer)][rank() :: processes()]
-    each = work["prompts"] // processes()
-    found: Steps = []
-    for step in range(work["steps"]):
-        asked = [prompt for prompt in prompts[step * each :][:each] for _ in range(work["samples"])]
-        sampling = [
-            vllm.SamplingParams(
-                max_tokens=work["max_tokens"], seed=seed, logprobs=0, detokenize=False
-            )
-            for seed in range(len(asked))
-        ]
-        torch.distributed.barrier()
-        began = time.perf_counter()
-        outputs = engine.generate(asked, sampling, use_tqdm=False)
-        torch.distributed.barrier()
-        tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
-        found.append({"seconds": time.perf_counter() - began, "tokens": tokens * processes()})
-    return found[1:]
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python [-m torch.distributed.run --nproc-per-node 2] scripts/step_rivals.py WAY JSON
 
-WAY is `transformers` or `vllm`: which engine answers. JSON has model, data, prompts, samples, max_tokens, steps and seed. Rank 0 prints a JSON list: seconds
-and response tokens of each step.
+WAY is `transformers` or `vllm`: which engine answers. JSON has model, data, prompts, samples,
+max_tokens, steps and seed. Rank 0 prints a JSON list: seconds and response tokens of each step.
 """
 
 import json

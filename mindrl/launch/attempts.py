@@ -25,7 +25,7 @@ from mindrl.launch.provenance import provenance
 from mindrl.launch.restarts import Restarts
 from mindrl.launch.shrink import shrunk
 from mindrl.observability.console import StepConsole
-from mindrl.observability.output_files import forget_later_steps
+from mindrl.observability.output_files import forget_later_steps, forget_unfinished
 from mindrl.observability.trackers import JsonlTracker, TensorboardTracker, Tracker
 from mindrl.platform.device import Platform
 from mindrl.preflight.derived_numbers import derived_numbers
@@ -50,8 +50,10 @@ class RunFiles:
     def open(self, config: RunConfig, found: Beginning | None) -> RunLog:
         """Open the files of a run that goes on from a checkpoint; None begins it.
 
-        What they hold of later steps is gone.
+        What they hold of later steps is gone, and what was being written when a run was killed.
         """
+        for folder in (self.folder.root, self.folder.rollouts):
+            forget_unfinished(folder)
         # Behind step 0 the evaluation before training is repeated too.
         first = found.step + 1 if found and found.step else 0
         logs = [self.folder.metrics, self.folder.samples, self.folder.evaluations]

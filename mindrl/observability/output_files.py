@@ -10,6 +10,9 @@ from pathlib import Path
 
 from mindrl.errors import OutputError
 
+_UNFINISHED = ".tmp"
+"""How the name of a file ends that is to replace another."""
+
 
 @contextmanager
 def output_errors(path: Path, need: str = "") -> Iterator[None]:
@@ -57,7 +60,7 @@ def replace_file(path: Path, content: bytes | memoryview) -> None:
     Raises:
         OutputError: if it cannot be written; what was there before is kept.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{_UNFINISHED}")
     with output_errors(path):
         try:
             with temporary.open("wb") as file:
@@ -67,6 +70,17 @@ def replace_file(path: Path, content: bytes | memoryview) -> None:
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def forget_unfinished(folder: Path) -> None:
+    """Remove what writers that were killed while they replaced files of a folder left there.
+
+    Raises:
+        OutputError: if one cannot be removed.
+    """
+    with output_errors(folder):
+        for path in folder.glob(f".*{_UNFINISHED}"):
+            path.unlink()
 
 
 class AppendedFile:

@@ -1,6 +1,9 @@
 """A run begins from its own checkpoints, else from those that its configuration names."""
 
 import io
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -117,6 +120,29 @@ def test_an_evaluation_before_the_first_step_is_forgotten_where_weights_alone_ar
         found = begin(resume=str(tmp_path / "old"), finetune=weights_alone)
         files.open(run_config(Path("model")), found).close()
         assert folder.metrics.read_text() == left
+
+
+def test_what_was_being_written_when_a_run_was_killed_is_gone_when_it_goes_on(
+    begin: Begin, tmp_path: Path, run_config: Callable[..., RunConfig]
+) -> None:
+    folder, exports = RunFolder(root=tmp_path / "new"), {"actor": tmp_path / "model"}
+    for file in (folder.rollouts / "step-00000020.parquet", folder.summary):
+        file.parent.mkdir(exist_ok=True, parents=True)
+        file.write_bytes(b"old")
+        to_be_killed = (
+            "import os, pathlib, signal, sys\n"
+            "from mindrl.observability.output_files import replace_file\n"
+            "os.fsync = lambda file: os.kill(os.getpid(), signal.SIGKILL)\n"
+            "replace_file(pathlib.Path(sys.argv[1]), b'new')\n"
+        )
+        killed = subprocess.run([sys.executable, "-c", to_be_killed, str(file)], check=False)
+        assert killed.returncode == -signal.SIGKILL
+        assert len([*file.parent.glob(f".{file.name}*")]) == 1
+    found = begin(resume=str(tmp_path / "old"))
+    files = RunFiles(folder, exports, StepConsole(50, io.StringIO()))
+    files.open(run_config(Path("model")), found).close()
+    assert not [*folder.root.rglob(".*.tmp")]
+    assert (folder.rollouts / "step-00000020.parquet").read_bytes() == b"old"
 
 
 def test_the_optimizer_or_the_random_state_can_be_left_out(begin: Begin, tmp_path: Path) -> None:

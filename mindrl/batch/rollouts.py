@@ -59,17 +59,19 @@ class Responses:
         names = [field.name for field in fields(cls)]
         return cls(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
 
+    def each(self) -> list[tuple[Tensor, Tensor]]:
+        """Return the tokens and the log-probs of each response."""
+        lengths = self.lengths_B.tolist()
+        tokens = torch.split(self.token_ids_N, lengths)
+        return [*zip(tokens, torch.split(self.logprobs_N, lengths), strict=True)]
+
     def in_order(self, places: Sequence[int]) -> Self:
         """Put each response to its place among all, of which there are as many."""
         rows = torch.tensor(places, dtype=torch.int64).argsort().tolist()
-        lengths = self.lengths_B.tolist()
-        tokens, logprobs = (
-            torch.split(self.token_ids_N, lengths),
-            torch.split(self.logprobs_N, lengths),
-        )
+        each = self.each()
         return type(self)(
-            token_ids_N=torch.cat([tokens[row] for row in rows]),
-            logprobs_N=torch.cat([logprobs[row] for row in rows]),
+            token_ids_N=torch.cat([each[row][0] for row in rows]),
+            logprobs_N=torch.cat([each[row][1] for row in rows]),
             lengths_B=self.lengths_B[rows],
             finished_B=self.finished_B[rows],
         )

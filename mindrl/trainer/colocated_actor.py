@@ -106,12 +106,13 @@ class ColocatedActor:
         begun = [([requests[place] for place in share], sampling) for share in shares]
         self._per_replica("begin_sequences", self.rollout, begun)
         whole: set[int] = set()
-        is_first = True
-        while is_first or not is_enough(whole):
-            is_first, steps = False, [(round_steps,)] * len(shares)
+        steps = [(round_steps,)] * len(shares)
+        while True:
             found = self._per_replica("advance_sequences", self.rollout, steps)
             for share, places in zip(shares, found, strict=True):
                 whole |= {share[place] for place in places}
+            if is_enough(whole):
+                break
         replies: list[Responses] = self._per_replica(
             "take_sequences", self.rollout, [()] * len(shares)
         )

@@ -5,7 +5,6 @@ The colocated form of partial rollout, as in Kimi k1.5 (arXiv 2501.12599, sectio
 Shapes: B responses of a step, T positions, N tokens end to end, G groups, the oldest first.
 """
 
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
@@ -49,7 +48,7 @@ class PartialGroups:
         begin = self.behind[step - 1]
         begun = self._begun(step, begin)
         groups = self._drawn(step, [*begin.groups, *begun])
-        taken = self._taken(step, groups)
+        taken = self._taken(step, groups, [group.is_whole(self.longest) for group in groups])
         assert taken is not None, "it was drawn until there are enough"
         left = tuple(group for place, group in enumerate(groups) if place not in {*taken})
         pool = GroupPool(place=begin.place + len(begun), groups=left)
@@ -86,34 +85,26 @@ class PartialGroups:
         ]
 
     def _taken(
-        self, step: int, groups: Sequence[OpenGroup], left: Counter[int] | None = None
+        self, step: int, groups: Sequence[OpenGroup], whole_G: Sequence[bool]
     ) -> list[int] | None:
-        """Return which groups the step trains on, if enough are whole.
-
-        `left` counts the responses of each that are not; None asks the groups.
-        """
-        whole_G = [
-            group.is_whole(self.longest) if left is None else not left[place]
-            for place, group in enumerate(groups)
-        ]
+        """Return which groups the step trains on, if enough are whole."""
         return self.bounds.taken(step, [group.born for group in groups], whole_G)
 
     def _drawn(self, step: int, groups: Sequence[OpenGroup]) -> list[OpenGroup]:
         """Let the engines go on with all groups until enough are whole."""
-        answering, asked = (
-            self.answering,
-            [
-                (place, number)
-                for place, group in enumerate(groups)
-                for number, each in enumerate(group.sequences)
-                if not each.is_whole(self.longest)
-            ],
-        )
+        answering = self.answering
+        asked = [
+            (place, number)
+            for place, group in enumerate(groups)
+            for number, each in enumerate(group.sequences)
+            if not each.is_whole(self.longest)
+        ]
         requests = [self._request(groups[place], number) for place, number in asked]
 
         def is_enough(whole: Collection[int]) -> bool:
-            left = Counter(place for row, (place, _) in enumerate(asked) if row not in whole)
-            return self._taken(step, groups, left) is not None
+            left = {place for row, (place, _) in enumerate(asked) if row not in whole}
+            whole_G = [place not in left for place in range(len(groups))]
+            return self._taken(step, groups, whole_G) is not None
 
         with answering.rewards.timer("rollout"):
             responses = answering.workers.generate_until(
@@ -154,16 +145,10 @@ def _with_more(
     step: int,
 ) -> list[OpenGroup]:
     """Add to each response that was asked for what was drawn of it."""
-    lengths = responses.lengths_B.tolist()
-    tokens, logprobs = (
-        torch.split(responses.token_ids_N, lengths),
-        torch.split(responses.logprobs_N, lengths),
-    )
     drawn = [[*group.sequences] for group in groups]
-    for row, (place, number) in enumerate(asked):
-        drawn[place][number] = drawn[place][number].with_more(
-            tokens[row], logprobs[row], step=step, finished=bool(responses.finished_B[row])
-        )
+    finished = responses.finished_B.tolist()
+    for (place, number), more, ended in zip(asked, responses.each(), finished, strict=True):
+        drawn[place][number] = drawn[place][number].with_more(*more, step=step, finished=ended)
     return [
         replace(group, sequences=tuple(sequences))
         for group, sequences in zip(groups, drawn, strict=True)

@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 
 from mindrl.config.finding import Finding
-from mindrl.config.load import load_run_config
 from mindrl.config.run import RunConfig, with_value
 from mindrl.config.validate import findings
 from mindrl.errors import ConfigError
-from tests.unit.config.test_load import REQUIRED
 
 MakeConfig = Callable[..., RunConfig]
 SETS = "data_config.eval_sets"
@@ -98,9 +96,9 @@ def test_several_sets_train_in_the_place_of_one_file(run_config: MakeConfig) -> 
     assert both.legal == (None,)
 
 
-def test_a_weight_is_above_0() -> None:
+def test_a_weight_is_above_0(run_config: MakeConfig) -> None:
     with pytest.raises(ConfigError, match=r"train_sets.0.weight=0 must be greater than 0"):
-        load_run_config(REQUIRED | {"data_config": {"train_sets": [GSM8K | {"weight": 0}]}})
+        run_config(Path("model"), {TRAIN: [GSM8K | {"weight": 0}]})
 
 
 def test_each_source_needs_a_reward_where_there_are_any(run_config: MakeConfig) -> None:
@@ -176,7 +174,9 @@ def test_sequences_that_are_carried_over_need_seeds_of_their_own(run_config: Mak
         ("math.jsonl", f'{SETS}="math.jsonl" must be a list'),
     ],
 )
-def test_what_is_no_list_of_sets_is_refused(sets: object, text: str) -> None:
+def test_what_is_no_list_of_sets_is_refused(
+    sets: object, text: str, run_config: MakeConfig
+) -> None:
     with pytest.raises(ConfigError) as error:
-        load_run_config(REQUIRED | {"data_config": {"eval_sets": sets}})
+        run_config(Path("model"), {SETS: sets})
     assert text in str(error.value)

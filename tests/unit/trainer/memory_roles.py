@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from mindrl.config.role import ActorConfig, CriticConfig
 from mindrl.config.run import RunConfig
 from mindrl.data.prompts import PromptSet
 from mindrl.data.run_data import RunData
+from mindrl.errors import StopRequestedError
 from mindrl.observability.console import StepConsole
 from mindrl.observability.timeline import MeasuredSnapshot
 from mindrl.observability.trackers import JsonlTracker
@@ -242,6 +244,17 @@ def run_log(root: Path, steps: int, *more: Role) -> RunLog:
         StepConsole(steps, io.StringIO()),
         [JsonlTracker(folder.metrics)],
     )
+
+
+def asked_at(moment: int) -> Callable[[], None]:
+    """Ask to stop at one of the moments at which a run looks, counted from 0."""
+    looks = count()
+
+    def heed() -> None:
+        if next(looks) == moment:
+            raise StopRequestedError("stopped by SIGINT")
+
+    return heed
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

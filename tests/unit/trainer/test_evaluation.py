@@ -4,18 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from memory_roles import PROMPTS, MemoryRoles, config, data, lines, rewards, run_log
+
 from mindrl.config.data import DataConfig, EvalSet
 from mindrl.data.prompts import PromptSet
 from mindrl.trainer.policy_trainer import PolicyTrainer
-from tests.unit.trainer.memory_roles import (
-    PROMPTS,
-    MemoryRoles,
-    config,
-    data,
-    lines,
-    rewards,
-    run_log,
-)
 
 HARD = EvalSet(name="hard", data_path="none", samples=2, temperature=0.6, top_p=0.9, max_tokens=7)
 EASY = EvalSet(name="easy", data_path="none")

@@ -4,14 +4,13 @@ The real engine: tests/distributed/test_rollout.py; whole runs: tests/e2e/test_p
 """
 
 import json
-from collections.abc import Callable, Collection, Iterable, Sequence
-from itertools import count
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from memory_roles import MemoryRoles, config, data, lines, rewards, run_log
+from memory_roles import MemoryRoles, asked_at, config, data, lines, rewards, run_log
 
 from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Responses
@@ -138,16 +137,6 @@ def test_each_prompt_is_trained_on_once_and_none_is_older_than_asked(
         assert roles.trained() == list(range(24))
 
 
-def asked_at(moments: Iterable[bool]) -> Callable[[], None]:
-    left = iter(moments)
-
-    def heed() -> None:
-        if next(left, False):
-            raise StopRequestedError("stopped by SIGINT")
-
-    return heed
-
-
 @pytest.mark.parametrize("moment", range(10))
 def test_a_run_that_is_stopped_anywhere_goes_on_with_what_was_under_way(
     moment: int, tmp_path: Path
@@ -157,7 +146,7 @@ def test_a_run_that_is_stopped_anywhere_goes_on_with_what_was_under_way(
     build(tmp_path / "straight", straight, **keys).run()
     trainer = build(tmp_path / "stopped", stopped, **keys)
     with pytest.raises(StopRequestedError):
-        trainer.run(asked_at(number == moment for number in count()))
+        trainer.run(asked_at(moment))
     done, state = trainer.run_log.summary.steps, json.loads(json.dumps(trainer.state()))
     again = build(tmp_path / "resumed", resumed, **keys)
     again.resume(done, state)

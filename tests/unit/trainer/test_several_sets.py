@@ -4,18 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from memory_roles import PROMPTS, MemoryRoles, config, data, rewards, run_log
 
 from mindrl.config.data import DataConfig, TrainSet
 from mindrl.data.prompts import PromptSet
 from mindrl.trainer.policy_trainer import PolicyTrainer
-from tests.unit.trainer.memory_roles import (
-    PROMPTS,
-    MemoryRoles,
-    config,
-    data,
-    rewards,
-    run_log,
-)
 
 
 def build(root: Path, roles: MemoryRoles, *, reproducible: bool = True) -> PolicyTrainer:

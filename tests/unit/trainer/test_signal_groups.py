@@ -1,14 +1,13 @@
 """Steps whose groups all have a signal, and what happens where there are too few of them."""
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from memory_roles import MemoryRoles, config, data, lines, rewards, run_log
+from memory_roles import MemoryRoles, asked_at, config, data, lines, rewards, run_log
 
 from mindrl.batch.prompts import Prompt
 from mindrl.errors import NoSignalError, RewardError, StopRequestedError
@@ -159,17 +158,6 @@ def test_groups_may_be_judged_by_one_function_alone(tmp_path: Path) -> None:
     assert roles.drawn() == [[0, 1]]
 
 
-def asked_at(moments: Iterable[bool]) -> Callable[[], None]:
-    """Ask to stop at one of the moments at which a run looks."""
-    left = iter(moments)
-
-    def heed() -> None:
-        if next(left, False):
-            raise StopRequestedError("stopped by SIGINT")
-
-    return heed
-
-
 @pytest.mark.parametrize("moment", range(12))
 def test_a_run_that_is_stopped_anywhere_and_goes_on_draws_what_the_straight_one_does(
     moment: int, tmp_path: Path
@@ -179,7 +167,7 @@ def test_a_run_that_is_stopped_anywhere_and_goes_on_draws_what_the_straight_one_
     build(tmp_path / "straight", straight, **keys).run()
     trainer = build(tmp_path / "stopped", stopped, **keys)
     with pytest.raises(StopRequestedError):
-        trainer.run(asked_at(number == moment for number in count()))
+        trainer.run(asked_at(moment))
     done, state = trainer.run_log.summary.steps, trainer.state()
     again = build(tmp_path / "resumed", resumed, **keys)
     again.resume(done, state)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mindrl.config.run import RunConfig
 from mindrl.data.prompts import PromptSet
@@ -35,17 +36,18 @@ class PromptOrder:
         """Return the `count` prompts from a place on; places count from 0, over all epochs."""
         places = [divmod(each, self.count) for each in range(place, place + count)]
         orders = {epoch: self._epoch(epoch) for epoch in {epoch for epoch, _ in places}}
-        return [orders[epoch][position] for epoch, position in places]
+        found = [int(orders[epoch][position]) for epoch, position in places]
+        return [self.sequence[each] for each in found] if self.sequence else found
 
-    def _epoch(self, epoch: int) -> list[int]:
-        sequence = np.array(self.sequence or range(self.count))
-        if self.shuffle:
-            # What is zero at the end of a seed is as if it were not there.
-            generator = np.random.default_rng([self.seed, epoch, self.stream])
-            parts = np.array_split(sequence, self.stages)
-            sequence = np.concatenate([part[generator.permutation(len(part))] for part in parts])
-        order: list[int] = sequence.tolist()
-        return order
+    def _epoch(self, epoch: int) -> NDArray[np.int64]:
+        """Return the order of an epoch, as places of the sequence."""
+        order = np.arange(self.count)
+        if not self.shuffle:
+            return order
+        # What is zero at the end of a seed is as if it were not there.
+        generator = np.random.default_rng([self.seed, epoch, self.stream])
+        parts = np.array_split(order, self.stages)
+        return np.concatenate([part[generator.permutation(len(part))] for part in parts])
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,12 @@ MinibatchT = TypeVar("MinibatchT", Minibatch, CriticMinibatch)
 class MinibatchDealer:
     """Deals the prompts of a step to mini-batches, and cuts the step accordingly."""
 
-    def __init__(self, rl: RLConfig, seed: int, *, longest: int) -> None:
-        """Take the algorithm, the seed for `shuffle_mini_batch`, and the most response tokens."""
-        self.rl = rl
+    def __init__(self, rl: RLConfig, seed: int, *, longest: int, corrects: bool = False) -> None:
+        """Take the algorithm, the seed for `shuffle_mini_batch`, and the most response tokens.
+
+        A loss that `corrects` asks for the engine's log-probs too.
+        """
+        self.rl, self.corrects = rl, corrects
         weights: dict[str, Callable[[Tensor], Tensor]] = {
             "token_mean": token_mean_weights,
             "sequence_mean": sequence_mean_weights,
@@ -92,11 +95,15 @@ class MinibatchDealer:
             yield part.into(stage, token_weights_BT=weights_BT, **columns)
 
     def _of_policy(self, part: Experience, update: int) -> dict[str, Tensor | None]:
-        """Return what only the updates of the policy ask for."""
+        """Return what only the updates of the policy ask for, and not all of them."""
         picked_BT = coef_B = None
         if self.pick is not None:
             assert part.old_logprobs_BT is not None, "a pass, or the engine, has said them"
             picked_BT = self.pick(part, part.old_logprobs_BT, part.advantages_BT, update)
         if self.entropy is not None:
             coef_B = torch.full((len(part),), self.entropy.coef)
-        return {"picked_BT": picked_BT, "entropy_coef_B": coef_B}
+        return {
+            "rollout_logprobs_BT": part.rollout_logprobs_BT if self.corrects else None,
+            "picked_BT": picked_BT,
+            "entropy_coef_B": coef_B,
+        }

@@ -88,7 +88,12 @@ class PolicyTrainer:
             max_logprob_gap, self.rl.logprob_gap_steps, stops=self.training.on_nonfinite == "stop"
         )
         longest = config.generate_config.sampling_config.max_tokens
-        self.minibatches = MinibatchDealer(self.rl, self.training.seed, longest=longest)
+        self.minibatches = MinibatchDealer(
+            self.rl,
+            self.training.seed,
+            longest=longest,
+            corrects=config.rollout_correction is not None,
+        )
         self.sampling = Sampling(
             section=config.generate_config.sampling_config,
             stop_token_ids=data.stop_token_ids,

@@ -158,6 +158,14 @@ def test_every_column_of_a_minibatch_comes_from_the_same_row() -> None:
         assert torch.equal(minibatch.response_mask_BT.sum(1), minibatch.lengths_B - 1)
 
 
+def test_the_engines_log_probs_go_to_the_workers_only_where_a_loss_corrects_for_it() -> None:
+    batch, rl = experience([0, 0]), RLConfig(mini_batch_size=1)
+    (plain,) = cut(batch, MinibatchDealer(rl, 0, longest=4))
+    (corrected,) = cut(batch, MinibatchDealer(rl, 0, longest=4, corrects=True))
+    assert plain.rollout_logprobs_BT is None
+    assert torch.equal(corrected.rollout_logprobs_BT, batch.rollout_logprobs_BT[:, :4])
+
+
 def valued(groups: list[int]) -> ValuedExperience:
     """Make an experience whose value and return at each token name its row."""
     plain = experience(groups)

@@ -8,11 +8,13 @@ Shapes: T packed tokens, N query heads, M key-value heads (N is a multiple), D w
 or key head. The heads of values may have another width (multi-head latent attention).
 """
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import import_module
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +24,15 @@ from mindrl.platform.device import DeviceKind
 
 _MOST_SEQUENCES = 1024
 """In one call of Ascend's kernel."""
+
+
+class _ByLength(NamedTuple):
+    counts: Mapping[int, int]
+    """How many sequences there are of each length."""
+    place_T: Tensor
+    """Where each token comes from."""
+    natural_T: Tensor
+    """The way back."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +50,17 @@ class Packing:
     def lengths(self) -> list[int]:
         """Tokens of each sequence."""
         return [stop - start for start, stop in pairwise(self.starts)]
+
+    @cached_property
+    def by_length(self) -> _ByLength:
+        """The same tokens, sequences of a length side by side."""
+        first, lengths = torch.tensor(self.starts[:-1]), torch.tensor(self.lengths)
+        counts = Counter(sorted(self.lengths))
+        place_T = torch.cat(
+            [(first[lengths == length, None] + torch.arange(length)).flatten() for length in counts]
+        )
+        device = self.cumulative.device
+        return _ByLength(counts, place_T.to(device), place_T.argsort().to(device))
 
 
 Kernel = Callable[[Tensor, Tensor, Tensor, Packing, float | None], Tensor]
@@ -63,20 +85,20 @@ def attention_kernel(kind: DeviceKind) -> Kernel:
 def torch_attention(
     query_TND: Tensor, key_TMD: Tensor, value_TMD: Tensor, packing: Packing, scale: float | None
 ) -> Tensor:
-    """Attend by torch's kernel of dense batches: sequence by sequence, or all where equally long.
+    """Attend by torch's kernel of dense batches, once for all sequences of a length.
 
     Any device and any floating type.
     """
-    lengths, heads = packing.lengths, (query_TND, key_TMD, value_TMD)
-    if len(set(lengths)) == 1:
-        query, key, value = (t.reshape(len(lengths), -1, *t.shape[1:]) for t in heads)
-        return _dense_attention(query, key, value, scale).flatten(0, 1)
-    sequences = zip(*(torch.split(t, lengths) for t in heads), strict=True)
-    mixed = [
-        _dense_attention(query[None], key[None], value[None], scale)[0]
-        for query, key, value in sequences
-    ]
-    return torch.cat(mixed)
+    by_length = packing.by_length
+    heads = [tensor[by_length.place_T] for tensor in (query_TND, key_TMD, value_TMD)]
+    sizes = [count * length for length, count in by_length.counts.items()]
+    mixed: list[Tensor] = []
+    for length, *parts in zip(
+        by_length.counts, *(torch.split(t, sizes) for t in heads), strict=True
+    ):
+        query, key, value = (part.unflatten(0, (-1, length)) for part in parts)
+        mixed.append(_dense_attention(query, key, value, scale).flatten(0, 1))
+    return torch.cat(mixed)[by_length.natural_T]
 
 
 def flash_attention(

@@ -56,7 +56,7 @@ def _rollout_correction(config: RunConfig) -> Iterator[Finding]:
 
 def _baseline(config: RunConfig) -> Iterator[Finding]:
     """A reward model rates the greedy answers too."""
-    if config.rl_config.adv_estimator != "remax" or config.reward_config is None:
+    if not config.rl_config.has_baseline or config.reward_config is None:
         return
     prompts, replicas = config.megatron_training.global_batch_size, config.layout("reward").dp
     if replicas and prompts % replicas:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 from math import isqrt
 
 Value = bool | int | float | str | tuple[str | int | float, ...] | None
@@ -62,6 +63,12 @@ def broken(field: str, value: Value, need: str, *legal: Value) -> Finding:
     """Make a finding whose sentence is the field, its value and what the field needs."""
     gap = "" if need.startswith(":") else " "
     return Finding(f"{field}={spelled(value)}{gap}{need}", field, value, legal)
+
+
+def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """Return the end of a sentence that names what is most like `name`; empty where nothing is."""
+    near = get_close_matches(name, [*known], n=1, cutoff=cutoff)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def once(found: Iterable[Finding]) -> list[Finding]:

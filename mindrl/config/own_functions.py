@@ -1,6 +1,5 @@
 """Functions that a configuration names: builtins, and your own in a package or a file."""
 
-import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -11,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from mindrl.config.finding import did_you_mean
 from mindrl.errors import ConfigError
 from mindrl.observability.units import quoted
 
@@ -31,16 +31,14 @@ def named_function(field: str, name: str, builtins: Mapping[str, Any], kind: str
         return builtins[name]
     place, separator, attribute = name.rpartition(":")
     if not separator:
-        close = difflib.get_close_matches(name, builtins, n=1, cutoff=0.5)
-        hint = f"did you mean {close[0]!r}? " if close else ""
         raise ConfigError(
-            f"{field}={name!r} is no builtin {kind}; {hint}builtins: {', '.join(builtins)}; "
+            f"{field}={name!r} is no builtin {kind}; builtins: {', '.join(builtins)}; "
             "your own: 'package.module:function' or 'path/to/file.py:function'"
+            f"{did_you_mean(name, builtins, cutoff=0.5)}"
         )
     module = _imported(field, name, place)
     if attribute not in vars(module):
-        close = difflib.get_close_matches(attribute, dir(module), n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        hint = did_you_mean(attribute, dir(module))
         raise ConfigError(f"{field}={name!r}: {module.__file__} has no {attribute!r}{hint}")
     found: object = vars(module)[attribute]
     if not callable(found):

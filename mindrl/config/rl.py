@@ -316,6 +316,11 @@ class RLConfig:
         return self.adv_estimator == "gae"
 
     @property
+    def has_baseline(self) -> bool:
+        """Whether advantages compare with a greedy answer to each prompt."""
+        return self.adv_estimator == "remax"
+
+    @property
     def device_memory_bytes(self) -> int | None:
         """`device_memory_mib` in bytes."""
         return None if self.device_memory_mib is None else self.device_memory_mib << 20

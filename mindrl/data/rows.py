@@ -1,6 +1,5 @@
 """The rows of a JSONL or Parquet file, and what stands in their columns."""
 
-import difflib
 import json
 import tempfile
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 import datasets
 from datasets.exceptions import DatasetGenerationError
 
+from mindrl.config.finding import did_you_mean
 from mindrl.errors import DataError
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -106,8 +106,7 @@ def column_of(row: Row, column: str, field: str) -> tuple[str, Any]:
     """Return the place of a value, for messages, and the value."""
     if column in row.values:
         return f"{row.place}: column {column!r}", row.values[column]
-    close = difflib.get_close_matches(column, row.values, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    hint = did_you_mean(column, row.values)
     found = ", ".join(row.values) or "none"
     raise DataError(f"{row.place}: no column {field}={column!r}; found: {found}{hint}")
 

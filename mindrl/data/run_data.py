@@ -3,11 +3,11 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 
 from transformers import PreTrainedTokenizerBase
 
 from mindrl.config.data import EvalSet, TrainSet
+from mindrl.config.finding import did_you_mean
 from mindrl.config.run import RunConfig
 from mindrl.data.prompts import PromptSet, joined, load_prompts
 from mindrl.data.reading import Reading
@@ -120,12 +120,10 @@ def _check_sources(config: RunConfig, data: RunData) -> None:
         counts = Counter(prompt.source for prompt in found.prompts)
         # Those of a file that has neither a name nor a column are rated as ever.
         for source in counts.keys() - {*rewarded, ""}:
-            close = get_close_matches(source, rewarded, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
             raise ConfigError(
                 f"{found.path}: {counts[source]} of {len(found.prompts)} prompts have "
                 f"data_source={source!r}, for which data_config.rewards has no entry; it has "
-                f"{', '.join(rewarded)}{hint}"
+                f"{', '.join(rewarded)}{did_you_mean(source, rewarded)}"
             )
 
 

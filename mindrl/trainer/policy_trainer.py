@@ -229,7 +229,7 @@ class PolicyTrainer:
         The rating lasts while the devices estimate.
         """
         rollouts, baseline_B = gathered.rollouts, None
-        if self.rl.adv_estimator == "remax":
+        if self.rl.has_baseline:
             baseline_B = self._greedy_rewards(step, gathered.prompts)[rollouts.group_B]
         with gathered.rating as rewarded:
             experience, estimated = self.estimation.of(rollouts, rewarded, baseline_B)

@@ -26,6 +26,12 @@ def log_ratio(logprobs_BT: Tensor, other_logprobs_BT: Tensor) -> Tensor:
     return ratio_log_BT.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
+def low_variance(ratio_log_BT: Tensor) -> Tensor:
+    """Return k3 of a `log_ratio`: that of what was not drawn from over what was."""
+    # expm1 keeps the digits that exp(x) - 1 loses where the two policies almost agree.
+    return torch.expm1(ratio_log_BT) - ratio_log_BT
+
+
 def kl_estimate(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, kind: KlKind) -> Tensor:
     """Estimate KL(policy || reference), in nats, at each token drawn from the policy.
 
@@ -47,8 +53,7 @@ def kl_estimate(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, kind: KlKind) -> T
             return 0.5 * (logprobs_BT - ref_logprobs_BT).square()
         case "k3" | "low_var_kl":
             ratio_log_BT = log_ratio(ref_logprobs_BT, logprobs_BT)
-            # expm1 keeps the digits that exp(x) - 1 loses where the two policies almost agree.
-            return torch.expm1(ratio_log_BT) - ratio_log_BT
+            return low_variance(ratio_log_BT)
         case "abs":
             return (logprobs_BT - ref_logprobs_BT).abs()
         case _:

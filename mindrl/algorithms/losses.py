@@ -13,7 +13,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from mindrl.algorithms.kl import KlKind, kl_estimate
+from mindrl.algorithms.kl import KlKind, kl_estimate, log_ratio
 from mindrl.algorithms.policy_losses import (
     ChosenTokens,
     PolicyLossFunction,
@@ -150,7 +150,8 @@ class PolicyLoss:
             drawn_BT = there(minibatch.rollout_logprobs_BT)
             assert drawn_BT is not None, "what is corrected was drawn by an engine"
             start_BT = logprobs_BT if old_BT is None else old_BT
-            found = corrected(self.correction, start_BT, drawn_BT, weights_BT != 0, total)
+            log_BT = log_ratio(start_BT.detach(), drawn_BT)
+            found = corrected(self.correction, log_BT, weights_BT != 0, total)
             advantages_BT = advantages_BT * found.weights_BT
         given_B, entropy_coef = minibatch.entropy_coef_B, self.entropy_coef
         if given_B is not None:

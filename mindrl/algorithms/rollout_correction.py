@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mindrl.algorithms.kl import MAX_LOG_RATIO, log_ratio
+from mindrl.algorithms.kl import MAX_LOG_RATIO
 from mindrl.algorithms.policy_losses import Total, of_one_rank
 from mindrl.config.rl import RolloutCorrection
 
@@ -33,16 +33,15 @@ class Corrected(NamedTuple):
 
 def corrected(
     options: RolloutCorrection,
-    old_logprobs_BT: Tensor,
-    rollout_logprobs_BT: Tensor,
+    log_BT: Tensor,
     mask_BT: Tensor,
     total: Total = of_one_rank,
 ) -> Corrected:
-    """Weigh tokens of the mask, bool; `total` adds over the ranks that share a response.
+    """Weigh tokens of the mask, bool, by the `log_ratio` of the trainer to the engine.
 
-    A ratio is kept within e^-20 and e^20.
+    `total` adds over the ranks that share a response.
     """
-    log_BT = log_ratio(old_logprobs_BT.detach(), rollout_logprobs_BT).masked_fill(~mask_BT, 0.0)
+    log_BT = log_BT.masked_fill(~mask_BT, 0.0)
     log_B = torch.zeros_like(log_BT[:, 0])
     rejects = options.reject_below is not None or options.reject_above is not None
     if rejects or options.level == "sequence":

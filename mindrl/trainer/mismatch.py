@@ -5,13 +5,15 @@ Shapes: B sequences, T positions, N response tokens.
 
 from torch import Tensor
 
-from mindrl.algorithms.kl import kl_estimate, log_ratio
+from mindrl.algorithms.kl import kl_estimate, log_ratio, low_variance
 from mindrl.algorithms.rollout_correction import corrected
 from mindrl.batch.rollouts import Rollouts
 from mindrl.config.rl import RolloutCorrection
 from mindrl.observability.metrics import Metrics
 from mindrl.trainer.step_checks import UNKNOWN_GAPS
 
+_GAP = ("logprob_gap/mean", "logprob_gap/max")
+_DRIFT = ("drift/mean", "drift/max")
 _BEYOND = {
     "truncate": "correction/truncated_fraction",
     "mask": "correction/masked_fraction",
@@ -26,19 +28,19 @@ def logprob_gap(rollouts: Rollouts, logprobs_BT: Tensor) -> Metrics:
     gap_BT = (rollouts.rollout_logprobs_BT - logprobs_BT).abs()
     mask_BT, drift = rollouts.response_mask_BT, dict[str, float]()
     if rollouts.ages_BT is not None:
-        drift_N = gap_BT[mask_BT & (rollouts.ages_BT > 0)]
+        drift = mean_and_max(_DRIFT, gap_BT[mask_BT & (rollouts.ages_BT > 0)])
         mask_BT = mask_BT & (rollouts.ages_BT == 0)
-        drift_N = drift_N[drift_N.isfinite()]
-        if len(drift_N):
-            drift = {"drift/mean": drift_N.mean().item(), "drift/max": drift_N.max().item()}
     gap_N = gap_BT[mask_BT]
-    known_N = gap_N[gap_N.isfinite()]
-    unknown = len(gap_N) - len(known_N)
+    unknown = int((~gap_N.isfinite()).sum())
     metrics = {UNKNOWN_GAPS: float(unknown)} if unknown else {}
-    if len(known_N):
-        metrics |= {"logprob_gap/mean": known_N.mean().item()}
-        metrics |= {"logprob_gap/max": known_N.max().item()}
-    return metrics | drift
+    return metrics | mean_and_max(_GAP, gap_N) | drift
+
+
+def mean_and_max(names: tuple[str, str], gap_N: Tensor) -> Metrics:
+    """Return both of what is finite, under these names; nothing where nothing is."""
+    known_N = gap_N[gap_N.isfinite()]
+    found = (known_N.mean().item(), known_N.max().item()) if len(known_N) else ()
+    return dict(zip(names, found, strict=False))
 
 
 def mismatch(
@@ -46,21 +48,21 @@ def mismatch(
 ) -> Metrics:
     """Measure it in every way; what is not finite is counted, and left out of all the others."""
     metrics, drawn_BT = logprob_gap(rollouts, logprobs_BT), rollouts.rollout_logprobs_BT
-    mask_BT = rollouts.response_mask_BT & (drawn_BT - logprobs_BT).isfinite()
+    kl_BT = kl_estimate(drawn_BT, logprobs_BT, "k1")
+    mask_BT = rollouts.response_mask_BT & kl_BT.isfinite()
     if not mask_BT.any():
         return metrics
-    drawn_BT, own_BT = (each.masked_fill(~mask_BT, 0.0) for each in (drawn_BT, logprobs_BT))
-    log_BT = log_ratio(own_BT, drawn_BT)
+    log_BT = log_ratio(logprobs_BT, drawn_BT).masked_fill(~mask_BT, 0.0)
     lengths_B = mask_BT.sum(dim=1).clamp(min=1)
     metrics |= {
-        "mismatch/kl": kl_estimate(drawn_BT, own_BT, "k1")[mask_BT].mean().item(),
-        "mismatch/kl_low_variance": kl_estimate(drawn_BT, own_BT, "k3")[mask_BT].mean().item(),
+        "mismatch/kl": kl_BT[mask_BT].mean().item(),
+        "mismatch/kl_low_variance": low_variance(log_BT)[mask_BT].mean().item(),
         "mismatch/perplexity_ratio": (-log_BT.sum(dim=1) / lengths_B).exp().mean().item(),
         "mismatch/effective_sample_size": effective_sample_size(log_BT[mask_BT].exp()),
     }
     if correction is None:
         return metrics
-    found = corrected(correction, own_BT, drawn_BT, mask_BT)
+    found = corrected(correction, log_BT, mask_BT)
     weights_N = found.weights_BT[mask_BT]
     return metrics | {
         "correction/weight_mean": weights_N.mean().item(),

@@ -1,6 +1,5 @@
 """All models of a run in one process: each has the device for its turn."""
 
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from mindrl.config.layout_keys import Role
 from mindrl.memory.plan import MemoryPlan
 from mindrl.memory.schedule import ROLE_REGIONS, Phase
 from mindrl.observability.timeline import MeasuredSnapshot
+from mindrl.observability.timing import StageTimer
 from mindrl.platform.host_memory import process_memory
 from mindrl.rollout.engine import Request, RolloutEngine, Sampling
 from mindrl.training.engine import Loss, TrainingEngine
@@ -69,8 +69,8 @@ class IntegratedWorker:
     sharding_manager: ShardingManager
     nonfinite: Counter[str] = field(default_factory=Counter)
     """How many NaN and Inf each thing held that this rank has computed, since it was last asked."""
-    generating: float = 0.0
-    """Seconds in which the engine has answered since then."""
+    timer: StageTimer = field(default_factory=StageTimer)
+    """Of the engine's answers."""
 
     def __post_init__(self) -> None:
         """Know where the state of the models that learn lies."""
@@ -84,26 +84,21 @@ class IntegratedWorker:
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]
     ) -> Responses:
         """Answer this replica's prompts, in order."""
-        self.sharding_manager.enter(Phase.ROLLOUT)
-        self.saver.start()
-        began = time.perf_counter()
-        responses = self.rollout.generate(prompts, sampling, seeds)
-        self.generating += time.perf_counter() - began
+        self._begin_rollout()
+        with self.timer("generate"):
+            responses = self.rollout.generate(prompts, sampling, seeds)
         self._note("rollout_logprobs", responses.logprobs_N)
         return responses
 
     def begin_sequences(self, requests: Sequence[Request], sampling: Sampling) -> None:
         """Take this replica's requests, which `advance_sequences` answers."""
-        self.sharding_manager.enter(Phase.ROLLOUT)
-        self.saver.start()
+        self._begin_rollout()
         self.rollout.begin(requests, sampling)
 
     def advance_sequences(self, steps: int) -> list[int]:
         """Let the engine take steps; returns the places of requests that are now answered whole."""
-        began = time.perf_counter()
-        whole = self.rollout.advance(steps)
-        self.generating += time.perf_counter() - began
-        return whole
+        with self.timer("generate"):
+            return self.rollout.advance(steps)
 
     def take_sequences(self) -> Responses:
         """Return what was drawn for this replica's requests, in order."""
@@ -216,18 +211,22 @@ class IntegratedWorker:
         """Return seconds and bytes of the last switches, this process's memory, bad numbers."""
         memory = process_memory()
         nonfinite, self.nonfinite = self.nonfinite, Counter()
-        generating, self.generating = self.generating, 0.0
         bad = {f"nonfinite/{what}": float(count) for what, count in nonfinite.items()}
         return (
             self.sharding_manager.flush_metrics()
             | bad
             | {
-                "seconds/generate": generating,
+                "seconds/generate": 0.0,
+                **self.timer.flush(),
                 "memory/host_arena_bytes": float(self.device.arena.nbytes),
                 "memory/rss_bytes": float(memory.rss_bytes),
                 "memory/peak_rss_bytes": float(memory.peak_rss_bytes),
             }
         )
+
+    def _begin_rollout(self) -> None:
+        self.sharding_manager.enter(Phase.ROLLOUT)
+        self.saver.start()
 
     def _logprobs(self, role: Role, phase: Phase, sequences: Sequences) -> Logprobs | None:
         read = self._read(role, phase, sequences)

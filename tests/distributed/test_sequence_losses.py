@@ -13,6 +13,7 @@ from test_training_layouts import OPTIMIZER, check_updates, minibatches
 from training_messages import LOSS, Case, Course, Updated
 
 from mindrl.algorithms.covariance import covariances, highest
+from mindrl.algorithms.kl import log_ratio
 from mindrl.algorithms.policy_losses import POLICY_LOSSES
 from mindrl.algorithms.rollout_correction import corrected
 from mindrl.batch.balance import MicroBatching
@@ -59,7 +60,8 @@ def test_importance_weights_of_sequences_are_those_of_one_process_in_every_layou
     generator = torch.Generator().manual_seed(4)
     noise_BT = 0.3 * torch.randn(minibatch.old_logprobs_BT.shape, generator=generator)
     drawn_BT = (minibatch.old_logprobs_BT + noise_BT) * minibatch.response_mask_BT
-    found = corrected(REJECTS, minibatch.old_logprobs_BT, drawn_BT, minibatch.response_mask_BT)
+    log_BT = log_ratio(minibatch.old_logprobs_BT, drawn_BT)
+    found = corrected(REJECTS, log_BT, minibatch.response_mask_BT)
     assert 0 < found.rejected_B.sum() < 8
     assert found.beyond_BT.any()
     course = Course(

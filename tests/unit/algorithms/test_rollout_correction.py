@@ -25,9 +25,7 @@ RATIO_BT = torch.tensor([[9, 0.5, 1, 4], [9, 0.25, 1, 9], [9, 3, 3, 3.0]])
 
 def weights(**options: Any) -> list[list[float]]:
     """Return the weights of RATIO_BT, and outside the responses nothing."""
-    found = corrected(
-        RolloutCorrection(**options), RATIO_BT.log(), torch.zeros_like(RATIO_BT), MASK_BT
-    )
+    found = corrected(RolloutCorrection(**options), RATIO_BT.log(), MASK_BT)
     assert not found.weights_BT[~MASK_BT].any()
     return [row[mask].tolist() for row, mask in zip(found.weights_BT, MASK_BT, strict=True)]
 
@@ -87,17 +85,17 @@ def test_weights_equal_a_reference_in_float64_and_add_over_ranks(
     generator = torch.Generator().manual_seed(3)
     old_BT, drawn_BT = torch.randn(2, 9, 12, generator=generator, dtype=torch.float64) * 0.3 - 2
     mask_BT = torch.arange(12) < torch.arange(3, 12)[:, None]
-    whole_BT = corrected(options, old_BT, drawn_BT, mask_BT).weights_BT
+    log_BT = old_BT - drawn_BT
+    whole_BT = corrected(options, log_BT, mask_BT).weights_BT
     for row, mask_T in enumerate(mask_BT):
         wanted = reference(options, old_BT[row, mask_T].tolist(), drawn_BT[row, mask_T].tolist())
         assert whole_BT[row, mask_T].tolist() == pytest.approx(wanted, rel=1e-12)
     # Two ranks with every second token each: whoever adds knows what the other would say.
     halves = [mask_BT & (torch.arange(12) % 2 == half) for half in (0, 1)]
     for mine, others in (halves, halves[::-1]):
-        log_BT = (old_BT - drawn_BT) * others
-        asked = iter([log_BT.sum(dim=1), others.sum(dim=1)])
+        asked = iter([(log_BT * others).sum(dim=1), others.sum(dim=1)])
         part_BT = corrected(
-            options, old_BT, drawn_BT, mine, lambda values_B, asked=asked: values_B + next(asked)
+            options, log_BT, mine, lambda values_B, asked=asked: values_B + next(asked)
         ).weights_BT
         torch.testing.assert_close(part_BT, whole_BT * mine, rtol=1e-12, atol=0)
 

@@ -14,9 +14,11 @@ from training_messages import LOSS, Case, Course, Updated
 
 from mindrl.algorithms.covariance import covariances, highest
 from mindrl.algorithms.kl import log_ratio
+from mindrl.algorithms.losses import PolicyLoss
 from mindrl.algorithms.policy_losses import POLICY_LOSSES
 from mindrl.algorithms.rollout_correction import corrected
 from mindrl.batch.balance import MicroBatching
+from mindrl.batch.experience import Minibatch
 from mindrl.config.rl import RolloutCorrection
 from mindrl.layouts.layout import TrainLayout
 
@@ -38,12 +40,8 @@ def test_two_updates_are_those_of_one_process_in_every_layout_packed_and_padded(
     folder = random_model_of("qwen2")
     # Bounds that the ratios of sequences, within e^-0.3 and e^0.3, reach.
     options = replace(LOSS.options, clip_low=0.03, clip_high=0.04)
-    course = Course(
-        minibatches=minibatches(str(folder), count=2),
-        loss=replace(LOSS, function=POLICY_LOSSES[name], options=options),
-        optimizer=OPTIMIZER,
-        micro_batching=MicroBatching(sequences=2),
-    )
+    loss = replace(LOSS, function=POLICY_LOSSES[name], options=options)
+    course = course_of(minibatches(str(folder), count=2), loss)
     alone = check_layouts(folder, course, forked_workers)
     assert 0.1 < alone.metrics[0]["clip_fraction"] < 0.9
 
@@ -64,12 +62,8 @@ def test_importance_weights_of_sequences_are_those_of_one_process_in_every_layou
     found = corrected(REJECTS, log_BT, minibatch.response_mask_BT)
     assert 0 < found.rejected_B.sum() < 8
     assert found.beyond_BT.any()
-    course = Course(
-        minibatches=[replace(minibatch, rollout_logprobs_BT=drawn_BT)],
-        loss=replace(LOSS, correction=REJECTS),
-        optimizer=OPTIMIZER,
-        micro_batching=MicroBatching(sequences=2),
-    )
+    drawn = replace(minibatch, rollout_logprobs_BT=drawn_BT)
+    course = course_of([drawn], replace(LOSS, correction=REJECTS))
     check_layouts(folder, course, forked_workers)
 
 
@@ -87,13 +81,13 @@ def test_picked_tokens_and_the_weight_of_entropy_are_those_of_one_process_in_eve
         picked_BT=highest(values_BT, minibatch.response_mask_BT, 0.2),
         entropy_coef_B=torch.full((len(minibatch),), 0.25),
     )
-    course = Course(
-        minibatches=[told],
-        loss=replace(LOSS, function=POLICY_LOSSES["kl_cov"]),
-        optimizer=OPTIMIZER,
-        micro_batching=MicroBatching(sequences=2),
-    )
+    course = course_of([told], replace(LOSS, function=POLICY_LOSSES["kl_cov"]))
     check_layouts(folder, course, forked_workers)
+
+
+def course_of(batches: list[Minibatch], loss: PolicyLoss) -> Course:
+    batching = MicroBatching(sequences=2)
+    return Course(minibatches=batches, loss=loss, optimizer=OPTIMIZER, micro_batching=batching)
 
 
 def check_layouts(folder: Path, course: Course, forked_workers: ForkedWorkers) -> Updated:

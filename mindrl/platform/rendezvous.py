@@ -10,6 +10,9 @@ import torch.distributed as dist
 
 from mindrl.platform.device import Platform
 
+_HCCL_SHARE = 0.9
+"""Of the limit of a collective: HCCL's own."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Seat:
@@ -49,6 +52,9 @@ def join_process_group(
         MASTER_ADDR=host,
         MASTER_PORT=str(port),
     )
+    if platform.collective_backend == "hccl":
+        # It has to speak before torch_npu's watchdog ends the process.
+        os.environ.setdefault("HCCL_EXEC_TIMEOUT", str(int(timeout.total_seconds() * _HCCL_SHARE)))
     if platform.kind != "cpu":
         torch.get_device_module(platform.device_type).set_device(seat.local_device)
     store = dist.TCPStore(  # type: ignore[attr-defined]

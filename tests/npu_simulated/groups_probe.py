@@ -1,5 +1,6 @@
 """What the tests of collectives call in the processes of simulated devices."""
 
+import os
 from typing import Any
 
 import torch
@@ -70,6 +71,12 @@ def sum_of_doubles() -> str:
         said = str(error)
     summed(torch.ones(1, device="npu"))
     return said
+
+
+def limit_of_hccl() -> str:
+    """Return the seconds that HCCL waits, in a process whose groups wait for two minutes."""
+    summed(torch.ones(1, device="npu"))
+    return os.environ["HCCL_EXEC_TIMEOUT"]
 
 
 def groups_until(count: int) -> tuple[int, str]:

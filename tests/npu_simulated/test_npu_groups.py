@@ -34,6 +34,13 @@ def test_a_sum_in_float64_is_refused(simulated_npus: SimulatedNpus) -> None:
     assert all("Unsupported data type at::kDouble" in text for text in said), said
 
 
+def test_hccl_gives_up_before_torch_npu_does(simulated_npus: SimulatedNpus) -> None:
+    before = simulated_npus.log.stat().st_size
+    assert simulated_npus.run("groups_probe:limit_of_hccl", ranks=2) == ["108", "108"]
+    # torch_npu compares both limits of a group, and warns where its own is not the later one.
+    assert b"The plog may not be recorded" not in simulated_npus.log.read_bytes()[before:]
+
+
 def test_a_process_that_has_no_room_for_a_group_says_so(simulated_npus: SimulatedNpus) -> None:
     machine = Machine(groups=2)
     for made, said in simulated_npus.run("groups_probe:groups_until", 4, ranks=2, machine=machine):

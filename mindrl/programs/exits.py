@@ -1,8 +1,11 @@
 """How every program answers and ends: text or JSON, an exit code, on stderr the reasons."""
 
+import ctypes
 import json
+import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -50,6 +53,26 @@ def written(path: str, *, names_folder: bool = True) -> str:
     file = Path(path)
     folder = f"--config-dir {file.parent} " if names_folder else ""
     return f"written: {path}; next: mindrl check {folder}--config-name {file.stem} --elsewhere"
+
+
+@contextmanager
+def stdout_unspoilt() -> Iterator[None]:
+    """Send to stderr what anybody prints meanwhile, compiled code of a vendor's included."""
+    _flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        _flush()
+        os.dup2(stdout, 1)
+        os.close(stdout)
+
+
+def _flush() -> None:
+    sys.stdout.flush()
+    # What compiled code has not written yet.
+    ctypes.CDLL(None).fflush(None)
 
 
 def print_json(answer: object, spell: Callable[[object], str] | None = None) -> None:

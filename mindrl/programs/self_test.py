@@ -3,6 +3,7 @@
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from mindrl.observability.terminal import printable
 from mindrl.observability.units import traffic_text
 from mindrl.platform.device import DeviceKind, Platform, choose_platform
 from mindrl.platform.environment import prepare_driver, ray_address
-from mindrl.programs.exits import FAILED, counted, exit_code, print_json
+from mindrl.programs.exits import FAILED, counted, exit_code, print_json, stdout_unspoilt
 from mindrl.programs.train import require_engines
 
 if TYPE_CHECKING:
@@ -49,13 +50,13 @@ def self_test(kind: DeviceKind, *, as_json: bool) -> int:
 def _tried(platform: Platform, devices: int, as_json: bool) -> int:
     """Print each trial when it is over; what may explain a failure stays."""
     folder, trials = Path(tempfile.mkdtemp(prefix="mindrl-self-test-")), []
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, quiet=as_json)
     failed = 0
     try:
-        for trial in _trials(platform, devices, folder):
-            trials.append(trial)
-            failed += not trial.passed
-            if not as_json:
+        with stdout_unspoilt() if as_json else nullcontext():
+            for trial in _trials(platform, devices, folder):
+                trials.append(trial)
+                failed += not trial.passed
                 console.print(line_of(trial))
     finally:
         if not failed:

@@ -1,7 +1,10 @@
 """The self-test as a program: how a trial is printed, and what its pages say."""
 
+import json
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,16 @@ from mindrl.programs.self_test import line_of
 from mindrl.self_test.trials import Trial
 
 ROOT = Path(__file__).parents[3]
+TALKATIVE = """
+import ctypes, os
+from mindrl.programs.exits import print_json, stdout_unspoilt
+with stdout_unspoilt():
+    print("Python")
+    os.write(1, b"a system call")
+    # Kept until the process ends, or somebody asks for it.
+    ctypes.CDLL(None).printf(b"compiled code")
+print_json({"failed": 0})
+"""
 TRIALS = (
     "start",
     "collectives",
@@ -40,6 +53,15 @@ def test_figures_are_printed_with_their_units_and_an_error_behind_them() -> None
     assert str(line_of(Trial(what="all", passed=True, figures=passed))) == f"pass  all: {words}"
     failed = Trial(what="copies", passed=False, figures={"max_difference": 3.0}, error="too much")
     assert str(line_of(failed)) == "FAIL  copies: max difference 3; too much"
+
+
+def test_json_stands_alone_on_stdout_whatever_packages_print() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TALKATIVE], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout) == {"failed": 0}
+    for said in ("Python", "a system call", "compiled code"):
+        assert said in done.stderr
 
 
 @pytest.mark.parametrize("name", ["doctor.md", "first-run-on-an-npu.md"])

@@ -5,7 +5,7 @@
 #
 # Prints the environment of a process over the simulated NPU, one variable a line. Safe to repeat: what is there
 # and made from the same pins and sources is kept. The first time it downloads about 160 MB from the package index,
-# and compiles for half a minute.
+# and compiles for half a minute. What it made of other pins goes when it was not used for a week.
 #
 # PYTHON=/path/to/python names another environment than .venv to read from.
 # Nothing of it goes into .venv: where torch-npu is installed, a plain `import torch` raises without CANN.
@@ -63,18 +63,28 @@ install_packages() {
     mv -T "$made" "$target"
 }
 
+# Take away what this script made of other pins or sources, and nobody has asked it for in a week.
+remove_old() {
+    find "$(realpath .cache/npu)" -mindepth 1 -maxdepth 1 -type d -mtime +6 -regextype posix-extended \
+        -regex '.*/(packages|cann)-[0-9a-f]{12}(\.[A-Za-z0-9]{4})?' -exec rm -rf {} +
+}
+
 main() {
     [[ "$(uname -sm)" == "Linux x86_64" ]] || fail "the pinned packages are for Linux on x86_64; this is $(uname -sm)"
     mkdir -p .cache/npu
     exec 9>.cache/npu/lock
     flock 9
     local packages cann torch
-    packages=$(realpath .cache/npu)/packages-$(fingerprint "$PINS" scripts/install_npu_simulated.sh)
+    packages=$(realpath .cache/npu)/packages-$(
+        fingerprint "$PINS" <(declare -f install_packages unpack_vllm_ascend) <(echo "$VLLM_ASCEND_SHA256")
+    )
     torch=$("$PYTHON" -c 'import importlib.util; print(*importlib.util.find_spec("torch").submodule_search_locations)')
     cann=$(realpath .cache/npu)/cann-$(fingerprint "$torch/version.py" "$PINS" "$SOURCES"/*)
     install_packages "$packages"
     [[ -d "$cann" ]] || say "building the simulated CANN"
     bash "$SOURCES/build.sh" "$torch" "$packages/torch_npu" "$cann" >&2
+    touch "$packages" "$cann"
+    remove_old
     printf '%s\n' "PYTHONPATH=$packages" "LD_LIBRARY_PATH=$cann/lib" "ASCEND_HOME_PATH=$cann/toolkit" \
         "ASCEND_OPP_PATH=$cann/toolkit/opp"
 }

@@ -1,8 +1,11 @@
 """A device as torch_npu shows it: numbers, visible devices, memory."""
 
+import os
+import time
+
 import pytest
 from device_probe import MIB
-from simulated import Machine, SimulatedNpus
+from simulated import ROOT, Machine, SimulatedNpus, vendors
 
 pytestmark = pytest.mark.npu_simulated
 
@@ -38,3 +41,17 @@ def test_the_account_is_that_of_the_device_and_of_torchs_allocator_without_an_en
 def test_host_code_that_follows_a_device_pointer_dies(simulated_npus: SimulatedNpus) -> None:
     with pytest.raises(AssertionError, match="EOFError"):
         simulated_npus.run("device_probe:read_as_host_memory")
+
+
+@pytest.mark.usefixtures("packages")
+def test_what_was_made_of_other_pins_goes_when_nobody_asked_for_it_in_a_week() -> None:
+    names = "cann-000000000000", "packages-000000000000.Ab3d", "cann-of-mine", "cann-111111111111"
+    folders = [ROOT / ".cache/npu" / name for name in names]
+    for folder, days in zip(folders, (8, 8, 8, 6), strict=True):
+        folder.mkdir()
+        os.utime(folder, times=(time.time() - days * 86_400,) * 2)
+    asked_for = vendors()["PYTHONPATH"]
+    assert [folder.exists() for folder in folders] == [False, False, True, True]
+    assert vendors()["PYTHONPATH"] == asked_for
+    for folder in folders[2:]:
+        folder.rmdir()

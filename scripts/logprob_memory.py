@@ -28,7 +28,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 from torch.profiler import ProfilerActivity, profile
 
-from mindrl.training.megatron.logprobs import Vocabulary, chunked_logprobs
+from mindrl.training.logprobs import Vocabulary, chunked_logprobs
 
 HIDDEN = 64
 """Small, so that logits are all there is to see."""

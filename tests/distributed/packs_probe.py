@@ -4,7 +4,8 @@ import torch
 from packs_messages import PackFacts, Rules
 
 from mindrl.batch.sequences import Sequences
-from mindrl.training.megatron.packs import Pack, PackRules
+from mindrl.training.megatron.passes import packed_sequences
+from mindrl.training.packs import Pack, PackRules
 
 
 def packs(sequences: Sequences, rules: Rules) -> list[PackFacts]:
@@ -28,9 +29,7 @@ def packs(sequences: Sequences, rules: Rules) -> list[PackFacts]:
 
 def facts(pack: Pack[Sequences]) -> PackFacts:
     """Return what a pack says."""
-    told = pack.sequences
-    packing = told.packing
-    assert packing is not None
+    told, packing = packed_sequences(pack), pack.packing
     return PackFacts(
         tokens_S=pack.tokens_1S[0],
         positions_S=pack.positions_1S[0],

@@ -5,7 +5,6 @@ numbers of the head for each token.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import cycle, islice
 
@@ -24,14 +23,14 @@ from mindrl.models.description import ModelDescription
 from mindrl.models.sharding import Sharding
 from mindrl.platform.determinism import deterministic_gradients
 from mindrl.training.engine import Batch, Loss, StatePart
-from mindrl.training.megatron.logprobs import Vocabulary, chunked_logprobs
+from mindrl.training.logprobs import Vocabulary, chunked_logprobs
 from mindrl.training.megatron.model import (
     ModelSettings,
     build_model,
     head_weight,
     transformer_config,
 )
-from mindrl.training.megatron.packs import Pack, PackRules, forward_backward
+from mindrl.training.megatron.passes import forward_backward
 from mindrl.training.megatron.training_state import TrainingState
 from mindrl.training.megatron.weights import (
     check_table,
@@ -40,6 +39,8 @@ from mindrl.training.megatron.weights import (
     local_tensors,
     mark_parameters,
 )
+from mindrl.training.packs import Pack, PackRules
+from mindrl.training.rows import asked_behind, cut_by_rows, nothing_asked, put_back
 from mindrl.training.state_slice import ReadState, StateSlice
 
 
@@ -131,9 +132,9 @@ class MegatronEngine:
         self, sequences: Sequences, micro_batching: MicroBatching, *, at_end: bool = False
     ) -> tuple[Tensor, ...] | None:
         """Say what the head says of each response token: see `TrainingEngine`."""
-        rows_of, parts = _cut_by_rows(sequences, micro_batching)
+        rows_of, parts = cut_by_rows(sequences, micro_batching)
         if at_end:
-            parts = [_asked_behind(part) for part in parts]
+            parts = [asked_behind(part) for part in parts]
 
         def no_loss(pack: Pack[Sequences], hidden_1SH: Tensor) -> tuple[Tensor, Tensor]:
             read_KBT = torch.stack(self._read(pack, hidden_1SH))
@@ -161,7 +162,7 @@ class MegatronEngine:
         training_state = self._learning
         with self.settings.groups.active():
             training_state.zero_gradients()
-            rows_of, parts = _cut_by_rows(minibatch, micro_batching)
+            rows_of, parts = cut_by_rows(minibatch, micro_batching)
             packs = self.packs(parts)
             # Megatron averages over micro-batches and replicas; a weighted sum wants neither.
             undo_averages = len(packs) * parallel_state.get_data_parallel_world_size()
@@ -195,7 +196,7 @@ class MegatronEngine:
         for read_KBT in read if self.settings.layout.cp > 1 else []:
             # Each token was read on one of these ranks and is 0 on the others.
             dist.all_reduce(read_KBT, group=parallel_state.get_context_parallel_group())
-        return _put_back([read_KBT.cpu() for read_KBT in read], rows_of, width)
+        return put_back([read_KBT.cpu() for read_KBT in read], rows_of, width)
 
     def _over_tokens(self, values_B: Tensor) -> Tensor:
         """Add over the ranks that share the tokens of each sequence. A collective over them."""
@@ -279,46 +280,8 @@ class MegatronEngine:
         """Return what to go through once more without asking for any token."""
         if self.settings.learning.moe_aux_loss_coeff and torch.is_grad_enabled():
             # That loss is a mean over micro-batches: it stays the same if all are repeated.
-            return [_nothing_asked(part) for part in parts]
-        return [_nothing_asked(parts[0].rows(parts[0].lengths_B.argmin()[None]))]
-
-
-def _cut_by_rows(
-    sequences: Batch, micro_batching: MicroBatching
-) -> tuple[list[list[int]], list[Batch]]:
-    """Return the rows of each micro-batch, and the micro-batches."""
-    rows_of = micro_batching.cut(sequences.lengths_B.tolist())
-    return rows_of, [sequences.rows(torch.tensor(rows)) for rows in rows_of]
-
-
-def _put_back(
-    parts: Sequence[Tensor], rows_of: Sequence[Sequence[int]], width: int
-) -> tuple[Tensor, ...]:
-    """Put what was read of micro-batches, [K, B, T] each, to its rows.
-
-    Returns:
-        K times float32 [B, width]. No two in one storage, which would be pickled with each.
-    """
-    whole = tuple(torch.zeros(sum(map(len, rows_of)), width) for _ in parts[0])
-    for found_KBT, rows in zip(parts, rows_of, strict=True):
-        for whole_BT, found_BT in zip(whole, found_KBT, strict=True):
-            whole_BT[rows, : found_BT.size(1)] = found_BT
-    return whole
-
-
-def _asked_behind(sequences: Sequences) -> Sequences:
-    """Ask for the token behind the last one, which is read at the last one."""
-    T = sequences.tokens_BT.size(1)
-    return replace(
-        sequences,
-        tokens_BT=functional.pad(sequences.tokens_BT, (0, 1)),
-        response_mask_BT=torch.arange(T + 1) == sequences.lengths_B[:, None],
-    )
-
-
-def _nothing_asked(batch: Batch) -> Batch:
-    """Return a batch of which no token is asked for: it adds nothing to the loss of tokens."""
-    return replace(batch, response_mask_BT=torch.zeros_like(batch.response_mask_BT))
+            return [nothing_asked(part) for part in parts]
+        return [nothing_asked(parts[0].rows(parts[0].lengths_B.argmin()[None]))]
 
 
 def _total(terms: list[dict[str, Tensor]]) -> dict[str, float]:

@@ -20,7 +20,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from mindrl.platform.attention import Kernel
-from mindrl.training.megatron.packs import PackedSequences
+from mindrl.training.megatron.passes import PackedSequences
 
 
 class RMSNorm(nn.RMSNorm):

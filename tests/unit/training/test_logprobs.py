@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
-from mindrl.training.megatron.logprobs import Vocabulary, chunked_logprobs
+from mindrl.training.logprobs import Vocabulary, chunked_logprobs
 
 N, H, V = 7, 5, 11
 CHUNKS = [1, 3, N, 100]

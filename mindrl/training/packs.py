@@ -7,20 +7,16 @@ all as long as the longest: the work of an ordinary padded batch.
 Shapes: B sequences, T positions, S tokens of the pack on this rank, N of them predict a token.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate, pairwise
 from math import lcm
-from typing import Any, Generic, Self
+from typing import Generic, Self
 
 import torch
-from megatron.core.packed_seq_params import PackedSeqParams
-from megatron.core.pipeline_parallel import get_forward_backward_func
-from torch import Tensor, nn
+from torch import Tensor
 
 from mindrl.batch.sequences import Sequences
-from mindrl.observability.progress import tick
 from mindrl.platform.attention import Packing
 from mindrl.training.engine import Batch
 
@@ -39,17 +35,6 @@ class PackRules:
     device_type: str
 
 
-@dataclass
-class PackedSequences(PackedSeqParams):  # type: ignore[misc]
-    """What Megatron and our attention need to know of a pack; made once, read in every layer."""
-
-    packing: Packing | None = None
-    gathered: Tensor | None = None
-    """int64 [cp * S]: the place in the pack of each token, as the ranks join theirs."""
-    natural: Tensor | None = None
-    """int64 [cp * S]: the way back."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pack(Generic[Batch]):
     """One pass through the network, on the device."""
@@ -58,7 +43,12 @@ class Pack(Generic[Batch]):
     """The sequences, on the host."""
     tokens_1S: Tensor
     positions_1S: Tensor
-    sequences: PackedSequences
+    packing: Packing
+    """Where the sequences lie, over all context-parallel ranks."""
+    gathered: Tensor | None
+    """int64 [cp * S]: the place in the pack of each token, as the ranks join theirs."""
+    natural: Tensor | None
+    """int64 [cp * S]: the way back."""
     predicting_N: Tensor
     """Which of the S tokens come just before a response token."""
     targets_N: Tensor
@@ -85,7 +75,9 @@ class Pack(Generic[Batch]):
             source=source,
             tokens_1S=(tokens[place_S.clamp(min=0)] * inside_S)[None].to(device),
             positions_1S=position_S[None].to(device),
-            sequences=_packed(starts, gathered, device),
+            packing=_packing(starts, device),
+            gathered=None if gathered is None else gathered.to(device),
+            natural=None if gathered is None else gathered.argsort().to(device),
             predicting_N=torch.nonzero(predicts_S)[:, 0].to(device),
             targets_N=tokens[places_N].to(device),
             places_N=places_N.to(device),
@@ -140,57 +132,7 @@ def _zigzag(starts: Sequence[int], cp: int) -> Tensor | None:
     return torch.cat([part for rank in pieces for part in rank])
 
 
-def _packed(starts: tuple[int, ...], gathered: Tensor | None, device: str) -> PackedSequences:
-    # Megatron turns its bounds into numbers twice a layer: those on a device would be waited for.
-    cumulative = torch.tensor(starts, dtype=torch.int32)
+def _packing(starts: tuple[int, ...], device: str) -> Packing:
     longest = max(stop - start for start, stop in pairwise(starts))
-    return PackedSequences(
-        qkv_format="thd",
-        cu_seqlens_q=cumulative,
-        cu_seqlens_kv=cumulative,
-        max_seqlen_q=longest,
-        max_seqlen_kv=longest,
-        packing=Packing(starts=starts, longest=longest, cumulative=cumulative.to(device)),
-        gathered=None if gathered is None else gathered.to(device),
-        natural=None if gathered is None else gathered.argsort().to(device),
-    )
-
-
-Loss = Callable[[Pack[Batch], Tensor], tuple[Tensor, Any]]
-"""From a pack and its last hidden states [1, S, H] to a 0-dim loss and what is to be returned."""
-
-
-def forward_backward(
-    chunks: Sequence[nn.Module],
-    packs: Sequence[Pack[Batch]],
-    loss: Loss[Batch],
-    *,
-    forward_only: bool,
-) -> list[Any]:
-    """Run forward, and backward unless `forward_only`. A collective over the replica's ranks.
-
-    The ranks of a replica have the same packs; the last pipeline stage calls `loss`, and gets what
-    it gave for each pack, in their order. On all other stages the result is empty.
-    """
-
-    def forward_step(waiting: Iterator[Pack[Batch]], network: nn.Module) -> tuple[Tensor, Any]:
-        tick()
-        pack = next(waiting)
-        output: Tensor = network(
-            pack.tokens_1S, pack.positions_1S, None, packed_seq_params=pack.sequences
-        )
-        return output, partial(loss, pack)
-
-    waiting = [iter(packs) for _ in chunks]
-    with torch.set_grad_enabled(not forward_only):
-        results: list[Any] = get_forward_backward_func()(
-            forward_step_func=forward_step,
-            data_iterator=waiting if len(chunks) > 1 else waiting[0],
-            model=list(chunks),
-            num_microbatches=len(packs),
-            # Stages tell each other the real length of each pack.
-            seq_length=packs[0].tokens_1S.size(1),
-            micro_batch_size=1,
-            forward_only=forward_only,
-        )
-    return results
+    cumulative = torch.tensor(starts, dtype=torch.int32)
+    return Packing(starts=starts, longest=longest, cumulative=cumulative.to(device))

@@ -1,0 +1,53 @@
+"""A batch cut into micro-batches, and what was read of them put back to its rows.
+
+Shapes: B sequences, T positions, K numbers of a head for each token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from mindrl.batch.balance import MicroBatching
+from mindrl.batch.sequences import Sequences
+from mindrl.training.engine import Batch
+
+
+def cut_by_rows(
+    sequences: Batch, micro_batching: MicroBatching
+) -> tuple[list[list[int]], list[Batch]]:
+    """Return the rows of each micro-batch, and the micro-batches."""
+    rows_of = micro_batching.cut(sequences.lengths_B.tolist())
+    return rows_of, [sequences.rows(torch.tensor(rows)) for rows in rows_of]
+
+
+def put_back(
+    parts: Sequence[Tensor], rows_of: Sequence[Sequence[int]], width: int
+) -> tuple[Tensor, ...]:
+    """Put what was read of micro-batches, [K, B, T] each, to its rows.
+
+    Returns:
+        K times float32 [B, width]. No two in one storage, which would be pickled with each.
+    """
+    whole = tuple(torch.zeros(sum(map(len, rows_of)), width) for _ in parts[0])
+    for found_KBT, rows in zip(parts, rows_of, strict=True):
+        for whole_BT, found_BT in zip(whole, found_KBT, strict=True):
+            whole_BT[rows, : found_BT.size(1)] = found_BT
+    return whole
+
+
+def asked_behind(sequences: Sequences) -> Sequences:
+    """Ask for the token behind the last one, which is read at the last one."""
+    T = sequences.tokens_BT.size(1)
+    return replace(
+        sequences,
+        tokens_BT=functional.pad(sequences.tokens_BT, (0, 1)),
+        response_mask_BT=torch.arange(T + 1) == sequences.lengths_B[:, None],
+    )
+
+
+def nothing_asked(batch: Batch) -> Batch:
+    """Return a batch of which no token is asked for: it adds nothing to the loss of tokens."""
+    return replace(batch, response_mask_BT=torch.zeros_like(batch.response_mask_BT))

@@ -88,6 +88,13 @@ class Task:
         return self.algorithm == "ppo"
 
     @cached_property
+    def reads_actor(self) -> bool:
+        """Whether the actor's log-probs take a pass of their own, whatever the layouts are."""
+        training, rollout = TrainLayout(dp=self.devices), RolloutLayout(dp=self.devices)
+        candidate = Candidate(training=training, rollout=rollout)
+        return candidate_config(self, candidate, Settings()).old_log_probs == "recompute"
+
+    @cached_property
     def parameters(self) -> Parameters:
         """How many the model has, and where."""
         return parameters_of(self.model)

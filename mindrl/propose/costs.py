@@ -48,10 +48,11 @@ def training_seconds(task: Task, layout: TrainLayout, settings: Settings) -> dic
     launches = micro_batches * _stage_layers(task, layout) * LAYER_LAUNCH
     forward = operations / task.devices / rate * longest_stage(task, layout) + launches
     learners, again = (2 if task.has_critic else 1), int(settings.recomputes)
-    # Log-probs of the reference; log-probs or values, and an update, of those that learn. A
+    # Log-probs of the reference, and of the actor where no update finds them; values; updates. A
     # backward pass computes as much as two passes forward, and communicates as much as one.
-    compute = (1 + learners * (1 + 3 + again)) * forward
-    sweeps, updates = 1 + learners * (1 + 2 + again), _gradient_seconds(task, layout) * learners
+    reads = 1 + int(task.reads_actor) + int(task.has_critic)
+    compute = (reads + learners * (3 + again)) * forward
+    sweeps, updates = reads + learners * (2 + again), _gradient_seconds(task, layout) * learners
     return {
         "compute": compute,
         "bubble": compute * bubble_share(task, layout, settings),

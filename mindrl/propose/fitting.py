@@ -163,7 +163,7 @@ def least_sizes(task: Task, candidate: Candidate) -> Sizes:
     plan = MemoryPlan(
         capacity_bytes=task.device.memory_bytes,
         roles=task.roles,
-        reads_actor=False,
+        reads_actor=task.reads_actor,
         movable=frozenset(),
         regions=regions,
         host_rounding=np.zeros(layout.pp, dtype=np.int64),

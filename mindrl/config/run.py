@@ -125,6 +125,12 @@ class RunConfig:
             given[each.data_source] = (each.verifier_function, each.verifier_weight)
         return {source: dict(zip(*pair, strict=True)) for source, pair in given.items()}
 
+    def reward_key(self, source: str) -> str:
+        """Return the key of the reward functions of a `data_source`."""
+        own = [each.data_source for each in self.data_config.rewards]
+        section = f"data_config.rewards.{own.index(source)}" if source in own else "rl_config"
+        return f"{section}.verifier_function"
+
     @property
     def evaluates(self) -> bool:
         """Whether there is anything to evaluate on."""

@@ -127,12 +127,12 @@ def _check_sources(config: RunConfig, data: RunData) -> None:
             )
 
 
-def reward_trials(config: RunConfig, data: RunData) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield the reward functions of each `data_source`, with an answer that they will meet."""
+def reward_trials(config: RunConfig, data: RunData) -> Iterator[tuple[str, tuple[str, ...], str]]:
+    """Yield key and reward functions of each `data_source`, and an answer that they will meet."""
     weights = config.reward_weights
     first = {prompt.source: prompt.answer for prompt in reversed(data.train.prompts)}
     for source, answer in first.items():
-        yield tuple(weights.get(source, weights[""])), answer
+        yield config.reward_key(source), tuple(weights.get(source, weights[""])), answer
 
 
 def data_lines(data: RunData) -> Iterator[str]:

@@ -37,8 +37,8 @@ def train(plan: RunPlan, platform: Platform, run_dir: Path) -> dict[str, object]
     configure_logging(folder.logs / "driver.log", level=logging.INFO)
     data = read_data(config)
     say(*data_lines(data))
-    for functions, answer in reward_trials(config, data):
-        try_rewards(functions, rl.verifier_timeout, answer)
+    for trial in reward_trials(config, data):
+        try_rewards(*trial, timeout_seconds=rl.verifier_timeout)
     print_rows(derived_numbers(config, platform).items())
     console = StepConsole(config.megatron_training.train_iters)
     attempts = Attempts(plan, platform, data, RunFiles(folder, exports, console))

@@ -114,8 +114,8 @@ def _data_lines(config: RunConfig) -> Iterator[str]:
     collect_again()
     data = read_data(config)
     yield from data_lines(data)
-    for functions, answer in reward_trials(config, data):
-        try_rewards(functions, config.rl_config.verifier_timeout, answer)
+    for trial in reward_trials(config, data):
+        try_rewards(*trial, timeout_seconds=config.rl_config.verifier_timeout)
 
 
 def require_engines() -> None:

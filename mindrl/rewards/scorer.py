@@ -19,7 +19,6 @@ from mindrl.config.rl import RLConfig
 from mindrl.errors import ConfigError, MindrlError, RewardError
 from mindrl.observability.terminal import printable
 from mindrl.observability.units import quoted
-from mindrl.rewards.resolve import FIELD
 from mindrl.rewards.scores import (
     Asked,
     FailureKind,
@@ -271,10 +270,13 @@ def _places(
     return {name: sorted(rows) for name, rows in found.items()}
 
 
-def try_rewards(functions: Sequence[str], timeout_seconds: float, answer: str) -> None:
+def try_rewards(
+    field: str, functions: Sequence[str], answer: str, *, timeout_seconds: float
+) -> None:
     """Let each function of the user's score a response with the right answer and an empty one.
 
-    The calls are those of a run, in a process that can be killed.
+    The calls are those of a run, in a process that can be killed. `field` is that of the
+    configuration, for errors.
 
     Raises:
         ConfigError: A function returns something that is no finite number, or fails for both.
@@ -290,17 +292,17 @@ def try_rewards(functions: Sequence[str], timeout_seconds: float, answer: str) -
         outcomes = service.score(dict.fromkeys(own, pairs))
     finally:
         service.kill()
-    if lines := [*_refusals(outcomes, responses)]:
+    if lines := [*_refusals(field, outcomes, responses)]:
         raise ConfigError("\n".join(lines))
 
 
-def _refusals(outcomes: Outcomes, responses: Sequence[str]) -> Iterator[str]:
+def _refusals(field: str, outcomes: Outcomes, responses: Sequence[str]) -> Iterator[str]:
     failures = failures_of(outcomes)
     asked = dict.fromkeys(outcomes, len(responses))
     hopeless = {each.function for each in without_any_score(failures, asked)}
     for each in failures:
         if each.function in hopeless or each.kind == "value":
             yield (
-                f"{FIELD}={each.function!r} fails in a trial call: {each.kind}: "
+                f"{field}={each.function!r} fails in a trial call: {each.kind}: "
                 f"{each.first.detail}; the response was {quoted(responses[each.response])}"
             )

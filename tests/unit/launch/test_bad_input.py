@@ -36,8 +36,8 @@ def prepared(overrides: list[str]) -> int:
     config = composed_config("grpo_tiny_cpu", overrides)
     check(config, PLATFORMS["cpu"])
     data, rl = read_data(config), config.rl_config
-    for functions, answer in reward_trials(config, data):
-        try_rewards(functions, rl.verifier_timeout, answer)
+    for trial in reward_trials(config, data):
+        try_rewards(*trial, timeout_seconds=rl.verifier_timeout)
     return 0
 
 

@@ -5,6 +5,7 @@ import pytest
 from mindrl.errors import ConfigError
 from mindrl.rewards.scorer import try_rewards
 
+FIELD = "data_config.rewards.1.verifier_function"
 FUNCTIONS = """
 import os
 import re
@@ -51,9 +52,9 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     file.write_text(FUNCTIONS, encoding="utf-8")
     names = ("good", "strict", "late", "batch", "forgetful", "broken", "slow", "fatal")
     with pytest.raises(ConfigError) as caught:
-        try_rewards([f"{file}:{name}" for name in names], timeout_seconds=1.0, answer="12")
+        try_rewards(FIELD, [f"{file}:{name}" for name in names], "12", timeout_seconds=1.0)
     lines = str(caught.value).replace(f"{file}:", "own.py:").splitlines()
-    start = "rl_config.verifier_function='own.py:"
+    start = f"{FIELD}='own.py:"
     assert all(each.startswith(start) for each in lines)
     return dict(each.removeprefix(start).split("' fails in a trial call: ", 1) for each in lines)
 
@@ -83,4 +84,4 @@ def test_a_refusal_says_what_happened_and_names_the_line(
 
 
 def test_built_in_functions_need_no_trial() -> None:
-    try_rewards(["math_verify", "boxed_format"], timeout_seconds=1e-9, answer="12")
+    try_rewards(FIELD, ["math_verify", "boxed_format"], "12", timeout_seconds=1e-9)

@@ -13,7 +13,6 @@ Needs the data and the model of scripts/quickstart.sh.
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -21,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
-
-CHECKOUT = Path(__file__).parents[1]
+from tiny_runs import STEPS_ALONE, recorded, trained
 
 
 def main() -> int:
@@ -42,16 +40,9 @@ def main() -> int:
 
 def measured(folder: Path, steps: int, overrides: Sequence[str]) -> dict[str, float]:
     """Run the tiny model and return its figures."""
-    command = [
-        *(sys.executable, "cli/train_grpo.py", f"hydra.run.dir={folder}"),
-        *("rl_config.test_freq=0", "megatron_training.test_data_path=null"),
-        *("megatron_training.save_interval=2", "megatron_training.export_interval=0"),
-        *(f"megatron_training.train_iters={steps}", "rl_config.memory_timeline_steps=0"),
-        *overrides,
-    ]
-    subprocess.run(command, cwd=CHECKOUT, check=True, stdout=subprocess.DEVNULL)
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return compared(lines) | {"bytes over the least": bytes_over_least(folder)}
+    own = f"megatron_training.train_iters={steps}", "megatron_training.save_interval=2"
+    trained(folder, *STEPS_ALONE, *own, *overrides)
+    return compared(recorded(folder)) | {"bytes over the least": bytes_over_least(folder)}
 
 
 def compared(lines: Sequence[dict[str, Any]]) -> dict[str, float]:

@@ -21,16 +21,9 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
-
-CHECKOUT = Path(__file__).parents[1]
-COMMAND = (
-    *(sys.executable, "cli/train_grpo.py", "rl_config.test_freq=0"),
-    *("megatron_training.test_data_path=null", "megatron_training.save_interval=1"),
-    *("megatron_training.export_interval=0", "rl_config.memory_timeline_steps=0"),
-)
+from tiny_runs import CHECKOUT, STEPS_ALONE, command, recorded
 
 
 def main() -> int:
@@ -41,10 +34,10 @@ def main() -> int:
     parser.add_argument("--json", help="write the figures there")
     options, overrides = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as folder:
-        command = [*COMMAND, f"hydra.run.dir={folder}", *overrides]
-        command.append(f"megatron_training.train_iters={options.steps}")
+        own = f"megatron_training.train_iters={options.steps}", "megatron_training.save_interval=1"
         steps = range(options.every // 2, options.steps, options.every)
-        seconds = disturbed(command, Path(folder), steps, options.steps)
+        line = command(Path(folder), *STEPS_ALONE, *own, *overrides)
+        seconds = disturbed(line, Path(folder), steps, options.steps)
         found = figures(Path(folder), seconds)
     for name, value in found.items():
         print(f"{name:<38} {value:.4g}")
@@ -53,14 +46,14 @@ def main() -> int:
     return 0
 
 
-def disturbed(command: Sequence[str], folder: Path, steps: Sequence[int], last: int) -> float:
+def disturbed(line: Sequence[str], folder: Path, steps: Sequence[int], last: int) -> float:
     """Run, and kill a worker at some instant of the step behind each of these.
 
     Returns:
         Seconds from the end of the first step to that of the last.
     """
     draw = random.Random(14)
-    run = subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.DEVNULL)
+    run = subprocess.Popen(line, cwd=CHECKOUT, stdout=subprocess.DEVNULL)
     one_step = wait_for_step(1, folder, run)
     began = time.monotonic()
     for step in steps:
@@ -76,7 +69,7 @@ def disturbed(command: Sequence[str], folder: Path, steps: Sequence[int], last: 
 
 def wait_for_step(step: int, folder: Path, run: subprocess.Popen[bytes]) -> float:
     """Wait until a step is on record; returns how long it took."""
-    while len(lines := metrics(folder)) < step:
+    while len(lines := recorded(folder)) < step:
         assert run.poll() is None, "the run ended before its time"
         time.sleep(0.05)
     seconds: float = lines[-1]["seconds/step"]
@@ -91,16 +84,9 @@ def ours(process: psutil.Process) -> bool:
         return False
 
 
-def metrics(folder: Path) -> list[dict[str, Any]]:
-    """Return the steps on record."""
-    path = folder / "metrics.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [row for row in map(json.loads, lines) if "seconds/step" in row]
-
-
 def figures(folder: Path, seconds: float) -> dict[str, float]:
     """Return what became of the time behind the first step."""
-    lines = metrics(folder)
+    lines = recorded(folder)
     first, *starts = (line["seconds/start"] for line in lines if "seconds/start" in line)
     calm = [line["seconds/step"] for line in lines[2:] if "seconds/start" not in line]
     faults, step = len(starts), statistics.median(calm)

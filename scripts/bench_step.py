@@ -30,8 +30,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from tiny_runs import CHECKOUT, STEPS_ALONE, recorded, trained
 
-CHECKOUT = Path(__file__).parents[1]
 WORK = {
     "model": ".cache/tiny/model",
     "data": ".cache/tiny/data/train.jsonl",
@@ -52,14 +52,14 @@ def main() -> int:
     parser.add_argument("--json", help="write the figures there")
     options, overrides = parser.parse_known_args()
     ways: dict[str, Callable[[], Steps]] = {"mindrl": lambda: ours(options.steps, overrides)}
-    rivals: list[tuple[str, str, int]] = []
     if find_spec("trl") is None:
         print("TRL is not there; the top of this file says how to lay it beside", file=sys.stderr)
     else:
-        ways_of_trl = (("TRL", "transformers"), ("TRL with vLLM", "vllm"))
-        rivals += [(name, way, count) for name, way in ways_of_trl for count in (1, 2)]
-    for name, way, count in rivals:
-        ways[f"{name}, {count} process(es)"] = partial(theirs, way, count, options.steps)
+        ways |= {
+            f"{name}, {count} process(es)": partial(theirs, way, count, options.steps)
+            for name, way in (("TRL", "transformers"), ("TRL with vLLM", "vllm"))
+            for count in (1, 2)
+        }
     found: dict[str, Steps] = defaultdict(list)
     turns = [name for _ in range(options.rounds) for name in ways]
     for name in track(turns, "in turns", console=Console(stderr=True)):
@@ -72,17 +72,13 @@ def main() -> int:
 
 def ours(steps: int, overrides: Sequence[str]) -> Steps:
     """Run mindrl's own program."""
+    keys = [
+        *("actor_config.lr=1e-12", f"megatron_training.train_iters={steps}"),
+        *(f"megatron_training.global_batch_size={WORK['prompts']}", *overrides),
+    ]
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            *(sys.executable, "cli/train_grpo.py", f"hydra.run.dir={folder}"),
-            *("rl_config.test_freq=0", "megatron_training.test_data_path=null"),
-            *("megatron_training.export_interval=0", "rl_config.memory_timeline_steps=0"),
-            *("actor_config.lr=1e-12", f"megatron_training.train_iters={steps}"),
-            *(f"megatron_training.global_batch_size={WORK['prompts']}", *overrides),
-        ]
-        subprocess.run(command, cwd=CHECKOUT, check=True, stdout=subprocess.DEVNULL)
-        lines = (Path(folder) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = [row for row in map(json.loads, lines) if "seconds/step" in row]
+        trained(Path(folder), *STEPS_ALONE, *keys)
+        rows = recorded(Path(folder))
     return [
         {
             "seconds": row["seconds/step"],

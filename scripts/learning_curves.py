@@ -9,7 +9,6 @@ in the JSON file already are not run again. Needs the data and the model of scri
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -19,8 +18,8 @@ from statistics import mean
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from tiny_runs import CHECKOUT, recorded, trained
 
-CHECKOUT = Path(__file__).parents[1]
 LEAST_GAIN = 0.35
 GRPO = "cli/train_grpo.py"
 WAYS: dict[str, tuple[str, ...]] = {
@@ -57,22 +56,19 @@ def main() -> int:
     for way, seed in track(runs, "runs", console=Console(stderr=True)):
         if f"{way} {seed}" in found:
             continue
-        found[f"{way} {seed}"] = curve([*WAYS[way], f"megatron_training.seed={seed}", *overrides])
+        found[f"{way} {seed}"] = curve(*WAYS[way], f"megatron_training.seed={seed}", *overrides)
         if file:
             file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     gains = shown({way: [found[f"{way} {seed}"] for seed in options.seeds] for way in options.only})
     return int(min(gains) < LEAST_GAIN)
 
 
-def curve(program: Sequence[str]) -> Curve:
+def curve(program: str, *overrides: str) -> Curve:
     """Train once; returns the accuracy by step."""
     with tempfile.TemporaryDirectory() as folder:
-        own = (f"hydra.run.dir={folder}", "megatron_training.export_interval=0")
-        command = [sys.executable, *program, *own]
-        subprocess.run(command, cwd=CHECKOUT, check=True, stdout=subprocess.DEVNULL)
-        lines = (Path(folder) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = map(json.loads, lines)
-    return {str(row["step"]): row[_ACCURACY] for row in rows if _ACCURACY in row}
+        trained(Path(folder), *overrides, "megatron_training.export_interval=0", program=program)
+        rows = recorded(Path(folder), _ACCURACY)
+    return {str(row["step"]): row[_ACCURACY] for row in rows}
 
 
 _ACCURACY = "evaluation/accuracy"

@@ -1,0 +1,35 @@
+"""Runs of the tiny model that are measured: what they all leave out, and what they have recorded.
+
+They need the data and the model of scripts/quickstart.sh.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+CHECKOUT = Path(__file__).parents[1]
+STEPS_ALONE = (
+    *("rl_config.test_freq=0", "megatron_training.test_data_path=null"),
+    *("megatron_training.export_interval=0", "rl_config.memory_timeline_steps=0"),
+)
+"""Overrides without which a run does more than its steps, and one export at its end."""
+
+
+def command(folder: Path, *overrides: str, program: str = "cli/train_grpo.py") -> list[str]:
+    """Return the command line of a run into a folder."""
+    return [sys.executable, program, f"hydra.run.dir={folder}", *overrides]
+
+
+def trained(folder: Path, *overrides: str, program: str = "cli/train_grpo.py") -> None:
+    """Train to the end, and print nothing."""
+    line = command(folder, *overrides, program=program)
+    subprocess.run(line, cwd=CHECKOUT, check=True, stdout=subprocess.DEVNULL)
+
+
+def recorded(folder: Path, metric: str = "seconds/step") -> list[dict[str, Any]]:
+    """Return the lines on record that have a metric, as far as the run is; by default the steps."""
+    path = folder / "metrics.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [row for row in map(json.loads, lines) if metric in row]

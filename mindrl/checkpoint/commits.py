@@ -29,7 +29,7 @@ CHECKPOINTS = "checkpoints"
 MANIFEST = "manifest.json"
 STATE = "run_state.json"
 _VERSION = 1
-_REPORT = "rank-{:05}.json"
+_REPORT = "rank-{}.json"
 _STEP = re.compile(r"step-(\d{8})")
 _HASHED_BYTES = 16 << 20
 _SYNCED_BYTES = 256 << 20
@@ -67,7 +67,7 @@ class SavedFiles:
         Raises:
             OSError: It cannot be written.
         """
-        building, report = folder / f".{rank}", folder / _REPORT.format(rank)
+        building, report = folder / f".{rank}", folder / _REPORT.format(f"{rank:05}")
         building.write_text(json.dumps({"ranks": ranks, "saved": asdict(self)}), "utf-8")
         building.rename(report)
 
@@ -114,7 +114,7 @@ class Commits:
         if free < nbytes:
             self.abandon(step)
             raise OutputError(
-                f"the checkpoint {self.root / _name(step)} was not begun: it takes "
+                f"the checkpoint {self.root / step_name(step)} was not begun: it takes "
                 f"{mib_text(nbytes)}, and its disk has {mib_text(free)} free"
             )
         return building
@@ -124,7 +124,8 @@ class Commits:
         found: list[SavedFiles] = []
         with suppress(OSError, ValueError):
             while True:
-                told = json.loads((self._building(step) / _REPORT.format(len(found))).read_text())
+                report = self._building(step) / _REPORT.format(f"{len(found):05}")
+                told = json.loads(report.read_text())
                 files = tuple(WrittenFile(**each) for each in told["saved"].pop("files"))
                 found.append(SavedFiles(files=files, **told["saved"]))
                 if len(found) == told["ranks"]:
@@ -141,7 +142,7 @@ class Commits:
         Raises:
             OutputError: A file is not where it was written, or something cannot be written.
         """
-        building, target = self._building(step), self.root / _name(step)
+        building, target = self._building(step), self.root / step_name(step)
         with writing(target):
             listed = (*files, _write_object(building / STATE, state))
             for each in listed:
@@ -151,7 +152,7 @@ class Commits:
                         f"{building / each.name} has {found} bytes, {each.nbytes} were written: "
                         "all nodes must see one folder"
                     )
-            for report in building.glob("rank-*.json"):
+            for report in building.glob(_REPORT.format("*")):
                 report.unlink()
             _write_object(building / MANIFEST, _manifest(step, listed))
             _sync_folder(building)
@@ -171,15 +172,13 @@ class Commits:
             OutputError: One cannot be removed.
         """
         for step in {*self.steps()} - {*keep}:
-            with writing(self.root / _name(step)):
-                _remove(self.root / _name(step))
+            with writing(self.root / step_name(step)):
+                _remove(self.root / step_name(step))
 
     def steps(self) -> list[int]:
         """Return the steps that have been committed, the newest first."""
-        if not self.root.is_dir():
-            return []
-        found = (step_of(path) for path in self.root.iterdir() if path.is_dir())
-        return sorted((step for step in found if step is not None), reverse=True)
+        found = reversed(steps_in(self.root))
+        return [step for step in found if (self.root / step_name(step)).is_dir()]
 
     def read(self, step: int) -> Checkpoint:
         """Read the manifest of a checkpoint, and see that its files are as long as it says.
@@ -187,7 +186,7 @@ class Commits:
         Raises:
             CheckpointError: A file is missing or has another length, or the manifest is no good.
         """
-        return read_checkpoint(self.root / _name(step))
+        return read_checkpoint(self.root / step_name(step))
 
     def newest_whole(
         self, steps: Sequence[int] | None = None
@@ -212,7 +211,7 @@ class Commits:
         return None, problems
 
     def _building(self, step: int) -> Path:
-        return self.root / f".{_name(step)}.writing"
+        return self.root / f".{step_name(step)}.writing"
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
@@ -316,7 +315,14 @@ def step_of(folder: Path) -> int | None:
     return None if name is None else int(name[1])
 
 
-def _name(step: int) -> str:
+def steps_in(folder: Path, suffix: str = "") -> list[int]:
+    """Return the steps that what lies in a folder is named by, the first one first."""
+    names = (path.name.removesuffix(suffix) for path in folder.glob(f"*{suffix}"))
+    return sorted(int(found[1]) for found in map(_STEP.fullmatch, names) if found)
+
+
+def step_name(step: int) -> str:
+    """Return the name, without a suffix, of what is kept of a step."""
     return f"step-{step:08}"
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from mindrl.checkpoint.commits import Commits
+from mindrl.checkpoint.commits import Commits, step_name
 from mindrl.config.run import RunConfig
 from mindrl.data.run_data import read_data
 from mindrl.errors import CheckpointError, ConfigError
@@ -77,7 +77,7 @@ def recorded_step(config: RunConfig, folder: RunFolder, step: int, *, generates:
         )
     return Recorded(
         step=step,
-        replays=RunFolder(folder.root / "replays" / f"step-{step:08}"),
+        replays=RunFolder(folder.root / "replays" / step_name(step)),
         metrics=lines[step],
         batch=files.read(step) if step in stored else None,
         before=_behind(commits, step - 1) if step > 1 else None,

@@ -1,7 +1,6 @@
 """The responses of the last steps as Parquet files, a row each, and back to the bit."""
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,13 +14,14 @@ from torch import Tensor
 
 from mindrl.batch.prompts import Prompt, sample_numbers
 from mindrl.batch.rollouts import Responses, Rollouts
+from mindrl.checkpoint.commits import step_name, steps_in
 from mindrl.errors import DataError
 from mindrl.observability.output_files import output_errors, replace_file
 from mindrl.rewards.functions import ScoreRange
 from mindrl.rewards.scores import Failure, Failures, Scores
 from mindrl.trainer.reward_manager import RatedBatch, Rewarded
 
-_STEP = re.compile(r"step-(\d{8})\.parquet")
+_SUFFIX = ".parquet"
 _PART = "reward/"
 _SCORES = b"mindrl.scores"
 """What is known of the scores besides the columns, as JSON in the file's metadata."""
@@ -35,14 +35,11 @@ class RolloutFiles:
 
     def path(self, step: int) -> Path:
         """Return the file of a step."""
-        return self.root / f"step-{step:08}.parquet"
+        return self.root / f"{step_name(step)}{_SUFFIX}"
 
     def steps(self) -> list[int]:
         """Return the steps that there are files of, the first one first."""
-        if not self.root.is_dir():
-            return []
-        found = (_STEP.fullmatch(path.name) for path in self.root.iterdir())
-        return sorted(int(match[1]) for match in found if match)
+        return steps_in(self.root, _SUFFIX)
 
     def write(self, step: int, batch: RatedBatch, kept: int) -> None:
         """Write the file of a step, whole or not at all, and keep those of the last `kept` steps.

@@ -47,7 +47,7 @@ class PartialGroups:
         """Begin groups, and draw until enough of all that are under way are whole."""
         begin = self.behind[step - 1]
         begun = self._begun(step, begin)
-        groups = self._drawn(step, [*begin.groups, *begun])
+        groups, rounds = self._drawn(step, [*begin.groups, *begun])
         taken = self._taken(step, groups, [group.is_whole(self.longest) for group in groups])
         assert taken is not None, "it was drawn until there are enough"
         left = tuple(group for place, group in enumerate(groups) if place not in {*taken})
@@ -58,7 +58,7 @@ class PartialGroups:
         prompts = [self.answering.prompts[group.index] for group in chosen]
         rollouts = self._rollouts(step, chosen)
         rating = self.answering.rewards.compute(prompts, rollouts, blocking=self.blocking)
-        metrics = _metrics(step, chosen, left)
+        metrics = {"staleness/rounds": float(rounds), **_metrics(step, chosen, left)}
         return Gathered(prompts=prompts, rollouts=rollouts, rating=rating, metrics=metrics)
 
     def state(self, step: int) -> dict[str, Any]:
@@ -90,9 +90,9 @@ class PartialGroups:
         """Return which groups the step trains on, if enough are whole."""
         return self.bounds.taken(step, [group.born for group in groups], whole_G)
 
-    def _drawn(self, step: int, groups: Sequence[OpenGroup]) -> list[OpenGroup]:
-        """Let the engines go on with all groups until enough are whole."""
-        answering = self.answering
+    def _drawn(self, step: int, groups: Sequence[OpenGroup]) -> tuple[list[OpenGroup], int]:
+        """Let the engines go on with all groups until enough are whole; counts the rounds."""
+        answering, rounds = self.answering, 0
         asked = [
             (place, number)
             for place, group in enumerate(groups)
@@ -102,6 +102,8 @@ class PartialGroups:
         requests = [self._request(groups[place], number) for place, number in asked]
 
         def is_enough(whole: Collection[int]) -> bool:
+            nonlocal rounds
+            rounds += 1
             left = {place for row, (place, _) in enumerate(asked) if row not in whole}
             whole_G = [place not in left for place in range(len(groups))]
             return self._taken(step, groups, whole_G) is not None
@@ -110,7 +112,7 @@ class PartialGroups:
             responses = answering.workers.generate_until(
                 requests, answering.sampling, is_enough, round_steps=self.round_steps
             )
-        return _with_more(groups, asked, responses, step)
+        return _with_more(groups, asked, responses, step), rounds
 
     def _request(self, group: OpenGroup, number: int) -> Request:
         prompt, sequence = self.answering.prompts[group.index], group.sequences[number]

@@ -40,7 +40,7 @@ class Program:
         """Return the worker processes, in the order that they were started."""
         return workers_below(self.process.pid)
 
-    def wait_for_steps(self, count: int, timeout_seconds: float = 180) -> None:
+    def wait_for_steps(self, count: int, timeout_seconds: float = 600) -> None:
         """Wait until so many steps are recorded."""
         deadline = time.monotonic() + timeout_seconds
         while time.monotonic() < deadline:
@@ -50,7 +50,7 @@ class Program:
             time.sleep(0.1)
         raise AssertionError(f"no step {count} in {timeout_seconds} s:\n{self.text()}")
 
-    def wait_for_line(self, words: str, timeout_seconds: float = 180) -> None:
+    def wait_for_line(self, words: str, timeout_seconds: float = 600) -> None:
         """Wait until the program prints some words."""
         deadline = time.monotonic() + timeout_seconds
         while words not in self.text():

@@ -106,6 +106,7 @@ def test_a_step_ends_with_the_first_that_are_whole_and_the_others_go_on(tmp_path
     assert responses == [list(range(20, 32)), [20, 21]]
     steps = lines(tmp_path / "metrics.jsonl")
     assert [step["staleness/max"] for step in steps] == [0, 1, 1, 1]
+    assert [step["staleness/rounds"] for step in steps] == roles.rounds
     assert steps[0]["staleness/open_tokens"] == 8
     # In the second step 2 and 3: 4 of 24 tokens of 2, and all 4 of 3, are of the step before.
     assert steps[1]["staleness/stale_tokens"] == pytest.approx(8 / 28)

@@ -46,5 +46,11 @@ def colocated_actor(group: Ranks, plan: RunPlan) -> ColocatedActor:
     if plan.config.rl_config.use_dynamic_bsz:
         linear, quadratic = forward_cost(plan.models["actor"])
         costs = partial(sequence_costs, linear=linear, quadratic=quadratic)
-    seed = plan.config.megatron_training.seed
-    return ColocatedActor(group, plan.layouts, plan.rollout, seed=seed, costs=costs)
+    return ColocatedActor(
+        group,
+        plan.layouts,
+        plan.rollout,
+        seed=plan.config.megatron_training.seed,
+        costs=costs,
+        engine_rows=plan.config.generate_config.max_num_seqs,
+    )

@@ -80,10 +80,11 @@ class RolloutEngine(Protocol):
         what it would have been.
         """
 
-    def advance(self, steps: int) -> list[int]:
+    def advance(self, steps: int, more: Sequence[Request] = ()) -> list[int]:
         """Take so many steps, or fewer until all is answered; a step draws a token of a sequence.
 
-        Returns the places of the requests whose responses have become whole.
+        More requests come behind those that there are. Returns the places of the requests whose
+        responses have become whole.
         """
 
     def take_back(self) -> Responses:

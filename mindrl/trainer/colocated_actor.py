@@ -3,6 +3,7 @@
 Shapes: B sequences, T positions.
 """
 
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -61,6 +62,8 @@ class ColocatedActor:
     costs: Callable[[Sequence[int]], Sequence[float]] | None = field(default=None, kw_only=True)
     """Says from the lengths of sequences how much work they are; training replicas then get equal
     work. None gives them equally many sequences, in order."""
+    engine_rows: int = field(kw_only=True)
+    """Sequences that an engine draws a token of in one step."""
 
     def generate_sequences(
         self,
@@ -101,22 +104,44 @@ class ColocatedActor:
         """Answer requests until those that are whole are enough, whole or not, in their order.
 
         That is asked behind every `round_steps` steps of the engines, with the places of the whole.
+        An engine has twice as many requests as rows at most; the others are dealt where some have
+        become whole.
         """
-        shares = self._request_shares(requests)
+        dealt, most = self._request_shares(requests), 2 * self.engine_rows
+        waiting = deque(sorted(place for share in dealt for place in share[most:]))
+        shares = [share[:most] for share in dealt]
         begun = [([requests[place] for place in share], sampling) for share in shares]
         self._per_replica("begin_sequences", self.rollout, begun)
         whole: set[int] = set()
-        steps = [(round_steps,)] * len(shares)
+        more: list[list[int]] = [[] for _ in shares]
         while True:
+            steps = [(round_steps, [requests[place] for place in each]) for each in more]
             found = self._per_replica("advance_sequences", self.rollout, steps)
             for share, places in zip(shares, found, strict=True):
                 whole |= {share[place] for place in places}
             if is_enough(whole):
                 break
+            more = self._refill(shares, whole, waiting)
         replies: list[Responses] = self._per_replica(
             "take_sequences", self.rollout, [()] * len(shares)
         )
-        return Responses.joined(replies).in_order([place for share in shares for place in share])
+        places = [place for share in [*shares, waiting] for place in share]
+        none = [()] * len(waiting)
+        left = Responses.of(none, none, [False] * len(waiting))
+        return Responses.joined([*replies, left]).in_order(places)
+
+    def _refill(
+        self, shares: Sequence[list[int]], whole: Collection[int], waiting: deque[int]
+    ) -> list[list[int]]:
+        """Deal what waits, the first to who has least to do; returns what each gets."""
+        more: list[list[int]] = [[] for _ in shares]
+        counts = [sum(place not in whole for place in share) for share in shares]
+        while waiting and min(counts) < 2 * self.engine_rows:
+            replica, place = counts.index(min(counts)), waiting.popleft()
+            more[replica].append(place)
+            shares[replica].append(place)
+            counts[replica] += 1
+        return more
 
     def _request_shares(self, requests: Sequence[Request]) -> list[list[int]]:
         """Deal those that go on in turn, for they tend to be long, and new ones as ever."""

@@ -95,10 +95,13 @@ class IntegratedWorker:
         self._begin_rollout()
         self.rollout.begin(requests, sampling)
 
-    def advance_sequences(self, steps: int) -> list[int]:
-        """Let the engine take steps; returns the places of requests that are now answered whole."""
+    def advance_sequences(self, steps: int, more: Sequence[Request]) -> list[int]:
+        """Let the engine take steps, with more requests behind those that it has.
+
+        Returns the places of requests that are now answered whole.
+        """
         with self.timer("generate"):
-            return self.rollout.advance(steps)
+            return self.rollout.advance(steps, more)
 
     def take_sequences(self) -> Responses:
         """Return what was drawn for this replica's requests, in order."""

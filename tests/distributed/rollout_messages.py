@@ -59,4 +59,4 @@ class Life:
     """To the first question, behind all that."""
     in_rounds: list[Responses]
     """To the first question in rounds of engine steps: without a break, and taken back each time;
-    to the sampled one without a break."""
+    to the sampled one without a break, and with three that come in the second round."""

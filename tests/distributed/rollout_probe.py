@@ -43,6 +43,7 @@ def life_of_an_engine(folder: str, later_folder: str, questions: list[Question])
         in_rounds(engine, greedy, steps=5),
         in_rounds(engine, greedy, steps=5, breaks=True),
         in_rounds(engine, sampled, steps=5),
+        in_rounds(engine, sampled, steps=5, late=3),
     ]
     engine.offload()
     seen["asleep"] = device_bytes(engine)
@@ -110,9 +111,12 @@ def ask(engine: VllmEngine, question: Question) -> Responses:
 
 
 def in_rounds(
-    engine: VllmEngine, question: Question, *, steps: int, breaks: bool = False
+    engine: VllmEngine, question: Question, *, steps: int, breaks: bool = False, late: int = 0
 ) -> Responses:
-    """Ask in rounds of so many engine steps; a break takes back all that is not whole."""
+    """Ask in rounds of so many engine steps; a break takes back all that is not whole.
+
+    So many requests come `late`, in the second round.
+    """
     longest = question.sampling.section.max_tokens
     tokens: list[list[int]] = [[] for _ in question.prompts]
     logprobs: list[list[float]] = [[] for _ in question.prompts]
@@ -120,18 +124,19 @@ def in_rounds(
     while left := [
         row for row, each in enumerate(tokens) if len(each) < longest and not finished[row]
     ]:
-        engine.begin(
-            [
-                Request(
-                    token_ids=(*question.prompts[row], *tokens[row]),
-                    drawn=len(tokens[row]),
-                    seed=question.seeds[row],
-                )
-                for row in left
-            ],
-            question.sampling,
-        )
+        asked = [
+            Request(
+                token_ids=(*question.prompts[row], *tokens[row]),
+                drawn=len(tokens[row]),
+                seed=question.seeds[row],
+            )
+            for row in left
+        ]
+        in_time = len(asked) - late
+        engine.begin(asked[:in_time], question.sampling)
         whole = engine.advance(steps)
+        if late:
+            whole += engine.advance(steps, asked[in_time:])
         while not breaks and len(whole) < len(left):
             whole += engine.advance(steps)
         found = engine.take_back()

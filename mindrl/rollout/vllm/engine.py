@@ -7,6 +7,7 @@ it sleeps: its weights and its KV cache are off the device.
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -195,16 +196,14 @@ class VllmEngine:
     def begin(self, requests: Sequence[Request], sampling: Sampling) -> None:
         """Take requests: see `RolloutEngine`."""
         self._must_be_awake()
-        asked = [
-            (request.token_ids, _sampling_params(sampling, request.seed, drawn=request.drawn))
-            for request in requests
-        ]
-        self._rounds = Rounds(self.llm.llm_engine, asked)
+        self._rounds = Rounds(self.llm.llm_engine, partial(_params_of, sampling))
+        self._rounds.add(requests)
 
-    def advance(self, steps: int) -> list[int]:
+    def advance(self, steps: int, more: Sequence[Request] = ()) -> list[int]:
         """Take steps of the engine: see `RolloutEngine`."""
         assert self._rounds is not None, "it has begun"
         self._must_be_awake()
+        self._rounds.add(more)
         with _own_random_state(self.seed), PROGRESS.steady():
             return self._rounds.advance(steps)
 
@@ -234,6 +233,10 @@ def _sampling_params(sampling: Sampling, seed: int, *, drawn: int = 0) -> Sampli
         logprobs=None if greedy else 0,
         detokenize=False,
     )
+
+
+def _params_of(sampling: Sampling, request: Request) -> SamplingParams:
+    return _sampling_params(sampling, request.seed, drawn=request.drawn)
 
 
 def _ticking(step: Callable[[], Any]) -> Callable[[], Any]:

@@ -1,30 +1,37 @@
 """Responses drawn in rounds of engine steps, which may be left before they are whole."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from vllm import SamplingParams, TokensPrompt
 from vllm.sampling_params import RequestOutputKind
 
 from mindrl.batch.rollouts import Responses
+from mindrl.rollout.engine import Request
 
 
 class Rounds:
     """The requests of one rollout. The engine has no others meanwhile."""
 
-    def __init__(self, engine: Any, asked: Sequence[tuple[Sequence[int], SamplingParams]]) -> None:
-        """Give them to an engine, token ids and how the rest is drawn."""
-        self.engine = engine
-        self.drawn: list[tuple[list[int], list[float]]] = [([], []) for _ in asked]
-        self.finished = [False] * len(asked)
+    def __init__(self, engine: Any, params_of: Callable[[Request], SamplingParams]) -> None:
+        """Take an engine, and how the rest of a response is drawn."""
+        self.engine, self.params_of = engine, params_of
+        self.drawn: list[tuple[list[int], list[float]]] = []
+        self.finished: list[bool] = []
         self.open: dict[str, int] = {}
         """Place of each request that is not whole, by its name in the engine."""
-        for place, (token_ids, params) in enumerate(asked):
+
+    def add(self, requests: Sequence[Request]) -> None:
+        """Give requests to the engine, behind those that it has."""
+        for request in requests:
+            place, params = len(self.drawn), self.params_of(request)
             # Else each step copies all tokens of all responses.
             params.output_kind = RequestOutputKind.DELTA
-            name = f"round-{place}"
-            engine.add_request(name, TokensPrompt(prompt_token_ids=list(token_ids)), params)
+            name, token_ids = f"round-{place}", list(request.token_ids)
+            self.engine.add_request(name, TokensPrompt(prompt_token_ids=token_ids), params)
             self.open[name] = place
+            self.drawn.append(([], []))
+            self.finished.append(False)
 
     def advance(self, steps: int) -> list[int]:
         """Take steps of the engine; returns the places of requests that have become whole."""

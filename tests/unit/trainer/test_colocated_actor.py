@@ -56,25 +56,24 @@ class RecordingGroup:
 
 
 class DrawingGroup(RecordingGroup):
-    """Draws a token of each request in a step; its seed says how long a response becomes."""
+    """Draws a token of each request in a step, of `rows` at a time.
+
+    The seed of a request says how long its response becomes.
+    """
+
+    rows = 8
 
     def answers(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         if method == "begin_sequences":
-            self.steps, self.lengths = (
-                0,
-                [
-                    [request.seed - request.drawn for request in requests]
-                    for requests, _ in arguments
-                ],
-            )
+            self.left = [[each.seed - each.drawn for each in asked] for asked, _ in arguments]
+            self.lengths = [[*each] for each in self.left]
             return [None] * 4
         if method == "advance_sequences":
-            before, self.steps = self.steps, self.steps + arguments[0][0]
-            return [
-                [place for place, length in enumerate(each) if before < length <= self.steps]
-                for each in self.lengths
-            ]
-        drawn = [[min(length, self.steps) for length in each] for each in self.lengths]
+            return [self.whole_of(rank, *each) for rank, each in enumerate(arguments)]
+        drawn = [
+            [length - left for length, left in zip(*each, strict=True)]
+            for each in zip(self.lengths, self.left, strict=True)
+        ]
         tokens = [[[length] * length for length in each] for each in drawn]
         logprobs = [[[-1.0] * length for length in each] for each in drawn]
         return [
@@ -82,13 +81,26 @@ class DrawingGroup(RecordingGroup):
             for ids, scores in zip(tokens, logprobs, strict=True)
         ]
 
+    def whole_of(self, rank: int, steps: int, more: Sequence[Request]) -> list[int]:
+        lengths = [each.seed - each.drawn for each in more]
+        self.lengths[rank] += lengths
+        left = self.left[rank] = self.left[rank] + lengths
+        was_open = [place for place, each in enumerate(left) if each]
+        for _ in range(steps):
+            for place in [place for place, each in enumerate(left) if each][: self.rows]:
+                left[place] -= 1
+        return [place for place in was_open if not left[place]]
 
-def dealing_actor(group: "RecordingGroup", *, train: int, rollout: int) -> ColocatedActor:
+
+def dealing_actor(
+    group: "RecordingGroup", *, train: int, rollout: int, rows: int = 8
+) -> ColocatedActor:
     return ColocatedActor(
         group,
         {"actor": TrainLayout(tp=train, dp=4 // train)},
         RolloutLayout(tp=rollout, dp=4 // rollout),
         seed=1,
+        engine_rows=rows,
     )
 
 
@@ -166,6 +178,32 @@ def test_replicas_go_on_in_rounds_until_there_is_enough_and_answers_come_back_in
     assert found.lengths_B.tolist() == [4, 2, 3, 3, 1, 4, 4]
 
 
+def test_what_waits_goes_to_the_replica_that_has_least_left_to_do() -> None:
+    """Two engines of one row, with two requests each at most; the first has the longest."""
+    group = DrawingGroup()
+    group.rows = 1
+    actor = dealing_actor(group, train=1, rollout=2, rows=1)
+    requests = [
+        Request(token_ids=(5, place), drawn=0, seed=length)
+        for place, length in enumerate([9, 1, 1, 1, 1, 1, 1, 9])
+    ]
+    seen: list[list[int]] = []
+
+    def is_enough(whole: Collection[int]) -> bool:
+        seen.append(sorted(whole))
+        return len(whole) >= 5
+
+    found = actor.generate_until(requests, SAMPLING, is_enough, round_steps=2)
+
+    begun, *rounds, _ = group.given
+    assert [[each.token_ids[1] for each in begun[rank][0]] for rank in (0, 2)] == [[0, 1], [4, 5]]
+    # Of those that wait, 2, 3, 6 and 7, the second replica gets all: the first is still at 0.
+    more = [[[each.token_ids[1] for each in args[rank][1]] for rank in (0, 2)] for args in rounds]
+    assert more == [[[], []], [[], [2, 3]], [[], [6, 7]]]
+    assert seen == [[4, 5], [2, 3, 4, 5], [2, 3, 4, 5, 6]]
+    assert found.lengths_B.tolist() == [6, 0, 1, 1, 1, 1, 1, 1]
+
+
 def test_log_probs_come_back_in_order_and_as_wide_as_the_batch() -> None:
     group = RecordingGroup()
     actor = dealing_actor(group, train=2, rollout=1)
@@ -190,6 +228,7 @@ def test_by_cost_the_longest_sequence_is_alone_and_log_probs_still_come_back_in_
         {"actor": TrainLayout(dp=2, pp=2)},
         RolloutLayout(dp=4),
         seed=1,
+        engine_rows=8,
         costs=lambda lengths: [float(length) for length in lengths],
     )
     tokens_BT = torch.arange(1, 25).view(4, 6)
@@ -237,7 +276,7 @@ def critic_minibatch() -> CriticMinibatch:
 
 def test_each_role_is_dealt_by_its_own_layout_and_answers_in_order() -> None:
     group = RecordingGroup()
-    actor = ColocatedActor(group, MIXED, RolloutLayout(dp=4), seed=1)
+    actor = ColocatedActor(group, MIXED, RolloutLayout(dp=4), seed=1, engine_rows=8)
     sequences = four_sequences()
 
     scored = actor.compute_ref_logprobs(sequences)
@@ -257,7 +296,7 @@ def test_each_role_is_dealt_by_its_own_layout_and_answers_in_order() -> None:
 
 def test_an_update_of_the_critic_goes_to_its_replicas_and_the_first_leader_answers() -> None:
     group = RecordingGroup()
-    actor = ColocatedActor(group, MIXED, RolloutLayout(dp=4), seed=1)
+    actor = ColocatedActor(group, MIXED, RolloutLayout(dp=4), seed=1, engine_rows=8)
 
     assert actor.update_critic(critic_minibatch()) == {"rank": 0.0}
 
@@ -268,7 +307,7 @@ def test_an_update_of_the_critic_goes_to_its_replicas_and_the_first_leader_answe
 
 def test_the_leader_of_a_pipelined_critic_is_on_its_last_stage() -> None:
     layouts = MIXED | {"critic": TrainLayout(pp=2, dp=2)}
-    actor = ColocatedActor(RecordingGroup(), layouts, RolloutLayout(dp=4), seed=1)
+    actor = ColocatedActor(RecordingGroup(), layouts, RolloutLayout(dp=4), seed=1, engine_rows=8)
     assert actor.update_critic(critic_minibatch()) == {"rank": 2.0}
 
 

@@ -2,13 +2,13 @@
 
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from user_programs import without_torch
 
 from mindrl.config.role import CriticConfig, RewardConfig
 from mindrl.config.run import RunConfig
@@ -26,13 +26,6 @@ MODELS = ROOT / "configs" / "models"
 QWEN = f"actor_config.load={MODELS / 'Qwen2.5-7B'}"
 GIB, MIB = 1 << 30, 1 << 20
 ALL_STAY = tuple(f"generate_config.offload_train_{part}=false" for part in ("param", "grad"))
-WITHOUT_TORCH = """
-import runpy, sys
-for name in ("torch", "megatron", "vllm", "ray", "transformers"):
-    sys.modules[name] = None  # import then raises ImportError, as where it is not installed
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
 
 
 def config_of(*overrides: str) -> RunConfig:
@@ -222,13 +215,7 @@ def started(
 
 def test_the_program_needs_no_torch_and_prints_the_plan_as_json() -> None:
     command = ["cli/plan.py", "memory", "--config-name", "grpo_qwen25_7b", QWEN, "--json"]
-    ended = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH, *command, "--device-memory-gib", "64"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = without_torch(*command, "--device-memory-gib", "64")
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
     assert found["fits"] is True

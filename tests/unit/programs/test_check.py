@@ -4,9 +4,10 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
+
+from user_programs import without_torch
 
 from mindrl.config.finding import Finding
 
@@ -14,23 +15,10 @@ ROOT = Path(__file__).parents[3]
 MODEL = "actor_config.load=configs/models/Qwen2.5-7B"
 RUN = ("--config-name", "grpo_qwen25_7b", MODEL)
 TP = "actor_config.tensor_model_parallel_size"
-WITHOUT_TORCH = """
-import runpy, sys
-for name in ("torch", "megatron", "vllm", "ray", "transformers"):
-    sys.modules[name] = None  # import then raises ImportError, as where it is not installed
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
 
 
-def started(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH, "cli/check.py", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def started(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return without_torch("cli/check.py", *arguments)
 
 
 def answer(*arguments: str, code: int = 0) -> dict[str, Any]:

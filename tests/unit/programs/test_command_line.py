@@ -1,12 +1,12 @@
 """The command line: overrides in words, a dry run in numbers, exit codes."""
 
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from user_programs import python
 
 from mindrl.errors import ConfigError
 from mindrl.programs.compose import check_overrides
@@ -16,15 +16,7 @@ PROGRAM = Path(__file__).parents[3] / "cli" / "train_grpo.py"
 
 def started(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     """Run the program in a folder of its own, since Hydra writes where it stands."""
-    return subprocess.run(
-        [sys.executable, PROGRAM, *arguments],
-        cwd=folder,
-        env=os.environ | {"COLUMNS": "160"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    return python(str(PROGRAM), *arguments, folder=folder, environment={"COLUMNS": "160"})
 
 
 @pytest.mark.parametrize(
@@ -201,9 +193,7 @@ def test_an_error_of_the_run_is_not_taken_for_one_in_making_its_folder(tmp_path:
         "sys.exit(run_program(train, default_config='grpo_tiny_cpu',"
         " has_critic=False))\n"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    ended = python("-c", code, folder=tmp_path)
     assert ended.returncode == 1
     assert ended.stderr.splitlines()[-1] == "OSError: the disk is gone"
     assert "the run folder cannot be made" not in ended.stderr

@@ -3,7 +3,6 @@
 import json
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
+from user_programs import python
 
 ROOT = Path(__file__).parents[3]
 MakeModel = Callable[..., Path]
@@ -40,13 +40,7 @@ finally:
 
 
 def convert(source: Path, target: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    return started(["cli/convert_ckpt.py", "--from", str(source), "--to", str(target), *more])
-
-
-def started(arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    return python("cli/convert_ckpt.py", "--from", str(source), "--to", str(target), *more)
 
 
 def test_a_model_goes_to_a_layout_to_another_and_back_to_the_same_bits(
@@ -129,7 +123,7 @@ def test_memory_holds_a_few_tensors_and_not_a_file(
     """The fused gate and up are 4 MiB; files are 92, 46 and 31 MiB."""
     target = tmp_path / "new"
     arguments = ["cli/convert_ckpt.py", "--from", str(large_model), "--to", str(target), *more]
-    ended = started(["-c", MEASURED, *arguments])
+    ended = python("-c", MEASURED, *arguments)
     assert ended.returncode == 0, ended.stderr
     largest = max(path.stat().st_size for path in target.glob("*.safetensors"))
     assert largest > 30 * MIB
@@ -291,9 +285,9 @@ def test_a_disk_without_room_is_seen_before_anything_is_written(
 def test_help_shows_an_example_without_torch() -> None:
     without = "import sys; sys.modules['torch'] = None; sys.argv = ['mindrl', *sys.argv[1:]]\n"
     code = without + "from mindrl.programs.entry import main; main()"
-    ended = started(["-c", code, "convert-ckpt", "--help"])
+    ended = python("-c", code, "convert-ckpt", "--help")
     assert ended.returncode == 0
     assert "usage: mindrl convert-ckpt" in ended.stdout
     assert "python cli/convert_ckpt.py --from cut/t4p2 --to models/again" in ended.stdout
-    ended = started(["-c", code, "convert-ckpt", "--from", "no/folder", "--to", "new"])
+    ended = python("-c", code, "convert-ckpt", "--from", "no/folder", "--to", "new")
     assert (ended.returncode, ended.stderr) == (2, "error: model folder no/folder does not exist\n")

@@ -1,9 +1,7 @@
 """The doctor as a program: its exit code, its page, the pins that it compares with."""
 
 import json
-import os
 import subprocess
-import sys
 import sysconfig
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +9,7 @@ from pathlib import Path
 import pytest
 from healthy_machine import GIB, HEALTHY, MACHINE, ill, with_device, with_versions
 from packaging.specifiers import SpecifierSet
+from user_programs import python
 
 from mindrl.doctor.declared import declared, from_metadata, from_project
 from mindrl.doctor.facts import Facts
@@ -68,14 +67,8 @@ def test_the_page_shows_what_is_said_of_its_machine_and_every_option() -> None:
 
 
 def started(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "cli/doctor.py", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    around = {"PYTHONPATH": str(ROOT), **environment}
+    return python("cli/doctor.py", *arguments, environment=around)
 
 
 def test_the_program_ends_with_the_code_that_its_findings_say(tmp_path: Path) -> None:
@@ -116,14 +109,8 @@ def test_without_torch_the_program_says_so_and_how_it_comes(tmp_path: Path) -> N
     for entry in Path(sysconfig.get_path("purelib")).iterdir():
         if not entry.name.startswith(("torch", "vllm", "megatron", "__editable__")):
             (tmp_path / entry.name).symlink_to(entry)
-    ended = subprocess.run(
-        [sys.executable, "-S", "cli/doctor.py", "--device", "cpu", "--outputs", str(tmp_path)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = ("-S", "cli/doctor.py", "--device", "cpu", "--outputs", str(tmp_path))
+    ended = python(*command, environment={"PYTHONPATH": f"{ROOT}:{tmp_path}"})
     assert ended.returncode == 1, ended.stderr
     lines = ended.stdout.splitlines()
     place = lines.index("problem  torch: absent, needs torch==2.13.0")

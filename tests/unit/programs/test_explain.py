@@ -2,23 +2,16 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from user_programs import without_torch
 
 ROOT = Path(__file__).parents[3]
 MODELS = ROOT / "configs" / "models"
 RUN = ("--config-name", "grpo_qwen25_7b")
 MIB = 1 << 20
-WITHOUT_TORCH = """
-import runpy, sys
-for name in ("torch", "megatron", "vllm", "ray", "transformers"):
-    sys.modules[name] = None  # import then raises ImportError, as where it is not installed
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
 
 LAYER = (28 + 2 * 4) * 128 * (3584 + 1) + 3584 * 3584 + 3 * 3584 * 18944 + 2 * 3584
 """Parameters of a layer: query, key, value with bias; output; three of the MLP; two norms."""
@@ -26,14 +19,8 @@ PARAMETERS = 28 * LAYER + 2 * 152064 * 3584 + 3584
 """All layers, both embeddings, the last norm."""
 
 
-def started(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH, "cli/plan.py", "explain", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def started(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return without_torch("cli/plan.py", "explain", *arguments)
 
 
 def figures(*arguments: str) -> dict[str, Any]:

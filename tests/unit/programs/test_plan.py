@@ -3,31 +3,18 @@
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from user_programs import without_torch
 
 ROOT = Path(__file__).parents[3]
 MODELS = ROOT / "configs" / "models"
-WITHOUT_TORCH = """
-import runpy, sys
-for name in ("torch", "megatron", "vllm", "ray", "transformers"):
-    sys.modules[name] = None  # import then raises ImportError, as where it is not installed
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
 
 
 def started(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH, "cli/plan.py", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return without_torch("cli/plan.py", *arguments)
 
 
 def reshard(model: str, source: str, target: str, *more: str) -> subprocess.CompletedProcess[str]:

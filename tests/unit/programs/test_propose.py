@@ -1,11 +1,11 @@
 """`plan run` as a user meets it: what it prints, what it writes, what it refuses."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from user_programs import without_torch
 
 from mindrl.platform.device_models import EXAMPLE_DEVICE
 from mindrl.programs.check import check_config
@@ -14,13 +14,6 @@ from mindrl.programs.plan import plan
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "how-to" / "plan-a-run.md"
 FOLDER = str(ROOT / "configs" / "models" / "Qwen2.5-7B")
-WITHOUT_TORCH = """
-import runpy, sys
-for name in ("torch", "megatron", "vllm", "ray", "transformers"):
-    sys.modules[name] = None  # import then raises ImportError, as where it is not installed
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
 
 
 def ran(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -40,13 +33,7 @@ def test_the_docs_show_what_the_program_prints_without_torch() -> None:
     block = page.split("```text\n")[1].split("```")[0]
     command = page.split("    python cli/plan.py run ")[1].split("\n\n")[0]
     arguments = command.replace("\\\n", " ").split()
-    ended = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH, "cli/plan.py", "run", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = without_torch("cli/plan.py", "run", *arguments)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == block
     assert ended.stderr == ""  # no progress where nobody looks

@@ -1,25 +1,16 @@
 """The command line of a replay: what does not serve is refused before anything is started."""
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from user_programs import python
 
 PROGRAM = Path(__file__).parents[3] / "cli" / "replay.py"
 
 
 def started(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, PROGRAM, *arguments],
-        cwd=folder,
-        env=os.environ | {"COLUMNS": "160"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    return python(str(PROGRAM), *arguments, folder=folder, environment={"COLUMNS": "160"})
 
 
 @pytest.mark.parametrize(

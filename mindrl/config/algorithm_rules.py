@@ -17,6 +17,7 @@ def algorithm_findings(config: RunConfig) -> Iterator[Finding]:
         need = ": with rl_config.filter_groups_enable=true a step ends when it is full; use one"
         yield broken("rl_config.partial_rollout", rl.partial_rollout, need, False)
     yield from _baseline(config)
+    yield from _reference(config)
     if rl.clip_cov_lb > rl.clip_cov_ub:
         need = f"must not be above rl_config.clip_cov_ub={rl.clip_cov_ub:g}"
         yield broken("rl_config.clip_cov_lb", rl.clip_cov_lb, need, rl.clip_cov_ub)
@@ -52,6 +53,17 @@ def _rollout_correction(config: RunConfig) -> Iterator[Finding]:
     if options.min_weight >= options.max_weight:
         need = f"must be below {section}.max_weight={options.max_weight:g}"
         yield broken(f"{section}.min_weight", options.min_weight, need, 0.0)
+
+
+def _reference(config: RunConfig) -> Iterator[Finding]:
+    """Whoever takes weights over is there, and has them cut alike."""
+    field, interval = "rl_config.ref_update_interval", config.rl_config.ref_update_interval
+    if interval and not config.uses_reference:
+        need = "needs a reference; rl_config.init_kl_coef=0 loads none"
+        yield broken(field, interval, need, 0)
+    elif interval and config.layout("ref") != config.layout("actor"):
+        need = "needs a reference that is laid out as the actor; ref_config has a layout of its own"
+        yield broken(field, interval, need, 0)
 
 
 def _baseline(config: RunConfig) -> Iterator[Finding]:

@@ -204,6 +204,9 @@ class RLConfig:
     """Weight of the KL term. At 0 no reference model is loaded."""
     use_kl_in_reward: bool = False
     """True takes the KL term from the reward of each token; False adds it to the loss."""
+    ref_update_interval: Count = 0
+    """Behind every so many steps the reference takes over the actor's weights (ProRL, arXiv
+    2505.24864), of which it must have the model and the layout. 0: never."""
     entropy_coeff: NonNegative = 0.0
     """Weight of the entropy bonus; with `entropy_target` that of the first step."""
     entropy_target: NonNegative | None = None

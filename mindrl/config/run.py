@@ -228,6 +228,17 @@ class RunConfig:
         return self.rl_config.init_kl_coef > 0
 
     @property
+    def changing_roles(self) -> tuple[Role, ...]:
+        """The models that a step may change, and a checkpoint has to hold."""
+        changes = {"ref": self.rl_config.ref_update_interval > 0, "reward": False}
+        return tuple(role for role in self.roles if changes.get(role, True))
+
+    def resets_reference(self, step: int) -> bool:
+        """Say whether the reference has the weights that the actor begins this step with."""
+        interval = self.rl_config.ref_update_interval
+        return interval > 0 and step > 1 and (step - 1) % interval == 0
+
+    @property
     def clip_range(self) -> tuple[float, float]:
         """How far the policy ratio counts below and above 1."""
         rl = self.rl_config

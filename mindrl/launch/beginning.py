@@ -88,15 +88,19 @@ def _newest_whole(
         findings += replaced_models(state.get("fixed_models", {}), config)
     if findings:
         raise CheckpointError("\n".join(findings))
-    return Beginning(folder=found.folder, step=found.step, updates=state["updates"], state=state)
+    # A reference that was reset may be one that is fixed from now on.
+    updates = {role: n for role, n in state["updates"].items() if role in config.changing_roles}
+    return Beginning(folder=found.folder, step=found.step, updates=updates, state=state)
 
 
 def _taken_over(config: RunConfig, found: Beginning) -> Beginning:
     """Leave out what a new run is not to take over."""
     training = config.megatron_training
     updates, state = {**found.updates}, {**found.state}
+    if training.finetune:
+        updates.pop("ref", None)
     if training.finetune or training.no_load_optim:
-        updates = {role: 0 for role in updates if role in config.roles}
+        updates = dict.fromkeys(updates, 0)
     if training.no_load_rng:
         del state["minibatches"]
     if training.finetune:

@@ -76,6 +76,7 @@ def build_worker(plan: RunPlan, platform: Platform) -> IntegratedWorker:
             for role, engine in engines.items()
         },
         updates=updates,
+        resets_reference="ref" in config.changing_roles,
         rollout=rollout,
         device=device,
         sharding_manager=_sharding_manager(shardings, engines["actor"], rollout, device),

@@ -138,6 +138,9 @@ def _beside_the_actor(
     ours, theirs = actor.vocab_size, model.vocab_size
     if ours != theirs:
         yield broken(key, path, f": vocabulary of {theirs} tokens, the actor has {ours}")
+    elif role == "ref" and config.rl_config.ref_update_interval and model != actor:
+        need = ": with rl_config.ref_update_interval it takes over the weights of another model"
+        yield broken(key, path, need)
     field, length = "megatron_training.seq_length", config.megatron_training.seq_length
     longest = model.max_position_embeddings
     if longest < length <= actor.max_position_embeddings:

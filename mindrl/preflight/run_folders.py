@@ -89,7 +89,7 @@ def check_folders(plan: RunPlan, root: Path, exports: Mapping[Role, Path]) -> No
     if training.save_interval:
         # One is written beside those that stay.
         count = training.keep_last + training.keep_best + 1
-        needed = count * sum(state_bytes(plan, role) for role in exports)
+        needed = count * sum(state_bytes(plan, role) for role in plan.config.changing_roles)
         needs.append(Need(folder=root, needed_bytes=needed, what=f"{count} checkpoints"))
     check_room(needs)
 
@@ -102,9 +102,9 @@ def export_bytes(plan: RunPlan, role: Role) -> int:
 
 
 def state_bytes(plan: RunPlan, role: Role) -> int:
-    """Count the bytes of a model in a checkpoint: main weights and both moments, in float32."""
+    """Count the bytes of a model in a checkpoint, in float32: weights, and moments if it learns."""
     shapes = logical_shapes(plan.models[role], head=role_head(role))
-    return 3 * 4 * sum(map(prod, shapes.values()))
+    return (1 if role == "ref" else 3) * 4 * sum(map(prod, shapes.values()))
 
 
 def _written(place: str) -> list[Path]:

@@ -161,6 +161,10 @@ class ColocatedActor:
         """Score sequences with the reference."""
         return self._asked("compute_ref_logprobs", "ref", sequences, Logprobs)
 
+    def reset_reference(self) -> None:
+        """Give the reference the actor's weights."""
+        self.group.call_all("reset_reference")
+
     def compute_values(self, sequences: Sequences) -> Values:
         """Value sequences with the critic's current weights."""
         return self._asked("compute_values", "critic", sequences, Values)
@@ -193,7 +197,7 @@ class ColocatedActor:
         return sum(self.group.call_all("save_bytes"))
 
     def begin_save(self, folder: Path) -> None:
-        """Have the state of the models that learn written into a folder during the next rollout."""
+        """Have the state of the models that change written into a folder in the next rollout."""
         self.group.call_all("begin_save", str(folder))
 
     def finish_save(self) -> list[SavedFiles]:

@@ -232,6 +232,10 @@ class PolicyTrainer:
         if self.rl.has_baseline:
             baseline_B = self._greedy_rewards(step, gathered.prompts)[rollouts.group_B]
         with gathered.rating as rewarded:
+            if self.config.resets_reference(step):
+                # The actor's weights, unchanged since the update, have left for the rollout.
+                with self.timer("ref_log_prob"):
+                    self.workers.reset_reference()
             experience, estimated = self.estimation.of(rollouts, rewarded, baseline_B)
         scores = rewarded().scores
         self._note_failures(step, scores)

@@ -76,6 +76,9 @@ class RolloutFiles:
         path = self.path(step)
         try:
             table = pq.ParquetFile(path).read()
+            if "data_source" not in table.column_names:
+                # Of a version whose runs had one set: as a row without a source.
+                table = table.append_column("data_source", pa.array([""] * len(table)))
             return _batch(table, json.loads(table.schema.metadata[_SCORES]))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path} cannot be read as the responses of a step: {error}") from error

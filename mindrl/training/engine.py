@@ -82,7 +82,7 @@ class TrainingEngine(Protocol):
 
     @property
     def updates(self) -> int:
-        """Optimizer steps taken so far; of a model that learns, as the two below."""
+        """Optimizer steps taken so far; of a model that does not learn 0."""
 
     def state_slices(self) -> Iterator[StateSlice]:
         """Yield all that a model cannot go on without, as far as this rank keeps it."""

@@ -26,7 +26,7 @@ class StateSlice:
     box: Box
     """In the logical tensor."""
     stored: Tensor
-    """What holds it, in one run of memory; float32."""
+    """What holds it, in one run of memory; float32, but for weights of what does not learn."""
     run: Bounds
     """Elements of `stored` that hold a block of the local tensor."""
     shape: Shape

@@ -17,7 +17,7 @@ from mindrl.checkpoint.commits import SavedFiles
 from mindrl.checkpoint.export import keep_folder
 from mindrl.config.layout_keys import Role
 from mindrl.memory.plan import MemoryPlan
-from mindrl.memory.schedule import ROLE_REGIONS, Phase
+from mindrl.memory.schedule import ROLE_REGIONS, Phase, Region
 from mindrl.observability.timeline import MeasuredSnapshot
 from mindrl.observability.timing import StageTimer
 from mindrl.platform.host_memory import process_memory
@@ -28,7 +28,11 @@ from mindrl.workers.sharding_manager import ShardingManager
 from mindrl.workers.state_saver import StateSaver
 from mindrl.workers.weight_sync import WeightExport
 
-_LEARNS_IN: Mapping[Role, Phase] = {"actor": Phase.TRAIN, "critic": Phase.CRITIC_TRAIN}
+_CHANGES_IN: Mapping[Role, Phase] = {
+    "actor": Phase.TRAIN,
+    "critic": Phase.CRITIC_TRAIN,
+    "ref": Phase.REFERENCE,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,17 +71,22 @@ class IntegratedWorker:
     """Answers prompts with the actor's weights."""
     device: WorkerDevice
     sharding_manager: ShardingManager
+    resets_reference: bool = False
+    """The reference takes over the actor's weights now and then: it is part of a checkpoint."""
     nonfinite: Counter[str] = field(default_factory=Counter)
     """How many NaN and Inf each thing held that this rank has computed, since it was last asked."""
     timer: StageTimer = field(default_factory=StageTimer)
     """Of the engine's answers."""
 
     def __post_init__(self) -> None:
-        """Know where the state of the models that learn lies."""
+        """Know where the state of the models that change lies."""
         held = self.device.held
+        changing: list[Role] = [*self.updates]
+        if self.resets_reference:
+            changing.append("ref")
         self.saver = StateSaver(
-            {role: self.models[role].engine for role in self.updates},
-            {role: [held[name] for name in ROLE_REGIONS[role]] for role in self.updates},
+            {role: self.models[role].engine for role in changing},
+            {role: [held[name] for name in ROLE_REGIONS[role]] for role in changing},
         )
 
     def generate_sequences(
@@ -119,6 +128,21 @@ class IntegratedWorker:
     def compute_ref_logprobs(self, sequences: Sequences) -> Logprobs | None:
         """Give this replica's sequences log-probs of the reference."""
         return self._logprobs("ref", Phase.REFERENCE, sequences)
+
+    def reset_reference(self) -> None:
+        """Give the reference the actor's weights.
+
+        They have left the device for it, or may stay there: nothing is there besides what a pass of
+        the reference needs.
+        """
+        self.sharding_manager.enter(Phase.REFERENCE)
+        actor, reference = self.models["actor"].engine, self.models["ref"].engine
+        source = self.device.contents(Region.ACTOR_WEIGHTS, actor.local_tensors())
+        own = reference.local_tensors()
+        assert source.keys() == own.keys(), "validated: one model in one layout"
+        for name, tensor in own.items():
+            tensor.copy_(source[name])
+        self.device.held[Region.REFERENCE_WEIGHTS].changed()
 
     def compute_values(self, sequences: Sequences) -> Values | None:
         """Value each response token of this replica's sequences before it is chosen."""
@@ -168,7 +192,7 @@ class IntegratedWorker:
         return self.saver.nbytes()
 
     def begin_save(self, folder: str) -> None:
-        """Have the state of the models that learn written into a folder during the next rollout."""
+        """Have the state of the models that change written into a folder in the next rollout."""
         self.saver.request(Path(folder))
 
     def finish_save(self) -> SavedFiles:
@@ -185,8 +209,9 @@ class IntegratedWorker:
             CheckpointError: A file is damaged, or lacks something.
         """
         for role, count in updates.items():
-            self.sharding_manager.enter(_LEARNS_IN[role])
+            self.sharding_manager.enter(_CHANGES_IN[role])
             self.saver.restore(role, Path(folder), count)
+            self.device.held[ROLE_REGIONS[role][0]].changed()
         dist.barrier()
 
     def keep_export(self, folder: str, kept: str) -> None:

@@ -1,4 +1,4 @@
-"""The state of the models that learn, on its way to files and back.
+"""The state of the models that change, on its way to files and back.
 
 A checkpoint is written beside the rollout: weights and optimizer lie on the host then, and a
 thread writes them from there. Until it is done the host's copies stay as they are: what would
@@ -34,7 +34,7 @@ class StateSaver:
     def __init__(
         self, engines: Mapping[Role, TrainingEngine], regions: Mapping[Role, list[StoredRegion]]
     ) -> None:
-        """Take the models that learn, and the regions of the device that hold their state."""
+        """Take the models that change, and the regions of the device that hold their state."""
         self.engines = engines
         self.regions = regions
         self.writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")

@@ -39,6 +39,13 @@ RUNS = {
             *("rl_config.rollout_round_steps=2", "rl_config.max_staleness=2"),
         ),
     ),
+    "reference reset": (
+        "train_grpo",
+        (
+            *("rl_config.test_freq=0", "rl_config.init_kl_coef=0.1"),
+            "rl_config.ref_update_interval=2",
+        ),
+    ),
     "shuffled": ("train_grpo", ("rl_config.test_freq=0", "rl_config.shuffle_mini_batch=true")),
 }
 
@@ -83,6 +90,24 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(
     assert resumed.summary()["status"] == "completed"
     for kept in ("accuracy_after", "model_best_step", "steps", "skipped_updates"):
         assert resumed.summary()[kept] == straight.summary()[kept]
+
+
+@pytest.mark.nightly
+def test_a_run_goes_on_with_the_reference_that_it_had(tiny_model: Path, tmp_path: Path) -> None:
+    # Reset before step 4 to the weights behind step 3, which no checkpoint has as the actor's.
+    resets = ["rl_config.init_kl_coef=0.1", "rl_config.ref_update_interval=3"]
+    asked = ["rl_config.test_freq=0", f"actor_config.load={tiny_model}", *resets, *KEEPS]
+    first = start_program(tmp_path / "first", [*asked, "megatron_training.keep_every=2"])
+    assert first.process.wait(timeout=600) == 0, first.text()
+    kl = [line["update/kl"] for line in first.steps()]
+    # Without a difference there is no KL: in the first step, and behind a reset.
+    assert [step for step, value in enumerate(kl, 1) if abs(value) < 1e-6] == [1, 4]
+    named = f"megatron_training.resume={first.folder}/checkpoints/step-00000004"
+    second = start_program(tmp_path / "second", [*asked, named])
+    assert second.process.wait(timeout=600) == 0, second.text()
+    theirs, ours = outcome(first.folder), outcome(second.folder)
+    assert ours["metrics"] == theirs["metrics"][4:]
+    assert (ours["model"], ours["state"]) == (theirs["model"], theirs["state"])
 
 
 @pytest.mark.nightly

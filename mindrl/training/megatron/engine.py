@@ -30,6 +30,7 @@ from mindrl.training.megatron.model import (
     head_weight,
     transformer_config,
 )
+from mindrl.training.megatron.optimizer_slices import state_slices
 from mindrl.training.megatron.passes import forward_backward
 from mindrl.training.megatron.training_state import TrainingState
 from mindrl.training.megatron.weights import (
@@ -37,6 +38,7 @@ from mindrl.training.megatron.weights import (
     drawn_value_head,
     import_weights,
     local_tensors,
+    made_tensors,
     mark_parameters,
 )
 from mindrl.training.packs import Pack, PackRules
@@ -108,14 +110,16 @@ class MegatronEngine:
         return iter(self.local_tensors().values() if part is StatePart.PARAMETERS else ())
 
     def state_slices(self) -> Iterator[StateSlice]:
-        """Yield what this rank's optimizer keeps: see `TrainingEngine`."""
+        """Yield what a checkpoint holds of this rank: see `TrainingEngine`."""
         with self.settings.groups.active():
-            return iter(list(self._learning.slices(self.table)))
+            if self.training_state is None:
+                return iter(list(state_slices(made_tensors(self.chunks), self.table, None)))
+            return iter(list(self.training_state.slices(self.table)))
 
     @property
     def updates(self) -> int:
         """Optimizer steps taken so far."""
-        return self._learning.updates
+        return 0 if self.training_state is None else self.training_state.updates
 
     @torch.no_grad()
     def restore(self, updates: int, read: ReadState) -> None:
@@ -123,9 +127,11 @@ class MegatronEngine:
         local = self.local_tensors()
         for name, entry in self.table.items():
             fill(local[name], entry, partial(read, "weight"))
+        if self.training_state is None:
+            return
         for each in self.state_slices():
             each.values(each.stored).copy_(read(each.kind, each.tensor, each.box))
-        self._learning.updates = updates
+        self.training_state.updates = updates
 
     @torch.no_grad()
     def forward(

@@ -33,23 +33,23 @@ class _Kept(NamedTuple):
 
 
 def state_slices(
-    made: Mapping[str, Tensor], table: ShardingTable, optimizers: Sequence[MegatronOptimizer]
+    made: Mapping[str, Tensor], table: ShardingTable, optimizers: Sequence[MegatronOptimizer] | None
 ) -> Iterator[StateSlice]:
     """Yield all that the optimizers of a model keep on this rank, and weights that none has.
 
     Args:
         made: This rank's parameters and buffers by their local names.
         table: Of this rank.
-        optimizers: Of dense parameters, and of experts.
+        optimizers: Of dense parameters, and of experts. None of a model that does not learn.
     """
-    kept = {id(parameter): found for parameter, found in _kept(optimizers)}
+    kept = {id(parameter): found for parameter, found in _kept(optimizers or ())}
     for index, (name, entry) in enumerate(table.items()):
         tensor = made[name]
         found = kept.get(id(tensor))
         if found is None:
-            if isinstance(tensor, nn.Parameter):
+            if optimizers is not None and isinstance(tensor, nn.Parameter):
                 continue  # Another replica keeps it.
-            # A buffer, such as the correction of a router: the same on all replicas and ranks.
+            # What no optimizer has, such as the correction of a router: the same on all replicas.
             found = _Kept(tensors={"weight": tensor}, start=0, is_cut=False)
         is_ours = _is_first_copy(tensor) and (found.is_cut or _is_next_replica(tensor, index))
         yield from _slices(entry, found, is_ours=is_ours)

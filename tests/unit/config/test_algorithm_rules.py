@@ -67,3 +67,20 @@ def test_a_correction_that_means_nothing_is_refused(run_config: MakeConfig) -> N
     assert found(run_config, {f"{FIX}.min_weight": 3, f"{FIX}.beyond": "mask"}) == [
         f"{FIX}.min_weight=3 must be below {FIX}.max_weight=2"
     ]
+
+
+def test_a_reference_that_is_reset_is_there_and_laid_out_as_the_actor(
+    run_config: MakeConfig,
+) -> None:
+    interval = {"rl_config.ref_update_interval": 100}
+    field = "rl_config.ref_update_interval=100"
+    assert found(run_config, interval) == [
+        f"{field} needs a reference; rl_config.init_kl_coef=0 loads none"
+    ]
+    there = interval | {"rl_config.init_kl_coef": 0.1, "rl_config.actor_resource.num_npus": 2}
+    config = run_config(Path("model"), there)
+    assert (found(run_config, there), config.changing_roles) == ([], ("actor", "ref"))
+    assert [step for step in range(1, 303) if config.resets_reference(step)] == [101, 201, 301]
+    need = "needs a reference that is laid out as the actor; ref_config has a layout of its own"
+    own = there | {"ref_config.tensor_model_parallel_size": 2}
+    assert found(run_config, own) == [f"{field} {need}"]

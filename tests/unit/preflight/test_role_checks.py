@@ -45,6 +45,23 @@ def test_a_layout_of_its_own_lets_a_reference_of_another_shape_fit(
     ]
 
 
+def test_a_reference_that_is_reset_is_the_actors_model(
+    tmp_path: Path, run_config: MakeConfig
+) -> None:
+    other = model_folder(tmp_path / "other", num_attention_heads=7, num_key_value_heads=1)
+    reset = {"rl_config.init_kl_coef": 0.1, "rl_config.ref_update_interval": 5}
+    config = run_config(
+        model_folder(tmp_path / "model"),
+        overrides(tmp_path) | reset | {"ref_config.load": str(other)},
+    )
+    assert refused(config) == [
+        (
+            f"ref_config.load={other}: with rl_config.ref_update_interval it takes over the "
+            "weights of another model"
+        )
+    ]
+
+
 def test_what_roles_of_one_model_break_together_is_said_once(
     tmp_path: Path, run_config: MakeConfig
 ) -> None:

@@ -69,6 +69,17 @@ def test_where_all_tokens_are_of_the_steps_own_weights_no_age_is_written(tmp_pat
     assert files.read(3).rollouts.ages_BT is None
 
 
+def test_a_file_of_before_there_were_sources_is_read_as_of_rows_without_one(
+    tmp_path: Path,
+) -> None:
+    files, written = RolloutFiles(tmp_path), batch()
+    files.write(3, written, 1)
+    table = pq.ParquetFile(files.path(3)).read()
+    pq.write_table(table.drop_columns("data_source"), files.path(3))
+    read = files.read(3)
+    assert (read.prompts, read.rewarded) == (written.prompts, written.rewarded)
+
+
 def test_a_reader_of_parquet_finds_a_row_for_each_response(tmp_path: Path) -> None:
     files = RolloutFiles(tmp_path / "rollouts")
     files.write(12, batch(), 1)

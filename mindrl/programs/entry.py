@@ -56,6 +56,10 @@ PROGRAMS: Mapping[str, tuple[Callable[[], int], str]] = {
     ),
     "train-grpo": (partial(_start, "train", "train_grpo"), "train with GRPO"),
     "train-ppo": (partial(_start, "train", "train_ppo"), "train with PPO"),
+    "pass-rates": (
+        partial(_start, "pass_rates", "pass_rates", "mindrl pass-rates"),
+        "measure how often a model answers each row of a data file right",
+    ),
     "replay": (
         partial(_start, "replay", "replay", "mindrl replay"),
         "run a recorded step again, and compare every number",

@@ -1,0 +1,8 @@
+"""Measure pass rates: python cli/pass_rates.py --data FILE --output FILE [key=value ...]."""
+
+import sys
+
+from mindrl.programs.pass_rates import pass_rates
+
+if __name__ == "__main__":
+    sys.exit(pass_rates())

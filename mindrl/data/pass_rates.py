@@ -1,0 +1,61 @@
+"""A data file once more, with a column that says how often a model answers each row right."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mindrl.data.rows import read_rows
+from mindrl.errors import ConfigError
+from mindrl.observability.output_files import replace_file
+
+
+def check_files(data: str, output: str) -> None:
+    """Refuse a new file that is there already, or has another form than the data.
+
+    Raises:
+        ConfigError: With what is needed.
+    """
+    suffix = Path(data).suffix.lower()
+    if Path(output).suffix.lower() != suffix:
+        raise ConfigError(f"--output {output} must end in {suffix}, as --data {data} does")
+    if Path(output).exists():
+        raise ConfigError(f"--output {output}: there is a file already")
+
+
+def write_pass_rates(data: str, output: str, column: str, rates: Mapping[int, float]) -> None:
+    """Write a data file with a column of pass rates, whole or not at all.
+
+    Args:
+        data: A `.jsonl` or `.parquet` file.
+        output: The new file, of the same form.
+        column: One that is there already is replaced.
+        rates: By place of the row, from 0; rows without one are left out.
+
+    Raises:
+        DataError: The file cannot be read.
+        OutputError: The new one cannot be written.
+    """
+    if Path(data).suffix.lower() == ".parquet":
+        content = _parquet(data, column, rates)
+    else:
+        rows = enumerate(read_rows(data))
+        lines = (
+            json.dumps({**row.values, column: rates[place]}, ensure_ascii=False) + "\n"
+            for place, row in rows
+            if place in rates
+        )
+        content = memoryview("".join(lines).encode())
+    replace_file(Path(output), content)
+
+
+def _parquet(data: str, column: str, rates: Mapping[int, float]) -> memoryview:
+    table = pq.ParquetFile(data).read().take(sorted(rates))
+    if column in table.column_names:
+        table = table.drop_columns(column)
+    found = pa.array([rates[place] for place in sorted(rates)], pa.float64())
+    content = pa.BufferOutputStream()
+    pq.write_table(table.append_column(column, found), content)
+    return memoryview(content.getvalue())

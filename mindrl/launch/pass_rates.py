@@ -1,0 +1,61 @@
+"""How often the model of a run answers each of its prompts right, before it learns."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from mindrl.data.run_data import RunData
+from mindrl.launch.attempts import Attempts, RunFiles
+from mindrl.launch.interrupts import interrupts_unwrapped
+from mindrl.observability.console import StepConsole
+from mindrl.observability.logs import configure_logging
+from mindrl.platform.device import Platform
+from mindrl.preflight.run_shardings import RunPlan
+from mindrl.trainer.policy_trainer import PolicyTrainer
+from mindrl.trainer.run_log import RunFolder, RunLog, RunSummary
+
+
+def measure_pass_rates(
+    plan: RunPlan, platform: Platform, data: RunData, logs: Path, told: Callable[[int], None]
+) -> dict[int, float]:
+    """Answer each prompt as a step of the run would, and rate that.
+
+    Args:
+        plan: Its batch is what is answered at a time.
+        platform: Of the workers.
+        data: Its training prompts are asked.
+        logs: Folder of the logs.
+        told: Takes how many prompts have been answered, again and again.
+
+    Returns:
+        The share of right answers by the prompt's `uid`.
+
+    Raises:
+        MindrlError: Workers cannot be started, or fail.
+    """
+    folder = RunFolder(logs)
+    configure_logging(folder.logs / "driver.log", level=logging.INFO)
+    console = StepConsole(1)
+    attempts = Attempts(plan, platform, data, RunFiles(folder, {}, console))
+    console.note(f"starting {plan.config.world_size} worker(s), logs in {folder.logs}")
+    with TemporaryDirectory() as scratch, interrupts_unwrapped():
+        run_log = RunLog(RunFolder(Path(scratch)), RunSummary(exports={}), console, [])
+        with attempts.once(None, run_log) as trainer:
+            return rates_of(trainer, told)
+
+
+def rates_of(trainer: PolicyTrainer, told: Callable[[int], None]) -> dict[int, float]:
+    """Return the share of right answers by the prompt's `uid`; see `measure_pass_rates`."""
+    prompts, samples = trainer.data.train.prompts, trainer.sampling.samples_per_prompt
+    batch, judge = trainer.training.global_batch_size, trainer.rl.verifier_function[0]
+    rates: dict[int, float] = {}
+    for first in range(0, len(prompts), batch):
+        asked = prompts[first : first + batch]
+        rollouts = trainer.workers.generate_sequences(asked, trainer.sampling, step=0)
+        shares = trainer.rewards.by_rules(asked, rollouts).scores.shares(judge)
+        for place, prompt in enumerate(asked):
+            own = shares[place * samples : (place + 1) * samples]
+            rates[prompt.uid] = sum(share >= 1 for share in own) / samples
+        told(len(rates))
+    return rates

@@ -1,4 +1,4 @@
-"""Read MindSpeed-RL's YAML: python cli/import_config.py THEIRS.yaml -o OURS.yaml [--json]."""
+"""Read MindSpeed-RL's or verl's YAML: python cli/import_config.py THEIRS.yaml -o OURS.yaml."""
 
 import sys
 

@@ -12,7 +12,7 @@ from mindrl.errors import ConfigError
 from mindrl.observability.output_files import replace_file
 
 
-def check_files(data: str, output: str) -> None:
+def check_new_file(data: str, output: str) -> None:
     """Refuse a new file that is there already, or has another form than the data.
 
     Raises:

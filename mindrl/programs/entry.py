@@ -48,7 +48,7 @@ PROGRAMS: Mapping[str, tuple[Callable[[], int], str]] = {
     ),
     "import-config": (
         partial(_start, "import_config", "import_config", "mindrl import-config"),
-        "turn a MindSpeed-RL configuration into one of mindrl",
+        "turn a configuration of MindSpeed-RL or verl into one of mindrl",
     ),
     "convert-ckpt": (
         partial(_start, "convert", "convert", "mindrl convert-ckpt"),

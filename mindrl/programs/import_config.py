@@ -1,4 +1,4 @@
-"""Turn a file of MindSpeed-RL into one of ours: `cli/import_config.py`. Needs no torch."""
+"""Turn a file of MindSpeed-RL or verl into one of ours: `cli/import_config.py`. Needs no torch."""
 
 import argparse
 import json
@@ -9,7 +9,7 @@ from textwrap import wrap
 from typing import Any, get_args
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mindrl.config.load import load_run_config
@@ -27,6 +27,7 @@ from mindrl.migrate.file import TheirRun, their_run
 from mindrl.migrate.mapped import Import, Kind, Mapped
 from mindrl.migrate.run import import_run
 from mindrl.migrate.sizes import model_sizes
+from mindrl.migrate.verl import SECTIONS, import_verl
 from mindrl.observability.terminal import printable, say
 from mindrl.preflight.shipped import has_sizes, sizes_path
 from mindrl.programs.arguments import count, parser_of
@@ -44,6 +45,7 @@ _EXAMPLE = """\
 example:
   python cli/import_config.py MindSpeed-RL/configs/grpo_qwen25_7b_A3.yaml -o configs/mine.yaml
   python cli/train_grpo.py --config-name mine --dry-run
+  python cli/import_config.py outputs/VERL-RUN/.hydra/overrides.yaml data.seed=7 -o mine.yaml
 
 The model files are looked for in the folder model beside the file.
 """
@@ -52,39 +54,49 @@ The model files are looked for in the folder model beside the file.
 def import_config(name: str = "import_config.py") -> int:
     """Import what the command line asks for; returns the exit code."""
     about = (
-        "Turn a GRPO, DAPO or PPO file of MindSpeed-RL into one of mindrl, and say "
-        "what becomes of each of its keys."
+        "Turn a GRPO, DAPO or PPO file of MindSpeed-RL, or the configuration or the overrides of a "
+        "verl run, into one of mindrl, and say what becomes of each of its keys."
     )
     parser = parser_of(name, about, _EXAMPLE)
     add = parser.add_argument
     add("file", metavar="THEIRS.yaml", help="their file")
     add("-o", "--output", required=True, metavar="OURS.yaml", help="new file")
+    add("overrides", nargs="*", metavar="key=value", help="of verl, on top of its file")
     add("--model-configs", metavar="DIR", help="their model files (default: model, beside theirs)")
     devices = "devices of one machine, which their file does not say (default: %(default)s)"
     add("--devices-per-node", type=count, default=8, metavar="N", help=devices)
     refused = "refused keys to do without, or `all`: the run then differs, as the report says"
     add("--leave-out", default="", metavar="KEY,KEY", help=refused)
     add("--json", action="store_true", help="print the report as JSON")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     return exit_code(lambda: _import(options))
 
 
 def _import(options: argparse.Namespace) -> int:
     needs_yaml_suffix(options.output)
-    theirs = _read(Path(options.file), options.model_configs)
-    imported = import_run(theirs, options.devices_per_node)
-    source = f"{Path(options.file).name}, a file of MindSpeed-RL {theirs.release}"
+    sections = _yaml(Path(options.file), options.overrides)
+    theirs, given = None, dict(_flat(sections))
+    if SECTIONS & sections.keys():
+        release, imported = "verl", import_verl(given)
+        source = f"{Path(options.file).name}, a file of verl"
+    else:
+        theirs = _read(sections, options)
+        given, release = dict(theirs.given), theirs.release
+        imported = import_run(theirs, options.devices_per_node)
+        source = f"{Path(options.file).name}, a file of MindSpeed-RL {release}"
     refused = list(_refused(imported, options.leave_out))
     reasons = refused
     if not refused:
-        imported, sizes = _with_sizes(imported, theirs, options.output)
+        sizes: dict[str, str] = {}
+        if theirs is not None:
+            imported, sizes = _with_sizes(imported, theirs, options.output)
         reasons = _write(imported, {options.output: _yaml_text(imported, source), **sizes})
     if options.json:
         answer = {
             "source": options.file,
-            "release": theirs.release,
+            "release": release,
             "output": None if refused else options.output,
-            "keys": _as_json(imported, theirs.given),
+            "keys": _as_json(imported, given),
             "findings": reasons,
         }
         # A value of theirs may be a date.
@@ -132,14 +144,25 @@ def _with_sizes(imported: Import, theirs: TheirRun, output: str) -> tuple[Import
     return replace(imported, mapped=[*imported.mapped, kept]), {path: json.dumps(sizes) + "\n"}
 
 
-def _read(file: Path, model_configs: str | None) -> TheirRun:
-    """Read their file and the model files that its defaults list names.
+def _flat(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Name each value by its dotted key; an empty section has none."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", value
+
+
+def _read(sections: dict[str, Any], options: argparse.Namespace) -> TheirRun:
+    """Take a file of MindSpeed-RL apart, with the model files that its defaults list names.
 
     Raises:
         ConfigError: One is missing or no YAML, or has keys that MindSpeed-RL does not know.
     """
-    sections = _yaml(file)
-    folder = Path(model_configs) if model_configs else file.parent / "model"
+    file = Path(options.file)
+    if options.overrides:
+        raise ConfigError(f"{options.overrides[0]}: only files of verl are read with overrides")
+    folder = Path(options.model_configs) if options.model_configs else file.parent / "model"
     models: dict[str, Any] = {}
     for name in _model_names(file, sections.pop("defaults", None) or []):
         path = folder / f"{name}.yaml"
@@ -163,10 +186,18 @@ def _model_names(file: Path, defaults: Any) -> Iterator[str]:
         yield from map(str, names if isinstance(names, list) else [names])
 
 
-def _yaml(path: Path) -> dict[str, Any]:
-    """Read a file by the rules of YAML that make 1e-6 a number, its interpolations resolved."""
+def _yaml(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Read a file by the rules of YAML that make 1e-6 a number, its interpolations resolved.
+
+    It may be a list of overrides, as Hydra writes them; more of them come on top.
+    """
     try:
         loaded = OmegaConf.load(path)
+        if isinstance(loaded, ListConfig) and all("=" in str(each) for each in loaded):
+            loaded, overrides = OmegaConf.create(), [*map(str, loaded), *overrides]
+        if overrides:
+            more = OmegaConf.from_dotlist([each.lstrip("+") for each in overrides])
+            loaded = OmegaConf.merge(loaded, more)
         values = OmegaConf.to_container(loaded, resolve=True)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from error

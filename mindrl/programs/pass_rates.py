@@ -78,9 +78,9 @@ def _overrides(options: argparse.Namespace) -> list[str]:
 
 
 def _measure(options: argparse.Namespace) -> int:
-    from mindrl.data.pass_rates import check_files, write_pass_rates  # noqa: PLC0415
+    from mindrl.data.pass_rates import check_new_file, write_pass_rates  # noqa: PLC0415
 
-    check_files(options.data, options.output)
+    check_new_file(options.data, options.output)
     config = composed_config(options.config_name, _overrides(options))
     if not config.rl_config.verifier_function:
         raise ConfigError(

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from memory_roles import MemoryRoles, config, data, rewards, run_log
 
-from mindrl.data.pass_rates import check_files, write_pass_rates
+from mindrl.data.pass_rates import check_new_file, write_pass_rates
 from mindrl.errors import ConfigError
 from mindrl.launch.pass_rates import rates_of
 from mindrl.rewards.functions import ScoreRange
@@ -69,6 +69,6 @@ def test_a_new_file_takes_the_place_of_none_and_has_the_form_of_the_data(tmp_pat
     there = tmp_path / "there.jsonl"
     there.touch()
     with pytest.raises(ConfigError, match="there is a file already"):
-        check_files("rows.jsonl", str(there))
+        check_new_file("rows.jsonl", str(there))
     with pytest.raises(ConfigError, match=r"must end in \.parquet, as --data rows\.parquet does"):
-        check_files("rows.parquet", "rated.jsonl")
+        check_new_file("rows.parquet", "rated.jsonl")

@@ -1,0 +1,356 @@
+"""From the keys of a verl run to ours, every key accounted for. Pure.
+
+Read from verl's configuration files of January 2026 (commit b178a3c) and its DAPO recipe.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from mindrl.migrate.mapped import Import, Kind, Mapped
+
+SECTIONS = frozenset({"actor_rollout_ref", "algorithm", "data", "trainer", "critic"})
+"""One of these tells a file of verl."""
+_ACTOR, _ROLLOUT, _REF = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "ref"))
+_SAMPLING, _TEST = "generate_config.sampling_config", "rl_config.test_freq"
+_NAMES: Mapping[str, str] = {
+    "actor_rollout_ref.model.path": "actor_config.load",
+    "actor_rollout_ref.model.trust_remote_code": "generate_config.trust_remote_code",
+    f"{_ACTOR}.ppo_mini_batch_size": "rl_config.mini_batch_size",
+    f"{_ACTOR}.ppo_micro_batch_size_per_gpu": "actor_config.micro_batch_size",
+    f"{_ACTOR}.ppo_epochs": "rl_config.epochs",
+    f"{_ACTOR}.shuffle": "rl_config.shuffle_mini_batch",
+    f"{_ACTOR}.use_dynamic_bsz": "rl_config.use_dynamic_bsz",
+    f"{_ACTOR}.clip_ratio": "rl_config.clip_ratio",
+    f"{_ACTOR}.clip_ratio_low": "rl_config.clip_ratio_low",
+    f"{_ACTOR}.clip_ratio_high": "rl_config.clip_ratio_high",
+    f"{_ACTOR}.clip_ratio_c": "rl_config.dual_clip_ratio",
+    f"{_ACTOR}.tau_pos": "rl_config.sapo_tau_positive",
+    f"{_ACTOR}.tau_neg": "rl_config.sapo_tau_negative",
+    f"{_ACTOR}.policy_loss.clip_cov_ratio": "rl_config.clip_cov_ratio",
+    f"{_ACTOR}.policy_loss.clip_cov_lb": "rl_config.clip_cov_lb",
+    f"{_ACTOR}.policy_loss.clip_cov_ub": "rl_config.clip_cov_ub",
+    f"{_ACTOR}.policy_loss.kl_cov_ratio": "rl_config.kl_cov_ratio",
+    f"{_ACTOR}.policy_loss.ppo_kl_coef": "rl_config.kl_cov_coef",
+    f"{_ACTOR}.entropy_coeff": "rl_config.entropy_coeff",
+    f"{_ACTOR}.optim.lr": "actor_config.lr",
+    f"{_ACTOR}.optim.lr_warmup_steps_ratio": "actor_config.lr_warmup_fraction",
+    f"{_ACTOR}.optim.weight_decay": "actor_config.weight_decay",
+    f"{_ACTOR}.grad_clip": "actor_config.clip_grad",
+    f"{_ACTOR}.ulysses_sequence_parallel_size": "actor_config.context_parallel_size",
+    f"{_REF}.log_prob_micro_batch_size_per_gpu": "rl_config.ref_forward_micro_batch_size",
+    f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu": "rl_config.actor_forward_micro_batch_size",
+    f"{_ROLLOUT}.n": "rl_config.n_samples_per_prompt",
+    f"{_ROLLOUT}.tensor_model_parallel_size": "generate_config.infer_tensor_parallel_size",
+    f"{_ROLLOUT}.expert_parallel_size": "generate_config.infer_expert_parallel_size",
+    **{f"{_ROLLOUT}.{key}": f"{_SAMPLING}.{key}" for key in ("temperature", "top_p", "top_k")},
+    **{
+        f"{_ROLLOUT}.{key}": f"generate_config.{key}"
+        for key in (
+            *("dtype", "gpu_memory_utilization", "enforce_eager", "enable_prefix_caching"),
+            *("max_num_batched_tokens", "max_num_seqs"),
+        )
+    },
+    **{
+        f"{_ACTOR}.megatron.{key}": f"actor_config.{key}"
+        for key in (
+            *("tensor_model_parallel_size", "pipeline_model_parallel_size"),
+            *("context_parallel_size", "expert_model_parallel_size"),
+            "expert_tensor_parallel_size",
+        )
+    },
+    "algorithm.gamma": "rl_config.gamma",
+    "algorithm.lam": "rl_config.lam",
+    "algorithm.filter_groups.enable": "rl_config.filter_groups_enable",
+    "data.train_batch_size": "megatron_training.global_batch_size",
+    "data.max_prompt_length": "rl_config.max_prompt_length",
+    "data.max_response_length": f"{_SAMPLING}.max_tokens",
+    "data.prompt_key": "megatron_training.prompt_column",
+    "data.reward_fn_key": "data_config.source_column",
+    "data.seed": "megatron_training.seed",
+    "trainer.total_training_steps": "megatron_training.train_iters",
+    "trainer.n_gpus_per_node": "rl_config.actor_resource.npus_per_node",
+    "trainer.max_actor_ckpt_to_keep": "megatron_training.keep_last",
+    **{
+        f"reward_model.{place}.{theirs}": f"rl_config.overlong_buffer{ours}"
+        for place in ("overlong_buffer", "reward_kwargs.overlong_buffer_cfg")
+        for theirs, ours in (
+            ("enable", "_enable"),
+            ("len", ""),
+            ("penalty_factor", "_penalty_factor"),
+        )
+    },
+}
+"""Keys with the same meaning under another name."""
+_CRITIC: Mapping[str, str] = {
+    "critic.model.path": "critic_config.load",
+    "critic.optim.lr": "critic_config.lr",
+    "critic.optim.weight_decay": "critic_config.weight_decay",
+    "critic.optim.lr_warmup_steps_ratio": "critic_config.lr_warmup_fraction",
+    "critic.grad_clip": "critic_config.clip_grad",
+    "critic.ppo_micro_batch_size_per_gpu": "critic_config.micro_batch_size",
+    "critic.cliprange_value": "rl_config.cliprange_value",
+    "trainer.critic_warmup": "rl_config.critic_warmup",
+}
+"""The same, with `algorithm.adv_estimator: gae`."""
+DEFAULTS: Mapping[str, Any] = {
+    f"{_ACTOR}.ppo_mini_batch_size": 256,
+    f"{_ACTOR}.clip_ratio_c": 3.0,
+    f"{_ROLLOUT}.n": 1,
+    f"{_ROLLOUT}.tensor_model_parallel_size": 2,
+    f"{_ROLLOUT}.max_num_batched_tokens": 8192,
+    f"{_ROLLOUT}.max_num_seqs": 256,
+    "algorithm.lam": 1.0,
+    "data.train_batch_size": 1024,
+    "data.max_prompt_length": 512,
+    "data.max_response_length": 512,
+    "data.prompt_key": "prompt",
+    "trainer.n_gpus_per_node": 8,
+}
+"""verl's defaults that are not ours: a key that is left out keeps its meaning."""
+_ESTIMATORS = {
+    **{name: name for name in ("gae", "rloo", "opo", "remax", "reinforce_plus_plus")},
+    "reinforce_plus_plus_baseline": "reinforce_plus_plus_baseline",
+    "rloo_vectorized": "rloo",
+}
+_LOSSES = {
+    "vanilla": "dual_clip",
+    "geo_mean": "gmpo",
+    "gpg": "plain",
+    **{name: name for name in ("gspo", "cispo", "sapo", "clip_cov", "kl_cov")},
+}
+_WEIGHTS = {
+    "token-mean": ("token_mean", ""),
+    "seq-mean-token-mean": ("sequence_mean", ""),
+    "seq-mean-token-sum": ("sequence_sum", "divided by max_tokens too: the loss is so much less"),
+    "seq-mean-token-sum-norm": ("sequence_sum", "divided by the sequences of the update too"),
+}
+_KINDS = {"kl", "k1", "k2", "k3", "mse", "abs", "low_var_kl"}
+_IGNORED: Mapping[str, Sequence[str]] = {
+    "names and trackers of theirs; metrics are in the run folder": (
+        *("trainer.project_name", "trainer.experiment_name", "trainer.logger"),
+        *("trainer.default_local_dir", "trainer.default_hdfs_dir", "trainer.log_val_generations"),
+    ),
+    "Megatron trains here, and offload_* is on: no result depends on it": (
+        *(f"{role}.fsdp_config." for role in (_ACTOR, _REF)),
+        *(f"{role}.strategy" for role in (_ACTOR, _REF)),
+        *(f"{role}.use_torch_compile" for role in (_ACTOR, _REF)),
+        *(f"{_ACTOR}.megatron.{part}_offload" for part in ("param", "grad", "optimizer")),
+        f"{_REF}.megatron.param_offload",
+    ),
+    "as here": (
+        *("actor_rollout_ref.hybrid_engine", "trainer.balance_batch", "trainer.resume_mode"),
+        *("trainer.val_before_train", "data.truncation", f"{_ROLLOUT}.calculate_log_probs"),
+        *(f"{_ROLLOUT}.enable_chunked_prefill", f"{_ROLLOUT}.free_cache_engine"),
+        *(f"{_ROLLOUT}.load_format", f"{_ROLLOUT}.mode", f"{_ROLLOUT}.do_sample"),
+    ),
+}
+"""A reason = keys, or the beginnings of keys, that change no result."""
+
+
+def import_verl(given: Mapping[str, Any]) -> Import:
+    """Say what becomes of each key of a verl run, flat and dotted; null is as if left out."""
+    theirs = {key: value for key, value in given.items() if value is not None}
+    has_critic = theirs.get("algorithm.adv_estimator", "gae") == "gae"
+    found = [*_names(theirs, {**_NAMES, **(_CRITIC if has_critic else {})})]
+    for rule in (_advantage, _loss, _divergence, _groups, _correction, _data, _run, _engine):
+        found += rule(theirs)
+    accounted = {each.key for each in found}
+    found += [_left(key, given[key]) for key in given if key not in accounted]
+    return Import(mapped=found)
+
+
+def _names(theirs: Mapping[str, Any], names: Mapping[str, str]) -> Iterator[Mapped]:
+    """Keys with another name, and defaults that are written out."""
+    for key, ours in names.items():
+        if key in theirs:
+            yield Mapped(key, "renamed", {ours: theirs[key]}, "the same")
+        elif key in DEFAULTS:
+            yield Mapped(key, "derived", {ours: DEFAULTS[key]}, "not given: verl's default")
+
+
+def _left(key: str, value: Any) -> Mapped:
+    """Say why no rule had anything to say of a key, or that it is not understood."""
+    if value is None:
+        return Mapped(key, "ignored", note="null is as if left out")
+    for reason, places in _IGNORED.items():
+        if any(key == place or (place.endswith(".") and key.startswith(place)) for place in places):
+            return Mapped(key, "ignored", note=reason)
+    if key.endswith("._target_") or "profiler" in key:
+        return Mapped(key, "ignored", note="of verl's own classes and profilers")
+    return Mapped(key, "open", note=f"{value!r} there: not understood; see what it is here")
+
+
+def _advantage(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
+    key, by_std = "algorithm.adv_estimator", "algorithm.norm_adv_by_std_in_grpo"
+    ours, name, normed = "rl_config.adv_estimator", theirs.get(key, "gae"), theirs.get(by_std, True)
+    kind: Kind = "renamed" if key in theirs else "derived"
+    if name in ("grpo", "grpo_vectorized"):
+        yield Mapped(key, kind, {ours: "group_norm" if normed else "group_mean"}, f"by {by_std}")
+    elif name == "grpo_passk" and not normed:
+        yield Mapped(key, kind, {ours: "pass_at_k"}, "the same")
+    elif name in _ESTIMATORS:
+        yield Mapped(key, kind, {ours: _ESTIMATORS[name]}, "the same")
+    else:
+        yield Mapped(key, "refused", note=f"{name}: write it as a function of your own")
+    if by_std in theirs:
+        yield Mapped(by_std, "derived", note=f"{key} and it are {ours}")
+
+
+def _loss(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
+    key, ours = f"{_ACTOR}.policy_loss.loss_mode", "rl_config.policy_loss"
+    mode = theirs.get(key, "vanilla")
+    if mode in _LOSSES:
+        yield Mapped(key, "derived", {ours: _LOSSES[mode]}, f"{mode} there")
+    else:
+        yield Mapped(key, "refused", note=f"{mode}: write it as a function of your own")
+    key, ours = f"{_ACTOR}.loss_agg_mode", "rl_config.loss_aggregation"
+    mode = theirs.get(key, "token-mean")
+    if mode in _WEIGHTS:
+        value, note = _WEIGHTS[mode]
+        yield Mapped(key, "derived" if note else "renamed", {ours: value}, note or "the same")
+    else:
+        yield Mapped(key, "refused", note=f"{mode}: {', '.join(_WEIGHTS)} are understood")
+
+
+def _divergence(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
+    """One KL term, in the loss or in the reward."""
+    in_loss, in_reward = f"{_ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward"
+    loss, reward = theirs.get(in_loss, False), theirs.get(in_reward, False)
+    if loss and reward:
+        yield Mapped(in_loss, "refused", note=f"with {in_reward}: one KL term here; give one")
+        return
+    weight, kind = f"{_ACTOR}.kl_loss_coef", f"{_ACTOR}.kl_loss_type"
+    if reward:
+        weight, kind = "algorithm.kl_ctrl.kl_coef", "algorithm.kl_penalty"
+        if theirs.get("algorithm.kl_ctrl.type", "fixed") != "fixed":
+            yield Mapped("algorithm.kl_ctrl.type", "refused", note="the coefficient is constant")
+    for key in {in_loss, in_reward} & theirs.keys():
+        yield Mapped(key, "derived", note="rl_config.init_kl_coef and use_kl_in_reward say it")
+    asked = theirs.get(weight, 0.001) if loss or reward else 0.0
+    yield Mapped(weight, "derived", {"rl_config.init_kl_coef": asked}, "0 without a KL term")
+    if not (loss or reward):
+        return
+    yield Mapped(in_reward, "derived", {"rl_config.use_kl_in_reward": reward}, "as there")
+    found = theirs.get(kind, "kl" if reward else "low_var_kl")
+    if found in _KINDS:
+        yield Mapped(kind, "renamed", {"rl_config.kl_penalty": found}, "the same")
+    else:
+        yield Mapped(kind, "refused", note=f"{found}: {', '.join(sorted(_KINDS))} are here")
+
+
+def _groups(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
+    """Dynamic sampling; its limit is in units of what is drawn at a time there."""
+    metric, most, drawn = (
+        *(f"algorithm.filter_groups.{name}" for name in ("metric", "max_num_gen_batches")),
+        "data.gen_batch_size",
+    )
+    if metric in theirs:
+        by = "math_verify" if theirs[metric] == "acc" else None
+        note = f"{theirs[metric]} there; null are the rewards"
+        yield Mapped(metric, "derived", {"rl_config.filter_groups_metric": by}, note)
+    trained = theirs.get("data.train_batch_size", DEFAULTS["data.train_batch_size"])
+    at_a_time = theirs.get(drawn, trained)
+    if most in theirs:
+        batches = -(-max(theirs[most], 0) * at_a_time // trained)
+        note = f"{theirs[most]} times {at_a_time} prompts there, in units of {trained}; 0: no limit"
+        yield Mapped(most, "derived", {"rl_config.filter_groups_max_batches": batches}, note)
+    if drawn in theirs:
+        note = "drawn at a time there; here as many as are likely to be needed"
+        yield Mapped(drawn, "ignored", note=note)
+
+
+def _correction(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
+    place, ours = "algorithm.rollout_correction", "rl_config.rollout_correction"
+    level, bound = theirs.get(f"{place}.rollout_is"), theirs.get(f"{place}.rollout_is_threshold")
+    if level in ("token", "sequence"):
+        yield Mapped(f"{place}.rollout_is", "renamed", {f"{ours}.level": level}, "the same")
+        if bound is not None:
+            name = f"{place}.rollout_is_threshold"
+            yield Mapped(name, "renamed", {f"{ours}.max_weight": bound}, "the same")
+    elif f"{place}.rollout_is" not in theirs:
+        note = "none there, where it is not asked for"
+        yield Mapped(f"{place}.rollout_is", "derived", {f"{ours}.level": "off"}, note)
+
+
+def _data(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
+    for key, ours in (
+        ("data.train_files", "megatron_training.data_path"),
+        ("data.val_files", "megatron_training.test_data_path"),
+    ):
+        files = theirs.get(key, [])
+        files = [files] if isinstance(files, str) else list(files)
+        note = "one file" if len(files) == 1 else f"{len(files)} files: see data_config"
+        kind: Kind = "renamed" if len(files) == 1 else "open"
+        if files or ours.endswith(".data_path"):
+            yield Mapped(key, kind, {ours: files[0] if files else "data/train.parquet"}, note)
+    note = "reward_model.ground_truth of a row there: a nested value; write it into a column"
+    yield Mapped("data.train_files.ground_truth", "open", note=note)
+    sets: dict[str, Any]
+    if "data.shuffle" in theirs:
+        sets = {"megatron_training.no_shuffle": not theirs["data.shuffle"]}
+        yield Mapped("data.shuffle", "renamed", sets, "the other way round")
+    if "data.filter_overlong_prompts" in theirs:
+        policy = "drop" if theirs["data.filter_overlong_prompts"] else "error"
+        sets = {"rl_config.overlong_prompt_policy": policy}
+        yield Mapped("data.filter_overlong_prompts", "renamed", sets, "the same")
+    sets = {"rl_config.verifier_function": ["math_verify"], "rl_config.verifier_weight": [1.0]}
+    note = "verl has a reward for each data_source, or your own function: name yours here"
+    key = "custom_reward_function.path"
+    yield Mapped(key if key in theirs else "reward_model.reward_manager", "open", sets, note)
+
+
+def _run(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
+    """Steps, devices, what is saved and evaluated."""
+    if "trainer.total_training_steps" not in theirs:
+        note = "epochs there: times the rows, over train_batch_size, are the steps; 1 stands here"
+        yield Mapped("trainer.total_epochs", "open", {"megatron_training.train_iters": 1}, note)
+    elif "trainer.total_epochs" in theirs:
+        yield Mapped("trainer.total_epochs", "ignored", note="total_training_steps has the word")
+    nodes, per_node = theirs.get("trainer.nnodes", 1), theirs.get("trainer.n_gpus_per_node", 8)
+    sets = {"rl_config.actor_resource.num_npus": nodes * per_node}
+    yield Mapped("trainer.nnodes", "derived", sets, f"{nodes} machines of {per_node} devices")
+    for key, ours in (("save_freq", "megatron_training.save_interval"), ("test_freq", _TEST)):
+        found = theirs.get(f"trainer.{key}", -1)
+        yield Mapped(f"trainer.{key}", "renamed", {ours: max(found, 0)}, "0 is never")
+    prompt, response = (
+        theirs.get(f"data.max_{name}_length", 512) for name in ("prompt", "response")
+    )
+    given = theirs.get(f"{_ROLLOUT}.max_model_len", 0)
+    sets = {
+        "megatron_training.seq_length": prompt + response,
+        "generate_config.max_model_len": max(given, prompt + response),
+    }
+    note = f"{prompt} tokens of prompt and {response} of response"
+    yield Mapped(f"{_ROLLOUT}.max_model_len", "derived", sets, note)
+
+
+def _engine(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
+    """The engines, and what is recomputed and packed."""
+    name = theirs.get(f"{_ROLLOUT}.name", "vllm")
+    if name == "vllm":
+        yield Mapped(f"{_ROLLOUT}.name", "derived", note="vLLM rolls out")
+    else:
+        yield Mapped(f"{_ROLLOUT}.name", "refused", note=f"{name}: vLLM rolls out here")
+    budget = f"{_ACTOR}.ppo_max_token_len_per_gpu"
+    if budget in theirs:
+        sets = {"rl_config.max_packing_token_size": theirs[budget]}
+        yield Mapped(budget, "renamed", sets, "of a rank and a micro-batch, with use_dynamic_bsz")
+    for role, ours in ((_REF, "ref"), (_ROLLOUT, "actor")):
+        key = f"{role}.log_prob_max_token_len_per_gpu"
+        if key in theirs:
+            sets = {f"rl_config.{ours}_max_packing_token_size": theirs[key]}
+            yield Mapped(key, "renamed", sets, "the same")
+    key = "actor_rollout_ref.model.use_remove_padding"
+    if key in theirs:
+        yield Mapped(key, "renamed", {"rl_config.use_remove_padding": theirs[key]}, "the same")
+    key = "actor_rollout_ref.model.enable_gradient_checkpointing"
+    if theirs.get(key):
+        names = {"granularity": "full", "method": "uniform", "num_layers": 1}
+        sets = {f"actor_config.recompute_{name}": value for name, value in names.items()}
+        yield Mapped(key, "renamed", sets, "every layer")
+    elif key in theirs:
+        yield Mapped(key, "derived", note="nothing is recomputed")
+    key = f"{_ACTOR}.optim.betas"
+    betas = theirs.get(key, (0.9, 0.999))
+    sets = {"actor_config.adam_beta1": betas[0], "actor_config.adam_beta2": betas[1]}
+    yield Mapped(key, "renamed", sets, "the same, or verl's default")

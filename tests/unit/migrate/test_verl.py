@@ -1,0 +1,129 @@
+"""Keys of verl: what they come to here, and that none is dropped."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mindrl.config.load import load_run_config
+from mindrl.config.run import RunConfig
+from mindrl.config.text import nested
+from mindrl.config.validate import findings
+from mindrl.migrate.verl import import_verl
+
+ROOT = Path(__file__).parents[3]
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+DAPO: dict[str, Any] = {
+    "algorithm.adv_estimator": "grpo",
+    "algorithm.filter_groups.enable": True,
+    "algorithm.filter_groups.metric": "acc",
+    "algorithm.filter_groups.max_num_gen_batches": 10,
+    "data.train_files": ["data/dapo.parquet"],
+    "data.train_batch_size": 512,
+    "data.gen_batch_size": 1536,
+    "data.max_prompt_length": 2048,
+    "data.max_response_length": 20480,
+    f"{ACTOR}.clip_ratio_low": 0.2,
+    f"{ACTOR}.clip_ratio_high": 0.28,
+    f"{ACTOR}.clip_ratio_c": 10.0,
+    f"{ACTOR}.ppo_mini_batch_size": 32,
+    f"{ACTOR}.use_dynamic_bsz": True,
+    f"{ACTOR}.ppo_max_token_len_per_gpu": 22528,
+    f"{ACTOR}.fsdp_config.param_offload": True,
+    f"{ROLLOUT}.n": 16,
+    f"{ROLLOUT}.tensor_model_parallel_size": 4,
+    f"{ROLLOUT}.max_num_batched_tokens": 22528,
+    f"{ROLLOUT}.val_kwargs.temperature": 0.6,
+    "actor_rollout_ref.model.path": "models/Qwen2.5-32B",
+    "reward_model.overlong_buffer.enable": True,
+    "reward_model.overlong_buffer.len": 4096,
+    "reward_model.overlong_buffer.penalty_factor": 1.0,
+    "trainer.nnodes": 16,
+    "trainer.total_training_steps": 200,
+    "trainer.save_freq": -1,
+    "trainer.project_name": "DAPO",
+    "trainer.esi_redundant_time": 0,
+    "trainer.resume_from_path": None,
+}
+
+
+def run_of(keys: dict[str, Any]) -> RunConfig:
+    return load_run_config(nested(import_verl(keys).values))
+
+
+def test_a_dapo_run_of_verl_is_one_of_ours_and_each_of_its_keys_is_told_of() -> None:
+    imported, run = import_verl(DAPO), run_of(DAPO)
+    assert (findings(run), imported.refused) == ([], ())
+    assert DAPO.keys() <= {each.key for each in imported.mapped}
+    rl, sampling = run.rl_config, run.generate_config.sampling_config
+    assert (rl.adv_estimator, rl.policy_loss, rl.aggregation) == (
+        *("group_norm", "dual_clip", "token_mean"),
+    )
+    assert (run.clip_range, rl.dual_clip_ratio) == ((0.2, 0.28), 10.0)
+    # 10 times 1536 prompts, in units of 512.
+    assert (rl.filter_groups_enable, rl.filter_groups_metric) == (True, "math_verify")
+    assert rl.filter_groups_max_batches == 30
+    assert (rl.overlong_buffer_enable, rl.overlong_buffer) == (True, 4096)
+    assert (rl.init_kl_coef, rl.n_samples_per_prompt, run.world_size) == (0.0, 16, 128)
+    assert (sampling.max_tokens, run.megatron_training.seq_length) == (20480, 22528)
+    assert run.actor_config.adam_beta2 == 0.999
+    kinds = {each.key: each.kind for each in imported.mapped}
+    assert kinds["trainer.esi_redundant_time"] == kinds[f"{ROLLOUT}.val_kwargs.temperature"]
+    assert kinds["trainer.esi_redundant_time"] == "open"
+    assert kinds["trainer.project_name"] == kinds["trainer.resume_from_path"] == "ignored"
+
+
+def test_what_is_left_out_keeps_the_meaning_that_verl_gives_it() -> None:
+    run = run_of({"actor_rollout_ref.model.path": "model", "algorithm.adv_estimator": "grpo"})
+    assert run.megatron_training.global_batch_size == 1024
+    assert (run.rl_config.mini_batch_size, run.rl_config.n_samples_per_prompt) == (256, 1)
+    assert run.generate_config.infer_tensor_parallel_size == 2
+    assert run.megatron_training.prompt_column == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("keys", "coefficient", "in_reward"),
+    [
+        ({}, 0.0, False),
+        ({f"{ACTOR}.use_kl_loss": True}, 0.001, False),
+        ({f"{ACTOR}.use_kl_loss": True, f"{ACTOR}.kl_loss_coef": 0.02}, 0.02, False),
+        ({"algorithm.use_kl_in_reward": True, "algorithm.kl_ctrl.kl_coef": 0.3}, 0.3, True),
+        ({f"{ACTOR}.kl_loss_coef": 0.02, f"{ACTOR}.use_kl_loss": False}, 0.0, False),
+    ],
+)
+def test_the_kl_term_is_where_verl_has_it(
+    keys: dict[str, Any], coefficient: float, in_reward: bool
+) -> None:
+    rl = run_of({**DAPO, **keys}).rl_config
+    assert (rl.init_kl_coef, rl.use_kl_in_reward) == (coefficient, in_reward)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("algorithm.adv_estimator", "grpo_passk"),
+        (f"{ACTOR}.policy_loss.loss_mode", "own"),
+        (f"{ACTOR}.loss_agg_mode", "own"),
+        (f"{ROLLOUT}.name", "sglang"),
+    ],
+)
+def test_a_part_that_is_not_here_is_refused(key: str, value: str) -> None:
+    assert [each.key for each in import_verl({**DAPO, key: value}).refused] == [key]
+
+
+def test_overrides_as_hydra_keeps_them_become_a_file_and_more_come_on_top(tmp_path: Path) -> None:
+    theirs, ours = tmp_path / "overrides.yaml", tmp_path / "ours.yaml"
+    lines = [f"+{key}={json.dumps(value)}" for key, value in DAPO.items()]
+    theirs.write_text("".join(f"- {json.dumps(line)}\n" for line in lines), "utf-8")
+    command = [sys.executable, "cli/import_config.py", str(theirs), f"{ROLLOUT}.n=8"]
+    ended = subprocess.run(
+        [*command, "-o", str(ours)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    text = ours.read_text("utf-8")
+    assert "# Imported from overrides.yaml, a file of verl." in text
+    assert "  n_samples_per_prompt: 8\n" in text
+    assert "trainer.esi_redundant_time\n      0 there: not understood" in ended.stdout

@@ -112,6 +112,16 @@ def assert_equal_but_for_rounding(trace: Trace, expected: Trace) -> None:
     )
 
 
+def assert_one_run(trace: Trace, expected: Trace) -> None:
+    """Compare a run of two workers with that of one."""
+    assert trace.tokens == expected.tokens
+    assert_equal_but_for_rounding(trace, expected)
+    torch.testing.assert_close(
+        torch.tensor(trace.grad_norms), torch.tensor(expected.grad_norms), atol=0, rtol=1e-4
+    )
+    assert max(trace.gaps) < 1e-5
+
+
 @pytest.mark.parametrize("rollout_tp", [1, 2])
 @pytest.mark.parametrize("train_tp", [1, 2])
 def test_two_workers_in_any_layout_equal_one_worker(
@@ -127,14 +137,7 @@ def test_two_workers_in_any_layout_equal_one_worker(
         "generate_config.infer_tensor_parallel_size": rollout_tp,
     }
 
-    trace = trace_with(overrides)
-
-    assert trace.tokens == expected.tokens
-    assert_equal_but_for_rounding(trace, expected)
-    torch.testing.assert_close(
-        torch.tensor(trace.grad_norms), torch.tensor(expected.grad_norms), atol=0, rtol=1e-4
-    )
-    assert max(trace.gaps) < 1e-5
+    assert_one_run(trace_with(overrides), expected)
 
 
 def test_the_run_moved_the_weights(alone: tuple[bool, Trace]) -> None:

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from forked_workers import ForkedWorkers
 from nightly import at_night_but
-from test_layouts import Trace, assert_equal_but_for_rounding, train_for_three_steps
+from test_layouts import Trace, assert_one_run, train_for_three_steps
 
 from mindrl.config.run import RunConfig
 
@@ -64,17 +63,9 @@ def test_two_workers_equal_one_worker(
     random_model_of: Callable[..., Path],
     run_config: MakeConfig,
 ) -> None:
-    overrides = {"rl_config.actor_resource.num_npus": 2, "generate_config.verify_weights": "always"}
-    config = run_config(random_model_of("llama"), overrides | WAYS[way])
-
-    trace = train_for_three_steps(forked_workers, config)
-
-    assert trace.tokens == alone.tokens
-    assert_equal_but_for_rounding(trace, alone)
-    torch.testing.assert_close(
-        torch.tensor(trace.grad_norms), torch.tensor(alone.grad_norms), atol=0, rtol=1e-4
-    )
-    assert max(trace.gaps) < 1e-5
+    two = {"rl_config.actor_resource.num_npus": 2, "generate_config.verify_weights": "always"}
+    config = run_config(random_model_of("llama"), two | WAYS[way])
+    assert_one_run(train_for_three_steps(forked_workers, config), alone)
 
 
 @pytest.mark.nightly

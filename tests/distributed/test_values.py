@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from assembly import assembled
+from assembly import assembled, assert_moved_alike
 from forked_workers import ForkedWorkers
 from safetensors.torch import load_file
 from test_training_layouts import LENGTHS, sequences
@@ -207,11 +207,7 @@ def _same_weights(case: Case, ranks: list[Judged], one: Judged) -> None:
     whole = assembled(case.folder, case.layout, [reply.weights for reply in ranks], head="value")
     expected = assembled(case.folder, TrainLayout(), [one.weights], head="value")
     before = load_file(Path(case.folder) / "model.safetensors")
-    for name, tensor in expected.items():
-        moved = (tensor - before[name]).abs().max().item()
-        assert moved > 1e-5, name
-        # Steps of 1e-3 on weights of 0.5: thirty roundings of 3e-8 are 1e-3 of a step.
-        torch.testing.assert_close(whole[name], tensor, atol=moved / 1000, rtol=0)
+    assert_moved_alike(whole, expected, before, least=1e-5)
 
 
 def test_values_and_rewards_in_each_layout_are_those_of_one_process(
@@ -251,10 +247,7 @@ def test_five_updates_move_every_weight_as_plain_torch_does(
             assert ours[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-6)
     before = load_file(Path(valued("qwen3")) / "model.safetensors")
     whole = assembled(valued("qwen3"), TrainLayout(), [alone["qwen3"].weights], head="value")
-    for name, tensor in model.state_dict().items():
-        moved = (tensor - before[name]).abs().max().item()
-        # Steps of 1e-3 on weights of 0.5: thirty roundings of 3e-8 are 1e-3 of a step.
-        torch.testing.assert_close(whole[name], tensor, atol=moved / 1000, rtol=0)
+    assert_moved_alike(whole, model.state_dict(), before)
 
 
 def plain_updates(model: Any, course: CriticCourse) -> list[dict[str, float]]:

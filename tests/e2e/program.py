@@ -104,6 +104,16 @@ def start_program(
     return Program(process=process, folder=folder, output=output)
 
 
+def piped(
+    command: Sequence[str], environment: Mapping[str, str], folder: Path = CHECKOUT
+) -> subprocess.Popen[str]:
+    """Start any program, whose output is read at its end."""
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True
+    )
+
+
 def fresh_answers(model: str, count: int) -> dict[str, list[str]]:
     """Answer the held-out prompts with a fresh vLLM, and the first ones with transformers."""
     script = Path(__file__).with_name("fresh_engine.py")

@@ -11,21 +11,15 @@ from pathlib import Path
 import psutil
 import pytest
 from disturbances import WORKERS, disturbance, environment
-from program import CHECKOUT, gone
+from program import gone, piped
 
 pytestmark = pytest.mark.e2e
 
 
 def started(folder: Path, around: Mapping[str, str], *options: str) -> subprocess.Popen[str]:
     """Start the self-test; what it makes goes below the folder."""
-    return subprocess.Popen(
-        [sys.executable, "cli/doctor.py", "--device", "cpu", "--self-test", *options],
-        cwd=CHECKOUT,
-        env={**os.environ, "TMPDIR": str(folder), **around},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "cli/doctor.py", "--device", "cpu", "--self-test", *options]
+    return piped(command, {**os.environ, "TMPDIR": str(folder), **around})
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[str, str, list[psutil.Process]]:

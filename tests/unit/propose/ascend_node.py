@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+from program import piped
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = "scripts/train_grpo_qwen25_7b.sh"
@@ -36,14 +37,8 @@ class Node:
     pids: list[int] = field(default_factory=list)
 
     def start(self, *arguments: str, **settings: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            ["bash", self.script, *arguments],
-            cwd=self.checkout,
-            env=self.environment | settings,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        command = ["bash", self.script, *arguments]
+        return piped(command, self.environment | settings, self.checkout)
 
     def run(self, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
         process = self.start(*arguments, **settings)

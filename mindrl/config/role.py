@@ -21,8 +21,11 @@ class LearningConfig:
     recompute_num_layers: PositiveInt | None = None
     """With `full`: see `recompute_method`."""
     moe_aux_loss_coeff: Annotated[float, Field(ge=0.0)] = 0.0
-    """Weight of the loss that keeps the experts of a layer equally busy. It looks at one
-    micro-batch at a time, so with it the gradient depends on the cut into micro-batches."""
+    """Weight of the loss that keeps the experts of a layer equally busy."""
+    moe_router_load_balancing_type: Literal["aux_loss", "seq_aux_loss"] = "aux_loss"
+    """Within what they are to be: `aux_loss`, one micro-batch, so that the gradient depends on the
+    cut into micro-batches; `seq_aux_loss`, each sequence (DeepSeek-V3, arXiv 2412.19437, eq. 17),
+    the mean over those of a micro-batch."""
     moe_grouped_gemm: bool = False
     """Multiply by all experts of a rank and layer at once, in bfloat16; False takes them one after
     the other."""

@@ -173,16 +173,21 @@ def _balance(model: TheirModel) -> Iterator[Mapped]:
     """The loss that keeps experts equally busy."""
     weight, kind = "moe_aux_loss_coeff", model.place("moe_router_load_balancing_type")
     balancing = model.given("moe_router_load_balancing_type", "aux_loss")
+    if balancing == "seq_aux_loss":
+        sets = {f"{model.section}.moe_router_load_balancing_type": balancing}
+        yield from same_of_model(model, weight)
+        yield Mapped(kind, "honoured", sets, "within each sequence of a pack too")
+        return
     if balancing == "aux_loss":
         yield from same_of_model(model, weight)
-        yield Mapped(kind, "ignored", note="the one kind here")
+        yield Mapped(kind, "ignored", note="the default here too")
         return
     sets = {f"{model.section}.{weight}": 0.0}
     if balancing == "none":
         yield Mapped(kind, "derived", sets, "no such loss")
     else:
-        note = f"{balancing}: experts are balanced over a micro-batch or not at all here"
-        way = "set it to aux_loss, or leave it out for a weight of 0"
+        note = f"{balancing}: experts are balanced over a micro-batch or a sequence here"
+        way = "set it to aux_loss or seq_aux_loss, or leave it out for a weight of 0"
         yield Mapped(kind, "refused", sets, f"{note}; {way}")
     if model.given(weight) is not None:
         yield of_model(model, weight, "ignored", note=f"see {kind}")

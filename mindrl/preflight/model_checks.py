@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mindrl.checkpoint.files import check_files
 from mindrl.config.backends import TRAINING_ENGINE
-from mindrl.config.finding import Finding, broken, must_divide, once, spelled
+from mindrl.config.finding import Finding, Value, broken, must_divide, once, spelled
 from mindrl.config.layout_keys import ROLLOUT_SIZE_KEYS, Role
 from mindrl.config.role import LearningConfig
 from mindrl.config.run import RunConfig
@@ -109,9 +109,10 @@ def _layout(config: RunConfig, role: Role, model: ModelDescription) -> Iterator[
     if role not in ("actor", "critic"):
         return
     section, learning = f"{role}_config", config.learning(role)
-    switches = {"moe_aux_loss_coeff": 0.0, "moe_grouped_gemm": False} if model.moe is None else {}
-    for switch, off in switches.items():
-        if asked := getattr(learning, switch):
+    switches: dict[str, Value] = {"moe_aux_loss_coeff": 0.0, "moe_grouped_gemm": False}
+    switches["moe_router_load_balancing_type"] = "aux_loss"
+    for switch, off in switches.items() if model.moe is None else ():
+        if (asked := getattr(learning, switch)) != off:
             need = f"needs a model with experts; {spelled(off)} is legal"
             yield broken(f"{section}.{switch}", asked, need, off)
     if not found:

@@ -163,6 +163,58 @@ def test_the_loss_that_balances_experts_moves_the_router_as_its_definition_says(
         torch.testing.assert_close(ours, gradient, atol=gradient.abs().max().item() * 2e-4, rtol=0)
 
 
+def test_within_a_sequence_experts_are_balanced_alike_however_the_sequences_are_cut(
+    forked_workers: ForkedWorkers, random_model_of: MakeModel
+) -> None:
+    folder = random_model_of("qwen3_moe", spread=0.1)
+    off = Case(folder=str(folder))
+    batch = replace(off, settings={"moe_aux_loss_coeff": 0.5})
+    kind = {"moe_router_load_balancing_type": "seq_aux_loss"}
+    sequence = replace(off, settings=batch.settings | kind)
+    course, cuts = course_on(folder), [*CUTS[:4]]
+    ((_, plain),) = forked_workers.run("training_probe:gradients", off, course, cuts[:1])[0]
+    (found,) = forked_workers.run("training_probe:gradients", sequence, course, cuts)
+    (others,) = forked_workers.run("training_probe:gradients", batch, course, cuts)
+
+    # That of one sequence at a time, which is what `aux_loss` is there.
+    loss, expected = balance_gradients(folder)
+    wanted = {name: gradient.abs().max().item() for name, gradient in expected.items()}
+    first = whole_routers(folder, off.layout, [found[0][1]])
+    before = whole_routers(folder, off.layout, [plain])
+    for name, gradient in expected.items():
+        ours = (first[name] - before[name]) / 0.5
+        torch.testing.assert_close(ours, gradient, atol=wanted[name] * 2e-4, rtol=0)
+    check_equal(found[1:], found[0])
+    for metrics, _ in found:
+        assert metrics["moe_aux_loss"] == pytest.approx(loss, rel=1e-5)
+    # Over a micro-batch of eight sequences experts are more equally busy than within each.
+    assert others[3][0]["moe_aux_loss"] < loss * 0.999
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        TrainLayout(cp=2),
+        pytest.param(TrainLayout(tp=2), marks=pytest.mark.nightly),
+        pytest.param(TrainLayout(dp=2, ep=2), marks=pytest.mark.nightly),
+    ],
+    ids=["CP2", "TP2", "EP2"],
+)
+def test_of_one_sequence_at_a_time_both_balances_are_one_where_its_tokens_are_cut(
+    layout: TrainLayout, forked_workers: ForkedWorkers, random_model_of: MakeModel
+) -> None:
+    folder = random_model_of("qwen3_moe", spread=0.1)
+    batch = Case(folder=str(folder), layout=layout, settings={"moe_aux_loss_coeff": 0.5})
+    kind = {"moe_router_load_balancing_type": "seq_aux_loss"}
+    sequence = replace(batch, settings=batch.settings | kind)
+    course, cuts = course_on(folder), [MicroBatching(sequences=1)]
+    run = "training_probe:gradients"
+    expected = forked_workers.run(run, batch, course, cuts, ranks=layout.world_size)
+    found = forked_workers.run(run, sequence, course, cuts, ranks=layout.world_size)
+    for ours, theirs in zip(found, expected, strict=True):
+        check_equal(ours, theirs[0])
+
+
 def test_the_second_pass_of_a_round_with_one_micro_batch_leaves_the_balance_as_it_is(
     forked_workers: ForkedWorkers, random_model_of: MakeModel
 ) -> None:

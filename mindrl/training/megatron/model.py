@@ -16,6 +16,7 @@ from mindrl.layouts.layout import TrainLayout
 from mindrl.models.decoder import Head
 from mindrl.models.description import ModelDescription
 from mindrl.platform.attention import Kernel
+from mindrl.training.megatron.balance import balance_sequences
 from mindrl.training.megatron.modules import HeadInput, block_spec
 from mindrl.training.megatron.parallel import ParallelGroups, parallel_sizes
 from mindrl.training.megatron.rotary import scale_rotary
@@ -152,6 +153,8 @@ def _build_chunk(
         vp_stage=vp_stage,
     )
     scale_rotary(network, model)
+    if config.moe_router_load_balancing_type == "seq_aux_loss":
+        balance_sequences(network)
     if hasattr(network, "output_layer"):
         replaced: Any = network.output_layer
         weight = replaced.weight
@@ -200,7 +203,9 @@ def _experts(model: ModelDescription, learning: LearningConfig) -> dict[str, Any
         # A softmax over the chosen experts alone is one over all, scaled so that they add to 1.
         "moe_router_pre_softmax": not moe.norm_topk_prob,
         "moe_router_dtype": "fp32",
-        "moe_router_load_balancing_type": "aux_loss" if learning.moe_aux_loss_coeff else "none",
+        "moe_router_load_balancing_type": (
+            learning.moe_router_load_balancing_type if learning.moe_aux_loss_coeff else "none"
+        ),
         "moe_aux_loss_coeff": learning.moe_aux_loss_coeff,
         "moe_grouped_gemm": learning.moe_grouped_gemm,
         # The other class for it is Transformer Engine's.

@@ -52,6 +52,16 @@ def test_tensor_parallel_ranks_share_experts_or_cut_them(
     assert result.values["actor_config.expert_tensor_parallel_size"] == cut
 
 
+@pytest.mark.parametrize("kind", ["aux_loss", "seq_aux_loss"])
+def test_experts_are_balanced_within_what_they_were(kind: str) -> None:
+    asked = {"moe_router_load_balancing_type": kind, "moe_aux_loss_coeff": 0.01}
+    result = imported({f"actor_config.{key}": value for key, value in asked.items()}, EXPERTS)
+    assert result.refused == ()
+    assert result.values["actor_config.moe_aux_loss_coeff"] == 0.01
+    key = "actor_config.moe_router_load_balancing_type"
+    assert result.values.get(key, "aux_loss") == kind
+
+
 def test_rollout_experts_of_several_replicas_come_into_one() -> None:
     result = imported(
         {

@@ -1,0 +1,77 @@
+"""The balance of experts within each sequence of a pack, which Megatron takes for one sequence.
+
+DeepSeek-V3, arXiv 2412.19437, eq. 17 to 20: of each sequence E times the sum over experts of the
+share of its choices that fell on one and of its mean probability; the mean over sequences.
+
+Shapes: S tokens of this rank, B sequences of the pack, E experts.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.transformer.moe.moe_layer import MoELayer
+from megatron.core.transformer.moe.router import TopKRouter
+from megatron.core.transformer.transformer_layer import TransformerLayer
+from torch import Tensor, nn
+
+from mindrl.training.megatron.passes import PackedSequences
+
+
+def balance_sequences(network: nn.Module) -> None:
+    """Have the routers of a network, whose type is seq_aux_loss, see the sequences of a pack."""
+    for layer in network.modules():
+        if isinstance(layer, TransformerLayer) and isinstance(layer.mlp, MoELayer):
+            balance = _SequenceBalance(layer.mlp.router)
+            # Not once a pass: a layer that is recomputed backward has its own pack again.
+            layer.register_forward_pre_hook(balance.take_pack, with_kwargs=True)
+            layer.mlp.router._apply_seq_aux_loss = balance.apply
+
+
+class _SequenceBalance:
+    """That of one layer, in the place of its router's own."""
+
+    def __init__(self, router: TopKRouter) -> None:
+        self.router = router
+        self.pack: PackedSequences | None = None
+
+    def take_pack(self, _: nn.Module, __: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Take note of what the layer is going to read."""
+        self.pack = named["packed_seq_params"]
+
+    def apply(
+        self, probs: Tensor, scores_SE: Tensor, chosen_SE: Tensor, *_: object, **__: object
+    ) -> Tensor:
+        """Attach the loss to the probabilities of the router. A collective where tokens are cut."""
+        config, row_S, sizes_B = self.router.config, *self._rows(scores_SE)
+        shape = len(sizes_B), config.num_moe_experts
+        zeros_BE = torch.zeros(shape, dtype=scores_SE.dtype, device=scores_SE.device)
+        counts_BE = zeros_BE.index_add(0, row_S, chosen_SE.to(scores_SE.dtype))
+        if self.router.tp_cp_group.size() > 1:
+            dist.all_reduce(counts_BE, group=self.router.tp_cp_group)
+        shares_BE = counts_BE / (sizes_B[:, None] * config.moe_router_topk)
+        # Of this rank's tokens: the ranks' losses add up to that of all.
+        means_BE = zeros_BE.index_add(0, row_S, scores_SE) / sizes_B[:, None]
+        coefficient = config.moe_aux_loss_coeff
+        loss = coefficient * config.num_moe_experts * (shares_BE * means_BE).sum(1).mean()
+        attached: Tensor = self.router.attach_and_log_load_balancing_loss(
+            probs, coefficient, loss, "load_balancing_loss", self.router.tp_cp_group
+        )
+        return attached
+
+    def _rows(self, scores_SE: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the sequence of each of this rank's tokens, and the length of each sequence."""
+        pack = self.pack
+        assert pack is not None, "the layer was called"
+        assert pack.packing is not None
+        bounds = torch.tensor(pack.packing.starts, device=scores_SE.device)
+        place_S = torch.arange(pack.packing.starts[-1], device=scores_SE.device)
+        if pack.gathered is not None:
+            ranks = parallel_state.get_context_parallel_world_size()
+            place_S = pack.gathered.view(ranks, -1)[parallel_state.get_context_parallel_rank()]
+        if self.router.config.sequence_parallel:
+            ranks = parallel_state.get_tensor_model_parallel_world_size()
+            place_S = place_S.view(ranks, -1)[parallel_state.get_tensor_model_parallel_rank()]
+        assert len(place_S) == len(scores_SE), "each token is on one rank"
+        return torch.bucketize(place_S, bounds[1:], right=True), bounds.diff()

@@ -4,7 +4,9 @@
 
 For each way one line: the accuracy on held-out prompts before, on the way and behind, the mean over
 the seeds, and the least gain of a seed. Exit code 1 where one gains less than 0.35. Runs that are
-in the JSON file already are not run again. Needs the data and the model of scripts/quickstart.sh.
+in the JSON file already are not run again. With one update of each rollout all policy losses are
+the same: `rl_config.mini_batch_size=8` makes four. Needs the data and the model of
+scripts/quickstart.sh.
 """
 
 import argparse

@@ -224,8 +224,9 @@ class RLConfig:
     overlong_buffer_enable: bool = False
     """Take from the reward of a response that comes near
     `generate_config.sampling_config.max_tokens` (DAPO, arXiv 2503.14476, eq. 13)."""
-    overlong_buffer: Count = 0
-    """Last tokens of those, over which the penalty grows evenly from 0."""
+    overlong_buffer: Count | None = None
+    """Last tokens of those, over which the penalty grows evenly from 0. None takes a fifth of them,
+    as DAPO did."""
     overlong_buffer_penalty_factor: NonNegative = 1.0
     """Penalty of the longest response."""
     overlong_filter_enable: bool = False

@@ -212,6 +212,15 @@ class RunConfig:
         return ", ".join(reason for reason, holds in reasons.items() if holds)
 
     @property
+    def overlong_buffer(self) -> int:
+        """Tokens over which the length penalty grows."""
+        asked, longest = (
+            self.rl_config.overlong_buffer,
+            self.generate_config.sampling_config.max_tokens,
+        )
+        return longest // 5 if asked is None else asked
+
+    @property
     def rollout_correction(self) -> RolloutCorrection | None:
         """What makes up for the engine, with the level that it has; None where nothing does."""
         rl, asked = self.rl_config, self.rl_config.rollout_correction

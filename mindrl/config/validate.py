@@ -162,10 +162,10 @@ def _lengths(config: RunConfig) -> Iterator[Finding]:
         config,
         (
             # The tokens over which the penalty grows are some, and not all, of a response's.
-            rl.overlong_buffer_enable and not 0 < rl.overlong_buffer < response,
+            rl.overlong_buffer_enable and not 0 < config.overlong_buffer < response,
             "rl_config.overlong_buffer",
             f"{some} with rl_config.overlong_buffer_enable=true",
-            *((max(1, response // 4),) if response > 1 else ()),
+            *((max(1, response // 5),) if response > 1 else ()),
         ),
         (
             # A step of the engine holds a token of every sequence.

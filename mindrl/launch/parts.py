@@ -27,7 +27,7 @@ def trainer_of(
     if rl.overlong_buffer_enable:
         penalty = LengthPenalty(
             longest=config.generate_config.sampling_config.max_tokens,
-            buffer=rl.overlong_buffer,
+            buffer=config.overlong_buffer,
             factor=rl.overlong_buffer_penalty_factor,
         )
     rewards = RewardSources(

@@ -30,7 +30,7 @@ RUNS = {
     "experts": ("train_grpo", ("--config-name", "grpo_tiny_moe_cpu", "rl_config.test_freq=0")),
     "dapo": (
         "train_grpo",
-        ("rl_config.test_freq=0", "+recipe=dapo", "rl_config.overlong_buffer=8"),
+        ("rl_config.test_freq=0", "+recipe=dapo"),
     ),
     "partial": (
         "train_grpo",

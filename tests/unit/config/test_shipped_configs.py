@@ -58,7 +58,7 @@ def test_a_shipped_run_composes_loads_and_has_no_findings(name: str) -> None:
 def test_a_recipe_goes_on_top_of_any_run_and_changes_the_algorithm_alone(
     recipe: str, run: str
 ) -> None:
-    asked = [f"+recipe={recipe}", "rl_config.overlong_buffer=8"]
+    asked = [f"+recipe={recipe}"]
     before, after = (load_run_config(with_sizes(composed(run, each))) for each in ([], asked))
     assert findings(after) == []
     assert replace(after, rl_config=before.rl_config) == before

@@ -80,7 +80,10 @@ RUNS: dict[str, Broken] = {
     ),
     "rollout experts across replicas": Broken(ROLLOUT_EP, 2, 4, on(8, {ROLLOUT_TP: 4}), MOE),
     "a penalty over no tokens": Broken(
-        "rl_config.overlong_buffer", 0, 4, on(8, {"rl_config.overlong_buffer_enable": True})
+        "rl_config.overlong_buffer",
+        0,
+        3,
+        on(8, {"rl_config.overlong_buffer_enable": True, "rl_config.overlong_buffer": 0}),
     ),
     "groups judged by a function that is none of the rewards": Broken(
         "rl_config.filter_groups_metric",

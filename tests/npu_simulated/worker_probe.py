@@ -60,6 +60,15 @@ def crowded(plan: RunPlan) -> Crowded:
     return found
 
 
+def refusal(plan: RunPlan) -> str:
+    """Return why a device is too small for a run, before anything lies on it."""
+    try:
+        build_worker(plan, PLATFORMS["npu"])
+    except DeviceMemoryError as error:
+        return str(error)
+    return ""
+
+
 def _round(worker: IntegratedWorker) -> None:
     """Go through a step, from the rollout to the update."""
     for phase in worker.memory_plan().phases:

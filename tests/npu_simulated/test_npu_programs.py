@@ -101,7 +101,8 @@ def test_the_self_test_passes_on_two_devices(node: dict[str, str]) -> None:
     assert (answer["device"], answer["devices"], answer["failed"]) == ("npu", 2, 0), done.stderr
     figures = {each["what"]: each["figures"] for each in answer["trials"]}
     assert len(figures) == 7
-    assert figures["reshard"]["received_bytes"] > 10_000_000
+    # In bfloat16, half of what the same weights are on the CPU.
+    assert figures["reshard"]["received_bytes"] == 5_246_976
     # Of both in bfloat16.
     assert figures["log-prob gap"]["mean_gap_nats"] < 0.05
 

@@ -12,7 +12,6 @@ that is trained on. Runs that are in the JSON file already are not run again.
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -21,8 +20,8 @@ from statistics import mean
 
 from rich.console import Console
 from rich.table import Table
+from tiny_runs import recorded, trained
 
-CHECKOUT = Path(__file__).parents[1]
 PROMPTS, SAMPLES, ROUND_STEPS, SKIPPED = 16, 4, 16, 2
 TASK = (
     "actor_config.load=.cache/tiny/tail/model",
@@ -68,11 +67,8 @@ def main() -> int:
 def figures(overrides: Sequence[str]) -> Figures:
     """Train once; returns what it took."""
     with tempfile.TemporaryDirectory() as folder:
-        own = (f"hydra.run.dir={folder}", "megatron_training.export_interval=0")
-        command = [sys.executable, "cli/train_grpo.py", *TASK, *own, *overrides]
-        subprocess.run(command, cwd=CHECKOUT, check=True, stdout=subprocess.DEVNULL)
-        lines = (Path(folder) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return of_run([json.loads(line) for line in lines])
+        trained(Path(folder), *TASK, "megatron_training.export_interval=0", *overrides)
+        return of_run(recorded(Path(folder), "step"))
 
 
 def of_run(rows: Sequence[Mapping[str, float]]) -> Figures:

@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import mean
 
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 from tiny_runs import recorded, trained
 
@@ -51,15 +52,15 @@ def main() -> int:
     options, overrides = parser.parse_known_args()
     file: Path | None = options.json
     found: dict[str, Figures] = json.loads(file.read_text()) if file and file.exists() else {}
-    for seed in options.seeds:
-        for way in options.only:
-            if f"{way} {seed}" in found:
-                continue
-            key = "megatron_training"
-            own = (f"{key}.seed={seed}", f"{key}.train_iters={options.steps}")
-            found[f"{way} {seed}"] = figures([*WAYS[way], *own, *overrides])
-            if file:
-                file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    turns = [(way, seed) for seed in options.seeds for way in options.only]
+    for way, seed in track(turns, "in turns", console=Console(stderr=True)):
+        if f"{way} {seed}" in found:
+            continue
+        key = "megatron_training"
+        own = (f"{key}.seed={seed}", f"{key}.train_iters={options.steps}")
+        found[f"{way} {seed}"] = figures([*WAYS[way], *own, *overrides])
+        if file:
+            file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     shown({way: [found[f"{way} {seed}"] for seed in options.seeds] for way in options.only})
     return 0
 

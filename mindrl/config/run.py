@@ -214,11 +214,8 @@ class RunConfig:
     @property
     def overlong_buffer(self) -> int:
         """Tokens over which the length penalty grows."""
-        asked, longest = (
-            self.rl_config.overlong_buffer,
-            self.generate_config.sampling_config.max_tokens,
-        )
-        return longest // 5 if asked is None else asked
+        asked = self.rl_config.overlong_buffer
+        return self.generate_config.sampling_config.max_tokens // 5 if asked is None else asked
 
     @property
     def rollout_correction(self) -> RolloutCorrection | None:

@@ -94,7 +94,7 @@ def theirs(way: str, processes: int, steps: int) -> Steps:
     threads = max(1, (os.cpu_count() or 1) // processes)
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)),
-        *("--master-port", "0", "scripts/step_rivals.py", way),
+        *("--standalone", "scripts/step_rivals.py", way),
         json.dumps(WORK | {"steps": steps + 1, "seed": 1}),
     ]
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "VLLM_LOGGING_LEVEL": "ERROR"}

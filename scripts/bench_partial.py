@@ -11,7 +11,6 @@ that is trained on. Runs that are in the JSON file already are not run again.
 """
 
 import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -19,9 +18,8 @@ from pathlib import Path
 from statistics import mean
 
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
-from tiny_runs import recorded, trained
+from tiny_runs import kept, recorded, trained
 
 PROMPTS, SAMPLES, ROUND_STEPS, SKIPPED = 16, 4, 16, 2
 TASK = (
@@ -50,18 +48,15 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=40, help="of each run; default: %(default)s")
     parser.add_argument("--json", type=Path, help="figures are kept there, and read again")
     options, overrides = parser.parse_known_args()
-    file: Path | None = options.json
-    found: dict[str, Figures] = json.loads(file.read_text()) if file and file.exists() else {}
-    turns = [(way, seed) for seed in options.seeds for way in options.only]
-    for way, seed in track(turns, "in turns", console=Console(stderr=True)):
-        if f"{way} {seed}" in found:
-            continue
+
+    def measured(way: str, seed: int) -> Figures:
         key = "megatron_training"
         own = (f"{key}.seed={seed}", f"{key}.train_iters={options.steps}")
-        found[f"{way} {seed}"] = figures([*WAYS[way], *own, *overrides])
-        if file:
-            file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    shown({way: [found[f"{way} {seed}"] for seed in options.seeds] for way in options.only})
+        return figures([*WAYS[way], *own, *overrides])
+
+    turns = [(way, seed) for seed in options.seeds for way in options.only]
+    found = kept(turns, measured, options.json)
+    shown({way: [found[way, seed] for seed in options.seeds] for way in options.only})
     return 0
 
 

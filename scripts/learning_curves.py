@@ -10,7 +10,6 @@ scripts/quickstart.sh.
 """
 
 import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -18,9 +17,8 @@ from pathlib import Path
 from statistics import mean
 
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
-from tiny_runs import CHECKOUT, recorded, trained
+from tiny_runs import CHECKOUT, kept, recorded, trained
 
 LEAST_GAIN = 0.35
 GRPO = "cli/train_grpo.py"
@@ -52,16 +50,13 @@ def main() -> int:
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--json", type=Path, help="curves are kept there, and read again")
     options, overrides = parser.parse_known_args()
-    file: Path | None = options.json
-    found: dict[str, Curve] = json.loads(file.read_text()) if file and file.exists() else {}
-    runs = [(way, seed) for way in options.only for seed in options.seeds]
-    for way, seed in track(runs, "runs", console=Console(stderr=True)):
-        if f"{way} {seed}" in found:
-            continue
-        found[f"{way} {seed}"] = curve(*WAYS[way], f"megatron_training.seed={seed}", *overrides)
-        if file:
-            file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    gains = shown({way: [found[f"{way} {seed}"] for seed in options.seeds] for way in options.only})
+
+    def learned(way: str, seed: int) -> Curve:
+        return curve(*WAYS[way], f"megatron_training.seed={seed}", *overrides)
+
+    turns = [(way, seed) for way in options.only for seed in options.seeds]
+    found = kept(turns, learned, options.json)
+    gains = shown({way: [found[way, seed] for seed in options.seeds] for way in options.only})
     return int(min(gains) < LEAST_GAIN)
 
 

@@ -6,8 +6,12 @@ They need the data and the model of scripts/quickstart.sh.
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
+from rich.progress import track
 
 CHECKOUT = Path(__file__).parents[1]
 STEPS_ALONE = (
@@ -33,3 +37,21 @@ def recorded(folder: Path, metric: str = "seconds/step") -> list[dict[str, Any]]
     path = folder / "metrics.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [row for row in map(json.loads, lines) if metric in row]
+
+
+def kept(
+    turns: Iterable[tuple[str, int]],
+    run: Callable[[str, int], dict[str, float]],
+    file: Path | None,
+) -> dict[tuple[str, int], dict[str, float]]:
+    """Run each way with each seed, in this order, but those that a JSON file has; it gets them."""
+    stored = json.loads(file.read_text()) if file and file.exists() else {}
+    found: dict[tuple[str, int], dict[str, float]] = {}
+    for way, seed in track([*turns], "runs", console=Console(stderr=True)):
+        name = f"{way} {seed}"
+        if name not in stored:
+            stored[name] = run(way, seed)
+            if file:
+                file.write_text(json.dumps(stored, indent=2) + "\n", encoding="utf-8")
+        found[way, seed] = stored[name]
+    return found

@@ -8,6 +8,7 @@ from typing import Any
 
 from mindrl.config.finding import Finding, broken
 from mindrl.config.run import RunConfig
+from mindrl.config.text import dotted
 
 _FREE = re.compile(
     r"""
@@ -33,7 +34,7 @@ _WEIGHTS = re.compile(r"(actor|critic)_config\.load")
 
 def recorded_config(config: RunConfig) -> dict[str, Any]:
     """Return all keys as a checkpoint keeps them, dotted, in values that JSON has."""
-    flat = dict(_flat(asdict(config), ""))
+    flat = dict(dotted(asdict(config)))
     kept: dict[str, Any] = json.loads(json.dumps(flat))
     return kept
 
@@ -64,11 +65,3 @@ def resume_findings(
                 "in megatron_training.resume_allow to go on all the same"
             )
             yield broken(key, shown, need, was)
-
-
-def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

@@ -61,6 +61,15 @@ def needs_yaml_suffix(path: str) -> None:
         raise ConfigError(f"-o {path}: needs the suffix .yaml")
 
 
+def dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Name each value of sections by its dotted key; an empty section has none."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from dotted(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     """Turn dotted keys into sections."""
     whole: dict[str, Any] = {}

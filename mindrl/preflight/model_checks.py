@@ -109,8 +109,11 @@ def _layout(config: RunConfig, role: Role, model: ModelDescription) -> Iterator[
     if role not in ("actor", "critic"):
         return
     section, learning = f"{role}_config", config.learning(role)
-    switches: dict[str, Value] = {"moe_aux_loss_coeff": 0.0, "moe_grouped_gemm": False}
-    switches["moe_router_load_balancing_type"] = "aux_loss"
+    switches: dict[str, Value] = {
+        "moe_aux_loss_coeff": 0.0,
+        "moe_grouped_gemm": False,
+        "moe_router_load_balancing_type": "aux_loss",
+    }
     for switch, off in switches.items() if model.moe is None else ():
         if (asked := getattr(learning, switch)) != off:
             need = f"needs a model with experts; {spelled(off)} is legal"

@@ -16,6 +16,7 @@ from mindrl.config.load import load_run_config
 from mindrl.config.text import (
     WIDTH,
     config_text,
+    dotted,
     needs_yaml_suffix,
     nested,
     spelled_value,
@@ -75,7 +76,7 @@ def import_config(name: str = "import_config.py") -> int:
 def _import(options: argparse.Namespace) -> int:
     needs_yaml_suffix(options.output)
     sections = _yaml(Path(options.file), options.overrides)
-    theirs, given = None, dict(_flat(sections))
+    theirs, given = None, dict(dotted(sections))
     if SECTIONS & sections.keys():
         release, imported = "verl", import_verl(given)
         source = f"{Path(options.file).name}, a file of verl"
@@ -142,15 +143,6 @@ def _with_sizes(imported: Import, theirs: TheirRun, output: str) -> tuple[Import
     note = "the sizes, for checks and plans where actor_config.load is not on the machine"
     kept = Mapped(place, "derived", {"actor_config.sizes": path}, note)
     return replace(imported, mapped=[*imported.mapped, kept]), {path: json.dumps(sizes) + "\n"}
-
-
-def _flat(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Name each value by its dotted key; an empty section has none."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{path}{name}.")
-        else:
-            yield f"{path}{name}", value
 
 
 def _read(sections: dict[str, Any], options: argparse.Namespace) -> TheirRun:

@@ -58,13 +58,8 @@ def pass_rates(name: str = "pass_rates.py") -> int:
     add("overrides", nargs="*", metavar="key=value", help="changes, as for a training program")
     options = parser.parse_intermixed_args()
     prepare_driver()
-
-    @signals_as_errors()
-    def measured() -> int:
-        return _measure(options)
-
     with planning():
-        return exit_code(measured)
+        return exit_code(lambda: _measure(options))
 
 
 def _overrides(options: argparse.Namespace) -> list[str]:
@@ -77,6 +72,7 @@ def _overrides(options: argparse.Namespace) -> list[str]:
     ]
 
 
+@signals_as_errors()
 def _measure(options: argparse.Namespace) -> int:
     from mindrl.data.pass_rates import check_new_file, write_pass_rates  # noqa: PLC0415
 

@@ -46,15 +46,11 @@ def replay(name: str = "replay.py") -> int:
     add("overrides", nargs="*", metavar="key=value", help="changes, as for a training program")
     options = parser.parse_intermixed_args()
     prepare_driver()
-
-    @signals_as_errors()
-    def replayed() -> int:
-        return _replay(options)
-
     with planning():
-        return exit_code(replayed)
+        return exit_code(lambda: _replay(options))
 
 
+@signals_as_errors()
 def _replay(options: argparse.Namespace) -> int:
     folder = run_folder("RUN", options.run)
     config = composed_config("config", options.overrides, str(folder / ".hydra"))

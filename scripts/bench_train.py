@@ -85,9 +85,7 @@ def training_runs() -> Any:
     warnings.simplefilter("ignore")
     cpu = PLATFORMS["cpu"]
     # Nothing is rolled out here, so vLLM is left alone.
-    prepare_process(
-        replace(cpu, patches=tuple(name for name in cpu.patches if name.startswith("megatron")))
-    )
+    prepare_process(replace(cpu, patches=()))
     return import_module("train_runs")
 
 

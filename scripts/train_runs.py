@@ -81,6 +81,7 @@ class Trainer:
         """Build it; it learns too slowly for float32: every update begins with the same weights."""
         learning = LearningConfig(lr=1e-30, weight_decay=0.0, **(recompute or {}))
         settings = ModelSettings(
+            layout=TrainLayout(),
             groups=ParallelGroups(TrainLayout(), seed=1, timeout_minutes=10),
             training=MegatronTrainingConfig(
                 train_iters=1,

@@ -91,7 +91,8 @@ class WorkerProcess:
         timeout = timedelta(minutes=config.megatron_training.distributed_timeout_minutes)
         module, function = factory.split(":")
         with self._failures_logged():
-            prepare_process(self.platform)
+            backends = {config.training_backend(role) for role in config.roles}
+            prepare_process(self.platform, megatron="megatron" in backends)
             join_process_group(
                 self.platform, seat, address, timeout=timeout, listener=self.listener
             )

@@ -2,11 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal, get_args
 
+TrainingBackend = Literal["megatron", "archon", "fsdp"]
+TRAINING_BACKENDS: tuple[TrainingBackend, ...] = get_args(TrainingBackend)
 LETTERS = "dptcev"
 """Data, pipeline, tensor, context and expert parallel, virtual chunks; 1 is legal everywhere."""
-TRAINING_BACKEND, ROLLOUT_BACKEND = "megatron", "vllm"
-"""The one of each side that runs here; the package that it comes with has the same name."""
+TRAINING_BACKEND: TrainingBackend = "megatron"
+"""The one that trains where nothing is said; the package that it comes with has the same name."""
+ROLLOUT_BACKEND = "vllm"
+"""The one that generates here; so is its package called."""
 TRAINING_ENGINE = "Megatron"
 """The first of them in the words of a sentence."""
 

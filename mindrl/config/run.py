@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 from pydantic.dataclasses import dataclass
 
 from mindrl.batch.balance import MicroBatching
+from mindrl.config.backends import TRAINING_BACKEND, TRAINING_BACKENDS, TrainingBackend
 from mindrl.config.data import DataConfig
 from mindrl.config.generate import GenerateConfig
 from mindrl.config.layout_keys import ROLLOUT_SIZE_KEYS, SIZE_KEYS, Role
@@ -56,6 +57,12 @@ class RunConfig:
             "reward": self.reward_config is not None,
         }
         return tuple(role for role in get_args(Role) if there.get(role, True))
+
+    def training_backend(self, role: Role) -> TrainingBackend:
+        """Return the engine that trains a role: its string's, the actor's, or Megatron."""
+        text = self.value_of(f"{role}_config.backend") or self.actor_config.backend
+        name = text.partition(":")[0]
+        return next((each for each in TRAINING_BACKENDS if each == name), TRAINING_BACKEND)
 
     def layout_keys(self, role: Role) -> dict[str, str]:
         """Return the key of each size of a role's layout, by the names of a `TrainLayout`.

@@ -1,9 +1,10 @@
 """From the plan of a run to a worker. Imported inside a prepared worker process only."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
@@ -26,14 +27,15 @@ from mindrl.preflight.run_shardings import RunPlan, RunShardings, role_head
 from mindrl.rollout.engine import RolloutEngine
 from mindrl.rollout.vllm.engine import VllmEngine
 from mindrl.training.engine import Loss, TrainingEngine
-from mindrl.training.megatron.engine import MegatronEngine
-from mindrl.training.megatron.model import ModelSettings
-from mindrl.training.megatron.parallel import ParallelGroups
+from mindrl.training.settings import EngineSettings
 from mindrl.workers.device import WorkerDevice
 from mindrl.workers.device_ledger import DeviceLedger
 from mindrl.workers.integrated_worker import IntegratedWorker, RoleModel, RoleUpdates
 from mindrl.workers.sharding_manager import ShardingManager
 from mindrl.workers.weight_sync import WeightExport, WeightRoute, WeightSync
+
+if TYPE_CHECKING:
+    from mindrl.training.megatron.parallel import ParallelGroups
 
 _IN_TURN: tuple[Role, ...] = ("reward", "critic", "ref", "actor")
 """The order in which models are built: each has left the device for the next, where it may."""
@@ -51,11 +53,7 @@ def build_worker(plan: RunPlan, platform: Platform) -> IntegratedWorker:
     if training.is_deterministic:
         make_deterministic()
     shardings = RunShardings(plan=plan)
-    _configure_megatron(config, platform, plan.layouts)
-    timeout_minutes = training.distributed_timeout_minutes
-    # Roles with the same layout share its groups.
-    made = cache(partial(ParallelGroups, seed=training.seed, timeout_minutes=timeout_minutes))
-    groups = {role: made(layout) for role, layout in plan.layouts.items()}
+    groups = _megatron_groups(plan, platform)
     device = _make_device(shardings, platform.device_type)
     engines = _engines(shardings, platform, groups, device)
     kv_cache_bytes = device.plan.kv_cache_bytes
@@ -66,7 +64,7 @@ def build_worker(plan: RunPlan, platform: Platform) -> IntegratedWorker:
         platform,
         kv_cache_bytes=kv_cache_bytes,
         seed=training.seed,
-        timeout_seconds=timeout_minutes * 60,
+        timeout_seconds=training.distributed_timeout_minutes * 60,
     )
     device.place_rollout(rollout)
     updates = _updates(config)
@@ -83,6 +81,7 @@ def build_worker(plan: RunPlan, platform: Platform) -> IntegratedWorker:
         exports={
             role: WeightExport(
                 engines[role],
+                plan.train_dtype,
                 plan.topology,
                 bucket_bytes=plan.bucket_bytes,
                 timeout_seconds=config.generate_config.reshard_timeout_seconds,
@@ -93,12 +92,30 @@ def build_worker(plan: RunPlan, platform: Platform) -> IntegratedWorker:
     )
 
 
+def _megatron_groups(plan: RunPlan, platform: Platform) -> "dict[Role, ParallelGroups]":
+    """Make the groups of the roles that Megatron trains; without one it is left alone."""
+    training, roles = plan.config.megatron_training, plan.layouts.items()
+    layouts = {
+        role: layout for role, layout in roles if plan.config.training_backend(role) == "megatron"
+    }
+    if not layouts:
+        return {}
+    from mindrl.training.megatron.parallel import ParallelGroups  # noqa: PLC0415
+
+    _configure_megatron(plan.config, platform, layouts)
+    timeout_minutes = training.distributed_timeout_minutes
+    # Roles with the same layout share its groups.
+    made = cache(partial(ParallelGroups, seed=training.seed, timeout_minutes=timeout_minutes))
+    return {role: made(layout) for role, layout in layouts.items()}
+
+
 def _configure_megatron(
     config: RunConfig, platform: Platform, layouts: Mapping[Role, TrainLayout]
 ) -> None:
     tp = max(layout.tp for layout in layouts.values())
     learning = (config.actor_config, config.critic_config)
-    layout = layouts["actor"]
+    # The actor's, where it is one of them.
+    layout = next(iter(layouts.values()))
     # Context parallelism is ours: no vendor's version of it is to be put in.
     configure_megatron(
         platform,
@@ -162,19 +179,19 @@ def _of_all_ranks(value: int) -> list[int]:
 def _engines(
     shardings: RunShardings,
     platform: Platform,
-    groups: Mapping[Role, ParallelGroups],
+    groups: "Mapping[Role, ParallelGroups]",
     device: WorkerDevice,
 ) -> dict[Role, TrainingEngine]:
     """Build one model after the other, and let it leave the device."""
-    config, models = shardings.plan.config, shardings.plan.models
+    plan, config = shardings.plan, shardings.plan.config
     engines: dict[Role, TrainingEngine] = {}
-    for role in (role for role in _IN_TURN if role in groups):
+    for role in (role for role in _IN_TURN if role in plan.layouts):
         source = None
-        if role == "actor" and "ref" in engines and _begin_alike(config, groups):
+        if role == "actor" and "ref" in engines and _begin_alike(plan):
             weights = engines["ref"].local_tensors()
             source = device.contents(Region.REFERENCE_WEIGHTS, weights)
-        settings = ModelSettings(
-            groups=groups[role],
+        settings = EngineSettings(
+            layout=plan.layouts[role],
             head=role_head(role),
             training=config.megatron_training,
             learning=config.learning(role),
@@ -184,10 +201,9 @@ def _engines(
             removes_padding=config.rl_config.use_remove_padding,
             logprob_chunk_tokens=config.actor_config.logprob_chunk_tokens,
         )
-        engines[role] = MegatronEngine(
+        engines[role] = _maker(settings, groups.get(role))(
             config.model_path(role),
-            settings,
-            (models[role], shardings.training[role]),
+            known=(plan.models[role], shardings.training[role]),
             updates=config.total_updates(role) if role in ("actor", "critic") else None,
             # A critic's head is drawn where the folder has none.
             head_seed=config.megatron_training.seed if role == "critic" else None,
@@ -197,9 +213,24 @@ def _engines(
     return engines
 
 
-def _begin_alike(config: RunConfig, groups: Mapping[Role, ParallelGroups]) -> bool:
+def _maker(
+    settings: EngineSettings, groups: "ParallelGroups | None"
+) -> Callable[..., TrainingEngine]:
+    """Return what builds a model: Megatron where it has groups, else the engine of PyTorch."""
+    if groups is None:
+        engine = import_module("mindrl.training.archon.engine").ArchonEngine
+        return partial(engine, settings=settings)
+    from mindrl.training.megatron.engine import MegatronEngine  # noqa: PLC0415
+    from mindrl.training.megatron.model import ModelSettings  # noqa: PLC0415
+
+    return partial(MegatronEngine, settings=ModelSettings(groups=groups, **vars(settings)))
+
+
+def _begin_alike(plan: RunPlan) -> bool:
     """Say whether each rank holds the same tensors of the same file as actor and reference."""
-    same_layout = groups["ref"].layout == groups["actor"].layout
+    config, layouts = plan.config, plan.layouts
+    same_engine = config.training_backend("ref") == config.training_backend("actor")
+    same_layout = same_engine and layouts["ref"] == layouts["actor"]
     return same_layout and config.model_path("ref") == config.actor_config.load
 
 

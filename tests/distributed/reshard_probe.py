@@ -38,7 +38,7 @@ def topology() -> Topology:
 def export_of(way: Way, trained: MegatronEngine, name: str) -> WeightExport:
     """Return the way of a model to files, as of a run."""
     return WeightExport(
-        trained, topology(), bucket_bytes=way.bucket_bytes, timeout_seconds=60, name=name
+        trained, "float32", topology(), bucket_bytes=way.bucket_bytes, timeout_seconds=60, name=name
     )
 
 

@@ -121,6 +121,7 @@ def settings(
         for section in (LearningConfig, MegatronTrainingConfig)
     )
     return ModelSettings(
+        layout=groups.layout,
         groups=groups,
         training=MegatronTrainingConfig(
             train_iters=1,

@@ -91,6 +91,7 @@ def receive(connection: Connection) -> Any:
 def _prepare() -> None:
     prepare_process(PLATFORMS["cpu"])
     import_module("mindrl.launch.worker")  # only now: the process is prepared
+    import_module("mindrl.training.megatron.engine")
     import_module("no_doubles").install()
     _replace_kernels()
 

@@ -29,6 +29,7 @@ def import_all() -> None:
     """Become what a worker's process is before it meets others."""
     prepare_process(PLATFORMS["npu"])
     import_module("mindrl.launch.worker")
+    import_module("mindrl.training.megatron.engine")
     # Else each process would; it imports what patches vLLM.
     import_module("vllm_ascend.worker.worker")
     for probe in ("training_probe", "engine_probe"):

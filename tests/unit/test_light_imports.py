@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 
+PREPARE = (
+    "from mindrl.platform.device import PLATFORMS, prepare_process\n"
+    "prepare_process(PLATFORMS['cpu'], megatron=False)"
+)
 CHOOSE = "from mindrl.platform.device import choose_platform; choose_platform('auto')"
 
 
@@ -54,6 +58,8 @@ CHOOSE = "from mindrl.platform.device import choose_platform; choose_platform('a
             "import mindrl.workers.sharding_manager, mindrl.trainer.policy_trainer",
             {"megatron", "vllm", "ray"},
         ),
+        ("import mindrl.launch.worker", {"megatron"}),
+        (PREPARE, {"megatron"}),
     ],
 )
 def test_an_import_brings_nothing_heavy_along(statement: str, heavy: set[str]) -> None:

@@ -10,43 +10,23 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
-from mindrl.config.megatron_training import MegatronTrainingConfig
 from mindrl.config.role import LearningConfig
 from mindrl.layouts.layout import TrainLayout
-from mindrl.models.decoder import Head
 from mindrl.models.description import ModelDescription
-from mindrl.platform.attention import Kernel
 from mindrl.training.megatron.balance import balance_sequences
 from mindrl.training.megatron.modules import HeadInput, block_spec
 from mindrl.training.megatron.parallel import ParallelGroups, parallel_sizes
 from mindrl.training.megatron.rotary import scale_rotary
 from mindrl.training.megatron.sharding import padded_vocab_size
+from mindrl.training.settings import EngineSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelSettings:
+class ModelSettings(EngineSettings):
     """What the run and the layout add to a model description."""
 
     groups: ParallelGroups
     """Of the model's layout."""
-    training: MegatronTrainingConfig
-    learning: LearningConfig
-    device_type: str
-    attention: Kernel
-    """Of causal attention on the device."""
-    head: Head = "vocabulary"
-    """What the model says of a token."""
-    temperature: float = 1.0
-    """Divides the logits of a vocabulary."""
-    removes_padding: bool = True
-    """Sequences are packed one behind the other; False pads each to the longest."""
-    logprob_chunk_tokens: int = 1024
-    """Tokens whose logits exist at a time."""
-
-    @property
-    def layout(self) -> TrainLayout:
-        """Who holds what."""
-        return self.groups.layout
 
 
 def transformer_config(model: ModelDescription, settings: ModelSettings) -> TransformerConfig:

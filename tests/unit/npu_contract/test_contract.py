@@ -89,7 +89,9 @@ def vendor_names(source: str) -> set[str]:
 
 def engine_imports() -> Iterator[str]:
     """Yield what is imported of vLLM where an NPU worker imports it."""
-    patches = [f"mindrl/platform/patches/{name}.py" for name in PLATFORMS["npu"].patches]
+    npu = PLATFORMS["npu"]
+    names = (*npu.megatron_patches, *npu.patches)
+    patches = [f"mindrl/platform/patches/{name}.py" for name in names]
     for file in [*patches, *(file for file in python_files() if "mindrl/rollout/" in file)]:
         for node in ast.walk(ast.parse(read(file))):
             if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "vllm":

@@ -151,7 +151,7 @@ def test_npu_without_dummy_flash_attn_leaves_no_such_module_neither_before_nor_a
 ) -> None:
     from mindrl.platform.patches import npu_megatron, npu_without_dummy_flash_attn
 
-    patches = PLATFORMS["npu"].patches
+    patches = PLATFORMS["npu"].megatron_patches
     assert patches.index("npu_without_dummy_flash_attn") == patches.index("npu_megatron") + 1
     assert find_spec("flash_attn") is None, "this test needs an environment without it"
     make_dummies()
@@ -232,5 +232,6 @@ def test_every_patch_is_named_by_a_test_of_this_file_and_says_upstream_range_and
 
 
 def test_each_platform_names_patches_that_exist() -> None:
-    named = {name for platform in PLATFORMS.values() for name in platform.patches}
+    every = PLATFORMS.values()
+    named = {name for each in every for name in (*each.megatron_patches, *each.patches)}
     assert named <= {path.stem for path in PATCHES.glob("[!_]*.py")}

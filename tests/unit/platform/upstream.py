@@ -64,8 +64,9 @@ def megatron_on_cpu(folder: str) -> dict[str, str | None]:
 
     errors = {"process groups": error_of(make_groups)}
     settings = ModelSettings(
+        layout=TrainLayout(),
         # Made as far as it goes, and in place.
-        groups=SimpleNamespace(layout=TrainLayout(), active=nullcontext),
+        groups=SimpleNamespace(active=nullcontext),
         training=MegatronTrainingConfig(
             train_iters=1, global_batch_size=1, seq_length=64, data_path="unused.jsonl", bf16=False
         ),

@@ -32,10 +32,17 @@ class TrainLayout:
     """Tensor-parallel size of each expert."""
     layers_per_chunk: tuple[int, ...] | None = None
     """Layers of each of the pp * vpp chunks in the order of the model; None cuts evenly."""
+    folds: bool = False
+    """Whether the model goes through the stages and back, in two chunks of each (a V, as that of
+    zero-bubble schedules, arXiv 2405.15362); else it goes through them in a loop, `vpp` times."""
     order: RankOrder | None = None
     """Of the dense grid; None is the engine's own: tp, cp, dp, pp, the fastest first."""
     expert_order: RankOrder | None = None
     """Of the expert grid; None is the engine's own: etp, ep, dp, pp, the fastest first."""
+
+    def __post_init__(self) -> None:
+        """Assert what a V needs; what users write is checked before."""
+        assert not self.folds or self.vpp == 2, self
 
     @property
     def world_size(self) -> int:
@@ -92,8 +99,19 @@ class TrainLayout:
     def leaders(self) -> tuple[int, ...]:
         """The first rank of each replica's last stage, which knows the results."""
         places = enumerate(self.dense_order.coordinates)
-        last = [rank for rank, place in places if place.get("pp", 0) == self.pp - 1]
+        last = [rank for rank, place in places if place.get("pp", 0) == self.last_stage]
         return _leaders(self, last)
+
+    @property
+    def last_stage(self) -> int:
+        """The stage that has the last chunk of the model."""
+        return 0 if self.folds else self.pp - 1
+
+    def chunks_of(self, stage: int) -> tuple[int, ...]:
+        """Return which of the chunks of the model a stage has."""
+        if self.folds:
+            return stage, 2 * self.pp - 1 - stage
+        return tuple(range(stage, self.pp * self.vpp, self.pp))
 
     def chunks(self, layers: int) -> list[range]:
         """Return the layers of each of the pp * vpp chunks, in the order of the model."""

@@ -44,6 +44,12 @@ class RankOrder:
             groups.setdefault(others, []).append(rank)
         return sorted(groups.values())
 
+    def places_in_groups(self, dimensions: Collection[str]) -> list[tuple[int, int]]:
+        """Return each rank's place in its group of `groups`, and the size of the groups."""
+        groups = self.groups(dimensions)
+        places = {rank: (at, len(group)) for group in groups for at, rank in enumerate(group)}
+        return [places[rank] for rank in range(self.world_size)]
+
     def _place(self, rank: int) -> dict[str, int]:
         place: dict[str, int] = {}
         weight: dict[str, int] = {}

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 
 from mindrl.config.role import LearningConfig
 from mindrl.layouts.layout import TrainLayout
-from mindrl.models.decoder import ELEMENT_BYTES, DType
+from mindrl.models.decoder import ELEMENT_BYTES, DType, padded_vocab_size
 from mindrl.models.description import ModelDescription, MoeDescription
-from mindrl.training.planning import padded_vocab_size
 
 _LOGITS_COPIES = 1.25
 """Logits in float32, and the exponentials of a part of them at a time."""
@@ -55,7 +54,7 @@ def update_estimate(model: ModelDescription, passes: Passes) -> int:
     layer, hidden = _layer(model, passes), _hidden(model, passes)
     learning, sizes = passes.learning, []
     for stage in range(passes.layout.pp):
-        layers = max(len(chunk) for chunk in chunks[stage :: passes.layout.pp])
+        layers = max(len(chunks[at]) for at in passes.layout.chunks_of(stage))
         kept = _chunks_in_flight(passes.layout, stage)
         if learning.recompute_granularity != "full":
             sizes.append((kept * layers + 1) * layer)
@@ -78,6 +77,8 @@ def logits_estimate(model: ModelDescription, tp: int, chunk_tokens: int) -> int:
 def _chunks_in_flight(layout: TrainLayout, stage: int) -> int:
     """Count the chunks whose backward pass a stage owes at the most, one forward, one backward."""
     behind = layout.pp - stage - 1
+    if layout.folds:
+        return 2 * layout.pp
     if layout.vpp == 1:
         return behind + 1
     return 2 * behind + (layout.vpp - 1) * layout.pp + 1

@@ -24,6 +24,11 @@ def always_float32(tensor: str) -> bool:
     return tensor.endswith("e_score_correction_bias")
 
 
+def padded_vocab_size(model: ModelDescription, tp: int) -> int:
+    """Return the rows of the vocabulary in training: rounded up to a multiple of tp."""
+    return -(-model.vocab_size // tp) * tp
+
+
 def logical_shapes(model: ModelDescription, *, head: Head = "vocabulary") -> dict[str, Shape]:
     """Return the shape of each logical tensor, in the order of the layers."""
     hidden = model.hidden_size

@@ -5,14 +5,13 @@ Imports no torch, and neither does what it names.
 
 from mindrl.training.megatron.legality import legal_orders
 from mindrl.training.megatron.legality import megatron_findings as training_findings
-from mindrl.training.megatron.sharding import ExpertStorage, padded_vocab_size
+from mindrl.training.megatron.sharding import ExpertStorage
 from mindrl.training.megatron.sharding import megatron_sharding as training_sharding
 from mindrl.training.megatron.state_bytes import trained_bytes
 
 __all__ = [
     "ExpertStorage",
     "legal_orders",
-    "padded_vocab_size",
     "trained_bytes",
     "training_findings",
     "training_sharding",

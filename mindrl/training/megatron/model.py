@@ -12,12 +12,12 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig, T
 
 from mindrl.config.role import LearningConfig
 from mindrl.layouts.layout import TrainLayout
+from mindrl.models.decoder import padded_vocab_size
 from mindrl.models.description import ModelDescription
 from mindrl.training.megatron.balance import balance_sequences
 from mindrl.training.megatron.modules import HeadInput, block_spec
 from mindrl.training.megatron.parallel import ParallelGroups, parallel_sizes
 from mindrl.training.megatron.rotary import scale_rotary
-from mindrl.training.megatron.sharding import padded_vocab_size
 from mindrl.training.settings import EngineSettings
 
 

@@ -26,7 +26,15 @@ from mindrl.models.attention import (
     projection_rows,
     query_rows,
 )
-from mindrl.models.decoder import EMBEDDING, HEAD, NORM, VALUE_HEAD, DType, Head
+from mindrl.models.decoder import (
+    EMBEDDING,
+    HEAD,
+    NORM,
+    VALUE_HEAD,
+    DType,
+    Head,
+    padded_vocab_size,
+)
 from mindrl.models.description import ModelDescription
 from mindrl.models.feed_forward import (
     correction_bias,
@@ -61,11 +69,6 @@ _LATENT_NAMES = {
 }
 """Megatron's names of latent attention, and the logical ones."""
 _Table = dict[str, LocalTensor]
-
-
-def padded_vocab_size(model: ModelDescription, tp: int) -> int:
-    """Return the rows of the vocabulary: rounded up to a multiple of tp."""
-    return -(-model.vocab_size // tp) * tp
 
 
 def megatron_sharding(
@@ -109,7 +112,7 @@ def _dense(
         table[name] = padded_rows(EMBEDDING, shape, rows, tp_rank)
     for index, local, layer in _layers(model, layout, stage):
         table |= _layer(model, index, local, layer, (tp, tp_rank))
-    if stage == layout.pp - 1:
+    if stage == layout.last_stage:
         last = f"chunk{layout.vpp - 1}."
         table[f"{last}decoder.final_layernorm.weight"] = whole(NORM, (model.hidden_size,))
         name = f"{last}output_layer.weight"
@@ -157,8 +160,8 @@ def _layers(
 ) -> Iterator[tuple[int, str, str]]:
     """Yield each layer of a stage: its index, the prefix of its local names, of the logical."""
     chunks = layout.chunks(model.num_hidden_layers)
-    for chunk in range(layout.vpp):
-        for position, index in enumerate(chunks[chunk * layout.pp + stage]):
+    for chunk, at in enumerate(layout.chunks_of(stage)):
+        for position, index in enumerate(chunks[at]):
             yield index, f"chunk{chunk}.decoder.layers.{position}.", f"model.layers.{index}."
 
 

@@ -67,8 +67,8 @@ def trained_bytes(
 
     # Of dense parameters, and of experts: a rank holds a shard of the ones, then of the others.
     places = (
-        _places(layout.dense_order.groups(("dp", "cp"))),
-        _places(layout.experts_order.groups(("dp",))),
+        layout.dense_order.places_in_groups(("dp", "cp")),
+        layout.experts_order.places_in_groups(("dp",)),
     )
     found = []
     for rank, held in enumerate(sharding.held_by):
@@ -119,11 +119,6 @@ def _bucket(sizes: Sequence[int], ranks: int) -> _Bucket:
     stops = starts + counts
     divisor = lcm(ranks, _BUCKET_MULTIPLE)
     return _Bucket(starts=starts, stops=stops, size=-(-int(stops[-1]) // divisor) * divisor)
-
-
-def _places(groups: Sequence[Sequence[int]]) -> dict[int, tuple[int, int]]:
-    """Return each rank's place in its group, and the size of the group."""
-    return {rank: (at, len(group)) for group in groups for at, rank in enumerate(group)}
 
 
 def _is_copy(name: str, entry: LocalTensor) -> bool:

@@ -69,6 +69,19 @@ def test_28_layers_on_2_stages_of_2_chunks_are_7_each_and_chunk_2_is_stage_0_aga
     assert layout.chunks(28) == [range(7), range(7, 14), range(14, 21), range(21, 28)]
 
 
+def test_a_loop_gives_every_stage_each_fourth_chunk_and_a_v_gives_the_first_both_ends() -> None:
+    loop, fold = TrainLayout(pp=4, vpp=2, dp=2), TrainLayout(pp=4, vpp=2, dp=2, folds=True)
+    assert [loop.chunks_of(stage) for stage in range(4)] == [(0, 4), (1, 5), (2, 6), (3, 7)]
+    assert [fold.chunks_of(stage) for stage in range(4)] == [(0, 7), (1, 6), (2, 5), (3, 4)]
+    assert (loop.last_stage, fold.last_stage) == (3, 0)
+    assert (loop.leaders, fold.leaders) == ((6, 7), (0, 1))
+
+
+def test_a_v_has_two_chunks_of_each_stage() -> None:
+    with pytest.raises(AssertionError):
+        TrainLayout(pp=4, folds=True)
+
+
 def test_chunks_may_be_given_by_their_layers() -> None:
     layout = TrainLayout(pp=2, layers_per_chunk=(3, 2))
     assert layout.chunks(5) == [range(3), range(3, 5)]

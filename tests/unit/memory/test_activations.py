@@ -41,6 +41,11 @@ def test_the_first_stage_of_a_pipeline_keeps_as_many_micro_batches_as_there_are_
     assert update_estimate(llama(), staged) == (4 * 8 + 1) * LLAMA_LAYER
 
 
+def test_every_stage_of_a_v_keeps_as_many_half_stages_as_twice_the_stages() -> None:
+    folded = replace(PASSES, layout=TrainLayout(pp=4, vpp=2, folds=True))
+    assert update_estimate(llama(), folded) == (8 * 4 + 1) * LLAMA_LAYER
+
+
 def test_sequence_parallelism_cuts_what_tensor_parallelism_leaves_whole() -> None:
     cut = replace(PASSES, layout=TrainLayout(tp=4))
     shared = replace(cut, sequence_parallel=True)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
-from mindrl.models.decoder import logical_shapes
+from mindrl.models.decoder import logical_shapes, padded_vocab_size
 from mindrl.models.description import (
     MlaDescription,
     ModelDescription,
@@ -25,7 +25,7 @@ from mindrl.models.sharding import (
 )
 from mindrl.rollout.vllm.sharding import kv_bytes_per_token, vllm_sharding
 from mindrl.rollout.vllm.sharding import padded_vocab_size as padded_rollout_vocab_size
-from mindrl.training.megatron.sharding import megatron_sharding, padded_vocab_size
+from mindrl.training.megatron.sharding import megatron_sharding
 
 SHIPPED = Path(__file__).parents[3] / "configs" / "models"
 QWEN_7B = 7_615_616_512

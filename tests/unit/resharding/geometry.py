@@ -1,5 +1,6 @@
 """Random models, layouts and sides, and a plan carried out in memory with NumPy."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,16 +12,16 @@ from mindrl.models.decoder import logical_shapes
 from mindrl.models.description import MlaDescription, ModelDescription, MoeDescription
 from mindrl.models.placement import Box, LocalTensor, Placement, ShardingTable, index_of
 from mindrl.models.sharding import Sharding
-from mindrl.resharding.plan import ReshardPlan, Transfer
+from mindrl.resharding.plan import ReshardPlan, Topology, Transfer, plan_reshard
 
 Arrays = dict[str, NDArray[np.float64]]
-TP_SIZES = [1, 2, 3, 4, 6]
+FAMILIES = ("qwen2", "qwen3", "qwen3_moe", "deepseek")
 
 
 @st.composite
-def models(draw: st.DrawFn) -> ModelDescription:
+def models(draw: st.DrawFn, families: Sequence[str] = FAMILIES) -> ModelDescription:
     """Draw a family and sizes that most tensor-parallel sizes divide."""
-    family = draw(st.sampled_from(["qwen2", "qwen3", "qwen3_moe", "deepseek"]))
+    family = draw(st.sampled_from(families))
     layers = draw(st.integers(1, 4))
     groups = draw(st.sampled_from([1, 2, 3, 4, 6, 12]))
     heads = 12
@@ -265,3 +266,28 @@ def fewest_bytes(
 
 def shapes_of(model: ModelDescription) -> dict[str, tuple[int, ...]]:
     return logical_shapes(model)
+
+
+def check(
+    source: Sharding,
+    target: Sharding,
+    shapes: dict[str, tuple[int, ...]],
+    topology: Topology,
+    bucket: int,
+) -> ReshardPlan:
+    """Plan, carry out in memory, and hold the result against the tables alone."""
+    plan = plan_reshard(source, target, topology, bucket_bytes=bucket)
+    logical = numbered(shapes)
+    memory = carry_out(plan, source, target, logical)
+    fewest = fewest_bytes(source, target, shapes)
+    assert plan.received.tolist() == fewest
+    assert plan.lower_bound.tolist() == fewest
+    assert plan.sent.sum() == plan.received.sum()
+    assert (plan.peak_staging <= bucket).all()
+    for rank in range(plan.world_size):
+        expected = shards_of(target.table(rank), logical)
+        for name, values in memory.target[rank].items():
+            assert np.array_equal(values, expected[name]), name
+            # Written once where there is a number, never where there is padding.
+            assert np.array_equal(memory.writes[rank][name], (expected[name] > 0) * 1.0), name
+    return plan

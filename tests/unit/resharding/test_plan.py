@@ -2,55 +2,26 @@
 
 from dataclasses import replace
 
-import numpy as np
 from geometry import (
-    carry_out,
-    fewest_bytes,
+    check,
     masks,
     models,
-    numbered,
     rollout_layouts,
     shapes_of,
     shardings,
-    shards_of,
     training_layouts,
 )
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mindrl.models.placement import index_of
-from mindrl.models.sharding import Sharding, elsewhere
-from mindrl.resharding.plan import ReshardPlan, Topology, plan_reshard
+from mindrl.models.sharding import elsewhere
+from mindrl.resharding.plan import Topology, plan_reshard
 from mindrl.rollout.vllm.sharding import vllm_sharding
 from mindrl.training.megatron.sharding import megatron_sharding
 
 SLOW_DRAWING = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)
 DTYPES = st.sampled_from(["float32", "bfloat16"])
-
-
-def check(
-    source: Sharding,
-    target: Sharding,
-    shapes: dict[str, tuple[int, ...]],
-    topology: Topology,
-    bucket: int,
-) -> ReshardPlan:
-    """Plan, carry out in memory, and hold the result against the tables alone."""
-    plan = plan_reshard(source, target, topology, bucket_bytes=bucket)
-    logical = numbered(shapes)
-    memory = carry_out(plan, source, target, logical)
-    fewest = fewest_bytes(source, target, shapes)
-    assert plan.received.tolist() == fewest
-    assert plan.lower_bound.tolist() == fewest
-    assert plan.sent.sum() == plan.received.sum()
-    assert (plan.peak_staging <= bucket).all()
-    for rank in range(plan.world_size):
-        expected = shards_of(target.table(rank), logical)
-        for name, values in memory.target[rank].items():
-            assert np.array_equal(values, expected[name]), name
-            # Written once where there is a number, never where there is padding.
-            assert np.array_equal(memory.writes[rank][name], (expected[name] > 0) * 1.0), name
-    return plan
 
 
 @settings(max_examples=1200, deadline=None, suppress_health_check=SLOW_DRAWING)

@@ -1,0 +1,203 @@
+"""Who holds which part of a model that PyTorch alone trains: DTensors that FSDP2 cuts once more.
+
+Local names are the logical ones; only the routed experts of a layer lie in two stacks,
+`mlp.experts.gate_up`, where an expert has its gate rows and then its up rows, and
+`mlp.experts.down`. Tensor parallelism cuts heads, the feed-forward width and the padded vocabulary;
+where there are fewer key-value heads than ranks, each rank has the head that its query heads ask.
+A tied head in another chunk than the embedding is a copy of it, `lm_head.weight`.
+
+FSDP2 then cuts the first dimension of what a tensor-parallel rank has, as `torch.chunk` does: the
+ranks that share it get as many rows each, rounded up, so the last ones get fewer, or none, and
+then lack the name. Of experts a rank gets whole ones. Imports no torch.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from mindrl.layouts.layout import TrainLayout
+from mindrl.models.decoder import (
+    EMBEDDING,
+    HEAD,
+    NORM,
+    VALUE_HEAD,
+    DType,
+    Head,
+    logical_shapes,
+    padded_vocab_size,
+)
+from mindrl.models.description import ModelDescription
+from mindrl.models.feed_forward import stacked_experts
+from mindrl.models.placement import (
+    Bounds,
+    Box,
+    LocalTensor,
+    Placement,
+    Shape,
+    ShardingTable,
+    part_of,
+    relative,
+)
+from mindrl.models.sharding import LazyTables, Sharding
+
+_Tensors = Mapping[str, tuple[str, Shape]]
+"""By its local name the logical tensor that fills it, and the shape of that."""
+
+
+class _Part(NamedTuple):
+    """One of the equal parts of something."""
+
+    parts: int
+    at: int
+
+
+def archon_sharding(
+    model: ModelDescription,
+    layout: TrainLayout,
+    *,
+    dtype: DType = "float32",
+    fsdp_size: int | None = None,
+    head: Head = "vocabulary",
+) -> Sharding:
+    """Return who holds what: each rank a shard of all but routed experts, then one of those.
+
+    Of the ranks that differ in `dp` and `cp` alone, `fsdp_size` neighbours share the rows of all
+    but the experts; None lets all of them. Those that differ in the `dp` of the expert grid alone
+    share the experts.
+    """
+    shards, moe = fsdp_size or layout.dp * layout.cp, model.moe
+    places = layout.dense_order.places_in_groups(("dp", "cp"))
+    by_chunk = _by_chunk(model, layout, head)
+    alike = _first_alike(_row_counts(model, layout.tp, by_chunk), shards)
+    experts = _first_alike({moe.num_experts // layout.ep}, layout.expert_dp) if moe else []
+    tables, twins, held_by = LazyTables(), {}, []
+    for rank, (at, _) in enumerate(places):
+        dense = layout.dense_order.coordinates[rank]
+        stage, tensor, shard = dense["pp"], dense["tp"], at % shards
+        held = [by_chunk[chunk] for chunk in layout.chunks_of(stage)]
+        cut = _Part(layout.tp, tensor), _Part(shards, shard)
+        names = [f"stage {stage}, tensor {tensor}, shard {shard}"]
+        tables.add(names[0], partial(_dense, model, held, cut))
+        twins[names[0]] = f"stage {stage}, tensor 0, shard {alike[shard]}"
+        if moe:
+            place = layout.experts_order.coordinates[rank]
+            assert place["pp"] == stage, "the stages of both grids must agree"
+            names.append(_experts_name(place))
+            tables.add(names[1], partial(_experts, model, layout, place))
+            first = {"pp": stage, "ep": 0, "etp": 0, "dp": experts[place["dp"]]}
+            twins[names[1]] = _experts_name(first)
+        held_by.append(tuple(names))
+    return Sharding(shards=tables, held_by=tuple(held_by), dtype=dtype, twins=twins)
+
+
+def _by_chunk(
+    model: ModelDescription, layout: TrainLayout, head: Head
+) -> list[dict[str, tuple[str, Shape]]]:
+    """Return what each chunk of the model has, without routed experts."""
+    chunks = layout.chunks(model.num_hidden_layers)
+    chunk_of = [at for at, layers in enumerate(chunks) for _ in layers]
+    ends = {EMBEDDING: 0, NORM: -1, HEAD: -1, VALUE_HEAD: -1}
+    found: list[dict[str, tuple[str, Shape]]] = [{} for _ in chunks]
+    for name, shape in logical_shapes(model, head=head).items():
+        if ".mlp.experts." not in name:
+            at = ends[name] if name in ends else chunk_of[int(name.split(".")[2])]
+            found[at][name] = name, shape
+    if head == "vocabulary" and model.tie_word_embeddings and len(chunks) > 1:
+        found[-1][HEAD] = found[0][EMBEDDING]
+    return found
+
+
+def _dense(
+    model: ModelDescription, held: Sequence[_Tensors], cut: tuple[_Part, _Part]
+) -> ShardingTable:
+    """Return the table of some chunks for a tensor-parallel rank, and a shard of what it has."""
+    (tensor, shard), table = cut, dict[str, LocalTensor]()
+    for tensors in held:
+        for local, (name, shape) in tensors.items():
+            rows, *others = _of_tensor_rank(model, name, shape, tensor)
+            start, stop = _chunk(rows, shard)
+            if start < stop:
+                table[local] = _held(name, shape[0], ((start, stop), *others))
+    return table
+
+
+def _of_tensor_rank(
+    model: ModelDescription, name: str, shape: Shape, tensor: _Part
+) -> list[Bounds]:
+    """Return what a tensor-parallel rank has; of the vocabulary it may lie behind the last row."""
+    bounds = [(0, size) for size in shape]
+    match name.split(".")[-2]:
+        case "embed_tokens" | "lm_head":
+            bounds[0] = part_of(padded_vocab_size(model, tensor.parts), *tensor)
+        case "q_proj" | "gate_proj" | "up_proj":
+            bounds[0] = part_of(shape[0], *tensor)
+        case "k_proj" | "v_proj":
+            # With fewer heads than ranks, neighbours have the same one.
+            heads = min(tensor.parts, model.num_key_value_heads)
+            bounds[0] = part_of(shape[0], heads, tensor.at * heads // tensor.parts)
+        case "o_proj" | "down_proj":
+            bounds[1] = part_of(shape[1], *tensor)
+    return bounds
+
+
+def _chunk(bounds: Bounds, shard: _Part) -> Bounds:
+    """Return a shard of some rows: as many as each gets, rounded up, or what is left of them."""
+    first, last = bounds
+    each = -(-(last - first) // shard.parts)
+    return min(first + shard.at * each, last), min(first + (shard.at + 1) * each, last)
+
+
+def _held(name: str, rows: int, box: Box) -> LocalTensor:
+    """Hold a box of a logical tensor of so many rows; what lies behind them is padding."""
+    (start, stop), *others = box
+    filled = ((start, min(stop, rows)), *others)
+    placements = (Placement(name, source=filled, local=relative(filled, box)),)
+    shape = tuple(last - first for first, last in box)
+    return LocalTensor(shape=shape, placements=placements if start < rows else ())
+
+
+def _experts(
+    model: ModelDescription, layout: TrainLayout, place: Mapping[str, int]
+) -> ShardingTable:
+    """Return the table of routed experts, which says the same ones for every layer."""
+    moe = model.moe
+    assert moe is not None
+    of_ep = part_of(moe.num_experts, layout.ep, place["ep"])
+    experts = range(*_chunk(of_ep, _Part(layout.expert_dp, place["dp"])))
+    bounds = part_of(moe.intermediate_size, layout.etp, place["etp"])
+    chunks = layout.chunks(model.num_hidden_layers)
+    layers = [index for chunk in layout.chunks_of(place["pp"]) for index in chunks[chunk]]
+    table: dict[str, LocalTensor] = {}
+    for index in layers if experts else []:
+        if index not in moe.dense_layers:
+            layer = f"model.layers.{index}."
+            stacks = stacked_experts(model, layer, experts, bounds, transposed=False)
+            here = f"{layer}mlp.experts."
+            table |= zip((f"{here}gate_up", f"{here}down"), stacks, strict=True)
+    return table
+
+
+def _experts_name(place: Mapping[str, int]) -> str:
+    return (
+        f"stage {place['pp']}, expert {place['ep']}, expert tensor {place['etp']}, "
+        f"expert shard {place['dp']}"
+    )
+
+
+def _row_counts(model: ModelDescription, tp: int, by_chunk: Sequence[_Tensors]) -> set[int]:
+    """Return how many rows any tensor of a tensor-parallel rank has."""
+    first = _Part(tp, 0)
+    tensors = {each for chunk in by_chunk for each in chunk.values()}
+    return {_of_tensor_rank(model, *each, first)[0][1] for each in tensors}
+
+
+def _first_alike(counts: set[int], shards: int) -> list[int]:
+    """Return of each shard of such numbers of rows the first one with as many rows of all."""
+
+    def sizes(index: int) -> Iterator[int]:
+        for count in counts:
+            start, stop = _chunk((0, count), _Part(shards, index))
+            yield stop - start
+
+    found = [tuple(sizes(index)) for index in range(shards)]
+    return [found.index(each) for each in found]

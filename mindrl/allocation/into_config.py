@@ -81,6 +81,8 @@ def in_words_of_backend(config: RunConfig, finding: Finding) -> Finding:
     if not isinstance(text, str) or not text:
         return finding
     allocation = replace(parse_backend(text), name=None)
+    if names[key] in _sizes_beside(allocation):
+        return finding
     sizes = [{names[key]: size} for size in finding.legal if isinstance(size, int)]
     strings = (_of_ranks(allocation, allocation.world_size, **size) for size in sizes)
     legal = tuple(string for string in strings if string is not None)
@@ -152,9 +154,14 @@ def _of_ranks(allocation: ModelAllocation, ranks: int, **sizes: int) -> str | No
 
 
 def _side(engine: str) -> tuple[str, Mapping[str, str]]:
-    """Return the backend that an engine runs with here, and the keys of its sizes."""
+    """Return the backend that an engine takes unless told otherwise, and the keys of its sizes."""
     rollout, training = (ROLLOUT_BACKEND, ROLLOUT_SIZE_KEYS), (TRAINING_BACKEND, SIZE_KEYS)
     return rollout if engine == "rollout" else training
+
+
+def _sizes_beside(allocation: ModelAllocation) -> frozenset[str]:
+    """Return the sizes that a string leaves to their keys: chunks, of a backend without `v`."""
+    return frozenset({"vpp"} if "v" in BACKENDS[allocation.backend].beside else ())
 
 
 def _section(sections: Mapping[str, Any], path: str) -> dict[str, Any]:
@@ -197,12 +204,14 @@ def _write_backends(sections: Sections, mode: AllocationMode) -> None:
 def _write_sizes(sections: Sections, engine: str, allocation: ModelAllocation) -> None:
     section, (runs, keys) = SECTIONS[engine], _side(engine)
     field = f"{section}.{_BACKEND}={allocation}"
-    if allocation.backend != runs:
-        does = "trains" if allocation.trains else "generates"
+    if not allocation.trains and allocation.backend != runs:
         nearest = replace(allocation, backend=runs)
-        raise ConfigError(f"{field}: this version {does} with {runs}; nearest: {nearest}")
+        raise ConfigError(f"{field}: this version generates with {runs}; nearest: {nearest}")
+    beside = _sizes_beside(allocation)
     for name, key in keys.items():
         size, given = getattr(allocation.layout, name), sections[section].get(key)
+        if name in beside and (given is not None or allocation.layout.pp > 1):
+            continue
         if given not in (None, size):
             raise ConfigError(
                 f"{section}.{key}={given} and {field}, which says {size}, differ; "

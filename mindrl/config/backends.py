@@ -26,11 +26,13 @@ class BackendRules:
     attn: str = ""
     """Letters behind `attn:`; none where experts have no list of their own."""
     ffn: str = ""
+    beside: str = ""
+    """Letters whose sizes are keys of their own, which stand beside a string."""
 
 
 BACKENDS: Mapping[str, BackendRules] = {
     TRAINING_BACKEND: BackendRules(trains=True, letters=LETTERS, attn="dptcv", ffn="dpte"),
-    "archon": BackendRules(trains=True, letters="dptce", attn="dptc", ffn="dpte"),
+    "archon": BackendRules(trains=True, letters="dptce", attn="dptc", ffn="dpte", beside="v"),
     "fsdp": BackendRules(trains=True, letters="dtc"),
     ROLLOUT_BACKEND: BackendRules(trains=False, letters="dpte"),
     "sglang": BackendRules(trains=False, letters="dpt"),

@@ -13,7 +13,7 @@ from mindrl.config.text import dotted
 _FREE = re.compile(
     r"""
     \w+_config\.(backend|.*_parallel_size|num_layer_list|.*micro_batch_size|offload_\w+|save|sizes)
-    |\w+_config\.(recompute_\w+|logprob_chunk_tokens)
+    |\w+_config\.(recompute_\w+|logprob_chunk_tokens|archon\.\w+)
     |megatron_training\.(save_interval|export_interval|keep_\w+|resume\w*|finetune|no_load_\w+)
     |megatron_training\.(use_distributed_optimizer|sequence_parallel|distributed_\w+|on_\w+)
     |rl_config\.(actor_resource\..*|device\w*|allocation_mode|.*packing_token_size|use_dynamic_bsz)

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from mindrl.config.archon import ArchonConfig
 from mindrl.config.section import SECTION, Fraction, PathText, PositiveInt
 
 
@@ -14,7 +15,7 @@ class LearningConfig:
 
     recompute_granularity: Literal["selective", "full"] | None = None
     """Activations that the backward pass makes again: those of attention, or of whole layers. None
-    keeps all."""
+    keeps all. Of Megatron; of the other engines `archon.ac_mode` says it."""
     recompute_method: Literal["uniform", "block"] | None = None
     """With `full`: runs of `recompute_num_layers` layers each, which must divide the layers of each
     chunk; or that many single layers of each chunk."""
@@ -48,6 +49,8 @@ class LearningConfig:
     """Decay of Adam's second moment."""
     adam_eps: Annotated[float, Field(gt=0.0)] = 1e-8
     """Added to the denominator of Adam's step."""
+    archon: ArchonConfig = ArchonConfig()
+    """The engine of PyTorch alone, where `backend` names it."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -63,8 +66,9 @@ class ActorConfig(LearningConfig):
     """Folder for the exported model. None writes to `model` in the run folder. The best export by
     evaluation lies beside it, as `<folder>_best`."""
     backend: str = ""
-    """The training layout as an allocation string, such as `megatron:d4p2t2`, in place of the keys
-    that it stands for; see [Allocation strings](allocation-strings.md)."""
+    """The engine and the training layout as an allocation string, such as `megatron:d4p2t2` or
+    `archon:d4t2`, in place of the keys that it stands for; see
+    [Allocation strings](allocation-strings.md). Empty takes `megatron` and the keys."""
     tensor_model_parallel_size: PositiveInt = 1
     """Training tensor-parallel size."""
     pipeline_model_parallel_size: PositiveInt = 1
@@ -95,8 +99,8 @@ class RoleLayoutConfig:
     """The training layout of a role beside the actor; what is not given is the actor's."""
 
     backend: str = ""
-    """The layout as an allocation string, as `actor_config.backend`. Empty takes the actor's, or
-    the keys below."""
+    """Engine and layout as an allocation string, as `actor_config.backend`. Empty takes the actor's
+    engine, and its sizes or the keys below."""
     tensor_model_parallel_size: PositiveInt | None = None
     """Tensor-parallel size. None takes the actor's."""
     pipeline_model_parallel_size: PositiveInt | None = None

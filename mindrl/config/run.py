@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 from pydantic.dataclasses import dataclass
 
 from mindrl.batch.balance import MicroBatching
+from mindrl.config.archon import ArchonConfig, Schedule
 from mindrl.config.backends import TRAINING_BACKEND, TRAINING_BACKENDS, TrainingBackend
 from mindrl.config.data import DataConfig
 from mindrl.config.generate import GenerateConfig
@@ -64,6 +65,11 @@ class RunConfig:
         name = text.partition(":")[0]
         return next((each for each in TRAINING_BACKENDS if each == name), TRAINING_BACKEND)
 
+    def _stages_are_the_actors(self, role: Role) -> bool:
+        sizes = (self.value_of(f"{role}_config.{SIZE_KEYS[name]}") for name in ("pp", "vpp"))
+        actors = (getattr(self.actor_config, SIZE_KEYS[name]) for name in ("pp", "vpp"))
+        return all(own in (None, size) for own, size in zip(sizes, actors, strict=True))
+
     def layout_keys(self, role: Role) -> dict[str, str]:
         """Return the key of each size of a role's layout, by the names of a `TrainLayout`.
 
@@ -75,11 +81,11 @@ class RunConfig:
 
         keys = {name: f"{owner(key)}_config.{key}" for name, key in SIZE_KEYS.items()}
         # The actor's layers are of its stages and chunks.
-        cut = all(
-            self.value_of(keys[name]) == getattr(self.actor_config, SIZE_KEYS[name])
-            for name in ("pp", "vpp")
+        given = (
+            self._stages_are_the_actors(role)
+            and owner(_LAYERS) == "actor"
+            and self.actor_config.num_layer_list is not None
         )
-        given = cut and owner(_LAYERS) == "actor" and self.actor_config.num_layer_list is not None
         return keys | {"layers_per_chunk": f"{'actor' if given else role}_config.{_LAYERS}"}
 
     def layout(self, role: Role) -> TrainLayout:
@@ -90,7 +96,15 @@ class RunConfig:
         """
         sizes = {name: self.value_of(key) for name, key in self.layout_keys(role).items()}
         layout = TrainLayout(**sizes)
-        return replace(layout, dp=self.world_size // layout.ranks_per_replica)
+        folds = layout.vpp == 2 and self.schedule(role) == "ZBVZeroBubble"
+        return replace(layout, dp=self.world_size // layout.ranks_per_replica, folds=folds)
+
+    def schedule(self, role: Role) -> Schedule | None:
+        """Return the order of the passes in a role's pipeline; None where Megatron has its own."""
+        if self.training_backend(role) == TRAINING_BACKEND:
+            return None
+        chunks = self.value_of(self.layout_keys(role)["vpp"])
+        return self.learning(role).archon.schedule(chunks)
 
     @property
     def rollout_layout(self) -> RolloutLayout:
@@ -181,8 +195,14 @@ class RunConfig:
         if role == "actor":
             return self.actor_config
         # What recomputes nothing backward needs no recomputation.
-        grouped = role == "ref" and self.actor_config.moe_grouped_gemm
-        return LearningConfig(moe_grouped_gemm=grouped)
+        actor = self.actor_config
+        grouped = role == "ref" and actor.moe_grouped_gemm
+        alike = self._stages_are_the_actors(role)
+        schedule = actor.archon.pp_schedule if alike else None
+        return LearningConfig(
+            moe_grouped_gemm=grouped,
+            archon=ArchonConfig(pp_schedule=schedule, fsdp_size=actor.archon.fsdp_size),
+        )
 
     def micro_batching(self, role: Role, *, learns: bool) -> MicroBatching:
         """Return how a role's sequences are cut, by their number or by tokens.

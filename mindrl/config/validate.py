@@ -5,6 +5,7 @@ from difflib import get_close_matches
 from math import gcd, lcm, prod
 
 from mindrl.config.algorithm_rules import algorithm_findings
+from mindrl.config.archon_rules import engine_findings
 from mindrl.config.backends import TRAINING_ENGINE
 from mindrl.config.data_rules import data_findings
 from mindrl.config.finding import (
@@ -42,7 +43,8 @@ _Rule = tuple[object, str, str, *tuple[Value, ...]]
 def findings(config: RunConfig) -> list[Finding]:
     """Return everything that is wrong with a configuration; empty where nothing is."""
     rules = (_shares, _lengths, _learning, _advantages, _rewards, _files, _checkpoints)
-    found = (each for rule in (*rules, algorithm_findings, data_findings) for each in rule(config))
+    others = (engine_findings, algorithm_findings, data_findings)
+    found = (each for rule in (*rules, *others) for each in rule(config))
     return [*layout_findings(config), *found]
 
 

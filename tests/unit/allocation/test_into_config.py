@@ -105,6 +105,29 @@ def test_critic_and_reward_model_take_strings_too() -> None:
     assert config.layout("reward").tp == 8
 
 
+@pytest.mark.parametrize("engine", ["megatron", "archon", "fsdp"])
+def test_engines_that_train_give_the_same_sizes_to_the_same_keys(engine: str) -> None:
+    config = loaded(actor=f"{engine}:d2t2c2", ref=f"{engine}:d4t2")
+    assert config.layout("actor") == loaded(actor="megatron:d2t2c2").layout("actor")
+    assert (config.layout("ref").tp, config.layout("ref").dp) == (2, 4)
+    assert config.training_backend("actor") == config.training_backend("ref") == engine
+
+
+def test_a_role_beside_the_actor_may_have_another_engine() -> None:
+    config = loaded(actor="archon:(attn:d1p4t2c2|ffn:t1e4)", ref="megatron:d4p4", critic="fsdp:d16")
+    roles = ("actor", "ref", "critic")
+    assert [config.training_backend(role) for role in roles] == ["archon", "megatron", "fsdp"]
+    assert config.layout("actor").ep == 4
+    assert config.layout("critic").pp == 1
+
+
+def test_chunks_stand_beside_the_string_of_a_backend_that_has_no_letter_for_them() -> None:
+    config = loaded(actor="archon:d2p2", vpp=2, ref="archon:d2p2", critic="archon:d4")
+    sizes = [config.layout(role).vpp for role in ("actor", "ref", "critic")]
+    assert sizes == [2, 2, 1]
+    assert loaded(actor="archon:d2p2").layout("actor").vpp == 1
+
+
 def test_the_actors_string_says_how_many_devices_there_are() -> None:
     assert loaded(actor="megatron:d4t2").world_size == 8
     assert loaded(rollout="vllm:d3t2").world_size == 6
@@ -132,8 +155,20 @@ def test_allocation_mode_stands_for_all_strings_and_says_what_to_write_instead()
             ),
         ),
         (
-            {"actor": "fsdp:d8"},
-            "actor_config.backend=fsdp:d8: this version trains with megatron; nearest: megatron:d8",
+            {"actor": "fsdp:d8", "pp": 2},
+            (
+                "actor_config.pipeline_model_parallel_size=2 and actor_config.backend=fsdp:d8, "
+                "which says 1, differ; leave actor_config.pipeline_model_parallel_size out, "
+                "or set it to null"
+            ),
+        ),
+        (
+            {"actor": "archon:d2p2v2"},
+            (
+                "actor_config.backend=archon:d2p2v2, character 12: "
+                "'v' is no dimension of archon; known: d, p, t, c, e\n"
+                "  archon:d2p2v2\n             ^"
+            ),
         ),
         (
             {"rollout": "sglang:d4t2"},

@@ -1,0 +1,132 @@
+"""Rules of the engines: what one of them does not do is refused, and nothing is left out silently.
+
+Most are of PyTorch's own engine, `archon:` and `fsdp:`, and of its section.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Literal
+
+from mindrl.config.archon import ZERO_BUBBLE, ArchonConfig
+from mindrl.config.backends import TRAINING_BACKEND
+from mindrl.config.finding import Finding, Value, broken, must_divide
+from mindrl.config.layout_keys import Role
+from mindrl.config.run import RunConfig
+
+_Learner = Literal["actor", "critic"]
+_MEGATRONS: dict[str, tuple[Value, str]] = {
+    "recompute_granularity": (None, "say what is made again by archon.ac_mode"),
+    "recompute_method": (None, "say what is made again by archon.ac_mode"),
+    "recompute_num_layers": (None, "say what is made again by archon.ac_mode"),
+    "moe_grouped_gemm": (False, "all experts of a layer are multiplied at once as it is"),
+    "moe_aux_loss_coeff": (0.0, "there is no such loss"),
+}
+"""Keys of a role that Megatron alone reads: the value that asks for nothing, and what to know."""
+
+
+def engine_findings(config: RunConfig) -> Iterator[Finding]:
+    """Return what the engine of each role cannot do."""
+    for role in config.roles:
+        if config.training_backend(role) == "fsdp":
+            yield from _fully_sharded(config, role)
+    learners: tuple[_Learner, ...] = ("actor", "critic")
+    for learner in (each for each in learners if each in config.roles):
+        if config.training_backend(learner) == TRAINING_BACKEND:
+            yield from _unread(config, learner)
+        else:
+            yield from _megatrons_own(config, learner)
+            yield from _pipeline(config, learner)
+            yield from _recomputation(config, learner)
+            yield from _sharing(config, learner)
+
+
+def _fully_sharded(config: RunConfig, role: Role) -> Iterator[Finding]:
+    """Refuse sizes that a role takes from keys, and that the string could not have said."""
+    layout, keys = config.layout(role), config.layout_keys(role)
+    for name in ("pp", "vpp", "ep", "etp"):
+        if (size := getattr(layout, name)) > 1:
+            yield broken(
+                keys[name], size, f"needs archon: {_named(config, role)} has d, t and c", 1
+            )
+
+
+def _unread(config: RunConfig, role: _Learner) -> Iterator[Finding]:
+    """Refuse keys of the section where Megatron trains the role."""
+    usual = asdict(ArchonConfig())
+    for name, value in asdict(_section(config, role)).items():
+        if value != usual[name]:
+            need = f"has a meaning only with {role}_config.backend=archon:... or fsdp:..."
+            yield broken(f"{role}_config.archon.{name}", value, need, usual[name])
+
+
+def _megatrons_own(config: RunConfig, role: _Learner) -> Iterator[Finding]:
+    """Refuse keys that this engine does not read."""
+    for name, (off, hint) in _MEGATRONS.items():
+        field = f"{role}_config.{name}"
+        if (value := config.value_of(field)) != off:
+            yield broken(field, value, f"is Megatron's; with {_named(config, role)} {hint}", off)
+    field = "megatron_training.use_distributed_optimizer"
+    if not config.value_of(field):
+        need = f": {_named(config, role)} shares it; {role}_config.archon.fsdp_size=1 does not"
+        yield broken(field, False, need, True)
+
+
+def _pipeline(config: RunConfig, role: _Learner) -> Iterator[Finding]:
+    """Compare the schedule with the chunks of layers that each stage has."""
+    layout, keys, section = config.layout(role), config.layout_keys(role), _section(config, role)
+    field, asked = f"{role}_config.archon.pp_schedule", section.pp_schedule
+    if asked is None:
+        return
+    if layout.pp == 1:
+        yield broken(field, asked, f"needs {keys['pp']} of 2 or more, found 1", None)
+        return
+    schedule, chunks = section.schedule(layout.vpp), f"{keys['vpp']}={layout.vpp}"
+    exact = {"1F1B": 1, "ZBVZeroBubble": 2}.get(schedule)
+    if exact is not None and layout.vpp != exact:
+        yield broken(field, asked, f"needs {keys['vpp']}={exact}, found {layout.vpp}", None)
+    elif exact is None and layout.vpp == 1:
+        yield broken(field, asked, f"has two chunks a stage or more, found {chunks}", None)
+
+
+def _recomputation(config: RunConfig, role: _Learner) -> Iterator[Finding]:
+    """Refuse keys without a meaning, and what does not go together."""
+    section, at = _section(config, role), f"{role}_config.archon"
+    mode, chunks = section.ac_mode, config.layout(role).vpp
+    for name, needed in {
+        "selective_ac_option": "selective",
+        "ac_memory_budget": "memory_budget",
+    }.items():
+        value, usual = getattr(section, name), getattr(ArchonConfig(), name)
+        if value != usual and mode != needed:
+            need = f"has a meaning only with {at}.ac_mode={needed}, found {mode}"
+            yield broken(f"{at}.{name}", value, need, usual)
+    if section.ac_debug and mode == "none":
+        need = f"has a meaning only where {at}.ac_mode makes something again, found none"
+        yield broken(f"{at}.ac_debug", True, need, False)
+    if mode == "memory_budget" and not section.enable_compile:
+        need = f"needs {at}.enable_compile=true, found false: the compiler chooses"
+        yield broken(f"{at}.ac_mode", mode, need, "full", "none")
+    by_op = mode == "selective" and section.selective_ac_option == "op"
+    if by_op and config.layout(role).pp > 1 and section.schedule(chunks) in ZERO_BUBBLE:
+        need = f"does not go with {at}.pp_schedule={section.pp_schedule}, which goes backward twice"
+        yield broken(f"{at}.selective_ac_option", "op", f"{need}; 1 or more is legal", "1", "2")
+
+
+def _sharing(config: RunConfig, role: _Learner) -> Iterator[Finding]:
+    """Let those that share divide the ranks of one part of the model."""
+    layout, size = config.layout(role), _section(config, role).fsdp_size
+    if size is not None and config.world_size % layout.ranks_per_replica == 0:
+        field = f"{role}_config.archon.fsdp_size"
+        ranks = layout.dp * layout.cp
+        yield from must_divide(field, size, "the data- and context-parallel ranks", ranks)
+
+
+def _section(config: RunConfig, role: _Learner) -> ArchonConfig:
+    return config.learning(role).archon
+
+
+def _named(config: RunConfig, role: Role) -> str:
+    """Return the engine of a role as the user has written it."""
+    own = config.value_of(f"{role}_config.backend")
+    section = f"{role}_config" if own else "actor_config"
+    return f"{section}.backend={config.value_of(f'{section}.backend')}"

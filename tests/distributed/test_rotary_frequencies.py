@@ -10,7 +10,7 @@ from training_messages import Case
 
 from mindrl.layouts.layout import TrainLayout
 from mindrl.models.description import read_description
-from mindrl.training.megatron.rotary import inverse_frequencies
+from mindrl.training.rotary import inverse_frequencies
 
 pytestmark = pytest.mark.distributed
 

@@ -6,9 +6,9 @@ Shapes: B sequences, T positions, N tokens, V the vocabulary.
 import gc
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import no_doubles
 import torch
@@ -20,6 +20,7 @@ from offload_probe import arena, swap_out_and_in
 from own_device import device_type
 from torch import Tensor, nn
 from training_messages import Case, Course, Trial, Updated, Weights
+from training_shares import share, with_all_asked
 
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.sequences import Logprobs, Sequences
@@ -44,7 +45,6 @@ from mindrl.workers.device_regions import StoredRegion
 
 _GROUPS: set[dist.ProcessGroup] = set()
 """Those that Megatron made last in this process."""
-Share = TypeVar("Share", bound=Sequences)
 
 
 def build(case: Case, optimizer: Mapping[str, Any] | None = None) -> MegatronEngine:
@@ -165,13 +165,6 @@ def logits(cases: list[Case], sequences: Sequences) -> list[Tensor]:
     return results
 
 
-def with_all_asked(sequences: Sequences) -> Sequences:
-    """Ask for every token but the first of a row, so for the logits of all but the last."""
-    asked_BT = torch.arange(sequences.tokens_BT.size(1)) < sequences.lengths_B[:, None]
-    asked_BT[:, 0] = False
-    return replace(sequences, response_mask_BT=asked_BT)
-
-
 def _logits(chunks: list[nn.Module], packs: list[Pack[Sequences]]) -> Tensor:
     """Return the logits of this rank's tokens and part of the vocabulary, 0 for other tokens.
 
@@ -187,15 +180,6 @@ def _logits(chunks: list[nn.Module], packs: list[Pack[Sequences]]) -> Tensor:
 
     found = forward_backward(chunks, packs, multiply, forward_only=True)
     return found[0] if found else torch.empty(0)
-
-
-def share(case: Case, sequences: Share) -> Share:
-    """Take what this rank's replica gets of a batch."""
-    replica = case.layout.replica_of(dist.get_rank())
-    dp = case.layout.dp
-    shares = case.shares or (len(sequences) // dp,) * dp
-    start = sum(shares[:replica])
-    return sequences.rows(slice(start, start + shares[replica]))
 
 
 def scores(case: Case, sequences: Sequences, micro_batch_sizes: list[int]) -> list[Logprobs | None]:

@@ -1,1 +1,1 @@
-"""The PyTorch-native engine."""
+"""Models in plain torch, on DeviceMesh, DTensor and FSDP2: nothing but PyTorch's own."""

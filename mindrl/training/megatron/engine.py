@@ -5,7 +5,7 @@ numbers of the head for each token.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import cycle, islice
 
 import torch
@@ -13,17 +13,16 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
 from torch import Tensor, nn
-from torch.nn import functional
 
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.sequences import Sequences
 from mindrl.checkpoint.readers import fill
-from mindrl.models.decoder import VALUE_HEAD, Head
+from mindrl.models.decoder import VALUE_HEAD, Head, padded_vocab_size
 from mindrl.models.description import ModelDescription
 from mindrl.models.sharding import Sharding
 from mindrl.platform.determinism import deterministic_gradients
 from mindrl.training.engine import Batch, Loss, StatePart
-from mindrl.training.logprobs import Vocabulary, chunked_logprobs
+from mindrl.training.logprobs import Vocabulary
 from mindrl.training.megatron.model import (
     ModelSettings,
     build_model,
@@ -35,15 +34,16 @@ from mindrl.training.megatron.passes import forward_backward
 from mindrl.training.megatron.training_state import TrainingState
 from mindrl.training.megatron.weights import (
     check_table,
-    drawn_value_head,
     import_weights,
     local_tensors,
     made_tensors,
     mark_parameters,
 )
 from mindrl.training.packs import Pack, PackRules
-from mindrl.training.rows import asked_behind, cut_by_rows, nothing_asked, put_back
+from mindrl.training.reading import Reading, UpdatePass
+from mindrl.training.rows import asked_behind, cut_by_rows, nothing_asked
 from mindrl.training.state_slice import ReadState, StateSlice
+from mindrl.training.value_head import drawn_value_head
 
 
 class MegatronEngine:
@@ -143,14 +143,14 @@ class MegatronEngine:
             parts = [asked_behind(part) for part in parts]
 
         def no_loss(pack: Pack[Sequences], hidden_1SH: Tensor) -> tuple[Tensor, Tensor]:
-            read_KBT = torch.stack(self._read(pack, hidden_1SH))
+            read_KBT = torch.stack(self._reading.read(pack, hidden_1SH, self._head_weight()))
             return torch.zeros((), device=hidden_1SH.device), read_KBT
 
         with self.settings.groups.active():
             found = forward_backward(self.chunks, self.packs(parts), no_loss, forward_only=True)
             if not parallel_state.is_pipeline_last_stage():
                 return None
-            return self._joined(found, rows_of, sequences.tokens_BT.size(1) + at_end)
+            return self._reading.joined(found, rows_of, sequences.tokens_BT.size(1) + at_end)
 
     def train_step(
         self,
@@ -172,44 +172,19 @@ class MegatronEngine:
             packs = self.packs(parts)
             # Megatron averages over micro-batches and replicas; a weighted sum wants neither.
             undo_averages = len(packs) * parallel_state.get_data_parallel_world_size()
-            losses: list[Tensor] = []
-            kept: list[Tensor] = []
+            update = UpdatePass(self._reading, loss, keeps=keep is not None)
 
             def terms_of(pack: Pack[Batch], hidden_1SH: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-                own_BT = pack.spread(torch.ones(len(pack.places_N), device=pack.places_N.device))
-                read = self._read(pack, hidden_1SH)
-                if keep is not None:
-                    kept.append(torch.stack(read).detach())
-                terms = loss(read, pack.source, own_BT, self._over_tokens)
-                losses.append(torch.stack([terms.loss.detach(), *terms.metrics.values()]))
+                terms = update.terms(pack, hidden_1SH, self._head_weight())
                 return terms.loss * undo_averages, terms.metrics
 
             with deterministic_gradients():
                 found = forward_backward(training_state.chunks, packs, terms_of, forward_only=False)
-            if keep is not None and kept:
-                keep(self._joined(kept, rows_of, minibatch.tokens_BT.size(1)))
-            step = training_state.step(losses)
-            return _total(found) | self._balance(len(packs)) | step
-
-    def _joined(
-        self, read: Sequence[Tensor], rows_of: Sequence[Sequence[int]], width: int
-    ) -> tuple[Tensor, ...]:
-        """Put what was read of each pack, [K, B, T], to its rows, on the host; of idle ones none.
-
-        A collective over the ranks that share the tokens of each sequence.
-        """
-        read = read[: len(rows_of)]
-        for read_KBT in read if self.settings.layout.cp > 1 else []:
-            # Each token was read on one of these ranks and is 0 on the others.
-            dist.all_reduce(read_KBT, group=parallel_state.get_context_parallel_group())
-        return put_back([read_KBT.cpu() for read_KBT in read], rows_of, width)
-
-    def _over_tokens(self, values_B: Tensor) -> Tensor:
-        """Add over the ranks that share the tokens of each sequence. A collective over them."""
-        if self.settings.layout.cp > 1:
-            values_B = values_B.clone()
-            dist.all_reduce(values_B, group=parallel_state.get_context_parallel_group())
-        return values_B
+            if keep is not None and update.kept:
+                keep(self._reading.joined(update.kept, rows_of, minibatch.tokens_BT.size(1)))
+            step = training_state.step(update.losses)
+            metrics = self._reading.total(found) if found else {}
+            return metrics | self._balance(len(packs)) | step
 
     @property
     def _learning(self) -> TrainingState:
@@ -242,23 +217,26 @@ class MegatronEngine:
         idle = islice(cycle(self._idle(parts)), count - len(parts))
         return [Pack.of(part, rules) for part in (*parts, *idle)]
 
-    def _read(self, pack: Pack[Batch], hidden_1SH: Tensor) -> tuple[Tensor, ...]:
-        """Return K tensors [B, T]: 0 for other ranks' tokens.
-
-        A token's value is read where its log-prob is: at the token before it.
-        """
-        hidden_NH, weight = hidden_1SH[0, pack.predicting_N], head_weight(self.chunks[-1])
-        if self.head == "value":
-            return (pack.spread(functional.linear(hidden_NH.float(), weight.float())[:, 0]),)
-        vocabulary = Vocabulary(
-            size=self.description.vocab_size,
-            first_token=parallel_state.get_tensor_model_parallel_rank() * len(weight),
-            group=parallel_state.get_tensor_model_parallel_group(),
-            temperature=self.settings.temperature,
-            chunk_tokens=self.settings.logprob_chunk_tokens,
+    @cached_property
+    def _reading(self) -> Reading:
+        """How the last stage reads its head. Needs active groups the first time."""
+        layout = self.settings.layout
+        rows = padded_vocab_size(self.description, layout.tp) // layout.tp
+        return Reading(
+            head=self.head,
+            vocabulary=Vocabulary(
+                size=self.description.vocab_size,
+                first_token=parallel_state.get_tensor_model_parallel_rank() * rows,
+                group=parallel_state.get_tensor_model_parallel_group(),
+                temperature=self.settings.temperature,
+                chunk_tokens=self.settings.logprob_chunk_tokens,
+            ),
+            context=parallel_state.get_context_parallel_group() if layout.cp > 1 else None,
+            replicas=parallel_state.get_data_parallel_group(with_context_parallel=True),
         )
-        logprobs_N, entropy_N = chunked_logprobs(hidden_NH, weight, pack.targets_N, vocabulary)
-        return pack.spread(logprobs_N), pack.spread(entropy_N)
+
+    def _head_weight(self) -> Tensor:
+        return head_weight(self.chunks[-1])
 
     def _balance(self, micro_batches: int) -> dict[str, float]:
         """Say how unequally busy the experts were, where the loss asks for it, and start anew.
@@ -288,14 +266,3 @@ class MegatronEngine:
             # That loss is a mean over micro-batches: it stays the same if all are repeated.
             return [nothing_asked(part) for part in parts]
         return [nothing_asked(parts[0].rows(parts[0].lengths_B.argmin()[None]))]
-
-
-def _total(terms: list[dict[str, Tensor]]) -> dict[str, float]:
-    """Add the weighted sums over micro-batches and replicas; there are none but at the end."""
-    if not terms:
-        return {}
-    names = sorted(terms[0])
-    sums = torch.stack([torch.stack([term[name] for term in terms]).sum() for name in names])
-    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
-    dist.all_reduce(sums, group=group)
-    return dict(zip(names, sums.tolist(), strict=True))

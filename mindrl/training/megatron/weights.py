@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain
 
-import torch
 from megatron.core.tensor_parallel.layers import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -72,15 +71,6 @@ def import_weights(
         read = folder_reader(folder, stack, drawn)
         for name, entry in table.items():
             fill(local[name], entry, read)
-
-
-def drawn_value_head(hidden_size: int, seed: int) -> Tensor:
-    """Return a random head [1, H], the same on every rank; as wide as TRL draws its own.
-
-    Normal, with a deviation of 1 / sqrt(H + 1): values of size 1 where hidden states are.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(1, hidden_size, generator=generator).div((hidden_size + 1) ** 0.5)
 
 
 def _cut_weights(module: nn.Module) -> list[tuple[Tensor, int]]:

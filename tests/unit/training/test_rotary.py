@@ -11,9 +11,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from mindrl.models.description import ModelDescription, read_description
-from mindrl.training.megatron.rotary import inverse_frequencies
+from mindrl.training.rotary import inverse_frequencies
 
-MODELS = Path(__file__).parents[4] / "configs" / "models"
+MODELS = Path(__file__).parents[3] / "configs" / "models"
 SMALL = {"num_attention_heads": 4, "head_dim": 32, "hidden_size": 128, "num_hidden_layers": 2}
 
 

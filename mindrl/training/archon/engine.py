@@ -1,0 +1,276 @@
+"""One model in plain torch: it reads sequences, and learns where it has an optimizer.
+
+Shapes: B sequences of this data-parallel rank, T positions, S tokens of a pack, H hidden size, K
+numbers of the head for each token.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from itertools import repeat
+from math import prod
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from mindrl.batch.balance import MicroBatching
+from mindrl.batch.sequences import Sequences
+from mindrl.checkpoint.readers import fill, folder_reader
+from mindrl.models.decoder import VALUE_HEAD, Head
+from mindrl.models.description import ModelDescription
+from mindrl.models.sharding import Sharding
+from mindrl.observability.progress import tick
+from mindrl.platform.determinism import deterministic_gradients
+from mindrl.training.archon.learning import Learning
+from mindrl.training.archon.meshes import meshes_of
+from mindrl.training.archon.network import Network, NetworkSettings, Part
+from mindrl.training.archon.shards import give_back, shard
+from mindrl.training.archon.tensor import TensorParallel
+from mindrl.training.engine import Batch, Loss, StatePart
+from mindrl.training.logprobs import Vocabulary
+from mindrl.training.packs import Pack, PackRules
+from mindrl.training.reading import Reading, UpdatePass
+from mindrl.training.rows import asked_behind, cut_by_rows, nothing_asked
+from mindrl.training.settings import EngineSettings
+from mindrl.training.state_slice import ReadState, StateKind, StateSlice
+from mindrl.training.value_head import drawn_value_head
+
+
+class ArchonEngine:
+    """This rank's part of a model; see `TrainingEngine`."""
+
+    def __init__(
+        self,
+        folder: str,
+        settings: EngineSettings,
+        known: tuple[ModelDescription, Sharding],
+        *,
+        updates: int | None = None,
+        head_seed: int | None = None,
+        source: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Build the model on its device and give it its weights. A collective over all ranks.
+
+        Args:
+            folder: Hugging Face's.
+            settings: Of the layout and the numerics.
+            known: What its config.json says, and who holds which part of it.
+            updates: Optimizer steps of the whole run; None for a model that never changes.
+            head_seed: Draws a value head where the folder has none; None refuses such a folder.
+            source: The local tensors of a model with the same folder and layout; None reads files.
+
+        Raises:
+            ModelError: A file or tensor of the folder is missing, unreadable or of another shape.
+        """
+        self.folder, self.settings = folder, settings
+        self.meshes = meshes_of(settings.layout, settings.device_type)
+        self.head: Head = settings.head
+        self.device_type = settings.device_type
+        self.description, self.sharding = known
+        self.table = self.sharding.table(dist.get_rank())
+        self.network = self._built()
+        self._fill(head_seed, source)
+        self.learning: Learning | None = None
+        if updates is not None:
+            parameters = self._parameters()
+            copies = {name: self._copies(name, each) for name, each in parameters.items()}
+            self.learning = Learning(parameters, copies, settings.learning, updates)
+
+    def local_tensors(self) -> dict[str, Tensor]:
+        """Return this rank's weights by their local names, in the shapes of its table."""
+        parameters = self._parameters()
+        return {name: parameters[name].to_local().detach() for name in self.table}
+
+    def state(self, part: StatePart) -> Iterator[Tensor]:
+        """Yield the tensors of one part of the state; several may share a storage."""
+        if self.learning is not None:
+            return self.learning.state(part)
+        weights = [each.to_local().detach() for each in self._parameters().values()]
+        return iter(weights if part is StatePart.PARAMETERS else ())
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps taken so far."""
+        return 0 if self.learning is None else self.learning.updates
+
+    def state_slices(self) -> Iterator[StateSlice]:
+        """Yield what a checkpoint holds of this rank: see `TrainingEngine`."""
+        local, parameters = self.local_tensors(), self._parameters()
+        for index, (name, entry) in enumerate(self.table.items()):
+            kept: dict[StateKind, Tensor] = {"weight": local[name]}
+            if self.learning is not None:
+                moments = self.learning.moments(self.learning.leaves[name])
+                kept |= {"exp_avg": moments["exp_avg"], "exp_avg_sq": moments["exp_avg_sq"]}
+            is_ours = self._is_ours(name, parameters[name], index)
+            for placement in entry.placements:
+                for kind, stored in kept.items():
+                    yield StateSlice(
+                        tensor=placement.tensor,
+                        kind=kind,
+                        box=placement.source,
+                        stored=stored,
+                        run=(0, stored.numel()),
+                        shape=entry.shape,
+                        local=placement.local,
+                        axes=placement.axes,
+                        is_ours=is_ours,
+                    )
+
+    @torch.no_grad()
+    def restore(self, updates: int, read: ReadState) -> None:
+        """Take weights and moments over: see `TrainingEngine`."""
+        local = self.local_tensors()
+        for name, entry in self.table.items():
+            fill(local[name], entry, partial(read, "weight"))
+        if self.learning is None:
+            return
+        for each in self.state_slices():
+            each.values(each.stored).copy_(read(each.kind, each.tensor, each.box))
+        self.learning.restore(updates)
+
+    @torch.no_grad()
+    def forward(
+        self, sequences: Sequences, micro_batching: MicroBatching, *, at_end: bool = False
+    ) -> tuple[Tensor, ...] | None:
+        """Say what the head says of each response token: see `TrainingEngine`."""
+        rows_of, parts = cut_by_rows(sequences, micro_batching)
+        if at_end:
+            parts = [asked_behind(part) for part in parts]
+        found = []
+        for pack in self.packs(parts):
+            tick()
+            hidden_1SH = self.network(pack.tokens_1S, pack)
+            found.append(
+                torch.stack(self._reading.read(pack, hidden_1SH, self.network.head_weight()))
+            )
+        give_back(self.network)
+        return self._reading.joined(found, rows_of, sequences.tokens_BT.size(1) + at_end)
+
+    def train_step(
+        self,
+        minibatch: Batch,
+        micro_batching: MicroBatching,
+        loss: Loss[Batch],
+        *,
+        keep: Callable[[tuple[Tensor, ...]], None] | None = None,
+    ) -> dict[str, float]:
+        """Take one optimizer step on this rank's share of a minibatch: see `TrainingEngine`.
+
+        The loss is the weighted sum of the token losses: neither the cut into micro-batches nor
+        the number of ranks changes the gradient.
+        """
+        learning = self.learning
+        assert learning is not None, "this model never changes"
+        learning.zero_gradients()
+        rows_of, parts = cut_by_rows(minibatch, micro_batching)
+        update = UpdatePass(self._reading, loss, keeps=keep is not None)
+        metrics = []
+        with deterministic_gradients():
+            for pack in self.packs(parts):
+                tick()
+                hidden_1SH = self.network(pack.tokens_1S, pack)
+                terms = update.terms(pack, hidden_1SH, self.network.head_weight())
+                terms.loss.backward()  # type: ignore[no-untyped-call]
+                metrics.append(terms.metrics)
+        give_back(self.network)
+        if keep is not None:
+            keep(self._reading.joined(update.kept, rows_of, minibatch.tokens_BT.size(1)))
+        step = learning.step(update.losses)
+        return self._reading.total(metrics) | step
+
+    def packs(self, parts: Sequence[Batch]) -> list[Pack[Batch]]:
+        """Lay micro-batches out, and add empty ones until all ranks have as many. A collective.
+
+        Ranks borrow each other's weights in every pass.
+        """
+        layout, most = self.settings.layout, torch.tensor(len(parts), device=self.device_type)
+        dist.all_reduce(most, op=dist.ReduceOp.MAX)
+        rules = PackRules(
+            removes_padding=self.settings.removes_padding,
+            cp=layout.cp,
+            cp_rank=layout.dense_order.coordinates[dist.get_rank()]["cp"],
+            tokens_multiple=layout.cp * (layout.tp if self.network.parallel.is_cut else 1),
+            device_type=self.device_type,
+        )
+        idle = nothing_asked(parts[0].rows(parts[0].lengths_B.argmin()[None]))
+        return [Pack.of(part, rules) for part in (*parts, *repeat(idle, int(most) - len(parts)))]
+
+    def _built(self) -> Network:
+        layout, settings, model = self.settings.layout, self.settings, self.description
+        sequence = layout.tp > 1 and (settings.training.sequence_parallel or bool(model.moe))
+        twins = self.meshes.twins(model.num_key_value_heads)
+        parallel = TensorParallel(mesh=self.meshes.tensor, sequence=sequence, twins=twins)
+        network = Network(
+            model,
+            Part(range(model.num_hidden_layers), is_first=True, is_last=True),
+            NetworkSettings(
+                parallel=parallel,
+                context=self.meshes.context,
+                attention=settings.attention,
+                head=self.head,
+            ),
+        )
+        shard(network, self.meshes.data, self.device_type, bf16=settings.training.bf16)
+        rows = -(-model.vocab_size // layout.tp)
+        self._reading = Reading(
+            head=self.head,
+            vocabulary=Vocabulary(
+                size=model.vocab_size,
+                first_token=parallel.rank * rows,
+                group=parallel.group,
+                temperature=settings.temperature,
+                chunk_tokens=settings.logprob_chunk_tokens,
+            ),
+            context=self.meshes.context,
+            replicas=self.meshes.replicas,
+        )
+        return network
+
+    @torch.no_grad()
+    def _fill(self, head_seed: int | None, source: Mapping[str, Tensor] | None) -> None:
+        """Give the model its weights, from files or from another model."""
+        parameters = self._parameters()
+        for name, parameter in parameters.items():
+            found, entry = tuple(parameter.to_local().shape), self.table.get(name)
+            wanted = entry.shape if entry else found if 0 in found else None
+            assert found == wanted, f"{name}: the network has {found}, the table {wanted}"
+        local = self.local_tensors()
+        if source is not None:
+            assert source.keys() == local.keys(), "another folder or layout"
+            for name, tensor in local.items():
+                tensor.copy_(source[name])
+            return
+        drawn = {}
+        if head_seed is not None:
+            drawn[VALUE_HEAD] = drawn_value_head(self.description.hidden_size, head_seed)
+        with ExitStack() as stack:
+            read = folder_reader(self.folder, stack, drawn)
+            for name, entry in self.table.items():
+                fill(local[name], entry, read)
+
+    def _parameters(self) -> dict[str, DTensor]:
+        found = dict(self.network.named_parameters())
+        assert all(isinstance(each, DTensor) for each in found.values()), "weights are borrowed"
+        return found  # type: ignore[return-value]
+
+    def _is_ours(self, name: str, parameter: DTensor, index: int) -> bool:
+        """Deal what several ranks hold to one after the other."""
+        twins, mesh = self.network.twins().get(name), parameter.device_mesh
+        return (twins is None or twins.rank() == 0) and all(
+            mesh.get_local_rank(dim) == index % mesh.size(dim)
+            for dim, placement in enumerate(parameter.placements)
+            if placement.is_replicate()
+        )
+
+    def _copies(self, name: str, parameter: DTensor) -> int:
+        """Count the ranks of a stage that hold the same part of a parameter."""
+        twins, mesh = self.network.twins().get(name), parameter.device_mesh
+        # What FSDP2 and tensor parallelism both cut is no `Shard`, but it is no copy either.
+        sizes = [
+            mesh.size(dim)
+            for dim, placement in enumerate(parameter.placements)
+            if placement.is_replicate()
+        ]
+        return prod(sizes) * (1 if twins is None else twins.size())

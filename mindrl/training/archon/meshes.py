@@ -1,0 +1,83 @@
+"""The ranks of a layout as torch's meshes, in any order of the ranks."""
+
+from collections.abc import Collection, Mapping
+from functools import cache
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from mindrl.layouts.layout import TrainLayout
+from mindrl.layouts.rank_order import RankOrder
+
+
+class Meshes:
+    """The groups that a rank belongs to."""
+
+    def __init__(
+        self, layout: TrainLayout, device_type: str, *, fsdp_size: int | None = None
+    ) -> None:
+        """Make the groups. A collective over all ranks.
+
+        Args:
+            layout: Of the model.
+            device_type: Of its weights.
+            fsdp_size: Ranks that share the rows of a weight, others hold copies; None is all that
+                would hold the same.
+        """
+        self.layout = layout
+        order = layout.dense_order
+        ranks = ranks_by_place(order, {"pp": ("pp",), "shard": ("dp", "cp"), "tp": ("tp",)})
+        names: tuple[str, ...] = ("pp", "shard", "tp")
+        if fsdp_size is not None:
+            ranks = ranks.view(layout.pp, -1, fsdp_size, layout.tp)
+            names = ("pp", "replica", "shard", "tp")
+        self.root = DeviceMesh(device_type, ranks, mesh_dim_names=names)
+        self.data = self.root["shard"] if fsdp_size is None else self.root["replica", "shard"]
+        """The ranks that FSDP2 shards weights over; of two dimensions the first holds copies."""
+        self.tensor = self.root["tp"]
+        self.pipeline = self.root["pp"].get_group()
+        self.replicas = _own_group(order.groups(("dp", "cp")))
+        """The ranks of a stage that read other sequences, or other tokens of them."""
+        self.context = _own_group(order.groups(("cp",))) if layout.cp > 1 else None
+        """The ranks that share the tokens of sequences; None for one alone."""
+
+    def twins(self, heads: int) -> dist.ProcessGroup | None:
+        """Return the tensor-parallel ranks that have the same key-value heads, where several do.
+
+        A collective over all ranks.
+        """
+        copies = self.layout.tp // heads
+        if copies <= 1:
+            return None
+        groups = self.layout.dense_order.groups(("tp",))
+        runs = [group[at : at + copies] for group in groups for at in range(0, len(group), copies)]
+        return _own_group(runs)
+
+
+@cache
+def meshes_of(layout: TrainLayout, device_type: str, fsdp_size: int | None = None) -> Meshes:
+    """Return the groups of a layout, which models of the same layout share. A collective."""
+    return Meshes(layout, device_type, fsdp_size=fsdp_size)
+
+
+def ranks_by_place(order: RankOrder, dimensions: Mapping[str, Collection[str]]) -> torch.Tensor:
+    """Return the ranks of an order by their places in some dimensions, each of one or more of its.
+
+    Contributions of the digits of a rank add up: along each dimension ranks rise, and a place is
+    the same whatever the other places are.
+    """
+    places = [
+        {rank: at for group in order.groups(names) for at, rank in enumerate(group)}
+        for names in dimensions.values()
+    ]
+    ranks = torch.empty([max(place.values()) + 1 for place in places], dtype=torch.int)
+    for rank in range(order.world_size):
+        ranks[tuple(place[rank] for place in places)] = rank
+    return ranks
+
+
+def _own_group(groups: list[list[int]]) -> dist.ProcessGroup:
+    own: dist.ProcessGroup
+    own, _ = dist.new_subgroups_by_enumeration(groups)  # type: ignore[no-untyped-call]
+    return own

@@ -1,0 +1,222 @@
+"""A decoder in plain torch: Qwen2, Qwen3 and Llama, dense and with experts.
+
+Its parameters bear Hugging Face's names, of a pipeline stage too. It reads packs and returns the
+last hidden states, never logits.
+
+Shapes: S tokens of this rank, N heads of this rank, M of them key-value heads, D width of a head,
+H hidden size, R context-parallel ranks.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mindrl.models.decoder import Head
+from mindrl.models.description import ModelDescription
+from mindrl.platform.attention import Kernel, Packing
+from mindrl.training.archon.collectives import heads_for_tokens, tokens_for_heads
+from mindrl.training.archon.tensor import Embedding, Linear, Norm, TensorParallel, local
+from mindrl.training.packs import Pack
+from mindrl.training.rotary import inverse_frequencies
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkSettings:
+    """What layout and device add to a model description."""
+
+    parallel: TensorParallel
+    context: dist.ProcessGroup | None
+    """The ranks that share the tokens of a sequence; None for one alone."""
+    attention: Kernel
+    head: Head = "vocabulary"
+
+
+class Part(NamedTuple):
+    """What of a model a pipeline stage holds."""
+
+    layers: range
+    is_first: bool
+    is_last: bool
+
+
+class Tokens(NamedTuple):
+    """What every layer needs to know of the tokens that it reads."""
+
+    cosines_SD: Tensor
+    sines_SD: Tensor
+    packing: Packing
+    gathered: Tensor | None
+    natural: Tensor | None
+
+
+class Attention(nn.Module):
+    """Causal attention inside each sequence; under context parallelism by heads (Ulysses)."""
+
+    def __init__(self, model: ModelDescription, settings: NetworkSettings) -> None:
+        super().__init__()
+        hidden, D, parallel = model.hidden_size, model.head_dim, settings.parallel
+        self.head_dim, self.parallel = D, parallel
+        self.kernel, self.context = settings.attention, settings.context
+        # Fewer heads than ranks: each has the one that its queries ask, and others have it too.
+        key_rows = max(model.num_key_value_heads, parallel.size) * D
+        twins = parallel.twins
+        has_bias = model.attention_bias
+        self.q_proj = Linear(hidden, model.num_attention_heads * D, parallel, bias=has_bias)
+        self.k_proj = Linear(hidden, key_rows, parallel, bias=has_bias, twins=twins)
+        self.v_proj = Linear(hidden, key_rows, parallel, bias=has_bias, twins=twins)
+        self.o_proj = Linear(model.num_attention_heads * D, hidden, parallel, cut=1)
+        if model.qk_norm:
+            self.q_norm = Norm(D, model.rms_norm_eps, parallel, of_heads=True)
+            self.k_norm = Norm(D, model.rms_norm_eps, parallel, of_heads=True)
+        self.has_norms = model.qk_norm
+
+    def forward(self, hidden_1SH: Tensor, tokens: Tokens) -> Tensor:
+        """Mix; returns hidden states as they came."""
+        read_SH = self.parallel.enter(hidden_1SH)[0]
+        query_SND, key_SMD, value_SMD = (
+            projection(read_SH).unflatten(-1, (-1, self.head_dim))
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        if self.has_norms:
+            query_SND, key_SMD = self.q_norm(query_SND), self.k_norm(key_SMD)
+        query_SND, key_SMD = _turned(query_SND, tokens), _turned(key_SMD, tokens)
+        mixed_SND = self._attend(query_SND, key_SMD, value_SMD, tokens)
+        return self.parallel.leave(self.o_proj(mixed_SND.flatten(1))[None])
+
+    # Loops over the lengths of sequences: no graph is made of it.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, tokens: Tokens) -> Tensor:
+        gathered, natural, group = tokens.gathered, tokens.natural, self.context
+        if group is None or gathered is None or natural is None:
+            return self.kernel(query, key, value, tokens.packing, None)
+        query, key, value = (
+            tokens_for_heads(each, group).index_select(0, natural) for each in (query, key, value)
+        )
+        mixed = self.kernel(query, key, value, tokens.packing, None)
+        return heads_for_tokens(mixed.index_select(0, gathered), group)
+
+
+class FeedForward(nn.Module):
+    """A gated feed-forward part."""
+
+    def __init__(self, model: ModelDescription, settings: NetworkSettings) -> None:
+        super().__init__()
+        hidden, inner, self.parallel = model.hidden_size, model.intermediate_size, settings.parallel
+        self.gate_proj = Linear(hidden, inner, self.parallel)
+        self.up_proj = Linear(hidden, inner, self.parallel)
+        self.down_proj = Linear(inner, hidden, self.parallel, cut=1)
+
+    def forward(self, hidden_1SH: Tensor) -> Tensor:
+        """Return hidden states as they came."""
+        read_1SH = self.parallel.enter(hidden_1SH)
+        gated = functional.silu(self.gate_proj(read_1SH)) * self.up_proj(read_1SH)
+        return self.parallel.leave(self.down_proj(gated))
+
+
+class Layer(nn.Module):
+    """A layer of the decoder."""
+
+    def __init__(self, model: ModelDescription, settings: NetworkSettings) -> None:
+        super().__init__()
+        sizes = model.hidden_size, model.rms_norm_eps, settings.parallel
+        self.input_layernorm = Norm(*sizes, of_heads=False)
+        self.self_attn = Attention(model, settings)
+        self.post_attention_layernorm = Norm(*sizes, of_heads=False)
+        self.mlp = FeedForward(model, settings)
+
+    def forward(self, hidden_1SH: Tensor, tokens: Tokens) -> Tensor:
+        """Return hidden states as they came."""
+        hidden_1SH = hidden_1SH + self.self_attn(self.input_layernorm(hidden_1SH), tokens)
+        fed_1SH: Tensor = self.mlp(self.post_attention_layernorm(hidden_1SH))
+        return hidden_1SH + fed_1SH
+
+
+class Decoder(nn.Module):
+    """The layers of a stage, under their numbers in the model."""
+
+    def __init__(self, model: ModelDescription, part: Part, settings: NetworkSettings) -> None:
+        super().__init__()
+        vocabulary, hidden, parallel = model.vocab_size, model.hidden_size, settings.parallel
+        if part.is_first:
+            self.embed_tokens = Embedding(vocabulary, hidden, parallel)
+        self.layers = nn.ModuleDict({str(at): Layer(model, settings) for at in part.layers})
+        if part.is_last:
+            self.norm = Norm(hidden, model.rms_norm_eps, parallel, of_heads=False)
+
+
+class Network(nn.Module):
+    """A decoder with its head, or a stage of it, without memory."""
+
+    def __init__(self, model: ModelDescription, part: Part, settings: NetworkSettings) -> None:
+        super().__init__()
+        self.part, self.parallel = part, settings.parallel
+        self.is_value = settings.head == "value"
+        self.frequencies_F = inverse_frequencies(model)
+        self.model = Decoder(model, part, settings)
+        if part.is_last and self.is_value:
+            self.score = Linear(model.hidden_size, 1, self.parallel, cut=None)
+        elif part.is_last and not (model.tie_word_embeddings and part.is_first):
+            self.lm_head = Linear(model.hidden_size, model.vocab_size, self.parallel)
+
+    @property
+    def layers(self) -> list[Layer]:
+        """Those of this stage."""
+        found: list[Any] = list(self.model.layers.values())
+        return found
+
+    def forward(self, given: Tensor, pack: Pack[Any]) -> Tensor:
+        """Go through a stage.
+
+        Args:
+            given: Tokens [1, S] for the first stage, hidden states of the stage before for others.
+            pack: Those tokens.
+
+        Returns:
+            Hidden states; of the last stage normed, and those of all tokens [1, S, H].
+        """
+        hidden_1SH = self.model.embed_tokens(given) if self.part.is_first else given
+        angles = _angles(pack.positions_1S[0], self.frequencies_F, hidden_1SH.dtype)
+        tokens = Tokens(*angles, pack.packing, pack.gathered, pack.natural)
+        for layer in self.layers:
+            hidden_1SH = layer(hidden_1SH, tokens)
+        return self._before_head(hidden_1SH) if self.part.is_last else hidden_1SH
+
+    def head_weight(self) -> Tensor:
+        """Return what turns hidden states into this rank's logits, [V, H], or into values, [1, H].
+
+        To be asked behind a forward pass, which brings the weights together.
+        """
+        holder: Any = self.score if self.is_value else getattr(self, "lm_head", None)
+        return local((self.model.embed_tokens if holder is None else holder).weight)
+
+    def twins(self) -> dict[str, dist.ProcessGroup]:
+        """Return the parameters of which other tensor-parallel ranks hold the same rows."""
+        return {
+            f"{path}.{name}": module.twins
+            for path, module in self.named_modules()
+            if isinstance(module, Linear) and module.twins is not None
+            for name, _ in module.named_parameters(recurse=False)
+        }
+
+    def _before_head(self, hidden_1SH: Tensor) -> Tensor:
+        # By a value head every rank multiplies whole, so each has the whole gradient already.
+        gather = self.parallel.share if self.is_value else self.parallel.enter
+        return gather(self.model.norm(hidden_1SH))
+
+
+def _angles(
+    positions_S: Tensor, frequencies_F: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    angles_SF = torch.outer(positions_S.float(), frequencies_F.to(positions_S.device))
+    angles_S1D = torch.cat((angles_SF, angles_SF), -1)[:, None]
+    return angles_S1D.cos().to(dtype), angles_S1D.sin().to(dtype)
+
+
+def _turned(heads_SND: Tensor, tokens: Tokens) -> Tensor:
+    first, second = heads_SND.chunk(2, -1)
+    turned = torch.cat((-second, first), -1)
+    return heads_SND * tokens.cosines_SD + turned * tokens.sines_SD

@@ -1,0 +1,172 @@
+"""Tensor and sequence parallelism: parameters are DTensors, the forward pass sees plain tensors.
+
+FSDP2 and whoever reads the weights see the placements; no operation of a model is dispatched by
+DTensor, which takes three to six times as long. With sequence parallelism hidden states between
+the cut regions are cut over the tokens: [1, S / tp, H].
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.nn import functional
+
+from mindrl.training.archon.collectives import (
+    copied,
+    gathered,
+    gathered_alike,
+    scattered,
+    summed,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorParallel:
+    """How a rank shares the matrices of a model with others; of one rank alone, not at all."""
+
+    mesh: DeviceMesh
+    """One-dimensional."""
+    sequence: bool
+    """Hidden states are cut over the tokens."""
+    twins: dist.ProcessGroup | None = None
+    """The ranks that hold the same key-value heads, where there are fewer heads than ranks."""
+
+    @property
+    def size(self) -> int:
+        """Ranks."""
+        return self.mesh.size()
+
+    @property
+    def rank(self) -> int:
+        """This rank's place."""
+        return self.mesh.get_local_rank()
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The ranks."""
+        return self.mesh.get_group()
+
+    def parameter(self, *shape: int, cut: int | None = None) -> nn.Parameter:
+        """Make this rank's part of a parameter that is cut along a dimension; without memory yet.
+
+        The sizes are those of the whole; what does not divide is padded.
+        """
+        sizes = list(shape)
+        if cut is not None:
+            sizes[cut] = -(-sizes[cut] // self.size)
+        local = torch.empty(sizes, device="meta")
+        if self.size == 1:
+            return nn.Parameter(local)
+        whole = [size * self.size if dim == cut else size for dim, size in enumerate(sizes)]
+        placement = Replicate() if cut is None else Shard(cut)
+        return nn.Parameter(
+            DTensor.from_local(
+                local,
+                self.mesh,
+                [placement],
+                run_check=False,
+                shape=torch.Size(whole),
+                stride=torch.empty(whole, device="meta").stride(),
+            )
+        )
+
+    def enter(self, hidden_1SH: Tensor) -> Tensor:
+        """Return the hidden states of all tokens, for this rank's part of matrices."""
+        if self.size == 1:
+            return hidden_1SH
+        return (gathered if self.sequence else copied)(hidden_1SH, self.group)
+
+    def leave(self, part_1SH: Tensor) -> Tensor:
+        """Add what the ranks' parts gave."""
+        if self.size == 1:
+            return part_1SH
+        return (scattered if self.sequence else summed)(part_1SH, self.group)
+
+    def share(self, hidden_1SH: Tensor) -> Tensor:
+        """Return the hidden states of all tokens, which all ranks then treat alike."""
+        return gathered_alike(hidden_1SH, self.group) if self.is_cut else hidden_1SH
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the ranks share the tokens of hidden states."""
+        return self.sequence and self.size > 1
+
+
+def local(tensor: Tensor, *, sums: bool = False) -> Tensor:
+    """Return this rank's part of a parameter.
+
+    `sums`: the whole gradient is the sum of what each rank finds, as of a norm of its own tokens.
+    """
+    if not isinstance(tensor, DTensor):
+        return tensor
+    gradient: Sequence[Placement] | None = [Partial()] if sums else None
+    return tensor.to_local(grad_placements=gradient)
+
+
+class Linear(nn.Module):
+    """A matrix of which a rank holds some rows (`cut` 0) or some columns (1), and its bias."""
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        parallel: TensorParallel,
+        *,
+        cut: int | None = 0,
+        bias: bool = False,
+        twins: dist.ProcessGroup | None = None,
+    ) -> None:
+        """Make one without memory; `twins` are ranks that hold the same rows."""
+        super().__init__()
+        self.weight = parallel.parameter(outputs, inputs, cut=cut)
+        self.bias = parallel.parameter(outputs, cut=cut) if bias else None
+        self.twins = twins
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply."""
+        bias = None if self.bias is None else self._own(self.bias)
+        return functional.linear(x, self._own(self.weight), bias)
+
+    def _own(self, parameter: Tensor) -> Tensor:
+        own = local(parameter)
+        return own if self.twins is None else copied(own, self.twins)
+
+
+class Norm(nn.Module):
+    """A root-mean-square norm."""
+
+    def __init__(self, size: int, eps: float, parallel: TensorParallel, *, of_heads: bool) -> None:
+        """Make one without memory: of the heads of this rank, or of hidden states."""
+        super().__init__()
+        self.weight = parallel.parameter(size)
+        self.eps = eps
+        self.sums = parallel.size > 1 and (of_heads or parallel.sequence)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scale the last dimension."""
+        weight = local(self.weight, sums=self.sums)
+        return functional.rms_norm(x, (len(weight),), weight, self.eps)
+
+
+class Embedding(nn.Module):
+    """The vectors of some of the tokens."""
+
+    def __init__(self, tokens: int, size: int, parallel: TensorParallel) -> None:
+        """Make one without memory."""
+        super().__init__()
+        self.weight = parallel.parameter(tokens, size, cut=0)
+        self.parallel = parallel
+
+    def forward(self, tokens_1S: Tensor) -> Tensor:
+        """Look tokens up; what another rank holds comes from there."""
+        rows = local(self.weight)
+        if self.parallel.size == 1:
+            return functional.embedding(tokens_1S, rows)
+        place_1S = tokens_1S - self.parallel.rank * len(rows)
+        is_own_1S = (place_1S >= 0) & (place_1S < len(rows))
+        found = functional.embedding(place_1S.clamp(0, len(rows) - 1), rows)
+        return self.parallel.leave(found * is_own_1S[..., None])

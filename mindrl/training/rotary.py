@@ -1,0 +1,38 @@
+"""Rotary frequencies of a model, as transformers makes them.
+
+Shapes: F frequencies, half as many as a head is wide.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from mindrl.models.description import ModelDescription
+from mindrl.models.rope import LinearScaling, Llama3Scaling
+
+
+def inverse_frequencies(model: ModelDescription) -> Tensor:
+    """Return the angle that one position turns each pair of a head by: float32 [F], in radians.
+
+    In the order of transformers' operations, so that no bit differs.
+    """
+    powers_F = torch.arange(0, model.head_dim, 2, dtype=torch.float32) / model.head_dim
+    plain_F = 1.0 / (model.rope_theta**powers_F)
+    match model.rope_scaling:
+        case None:
+            return plain_F
+        case LinearScaling(factor=factor):
+            return plain_F / factor
+        case Llama3Scaling() as scaling:
+            return _scaled_as_llama3(plain_F, scaling)
+
+
+def _scaled_as_llama3(plain_F: Tensor, scaling: Llama3Scaling) -> Tensor:
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    length = scaling.original_max_position_embeddings
+    wave_F = 2 * math.pi / plain_F
+    kept_F = (length / wave_F - low) / (high - low)
+    between_F = (1 - kept_F) * plain_F / scaling.factor + kept_F * plain_F
+    scaled_F = torch.where(wave_F > length / low, plain_F / scaling.factor, between_F)
+    return torch.where(wave_F < length / high, plain_F, scaled_F)

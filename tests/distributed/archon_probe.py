@@ -1,0 +1,81 @@
+"""What the tests of the torch-native engine call in forked processes; see forked_workers.run.
+
+Shapes: B sequences, T positions, N tokens, V the vocabulary.
+"""
+
+from dataclasses import fields
+
+import torch
+from own_device import device_type
+from torch import Tensor
+from training_messages import Case, Course, Trial
+from training_shares import share, with_all_asked
+
+from mindrl.batch.sequences import Sequences
+from mindrl.config.megatron_training import MegatronTrainingConfig
+from mindrl.config.role import LearningConfig
+from mindrl.models.description import read_description
+from mindrl.platform.attention import attention_kernel
+from mindrl.training.archon.engine import ArchonEngine
+from mindrl.training.archon.sharding import archon_sharding
+from mindrl.training.archon.shards import give_back
+from mindrl.training.settings import EngineSettings
+
+
+def build(case: Case, course: Course | None = None) -> ArchonEngine:
+    """Build the model over all ranks of the group; with a course it learns."""
+    asked = {**case.settings, **(course.optimizer if course else {})}
+    updates = asked.pop("updates", None)
+    learning, training = (
+        {each.name: asked.pop(each.name) for each in fields(section) if each.name in asked}
+        for section in (LearningConfig, MegatronTrainingConfig)
+    )
+    settings = EngineSettings(
+        layout=case.layout,
+        training=MegatronTrainingConfig(
+            train_iters=1,
+            global_batch_size=1,
+            seq_length=64,
+            data_path="unused.jsonl",
+            bf16=case.bf16,
+            sequence_parallel=case.sequence_parallel,
+            **training,
+        ),
+        learning=LearningConfig(**learning),
+        device_type=device_type(),
+        attention=attention_kernel(device_type()),
+        temperature=case.temperature,
+        **asked,
+    )
+    model = read_description(case.folder)
+    known = model, archon_sharding(model, case.layout, head=settings.head)
+    return ArchonEngine(case.folder, settings, known, updates=updates)
+
+
+def trials(courses: list[tuple[Case, Course]], sequences: Sequences) -> list[Trial]:
+    """Build each model once; returns its logits and what the updates say."""
+    results = []
+    for case, course in courses:
+        model = build(case, course)
+        logits = _logits(model, with_all_asked(sequences))
+        metrics = [
+            model.train_step(
+                share(case, minibatch), course.micro_batching, course.loss.of_minibatch
+            )
+            for minibatch in course.minibatches
+        ]
+        results.append(Trial(logits_BTV=logits, metrics=metrics))
+    return results
+
+
+@torch.no_grad()
+def _logits(model: ArchonEngine, sequences: Sequences) -> Tensor:
+    """Return the logits of this rank's tokens and part of the vocabulary, 0 for other tokens."""
+    (pack,) = model.packs([sequences])
+    hidden_1SH = model.network(pack.tokens_1S, pack)
+    logits_NV = hidden_1SH[0, pack.predicting_N] @ model.network.head_weight().T
+    give_back(model.network)
+    B, T = sequences.tokens_BT.shape
+    flat = logits_NV.new_zeros(B * T, logits_NV.size(1))
+    flat[pack.places_N - 1] = logits_NV
+    return flat.view(B, T, -1)

@@ -1,0 +1,95 @@
+"""The torch-native engine in every layout, beside Hugging Face and one process of Megatron.
+
+With every change each layout is taken once, and the families in turn; at night all cases are.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+from forked_workers import ForkedWorkers
+from nightly import at_night_but
+from test_layout_table import LOGITS_BOUND, LOSS_BOUND, Family, compare
+from test_training_layouts import LOSS, OPTIMIZER, minibatches, sequences
+from training_messages import Case, Course, Trial
+
+from mindrl.batch.balance import MicroBatching
+from mindrl.layouts.layout import TrainLayout
+
+pytestmark = pytest.mark.distributed
+
+DENSE = ("qwen2", "qwen2 tied", "qwen3", "llama")
+ANY_FAMILY: Mapping[str, TrainLayout] = {
+    "alone": TrainLayout(),
+    "DP2": TrainLayout(dp=2),
+    "TP2": TrainLayout(tp=2),
+    "TP2+SP": TrainLayout(tp=2),
+    "CP2": TrainLayout(cp=2),
+    "DP2+TP2+SP": TrainLayout(dp=2, tp=2),
+    "DP2+CP2": TrainLayout(dp=2, cp=2),
+    "TP2+CP2": TrainLayout(tp=2, cp=2),
+    "TP4, more than key-value heads": TrainLayout(tp=4),
+}
+
+
+def cases() -> Iterator[tuple[str, str, TrainLayout]]:
+    """Yield family, name of the layout, and the layout."""
+    for family in DENSE:
+        for name, layout in ANY_FAMILY.items():
+            yield family, name, layout
+
+
+def of_every_change() -> set[tuple[str, str]]:
+    """Return each layout with one family, and so each family."""
+    return {(family, name) for name, family in zip(ANY_FAMILY, cycle(DENSE), strict=False)}
+
+
+@pytest.fixture(scope="module")
+def families(
+    random_model_of: Callable[..., Path], forked_workers: ForkedWorkers
+) -> Mapping[str, Family]:
+    """What one process of Megatron finds for each family."""
+    courses = {}
+    for family in DENSE:
+        name, *tied = family.split()
+        folder = str(random_model_of(name, bool(tied), spread=0.1))
+        courses[folder] = Course(
+            minibatches=minibatches(folder, 5),
+            loss=LOSS,
+            optimizer=OPTIMIZER | {"updates": 5},
+            micro_batching=MicroBatching(sequences=2),
+        )
+    asked = [(Case(folder=folder), course) for folder, course in courses.items()]
+    (found,) = forked_workers.run("training_probe:trials", asked, sequences())
+    trained = zip(courses.items(), found, strict=True)
+    made = [Family(folder=folder, course=course, alone=each) for (folder, course), each in trained]
+    return dict(zip(DENSE, made, strict=True))
+
+
+@pytest.mark.parametrize("every_case", at_night_but([False], [False, True]))
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_logits_are_hugging_faces_and_five_updates_are_those_of_megatron(
+    ranks: int,
+    every_case: bool,
+    families: Mapping[str, Family],
+    forked_workers: ForkedWorkers,
+) -> None:
+    chosen = [
+        (
+            (family, name),
+            Case(folder=families[family].folder, layout=layout, sequence_parallel="SP" in name),
+        )
+        for family, name, layout in cases()
+        if layout.world_size == ranks and (every_case or (family, name) in of_every_change())
+    ]
+    asked = [(case, families[family].course) for (family, _), case in chosen]
+    replies: list[list[Trial]] = forked_workers.run(
+        "archon_probe:trials", asked, sequences(), ranks=ranks
+    )
+    for index, (key, case) in enumerate(chosen):
+        found = [reply[index] for reply in replies]
+        row = compare(case.layout, found, families[key[0]].alone, case.folder)
+        assert row.logits <= LOGITS_BOUND, key
+        assert row.loss <= LOSS_BOUND, key
+        assert row.grad_norm <= LOSS_BOUND, key

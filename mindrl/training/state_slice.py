@@ -1,13 +1,15 @@
 """What a run cannot go on without: pieces of main weights and moments, by logical names."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from torch import Tensor
 
+from mindrl.checkpoint.readers import fill
 from mindrl.models.orientation import oriented
-from mindrl.models.placement import Bounds, Box, Shape
+from mindrl.models.placement import Bounds, Box, Shape, ShardingTable
 
 StateKind = Literal["weight", "exp_avg", "exp_avg_sq"]
 """A weight as the optimizer keeps it, and Adam's two moments."""
@@ -46,3 +48,16 @@ class StateSlice:
         """
         block = stored.view(-1)[slice(*self.run)].view(self.shape)
         return oriented(block, self.local, self.axes)
+
+
+def take_over(
+    read: ReadState,
+    local: Mapping[str, Tensor],
+    table: ShardingTable,
+    slices: Iterable[StateSlice],
+) -> None:
+    """Fill local tensors by their table, and what an optimizer keeps of them."""
+    for name, entry in table.items():
+        fill(local[name], entry, partial(read, "weight"))
+    for each in slices:
+        each.values(each.stored).copy_(read(each.kind, each.tensor, each.box))

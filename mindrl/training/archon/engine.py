@@ -6,7 +6,6 @@ numbers of the head for each token.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from itertools import repeat
 from math import prod
 
@@ -34,7 +33,7 @@ from mindrl.training.packs import Pack, PackRules
 from mindrl.training.reading import Reading, UpdatePass
 from mindrl.training.rows import asked_behind, cut_by_rows, nothing_asked
 from mindrl.training.settings import EngineSettings
-from mindrl.training.state_slice import ReadState, StateKind, StateSlice
+from mindrl.training.state_slice import ReadState, StateKind, StateSlice, take_over
 from mindrl.training.value_head import drawn_value_head
 
 
@@ -121,14 +120,10 @@ class ArchonEngine:
     @torch.no_grad()
     def restore(self, updates: int, read: ReadState) -> None:
         """Take weights and moments over: see `TrainingEngine`."""
-        local = self.local_tensors()
-        for name, entry in self.table.items():
-            fill(local[name], entry, partial(read, "weight"))
-        if self.learning is None:
-            return
-        for each in self.state_slices():
-            each.values(each.stored).copy_(read(each.kind, each.tensor, each.box))
-        self.learning.restore(updates)
+        slices = () if self.learning is None else self.state_slices()
+        take_over(read, self.local_tensors(), self.table, slices)
+        if self.learning is not None:
+            self.learning.restore(updates)
 
     @torch.no_grad()
     def forward(

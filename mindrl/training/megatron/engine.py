@@ -5,7 +5,7 @@ numbers of the head for each token.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import cycle, islice
 
 import torch
@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.sequences import Sequences
-from mindrl.checkpoint.readers import fill
 from mindrl.models.decoder import VALUE_HEAD, Head, padded_vocab_size
 from mindrl.models.description import ModelDescription
 from mindrl.models.sharding import Sharding
@@ -42,7 +41,7 @@ from mindrl.training.megatron.weights import (
 from mindrl.training.packs import Pack, PackRules
 from mindrl.training.reading import Reading, UpdatePass
 from mindrl.training.rows import asked_behind, cut_by_rows, nothing_asked
-from mindrl.training.state_slice import ReadState, StateSlice
+from mindrl.training.state_slice import ReadState, StateSlice, take_over
 from mindrl.training.value_head import drawn_value_head
 
 
@@ -124,14 +123,10 @@ class MegatronEngine:
     @torch.no_grad()
     def restore(self, updates: int, read: ReadState) -> None:
         """Take weights and moments over: see `TrainingEngine`."""
-        local = self.local_tensors()
-        for name, entry in self.table.items():
-            fill(local[name], entry, partial(read, "weight"))
-        if self.training_state is None:
-            return
-        for each in self.state_slices():
-            each.values(each.stored).copy_(read(each.kind, each.tensor, each.box))
-        self.training_state.updates = updates
+        slices = () if self.training_state is None else self.state_slices()
+        take_over(read, self.local_tensors(), self.table, slices)
+        if self.training_state is not None:
+            self.training_state.updates = updates
 
     @torch.no_grad()
     def forward(

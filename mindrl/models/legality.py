@@ -1,6 +1,7 @@
 """What every engine demands of a model's sizes; each has its own legality besides. Pure."""
 
 from collections.abc import Iterator, Mapping
+from math import prod
 
 from mindrl.config.finding import (
     Finding,
@@ -10,6 +11,7 @@ from mindrl.config.finding import (
     nearest_divisors,
     nearest_first,
 )
+from mindrl.layouts.layout import TrainLayout
 from mindrl.models.description import ModelDescription
 
 Keys = Mapping[str, str]
@@ -31,9 +33,69 @@ def tensor_parallel_findings(model: ModelDescription, tp: int, keys: Keys) -> It
         yield from must_divide(field, tp, "the width of the shared experts", width)
 
 
+def context_parallel_findings(
+    model: ModelDescription, layout: TrainLayout, keys: Keys
+) -> Iterator[Finding]:
+    """Say what keeps context-parallel ranks from sharing the heads of a tensor-parallel rank."""
+    if layout.cp == 1:
+        return
+    field = keys["cp"]
+    heads = model.num_attention_heads // layout.tp
+    yield from must_divide(field, layout.cp, "the attention heads of a tensor-parallel rank", heads)
+    key_value_heads = max(1, model.num_key_value_heads // layout.tp)
+    if model.mla is None and key_value_heads % layout.cp and layout.cp % key_value_heads:
+        need = (
+            f"must divide the key-value heads of a tensor-parallel rank, {key_value_heads}, or be "
+            f"a multiple of them; nearest: {nearest_divisors(key_value_heads, layout.cp)}"
+        )
+        yield broken(field, layout.cp, need, *divisors_near(key_value_heads, layout.cp))
+
+
+def pipeline_findings(
+    model: ModelDescription, layout: TrainLayout, keys: Keys
+) -> Iterator[Finding]:
+    """Say what keeps any training engine from cutting the layers of a model into chunks."""
+    if layout.vpp > 1 and layout.pp == 1:
+        yield broken(keys["vpp"], layout.vpp, f"needs {keys['pp']} of 2 or more, found 1", 1)
+    judged = _even_layers if layout.layers_per_chunk is None else _given_layers
+    yield from judged(model.num_hidden_layers, layout, keys)
+
+
+def expert_findings(model: ModelDescription, layout: TrainLayout, keys: Keys) -> Iterator[Finding]:
+    """Say what keeps any training engine from dealing experts out evenly, and from cutting them."""
+    if model.moe is None:
+        sizes = {"ep": layout.ep, "etp": layout.etp}
+        yield from (without_experts(keys[name], size) for name, size in sizes.items() if size > 1)
+    else:
+        width = model.moe.intermediate_size
+        yield from must_divide(keys.get("ep", ""), layout.ep, "num_experts", model.moe.num_experts)
+        yield from must_divide(keys.get("etp", ""), layout.etp, "moe_intermediate_size", width)
+
+
 def without_experts(field: str, size: int) -> Finding:
     """Refuse an expert size of a model without experts."""
     return broken(field, size, "needs a model with experts; 1 is legal", 1)
+
+
+def _even_layers(layers: int, layout: TrainLayout, keys: Keys) -> Iterator[Finding]:
+    sizes = {keys[name]: size for name in ("pp", "vpp") if (size := getattr(layout, name)) > 1}
+    for finding in must_divide(
+        " times ".join(sizes), prod(sizes.values()), "num_hidden_layers", layers
+    ):
+        uneven = f"; or give {keys['layers_per_chunk']}" if "layers_per_chunk" in keys else ""
+        field, size = list(sizes.items())[-1]
+        others = prod(sizes.values()) // size
+        legal = divisors_near(layers // others, size) if layers % others == 0 else ()
+        yield Finding(f"{finding}{uneven}", field, size, legal)
+
+
+def _given_layers(layers: int, layout: TrainLayout, keys: Keys) -> Iterator[Finding]:
+    given, chunks = layout.layers_per_chunk or (), layout.pp * layout.vpp
+    if len(given) != chunks or sum(given) != layers or min(given) < 1:
+        need = f"must be {chunks} numbers of 1 or more that add to num_hidden_layers={layers}"
+        least, more = divmod(layers, chunks)
+        even = tuple(least + (chunk < more) for chunk in range(chunks))
+        yield broken(keys["layers_per_chunk"], given, need, *([even] if least else []))
 
 
 def _key_value_heads(field: str, tp: int, heads: int) -> Iterator[Finding]:

@@ -6,6 +6,8 @@ coordinates hold, so a thousand ranks need no thousand tables.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
 from math import prod
 
 from mindrl.models.decoder import ELEMENT_BYTES, DType, Head, always_float32, logical_shapes
@@ -49,6 +51,8 @@ class Sharding:
     """Of all tensors but those that are always float32."""
     twins: Mapping[str, str] = field(default_factory=dict)
     """Shards whose local tensors have the names and shapes of another shard's, and that shard."""
+    padded_to: Mapping[str, str] = field(default_factory=dict)
+    """Shards whose ranks have the memory of another shard, and that one; others have their own."""
 
     def table(self, rank: int) -> ShardingTable:
         """Return all that a rank holds."""
@@ -78,12 +82,29 @@ class Sharding:
         names = dict.fromkeys(self.twin_of(shard) for shard in self.shards)
         return {name: self.shards[name] for name in names}
 
+    def stored_as(self, shard: str) -> str:
+        """Return the shard by whose names and shapes ranks with this one have memory."""
+        return self.padded_to.get(shard, self.twin_of(shard))
+
     def held_bytes(self) -> tuple[int, ...]:
         """Return the bytes of each rank's weights, where each tensor has a storage of its own."""
-        sizes = {
-            shard: table_bytes(table, self.dtype) for shard, table in self.distinct_tables().items()
-        }
-        return tuple(sum(sizes[self.twin_of(shard)] for shard in held) for held in self.held_by)
+        return self._sums(self.stored_as, partial(table_bytes, dtype=self.dtype))
+
+    def used_bytes(self) -> tuple[int, ...]:
+        """Return the same without what storages are padded with."""
+        return self._sums(self.twin_of, partial(table_bytes, dtype=self.dtype))
+
+    def storages(self) -> tuple[int, ...]:
+        """Return how many storages each rank's weights have."""
+        return self._sums(self.stored_as, len)
+
+    def _sums(
+        self, like: Callable[[str], str], measure: Callable[[ShardingTable], int]
+    ) -> tuple[int, ...]:
+        """Add up a measure of what each rank holds, asked of what each shard is like."""
+        held = [[like(shard) for shard in shards] for shards in self.held_by]
+        found = {name: measure(self.shards[name]) for name in set(chain(*held))}
+        return tuple(sum(found[name] for name in names) for names in held)
 
 
 def whole_sharding(

@@ -189,8 +189,7 @@ def _host_rounding(models: RunShardings) -> RankBytes:
     """Return what rounding adds at most to what each rank keeps on the host."""
     tensors = np.zeros(models.plan.config.world_size, dtype=np.int64)
     for side in models.training.values():
-        sizes = {shard: len(table) for shard, table in side.distinct_tables().items()}
-        tensors += [sum(sizes[side.twin_of(shard)] for shard in held) for held in side.held_by]
+        tensors += side.storages()
     return tensors * _STORAGES_PER_TENSOR * rounded(1)
 
 

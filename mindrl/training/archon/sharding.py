@@ -8,7 +8,8 @@ A tied head in another chunk than the embedding is a copy of it, `lm_head.weight
 
 FSDP2 then cuts the first dimension of what a tensor-parallel rank has, as `torch.chunk` does: the
 ranks that share it get as many rows each, rounded up, so the last ones get fewer, or none, and
-then lack the name. Of experts a rank gets whole ones. Imports no torch.
+then lack the name; but all have the memory of the first. Of experts a rank gets whole ones.
+Imports no torch.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -70,7 +71,7 @@ def archon_sharding(
     by_chunk = _by_chunk(model, layout, head)
     alike = _first_alike(_row_counts(model, layout.tp, by_chunk), shards)
     experts = _first_alike({moe.num_experts // layout.ep}, layout.expert_dp) if moe else []
-    tables, twins, held_by = LazyTables(), {}, []
+    tables, twins, padded_to, held_by = LazyTables(), {}, {}, []
     for rank, (at, _) in enumerate(places):
         dense = layout.dense_order.coordinates[rank]
         stage, tensor, shard = dense["pp"], dense["tp"], at % shards
@@ -79,15 +80,19 @@ def archon_sharding(
         names = [f"stage {stage}, tensor {tensor}, shard {shard}"]
         tables.add(names[0], partial(_dense, model, held, cut))
         twins[names[0]] = f"stage {stage}, tensor 0, shard {alike[shard]}"
+        padded_to[names[0]] = f"stage {stage}, tensor 0, shard 0"
         if moe:
             place = layout.experts_order.coordinates[rank]
             assert place["pp"] == stage, "the stages of both grids must agree"
             names.append(_experts_name(place))
             tables.add(names[1], partial(_experts, model, layout, place))
-            first = {"pp": stage, "ep": 0, "etp": 0, "dp": experts[place["dp"]]}
-            twins[names[1]] = _experts_name(first)
+            first = {"pp": stage, "ep": 0, "etp": 0, "dp": 0}
+            twins[names[1]] = _experts_name({**first, "dp": experts[place["dp"]]})
+            padded_to[names[1]] = _experts_name(first)
         held_by.append(tuple(names))
-    return Sharding(shards=tables, held_by=tuple(held_by), dtype=dtype, twins=twins)
+    return Sharding(
+        shards=tables, held_by=tuple(held_by), dtype=dtype, twins=twins, padded_to=padded_to
+    )
 
 
 def _by_chunk(

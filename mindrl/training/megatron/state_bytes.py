@@ -20,21 +20,12 @@ from mindrl.layouts.layout import TrainLayout
 from mindrl.models.decoder import ELEMENT_BYTES, EMBEDDING, always_float32
 from mindrl.models.placement import LocalTensor, ShardingTable
 from mindrl.models.sharding import Sharding
+from mindrl.training.trained_bytes import TrainedBytes
 
 _PARAMETER_MULTIPLE, _BUCKET_MULTIPLE = 64, 128
 _MAIN_WEIGHT_BYTES, _MOMENTS_BYTES, _GRADIENT_BYTES = 4, 8, 4
 _SHARED = ("embedding.word_embeddings.weight", "output_layer.weight")
 """Local names of the embedding of the first stage, and of its copy on the last one."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainedBytes:
-    """What one rank allocates for a model that it trains."""
-
-    weights: int
-    gradients: int
-    optimizer: int
-    """Both moments, and in bfloat16 the main weights; once an update has made them."""
 
 
 def trained_bytes(

@@ -6,7 +6,8 @@ That the numbers are Megatron's own is shown in tests/distributed/test_memory.py
 from mindrl.layouts.layout import TrainLayout
 from mindrl.models.description import ModelDescription
 from mindrl.training.megatron.sharding import megatron_sharding
-from mindrl.training.megatron.state_bytes import TrainedBytes, trained_bytes
+from mindrl.training.megatron.state_bytes import trained_bytes
+from mindrl.training.trained_bytes import TrainedBytes
 
 TINY = ModelDescription(
     model_type="qwen2",

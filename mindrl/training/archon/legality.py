@@ -1,0 +1,71 @@
+"""What the PyTorch-native engine demands of a model, and of the order of the ranks.
+
+Every finding about a size names the nearest legal values. Imports no torch.
+"""
+
+from collections.abc import Iterator
+
+from mindrl.config.backends import TRAINING_BACKEND
+from mindrl.config.finding import Finding, broken, nearest_first
+from mindrl.layouts.layout import TrainLayout
+from mindrl.layouts.rank_order import RankOrder
+from mindrl.models.description import ModelDescription
+from mindrl.models.legality import (
+    Keys,
+    context_parallel_findings,
+    expert_findings,
+    pipeline_findings,
+    tensor_parallel_findings,
+)
+from mindrl.training.orders import possible_orders
+
+
+def archon_findings(model: ModelDescription, layout: TrainLayout, keys: Keys) -> Iterator[Finding]:
+    """Say what keeps the engine from building a model, or from cutting it by a layout.
+
+    Needs words for `tp`, `cp`, `pp`, `vpp`, `ep` and `etp` where they are above 1, and for
+    `layers_per_chunk` where it is given; `backend` is the word for the choice of the engine.
+    """
+    if unknown := [*_not_built(model)]:
+        field = keys.get("backend", "backend")
+        text = f"{field}: {', '.join(unknown)} need {TRAINING_BACKEND}"
+        yield Finding(text, field, legal=(TRAINING_BACKEND,))
+    heads = list(tensor_parallel_findings(model, layout.tp, keys))
+    yield from heads
+    if not heads:
+        yield from context_parallel_findings(model, layout, keys)
+    yield from pipeline_findings(model, layout, keys)
+    yield from expert_findings(model, layout, keys)
+    if model.moe and layout.etp not in (1, layout.tp):
+        need = f"must be 1 or the tensor-parallel size, {layout.tp}"
+        yield broken(keys["etp"], layout.etp, need, *nearest_first({1, layout.tp}, layout.etp))
+
+
+def _not_built(model: ModelDescription) -> Iterator[str]:
+    """Name what the engine's own network does not have."""
+    if model.mla:
+        yield "latent attention"
+    if model.fused_projections:
+        yield "fused projections"
+    if moe := model.moe:
+        if moe.shared_intermediate_size:
+            yield "shared experts"
+        if moe.score_correction_bias:
+            yield "a bias of the choice of experts"
+        if moe.groups > 1:
+            yield "groups of experts"
+
+
+def archon_orders(own: RankOrder, ranks_per_node: int) -> Iterator[RankOrder]:
+    """Yield the orders that one grid can be given instead of the engine's own, which comes first.
+
+    The rows of a tensor are dealt to the ranks that share it as they rise. In the engine's own
+    order those of one `dp` follow each other; in others they must too, for a place in the grid to
+    say which rows a rank has.
+    """
+    yield from possible_orders(own, ranks_per_node, _contexts_lie_closest)
+
+
+def _contexts_lie_closest(order: RankOrder) -> bool:
+    names = [name for name, radix in order.digits if radix > 1 and name in ("cp", "dp")]
+    return names == sorted(names)

@@ -11,7 +11,7 @@ older `sglang.d2t2p1+d1t4p1` has points for colons, and sizes alone for the engi
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -26,7 +26,13 @@ from mindrl.allocation.grammar import (
     unknown_backend,
     unknown_dimension,
 )
-from mindrl.config.backends import BACKENDS, LETTERS, ROLLOUT_BACKEND, TRAINING_BACKEND
+from mindrl.config.backends import (
+    BACKENDS,
+    LETTERS,
+    ROLLOUT_BACKEND,
+    TRAINING_BACKEND,
+    TRAINING_BACKENDS,
+)
 from mindrl.config.finding import must_divide
 from mindrl.errors import ConfigError
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
@@ -104,19 +110,20 @@ def _in_one_line() -> Iterator[None]:
 
 @_in_one_line()
 def parse_training(text: str, world_size: int | None = None) -> TrainLayout:
-    """Read a training layout, such as `megatron:p2t2`; of a `world_size` a missing d follows.
+    """Read a training layout, such as `archon:p2t2`; of a `world_size` a missing d follows.
 
     Raises:
         ConfigError: The text is no training layout, or not one of so many ranks.
     """
-    spec = _read_one(text, TRAINING_BACKEND, only=True)
-    return _training_layout(text, spec, TRAINING_BACKEND, world_size)
+    spec = _read_one(text, TRAINING_BACKEND, TRAINING_BACKENDS)
+    assert spec.backend is not None, "it is refused without one"
+    return _training_layout(text, spec, spec.backend.text, world_size)
 
 
 @_in_one_line()
 def parse_rollout(text: str, world_size: int | None = None) -> RolloutLayout:
     """Read a rollout layout, such as `vllm:d2t4`; see `parse_training`."""
-    spec = _read_one(text, ROLLOUT_BACKEND, only=True)
+    spec = _read_one(text, ROLLOUT_BACKEND, (ROLLOUT_BACKEND,))
     return _rollout_layout(text, spec, ROLLOUT_BACKEND, world_size)
 
 
@@ -176,17 +183,17 @@ def _spell(sizes: Mapping[str, int]) -> str:
     return "".join(f"{name}{size}" for name, size in sizes.items() if size > 1 or name == "d")
 
 
-def _read_one(text: str, suggested: str, *, only: bool = False) -> EngineSpec:
-    """Read one engine; with `only` it has the suggested backend, and no name."""
+def _read_one(text: str, suggested: str, only: Collection[str] = ()) -> EngineSpec:
+    """Read one engine; with `only` it has one of these backends, and no name."""
     ((spec,),) = read(text, "one", suggested)
     if spec.backend is None:
         raise missing_backend(text, spec.at, suggested)
     before, behind = text[: spec.joint.at], text[spec.joint.at + 1 :]
-    if only and spec.backend.text != suggested:
+    if only and spec.backend.text not in only:
         what = f"{spec.backend.text!r} cannot stand on this side; write {suggested}:{behind}"
         raise AllocationError(text, spec.at, what)
     if only and spec.name:
-        what = f"a name has no place here; write {suggested}:{behind}"
+        what = f"a name has no place here; write {spec.backend.text}:{behind}"
         raise AllocationError(text, spec.name.at - 1, what)
     if spec.joint.text == ".":
         what = f"'.' is the old form; write {before}:{behind}"

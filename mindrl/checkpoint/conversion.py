@@ -20,6 +20,7 @@ from mindrl.checkpoint.export import (
 )
 from mindrl.checkpoint.rank_files import LAYOUT_FILE, layout_record, rank_files, writing_ranks
 from mindrl.checkpoint.readers import ReadBox, fill, folder_reader, rank_file_reader
+from mindrl.config.backends import TRAINING_BACKEND, TrainingBackend
 from mindrl.layouts.layout import TrainLayout
 from mindrl.models.placement import ShardingTable
 from mindrl.models.sharding import Sharding, table_bytes
@@ -40,6 +41,8 @@ class Conversion:
     """Who holds what in the target; a Hugging Face folder is one rank with everything."""
     layout: TrainLayout | None
     """Of the rank files; None writes a Hugging Face folder."""
+    backend: TrainingBackend = TRAINING_BACKEND
+    """Whose layout that is."""
     shard_bytes: int
     """Most bytes of a file of a Hugging Face folder."""
 
@@ -80,7 +83,8 @@ def convert(conversion: Conversion, advance: Advance) -> None:
                 file = TensorFile(folder / names[rank], table, sharding.dtype)
             _write(ExportedModel(target, dict.fromkeys(table, file)), table, read, advance)
         with writing(target):
-            write_json(folder / LAYOUT_FILE, layout_record(conversion.layout, sharding))
+            record = layout_record(conversion.layout, sharding, conversion.backend)
+            write_json(folder / LAYOUT_FILE, record)
 
 
 def _write(model: ExportedModel, table: ShardingTable, read: ReadBox, advance: Advance) -> None:

@@ -14,6 +14,7 @@ from typing import Any, cast, get_args
 
 from mindrl.allocation.meaning import layout_string, parse_training
 from mindrl.checkpoint.files import Framework, check_shapes, open_file, shapes_in
+from mindrl.config.backends import TrainingBackend, training_backend_of
 from mindrl.errors import ConfigError, ModelError
 from mindrl.layouts.layout import TrainLayout
 from mindrl.models.decoder import DType
@@ -40,19 +41,21 @@ def writing_ranks(sharding: Sharding) -> tuple[int, ...]:
     return tuple(rank for rank, name in enumerate(names) if name not in names[:rank])
 
 
-def layout_record(layout: TrainLayout, sharding: Sharding) -> dict[str, object]:
+def layout_record(
+    layout: TrainLayout, sharding: Sharding, backend: TrainingBackend
+) -> dict[str, object]:
     """Return what layout.json says."""
     return {
         "version": _VERSION,
-        "layout": layout_string(layout),
+        "layout": layout_string(layout, backend),
         "layers_per_chunk": layout.layers_per_chunk,
         "dtype": sharding.dtype,
         "files": rank_files(sharding),
     }
 
 
-def read_layout(folder: str) -> tuple[TrainLayout, DType]:
-    """Read the layout and the type of a folder of rank files.
+def read_layout(folder: str) -> tuple[TrainLayout, DType, TrainingBackend]:
+    """Read the layout of a folder of rank files, the type and whose layout it is.
 
     Raises:
         ModelError: layout.json is missing, unreadable or of another version.
@@ -72,10 +75,12 @@ def read_layout(folder: str) -> tuple[TrainLayout, DType]:
         if not is_met:
             raise ModelError(f"{path}: {key}={values.get(key)!r} must be {need}")
     try:
-        layout = parse_training(str(values.get("layout")))
+        text = str(values.get("layout"))
+        layout = parse_training(text)
     except ConfigError as error:
         raise ModelError(f"{path}: layout={error}") from error
-    return replace(layout, layers_per_chunk=chunks and tuple(chunks)), cast("DType", dtype)
+    layout = replace(layout, layers_per_chunk=chunks and tuple(chunks))
+    return layout, cast("DType", dtype), training_backend_of(text)
 
 
 def open_rank_files(

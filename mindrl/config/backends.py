@@ -16,6 +16,12 @@ TRAINING_ENGINE = "Megatron"
 """The first of them in the words of a sentence."""
 
 
+def training_backend_of(text: str) -> TrainingBackend:
+    """Return the backend that the string of an engine that trains begins with."""
+    name = text.partition(":")[0]
+    return next((each for each in TRAINING_BACKENDS if each == name), TRAINING_BACKEND)
+
+
 @dataclass(frozen=True, kw_only=True)
 class BackendRules:
     """What may stand behind the name of a backend."""

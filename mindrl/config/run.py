@@ -8,7 +8,7 @@ from pydantic.dataclasses import dataclass
 
 from mindrl.batch.balance import MicroBatching
 from mindrl.config.archon import ArchonConfig, Schedule
-from mindrl.config.backends import TRAINING_BACKEND, TRAINING_BACKENDS, TrainingBackend
+from mindrl.config.backends import TRAINING_BACKEND, TrainingBackend, training_backend_of
 from mindrl.config.data import DataConfig
 from mindrl.config.generate import GenerateConfig
 from mindrl.config.layout_keys import ROLLOUT_SIZE_KEYS, SIZE_KEYS, Role
@@ -61,9 +61,8 @@ class RunConfig:
 
     def training_backend(self, role: Role) -> TrainingBackend:
         """Return the engine that trains a role: its string's, the actor's, or Megatron."""
-        text = self.value_of(f"{role}_config.backend") or self.actor_config.backend
-        name = text.partition(":")[0]
-        return next((each for each in TRAINING_BACKENDS if each == name), TRAINING_BACKEND)
+        own = self.value_of(f"{role}_config.backend")
+        return training_backend_of(own or self.actor_config.backend)
 
     def _stages_are_the_actors(self, role: Role) -> bool:
         sizes = (self.value_of(f"{role}_config.{SIZE_KEYS[name]}") for name in ("pp", "vpp"))

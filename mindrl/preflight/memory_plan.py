@@ -25,7 +25,6 @@ from mindrl.memory.schedule import PHASE_ROLES, ROLE_REGIONS, UPDATES, Phase, Re
 from mindrl.observability.units import MIB, mib_text
 from mindrl.platform.host_memory import rounded
 from mindrl.preflight.run_shardings import RunPlan, RunShardings, role_head
-from mindrl.training.planning import trained_bytes
 
 _PAGE = "docs/how-to/plan-memory.md"
 _CAPACITY = "rl_config.device_memory_mib"
@@ -139,6 +138,7 @@ def region_bytes(
             found |= dict.fromkeys(regions, np.array(side.held_bytes()))
             continue
         layout = models.plan.layouts[role]
+        trained_bytes = models.plan.planning(role).trained_bytes
         ranks = trained_bytes(side, layout, distributed_optimizer=distributed_optimizer)
         parts = [(rank.weights, rank.gradients, rank.optimizer) for rank in ranks]
         found |= dict(zip(regions, np.array(parts).T, strict=True))

@@ -6,7 +6,6 @@ from functools import cache
 from pathlib import Path
 
 from mindrl.checkpoint.files import check_files
-from mindrl.config.backends import TRAINING_ENGINE
 from mindrl.config.finding import Finding, Value, broken, must_divide, once, spelled
 from mindrl.config.layout_keys import ROLLOUT_SIZE_KEYS, Role
 from mindrl.config.role import LearningConfig
@@ -19,7 +18,7 @@ from mindrl.preflight.memory_plan import kv_cache_findings
 from mindrl.preflight.run_shardings import role_head
 from mindrl.preflight.shipped import sizes_path
 from mindrl.rollout.planning import kv_bytes_per_token, rollout_findings
-from mindrl.training.planning import training_findings
+from mindrl.training.planning import planning_of
 
 ROLLOUT_KEYS = {name: f"generate_config.{key}" for name, key in ROLLOUT_SIZE_KEYS.items()}
 
@@ -100,11 +99,12 @@ def _layouts(config: RunConfig, models: Mapping[Role, ModelDescription]) -> list
 def _layout(config: RunConfig, role: Role, model: ModelDescription) -> Iterator[Finding]:
     """Compare the layout of a role with its model, and then what it recomputes."""
     layout, keys = config.layout(role), config.layout_keys(role)
-    found = list(training_findings(model, layout, keys))
+    planning = planning_of(config.training_backend(role))
+    found = list(planning.findings(model, layout, keys))
     yield from found
     key, tp = keys["tp"], layout.tp
     if model.moe and tp > 1 and not config.megatron_training.sequence_parallel:
-        need = f": with {key}={tp} {TRAINING_ENGINE} trains experts only where it is true"
+        need = f": with {key}={tp} {planning.name} trains experts only where it is true"
         yield broken("megatron_training.sequence_parallel", False, need, True)
     if role not in ("actor", "critic"):
         return

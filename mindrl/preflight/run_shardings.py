@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from mindrl.resharding.plan import ReshardPlan, Topology, plan_reshard, slices_f
 from mindrl.resharding.rank_map import choose_orders
 from mindrl.resharding.slices import Slices
 from mindrl.rollout.planning import kv_bytes_per_token, rollout_sharding
-from mindrl.training.planning import ExpertStorage, legal_orders, training_sharding
+from mindrl.training.planning import EnginePlanning, Storage, planning_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +48,10 @@ class RunPlan:
     def train_dtype(self) -> DType:
         """In which models compute and are written; an engine may keep its weights in float32."""
         return "bfloat16" if self.config.megatron_training.bf16 else "float32"
+
+    def planning(self, role: Role) -> EnginePlanning:
+        """Return what is known of the engine that trains a role."""
+        return planning_of(self.config.training_backend(role))
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -83,15 +87,17 @@ class RunShardings:
     @cached_property
     def training(self) -> dict[Role, Sharding]:
         """Who holds which part of each role's model; roles that are alike share the answer."""
-        config = self.plan.config
-        sharding = cache(partial(training_sharding, dtype=self.plan.train_dtype))
-        found: dict[Role, Sharding] = {}
-        for role, layout in self.plan.layouts.items():
-            grouped = config.learning(role).moe_grouped_gemm
-            experts: ExpertStorage = "grouped" if grouped else "sequential"
-            found[role] = sharding(
-                self.plan.models[role], layout, experts=experts, head=role_head(role)
+        plan, found = self.plan, dict[Role, Sharding]()
+        of_engine = cache(lambda planning, *asked: planning.sharding(*asked))
+        for role, layout in plan.layouts.items():
+            planning, learning = plan.planning(role), plan.config.learning(role)
+            storage = Storage(
+                dtype=planning.weights_dtype(plan.train_dtype),
+                head=role_head(role),
+                grouped_experts=learning.moe_grouped_gemm,
+                fsdp_size=learning.archon.fsdp_size,
             )
+            found[role] = of_engine(planning, plan.models[role], layout, storage)
         return found
 
     @cached_property
@@ -131,7 +137,8 @@ class RunShardings:
     def ordered(self) -> "RunShardings":
         """The same with the ranks in the order that `generate_config.rank_map` asks for.
 
-        A role with the actor's sizes takes its order too: then they share their process groups.
+        A role with the actor's sizes and engine takes its order too: then they share their process
+        groups.
         """
         plan = self.plan
         if plan.config.generate_config.rank_map == "default":
@@ -139,12 +146,15 @@ class RunShardings:
         own = plan.layouts["actor"]
         with no_collection():
             source, target = self.training["actor"], self.rollout
-            best = choose_orders(
-                own, source, target, self.slices, plan.topology, legal_orders
-            ).layout
+            orders, topology = plan.planning("actor").legal_orders, plan.topology
+            best = choose_orders(own, source, target, self.slices, topology, orders).layout
         if best == own:
             return self
-        layouts = {role: best if each == own else each for role, each in plan.layouts.items()}
+        engine = plan.config.training_backend
+        layouts = {
+            role: best if each == own and engine(role) == engine("actor") else each
+            for role, each in plan.layouts.items()
+        }
         return RunShardings(plan=replace(plan, layouts=layouts), unordered=self)
 
 

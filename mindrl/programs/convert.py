@@ -15,6 +15,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from mindrl.allocation.meaning import layout_string, parse_training
 from mindrl.checkpoint.files import check_shapes, open_tensors, shapes_in
 from mindrl.checkpoint.rank_files import LAYOUT_FILE, open_rank_files, read_layout
+from mindrl.config.backends import training_backend_of
 from mindrl.errors import ConfigError, ModelError, OutputError
 from mindrl.launch.interrupts import signals_as_errors
 from mindrl.layouts.layout import TrainLayout
@@ -31,7 +32,7 @@ from mindrl.programs.arguments import (
     written_keys,
 )
 from mindrl.programs.exits import FAILED, exit_code, report
-from mindrl.training.planning import training_findings, training_sharding
+from mindrl.training.planning import Storage, planning_of
 
 if TYPE_CHECKING:
     from mindrl.checkpoint.conversion import Conversion
@@ -84,7 +85,9 @@ class _Source:
 def _convert(options: argparse.Namespace) -> int:
     layout = _target_layout(options)
     model = read_description(options.source)
-    if layout and (findings := [*training_findings(model, layout, written_keys("--layout"))]):
+    backend = training_backend_of(options.layout or "")
+    engine = planning_of(backend)
+    if layout and (findings := [*engine.findings(model, layout, written_keys("--layout"))]):
         return report(map(str, findings), FAILED)
     source = _read_source(options.source, model)
     dtype = options.dtype or source.dtype
@@ -103,8 +106,9 @@ def _convert(options: argparse.Namespace) -> int:
         target=target,
         target_sharding=whole_sharding(model, world_size=1, holders=[0], dtype=dtype)
         if layout is None
-        else training_sharding(model, layout, dtype=dtype),
+        else engine.sharding(model, layout, Storage(dtype=dtype)),
         layout=layout,
+        backend=backend,
         shard_bytes=options.shard_bytes or SHARD_BYTES,
     )
     _check_space(target, conversion.total_bytes)
@@ -141,10 +145,11 @@ def _read_source(folder: str, model: ModelDescription) -> _Source:
     path = Path(folder) / LAYOUT_FILE
     with ExitStack() as stack:
         if path.exists():
-            layout, dtype = read_layout(folder)
-            for finding in training_findings(model, layout, written_keys(str(path))):
+            layout, dtype, backend = read_layout(folder)
+            engine = planning_of(backend)
+            for finding in engine.findings(model, layout, written_keys(str(path))):
                 raise ModelError(str(finding))
-            sharding = training_sharding(model, layout, dtype=dtype)
+            sharding = engine.sharding(model, layout, Storage(dtype=dtype))
             open_rank_files(folder, sharding, stack, framework="np")
             return _Source(sharding=sharding, dtype=dtype)
         files, wanted = open_tensors(folder, stack, framework="np"), logical_shapes(model)
@@ -185,7 +190,8 @@ def _run(conversion: "Conversion") -> None:
         write(conversion, lambda written: progress.advance(task, written))
     seconds = time.perf_counter() - start
     files = len(list(conversion.target.glob("*.safetensors")))
-    kind = f"{layout_string(conversion.layout)}, " if conversion.layout else ""
+    layout, backend = conversion.layout, conversion.backend
+    kind = f"{layout_string(layout, backend)}, " if layout else ""
     say(
         f"{conversion.target}: {kind}{conversion.target_sharding.dtype}, {files} files, "
         f"{traffic_text(total)}, {seconds:.1f} s"

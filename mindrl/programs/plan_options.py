@@ -16,7 +16,6 @@ from mindrl.programs.arguments import gib
 from mindrl.programs.compose import composed_config
 from mindrl.programs.exits import print_json
 from mindrl.rollout.planning import rollout_findings
-from mindrl.training.planning import training_findings
 
 Shows = Callable[[], None]
 """Prints an answer for a person."""
@@ -85,6 +84,7 @@ def device_bytes(config: RunConfig, options: argparse.Namespace) -> int | None:
 def _model_findings(plan: RunPlan) -> Iterator[Finding]:
     """Say what keeps the models from being cut by their layouts."""
     for role, model in plan.models.items():
-        yield from training_findings(model, plan.layouts[role], plan.config.layout_keys(role))
+        keys = plan.config.layout_keys(role)
+        yield from plan.planning(role).findings(model, plan.layouts[role], keys)
         if role == "actor":
             yield from rollout_findings(model, plan.rollout, ROLLOUT_KEYS)

@@ -13,7 +13,7 @@ from mindrl.allocation.meaning import (
     parse_training,
     states_replicas,
 )
-from mindrl.config.backends import TRAINING_ENGINE
+from mindrl.config.backends import training_backend_of
 from mindrl.errors import ConfigError
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.models.decoder import DType
@@ -42,7 +42,7 @@ from mindrl.resharding.figures import (
 from mindrl.resharding.plan import DEFAULT_BUCKET_BYTES, Topology, plan_reshard, slices_for_bucket
 from mindrl.resharding.rank_map import choose_orders
 from mindrl.rollout.planning import rollout_findings, rollout_sharding
-from mindrl.training.planning import legal_orders, training_findings, training_sharding
+from mindrl.training.planning import Storage, planning_of
 
 _ROLLOUT_KEYS = {"tp": "--to t", "pp": "--to p", "ep": "--to e"}
 _EXAMPLE = """\
@@ -51,6 +51,7 @@ example:
 
 layouts are a backend and sizes: d data, p pipeline, t tensor, c context, e expert parallel,
 v virtual pipeline chunks. What is left out is 1; d follows from --world where that is given.
+  archon:d4t2                              PyTorch's own engine; its weights are float32
   megatron:d2p2t4e4                        experts whole, four ranks share those of a layer
   megatron:(attn:d4p2t2c2|ffn:d2p2t4e2)    each expert cut over t4
   vllm:d2t4e8                              all 8 ranks share the experts
@@ -81,7 +82,8 @@ def _add_options(reshard: argparse.ArgumentParser) -> None:
 def _reshard(options: argparse.Namespace) -> int:
     model = planned_description(options.model)
     source, target = _layouts(options)
-    findings = [*training_findings(model, source, written_keys("--from"))]
+    engine = planning_of(training_backend_of(options.source))
+    findings = [*engine.findings(model, source, written_keys("--from"))]
     findings += rollout_findings(model, target, _ROLLOUT_KEYS)
     if findings:
         return report(map(str, findings), FAILED)
@@ -89,7 +91,7 @@ def _reshard(options: argparse.Namespace) -> int:
     if options.json:
         print_json(asdict(figures))
     else:
-        _print(figures)
+        _print(figures, engine.name)
     return 0
 
 
@@ -98,11 +100,14 @@ def _figures(
 ) -> ReshardFigures:
     bucket_bytes, bandwidth = options.bucket_mib << 20, options.bandwidth_gbps_per_rank
     topology = Topology(ranks_per_node=options.ranks_per_node)
+    backend = training_backend_of(options.source)
+    engine = planning_of(backend)
+    storage = Storage(dtype=engine.weights_dtype(options.dtype[0]))
     first = training.world_size if options.disjoint else 0
     ranks = first + to.world_size
 
     def held(layout: TrainLayout) -> Sharding:
-        sharding = training_sharding(model, layout, dtype=options.dtype[0])
+        sharding = engine.sharding(model, layout, storage)
         return elsewhere(sharding, first_rank=0, world_size=ranks)
 
     def planned(source: Sharding) -> PlanFigures:
@@ -115,18 +120,18 @@ def _figures(
     default = chosen = planned(source)
     rank_map = None
     if options.rank_map == "best" and not options.disjoint:
-        found = choose_orders(training, source, target, slices, topology, legal_orders)
+        found = choose_orders(training, source, target, slices, topology, engine.legal_orders)
         rank_map = rank_map_figures(found, topology, experts=model.moe is not None)
         if found.layout != training:
             chosen = planned(held(found.layout))
     return ReshardFigures(
         model=options.model,
-        training=layout_string(training),
+        training=layout_string(training, backend),
         rollout=layout_string(to),
         ranks=ranks,
         ranks_per_node=options.ranks_per_node,
         disjoint=options.disjoint,
-        dtypes=options.dtype,
+        dtypes=(source.dtype, target.dtype),
         bucket_bytes=bucket_bytes,
         gbit_per_second_per_rank=bandwidth,
         full_gather_bytes=full_gather_bytes(model, source, target),
@@ -179,7 +184,7 @@ def _dtypes(text: str) -> tuple[str, str]:
     return names[0], names[-1]
 
 
-def _print(figures: ReshardFigures) -> None:
+def _print(figures: ReshardFigures, engine: str) -> None:
     """Print what was asked, what moves, and what each order of the ranks would move."""
     apart = "on ranks of its own, " if figures.disjoint else ""
     say(
@@ -187,14 +192,14 @@ def _print(figures: ReshardFigures) -> None:
         f"{figures.training} -> {figures.rollout}, {apart}{figures.ranks} ranks, "
         f"{figures.ranks_per_node} a node\n",
     )
-    plans = {f"{TRAINING_ENGINE}'s order": figures.default}
+    plans = {f"{engine}'s order": figures.default}
     if figures.chosen != figures.default:
         plans["chosen order"] = figures.chosen
     numbers = (Column(title, justify="right", no_wrap=True) for title in plans)
     print_rows(_plan_rows(figures, [*plans.values()]), Column(), *numbers)
     if figures.rank_map:
         say("\nreceived, all ranks, by the order of the training ranks")
-        print_rows(_map_rows(figures.rank_map), Column(), Column(justify="right"))
+        print_rows(_map_rows(figures.rank_map, engine), Column(), Column(justify="right"))
     say("\nGB = 10^9 bytes; MB and kB likewise")
 
 
@@ -229,14 +234,14 @@ def _spelled(figures: ReshardFigures, plan: PlanFigures) -> dict[str, str]:
     }
 
 
-def _map_rows(ranks: RankMapFigures) -> Iterator[tuple[str, str]]:
+def _map_rows(ranks: RankMapFigures, engine: str) -> Iterator[tuple[str, str]]:
     def fastest_first(order: Sequence[tuple[str, int]]) -> str:
         return " ".join(f"{dimension}{radix}" for dimension, radix in order) or "one rank"
 
-    yield f"{TRAINING_ENGINE}'s own order", traffic_text(ranks.default_bytes)
+    yield f"{engine}'s own order", traffic_text(ranks.default_bytes)
     yield "best permutation inside nodes", traffic_text(ranks.best_in_nodes_bytes)
     yield "best permutation", traffic_text(ranks.best_bytes)
-    yield f"chosen: best order of {TRAINING_ENGINE}'s groups", traffic_text(ranks.applied_bytes)
+    yield f"chosen: best order of {engine}'s groups", traffic_text(ranks.applied_bytes)
     yield "chosen order, fastest first", fastest_first(ranks.order)
     if ranks.expert_order:
         yield "chosen order of the experts", fastest_first(ranks.expert_order)

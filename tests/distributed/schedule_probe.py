@@ -11,6 +11,7 @@ from mindrl.platform.host_memory import process_memory
 from mindrl.preflight import run_shardings
 from mindrl.preflight.run_shardings import RunPlan
 from mindrl.resharding import plan as reshard
+from mindrl.training import planning
 
 
 def refusal(plan: RunPlan) -> str:
@@ -26,7 +27,7 @@ PLANNERS = (
     (run_shardings, "planned_description"),
     (run_shardings, "unordered_plan"),
     (run_shardings, "choose_orders"),
-    (run_shardings, "training_sharding"),
+    (planning, "megatron_sharding"),
     (run_shardings, "rollout_sharding"),
     (reshard, "cut_into_slices"),
     (reshard, "choose_senders"),

@@ -79,7 +79,7 @@ def converted(source: Path, target: Path, layout: TrainLayout | None) -> Path:
     model = read_description(str(source))
     sharding = None
     if (source / LAYOUT_FILE).exists():
-        found, dtype = read_layout(str(source))
+        found, dtype, _ = read_layout(str(source))
         sharding = megatron_sharding(model, found, dtype=dtype)
     conversion = Conversion(
         source=str(source),

@@ -72,6 +72,8 @@ def test_a_rollout_layout_is_read(text: str, layout: RolloutLayout) -> None:
 
 def test_d_follows_from_the_ranks_where_it_is_left_out() -> None:
     assert parse_training("megatron:p2t4", 16).dp == 2
+    assert parse_training("archon:p2t4", 16) == parse_training("megatron:p2t4", 16)
+    assert parse_training("fsdp:t4", 16) == TrainLayout(dp=4, tp=4)
     assert parse_training("megatron:(attn:t2|ffn:e8)", 16) == TrainLayout(dp=8, tp=2, ep=8)
     assert parse_rollout("vllm:t4e8", 16) == RolloutLayout(dp=4, tp=4, ep=8)
     assert parse_rollout("vllm:t4").dp == 1
@@ -89,7 +91,8 @@ def test_whether_d_is_stated_is_seen_behind_a_colon_and_behind_a_size() -> None:
         ("d4t2", "character 1: the backend is missing; write megatron:d4t2"),
         ("", "character 1: the backend is missing; write megatron:d2t2"),
         ("vllm:d4t2", "character 1: 'vllm' cannot stand on this side; write megatron:d4t2"),
-        ("fsdp:d4", "character 1: 'fsdp' cannot stand on this side; write megatron:d4"),
+        ("sglang:d4", "character 1: 'sglang' cannot stand on this side; write megatron:d4"),
+        ("archon[actor]:d4", "character 7: a name has no place here; write archon:d4"),
         ("megatron[actor]:d4", "character 9: a name has no place here; write megatron:d4"),
         ("megatron.d4", "character 9: '.' is the old form; write megatron:d4"),
         ("megatron:", "character 10: megatron needs a dimension, as in d2t2"),

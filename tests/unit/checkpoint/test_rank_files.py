@@ -90,7 +90,7 @@ def cut(random_model_of: MakeModel, tmp_path: Path) -> Path:
 
 
 def test_layout_json_gives_back_the_layout_and_names_the_files_there_are(cut: Path) -> None:
-    assert read_layout(str(cut)) == (LAYOUT, "float32")
+    assert read_layout(str(cut)) == (LAYOUT, "float32", "megatron")
     values = json.loads((cut / LAYOUT_FILE).read_text("utf-8"))
     assert values["layout"] == "megatron:d2p2t2"
     assert len(values["files"]) == 8

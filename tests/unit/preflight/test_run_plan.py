@@ -15,10 +15,11 @@ from mindrl.preflight.run_shardings import RunShardings, unordered_shardings
 from mindrl.programs.compose import composed_config
 from mindrl.resharding import plan as reshard
 from mindrl.resharding import routes
+from mindrl.training import planning
 
 PLANNERS: tuple[tuple[Any, str], ...] = (
     (shipped, "read_description"),
-    (run_shardings, "training_sharding"),
+    (planning, "megatron_sharding"),
     (run_shardings, "rollout_sharding"),
     (run_shardings, "choose_orders"),
     (reshard, "cut_into_slices"),
@@ -51,7 +52,7 @@ def planned() -> RunShardings:
 def test_the_driver_orders_288_ranks_and_plans_no_reshard() -> None:
     with counted() as calls:
         plan = unordered_shardings(composed_config(RUN, [])).ordered.plan
-        once = ("read_description", "training_sharding", "rollout_sharding", "choose_orders")
+        once = ("read_description", "megatron_sharding", "rollout_sharding", "choose_orders")
         assert +calls() == Counter([*once, "cut_into_slices"])
     assert plan.layouts["actor"].world_size == 288
     assert plan.layouts["actor"] == plan.layouts["ref"]
@@ -69,7 +70,7 @@ def test_a_worker_of_288_plans_the_rest_once_whoever_asks_for_it(planned: RunSha
         found = +calls()
     assert found.pop("region_bytes") == 2, "memory is planned by one who asks once"
     once = (
-        "training_sharding",
+        "megatron_sharding",
         "rollout_sharding",
         "cut_into_slices",
         "choose_senders",

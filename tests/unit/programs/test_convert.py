@@ -52,6 +52,7 @@ def test_a_model_goes_to_a_layout_to_another_and_back_to_the_same_bits(
     steps = [
         ("first", ["--layout", "megatron:d2t2p2e2"]),
         ("second", ["--layout", "megatron:(attn:d4p2|ffn:t2p2)", "--layers-per-chunk", "1,3"]),
+        ("shared", ["--layout", "archon:(attn:d4p2|ffn:t1e2)"]),
         ("third", []),
     ]
     before = source
@@ -66,9 +67,11 @@ def test_a_model_goes_to_a_layout_to_another_and_back_to_the_same_bits(
         (source / "config.json").read_text()
     )
     assert len(list((tmp_path / "first").glob("rank-*-of-00008.safetensors"))) == 4
+    assert len(list((tmp_path / "shared").glob("rank-*-of-00008.safetensors"))) == 8
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "first",
         "second",
+        "shared",
         "source",
         "third",
     ]

@@ -37,6 +37,17 @@ def gigabytes(count: int) -> float:
     return round(count / 1e9, 1)
 
 
+def test_an_engine_whose_ranks_share_all_weights_moves_what_each_does_not_hold_yet() -> None:
+    """Of 15.23 GB in bfloat16 each of 8 rollout ranks needs a quarter, and holds an eighth."""
+    found = figures("Qwen2.5-7B", "archon:d8", "vllm:d2t4", "--rank-map", "default")
+    assert found["training"] == "archon:d8"
+    assert found["dtypes"] == ["float32", "bfloat16"]
+    assert gigabytes(found["default"]["received_bytes"]["total"]) == 26.7
+    assert gigabytes(found["default"]["copied_bytes"]["total"]) == 3.8
+    said = reshard("Qwen2.5-7B", "fsdp:d4", "vllm:d2t2").stdout
+    assert "fsdp's own order" in said
+
+
 @pytest.mark.parametrize(
     ("model", "layouts", "ranks", "gathered", "default", "largest", "best"),
     [

@@ -127,6 +127,5 @@ def _section(config: RunConfig, role: _Learner) -> ArchonConfig:
 
 def _named(config: RunConfig, role: Role) -> str:
     """Return the engine of a role as the user has written it."""
-    own = config.value_of(f"{role}_config.backend")
-    section = f"{role}_config" if own else "actor_config"
-    return f"{section}.backend={config.value_of(f'{section}.backend')}"
+    key = config.backend_key(role)
+    return f"{key}={config.value_of(key)}"

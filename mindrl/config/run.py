@@ -61,8 +61,12 @@ class RunConfig:
 
     def training_backend(self, role: Role) -> TrainingBackend:
         """Return the engine that trains a role: its string's, the actor's, or Megatron."""
-        own = self.value_of(f"{role}_config.backend")
-        return training_backend_of(own or self.actor_config.backend)
+        return training_backend_of(self.value_of(self.backend_key(role)))
+
+    def backend_key(self, role: Role) -> str:
+        """Return the key of the string that says which engine trains a role."""
+        own = f"{role}_config.backend"
+        return own if self.value_of(own) else "actor_config.backend"
 
     def _stages_are_the_actors(self, role: Role) -> bool:
         sizes = (self.value_of(f"{role}_config.{SIZE_KEYS[name]}") for name in ("pp", "vpp"))

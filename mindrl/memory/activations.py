@@ -29,8 +29,8 @@ class Passes:
     tokens: int
     """Of a micro-batch on one data-parallel rank."""
     learning: LearningConfig = field(default_factory=LearningConfig)
-    """What is recomputed; `selective` makes attention again, of which fused kernels keep next to
-    nothing anyway."""
+    """What is recomputed; Megatron's `selective` makes attention again, of which fused kernels keep
+    next to nothing anyway."""
 
     @property
     def tokens_of_rank(self) -> int:
@@ -56,16 +56,27 @@ def update_estimate(model: ModelDescription, passes: Passes) -> int:
     for stage in range(passes.layout.pp):
         layers = max(len(chunks[at]) for at in passes.layout.chunks_of(stage))
         kept = _chunks_in_flight(passes.layout, stage)
-        if learning.recompute_granularity != "full":
-            sizes.append((kept * layers + 1) * layer)
-            continue
-        run = learning.recompute_num_layers or 1
-        if learning.recompute_method == "block":
-            again, inputs, run = max(0, layers - run), min(run, layers), 1
-        else:
-            again, inputs = 0, -(-layers // run)
-        sizes.append(kept * (again * layer + inputs * hidden) + (run + 1) * layer)
+        whole, inputs, run = _of_a_chunk(learning, layers)
+        sizes.append(kept * (whole * layer + inputs * hidden) + (run + 1) * layer)
     return max(sizes)
+
+
+def _of_a_chunk(learning: LearningConfig, layers: int) -> tuple[int, int, int]:
+    """Count the layers of a chunk that keep all, the inputs kept of others, and what is made again.
+
+    The last are layers that are made again together. What is chosen operation by operation, or by a
+    compiler, counts as kept.
+    """
+    archon, run = learning.archon, learning.recompute_num_layers or 1
+    every = {"full": 1, "selective": int(archon.selective_ac_option.replace("op", "0"))}
+    if each := every.get(archon.ac_mode, 0):
+        again = layers // each
+        return layers - again, again, 1
+    if learning.recompute_granularity != "full":
+        return layers, 0, 0
+    if learning.recompute_method == "block":
+        return max(0, layers - run), min(run, layers), 1
+    return 0, -(-layers // run), run
 
 
 def logits_estimate(model: ModelDescription, tp: int, chunk_tokens: int) -> int:

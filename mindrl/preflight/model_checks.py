@@ -98,7 +98,7 @@ def _layouts(config: RunConfig, models: Mapping[Role, ModelDescription]) -> list
 
 def _layout(config: RunConfig, role: Role, model: ModelDescription) -> Iterator[Finding]:
     """Compare the layout of a role with its model, and then what it recomputes."""
-    layout, keys = config.layout(role), config.layout_keys(role)
+    layout, keys = config.layout(role), engine_keys(config, role)
     planning = planning_of(config.training_backend(role))
     found = list(planning.findings(model, layout, keys))
     yield from found
@@ -120,6 +120,11 @@ def _layout(config: RunConfig, role: Role, model: ModelDescription) -> Iterator[
             yield broken(f"{section}.{switch}", asked, need, off)
     if not found:
         yield from _recomputed_runs(section, learning, layout, model)
+
+
+def engine_keys(config: RunConfig, role: Role) -> dict[str, str]:
+    """Return the keys of a role's sizes, and that of its engine."""
+    return config.layout_keys(role) | {"backend": config.backend_key(role)}
 
 
 def _recomputed_runs(

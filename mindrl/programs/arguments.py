@@ -76,4 +76,4 @@ def add_layers_per_chunk(parser: argparse.ArgumentParser, of: str) -> None:
 def written_keys(where: str) -> dict[str, str]:
     """Return what the sizes of a training layout are called in the string of an option or file."""
     keys = {name: f"{where} {letter}" for name, letter in _LETTERS.items()}
-    return keys | {"layers_per_chunk": "--layers-per-chunk"}
+    return keys | {"layers_per_chunk": "--layers-per-chunk", "backend": where}

@@ -3,7 +3,7 @@
 Imports no torch, and neither does what it names.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
@@ -15,10 +15,13 @@ from mindrl.models.decoder import DType, Head
 from mindrl.models.description import ModelDescription
 from mindrl.models.legality import Keys
 from mindrl.models.sharding import Sharding
+from mindrl.training.archon.legality import archon_findings, archon_orders
 from mindrl.training.archon.sharding import archon_sharding
+from mindrl.training.archon.state_bytes import archon_borrowed_bytes, archon_trained_bytes
 from mindrl.training.megatron.legality import legal_orders, megatron_findings
 from mindrl.training.megatron.sharding import megatron_sharding
-from mindrl.training.megatron.state_bytes import TrainedBytes, trained_bytes
+from mindrl.training.megatron.state_bytes import trained_bytes
+from mindrl.training.trained_bytes import TrainedBytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +41,18 @@ class _TrainedBytes(Protocol):
     ) -> tuple[TrainedBytes, ...]: ...
 
 
+class _BorrowedBytes(Protocol):
+    def __call__(
+        self,
+        model: ModelDescription,
+        layout: TrainLayout,
+        dtype: DType,
+        *,
+        head: Head,
+        learns: bool,
+    ) -> int: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class EnginePlanning:
     """What is known of an engine without running it."""
@@ -47,9 +62,11 @@ class EnginePlanning:
     sharding: Callable[[ModelDescription, TrainLayout, Storage], Sharding]
     """Who holds what."""
     findings: Callable[[ModelDescription, TrainLayout, Keys], Iterable[Finding]]
-    """What keeps it from cutting a model by a layout."""
+    """What keeps it from building a model, or from cutting it by a layout."""
     trained_bytes: _TrainedBytes
     """What each rank allocates to train what it holds."""
+    borrowed_bytes: _BorrowedBytes
+    """By estimate what a rank has of others' weights and gradients during a pass."""
     legal_orders: Callable[[RankOrder, int], Iterable[RankOrder]]
     """The orders that a grid can be given, by its own order and the ranks of a node."""
     weights: Literal["as they compute", "float32"]
@@ -79,34 +96,31 @@ def _archon_sharding(model: ModelDescription, layout: TrainLayout, storage: Stor
 
 def _archon_bytes(
     sharding: Sharding,
-    layout: TrainLayout,  # noqa: ARG001 - its ranks share the rows that the tables say
+    layout: TrainLayout,  # noqa: ARG001 - the tables say what its ranks share
     *,
-    distributed_optimizer: bool,  # noqa: ARG001 - always
+    distributed_optimizer: bool,  # noqa: ARG001 - it always is
 ) -> tuple[TrainedBytes, ...]:
-    """Count gradients as large as the weights, and two moments."""
-    return tuple(
-        TrainedBytes(weights=held, gradients=held, optimizer=2 * held)
-        for held in sharding.held_bytes()
-    )
+    return archon_trained_bytes(sharding)
 
 
-def _archon_orders(own: RankOrder, ranks_per_node: int) -> Iterator[RankOrder]:
-    """Yield orders in which neighbours that share rows are neighbours of the engine's own order.
-
-    A shard is the place of a rank among those that differ in `dp` and `cp`, in the order of ranks.
-    """
-    for order in legal_orders(own, ranks_per_node):
-        sharing = [name for name, radix in order.digits if name in ("cp", "dp") and radix > 1]
-        if sharing == sorted(sharing):
-            yield order
+def _nothing_borrowed(
+    model: ModelDescription,  # noqa: ARG001 - whichever it is
+    layout: TrainLayout,  # noqa: ARG001
+    dtype: DType,  # noqa: ARG001
+    *,
+    head: Head,  # noqa: ARG001
+    learns: bool,  # noqa: ARG001
+) -> int:
+    return 0
 
 
 _ARCHON = EnginePlanning(
     name="archon",
     sharding=_archon_sharding,
-    findings=megatron_findings,
+    findings=archon_findings,
     trained_bytes=_archon_bytes,
-    legal_orders=_archon_orders,
+    borrowed_bytes=archon_borrowed_bytes,
+    legal_orders=archon_orders,
     weights="float32",
 )
 _ENGINES: Mapping[TrainingBackend, EnginePlanning] = {
@@ -115,6 +129,7 @@ _ENGINES: Mapping[TrainingBackend, EnginePlanning] = {
         sharding=_megatron_sharding,
         findings=megatron_findings,
         trained_bytes=trained_bytes,
+        borrowed_bytes=_nothing_borrowed,
         legal_orders=legal_orders,
         weights="as they compute",
     ),

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache, partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -218,8 +217,9 @@ def _maker(
 ) -> Callable[..., TrainingEngine]:
     """Return what builds a model: Megatron where it has groups, else the engine of PyTorch."""
     if groups is None:
-        engine = import_module("mindrl.training.archon.engine").ArchonEngine
-        return partial(engine, settings=settings)
+        from mindrl.training.archon.engine import ArchonEngine  # noqa: PLC0415
+
+        return partial(ArchonEngine, settings=settings)
     from mindrl.training.megatron.engine import MegatronEngine  # noqa: PLC0415
     from mindrl.training.megatron.model import ModelSettings  # noqa: PLC0415
 

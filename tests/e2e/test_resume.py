@@ -12,7 +12,8 @@ from program import KEEPS, STEPS, Program, gone, start_program
 
 from mindrl.checkpoint.commits import read_checkpoint
 
-pytestmark = pytest.mark.e2e
+# Three programs one behind the other, each of which may take 600 s.
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 OF_THIS_START = ("seconds/", "memory/", "bytes/", "throughput/")
 """Metrics that say how a step was carried out."""

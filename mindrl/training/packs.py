@@ -55,6 +55,8 @@ class Pack(Generic[Batch]):
     """That response token."""
     places_N: Tensor
     """Where it lies in the flattened [B, T] of `source`."""
+    is_idle: bool = False
+    """It is there for the ranks to make as many passes, and adds to no loss."""
 
     @classmethod
     def of(cls, source: Batch, rules: PackRules) -> Self:

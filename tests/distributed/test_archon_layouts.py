@@ -11,7 +11,7 @@ import pytest
 from forked_workers import ForkedWorkers
 from nightly import at_night_but
 from test_layout_table import LOGITS_BOUND, LOSS_BOUND, Family, compare
-from test_training_layouts import LOSS, OPTIMIZER, minibatches, sequences
+from test_training_layouts import LOSS, OPTIMIZER, digits, minibatches, sequences
 from training_messages import Case, Course, Trial
 
 from mindrl.batch.balance import MicroBatching
@@ -31,6 +31,27 @@ ANY_FAMILY: Mapping[str, TrainLayout] = {
     "TP2+CP2": TrainLayout(tp=2, cp=2),
     "TP4, more than key-value heads": TrainLayout(tp=4),
 }
+MIXTURE: Mapping[str, TrainLayout] = {
+    "alone": TrainLayout(),
+    "DP2": TrainLayout(dp=2),
+    "EP2": TrainLayout(dp=2, ep=2),
+    "TP2+SP": TrainLayout(tp=2),
+    "TP2+SP+EP2": TrainLayout(tp=2, ep=2),
+    "TP2+SP+ETP2": TrainLayout(tp=2, etp=2),
+    "CP2+EP2": TrainLayout(cp=2, ep=2),
+    "DP2+TP2+SP+EP2": TrainLayout(dp=2, tp=2, ep=2),
+    "DP2+TP2+SP+EP2+ETP2": TrainLayout(dp=2, tp=2, ep=2, etp=2),
+    "TP2+SP+CP2+EP4": TrainLayout(tp=2, cp=2, ep=4),
+    "DP2+TP2+SP+EP2+ETP2, other neighbours": TrainLayout(
+        dp=2,
+        tp=2,
+        ep=2,
+        etp=2,
+        order=digits("dp", 2, "tp", 2, "cp", 1, "pp", 1),
+        expert_order=digits("ep", 2, "etp", 2, "dp", 1, "pp", 1),
+    ),
+}
+"""Of a mixture of experts."""
 
 
 def cases() -> Iterator[tuple[str, str, TrainLayout]]:
@@ -38,11 +59,14 @@ def cases() -> Iterator[tuple[str, str, TrainLayout]]:
     for family in DENSE:
         for name, layout in ANY_FAMILY.items():
             yield family, name, layout
+    for name, layout in MIXTURE.items():
+        yield "qwen3_moe", name, layout
 
 
 def of_every_change() -> set[tuple[str, str]]:
     """Return each layout with one family, and so each family."""
-    return {(family, name) for name, family in zip(ANY_FAMILY, cycle(DENSE), strict=False)}
+    dense = {(family, name) for name, family in zip(ANY_FAMILY, cycle(DENSE), strict=False)}
+    return dense | {("qwen3_moe", name) for name in MIXTURE}
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +75,7 @@ def families(
 ) -> Mapping[str, Family]:
     """What one process of Megatron finds for each family."""
     courses = {}
-    for family in DENSE:
+    for family in (*DENSE, "qwen3_moe"):
         name, *tied = family.split()
         folder = str(random_model_of(name, bool(tied), spread=0.1))
         courses[folder] = Course(
@@ -64,7 +88,7 @@ def families(
     (found,) = forked_workers.run("training_probe:trials", asked, sequences())
     trained = zip(courses.items(), found, strict=True)
     made = [Family(folder=folder, course=course, alone=each) for (folder, course), each in trained]
-    return dict(zip(DENSE, made, strict=True))
+    return dict(zip((*DENSE, "qwen3_moe"), made, strict=True))
 
 
 @pytest.mark.parametrize("every_case", at_night_but([False], [False, True]))

@@ -6,6 +6,7 @@ numbers of the head for each token.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import repeat
 from math import prod
 
@@ -22,8 +23,9 @@ from mindrl.models.description import ModelDescription
 from mindrl.models.sharding import Sharding
 from mindrl.observability.progress import tick
 from mindrl.platform.determinism import deterministic_gradients
+from mindrl.training.archon.balance import Balance
 from mindrl.training.archon.learning import Learning
-from mindrl.training.archon.meshes import meshes_of
+from mindrl.training.archon.meshes import expert_meshes_of, meshes_of
 from mindrl.training.archon.network import Network, NetworkSettings, Part
 from mindrl.training.archon.shards import give_back, shard
 from mindrl.training.archon.tensor import TensorParallel
@@ -160,6 +162,9 @@ class ArchonEngine:
         assert learning is not None, "this model never changes"
         learning.zero_gradients()
         rows_of, parts = cut_by_rows(minibatch, micro_batching)
+        balance = self.network.balance
+        if balance is not None:
+            balance.begin(len(parts))
         update = UpdatePass(self._reading, loss, keeps=keep is not None)
         metrics = []
         with deterministic_gradients():
@@ -173,7 +178,7 @@ class ArchonEngine:
         if keep is not None:
             keep(self._reading.joined(update.kept, rows_of, minibatch.tokens_BT.size(1)))
         step = learning.step(update.losses)
-        return self._reading.total(metrics) | step
+        return self._reading.total(metrics) | self._balanced() | step
 
     def packs(self, parts: Sequence[Batch]) -> list[Pack[Batch]]:
         """Lay micro-batches out, and add empty ones until all ranks have as many. A collective.
@@ -189,8 +194,9 @@ class ArchonEngine:
             tokens_multiple=layout.cp * (layout.tp if self.network.parallel.is_cut else 1),
             device_type=self.device_type,
         )
-        idle = nothing_asked(parts[0].rows(parts[0].lengths_B.argmin()[None]))
-        return [Pack.of(part, rules) for part in (*parts, *repeat(idle, int(most) - len(parts)))]
+        shortest = nothing_asked(parts[0].rows(parts[0].lengths_B.argmin()[None]))
+        idle = replace(Pack.of(shortest, rules), is_idle=True)
+        return [*(Pack.of(part, rules) for part in parts), *repeat(idle, int(most) - len(parts))]
 
     def _built(self) -> Network:
         layout, settings, model = self.settings.layout, self.settings, self.description
@@ -205,6 +211,8 @@ class ArchonEngine:
                 context=self.meshes.context,
                 attention=settings.attention,
                 head=self.head,
+                experts=expert_meshes_of(layout, self.device_type) if model.moe else None,
+                balance=self._balance(parallel),
             ),
         )
         shard(network, self.meshes.data, self.device_type, bf16=settings.training.bf16)
@@ -222,6 +230,26 @@ class ArchonEngine:
             replicas=self.meshes.replicas,
         )
         return network
+
+    def _balance(self, parallel: TensorParallel) -> Balance | None:
+        moe, learning = self.description.moe, self.settings.learning
+        if moe is None or not learning.moe_aux_loss_coeff:
+            return None
+        return Balance(
+            moe=moe,
+            learning=learning,
+            parallel=parallel,
+            context=self.meshes.context,
+            tokens=self.meshes.tokens(),
+            replicas=self.settings.layout.dp,
+        )
+
+    def _balanced(self) -> dict[str, float]:
+        """Say how unequally busy the experts were, where the loss asks for it. A collective."""
+        moe, balance = self.description.moe, self.network.balance
+        if moe is None or balance is None:
+            return {}
+        return balance.metrics(self.description.num_hidden_layers - len(moe.dense_layers))
 
     @torch.no_grad()
     def _fill(self, head_seed: int | None, source: Mapping[str, Tensor] | None) -> None:

@@ -42,6 +42,15 @@ class Meshes:
         self.context = _own_group(order.groups(("cp",))) if layout.cp > 1 else None
         """The ranks that share the tokens of sequences; None for one alone."""
 
+    def tokens(self) -> dist.ProcessGroup | None:
+        """Return the ranks that share the tokens of sequences where tensor-parallel ones do too.
+
+        None for one alone. A collective over all ranks.
+        """
+        if self.layout.tp == 1:
+            return self.context
+        return _own_group(self.layout.dense_order.groups(("cp", "tp")))
+
     def twins(self, heads: int) -> dist.ProcessGroup | None:
         """Return the tensor-parallel ranks that have the same key-value heads, where several do.
 
@@ -53,6 +62,30 @@ class Meshes:
         groups = self.layout.dense_order.groups(("tp",))
         runs = [group[at : at + copies] for group in groups for at in range(0, len(group), copies)]
         return _own_group(runs)
+
+
+class ExpertMeshes:
+    """Who has which experts of a layer, and who has the same."""
+
+    def __init__(self, layout: TrainLayout, device_type: str) -> None:
+        """Make the groups. A collective over all ranks."""
+        order = layout.experts_order
+        self.ep, self.etp = layout.ep, layout.etp
+        places = {"pp": ("pp",), "shard": ("dp",), "part": ("ep", "etp")}
+        root = DeviceMesh(device_type, ranks_by_place(order, places), mesh_dim_names=tuple(places))
+        self.data = root["shard"]
+        """The ranks that FSDP2 shards the same experts over."""
+        self.group = root["part"].get_group() if layout.ep * layout.etp > 1 else None
+        """The ranks that have all experts between them; None for one alone."""
+        first = order.groups(("ep", "etp"))[0]
+        self.parts = [order.coordinates[rank]["ep"] for rank in first]
+        """Which of the `ep` parts of the experts each rank of the group has."""
+
+
+@cache
+def expert_meshes_of(layout: TrainLayout, device_type: str) -> ExpertMeshes:
+    """Return the groups of a layout that share experts, as `meshes_of`. A collective."""
+    return ExpertMeshes(layout, device_type)
 
 
 @cache

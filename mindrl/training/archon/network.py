@@ -18,7 +18,10 @@ from torch.nn import functional
 from mindrl.models.decoder import Head
 from mindrl.models.description import ModelDescription
 from mindrl.platform.attention import Kernel, Packing
+from mindrl.training.archon.balance import Balance, Spans
 from mindrl.training.archon.collectives import heads_for_tokens, tokens_for_heads
+from mindrl.training.archon.experts import Mixture
+from mindrl.training.archon.meshes import ExpertMeshes
 from mindrl.training.archon.tensor import Embedding, Linear, Norm, TensorParallel, local
 from mindrl.training.packs import Pack
 from mindrl.training.rotary import inverse_frequencies
@@ -33,6 +36,10 @@ class NetworkSettings:
     """The ranks that share the tokens of a sequence; None for one alone."""
     attention: Kernel
     head: Head = "vocabulary"
+    experts: ExpertMeshes | None = None
+    """Of a model with experts."""
+    balance: Balance | None = None
+    """Keeps experts equally busy, where that is asked for."""
 
 
 class Part(NamedTuple):
@@ -51,6 +58,8 @@ class Tokens(NamedTuple):
     packing: Packing
     gathered: Tensor | None
     natural: Tensor | None
+    spans: Spans | None
+    """Those that experts are balanced over."""
 
 
 class Attention(nn.Module):
@@ -110,7 +119,7 @@ class FeedForward(nn.Module):
         self.up_proj = Linear(hidden, inner, self.parallel)
         self.down_proj = Linear(inner, hidden, self.parallel, cut=1)
 
-    def forward(self, hidden_1SH: Tensor) -> Tensor:
+    def forward(self, hidden_1SH: Tensor, _: Spans | None) -> Tensor:
         """Return hidden states as they came."""
         read_1SH = self.parallel.enter(hidden_1SH)
         gated = functional.silu(self.gate_proj(read_1SH)) * self.up_proj(read_1SH)
@@ -120,18 +129,23 @@ class FeedForward(nn.Module):
 class Layer(nn.Module):
     """A layer of the decoder."""
 
-    def __init__(self, model: ModelDescription, settings: NetworkSettings) -> None:
+    def __init__(self, model: ModelDescription, at: int, settings: NetworkSettings) -> None:
+        """Make the one with that number, without memory."""
         super().__init__()
         sizes = model.hidden_size, model.rms_norm_eps, settings.parallel
         self.input_layernorm = Norm(*sizes, of_heads=False)
         self.self_attn = Attention(model, settings)
         self.post_attention_layernorm = Norm(*sizes, of_heads=False)
-        self.mlp = FeedForward(model, settings)
+        if model.moe is None or at in model.moe.dense_layers:
+            self.mlp: FeedForward | Mixture = FeedForward(model, settings)
+        else:
+            assert settings.experts is not None
+            self.mlp = Mixture(model, settings.parallel, settings.experts, settings.balance)
 
     def forward(self, hidden_1SH: Tensor, tokens: Tokens) -> Tensor:
         """Return hidden states as they came."""
         hidden_1SH = hidden_1SH + self.self_attn(self.input_layernorm(hidden_1SH), tokens)
-        fed_1SH: Tensor = self.mlp(self.post_attention_layernorm(hidden_1SH))
+        fed_1SH: Tensor = self.mlp(self.post_attention_layernorm(hidden_1SH), tokens.spans)
         return hidden_1SH + fed_1SH
 
 
@@ -143,7 +157,7 @@ class Decoder(nn.Module):
         vocabulary, hidden, parallel = model.vocab_size, model.hidden_size, settings.parallel
         if part.is_first:
             self.embed_tokens = Embedding(vocabulary, hidden, parallel)
-        self.layers = nn.ModuleDict({str(at): Layer(model, settings) for at in part.layers})
+        self.layers = nn.ModuleDict({str(at): Layer(model, at, settings) for at in part.layers})
         if part.is_last:
             self.norm = Norm(hidden, model.rms_norm_eps, parallel, of_heads=False)
 
@@ -153,7 +167,7 @@ class Network(nn.Module):
 
     def __init__(self, model: ModelDescription, part: Part, settings: NetworkSettings) -> None:
         super().__init__()
-        self.part, self.parallel = part, settings.parallel
+        self.part, self.parallel, self.balance = part, settings.parallel, settings.balance
         self.is_value = settings.head == "value"
         self.frequencies_F = inverse_frequencies(model)
         self.model = Decoder(model, part, settings)
@@ -180,7 +194,8 @@ class Network(nn.Module):
         """
         hidden_1SH = self.model.embed_tokens(given) if self.part.is_first else given
         angles = _angles(pack.positions_1S[0], self.frequencies_F, hidden_1SH.dtype)
-        tokens = Tokens(*angles, pack.packing, pack.gathered, pack.natural)
+        spans = None if self.balance is None else self.balance.spans(pack)
+        tokens = Tokens(*angles, pack.packing, pack.gathered, pack.natural, spans)
         for layer in self.layers:
             hidden_1SH = layer(hidden_1SH, tokens)
         return self._before_head(hidden_1SH) if self.part.is_last else hidden_1SH

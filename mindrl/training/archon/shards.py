@@ -7,15 +7,18 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from mindrl.training.archon.experts import Mixture
 from mindrl.training.archon.network import Network
 
 
 def shard(network: Network, mesh: DeviceMesh, device_type: str, *, bf16: bool) -> None:
     """Cut the weights of a network over the ranks of a mesh, and give it memory for its own.
 
+    Experts are cut over the ranks that have the same ones.
+
     Weights and gradients are float32; with `bf16` what is borrowed, and computed, is bfloat16.
     Gradients are sums, which every backend has, and never means: the weights of a loss add to 1.
-    A collective over the mesh.
+    A collective over the mesh, and of experts over theirs.
     """
     numbers = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if bf16 else None,
@@ -24,6 +27,8 @@ def shard(network: Network, mesh: DeviceMesh, device_type: str, *, bf16: bool) -
         cast_forward_inputs=False,
     )
     for layer in network.layers:
+        if isinstance(layer.mlp, Mixture):
+            fully_shard(layer.mlp.experts, mesh=layer.mlp.meshes.data, mp_policy=numbers)
         fully_shard(layer, mesh=mesh, mp_policy=numbers)
     fully_shard(network, mesh=mesh, mp_policy=numbers)
     for module in sharded(network):

@@ -1,0 +1,115 @@
+"""A mixture of experts: each rank routes its own tokens, and experts get them wherever they are.
+
+A rank that is not alone has some of the experts, or parts of them; a token goes to every rank that
+has a part, and what they make of it is added where it came from. So neither the order of the ranks
+nor how all but the experts is cut matters here.
+
+Shapes: S tokens of this rank, K experts of a token, E experts, L experts of this rank, R rows (a
+token for one of its experts), P ranks that have the experts between them, H hidden size.
+"""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mindrl.models.description import ModelDescription, MoeDescription
+from mindrl.training.archon.balance import Balance, Spans
+from mindrl.training.archon.collectives import exchanged
+from mindrl.training.archon.meshes import ExpertMeshes
+from mindrl.training.archon.tensor import TensorParallel, local
+
+
+class Router(nn.Module):
+    """Says how well each expert suits a token; in float32, which few tokens have in common."""
+
+    def __init__(self, model: ModelDescription, experts: int, parallel: TensorParallel) -> None:
+        """Make one without memory; each tensor-parallel rank has its own tokens."""
+        super().__init__()
+        assert parallel.is_cut or parallel.size == 1, "ranks with the same tokens"
+        self.weight = parallel.parameter(experts, model.hidden_size)
+        self.sums = parallel.size > 1
+
+    def forward(self, read_SH: Tensor) -> Tensor:
+        """Return probabilities of all experts, [S, E]."""
+        weight_EH = local(self.weight, sums=self.sums)
+        return functional.linear(read_SH.float(), weight_EH.float()).softmax(-1)
+
+
+class Experts(nn.Module):
+    """What a rank has of the experts of a layer, in two stacks."""
+
+    def __init__(self, hidden: int, moe: MoeDescription, meshes: ExpertMeshes) -> None:
+        """Make them without memory."""
+        super().__init__()
+        own, inner = moe.num_experts // meshes.ep, moe.intermediate_size // meshes.etp
+        self.gate_up = nn.Parameter(torch.empty(own, 2 * inner, hidden, device="meta"))
+        self.down = nn.Parameter(torch.empty(own, hidden, inner, device="meta"))
+
+    def forward(self, rows_RH: Tensor, counts_L: Tensor) -> Tensor:
+        """Multiply rows that lie expert by expert, so many for each."""
+        ends_L = counts_L.cumsum(0, dtype=torch.int32)
+        gate_up = self.gate_up.transpose(-2, -1)
+        gate, up = functional.grouped_mm(rows_RH, gate_up, offs=ends_L).chunk(2, -1)
+        return functional.grouped_mm(
+            functional.silu(gate) * up, self.down.transpose(-2, -1), offs=ends_L
+        )
+
+
+class Mixture(nn.Module):
+    """A feed-forward part of many experts, of which each token takes some."""
+
+    def __init__(
+        self,
+        model: ModelDescription,
+        parallel: TensorParallel,
+        meshes: ExpertMeshes,
+        balance: Balance | None,
+    ) -> None:
+        """Make one without memory."""
+        super().__init__()
+        moe = model.moe
+        assert moe is not None, "a dense model"
+        self.moe, self.meshes, self.balance = moe, meshes, balance
+        self.gate = Router(model, moe.num_experts, parallel)
+        self.experts = Experts(model.hidden_size, moe, meshes)
+
+    # How many tokens go where is known to the host alone: no graph is made of it.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, hidden_1SH: Tensor, spans: Spans | None) -> Tensor:
+        """Return hidden states as they came. A collective over the ranks that share the experts."""
+        probs_SE = self.gate(hidden_1SH[0])
+        weights_SK, ids_SK = probs_SE.topk(self.moe.num_experts_per_tok, -1)
+        if self.moe.norm_topk_prob:
+            weights_SK = weights_SK / weights_SK.sum(-1, keepdim=True)
+        if spans is not None and self.balance is not None:
+            weights_SK = self.balance.attached(weights_SK, probs_SE, ids_SK, spans)
+        return self._mixed(hidden_1SH[0], weights_SK, ids_SK)[None]
+
+    def _mixed(self, read_SH: Tensor, weights_SK: Tensor, ids_SK: Tensor) -> Tensor:
+        counts_E = torch.bincount(ids_SK.flatten(), minlength=self.moe.num_experts)
+        counts_PL = counts_E.view(self.meshes.ep, -1)[self.meshes.parts]
+        by_expert = ids_SK.flatten().argsort(stable=True)
+        # Ranks with parts of the same experts get the same rows.
+        runs = torch.split(by_expert, counts_E.view(self.meshes.ep, -1).sum(1).tolist())
+        choice_R = torch.cat([runs[part] for part in self.meshes.parts])
+        token_R = choice_R // self.moe.num_experts_per_tok
+        done_RH = self._at_their_ranks(read_SH.index_select(0, token_R), counts_PL)
+        weighted_RH = done_RH * weights_SK.flatten().index_select(0, choice_R)[:, None]
+        mixed_SH = weighted_RH.new_zeros(read_SH.shape).index_add(0, token_R, weighted_RH)
+        return mixed_SH.to(read_SH.dtype)
+
+    def _at_their_ranks(self, rows_RH: Tensor, counts_PL: Tensor) -> Tensor:
+        """Send rows to the ranks of their experts, and take back what these make of them."""
+        group = self.meshes.group
+        if group is None:
+            return self.experts(rows_RH, counts_PL[0])  # type: ignore[no-any-return]
+        got_PL = torch.empty_like(counts_PL)
+        dist.all_to_all_single(got_PL, counts_PL, group=group)
+        sizes = got_PL.sum(1).tolist(), counts_PL.sum(1).tolist()
+        here_RH = exchanged(rows_RH, group, *sizes)
+        # They come rank by rank.
+        expert_R = torch.arange(got_PL.size(1), device=got_PL.device).repeat(group.size())
+        order_R = expert_R.repeat_interleave(got_PL.flatten()).argsort(stable=True)
+        done_RH = self.experts(here_RH.index_select(0, order_R), got_PL.sum(0))
+        return exchanged(done_RH.index_select(0, order_R.argsort()), group, *sizes[::-1])

@@ -3,7 +3,9 @@
 Shapes: B sequences, T positions, N tokens, V the vocabulary.
 """
 
+from collections.abc import Mapping
 from dataclasses import fields
+from typing import Any
 
 import torch
 from own_device import device_type
@@ -22,9 +24,9 @@ from mindrl.training.archon.shards import give_back
 from mindrl.training.settings import EngineSettings
 
 
-def build(case: Case, course: Course | None = None) -> ArchonEngine:
-    """Build the model over all ranks of the group; with a course it learns."""
-    asked = {**case.settings, **(course.optimizer if course else {})}
+def build(case: Case, optimizer: Mapping[str, Any] | None = None) -> ArchonEngine:
+    """Build the model over all ranks of the group; with an optimizer it learns."""
+    asked = {**case.settings, **(optimizer or {})}
     updates = asked.pop("updates", None)
     learning, training = (
         {each.name: asked.pop(each.name) for each in fields(section) if each.name in asked}
@@ -56,7 +58,7 @@ def trials(courses: list[tuple[Case, Course]], sequences: Sequences) -> list[Tri
     """Build each model once; returns its logits and what the updates say."""
     results = []
     for case, course in courses:
-        model = build(case, course)
+        model = build(case, course.optimizer)
         logits = _logits(model, with_all_asked(sequences))
         metrics = [
             model.train_step(

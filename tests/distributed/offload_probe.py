@@ -5,12 +5,11 @@ from offload_messages import OffloadFacts
 from own_device import device_type
 
 from mindrl.platform.host_arena import HostArena
-from mindrl.training.engine import StatePart
-from mindrl.training.megatron.engine import MegatronEngine
+from mindrl.training.engine import StatePart, TrainingEngine
 from mindrl.workers.device_regions import StoredRegion
 
 
-def swap_out_and_in(model: MegatronEngine) -> int:
+def swap_out_and_in(model: TrainingEngine) -> int:
     """Take all regions off the device and bring them back; returns the bytes that stayed."""
     regions = regions_of(model)
     for region in regions:
@@ -21,7 +20,7 @@ def swap_out_and_in(model: MegatronEngine) -> int:
     return stayed
 
 
-def regions_of(model: MegatronEngine) -> list[StoredRegion]:
+def regions_of(model: TrainingEngine) -> list[StoredRegion]:
     """Return optimizer, gradients and weights, each with an arena of its own."""
     return [
         StoredRegion(

@@ -5,7 +5,7 @@ Without Megatron: the test process must be able to read it.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -49,6 +49,7 @@ class Case:
     bf16: bool = False
     shares: tuple[int, ...] | None = None
     """Sequences of each replica; None deals equal shares."""
+    backend: Literal["megatron", "archon"] = "megatron"
     settings: Mapping[str, Any] = field(default_factory=dict)
     """More of `ModelSettings`: its own arguments, and keys of its sections."""
 

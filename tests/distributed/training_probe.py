@@ -10,6 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import archon_probe
 import no_doubles
 import torch
 import torch.distributed as dist
@@ -32,7 +33,7 @@ from mindrl.layouts.layout import TrainLayout
 from mindrl.models.description import ModelDescription, read_description
 from mindrl.models.sharding import Sharding, whole_sharding
 from mindrl.platform.attention import attention_kernel
-from mindrl.training.engine import StatePart
+from mindrl.training.engine import StatePart, TrainingEngine
 from mindrl.training.logprobs import Vocabulary, chunked_logprobs
 from mindrl.training.megatron.engine import MegatronEngine
 from mindrl.training.megatron.model import ModelSettings, head_weight, unwrap
@@ -45,6 +46,11 @@ from mindrl.workers.device_regions import StoredRegion
 
 _GROUPS: set[dist.ProcessGroup] = set()
 """Those that Megatron made last in this process."""
+
+
+def of_any_engine(case: Case, optimizer: Mapping[str, Any] | None = None) -> TrainingEngine:
+    """Build the model with the engine of the case."""
+    return (build if case.backend == "megatron" else archon_probe.build)(case, optimizer)
 
 
 def build(case: Case, optimizer: Mapping[str, Any] | None = None) -> MegatronEngine:
@@ -151,7 +157,7 @@ def held(cases: list[Case]) -> list[Weights]:
     return [copied(build(case)) for case in cases]
 
 
-def copied(model: MegatronEngine) -> Weights:
+def copied(model: TrainingEngine) -> Weights:
     """Copy this rank's tensors."""
     return {name: tensor.to("cpu", copy=True) for name, tensor in model.local_tensors().items()}
 
@@ -249,7 +255,7 @@ def _gradients(model: MegatronEngine) -> Weights:
 
 
 def _updates(case: Case, course: Course) -> Updated:
-    model = build(case, course.optimizer)
+    model = of_any_engine(case, course.optimizer)
     metrics, device_bytes = [], []
     for minibatch in course.minibatches:
         ours = share(case, minibatch)

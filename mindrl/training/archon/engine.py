@@ -27,6 +27,7 @@ from mindrl.training.archon.balance import Balance
 from mindrl.training.archon.learning import Learning
 from mindrl.training.archon.meshes import expert_meshes_of, meshes_of
 from mindrl.training.archon.network import Network, NetworkSettings, Part
+from mindrl.training.archon.recompute import prepare_layers
 from mindrl.training.archon.shards import give_back, shard
 from mindrl.training.archon.tensor import TensorParallel
 from mindrl.training.engine import Batch, Loss, StatePart
@@ -215,6 +216,7 @@ class ArchonEngine:
                 balance=self._balance(parallel),
             ),
         )
+        prepare_layers(network, settings.learning.archon)
         shard(network, self.meshes.data, self.device_type, bf16=settings.training.bf16)
         rows = -(-model.vocab_size // layout.tp)
         self._reading = Reading(

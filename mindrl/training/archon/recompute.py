@@ -1,0 +1,89 @@
+"""What the backward pass makes again instead of keeping it, and layers as compiled graphs.
+
+Both go in place: no module comes around a layer, so parameters keep their names.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+from mindrl.config.archon import ArchonConfig
+from mindrl.training.archon.network import Network
+
+_PRODUCTS = frozenset({"aten::mm", "aten::addmm"})
+_KEPT = _PRODUCTS | {
+    # Attention: dense on a CPU, dense and of packs on CUDA, of packs on Ascend.
+    "aten::_scaled_dot_product_flash_attention_for_cpu",
+    "aten::_scaled_dot_product_flash_attention",
+    "aten::_scaled_dot_product_efficient_attention",
+    "aten::_flash_attention_forward",
+    "npu::npu_fusion_attention",
+    # What has come from other ranks.
+    "_c10d_functional::all_to_all_single",
+    "_c10d_functional::reduce_scatter_tensor",
+}
+"""Operations that cost much for what they give, as torchtitan chooses them."""
+
+
+def prepare_layers(network: Network, options: ArchonConfig, *, backend: str = "inductor") -> None:
+    """Make layers as the options say, before their weights are cut over ranks."""
+    every = _interval(options)
+    is_by_operation = options.ac_mode == "selective" and options.selective_ac_option == "op"
+    if options.enable_compile:
+        if options.ac_mode == "memory_budget":
+            torch._functorch.config.activation_memory_budget = options.ac_memory_budget
+        # A backward pass in two halves reads what a graph would else give away after the first.
+        torch._functorch.config.donated_buffer = False
+    for index, layer in enumerate(network.layers):
+        forward: Callable[..., torch.Tensor] = layer.forward
+        if options.enable_compile:
+            # Packs differ in length: one graph for all.
+            forward = torch.compile(forward, dynamic=True, backend=backend)
+        if every and (index + 1) % every == 0:
+            context: dict[str, Any] = {"context_fn": _by_operation} if is_by_operation else {}
+            forward = partial(
+                checkpoint,
+                forward,
+                use_reentrant=False,
+                # Nothing in a layer is random.
+                preserve_rng_state=False,
+                debug=options.ac_debug,
+                **context,
+            )
+        layer.forward = forward  # type: ignore[method-assign]
+
+
+def _interval(options: ArchonConfig) -> int:
+    """Return of how many layers one is made again, 0 for none of them."""
+    match options.ac_mode:
+        case "full":
+            return 1
+        case "selective":
+            asked = options.selective_ac_option
+            return 1 if asked == "op" else int(asked)
+        case _:
+            return 0
+
+
+def _by_operation() -> Any:
+    """Keep attention, what came from other ranks, and every second product."""
+    seen: Counter[bool] = Counter()
+
+    def policy(context: Any, operation: Any, *_: object, **__: object) -> CheckpointPolicy:
+        name = operation.name().partition(".")[0]
+        if name in _PRODUCTS:
+            seen[context.is_recompute] += 1
+            if seen[context.is_recompute] % 2 == 0:
+                return CheckpointPolicy.PREFER_RECOMPUTE
+        kept = name in _KEPT
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]

@@ -1,0 +1,126 @@
+"""The state of a model that PyTorch alone trains: restored, taken away, given to another engine.
+
+What is written knows no layout and no engine.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from forked_workers import ForkedWorkers
+from nightly import at_night_but
+from test_training_state import STOP, assert_equal, course, run, whole
+from training_messages import Case, Course, Updated
+
+from mindrl.config.archon import ArchonConfig
+from mindrl.layouts.layout import TrainLayout
+
+pytestmark = pytest.mark.distributed
+
+__all__ = ["course"]
+ARCHON: Mapping[str, TrainLayout] = {
+    "d2": TrainLayout(dp=2),
+    "t2": TrainLayout(tp=2),
+    "c2": TrainLayout(cp=2),
+    "d2t2": TrainLayout(dp=2, tp=2),
+    "t4, more than key-value heads": TrainLayout(tp=4),
+}
+MEGATRON: Mapping[str, TrainLayout] = {"t2": TrainLayout(tp=2), "d2": TrainLayout(dp=2)}
+
+
+@pytest.fixture
+def folder(random_model_of: Callable[..., Path]) -> str:
+    return str(random_model_of("qwen2"))
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("name", at_night_but(["d2t2", "t4, more than key-value heads"], ARCHON))
+def test_updates_behind_a_restored_state_are_those_of_a_run_that_never_stopped(
+    name: str,
+    bf16: bool,
+    folder: str,
+    course: Course,
+    forked_workers: ForkedWorkers,
+    tmp_path: Path,
+) -> None:
+    case = Case(folder=folder, layout=ARCHON[name], bf16=bf16, backend="archon")
+    straight = run(forked_workers, "save", case, course, tmp_path)
+    resumed = run(forked_workers, "load", case, course, tmp_path)
+    for ours, theirs in zip(resumed, straight, strict=True):
+        assert ours.metrics == theirs.metrics[STOP:]
+        assert_equal(ours.weights, theirs.weights)
+        assert ours.written == theirs.written
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        (("megatron", "t2"), ("archon", "d2")),
+        (("archon", "d2"), ("megatron", "t2")),
+        (("archon", "d2t2"), ("archon", "c2")),
+    ],
+)
+def test_what_one_engine_wrote_another_goes_on_with(
+    source: tuple[str, str],
+    target: tuple[str, str],
+    folder: str,
+    course: Course,
+    forked_workers: ForkedWorkers,
+    tmp_path: Path,
+) -> None:
+    layouts = {"megatron": MEGATRON, "archon": ARCHON}
+    cases = [
+        Case(folder=folder, layout=layouts[backend][name], backend=backend)
+        for backend, name in (source, target)
+    ]
+    straight = run(forked_workers, "save", cases[0], course, tmp_path)
+    resumed = run(forked_workers, "load", cases[1], course, tmp_path)
+    assert_equal(whole(tmp_path / "again"), whole(tmp_path))
+    leader = cases[0].layout.leaders[0]
+    for step, theirs in enumerate(straight[leader].metrics[STOP:]):
+        ours = resumed[cases[1].layout.leaders[0]].metrics[step]
+        assert ours["lr"] == pytest.approx(theirs["lr"], rel=1e-12)
+        assert ours["policy_loss"] == pytest.approx(theirs["policy_loss"], abs=2e-6)
+        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", at_night_but(["d2t2"], ARCHON))
+def test_leaving_the_device_behind_each_update_changes_no_bit(
+    name: str, folder: str, course: Course, forked_workers: ForkedWorkers
+) -> None:
+    cases = [Case(folder=folder, layout=ARCHON[name], backend="archon")]
+    stays, moves = (
+        forked_workers.run(
+            "training_probe:updates",
+            cases,
+            replace(course, swap=swap),
+            ranks=ARCHON[name].world_size,
+        )
+        for swap in (False, True)
+    )
+    for (stayed,), (moved,) in zip(stays, moves, strict=True):
+        assert moved.metrics == stayed.metrics
+        assert_equal(moved.weights, stayed.weights)
+        assert moved.device_bytes == [0] * len(course.minibatches)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"ac_mode": "full"},
+        {"ac_mode": "selective"},
+        {"ac_mode": "selective", "selective_ac_option": "2"},
+    ],
+)
+def test_what_is_made_again_is_what_was_there_to_the_bit(
+    options: Mapping[str, str], folder: str, course: Course, forked_workers: ForkedWorkers
+) -> None:
+    kept = Case(folder=folder, layout=TrainLayout(dp=2), backend="archon")
+    again = replace(kept, settings={"archon": ArchonConfig(**options)})
+    found: list[list[Updated]] = forked_workers.run(
+        "training_probe:updates", [kept, again], course, ranks=2
+    )
+    for one, other in found:
+        assert one.metrics == other.metrics
+        assert_equal(one.weights, other.weights)

@@ -79,4 +79,7 @@ class MemoryWatch:
 def _error(moment: MeasuredSnapshot) -> float:
     if moment.predicted_bytes is None:
         return 0.0
-    return abs(moment.total_bytes - moment.predicted_bytes) / max(1, moment.predicted_bytes)
+    more = moment.total_bytes - moment.predicted_bytes
+    # Weights in storages of their own leave one by one, before all of the engine's have come.
+    error = max(0, more) if moment.label == MoveKind.RESHARD.value else abs(more)
+    return error / max(1, moment.predicted_bytes)

@@ -71,6 +71,19 @@ A token attends to itself and to those before it in its sequence. The scale of t
 """
 
 
+ATTENTION_OPERATIONS = frozenset(
+    {
+        "aten::_scaled_dot_product_flash_attention_for_cpu",
+        "aten::_scaled_dot_product_flash_attention",
+        "aten::_scaled_dot_product_efficient_attention",
+        "aten::_flash_attention_forward",
+        "npu::npu_fusion_attention",
+    }
+)
+"""What the kernels call of torch and torch_npu: on a CPU dense, on CUDA dense and of packs, on Ascend
+of packs."""
+
+
 def attention_kernel(kind: DeviceKind) -> Kernel:
     """Return the kernel of a kind of device."""
     match kind:

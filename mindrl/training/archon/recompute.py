@@ -16,20 +16,19 @@ from torch.utils.checkpoint import (
 )
 
 from mindrl.config.archon import ArchonConfig
+from mindrl.platform.attention import ATTENTION_OPERATIONS
 from mindrl.training.archon.network import Network
 
 _PRODUCTS = frozenset({"aten::mm", "aten::addmm"})
-_KEPT = _PRODUCTS | {
-    # Attention: dense on a CPU, dense and of packs on CUDA, of packs on Ascend.
-    "aten::_scaled_dot_product_flash_attention_for_cpu",
-    "aten::_scaled_dot_product_flash_attention",
-    "aten::_scaled_dot_product_efficient_attention",
-    "aten::_flash_attention_forward",
-    "npu::npu_fusion_attention",
-    # What has come from other ranks.
-    "_c10d_functional::all_to_all_single",
-    "_c10d_functional::reduce_scatter_tensor",
-}
+_KEPT = (
+    _PRODUCTS
+    | ATTENTION_OPERATIONS
+    | {
+        # What has come from other ranks.
+        "_c10d_functional::all_to_all_single",
+        "_c10d_functional::reduce_scatter_tensor",
+    }
+)
 """Operations that cost much for what they give, as torchtitan chooses them."""
 
 

@@ -48,8 +48,19 @@ def test_every_mark_stands_at_its_bar_though_an_engine_takes_its_weights_late(
         assert line["predicted_bytes"] == line["total_bytes"], line["label"]
 
 
-@pytest.mark.parametrize(("share", "is_told"), [(1.04, False), (1.06, True), (0.94, True)])
+@pytest.mark.parametrize(
+    ("label", "share", "is_told"),
+    [
+        ("train", 1.04, False),
+        ("train", 1.06, True),
+        ("train", 0.94, True),
+        ("reshard", 1.06, True),
+        # Weights that have a storage each leave before all of the engine's have come.
+        ("reshard", 0.94, False),
+    ],
+)
 def test_a_phase_more_than_a_twentieth_off_its_prediction_is_told_by_name(
+    label: str,
     share: float,
     is_told: bool,
     random_model: Callable[[bool], Path],
@@ -62,10 +73,10 @@ def test_a_phase_more_than_a_twentieth_off_its_prediction_is_told_by_name(
             moment,
             region_bytes={region: int(n * share) for region, n in moment.region_bytes.items()},
         )
-        if moment.label == "train"
+        if moment.label == label
         else moment
         for moment in measured(plan)
     ]
     said = MemoryWatch(plan, tmp_path).note(2, [moments])
     assert (said is not None) == is_told
-    assert said is None or said.startswith("step 2: at 'train' worker 0 had ")
+    assert said is None or said.startswith(f"step 2: at '{label}' worker 0 had ")

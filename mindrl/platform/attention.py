@@ -80,8 +80,7 @@ ATTENTION_OPERATIONS = frozenset(
         "npu::npu_fusion_attention",
     }
 )
-"""What the kernels call of torch and torch_npu: on a CPU dense, on CUDA dense and of packs, on Ascend
-of packs."""
+"""What the kernels call of torch and torch_npu."""
 
 
 def attention_kernel(kind: DeviceKind) -> Kernel:

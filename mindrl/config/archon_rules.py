@@ -19,7 +19,6 @@ _MEGATRONS: dict[str, tuple[Value, str]] = {
     "recompute_method": (None, "say what is made again by archon.ac_mode"),
     "recompute_num_layers": (None, "say what is made again by archon.ac_mode"),
     "moe_grouped_gemm": (False, "all experts of a layer are multiplied at once as it is"),
-    "moe_aux_loss_coeff": (0.0, "there is no such loss"),
 }
 """Keys of a role that Megatron alone reads: the value that asks for nothing, and what to know."""
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from mindrl.config.backends import TRAINING_BACKEND
 from mindrl.config.layout_keys import SIZE_KEYS, Role
 from mindrl.config.run import RunConfig
 from mindrl.memory.schedule import PHASE_ROLES, UPDATES, step_phases
@@ -72,8 +73,9 @@ def _role(config: RunConfig, role: Role) -> str:
 
 
 def _role_sizes(config: RunConfig, role: Role) -> str:
-    layout = config.layout(role)
-    return spelled_sizes({name: getattr(layout, name) for name in (*SIZE_KEYS, "dp")})
+    layout, backend = config.layout(role), config.training_backend(role)
+    sizes = spelled_sizes({name: getattr(layout, name) for name in (*SIZE_KEYS, "dp")})
+    return sizes if backend == TRAINING_BACKEND else f"{backend}: {sizes}"
 
 
 def _rewards(config: RunConfig) -> str:

@@ -270,7 +270,7 @@ def _activations(models: RunShardings, plan: MemoryPlan) -> Iterator[Finding]:
         text = (
             f"{_CAPACITY}={there}: by estimate {phase.value} needs {needs[phase] / MIB:,.0f} MiB, "
             f"{estimates[phase] / MIB:,.0f} of them for activations; smaller micro-batches or "
-            "recompute_granularity=full take less"
+            f"{models.plan.planning(PHASE_ROLES[phase]).recomputation} take less"
         )
         yield Finding(text, _CAPACITY, there, page=_PAGE)
 

@@ -5,8 +5,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mindrl.config.backends import ROLLOUT_BACKEND, TRAINING_BACKEND
+from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig
-from mindrl.layouts.layout import TrainLayout
 from mindrl.memory.plan import MemoryPlan
 from mindrl.observability.terminal import print_rows, say
 from mindrl.observability.units import memory_text
@@ -49,6 +50,8 @@ class RoleFigures:
     """Where a model lies."""
 
     model: str
+    engine: str
+    """As a string of sizes names it."""
     sizes: dict[str, int]
     """Parallel sizes by their short names."""
     ranks: int
@@ -93,18 +96,14 @@ def _figures(models: RunShardings, plan: MemoryPlan) -> dict[str, Any]:
 
 
 def _roles(plan: RunPlan) -> dict[str, RoleFigures]:
-    found = {
-        str(role): _role(
-            plan.config.model_path(role), layout, experts=plan.models[role].moe is not None
-        )
-        for role, layout in plan.layouts.items()
-    }
+    found = {str(role): _role(plan, role) for role in plan.layouts}
     # Neighbouring ranks of the engine are one replica.
     rollout, ranks = plan.rollout, plan.config.world_size
     replicas = [[*range(first, first + rollout.tp)] for first in range(0, ranks, rollout.tp)]
     sizes = {"tp": rollout.tp, "dp": rollout.dp}
     found["rollout"] = RoleFigures(
         model=plan.config.actor_config.load,
+        engine=ROLLOUT_BACKEND,
         sizes=sizes | ({"ep": rollout.ep} if rollout.ep > 1 else {}),
         ranks=ranks,
         ranks_per_replica=rollout.tp,
@@ -114,17 +113,18 @@ def _roles(plan: RunPlan) -> dict[str, RoleFigures]:
     return found
 
 
-def _role(model: str, layout: TrainLayout, *, experts: bool) -> RoleFigures:
-    names = ("tp", "cp", "pp", "dp")
+def _role(plan: RunPlan, role: Role) -> RoleFigures:
+    layout, names = plan.layouts[role], ("tp", "cp", "pp", "dp")
     groups = {name: layout.dense_order.groups({name}) for name in names}
     sizes = {name: getattr(layout, name) for name in names}
     if layout.vpp > 1:
         sizes["vpp"] = layout.vpp
-    if experts:
+    if plan.models[role].moe:
         sizes |= {"ep": layout.ep, "etp": layout.etp}
         groups |= {name: layout.experts_order.groups({name}) for name in ("ep", "etp")}
     return RoleFigures(
-        model=model,
+        model=plan.config.model_path(role),
+        engine=plan.config.training_backend(role),
         sizes=sizes,
         ranks=layout.world_size,
         ranks_per_replica=layout.ranks_per_replica,
@@ -152,7 +152,8 @@ def _print(name: str, models: RunShardings, plan: MemoryPlan, moved: PlanFigures
 def _role_rows(roles: Mapping[str, RoleFigures]) -> Iterator[tuple[str, ...]]:
     for name, role in roles.items():
         replicas = f"{role.replicas} replicas x {role.ranks_per_replica} ranks"
-        yield name, spelled_sizes(role.sizes), replicas
+        own = () if role.engine in (TRAINING_BACKEND, ROLLOUT_BACKEND) else (f"{role.engine}:",)
+        yield name, " ".join((*own, spelled_sizes(role.sizes))), replicas
         for key, groups in role.groups.items():
             yield "", f"{key.upper()} groups", _spelled(groups)
 

@@ -118,13 +118,15 @@ def _data_lines(config: RunConfig) -> Iterator[str]:
         try_rewards(*trial, timeout_seconds=config.rl_config.verifier_timeout)
 
 
-def require_engines() -> None:
+def require_engines(config: RunConfig | None = None) -> None:
     """Refuse to train without torch and the engines; all else works without, on a laptop.
 
     Raises:
         InstallationError: One of them is not installed.
     """
-    needed = ("torch", TRAINING_BACKEND, ROLLOUT_BACKEND)
+    trains = {config.training_backend(role) for role in config.roles} if config else None
+    megatron = (TRAINING_BACKEND,) if trains is None or TRAINING_BACKEND in trains else ()
+    needed = ("torch", *megatron, ROLLOUT_BACKEND)
     absent = [name for name in needed if find_spec(name) is None]
     if absent:
         raise InstallationError(
@@ -134,7 +136,7 @@ def require_engines() -> None:
 
 
 def _train(config: RunConfig, run_dir: Path) -> None:
-    require_engines()
+    require_engines(config)
     platform = choose_platform(config.rl_config.device)
     plan = check(config, platform, goes_on=(run_dir / CHECKPOINTS).is_dir())
     # Imported late: it brings torch and Ray along, and a refusal costs what a check does.

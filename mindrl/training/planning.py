@@ -69,6 +69,8 @@ class EnginePlanning:
     """By estimate what a rank has of others' weights and gradients during a pass."""
     legal_orders: Callable[[RankOrder, int], Iterable[RankOrder]]
     """The orders that a grid can be given, by its own order and the ranks of a node."""
+    recomputation: str
+    """The key, with its value, that has the backward pass make all activations again."""
     weights: Literal["as they compute", "float32"]
     """The type that weights are kept in."""
 
@@ -121,6 +123,7 @@ _ARCHON = EnginePlanning(
     trained_bytes=_archon_bytes,
     borrowed_bytes=archon_borrowed_bytes,
     legal_orders=archon_orders,
+    recomputation="archon.ac_mode=full",
     weights="float32",
 )
 _ENGINES: Mapping[TrainingBackend, EnginePlanning] = {
@@ -131,6 +134,7 @@ _ENGINES: Mapping[TrainingBackend, EnginePlanning] = {
         trained_bytes=trained_bytes,
         borrowed_bytes=_nothing_borrowed,
         legal_orders=legal_orders,
+        recomputation="recompute_granularity=full",
         weights="as they compute",
     ),
     "archon": _ARCHON,

@@ -24,7 +24,9 @@ from mindrl.training.archon.shards import give_back
 from mindrl.training.settings import EngineSettings
 
 
-def build(case: Case, optimizer: Mapping[str, Any] | None = None) -> ArchonEngine:
+def build(
+    case: Case, optimizer: Mapping[str, Any] | None = None, *, head_seed: int | None = None
+) -> ArchonEngine:
     """Build the model over all ranks of the group; with an optimizer it learns."""
     asked = {**case.settings, **(optimizer or {})}
     updates = asked.pop("updates", None)
@@ -51,7 +53,7 @@ def build(case: Case, optimizer: Mapping[str, Any] | None = None) -> ArchonEngin
     )
     model = read_description(case.folder)
     known = model, archon_sharding(model, case.layout, head=settings.head)
-    return ArchonEngine(case.folder, settings, known, updates=updates)
+    return ArchonEngine(case.folder, settings, known, updates=updates, head_seed=head_seed)
 
 
 def trials(courses: list[tuple[Case, Course]], sequences: Sequences) -> list[Trial]:

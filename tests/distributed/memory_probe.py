@@ -1,43 +1,61 @@
 """What the tests of predicted memory call in prepared processes; see forked_workers.run."""
 
 from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
 
 import torch
+from archon_probe import build as archon_build
 from torch import Tensor
 from training_messages import Case, Course
 from training_probe import build, join, share
 from value_probe import value_model
 
 from mindrl.algorithms.losses import ValueLoss
-from mindrl.batch.experience import CriticMinibatch
+from mindrl.batch.experience import CriticMinibatch, Minibatch
+from mindrl.config.backends import TRAINING_BACKEND, TrainingBackend
 from mindrl.models.decoder import Head
-from mindrl.training.engine import StatePart
-from mindrl.training.megatron.engine import MegatronEngine
+from mindrl.training.engine import StatePart, TrainingEngine
 
 
-def found_bytes(trials: list[tuple[Case, Course, Head]]) -> list[dict[str, int]]:
+def found_bytes(
+    trials: list[tuple[Case, Course, Head, TrainingBackend]],
+) -> list[dict[str, int]]:
     """Take one update in each layout; returns the bytes of what this rank then holds."""
-    return [
-        _of_critic(case, course) if head == "value" else _of_actor(case, course)
-        for case, course, head in trials
-    ]
+    return [_found_bytes(*trial) for trial in trials]
 
 
-def _of_actor(case: Case, course: Course) -> dict[str, int]:
-    read = storage_bytes(build(case).state(StatePart.PARAMETERS))
-    model = build(case, course.optimizer)
+def _found_bytes(
+    case: Case, course: Course, head: Head, backend: TrainingBackend
+) -> dict[str, int]:
+    reading, model = _models(case, course, head, backend)
     (minibatch,) = course.minibatches
-    model.train_step(share(case, minibatch), course.micro_batching, course.loss.of_minibatch)
-    return {"read": read} | _of_parts(model)
+    ours = share(case, minibatch)
+    if head == "value":
+        loss = ValueLoss(clip_range=0.5)
+        model.train_step(_of_critic(ours), course.micro_batching, loss.of_minibatch)
+    else:
+        model.train_step(ours, course.micro_batching, course.loss.of_minibatch)
+    found = {part.value: storage_bytes(model.state(part)) for part in StatePart}
+    return {"read": storage_bytes(reading.state(StatePart.PARAMETERS))} | found
 
 
-def _of_critic(case: Case, course: Course) -> dict[str, int]:
+def _models(
+    case: Case, course: Course, head: Head, backend: TrainingBackend
+) -> tuple[TrainingEngine, TrainingEngine]:
+    """Build a model to read with, and one that learns."""
+    if backend != TRAINING_BACKEND:
+        case = replace(case, settings={"head": head})
+        return archon_build(case, head_seed=1), archon_build(case, course.optimizer, head_seed=1)
+    if head == "value":
+        of_layout = partial(value_model, case, join(case.layout), head_seed=1)
+        return of_layout(), of_layout(course.optimizer)
+    return build(case), build(case, course.optimizer)
+
+
+def _of_critic(minibatch: Minibatch) -> CriticMinibatch:
     """Learn from the actor's minibatch, whatever its numbers mean."""
-    groups, loss = join(case.layout), ValueLoss(clip_range=0.5)
-    read = storage_bytes(value_model(case, groups, head_seed=1).state(StatePart.PARAMETERS))
-    model = value_model(case, groups, course.optimizer, head_seed=1)
-    (minibatch,) = course.minibatches
-    learned = CriticMinibatch(
+    return CriticMinibatch(
         tokens_BT=minibatch.tokens_BT,
         lengths_B=minibatch.lengths_B,
         response_mask_BT=minibatch.response_mask_BT,
@@ -45,12 +63,6 @@ def _of_critic(case: Case, course: Course) -> dict[str, int]:
         returns_BT=minibatch.advantages_BT,
         token_weights_BT=minibatch.token_weights_BT,
     )
-    model.train_step(share(case, learned), course.micro_batching, loss.of_minibatch)
-    return {"read": read} | _of_parts(model)
-
-
-def _of_parts(model: MegatronEngine) -> dict[str, int]:
-    return {part.value: storage_bytes(model.state(part)) for part in StatePart}
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:

@@ -1,4 +1,4 @@
-"""The predicted bytes of weights, gradients and optimizer are those that Megatron allocates.
+"""The predicted bytes of weights, gradients and optimizer are those that the engines allocate.
 
 The figures are kept in docs/reference/memory-predictions.md: `pytest --write-tables` renews them.
 """
@@ -16,12 +16,12 @@ from training_messages import Case, Course
 
 from mindrl.allocation.meaning import layout_string
 from mindrl.batch.balance import MicroBatching
+from mindrl.config.backends import TRAINING_BACKEND, TrainingBackend
 from mindrl.layouts.layout import TrainLayout
 from mindrl.memory.activations import Passes, update_estimate
 from mindrl.models.decoder import Head
 from mindrl.models.description import read_description
-from mindrl.training.megatron.sharding import megatron_sharding
-from mindrl.training.megatron.state_bytes import trained_bytes
+from mindrl.training.planning import Storage, planning_of
 
 pytestmark = pytest.mark.distributed
 
@@ -51,6 +51,7 @@ class Trial(NamedTuple):
     shares: tuple[int, ...] | None = None
     grouped: bool = False
     head: Head = "vocabulary"
+    backend: TrainingBackend = TRAINING_BACKEND
 
 
 Bytes = Mapping[str, int]
@@ -83,12 +84,22 @@ TRIALS = {
         # A critic has no copy of a tied embedding, and a head of one row on every rank.
         Trial("tied", TrainLayout(pp=2), True, True, head="value"),
         Trial("qwen2", TrainLayout(tp=2), False, False, head="value"),
+        Trial("qwen2", TrainLayout(dp=2), False, True, backend="archon"),
+        Trial("tied", TrainLayout(cp=2), True, True, backend="archon"),
+        Trial("qwen3", TrainLayout(tp=2), True, True, backend="archon"),
+        # The head of one row is on the first rank, and the second one has memory for it.
+        Trial("qwen2", TrainLayout(dp=2), False, True, head="value", backend="archon"),
+        Trial("moe", TrainLayout(dp=2, ep=2), True, True, backend="archon"),
+        Trial("moe", TrainLayout(tp=2, etp=2), False, True, backend="archon"),
     ],
     # Buckets end at multiples of 384, and the ranks' shares differ.
     3: [
         Trial("qwen3", TrainLayout(dp=3), True, True, shares=(3, 3, 2)),
         Trial("latent", TrainLayout(dp=3), False, True, shares=(3, 3, 2)),
         Trial("moe", TrainLayout(dp=3), True, True, shares=(3, 3, 2), head="value"),
+        Trial("qwen3", TrainLayout(dp=3), False, True, shares=(3, 3, 2), backend="archon"),
+        # Of eight experts three, three and two.
+        Trial("moe", TrainLayout(dp=3), True, True, shares=(3, 3, 2), backend="archon"),
     ],
     4: [
         Trial("tied", TrainLayout(tp=2, pp=2), True, True),
@@ -100,6 +111,9 @@ TRIALS = {
         # Experts are shared over other ranks than all else.
         Trial("moe", TrainLayout(tp=2, dp=2, ep=2), True, True),
         Trial("latent", TrainLayout(dp=4, ep=2, etp=2), True, True),
+        Trial("tied", TrainLayout(tp=2, dp=2), True, True, backend="archon"),
+        Trial("qwen3", TrainLayout(cp=2, dp=2), False, True, backend="archon"),
+        Trial("moe", TrainLayout(tp=2, dp=2, ep=2), True, True, backend="archon"),
     ],
     # The norms of the last stage are in another rank's part than in one bucket with the embedding.
     6: [
@@ -130,14 +144,14 @@ def folders(random_model_of: MakeModel, tmp_path_factory: pytest.TempPathFactory
 
 def predicted(trial: Trial, folder: str) -> Iterator[dict[str, int]]:
     """Yield what each rank holds, by the names of the probe."""
-    sharding = megatron_sharding(
-        read_description(folder),
-        trial.layout,
-        dtype="bfloat16" if trial.bf16 else "float32",
-        experts="grouped" if trial.grouped else "sequential",
+    planning = planning_of(trial.backend)
+    storage = Storage(
+        dtype=planning.weights_dtype("bfloat16" if trial.bf16 else "float32"),
+        grouped_experts=trial.grouped,
         head=trial.head,
     )
-    trained = trained_bytes(
+    sharding = planning.sharding(read_description(folder), trial.layout, storage)
+    trained = planning.trained_bytes(
         sharding, trial.layout, distributed_optimizer=trial.distributed_optimizer
     )
     for read, rank in zip(sharding.held_bytes(), trained, strict=True):
@@ -177,6 +191,7 @@ def test_predicted_bytes_of_each_rank_are_those_of_its_storages_to_the_byte(
                 micro_batching=MicroBatching(sequences=4),
             ),
             trial.head,
+            trial.backend,
         )
         for trial in trials
     ]
@@ -201,11 +216,11 @@ def row(trial: Trial, found: Sequence[Bytes], expected: Sequence[Bytes]) -> str:
     difference = max(abs(rank[name] - each[name]) for rank, each in pairs for name in rank)
     kinds = {"value": "critic", "vocabulary": ""}[trial.head], "grouped" * trial.grouped
     uneven = trial.layout.layers_per_chunk
-    layout = f"`{layout_string(trial.layout)}`".replace("|", r"\|")
+    layout = f"`{layout_string(trial.layout, trial.backend)}`".replace("|", r"\|")
     cells = (
         " ".join(filter(None, (NAMES[trial.model], *kinds))),
         layout + (f", layers {uneven}" if uneven else ""),
-        "bfloat16" if trial.bf16 else "float32",
+        planning_of(trial.backend).weights_dtype("bfloat16" if trial.bf16 else "float32"),
         "yes" if trial.distributed_optimizer else "no",
         *measured,
         f"{difference:,}",

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from mindrl.config.backends import TRAINING_BACKEND, TRAINING_BACKENDS
 from mindrl.config.text import config_text, needs_yaml_suffix, write_new
 from mindrl.errors import ConfigError
 from mindrl.observability.terminal import say
@@ -55,6 +56,8 @@ def _add_options(run: argparse.ArgumentParser) -> None:
     host = "memory of a node for what leaves its devices (default: usual for the device)"
     add("--host-memory-gib", type=gib, dest="host_bytes", metavar="N", help=host)
     add("--algorithm", choices=("grpo", "ppo"), default="grpo", help="default: %(default)s")
+    engine = "what trains (default: %(default)s)"
+    add("--engine", choices=TRAINING_BACKENDS, default=TRAINING_BACKEND, help=engine)
     add("--top", type=count, default=5, metavar="N", help="how many proposals (default: 5)")
     add("--json", action="store_true", help="print one JSON object, all sizes in bytes")
     add("-o", "--output", metavar="OURS.yaml", help="write the first as a new configuration")
@@ -112,6 +115,7 @@ def _task(options: argparse.Namespace) -> Task:
         prompts=options.prompts_per_step,
         samples=options.samples,
         algorithm=options.algorithm,
+        engine=options.engine,
     )
 
 
@@ -149,7 +153,7 @@ def _print(task: Task, found: Search) -> None:
     ]
     first = found.proposals[0]
     for at, proposal in enumerate(found.proposals, start=1):
-        lines += ["", f"{at}. {' -> '.join(proposal.candidate.texts)}"]
+        lines += ["", f"{at}. {' -> '.join(task.texts(proposal.candidate))}"]
         lines += _facts(task, proposal)
         own = reasons(task, found, first) if at == 1 else [behind(first.fit, proposal.fit)]
         lines += [f"   - {reason}" for reason in own]
@@ -195,7 +199,7 @@ def _percent(share: float) -> str:
 def _file_text(task: Task, proposal: Proposal) -> str:
     """Write the configuration of a proposal."""
     what = f"{Path(task.load).name} on {task.devices} x {task.device.name}"
-    layouts = " -> ".join(proposal.candidate.texts)
+    layouts = " -> ".join(task.texts(proposal.candidate))
     header = [
         f"{what}, as mindrl plan run proposes: {layouts}.",
         "Paths, steps and learning rate are the user's own.",

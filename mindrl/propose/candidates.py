@@ -11,6 +11,7 @@ from itertools import product
 from typing import Any, Literal, get_args
 
 from mindrl.allocation.meaning import layout_string
+from mindrl.config.backends import TRAINING_BACKEND, TrainingBackend
 from mindrl.config.finding import Finding, divisors
 from mindrl.config.layout_keys import SIZE_KEYS, Role
 from mindrl.config.load import load_run_config
@@ -40,6 +41,12 @@ _MOST_AT_A_TIME = 256
 _TOKENS_OF_A_RANK = 4096
 """Context-parallel ranks have at least so many tokens of the longest sequence."""
 _KL_COEF = 0.001
+_WHOLE = {
+    "recompute_granularity": "full",
+    "recompute_method": "uniform",
+    "recompute_num_layers": 1,
+}
+"""Megatron's words for making all activations again."""
 _STEPS = 1000
 
 
@@ -62,6 +69,12 @@ class Task:
     samples: int
     """Responses to a prompt."""
     algorithm: Algorithm
+    engine: TrainingBackend = TRAINING_BACKEND
+    """What trains all models."""
+
+    def texts(self, candidate: "Candidate") -> tuple[str, str]:
+        """Return the layouts of a candidate as they are written."""
+        return layout_string(candidate.training, self.engine), layout_string(candidate.rollout)
 
     @property
     def sequences(self) -> int:
@@ -130,11 +143,6 @@ class Candidate:
     training: TrainLayout
     rollout: RolloutLayout
 
-    @property
-    def texts(self) -> tuple[str, str]:
-        """The layouts as they are written."""
-        return layout_string(self.training), layout_string(self.rollout)
-
 
 def legal_training(task: Task) -> list[TrainLayout]:
     """Return every training layout that the rules allow, whatever the rollout's is."""
@@ -200,11 +208,13 @@ def config_values(task: Task, candidate: Candidate, settings: Settings) -> dict[
     }
     if training.layers_per_chunk is not None:
         values["actor_config.num_layer_list"] = list(training.layers_per_chunk)
+    if task.engine != TRAINING_BACKEND:
+        values["actor_config.backend"] = task.texts(candidate)[0]
     critic = ("critic_config",) if task.has_critic else ()
     if settings.recomputes:
-        whole = {"granularity": "full", "method": "uniform", "num_layers": 1}
+        whole = _WHOLE if task.engine == TRAINING_BACKEND else {"archon.ac_mode": "full"}
         for section in ("actor_config", *critic):
-            values |= {f"{section}.recompute_{key}": value for key, value in whole.items()}
+            values |= {f"{section}.{key}": value for key, value in whole.items()}
     leaves = settings.offloads
     values["ref_config.offload_param"] = "reference" in leaves
     trained = {

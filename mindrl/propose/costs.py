@@ -6,6 +6,7 @@ takes on real devices hangs on much that is not here.
 
 from collections.abc import Iterator, Mapping
 
+from mindrl.config.backends import TRAINING_BACKEND
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.models.decoder import ELEMENT_BYTES
 from mindrl.propose.candidates import Settings, Task
@@ -52,11 +53,12 @@ def training_seconds(task: Task, layout: TrainLayout, settings: Settings) -> dic
     # backward pass computes as much as two passes forward, and communicates as much as one.
     reads = 1 + int(task.reads_actor) + int(task.has_critic)
     compute = (reads + learners * (3 + again)) * forward
-    sweeps, updates = reads + learners * (2 + again), _gradient_seconds(task, layout) * learners
+    sweeps = reads + learners * (2 + again)
+    shared = _shared_seconds(task, layout, (reads, learners), micro_batches)
     return {
         "compute": compute,
         "bubble": compute * bubble_share(task, layout, settings),
-        "communication": sweeps * sum(_traffic(task, layout)) + updates,
+        "communication": sweeps * sum(_traffic(task, layout)) + shared,
     }
 
 
@@ -90,13 +92,30 @@ def longest_stage(task: Task, layout: TrainLayout) -> float:
     return max(work) * layout.pp / sum(work)
 
 
-def _gradient_seconds(task: Task, layout: TrainLayout) -> float:
-    """Return the seconds to add gradients up over the replicas and to give the weights back."""
+def _shared_seconds(
+    task: Task, layout: TrainLayout, passes: tuple[int, int], micro_batches: int
+) -> float:
+    """Return the seconds of what replicas share: of so many passes that read, and that learn.
+
+    Megatron adds gradients up once in an update, and gives the weights back. Where ranks have no
+    whole weights they borrow them for every pass of a micro-batch, forward and backward, and give
+    its gradients; stages borrow once for all micro-batches.
+    """
+    reads, learners = passes
+    if task.engine == TRAINING_BACKEND:
+        return learners * _among_replicas(task, layout, _GRADIENT_BYTES + _BYTES)
+    times, of_an_update = (1, _BYTES) if layout.pp > 1 else (micro_batches, 2 * _BYTES)
+    nbytes = reads * _BYTES + learners * (of_an_update + _GRADIENT_BYTES)
+    return times * _among_replicas(task, layout, nbytes)
+
+
+def _among_replicas(task: Task, layout: TrainLayout, nbytes: int) -> float:
+    """Return the seconds in which replicas gather, or add up, so many bytes of each parameter."""
     bandwidth = link_gbps(task, layout.tp * layout.cp * layout.dp) * GIGA
     copies = (layout.cp * layout.dp, layout.expert_dp)
     most = max(stage_parameters(task, layout), key=sum)
     return sum(
-        parameters * (_GRADIENT_BYTES + _BYTES) * (ranks - 1) / ranks / bandwidth
+        parameters * nbytes * (ranks - 1) / ranks / bandwidth
         for parameters, ranks in zip(most, copies, strict=True)
     )
 

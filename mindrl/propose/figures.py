@@ -35,7 +35,7 @@ def figures_of(task: Task, found: Search) -> dict[str, Any]:
 
 def _figures(task: Task, found: Search, proposal: Proposal, first: Fit | None) -> dict[str, Any]:
     fit, moved, total = proposal.fit, proposal.moved, proposal.fit.step_seconds
-    training, rollout = proposal.candidate.texts
+    training, rollout = task.texts(proposal.candidate)
     return {
         "training": training,
         "rollout": rollout,

@@ -10,6 +10,7 @@ from itertools import combinations, product
 
 import numpy as np
 
+from mindrl.config.backends import TRAINING_BACKEND
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.memory.plan import (
     MemoryPlan,
@@ -48,6 +49,8 @@ USABLE_SHARE = 0.9
 """Of a device that regions and estimated activations may take; the rest is for libraries."""
 _BYTES = ELEMENT_BYTES["bfloat16"]
 _GRADIENT_BYTES, _OPTIMIZER_BYTES = 4, 12
+_SHARED_BYTES = 4, 4, 8
+"""Weights, gradients and optimizer of an engine whose ranks share all of them, in float32."""
 _HELD = 1.01
 """What a rank may hold, in units of its share of the parameters: norms are not cut."""
 _REGIONS: Mapping[Part, tuple[Region, Region]] = {
@@ -151,6 +154,8 @@ def least_sizes(task: Task, candidate: Candidate) -> Sizes:
     shared = dense / (layout.dp * layout.cp) + experts / layout.expert_dp
     held = (dense + experts) * np.array([[_BYTES], [_GRADIENT_BYTES]])
     parts = np.stack([*held, shared * _OPTIMIZER_BYTES]).astype(np.int64)
+    if task.engine != TRAINING_BACKEND:
+        parts = np.outer(_SHARED_BYTES, shared).astype(np.int64)
     regions = dict(zip(ROLE_REGIONS["actor"], parts, strict=True))
     regions[Region.REFERENCE_WEIGHTS] = regions[Region.ACTOR_WEIGHTS]
     if task.has_critic:

@@ -129,7 +129,7 @@ class Search:
         while self.heap and len(self.proposals) < top:
             _, _, stage, proposal = heapq.heappop(self.heap)
             candidate = proposal.candidate
-            self.tell(f"{len(self.proposals)} found; {' -> '.join(candidate.texts)}")
+            self.tell(f"{len(self.proposals)} found; {' -> '.join(self.task.texts(candidate))}")
             if stage == _BOUNDED:
                 models = unordered_shardings(candidate_config(self.task, candidate, Settings()))
                 # Messages are counted with the plan of the reshard.
@@ -194,7 +194,7 @@ class Search:
         return with_staging(models.reshard.peak_staging)
 
     def _push(self, proposal: Proposal, stage: int) -> None:
-        item = (proposal.fit.step_seconds, proposal.candidate.texts, stage, proposal)
+        item = (proposal.fit.step_seconds, self.task.texts(proposal.candidate), stage, proposal)
         heapq.heappush(self.heap, item)
 
 
@@ -243,7 +243,7 @@ def remedies(task: Task, found: Search, tell: Tell) -> Iterator[str]:
         return
     candidate, miss = found.nearest
     where = "the host of a node" if miss.moment == "host" else f"a device in {miss.moment}"
-    training, rollout = candidate.texts
+    training, rollout = task.texts(candidate)
     yield (
         f"{name}: nothing fits; the nearest is {training} -> {rollout}, which needs "
         f"{memory_text(miss.need_bytes)} of {where}, where it may take "
@@ -262,7 +262,7 @@ def _more_devices(task: Task, tell: Tell) -> Iterator[str]:
     while devices <= MOST_DEVICES:
         more = replace(task, devices=devices)
         if devices % more.ranks_per_node == 0 and (found := _fitting(more, tell)):
-            yield f"it fits with --devices {devices}: {' -> '.join(found.candidate.texts)}"
+            yield f"it fits with --devices {devices}: {' -> '.join(more.texts(found.candidate))}"
             return
         devices *= 2
     yield f"doubling the devices does not help, up to {MOST_DEVICES}"

@@ -5,6 +5,7 @@ Imports no torch, and neither does what it names.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Literal, Protocol
 
 from mindrl.config.backends import TRAINING_BACKEND, TrainingBackend
@@ -121,7 +122,8 @@ _ARCHON = EnginePlanning(
     sharding=_archon_sharding,
     findings=archon_findings,
     trained_bytes=_archon_bytes,
-    borrowed_bytes=archon_borrowed_bytes,
+    # Asked for many settings of one layout.
+    borrowed_bytes=cache(archon_borrowed_bytes),
     legal_orders=archon_orders,
     recomputation="archon.ac_mode=full",
     weights="float32",

@@ -72,6 +72,23 @@ def test_tensor_ranks_sum_twice_a_layer_and_replicas_once_a_step() -> None:
     assert kept["communication"] == pytest.approx(3 * sums + gradients)
 
 
+def test_weights_that_are_shared_are_borrowed_in_each_pass_of_each_micro_batch() -> None:
+    """Of 32: 2 bytes a parameter in the pass that reads, twice 2 and the gradient in an update."""
+    layout, settings = TrainLayout(tp=2, dp=8), Settings()
+    shared, whole = (
+        training_seconds(asked(engine=engine), layout, settings)["communication"]
+        for engine in ("archon", "megatron")
+    )
+    byte = PARAMETERS / 2 * 7 / 8 / ACROSS
+    assert shared - whole == pytest.approx((32 * (2 + 2 * 2 + 4) - (4 + 2)) * byte)
+    stages = TrainLayout(tp=2, pp=2, dp=4)
+    shared, whole = (
+        training_seconds(asked(engine=engine), stages, settings)["communication"]
+        for engine in ("archon", "megatron")
+    )
+    assert shared - whole == pytest.approx((2 + 2 + 4 - 6) * PARAMETERS / 4 * 3 / 4 / IN_NODE)
+
+
 def test_a_critic_is_read_and_learns_as_the_actor_does() -> None:
     """A pass of the reference and one of the critic; of both an update that is three."""
     layout, settings = TrainLayout(tp=2, dp=8), Settings(recomputes=False)

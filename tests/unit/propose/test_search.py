@@ -56,12 +56,13 @@ def exhaustive(task: Task) -> Iterator[tuple[Candidate, Fit | None]]:
             yield candidate, exact
 
 
-def test_a_search_finds_what_planning_every_candidate_finds() -> None:
+@pytest.mark.parametrize("engine", ["megatron", "archon"])
+def test_a_search_finds_what_planning_every_candidate_finds(engine: str) -> None:
     """On 8 devices of 32 GB some of the 27 candidates do not fit; the others come in order."""
-    task = asked(devices=8, device="ascend-910b-32g")
+    task = asked(devices=8, device="ascend-910b-32g", engine=engine)
     every = dict(exhaustive(task))
     fitting = {each: fit for each, fit in every.items() if isinstance(fit, Fit)}
-    best = sorted(fitting, key=lambda each: (fitting[each].step_seconds, each.texts))
+    best = sorted(fitting, key=lambda each: (fitting[each].step_seconds, task.texts(each)))
     assert 0 < len(fitting) < len(every) == 27
     found = search(task, len(every), said)
     assert [each.candidate for each in found.proposals] == best
@@ -70,8 +71,22 @@ def test_a_search_finds_what_planning_every_candidate_finds() -> None:
 
 @pytest.mark.parametrize(
     "task",
-    [asked(devices=8), asked(), asked("Qwen3-30B-A3B"), asked(algorithm="ppo")],
-    ids=["Qwen2.5-7B on 8", "Qwen2.5-7B on 16", "Qwen3-30B-A3B on 16", "Qwen2.5-7B, PPO"],
+    [
+        asked(devices=8),
+        asked(),
+        asked("Qwen3-30B-A3B"),
+        asked(algorithm="ppo"),
+        asked(devices=8, engine="fsdp"),
+        asked(algorithm="ppo", engine="archon"),
+    ],
+    ids=[
+        "Qwen2.5-7B on 8",
+        "Qwen2.5-7B on 16",
+        "Qwen3-30B-A3B on 16",
+        "Qwen2.5-7B, PPO",
+        "Qwen2.5-7B, fsdp",
+        "Qwen2.5-7B, PPO, archon",
+    ],
 )
 def test_proposals_pass_the_checks_of_a_run_and_leave_a_tenth_of_the_device(task: Task) -> None:
     dense = task.model.moe is None
@@ -83,6 +98,7 @@ def test_proposals_pass_the_checks_of_a_run_and_leave_a_tenth_of_the_device(task
         assert checked.models is not None, "the folders are here, so they are checked"
         assert checked.findings == []
         assert config.world_size == task.devices
+        assert {config.training_backend(role) for role in config.roles} == {task.engine}
         assert proposal.fit.with_activations_bytes <= 0.9 * task.device.memory_bytes
         if dense:  # the plan of a mixture takes seconds
             plan = memory_plan(unordered_shardings(config).ordered, capacity.device_bytes)

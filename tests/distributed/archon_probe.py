@@ -52,7 +52,10 @@ def build(
         **asked,
     )
     model = read_description(case.folder)
-    known = model, archon_sharding(model, case.layout, head=settings.head)
+    sharding = archon_sharding(
+        model, case.layout, head=settings.head, fsdp_size=settings.learning.archon.fsdp_size
+    )
+    known = model, sharding
     return ArchonEngine(case.folder, settings, known, updates=updates, head_seed=head_seed)
 
 

@@ -4,6 +4,7 @@ Without Megatron and vLLM: the test process must be able to read it.
 """
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
 
@@ -19,6 +20,7 @@ class Way:
     train: TrainLayout
     rollout: RolloutLayout
     bucket_bytes: int = 1 << 20
+    backend: Literal["megatron", "archon"] = "megatron"
     grouped: bool = False
     """The experts of a rank lie in two matrices of each layer."""
 

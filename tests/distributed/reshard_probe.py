@@ -10,14 +10,13 @@ import training_messages
 from offload_probe import arena
 from reshard_messages import Arrived, Way
 from shards_probe import _ask, _ordinary_engine, engine_of
-from training_probe import build
+from training_probe import of_any_engine
 from transfer_probe import Shards, prepared
 from weight_files import load_one_by_one
 
 from mindrl.resharding.plan import Topology, plan_reshard
 from mindrl.rollout.vllm.sharding import vllm_sharding
-from mindrl.training.engine import StatePart
-from mindrl.training.megatron.engine import MegatronEngine
+from mindrl.training.engine import StatePart, TrainingEngine
 from mindrl.workers.device_regions import StoredRegion
 from mindrl.workers.weight_sync import WeightExport, WeightRoute, WeightSync
 
@@ -35,7 +34,7 @@ def topology() -> Topology:
     return Topology(ranks_per_node=dist.get_world_size())
 
 
-def export_of(way: Way, trained: MegatronEngine, name: str) -> WeightExport:
+def export_of(way: Way, trained: TrainingEngine, name: str) -> WeightExport:
     """Return the way of a model to files, as of a run."""
     return WeightExport(
         trained, "float32", topology(), bucket_bytes=way.bucket_bytes, timeout_seconds=60, name=name
@@ -43,7 +42,7 @@ def export_of(way: Way, trained: MegatronEngine, name: str) -> WeightExport:
 
 
 def _resharded(way: Way, index: int) -> list[str]:
-    model = build(_case(way))
+    model = of_any_engine(_case(way))
     target = vllm_sharding(model.description, way.rollout, dtype="float32")
     table = target.table(dist.get_rank())
     transfer = prepared(model.sharding, target, way.bucket_bytes, str(index))
@@ -61,7 +60,7 @@ def into_engines(ways: list[Way], prompts: Prompts) -> list[Arrived]:
 
 
 def _into_engine(way: Way, prompts: Prompts, index: int) -> Arrived:
-    trained = build(_case(way), OPTIMIZER)
+    trained = of_any_engine(_case(way), OPTIMIZER)
     case = shards_messages.Case(
         folder=way.folder,
         later_folder=way.folder,
@@ -112,12 +111,16 @@ def _into_engine(way: Way, prompts: Prompts, index: int) -> Arrived:
 
 
 def _case(way: Way) -> training_messages.Case:
-    settings = {"moe_grouped_gemm": way.grouped}
-    return training_messages.Case(folder=way.folder, layout=way.train, settings=settings)
+    return training_messages.Case(
+        folder=way.folder,
+        layout=way.train,
+        backend=way.backend,
+        settings={"moe_grouped_gemm": way.grouped},
+    )
 
 
 @torch.no_grad()
-def _change(model: MegatronEngine, update: int) -> None:
+def _change(model: TrainingEngine, update: int) -> None:
     """Change every weight, alike on every rank that holds it."""
     for tensor in model.local_tensors().values():
         tensor.add_(0.05 * torch.sin(tensor * (37.0 + update)))

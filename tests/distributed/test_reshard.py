@@ -143,5 +143,9 @@ def test_engines_answer_as_if_they_had_loaded_the_exported_folder(
     if not all_ways:
         # Whole experts from cut ones, or grouped ones to one rank; and a dense model.
         ways = [ways[3], ways[-2]] if tp == 2 else ways[-3::2]
+    ways.append(Way(folder=dense[0], train=T(dp=2), rollout=rollout, backend="archon"))
+    if all_ways:
+        ways.append(Way(folder=dense[1], train=T(cp=2), rollout=rollout, backend="archon"))
+        ways.append(Way(folder=dense[0], train=T(tp=2), rollout=rollout, backend="archon"))
     arrived = forked_workers.run("reshard_probe:into_engines", ways, PROMPTS, ranks=2)
     check_answers(arrived, len(ways))

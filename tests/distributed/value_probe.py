@@ -6,6 +6,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import archon_probe
 import torch
 import torch.distributed as dist
 from training_messages import Case
@@ -18,6 +19,7 @@ from mindrl.batch.sequences import Sequences, SequenceScores, Values
 from mindrl.checkpoint.export import exported_model
 from mindrl.errors import ModelError
 from mindrl.models.sharding import whole_sharding
+from mindrl.training.engine import TrainingEngine
 from mindrl.training.megatron.engine import MegatronEngine
 from mindrl.training.megatron.parallel import ParallelGroups
 
@@ -32,13 +34,19 @@ def judged(trials: list[ValueTrial], sequences: Sequences) -> list[Judged]:
 def _judged(trial: ValueTrial, sequences: Sequences) -> Judged:
     case, course = trial.case, trial.course
     optimizer = None if course is None else course.optimizer
-    model = value_model(case, join(case.layout), optimizer, head_seed=trial.head_seed)
+    model: TrainingEngine
+    if case.backend == "megatron":
+        model = value_model(case, join(case.layout), optimizer, head_seed=trial.head_seed)
+    else:
+        of_values = replace(case, settings={**case.settings, "head": "value"})
+        model = archon_probe.build(of_values, optimizer, head_seed=trial.head_seed)
     ours = share(case, sequences)
     values = values_of(model, ours)
     read = model.forward(ours, CUT, at_end=True)
     rewards = None if read is None else SequenceScores(rewards_B=read[0].sum(dim=1))
-    names = [name for name in model.table if name.endswith("output_layer.weight")]
-    head = model.local_tensors()[names[0]].clone() if names else None
+    local = model.local_tensors()
+    names = [name for name in local if name.endswith(("output_layer.weight", "score.weight"))]
+    head = local[names[0]].clone() if names else None
     metrics = []
     if course is not None:
         metrics = [
@@ -70,12 +78,12 @@ def value_model(
     )
 
 
-def values_of(model: MegatronEngine, sequences: Sequences) -> Values | None:
+def values_of(model: TrainingEngine, sequences: Sequences) -> Values | None:
     read = model.forward(sequences, CUT)
     return None if read is None else Values(values_BT=read[0])
 
 
-def export(model: MegatronEngine, folder: Path) -> None:
+def export(model: TrainingEngine, folder: Path) -> None:
     """Write a model to a Hugging Face folder, by rank 0."""
     ranks = dist.get_world_size()
     whole = whole_sharding(

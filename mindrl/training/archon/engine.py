@@ -67,7 +67,9 @@ class ArchonEngine:
             ModelError: A file or tensor of the folder is missing, unreadable or of another shape.
         """
         self.folder, self.settings = folder, settings
-        self.meshes = meshes_of(settings.layout, settings.device_type)
+        self.meshes = meshes_of(
+            settings.layout, settings.device_type, settings.learning.archon.fsdp_size
+        )
         self.head: Head = settings.head
         self.device_type = settings.device_type
         self.description, self.sharding = known

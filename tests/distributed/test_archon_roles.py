@@ -53,13 +53,13 @@ def test_values_rewards_and_five_updates_are_those_of_one_process_of_megatron(
             # Values of size 5 in float32.
             torch.testing.assert_close(
                 found.values.values_BT,
-                one.values.values_BT[start : start + size, :T],
+                one.values.values_BT[rows, :T],
                 atol=2e-5,
                 rtol=0,
             )
             torch.testing.assert_close(
                 found.rewards.rewards_B,
-                one.rewards.rewards_B[start : start + size],
+                one.rewards.rewards_B[rows],
                 atol=2e-5,
                 rtol=0,
             )

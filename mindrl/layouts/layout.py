@@ -113,6 +113,11 @@ class TrainLayout:
             return stage, 2 * self.pp - 1 - stage
         return tuple(range(stage, self.pp * self.vpp, self.pp))
 
+    def stage_with(self, chunk: int) -> int:
+        """Return the stage that has a chunk of the model."""
+        is_back = self.folds and chunk >= self.pp
+        return 2 * self.pp - 1 - chunk if is_back else chunk % self.pp
+
     def chunks(self, layers: int) -> list[range]:
         """Return the layers of each of the pp * vpp chunks, in the order of the model."""
         count = self.pp * self.vpp

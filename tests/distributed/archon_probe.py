@@ -20,7 +20,7 @@ from mindrl.models.description import read_description
 from mindrl.platform.attention import attention_kernel
 from mindrl.training.archon.engine import ArchonEngine
 from mindrl.training.archon.sharding import archon_sharding
-from mindrl.training.archon.shards import give_back
+from mindrl.training.packs import Pack
 from mindrl.training.settings import EngineSettings
 
 
@@ -77,12 +77,17 @@ def trials(courses: list[tuple[Case, Course]], sequences: Sequences) -> list[Tri
 
 @torch.no_grad()
 def _logits(model: ArchonEngine, sequences: Sequences) -> Tensor:
-    """Return the logits of this rank's tokens and part of the vocabulary, 0 for other tokens."""
-    (pack,) = model.packs([sequences])
-    hidden_1SH = model.network(pack.tokens_1S, pack)
-    logits_NV = hidden_1SH[0, pack.predicting_N] @ model.network.head_weight().T
-    give_back(model.network)
-    B, T = sequences.tokens_BT.shape
-    flat = logits_NV.new_zeros(B * T, logits_NV.size(1))
-    flat[pack.places_N - 1] = logits_NV
-    return flat.view(B, T, -1)
+    """Return the logits of this rank's tokens and part of the vocabulary, 0 for other tokens.
+
+    Empty on ranks without the head.
+    """
+
+    def multiply(pack: Pack[Sequences], hidden_1SH: Tensor, weight: Tensor) -> Tensor:
+        logits_NV = hidden_1SH[0, pack.predicting_N] @ weight.T
+        B, T = pack.source.tokens_BT.shape
+        flat = logits_NV.new_zeros(B * T, logits_NV.size(1))
+        flat[pack.places_N - 1] = logits_NV
+        return flat.view(B, T, -1)
+
+    found = model.pipeline.forward(model.packs([sequences]), multiply)
+    return found[0] if found else torch.empty(0)

@@ -4,7 +4,7 @@ With every change each layout is taken once, and the families in turn; at night 
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from itertools import cycle
+from itertools import cycle, product
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from test_training_layouts import LOSS, OPTIMIZER, digits, minibatches, sequence
 from training_messages import Case, Course, Trial
 
 from mindrl.batch.balance import MicroBatching
+from mindrl.config.archon import ArchonConfig
 from mindrl.layouts.layout import TrainLayout
 
 pytestmark = pytest.mark.distributed
@@ -30,6 +31,15 @@ ANY_FAMILY: Mapping[str, TrainLayout] = {
     "DP2+CP2": TrainLayout(dp=2, cp=2),
     "TP2+CP2": TrainLayout(tp=2, cp=2),
     "TP4, more than key-value heads": TrainLayout(tp=4),
+    "PP2": TrainLayout(pp=2),
+    "PP2, 1 and 3 layers": TrainLayout(pp=2, layers_per_chunk=(1, 3)),
+    "PP2 I1F1B": TrainLayout(pp=2, vpp=2),
+    "PP2 IZB": TrainLayout(pp=2, vpp=2),
+    "PP2 ZBV": TrainLayout(pp=2, vpp=2, folds=True),
+    "PP2+DP2": TrainLayout(pp=2, dp=2),
+    "PP2+TP2+SP": TrainLayout(pp=2, tp=2),
+    "PP2+CP2 ZBV": TrainLayout(pp=2, cp=2, vpp=2, folds=True),
+    "PP2+DP2+TP2+SP IZB": TrainLayout(pp=2, dp=2, tp=2, vpp=2),
 }
 MIXTURE: Mapping[str, TrainLayout] = {
     "alone": TrainLayout(),
@@ -50,8 +60,15 @@ MIXTURE: Mapping[str, TrainLayout] = {
         order=digits("dp", 2, "tp", 2, "cp", 1, "pp", 1),
         expert_order=digits("ep", 2, "etp", 2, "dp", 1, "pp", 1),
     ),
+    "PP2+DP2+EP2 IZB": TrainLayout(pp=2, dp=2, ep=2, vpp=2),
+    "PP2+DP2+TP2+SP+EP2 ZBV": TrainLayout(pp=2, dp=2, tp=2, ep=2, vpp=2, folds=True),
 }
 """Of a mixture of experts."""
+SCHEDULES: Mapping[str, ArchonConfig] = {
+    name: ArchonConfig(pp_schedule=name) for name in ("I1F1B", "IZB", "ZBV")
+}
+TIED = {("qwen2 tied", name) for name in ("PP2", "PP2 ZBV", "PP2+DP2")}
+"""The first and the last stage have the embedding; of a V one rank has both."""
 
 
 def cases() -> Iterator[tuple[str, str, TrainLayout]]:
@@ -64,9 +81,15 @@ def cases() -> Iterator[tuple[str, str, TrainLayout]]:
 
 
 def of_every_change() -> set[tuple[str, str]]:
-    """Return each layout with one family, and so each family."""
+    """Return each layout with one family, and so each family; and what a tied head changes."""
     dense = {(family, name) for name, family in zip(ANY_FAMILY, cycle(DENSE), strict=False)}
-    return dense | {("qwen3_moe", name) for name in MIXTURE}
+    return dense | {("qwen3_moe", name) for name in MIXTURE} | TIED
+
+
+def case_of(folder: str, name: str, layout: TrainLayout) -> Case:
+    schedule = SCHEDULES.get(name.rsplit(maxsplit=1)[-1])
+    settings = {} if schedule is None else {"archon": schedule}
+    return Case(folder=folder, layout=layout, sequence_parallel="SP" in name, settings=settings)
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +114,10 @@ def families(
     return dict(zip((*DENSE, "qwen3_moe"), made, strict=True))
 
 
-@pytest.mark.parametrize("every_case", at_night_but([False], [False, True]))
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("ranks", "every_case"),
+    at_night_but([(1, False), (2, False), (4, False)], product([1, 2, 4, 8], [False, True])),
+)
 def test_logits_are_hugging_faces_and_five_updates_are_those_of_megatron(
     ranks: int,
     every_case: bool,
@@ -100,10 +125,7 @@ def test_logits_are_hugging_faces_and_five_updates_are_those_of_megatron(
     forked_workers: ForkedWorkers,
 ) -> None:
     chosen = [
-        (
-            (family, name),
-            Case(folder=families[family].folder, layout=layout, sequence_parallel="SP" in name),
-        )
+        ((family, name), case_of(families[family].folder, name, layout))
         for family, name, layout in cases()
         if layout.world_size == ranks and (every_case or (family, name) in of_every_change())
     ]

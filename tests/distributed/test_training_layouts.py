@@ -184,7 +184,7 @@ def logits_gap(
         # Ranks of earlier stages have none; each context-parallel rank has some tokens, 0 else.
         parts = [torch.zeros(())] * layout.tp
         for place, part in zip(layout.dense_order.coordinates, ranks, strict=True):
-            if place["dp"] == replica and place["pp"] == layout.pp - 1:
+            if place["dp"] == replica and place["pp"] == layout.last_stage:
                 parts[place["tp"]] = parts[place["tp"]] + part
         found_BTV = torch.cat(parts, dim=-1)[..., : expected_BTV.size(-1)]
         gaps.append((found_BTV - expected_BTV)[inside_BT].abs().max().item())

@@ -7,7 +7,7 @@ numbers of the head for each token.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import repeat
+from itertools import chain, repeat
 from math import prod
 
 import torch
@@ -18,18 +18,14 @@ from torch.distributed.tensor import DTensor
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.sequences import Sequences
 from mindrl.checkpoint.readers import fill, folder_reader
-from mindrl.models.decoder import VALUE_HEAD, Head
+from mindrl.models.decoder import EMBEDDING, HEAD, VALUE_HEAD, Head
 from mindrl.models.description import ModelDescription
 from mindrl.models.sharding import Sharding
-from mindrl.observability.progress import tick
 from mindrl.platform.determinism import deterministic_gradients
-from mindrl.training.archon.balance import Balance
+from mindrl.training.archon.chunks import chunks_of_rank
 from mindrl.training.archon.learning import Learning
-from mindrl.training.archon.meshes import expert_meshes_of, meshes_of
-from mindrl.training.archon.network import Network, NetworkSettings, Part
-from mindrl.training.archon.recompute import prepare_layers
-from mindrl.training.archon.shards import give_back, shard
-from mindrl.training.archon.tensor import TensorParallel
+from mindrl.training.archon.meshes import meshes_of
+from mindrl.training.archon.pipeline import Hidden, Pipeline
 from mindrl.training.engine import Batch, Loss, StatePart
 from mindrl.training.logprobs import Vocabulary
 from mindrl.training.packs import Pack, PackRules
@@ -74,7 +70,12 @@ class ArchonEngine:
         self.device_type = settings.device_type
         self.description, self.sharding = known
         self.table = self.sharding.table(dist.get_rank())
-        self.network = self._built()
+        self.place = settings.layout.dense_order.coordinates[dist.get_rank()]
+        self.networks = chunks_of_rank(self.description, settings, self.meshes, self.place["pp"])
+        self.balance = next(iter(self.networks.values())).balance
+        self.pipeline = self._piped()
+        self._reading = self._reader()
+        self.ends = self.meshes.ends() if self._is_head_a_copy else None
         self._fill(head_seed, source)
         self.learning: Learning | None = None
         if updates is not None:
@@ -138,14 +139,13 @@ class ArchonEngine:
         rows_of, parts = cut_by_rows(sequences, micro_batching)
         if at_end:
             parts = [asked_behind(part) for part in parts]
-        found = []
-        for pack in self.packs(parts):
-            tick()
-            hidden_1SH = self.network(pack.tokens_1S, pack)
-            found.append(
-                torch.stack(self._reading.read(pack, hidden_1SH, self.network.head_weight()))
-            )
-        give_back(self.network)
+
+        def read(pack: Pack[Sequences], hidden_1SH: Tensor, weight: Tensor) -> Tensor:
+            return torch.stack(self._reading.read(pack, hidden_1SH, weight))
+
+        found = self.pipeline.forward(self.packs(parts), read)
+        if not self.pipeline.has_head:
+            return None
         return self._reading.joined(found, rows_of, sequences.tokens_BT.size(1) + at_end)
 
     def train_step(
@@ -165,95 +165,84 @@ class ArchonEngine:
         assert learning is not None, "this model never changes"
         learning.zero_gradients()
         rows_of, parts = cut_by_rows(minibatch, micro_batching)
-        balance = self.network.balance
-        if balance is not None:
-            balance.begin(len(parts))
+        if self.balance is not None:
+            self.balance.begin(len(parts))
         update = UpdatePass(self._reading, loss, keeps=keep is not None)
         metrics = []
-        with deterministic_gradients():
-            for pack in self.packs(parts):
-                tick()
-                hidden_1SH = self.network(pack.tokens_1S, pack)
-                terms = update.terms(pack, hidden_1SH, self.network.head_weight())
-                terms.loss.backward()  # type: ignore[no-untyped-call]
-                metrics.append(terms.metrics)
-        give_back(self.network)
-        if keep is not None:
-            keep(self._reading.joined(update.kept, rows_of, minibatch.tokens_BT.size(1)))
-        step = learning.step(update.losses)
-        return self._reading.total(metrics) | self._balanced() | step
 
-    def packs(self, parts: Sequence[Batch]) -> list[Pack[Batch]]:
+        def loss_of(pack: Pack[Batch], hidden_1SH: Tensor, weight: Tensor) -> Tensor:
+            terms = update.terms(pack, hidden_1SH, weight)
+            metrics.append(terms.metrics)
+            return terms.loss
+
+        with deterministic_gradients():
+            self.pipeline.update(self.packs(parts, learns=True), loss_of)
+        if keep is not None and self.pipeline.has_head:
+            keep(self._reading.joined(update.kept, rows_of, minibatch.tokens_BT.size(1)))
+        if self._is_head_a_copy and {EMBEDDING, HEAD} & learning.leaves.keys():
+            learning.join((EMBEDDING, HEAD), self.ends)
+        step = learning.step(update.losses)
+        found = self._reading.total(metrics) if metrics else {}
+        return found | self._balanced() | step
+
+    def packs(self, parts: Sequence[Batch], *, learns: bool = False) -> list[Pack[Batch]]:
         """Lay micro-batches out, and add empty ones until all ranks have as many. A collective.
 
-        Ranks borrow each other's weights in every pass.
+        Ranks borrow each other's weights in every pass, and an update has as many as its schedule
+        takes.
         """
         layout, most = self.settings.layout, torch.tensor(len(parts), device=self.device_type)
         dist.all_reduce(most, op=dist.ReduceOp.MAX)
+        count = self.pipeline.packs_of_update(int(most)) if learns else int(most)
         rules = PackRules(
             removes_padding=self.settings.removes_padding,
             cp=layout.cp,
-            cp_rank=layout.dense_order.coordinates[dist.get_rank()]["cp"],
-            tokens_multiple=layout.cp * (layout.tp if self.network.parallel.is_cut else 1),
+            cp_rank=self.place.get("cp", 0),
+            tokens_multiple=layout.cp * self.pipeline.hidden.ranks,
             device_type=self.device_type,
         )
         shortest = nothing_asked(parts[0].rows(parts[0].lengths_B.argmin()[None]))
         idle = replace(Pack.of(shortest, rules), is_idle=True)
-        return [*(Pack.of(part, rules) for part in parts), *repeat(idle, int(most) - len(parts))]
+        return [*(Pack.of(part, rules) for part in parts), *repeat(idle, count - len(parts))]
 
-    def _built(self) -> Network:
-        layout, settings, model = self.settings.layout, self.settings, self.description
-        sequence = layout.tp > 1 and (settings.training.sequence_parallel or bool(model.moe))
-        twins = self.meshes.twins(model.num_key_value_heads)
-        parallel = TensorParallel(mesh=self.meshes.tensor, sequence=sequence, twins=twins)
-        network = Network(
-            model,
-            Part(range(model.num_hidden_layers), is_first=True, is_last=True),
-            NetworkSettings(
-                parallel=parallel,
-                context=self.meshes.context,
-                attention=settings.attention,
-                head=self.head,
-                experts=expert_meshes_of(layout, self.device_type) if model.moe else None,
-                balance=self._balance(parallel),
+    def _piped(self) -> Pipeline:
+        layout, settings = self.settings.layout, self.settings
+        is_cut = next(iter(self.networks.values())).parallel.is_cut
+        return Pipeline(
+            networks=self.networks,
+            layout=layout,
+            schedule=settings.learning.archon.schedule(layout.vpp),
+            group=self.meshes.pipeline,
+            hidden=Hidden(
+                size=self.description.hidden_size,
+                dtype=torch.bfloat16 if settings.training.bf16 else torch.float32,
+                ranks=layout.tp if is_cut else 1,
             ),
+            device_type=settings.device_type,
         )
-        prepare_layers(network, settings.learning.archon)
-        shard(network, self.meshes.data, self.device_type, bf16=settings.training.bf16)
-        rows = -(-model.vocab_size // layout.tp)
-        self._reading = Reading(
+
+    def _reader(self) -> Reading:
+        model, settings = self.description, self.settings
+        rows = -(-model.vocab_size // settings.layout.tp)
+        return Reading(
             head=self.head,
             vocabulary=Vocabulary(
                 size=model.vocab_size,
-                first_token=parallel.rank * rows,
-                group=parallel.group,
+                first_token=self.place["tp"] * rows,
+                group=self.meshes.tensor.get_group(),
                 temperature=settings.temperature,
                 chunk_tokens=settings.logprob_chunk_tokens,
             ),
             context=self.meshes.context,
             replicas=self.meshes.replicas,
         )
-        return network
-
-    def _balance(self, parallel: TensorParallel) -> Balance | None:
-        moe, learning = self.description.moe, self.settings.learning
-        if moe is None or not learning.moe_aux_loss_coeff:
-            return None
-        return Balance(
-            moe=moe,
-            learning=learning,
-            parallel=parallel,
-            context=self.meshes.context,
-            tokens=self.meshes.tokens(),
-            replicas=self.settings.layout.dp,
-        )
 
     def _balanced(self) -> dict[str, float]:
         """Say how unequally busy the experts were, where the loss asks for it. A collective."""
-        moe, balance = self.description.moe, self.network.balance
-        if moe is None or balance is None:
+        moe = self.description.moe
+        if moe is None or self.balance is None:
             return {}
-        return balance.metrics(self.description.num_hidden_layers - len(moe.dense_layers))
+        return self.balance.metrics(self.description.num_hidden_layers - len(moe.dense_layers))
 
     @torch.no_grad()
     def _fill(self, head_seed: int | None, source: Mapping[str, Tensor] | None) -> None:
@@ -278,13 +267,20 @@ class ArchonEngine:
                 fill(local[name], entry, read)
 
     def _parameters(self) -> dict[str, DTensor]:
-        found = dict(self.network.named_parameters())
+        each = (network.named_parameters() for network in self.networks.values())
+        found = dict(chain.from_iterable(each))
         assert all(isinstance(each, DTensor) for each in found.values()), "weights are borrowed"
         return found  # type: ignore[return-value]
 
+    def _twins(self) -> dict[str, dist.ProcessGroup]:
+        each = (network.twins().items() for network in self.networks.values())
+        return dict(chain.from_iterable(each))
+
     def _is_ours(self, name: str, parameter: DTensor, index: int) -> bool:
         """Deal what several ranks hold to one after the other."""
-        twins, mesh = self.network.twins().get(name), parameter.device_mesh
+        if name == HEAD and self._is_head_a_copy:
+            return False
+        twins, mesh = self._twins().get(name), parameter.device_mesh
         return (twins is None or twins.rank() == 0) and all(
             mesh.get_local_rank(dim) == index % mesh.size(dim)
             for dim, placement in enumerate(parameter.placements)
@@ -292,12 +288,19 @@ class ArchonEngine:
         )
 
     def _copies(self, name: str, parameter: DTensor) -> int:
-        """Count the ranks of a stage that hold the same part of a parameter."""
-        twins, mesh = self.network.twins().get(name), parameter.device_mesh
+        """Count how often there is the same part of a parameter."""
+        twins, mesh = self._twins().get(name), parameter.device_mesh
         # What FSDP2 and tensor parallelism both cut is no `Shard`, but it is no copy either.
         sizes = [
             mesh.size(dim)
             for dim, placement in enumerate(parameter.placements)
             if placement.is_replicate()
         ]
-        return prod(sizes) * (1 if twins is None else twins.size())
+        ends = 2 if self._is_head_a_copy and name in (EMBEDDING, HEAD) else 1
+        return prod(sizes) * ends * (1 if twins is None else twins.size())
+
+    @property
+    def _is_head_a_copy(self) -> bool:
+        """Whether the last chunk has the embedding again."""
+        is_tied = self.description.tie_word_embeddings and self.head == "vocabulary"
+        return is_tied and self.settings.layout.pp > 1

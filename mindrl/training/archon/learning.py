@@ -4,7 +4,7 @@ The optimizer works on plain tensors that share the storages of the DTensors: on
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -51,6 +51,17 @@ class Learning:
     def zero_gradients(self) -> None:
         """Begin a step."""
         torch._foreach_zero_(self._gradients)
+
+    def join(self, names: Collection[str], group: dist.ProcessGroup | None) -> None:
+        """Give copies of a parameter, of this rank and of a group, the sum of their gradients."""
+        gradients = [self.leaves[name].grad for name in names if name in self.leaves]
+        first, *others = (each for each in gradients if each is not None)
+        for other in others:
+            first += other
+        if group is not None:
+            dist.all_reduce(first, group=group)
+        for other in others:
+            other.copy_(first)
 
     def step(self, losses: Sequence[Tensor]) -> dict[str, float]:
         """End a step, or take none where a loss or the norm of the gradient is not finite.

@@ -63,6 +63,18 @@ class Meshes:
         runs = [group[at : at + copies] for group in groups for at in range(0, len(group), copies)]
         return _own_group(runs)
 
+    def ends(self) -> dist.ProcessGroup | None:
+        """Return the ranks that have the same places in the first and in the last chunk.
+
+        None between those, and where a rank has both. A collective over all ranks.
+        """
+        last = self.layout.last_stage
+        if last == 0:
+            return None
+        return _own_group(
+            [[group[0], group[last]] for group in self.layout.dense_order.groups(("pp",))]
+        )
+
 
 class ExpertMeshes:
     """Who has which experts of a layer, and who has the same."""

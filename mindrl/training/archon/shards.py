@@ -1,6 +1,7 @@
 """FSDP2: each rank of a group keeps some rows of every weight and borrows the others to compute."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import nn
@@ -11,14 +12,15 @@ from mindrl.training.archon.experts import Mixture
 from mindrl.training.archon.network import Network
 
 
-def shard(network: Network, mesh: DeviceMesh, device_type: str, *, bf16: bool) -> None:
+def shard(network: Network, mesh: DeviceMesh, device_type: str, *, bf16: bool, stays: bool) -> None:
     """Cut the weights of a network over the ranks of a mesh, and give it memory for its own.
 
     Experts are cut over the ranks that have the same ones.
 
     Weights and gradients are float32; with `bf16` what is borrowed, and computed, is bfloat16.
     Gradients are sums, which every backend has, and never means: the weights of a loss add to 1.
-    A collective over the mesh, and of experts over theirs.
+    What `stays` borrowed behind a forward pass is given back behind an update. A collective over
+    the mesh, and of experts over theirs.
     """
     numbers = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if bf16 else None,
@@ -26,11 +28,13 @@ def shard(network: Network, mesh: DeviceMesh, device_type: str, *, bf16: bool) -
         # Hidden states have the weights' type already, and angles keep theirs.
         cast_forward_inputs=False,
     )
+    cut = partial(fully_shard, mp_policy=numbers, reshard_after_forward=not stays)
     for layer in network.layers:
         if isinstance(layer.mlp, Mixture):
-            fully_shard(layer.mlp.experts, mesh=layer.mlp.meshes.data, mp_policy=numbers)
-        fully_shard(layer, mesh=mesh, mp_policy=numbers)
-    fully_shard(network, mesh=mesh, mp_policy=numbers)
+            cut(layer.mlp.experts, mesh=layer.mlp.meshes.data)
+        cut(layer, mesh=mesh)
+    # The weight of the head is read behind a forward pass.
+    fully_shard(network, mesh=mesh, mp_policy=numbers, reshard_after_forward=False)
     for module in sharded(network):
         # Without this gloo and HCCL are asked for a reduction that neither has.
         module.set_force_sum_reduction_for_comms(True)

@@ -1,0 +1,64 @@
+"""What a rank has of a model: the networks of its chunks, and whatever they share."""
+
+from mindrl.models.description import ModelDescription
+from mindrl.training.archon.balance import Balance
+from mindrl.training.archon.meshes import Meshes, expert_meshes_of
+from mindrl.training.archon.network import Network, NetworkSettings, Part
+from mindrl.training.archon.recompute import prepare_layers
+from mindrl.training.archon.shards import shard
+from mindrl.training.archon.tensor import TensorParallel
+from mindrl.training.settings import EngineSettings
+
+
+def chunks_of_rank(
+    model: ModelDescription, settings: EngineSettings, meshes: Meshes, stage: int
+) -> dict[int, Network]:
+    """Make the chunks of a stage, by their numbers in the model. A collective over all ranks."""
+    layout, parallel = settings.layout, _tensor_parallel(model, settings, meshes)
+    network_settings = NetworkSettings(
+        parallel=parallel,
+        context=meshes.context,
+        attention=settings.attention,
+        head=settings.head,
+        experts=expert_meshes_of(layout, settings.device_type) if model.moe else None,
+        balance=_balance(model, settings, meshes, parallel),
+    )
+    chunks, networks = layout.chunks(model.num_hidden_layers), {}
+    for chunk in layout.chunks_of(stage):
+        part = Part(chunks[chunk], is_first=chunk == 0, is_last=chunk == len(chunks) - 1)
+        networks[chunk] = Network(model, part, network_settings)
+        prepare_layers(networks[chunk], settings.learning.archon)
+        shard(
+            networks[chunk],
+            meshes.data,
+            settings.device_type,
+            bf16=settings.training.bf16,
+            stays=layout.pp > 1,
+        )
+    return networks
+
+
+def _tensor_parallel(
+    model: ModelDescription, settings: EngineSettings, meshes: Meshes
+) -> TensorParallel:
+    is_asked = settings.training.sequence_parallel or model.moe is not None
+    return TensorParallel(
+        mesh=meshes.tensor,
+        sequence=settings.layout.tp > 1 and is_asked,
+        twins=meshes.twins(model.num_key_value_heads),
+    )
+
+
+def _balance(
+    model: ModelDescription, settings: EngineSettings, meshes: Meshes, parallel: TensorParallel
+) -> Balance | None:
+    if model.moe is None or not settings.learning.moe_aux_loss_coeff:
+        return None
+    return Balance(
+        moe=model.moe,
+        learning=settings.learning,
+        parallel=parallel,
+        context=meshes.context,
+        tokens=meshes.tokens(),
+        replicas=settings.layout.dp,
+    )

@@ -29,12 +29,13 @@ def archon_trained_bytes(sharding: Sharding) -> tuple[TrainedBytes, ...]:
 def archon_borrowed_bytes(
     model: ModelDescription, layout: TrainLayout, dtype: DType, *, head: Head, learns: bool
 ) -> int:
-    """Estimate the bytes of whole weights and gradients, in the type of the products.
+    """Estimate the bytes of whole weights and gradients.
 
-    Whole is what a tensor-parallel rank has without FSDP. At a time there are those outside the
-    layers, and two layers: one is computed, the next one comes. In a pipeline all layers of a stage
-    stay for the step. Who learns has gradients besides, of one layer at a time, and those of one
-    unit once more, in float32, on their way to the ranks that keep them.
+    Whole is what a tensor-parallel rank has without FSDP, in the type of the products. At a time
+    there are the weights outside the layers and of two layers: one is computed, the next one comes;
+    who learns has gradients besides, of one layer at a time. In a pipeline the weights of all
+    layers of a stage stay for the pass, and their gradients, float32, for the step. On their way to
+    the ranks that keep them gradients of one unit are there once more, in float32.
     """
     sharding = archon_sharding(model, layout, fsdp_size=1, head=head)
     firsts: dict[int, int] = {}
@@ -45,13 +46,14 @@ def archon_borrowed_bytes(
 
 
 def _of_stage(units: Counter[str], layout: TrainLayout, dtype: DType, *, learns: bool) -> int:
-    root, size = units.pop("", 0), ELEMENT_BYTES[dtype]
+    root, size, wide = units.pop("", 0), ELEMENT_BYTES[dtype], ELEMENT_BYTES["float32"]
     layers = sorted(units.values(), reverse=True)
-    weights = root + sum(layers if layout.pp > 1 else layers[:2])
-    if not learns:
-        return weights * size
-    gradients = root + sum(layers if layout.pp > 1 else layers[:1])
-    return (weights + gradients) * size + max(root, *layers) * ELEMENT_BYTES["float32"]
+    travelling = max(root, *layers)
+    if layout.pp > 1:
+        whole = root + sum(layers)
+        return whole * size + learns * (whole + travelling) * wide
+    gradients = (root + layers[0]) * size + travelling * wide
+    return (root + sum(layers[:2])) * size + learns * gradients
 
 
 def _unit_sizes(model: ModelDescription, layout: TrainLayout, table: ShardingTable) -> Counter[str]:

@@ -98,13 +98,13 @@ def _layouts(config: RunConfig, models: Mapping[Role, ModelDescription]) -> list
 
 def _layout(config: RunConfig, role: Role, model: ModelDescription) -> Iterator[Finding]:
     """Compare the layout of a role with its model, and then what it recomputes."""
-    layout, keys = config.layout(role), engine_keys(config, role)
-    planning = planning_of(config.training_backend(role))
-    found = list(planning.findings(model, layout, keys))
+    layout, keys = config.layout(role), config.layout_keys(role)
+    found = list(training_findings(config, role, model))
     yield from found
     key, tp = keys["tp"], layout.tp
     if model.moe and tp > 1 and not config.megatron_training.sequence_parallel:
-        need = f": with {key}={tp} {planning.name} trains experts only where it is true"
+        engine = planning_of(config.training_backend(role)).name
+        need = f": with {key}={tp} {engine} trains experts only where it is true"
         yield broken("megatron_training.sequence_parallel", False, need, True)
     if role not in ("actor", "critic"):
         return
@@ -122,9 +122,18 @@ def _layout(config: RunConfig, role: Role, model: ModelDescription) -> Iterator[
         yield from _recomputed_runs(section, learning, layout, model)
 
 
-def engine_keys(config: RunConfig, role: Role) -> dict[str, str]:
-    """Return the keys of a role's sizes, and that of its engine."""
-    return config.layout_keys(role) | {"backend": config.backend_key(role)}
+def training_findings(config: RunConfig, role: Role, model: ModelDescription) -> Iterator[Finding]:
+    """Say what keeps the engine of a role from building its model in its layout."""
+    key, backend = config.backend_key(role), config.training_backend(role)
+    text, keys = config.value_of(key), config.layout_keys(role) | {"backend": key}
+    for found in planning_of(backend).findings(model, config.layout(role), keys):
+        if found.field != key:
+            yield found
+            continue
+        # What is legal is an engine, and stands in a string with the sizes.
+        legal = tuple(text.replace(backend, str(other), 1) for other in found.legal)
+        said = f"{key}={text}{found.text.removeprefix(key)}"
+        yield Finding(said, key, text, legal)
 
 
 def _recomputed_runs(

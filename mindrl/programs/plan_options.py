@@ -9,7 +9,7 @@ from mindrl.config.run import RunConfig
 from mindrl.config.validate import findings
 from mindrl.platform.device_models import EXAMPLE_DEVICE, device_model
 from mindrl.preflight.checks import refuse
-from mindrl.preflight.model_checks import ROLLOUT_KEYS, engine_keys
+from mindrl.preflight.model_checks import ROLLOUT_KEYS, training_findings
 from mindrl.preflight.run_shardings import RunPlan, RunShardings, unordered_shardings
 from mindrl.preflight.shipped import note_shipped_sizes, shipped_sizes
 from mindrl.programs.arguments import gib
@@ -84,7 +84,6 @@ def device_bytes(config: RunConfig, options: argparse.Namespace) -> int | None:
 def _model_findings(plan: RunPlan) -> Iterator[Finding]:
     """Say what keeps the models from being cut by their layouts."""
     for role, model in plan.models.items():
-        keys = engine_keys(plan.config, role)
-        yield from plan.planning(role).findings(model, plan.layouts[role], keys)
+        yield from training_findings(plan.config, role, model)
         if role == "actor":
             yield from rollout_findings(model, plan.rollout, ROLLOUT_KEYS)

@@ -13,7 +13,9 @@ from checked_runs import (
     refused,
 )
 
+from mindrl.models.description import read_description
 from mindrl.preflight.checks import check
+from mindrl.preflight.model_checks import training_findings
 
 
 def test_a_reference_of_another_shape_must_fit_the_training_layout_too(
@@ -152,3 +154,19 @@ def test_a_classifier_is_no_actor(tmp_path: Path, run_config: MakeConfig) -> Non
     assert refused(run_config(judge, overrides(tmp_path))) == [
         f"{ACTOR}.load: {judge}: no tensor lm_head.weight; config.json asks for [96, 28]"
     ]
+
+
+def test_a_model_that_an_engine_does_not_build_is_answered_with_the_one_that_does(
+    run_config: MakeConfig,
+) -> None:
+    folder = Path(__file__).parents[3] / "configs/models/DeepSeek-V3"
+    model, backend = read_description(str(folder), to_plan=True), f"{ACTOR}.backend"
+    config = run_config(folder, {backend: "archon:d4", DEVICES: 4})
+    (found,) = training_findings(config, "actor", model)
+    assert str(found) == (
+        f"{backend}=archon:d4: latent attention, shared experts, a bias of the choice of experts, "
+        "groups of experts need megatron"
+    )
+    assert (found.value, found.legal) == ("archon:d4", ("megatron:d4",))
+    ours = run_config(folder, {backend: "megatron:d4", DEVICES: 4})
+    assert list(training_findings(ours, "actor", model)) == []

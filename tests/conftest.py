@@ -173,6 +173,9 @@ _FAMILY_VALUES: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 64,
         "norm_topk_prob": True,
     },
+    # Of neither has mindrl a network: biases everywhere, and a part of each head that turns.
+    "stablelm": {"partial_rotary_factor": 0.25, "use_qkv_bias": True, "hidden_dropout": 0.0},
+    "starcoder2": {"pad_token_id": None},
 }
 """What a family's config.json says besides the sizes of all."""
 

@@ -32,6 +32,8 @@ def padded_vocab_size(model: ModelDescription, tp: int) -> int:
 def logical_shapes(model: ModelDescription, *, head: Head = "vocabulary") -> dict[str, Shape]:
     """Return the shape of each logical tensor, in the order of the layers."""
     hidden = model.hidden_size
+    if model.other:
+        return dict(model.other.tensors)
     shapes: dict[str, Shape] = {EMBEDDING: (model.vocab_size, hidden)}
     for index in range(model.num_hidden_layers):
         shapes |= _layer_shapes(model, index, f"model.layers.{index}.")
@@ -43,7 +45,14 @@ def logical_shapes(model: ModelDescription, *, head: Head = "vocabulary") -> dic
     return shapes
 
 
+def layer_of(tensor: str) -> int | None:
+    """Return the layer that a logical tensor belongs to: the first number in its name."""
+    return next((int(part) for part in tensor.split(".") if part.isdigit()), None)
+
+
 def _layer_shapes(model: ModelDescription, index: int, layer: str) -> dict[str, Shape]:
+    if model.other:
+        return {name: shape for name, shape in model.other.tensors if layer_of(name) == index}
     norms = ("input_layernorm", "post_attention_layernorm")
     return {
         **attention_shapes(model, layer),

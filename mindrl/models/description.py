@@ -1,8 +1,7 @@
 """What a Hugging Face config.json says about a model. Imports no torch."""
 
 import difflib
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from mindrl.config.backends import TRAINING_ENGINE
 from mindrl.errors import ModelError
+from mindrl.models.config_file import read_config
 from mindrl.models.rope import (
     STRICT,
     RopeScaling,
@@ -80,6 +80,16 @@ class MlaDescription:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
+class OtherFamily:
+    """What is known of a model that mindrl has no network of: transformers runs it."""
+
+    architecture: str
+    """Its class there, by which rollout engines know it too."""
+    tensors: tuple[tuple[str, tuple[int, ...]], ...]
+    """Names and shapes as its files have them."""
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class ModelDescription:
     """Sizes of a decoder-only model; field names follow config.json."""
 
@@ -106,6 +116,8 @@ class ModelDescription:
     """Whether the files hold Q, K and V as one matrix, and gate and up as another."""
     moe: MoeDescription | None = None
     mla: MlaDescription | None = None
+    other: OtherFamily | None = None
+    """Of a model outside the families; of one inside them None."""
 
     def __post_init__(self) -> None:
         """Refuse heads that do not fall into equal groups."""
@@ -130,21 +142,40 @@ def read_description(folder: str, *, to_plan: bool = False) -> ModelDescription:
         ModelError: The folder or the file is missing or unreadable, the family is not
             supported, or a size is missing.
     """
-    path = Path(folder)
-    path = path if path.suffix == ".json" else path / "config.json"
-    values = _read_json(path)
+    path, values = read_config(folder)
     family = values.get("model_type")
-    if family not in _FAMILIES:
+    if not is_known(values):
         near = difflib.get_close_matches(str(family), _FAMILIES, n=1)
         raise ModelError(
             f"{path}: model_type={family!r} is not supported; supported: {', '.join(_FAMILIES)}"
             + (f"; nearest: {near[0]}" if near else "")
-            + "; to add a family, follow docs/how-to/add-a-model.md"
+            + "; to add a family, follow docs/how-to/add-a-model.md; where fsdp trains every role, "
+            "actor and reference may be of any: docs/how-to/train-any-hugging-face-model.md"
         )
+    unsupported = () if to_plan else _unsupported(values)
+    return described(path, _sizes, values, unsupported)
+
+
+def is_known(values: Mapping[str, Any]) -> bool:
+    """Tell whether a config.json is of a family that mindrl has a network of."""
+    return values.get("model_type") in _FAMILIES
+
+
+def described(
+    path: Path,
+    sizes: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+    values: Mapping[str, Any],
+    unsupported: Iterable[str],
+) -> ModelDescription:
+    """Describe a model by what `sizes` finds in its config.json.
+
+    Raises:
+        ModelError: Something is unsupported, or a size is missing or none.
+    """
     try:
-        for unsupported in () if to_plan else _unsupported(values):
-            raise ModelError(f"{path}: {unsupported}")
-        return ModelDescription(**_sizes(values))
+        for each in unsupported:
+            raise ModelError(f"{path}: {each}")
+        return ModelDescription(**sizes(values))
     except ValidationError as error:
         raise ModelError(f"{path}{_first_finding(error)}") from error
     except ValueError as error:
@@ -355,17 +386,3 @@ _FAMILIES: Mapping[str, Mapping[str, bool]] = {
     "deepseek_v3": {"attention_bias": False},
 }
 """What each supported family has whatever its config.json says."""
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.parent.is_dir():
-        raise ModelError(f"model folder {path.parent} does not exist")
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"model folder {path.parent} has no {path.name}") from None
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from error
-    if not isinstance(values, dict):
-        raise ModelError(f"{path} must hold a JSON object")
-    return values

@@ -14,12 +14,13 @@ from training_messages import Case, Course, Trial
 from training_shares import share, with_all_asked
 
 from mindrl.batch.sequences import Sequences
+from mindrl.checkpoint.any_family import read_any_description
 from mindrl.config.megatron_training import MegatronTrainingConfig
 from mindrl.config.role import LearningConfig
-from mindrl.models.description import read_description
 from mindrl.platform.attention import attention_kernel
 from mindrl.training.archon.engine import ArchonEngine
 from mindrl.training.archon.sharding import archon_sharding
+from mindrl.training.fsdp.engine import FsdpEngine
 from mindrl.training.packs import Pack
 from mindrl.training.settings import EngineSettings
 
@@ -51,12 +52,13 @@ def build(
         temperature=case.temperature,
         **asked,
     )
-    model = read_description(case.folder)
+    model = read_any_description(case.folder)
     sharding = archon_sharding(
         model, case.layout, head=settings.head, fsdp_size=settings.learning.archon.fsdp_size
     )
     known = model, sharding
-    return ArchonEngine(case.folder, settings, known, updates=updates, head_seed=head_seed)
+    engine = FsdpEngine if model.other else ArchonEngine
+    return engine(case.folder, settings, known, updates=updates, head_seed=head_seed)
 
 
 def trials(courses: list[tuple[Case, Course]], sequences: Sequences) -> list[Trial]:

@@ -1,5 +1,7 @@
 """What a rank has of a model: the networks of its chunks, and whatever they share."""
 
+from collections.abc import Callable
+
 from mindrl.models.description import ModelDescription
 from mindrl.training.archon.balance import Balance
 from mindrl.training.archon.meshes import Meshes, expert_meshes_of
@@ -11,7 +13,11 @@ from mindrl.training.settings import EngineSettings
 
 
 def chunks_of_rank(
-    model: ModelDescription, settings: EngineSettings, meshes: Meshes, stage: int
+    model: ModelDescription,
+    settings: EngineSettings,
+    meshes: Meshes,
+    stage: int,
+    network_of: Callable[[Part, NetworkSettings], Network],
 ) -> dict[int, Network]:
     """Make the chunks of a stage, by their numbers in the model. A collective over all ranks."""
     layout, parallel = settings.layout, _tensor_parallel(model, settings, meshes)
@@ -26,7 +32,7 @@ def chunks_of_rank(
     chunks, networks = layout.chunks(model.num_hidden_layers), {}
     for chunk in layout.chunks_of(stage):
         part = Part(chunks[chunk], is_first=chunk == 0, is_last=chunk == len(chunks) - 1)
-        networks[chunk] = Network(model, part, network_settings)
+        networks[chunk] = network_of(part, network_settings)
         prepare_layers(networks[chunk], settings.learning.archon)
         shard(
             networks[chunk],

@@ -25,6 +25,7 @@ from mindrl.platform.determinism import deterministic_gradients
 from mindrl.training.archon.chunks import chunks_of_rank
 from mindrl.training.archon.learning import Learning
 from mindrl.training.archon.meshes import meshes_of
+from mindrl.training.archon.network import Network, NetworkSettings, Part
 from mindrl.training.archon.pipeline import Hidden, Pipeline
 from mindrl.training.engine import Batch, Loss, StatePart
 from mindrl.training.logprobs import Vocabulary
@@ -71,7 +72,9 @@ class ArchonEngine:
         self.description, self.sharding = known
         self.table = self.sharding.table(dist.get_rank())
         self.place = settings.layout.dense_order.coordinates[dist.get_rank()]
-        self.networks = chunks_of_rank(self.description, settings, self.meshes, self.place["pp"])
+        self.networks = chunks_of_rank(
+            self.description, settings, self.meshes, self.place["pp"], self.network_of
+        )
         self.balance = next(iter(self.networks.values())).balance
         self.pipeline = self._piped()
         self._reading = self._reader()
@@ -204,6 +207,10 @@ class ArchonEngine:
         shortest = nothing_asked(parts[0].rows(parts[0].lengths_B.argmin()[None]))
         idle = replace(Pack.of(shortest, rules), is_idle=True)
         return [*(Pack.of(part, rules) for part in parts), *repeat(idle, count - len(parts))]
+
+    def network_of(self, part: Part, settings: NetworkSettings) -> Network:
+        """Return a part of the model, without memory."""
+        return Network(self.description, part, settings)
 
     def _piped(self) -> Pipeline:
         layout, settings = self.settings.layout, self.settings

@@ -19,6 +19,11 @@ from mindrl.models.legality import (
 )
 from mindrl.training.orders import possible_orders
 
+_WHOLE = (
+    "needs a family that mindrl has a network of: how another one's matrices may be cut is not "
+    "known; 1 is legal"
+)
+
 
 def archon_findings(model: ModelDescription, layout: TrainLayout, keys: Keys) -> Iterator[Finding]:
     """Say what keeps the engine from building a model, or from cutting it by a layout.
@@ -30,6 +35,8 @@ def archon_findings(model: ModelDescription, layout: TrainLayout, keys: Keys) ->
         field = keys.get("backend", "backend")
         text = f"{field}: {', '.join(unknown)} need {TRAINING_BACKEND}"
         yield Finding(text, field, legal=(TRAINING_BACKEND,))
+    if model.other and layout.tp > 1:
+        yield broken(keys["tp"], layout.tp, _WHOLE, 1)
     heads = list(tensor_parallel_findings(model, layout.tp, keys))
     yield from heads
     if not heads:

@@ -7,6 +7,7 @@ Shapes: S tokens of this rank, N heads of this rank, M of them key-value heads, 
 H hidden size, R context-parallel ranks.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -99,14 +100,7 @@ class Attention(nn.Module):
     # Loops over the lengths of sequences: no graph is made of it.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, tokens: Tokens) -> Tensor:
-        gathered, natural, group = tokens.gathered, tokens.natural, self.context
-        if group is None or gathered is None or natural is None:
-            return self.kernel(query, key, value, tokens.packing, None)
-        query, key, value = (
-            tokens_for_heads(each, group).index_select(0, natural) for each in (query, key, value)
-        )
-        mixed = self.kernel(query, key, value, tokens.packing, None)
-        return heads_for_tokens(mixed.index_select(0, gathered), group)
+        return attend(self.kernel, self.context, (query, key, value), tokens)
 
 
 class FeedForward(nn.Module):
@@ -221,6 +215,23 @@ class Network(nn.Module):
         # By a value head every rank multiplies whole, so each has the whole gradient already.
         gather = self.parallel.share if self.is_value else self.parallel.enter
         return gather(self.model.norm(hidden_1SH))
+
+
+def attend(
+    kernel: Kernel,
+    context: dist.ProcessGroup | None,
+    heads: Sequence[Tensor],
+    tokens: Tokens | Pack[Any],
+    scale: float | None = None,
+) -> Tensor:
+    """Let queries attend to keys and to values, [S, N, D] each; with a context by heads."""
+    query, key, value = heads
+    gathered, natural = tokens.gathered, tokens.natural
+    if context is None or gathered is None or natural is None:
+        return kernel(query, key, value, tokens.packing, scale)
+    query, key, value = (tokens_for_heads(each, context).index_select(0, natural) for each in heads)
+    mixed = kernel(query, key, value, tokens.packing, scale)
+    return heads_for_tokens(mixed.index_select(0, gathered), context)
 
 
 def _angles(

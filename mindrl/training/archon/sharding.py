@@ -99,6 +99,9 @@ def _by_chunk(
     model: ModelDescription, layout: TrainLayout, head: Head
 ) -> list[dict[str, tuple[str, Shape]]]:
     """Return what each chunk of the model has, without routed experts."""
+    if model.other:
+        assert layout.pp == layout.tp == 1, "is refused before"
+        return [{name: (name, shape) for name, shape in model.other.tensors}]
     chunks = layout.chunks(model.num_hidden_layers)
     chunk_of = [at for at, layers in enumerate(chunks) for _ in layers]
     ends = {EMBEDDING: 0, NORM: -1, HEAD: -1, VALUE_HEAD: -1}
@@ -131,6 +134,8 @@ def _of_tensor_rank(
 ) -> list[Bounds]:
     """Return what a tensor-parallel rank has; of the vocabulary it may lie behind the last row."""
     bounds = [(0, size) for size in shape]
+    if tensor.parts == 1:
+        return bounds
     match name.split(".")[-2]:
         case "embed_tokens" | "lm_head":
             bounds[0] = part_of(padded_vocab_size(model, tensor.parts), *tensor)

@@ -9,7 +9,7 @@ from collections import Counter
 from math import prod
 
 from mindrl.layouts.layout import TrainLayout
-from mindrl.models.decoder import ELEMENT_BYTES, DType, Head
+from mindrl.models.decoder import ELEMENT_BYTES, DType, Head, layer_of
 from mindrl.models.description import ModelDescription
 from mindrl.models.placement import ShardingTable
 from mindrl.models.sharding import Sharding
@@ -60,9 +60,9 @@ def _unit_sizes(model: ModelDescription, layout: TrainLayout, table: ShardingTab
     """Count the elements of each layer, its experts whole, and under no name of all else."""
     sizes: Counter[str] = Counter()
     for name, entry in table.items():
-        layer = name.split(".")[2] if name.startswith("model.layers.") else ""
+        layer = layer_of(name)
         rows, *others = entry.shape
         if model.moe and ".mlp.experts." in name:
             rows = model.moe.num_experts // layout.ep
-        sizes[layer] += rows * prod(others)
+        sizes["" if layer is None else str(layer)] += rows * prod(others)
     return sizes

@@ -15,6 +15,10 @@ from mindrl.models.description import ModelDescription, read_description
 
 MODELS = Path(__file__).parents[3] / "configs" / "models"
 MakeModel = Callable[[bool], Path]
+OTHERS = (
+    "; where fsdp trains every role, actor and reference may be of any: "
+    "docs/how-to/train-any-hugging-face-model.md"
+)
 FAMILIES = "llama, mistral, phi3, qwen2, qwen3, qwen3_moe, deepseek_v2, deepseek_v3"
 QWEN_7B: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -235,21 +239,21 @@ def test_a_head_size_of_its_own_is_taken_rather_than_derived(tmp_path: Path) -> 
             {"model_type": "qwen3_next"},
             (
                 f"model_type='qwen3_next' is not supported; supported: {FAMILIES}; "
-                "nearest: qwen3_moe; to add a family, follow docs/how-to/add-a-model.md"
+                "nearest: qwen3_moe; to add a family, follow docs/how-to/add-a-model.md" + OTHERS
             ),
         ),
         (
             {"model_type": "bloom"},
             (
                 f"model_type='bloom' is not supported; supported: {FAMILIES}; "
-                "to add a family, follow docs/how-to/add-a-model.md"
+                "to add a family, follow docs/how-to/add-a-model.md" + OTHERS
             ),
         ),
         (
             {"model_type": None},
             (
                 f"model_type=None is not supported; supported: {FAMILIES}; "
-                "to add a family, follow docs/how-to/add-a-model.md"
+                "to add a family, follow docs/how-to/add-a-model.md" + OTHERS
             ),
         ),
         ({"use_sliding_window": True}, "use_sliding_window=true is not supported"),

@@ -1,0 +1,18 @@
+"""Describes a model folder of any family. Imports no torch."""
+
+from mindrl.checkpoint.files import tensor_shapes
+from mindrl.models.any_family import any_description
+from mindrl.models.config_file import read_config
+from mindrl.models.description import ModelDescription, is_known, read_description
+
+
+def read_any_description(folder: str, *, to_plan: bool = False) -> ModelDescription:
+    """Read a model of a family that mindrl knows, or of any other: see `read_description`.
+
+    Raises:
+        ModelError: As there; of another family its weight files are read too.
+    """
+    path, values = read_config(folder)
+    if is_known(values):
+        return read_description(folder, to_plan=to_plan)
+    return any_description(path, values, tensor_shapes(str(path.parent)))

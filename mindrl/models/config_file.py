@@ -1,0 +1,28 @@
+"""The config.json of a model folder. Imports no torch."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from mindrl.errors import ModelError
+
+
+def read_config(folder: str) -> tuple[Path, dict[str, Any]]:
+    """Read the config.json of a model folder, or one by itself; returns its path too.
+
+    Raises:
+        ModelError: The folder or the file is missing or unreadable.
+    """
+    path = Path(folder)
+    path = path if path.suffix == ".json" else path / "config.json"
+    if not path.parent.is_dir():
+        raise ModelError(f"model folder {path.parent} does not exist")
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"model folder {path.parent} has no {path.name}") from None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    if not isinstance(values, dict):
+        raise ModelError(f"{path} must hold a JSON object")
+    return path, values

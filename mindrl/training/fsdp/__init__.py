@@ -1,0 +1,1 @@
+"""Networks of the transformers library under PyTorch's own engine."""

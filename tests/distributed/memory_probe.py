@@ -13,6 +13,7 @@ from value_probe import value_model
 
 from mindrl.algorithms.losses import ValueLoss
 from mindrl.batch.experience import CriticMinibatch, Minibatch
+from mindrl.config.archon import ArchonConfig
 from mindrl.config.backends import TRAINING_BACKEND, TrainingBackend
 from mindrl.models.decoder import Head
 from mindrl.training.engine import StatePart, TrainingEngine
@@ -45,7 +46,8 @@ def _models(
 ) -> tuple[TrainingEngine, TrainingEngine]:
     """Build a model to read with, and one that learns."""
     if backend != TRAINING_BACKEND:
-        case = replace(case, settings={"head": head})
+        archon = ArchonConfig(pp_schedule="ZBV" if case.layout.folds else None)
+        case = replace(case, settings={"head": head, "archon": archon})
         return archon_build(case, head_seed=1), archon_build(case, course.optimizer, head_seed=1)
     if head == "value":
         of_layout = partial(value_model, case, join(case.layout), head_seed=1)

@@ -91,6 +91,8 @@ TRIALS = {
         Trial("qwen2", TrainLayout(dp=2), False, True, head="value", backend="archon"),
         Trial("moe", TrainLayout(dp=2, ep=2), True, True, backend="archon"),
         Trial("moe", TrainLayout(tp=2, etp=2), False, True, backend="archon"),
+        Trial("tied", TrainLayout(pp=2), True, True, backend="archon"),
+        Trial("tied", TrainLayout(pp=2, vpp=2, folds=True), False, True, backend="archon"),
     ],
     # Buckets end at multiples of 384, and the ranks' shares differ.
     3: [
@@ -114,6 +116,7 @@ TRIALS = {
         Trial("tied", TrainLayout(tp=2, dp=2), True, True, backend="archon"),
         Trial("qwen3", TrainLayout(cp=2, dp=2), False, True, backend="archon"),
         Trial("moe", TrainLayout(tp=2, dp=2, ep=2), True, True, backend="archon"),
+        Trial("moe", TrainLayout(pp=2, dp=2, ep=2), False, True, backend="archon"),
     ],
     # The norms of the last stage are in another rank's part than in one bucket with the embedding.
     6: [
@@ -215,11 +218,11 @@ def row(trial: Trial, found: Sequence[Bytes], expected: Sequence[Bytes]) -> str:
     pairs = zip(found, expected, strict=True)
     difference = max(abs(rank[name] - each[name]) for rank, each in pairs for name in rank)
     kinds = {"value": "critic", "vocabulary": ""}[trial.head], "grouped" * trial.grouped
-    uneven = trial.layout.layers_per_chunk
+    uneven, folded = trial.layout.layers_per_chunk, ", in a V" * trial.layout.folds
     layout = f"`{layout_string(trial.layout, trial.backend)}`".replace("|", r"\|")
     cells = (
         " ".join(filter(None, (NAMES[trial.model], *kinds))),
-        layout + (f", layers {uneven}" if uneven else ""),
+        layout + (f", layers {uneven}" if uneven else folded),
         planning_of(trial.backend).weights_dtype("bfloat16" if trial.bf16 else "float32"),
         "yes" if trial.distributed_optimizer else "no",
         *measured,

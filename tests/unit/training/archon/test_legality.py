@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from geometry import models
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mindrl.layouts.layout import TrainLayout
 from mindrl.layouts.rank_order import RankOrder
+from mindrl.models.decoder import logical_shapes
 from mindrl.models.description import ModelDescription, read_description
 from mindrl.training.archon.legality import archon_findings, archon_orders
 from mindrl.training.archon.sharding import archon_sharding
@@ -149,3 +151,21 @@ def test_a_place_of_the_grid_has_the_same_shard_in_every_legal_order(data: st.Da
     order = data.draw(st.sampled_from([*archon_orders(layout.dense_order, 8)]))
     assert isinstance(order, RankOrder)
     assert held(replace(layout, order=order)) == held(layout)
+
+
+# Of tp, cp, pp, vpp, ep and etp: about one draw in seven is legal.
+SIZES = st.tuples(*map(st.sampled_from, [(1, 2, 3, 5), (1, 2), (1, 2), (1, 2), (1, 2, 3), (1, 2)]))
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(model=models(("qwen2", "qwen3", "qwen3_moe")), sizes=SIZES)
+def test_a_layout_without_findings_has_tables_of_every_tensor(
+    model: ModelDescription, sizes: tuple[int, ...]
+) -> None:
+    tp, cp, pp, vpp, ep, etp = sizes
+    # Whole grids of experts, as checks of the configuration demand.
+    layout = TrainLayout(tp=tp, cp=cp, dp=ep * etp, pp=pp, vpp=vpp, ep=ep, etp=etp)
+    if [*archon_findings(model, layout, KEYS)]:
+        return
+    held = {each.tensor for _, _, each in archon_sharding(model, layout).placements()}
+    assert held == logical_shapes(model).keys()

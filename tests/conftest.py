@@ -216,6 +216,25 @@ def _save_random_model(family: str, tied: bool, spread: float, folder: Path) -> 
 
 
 @pytest.fixture(scope="session")
+def mixed_model(
+    random_model_of: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A mixture whose expert weights do not add to 1 and whose second layer is dense."""
+    import torch
+    import transformers
+
+    config = json.loads((random_model_of("qwen3_moe") / "config.json").read_text("utf-8"))
+    config |= {"norm_topk_prob": False, "mlp_only_layers": [1]}
+    torch.manual_seed(9)
+    made = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**config))
+    folder = tmp_path_factory.mktemp("mixed")
+    made.save_pretrained(folder)
+    # As published folders say it; transformers 5 writes num_local_experts.
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
 def run_config() -> Callable[..., RunConfig]:
     """Build the configuration of a small CPU run; overrides are dotted keys."""
     return make_run_config

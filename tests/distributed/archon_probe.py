@@ -3,6 +3,7 @@
 Shapes: B sequences, T positions, N tokens, V the vocabulary.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from own_device import device_type
 from torch import Tensor
-from training_messages import Case, Course, Trial
+from training_messages import Case, Course, Trial, Updated
 from training_shares import share, with_all_asked
 
 from mindrl.batch.sequences import Sequences
@@ -93,3 +94,31 @@ def _logits(model: ArchonEngine, sequences: Sequences) -> Tensor:
 
     found = model.pipeline.forward(model.packs([sequences]), multiply)
     return found[0] if found else torch.empty(0)
+
+
+def updates(cases: list[Case], course: Course) -> list[Updated]:
+    """Train each model; returns what the updates say, and this rank's weights behind them."""
+    results = []
+    for case in cases:
+        model = build(case, course.optimizer)
+        metrics = [
+            model.train_step(
+                share(case, minibatch), course.micro_batching, course.loss.of_minibatch
+            )
+            for minibatch in course.minibatches
+        ]
+        weights = {name: tensor.clone() for name, tensor in model.local_tensors().items()}
+        results.append(Updated(metrics=metrics, weights=weights, device_bytes=[]))
+    return results
+
+
+def kept_elements(cases: list[Case], course: Course) -> list[Counter[str]]:
+    """Count of each tensor the elements that this rank writes into a checkpoint."""
+    results = []
+    for case in cases:
+        counts: Counter[str] = Counter()
+        for each in build(case, course.optimizer).state_slices():
+            if each.is_ours:
+                counts[f"{each.tensor} {each.kind}"] += each.values(each.stored).numel()
+        results.append(counts)
+    return results

@@ -3,7 +3,6 @@
 Shapes: B sequences, T positions, V the vocabulary.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -142,22 +141,6 @@ def sequences() -> Sequences:
         lengths_B=lengths_B,
         response_mask_BT=inside_BT & (torch.arange(T) >= 3),
     )
-
-
-@pytest.fixture(scope="module")
-def mixed_model(random_model_of: MakeModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A mixture whose expert weights do not add to 1 and whose second layer is dense."""
-    import transformers
-
-    config = json.loads((random_model_of("qwen3_moe") / "config.json").read_text("utf-8"))
-    config |= {"norm_topk_prob": False, "mlp_only_layers": [1]}
-    torch.manual_seed(9)
-    made = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**config))
-    folder = tmp_path_factory.mktemp("mixed")
-    made.save_pretrained(folder)
-    # As published folders say it; transformers 5 writes num_local_experts.
-    (folder / "config.json").write_text(json.dumps(config), "utf-8")
-    return folder
 
 
 def reference_logits(folder: str, batch: Sequences) -> Tensor:

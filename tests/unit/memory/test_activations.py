@@ -2,7 +2,9 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from mindrl.config.archon import ArchonConfig
 from mindrl.config.role import LearningConfig
 from mindrl.layouts.layout import TrainLayout
 from mindrl.memory.activations import Passes, forward_estimate, logits_estimate, update_estimate
@@ -34,6 +36,20 @@ def test_full_recomputation_keeps_the_inputs_of_the_layers_and_works_on_two() ->
     blocks = replace(runs, recompute_method="block", recompute_num_layers=24)
     block = replace(PASSES, learning=blocks)
     assert update_estimate(llama(), block) == 24 * hidden + (8 + 2) * LLAMA_LAYER
+
+
+def test_what_is_chosen_by_operation_counts_as_kept_and_every_third_layer_as_made_again() -> None:
+    hidden = 2 * 4096 * 4096
+
+    def estimate(**asked: Any) -> int:
+        learning = LearningConfig(archon=ArchonConfig(**asked))
+        return update_estimate(llama(), replace(PASSES, learning=learning))
+
+    assert estimate(ac_mode="full") == 32 * hidden + 2 * LLAMA_LAYER
+    third = estimate(ac_mode="selective", selective_ac_option=3)
+    assert third == 10 * hidden + (22 + 2) * LLAMA_LAYER
+    kept = {estimate(ac_mode=mode) for mode in ("none", "selective", "memory_budget")}
+    assert kept == {33 * LLAMA_LAYER}
 
 
 def test_the_first_stage_of_a_pipeline_keeps_as_many_micro_batches_as_there_are_stages() -> None:

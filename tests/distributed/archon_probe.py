@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from own_device import device_type
 from torch import Tensor
-from training_messages import Case, Course, Trial, Updated
+from training_messages import Case, Course, Life, Trial, Updated
 from training_shares import share, with_all_asked
 
 from mindrl.batch.sequences import Sequences
@@ -76,6 +76,23 @@ def trials(courses: list[tuple[Case, Course]], sequences: Sequences) -> list[Tri
         ]
         results.append(Trial(logits_BTV=logits, metrics=metrics))
     return results
+
+
+def lives(courses: list[tuple[Case, Course]], sequences: Sequences) -> list[Life]:
+    """Build each model once; says what it reads of this rank's share, then what it learns."""
+    found = []
+    for case, course in courses:
+        model = build(case, course.optimizer)
+        read = model.forward(share(case, sequences), course.micro_batching)
+        metrics = [
+            model.train_step(
+                share(case, minibatch), course.micro_batching, course.loss.of_minibatch
+            )
+            for minibatch in course.minibatches
+        ]
+        weights = {name: tensor.clone() for name, tensor in model.local_tensors().items()}
+        found.append(Life(logprobs_BT=read and read[0], metrics=metrics, weights=weights))
+    return found
 
 
 @torch.no_grad()

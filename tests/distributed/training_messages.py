@@ -87,6 +87,17 @@ class Trial:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Life:
+    """What a rank reads of its share, and what it learns of its minibatches."""
+
+    logprobs_BT: Tensor | None
+    """Before it learns; None without the head."""
+    metrics: list[dict[str, float]]
+    weights: Weights
+    """At the end."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class BothWays:
     """One update with a pass before it, and one without."""
 

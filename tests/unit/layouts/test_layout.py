@@ -73,6 +73,8 @@ def test_a_loop_gives_every_stage_each_fourth_chunk_and_a_v_gives_the_first_both
     loop, fold = TrainLayout(pp=4, vpp=2, dp=2), TrainLayout(pp=4, vpp=2, dp=2, folds=True)
     assert [loop.chunks_of(stage) for stage in range(4)] == [(0, 4), (1, 5), (2, 6), (3, 7)]
     assert [fold.chunks_of(stage) for stage in range(4)] == [(0, 7), (1, 6), (2, 5), (3, 4)]
+    assert [loop.stage_with(chunk) for chunk in range(8)] == [0, 1, 2, 3, 0, 1, 2, 3]
+    assert [fold.stage_with(chunk) for chunk in range(8)] == [0, 1, 2, 3, 3, 2, 1, 0]
     assert (loop.last_stage, fold.last_stage) == (3, 0)
     assert (loop.leaders, fold.leaders) == ((6, 7), (0, 1))
 

@@ -200,7 +200,8 @@ def _engines(
             removes_padding=config.rl_config.use_remove_padding,
             logprob_chunk_tokens=config.actor_config.logprob_chunk_tokens,
         )
-        engines[role] = _maker(settings, groups.get(role))(
+        other = plan.models[role].other is not None
+        engines[role] = _maker(settings, groups.get(role), other=other)(
             config.model_path(role),
             known=(plan.models[role], shardings.training[role]),
             updates=config.total_updates(role) if role in ("actor", "critic") else None,
@@ -213,9 +214,16 @@ def _engines(
 
 
 def _maker(
-    settings: EngineSettings, groups: "ParallelGroups | None"
+    settings: EngineSettings, groups: "ParallelGroups | None", *, other: bool
 ) -> Callable[..., TrainingEngine]:
-    """Return what builds a model: Megatron where it has groups, else the engine of PyTorch."""
+    """Return what builds a model: Megatron where it has groups, else the engine of PyTorch.
+
+    `other` is a model of a family that mindrl has no network of.
+    """
+    if other:
+        from mindrl.training.fsdp.engine import FsdpEngine  # noqa: PLC0415
+
+        return partial(FsdpEngine, settings=settings)
     if groups is None:
         from mindrl.training.archon.engine import ArchonEngine  # noqa: PLC0415
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from mindrl.checkpoint.any_family import read_any_description
 from mindrl.checkpoint.files import check_files
 from mindrl.config.finding import Finding, Value, broken, must_divide, once, spelled
 from mindrl.config.layout_keys import ROLLOUT_SIZE_KEYS, Role
@@ -16,7 +17,7 @@ from mindrl.layouts.layout import TrainLayout
 from mindrl.models.description import ModelDescription, read_description
 from mindrl.preflight.memory_plan import kv_cache_findings
 from mindrl.preflight.run_shardings import role_head
-from mindrl.preflight.shipped import sizes_path
+from mindrl.preflight.shipped import sizes_path, takes_any_family
 from mindrl.rollout.planning import kv_bytes_per_token, rollout_findings
 from mindrl.training.planning import planning_of
 
@@ -33,9 +34,10 @@ def describe_models(
     """
     models: dict[Role, ModelDescription] = {}
     unread: list[Finding] = []
-    described = cache(read_description)
+    own, other = cache(read_description), cache(read_any_description)
     for role in config.roles:
         key, path = config.model_key(role), config.model_path(role)
+        described = other if takes_any_family(config, role) else own
         try:
             if role in without_weights:
                 models[role] = described(sizes_path(config, role))
@@ -70,7 +72,8 @@ def model_findings(config: RunConfig, models: Mapping[Role, ModelDescription]) -
     actor = models["actor"]
     if not layout_findings(config):
         found += _layouts(config, models)
-        found += rollout_findings(actor, config.rollout_layout, ROLLOUT_KEYS)
+        words = ROLLOUT_KEYS | {"model": config.model_key("actor")}
+        found += rollout_findings(actor, config.rollout_layout, words)
         dtype = config.generate_config.dtype
         per_token = kv_bytes_per_token(actor, config.rollout_layout, dtype)
         found += kv_cache_findings(config, per_token)

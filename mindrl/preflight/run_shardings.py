@@ -14,7 +14,7 @@ from mindrl.models.decoder import DType, Head
 from mindrl.models.description import ModelDescription
 from mindrl.models.sharding import Sharding
 from mindrl.platform.garbage import no_collection
-from mindrl.preflight.shipped import planned_description, sizes_path
+from mindrl.preflight.shipped import planned_description, sizes_path, takes_any_family
 from mindrl.resharding.plan import ReshardPlan, Topology, plan_reshard, slices_for_bucket
 from mindrl.resharding.rank_map import choose_orders
 from mindrl.resharding.slices import Slices
@@ -165,5 +165,8 @@ def unordered_shardings(config: RunConfig) -> RunShardings:
         ModelError: A model folder does not hold a known model.
     """
     described = cache(planned_description)
-    models = {role: described(sizes_path(config, role)) for role in config.roles}
+    models = {
+        role: described(sizes_path(config, role), any_family=takes_any_family(config, role))
+        for role in config.roles
+    }
     return RunShardings(plan=unordered_plan(config, models))

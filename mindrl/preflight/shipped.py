@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from mindrl.checkpoint.any_family import read_any_description
 from mindrl.config.finding import Finding, once
 from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig
@@ -28,13 +29,20 @@ def _here_or_shipped(path: str) -> str:
     return str(known) if is_shipped else path
 
 
-def planned_description(path: str) -> ModelDescription:
+def planned_description(path: str, *, any_family: bool = False) -> ModelDescription:
     """Read the sizes of a model that is planned, not run: its folder may be elsewhere.
 
     Raises:
         ModelError: It does not hold a known model, or there is none and the name is not known.
     """
-    return read_description(_here_or_shipped(path), to_plan=True)
+    read = read_any_description if any_family else read_description
+    return read(_here_or_shipped(path), to_plan=True)
+
+
+def takes_any_family(config: RunConfig, role: Role) -> bool:
+    """Say whether a role's model may be of a family that mindrl has no network of."""
+    engines = {config.training_backend(each) for each in config.roles}
+    return engines == {"fsdp"} and role in ("actor", "ref")
 
 
 def sizes_path(config: RunConfig, role: Role) -> str:

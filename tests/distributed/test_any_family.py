@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 from forked_workers import ForkedWorkers
+from reshard_messages import Arrived, Way
 from test_layout_table import LOGITS_BOUND, LOSS_BOUND, compare
 from test_training_layouts import LOSS, OPTIMIZER, minibatches, sequences
 from training_messages import Case, Course, Trial
 
 from mindrl.batch.balance import MicroBatching
-from mindrl.layouts.layout import TrainLayout
+from mindrl.layouts.layout import RolloutLayout, TrainLayout
 
 pytestmark = pytest.mark.distributed
 
@@ -75,3 +76,20 @@ def test_logits_are_hugging_faces_and_updates_are_those_of_one_process(
         assert row.logits <= LOGITS_BOUND, case
         assert row.loss <= LOSS_BOUND, case
         assert row.grad_norm <= LOSS_BOUND, case
+
+
+@pytest.mark.parametrize("rollout", [RolloutLayout(dp=2), RolloutLayout(tp=2)])
+def test_a_running_engine_has_the_weights_after_each_reshard(
+    rollout: RolloutLayout, courses: Mapping[str, Course], forked_workers: ForkedWorkers
+) -> None:
+    folder, train = next(iter(courses)), TrainLayout(dp=2)
+    ways = [Way(folder=folder, train=train, rollout=rollout, backend="archon")]
+    prompts = [[5, 3, 9, 2], [7, 7, 4]]
+    replies: list[list[Arrived]] = forked_workers.run(
+        "reshard_probe:into_engines", ways, prompts, ranks=2
+    )
+    for (arrived,) in replies:
+        answers = arrived.answers
+        assert answers["update 2"] == arrived.fresh["update 2"] == answers["woken"]
+        assert answers["update 0"] != answers["update 1"] != answers["update 2"]
+        assert arrived.parameters_left == 0

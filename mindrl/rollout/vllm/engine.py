@@ -23,7 +23,10 @@ from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
 from vllm.model_executor.models.qwen3_moe import Qwen3MoeForCausalLM
 
 from mindrl.batch.rollouts import Responses
+from mindrl.checkpoint.files import tensor_shapes
 from mindrl.config.generate import GenerateConfig
+from mindrl.models.config_file import read_config
+from mindrl.models.description import is_known
 from mindrl.observability.progress import PROGRESS, tick
 from mindrl.observability.units import mib_text
 from mindrl.platform.device import Platform
@@ -31,6 +34,7 @@ from mindrl.platform.device_memory import free_bytes, give_back_unused
 from mindrl.rollout.engine import EngineTag, Request, Sampling
 from mindrl.rollout.vllm.rounds import Rounds, token_logprobs
 from mindrl.rollout.vllm.shards import EngineShards
+from mindrl.rollout.vllm.whole_tensors import WholeTensors
 
 _MODELS = (
     LlamaForCausalLM,
@@ -69,6 +73,9 @@ class VllmEngine:
             ModelRegistry.register_model(model.__name__, model)
         self.device_type = platform.device_type
         self.seed = seed
+        _, values = read_config(folder)
+        self._whole = None if is_known(values) else tensor_shapes(folder)
+        """Of a family whose layout here is not known: what the engine loads by itself."""
         with _own_random_state(seed):
             self.llm = LLM(
                 model=folder,
@@ -100,7 +107,7 @@ class VllmEngine:
         self.llm.llm_engine.step = _ticking(self.llm.llm_engine.step)
         self.awake: set[EngineTag] = {"weights", "kv_cache"}
         self._sizes: dict[EngineTag, int] = {
-            "weights": self.weight_sink().nbytes(),
+            "weights": EngineShards(self._worker).nbytes(),
             "kv_cache": self._kv_cache_bytes(),
         }
         self._rounds: Rounds | None = None
@@ -164,9 +171,11 @@ class VllmEngine:
         storages = {tensor.untyped_storage() for tensor in tensors}
         return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
 
-    def weight_sink(self) -> EngineShards:
-        """Return where this rank's shards of all weights go, for one load of them."""
-        return EngineShards(self._worker)
+    def weight_sink(self) -> EngineShards | WholeTensors:
+        """Return where this rank's shards of all weights go, or whole ones, for one load."""
+        if self._whole is None:
+            return EngineShards(self._worker)
+        return WholeTensors(self._worker, self._whole)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]

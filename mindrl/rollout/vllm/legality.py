@@ -6,14 +6,20 @@ from mindrl.config.finding import Finding, broken, must_divide
 from mindrl.layouts.layout import RolloutLayout
 from mindrl.models.description import ModelDescription
 from mindrl.models.legality import Keys, tensor_parallel_findings, without_experts
+from mindrl.rollout.vllm.architectures import installed_architectures
 from mindrl.rollout.vllm.sharding import padded_vocab_size
 
 
 def vllm_findings(model: ModelDescription, layout: RolloutLayout, keys: Keys) -> Iterator[Finding]:
     """Say what keeps vLLM from cutting a model by a layout.
 
-    Of `keys` only those of sizes above 1 are used: `tp`, `pp` and `ep`.
+    Of `keys` only those of sizes above 1 are used: `tp`, `pp` and `ep`; and `model`, the word for
+    the model, of another family than mindrl's own.
     """
+    known = installed_architectures() if model.other else None
+    if model.other and known is not None and model.other.architecture not in known:
+        word = keys.get("model", "model")
+        yield Finding(f"{word}: the vLLM here has no {model.other.architecture}", word)
     yield from tensor_parallel_findings(model, layout.tp, keys)
     if layout.tp > 1:
         rows = padded_vocab_size(model)

@@ -24,7 +24,7 @@ from mindrl.models.placement import (
     stack,
     whole,
 )
-from mindrl.models.sharding import LazyTables, Sharding
+from mindrl.models.sharding import LazyTables, Sharding, whole_sharding
 
 _VOCABULARY_MULTIPLE = 64
 _Table = dict[str, LocalTensor]
@@ -36,7 +36,10 @@ def padded_vocab_size(model: ModelDescription) -> int:
 
 
 def vllm_sharding(model: ModelDescription, layout: RolloutLayout, *, dtype: DType) -> Sharding:
-    """Return who holds what."""
+    """Return who holds what; of a family that is not mindrl's own who needs what to load it."""
+    if model.other:
+        ranks = range(layout.world_size)
+        return whole_sharding(model, world_size=len(ranks), holders=ranks, dtype=dtype)
     tables, twins, held_by = LazyTables(), {}, []
     for rank in range(layout.world_size):
         stage, tp_rank = layout.stage_of(rank), layout.tensor_rank_of(rank)

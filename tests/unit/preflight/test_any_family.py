@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from mindrl.config.run import RunConfig
 from mindrl.layouts.layout import RolloutLayout
 from mindrl.preflight.model_checks import describe_models, model_findings
 from mindrl.preflight.run_shardings import unordered_shardings
+from mindrl.rollout.planning import rollout_findings
 from mindrl.rollout.vllm.architectures import installed_architectures
 
 MakeModel = Callable[..., Path]
@@ -49,6 +51,17 @@ def test_a_critic_of_such_a_family_is_refused(
     config = run_config(Path(folder), FSDP | critic)
     _, (finding,) = describe_models(config)
     assert str(finding).startswith("critic_config.load: ")
+
+
+def test_experts_are_refused(random_model_of: MakeModel, run_config: MakeConfig) -> None:
+    config = run_config(random_model_of("stablelm"), FSDP)
+    models, _ = describe_models(config)
+    other = models["actor"].other
+    assert other is not None
+    tensors = (*other.tensors, ("model.layers.0.mlp.experts.0.up_proj.weight", (8, 8)))
+    mixture = replace(models["actor"], other=replace(other, tensors=tensors))
+    (found,) = rollout_findings(mixture, RolloutLayout(), {"model": "actor_config.load"})
+    assert str(found).startswith("actor_config.load: StableLmForCausalLM has experts")
 
 
 def test_what_vllm_does_not_name_is_refused(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mindrl.checkpoint.any_family import read_any_description
 from mindrl.checkpoint.files import check_files
+from mindrl.config.backends import TRAINING_BACKEND
 from mindrl.config.finding import Finding, Value, broken, must_divide, once, spelled
 from mindrl.config.layout_keys import ROLLOUT_SIZE_KEYS, Role
 from mindrl.config.role import LearningConfig
@@ -129,6 +130,13 @@ def training_findings(config: RunConfig, role: Role, model: ModelDescription) ->
     """Say what keeps the engine of a role from building its model in its layout."""
     key, backend = config.backend_key(role), config.training_backend(role)
     text, keys = config.value_of(key), config.layout_keys(role) | {"backend": key}
+    if model.moe and backend != TRAINING_BACKEND:
+        # Rows of whole 16 bytes, says torch of products of groups.
+        multiple = 8 if config.megatron_training.bf16 else 4
+        if (width := model.moe.intermediate_size // config.layout(role).etp) % multiple:
+            need = f"multiplies experts {width} wide on a rank; a multiple of {multiple} is needed"
+            legal = text.replace(backend, TRAINING_BACKEND, 1)
+            yield Finding(f"{key}={text}: {backend} {need}", key, text, (legal,))
     for found in planning_of(backend).findings(model, config.layout(role), keys):
         if found.field != key:
             yield found

@@ -1,5 +1,6 @@
 """What is found of the roles beside the actor before a cluster is started."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from checked_runs import (
@@ -170,3 +171,21 @@ def test_a_model_that_an_engine_does_not_build_is_answered_with_the_one_that_doe
     assert (found.value, found.legal) == ("archon:d4", ("megatron:d4",))
     ours = run_config(folder, {backend: "megatron:d4", DEVICES: 4})
     assert list(training_findings(ours, "actor", model)) == []
+
+
+def test_experts_are_as_wide_on_a_rank_as_products_of_groups_take(run_config: MakeConfig) -> None:
+    folder = Path(__file__).parents[3] / "configs/models/Qwen3-30B-A3B"
+    model, backend = read_description(str(folder), to_plan=True), f"{ACTOR}.backend"
+    assert model.moe is not None
+    narrow = replace(model, moe=replace(model.moe, intermediate_size=12))
+    asked = {backend: "archon:d2", DEVICES: 2, "megatron_training.bf16": True}
+    config = run_config(folder, asked)
+    assert list(training_findings(config, "actor", model)) == []
+    (found,) = training_findings(config, "actor", narrow)
+    assert str(found) == (
+        f"{backend}=archon:d2: archon multiplies experts 12 wide on a rank; "
+        "a multiple of 8 is needed"
+    )
+    assert found.legal == ("megatron:d2",)
+    exact = run_config(folder, asked | {"megatron_training.bf16": False})
+    assert list(training_findings(exact, "actor", narrow)) == []

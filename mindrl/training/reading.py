@@ -22,7 +22,7 @@ from mindrl.training.rows import put_back
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class HeadReader:
     """Reads the head of a model; one of each rank that has it."""
 
     head: Head
@@ -77,7 +77,7 @@ class Reading:
 class UpdatePass:
     """The losses of the packs of one update, and what the head said on the way."""
 
-    reading: Reading
+    reading: HeadReader
     loss: Loss[Any]
     keeps: bool
     """What the head said is kept."""

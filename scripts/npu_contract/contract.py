@@ -34,6 +34,7 @@ _WORKER = "mindrl/launch/worker.py"
 _ENGINE = "mindrl/rollout/vllm/engine.py"
 _ROUNDS = "mindrl/rollout/vllm/rounds.py"
 _SHARDS = "mindrl/rollout/vllm/shards.py"
+_WHOLE = "mindrl/rollout/vllm/whole_tensors.py"
 _RANDOM = "mindrl/rollout/vllm/engine.py"
 _SCRIPT = "scripts/lib/ascend.sh"
 _NODES = "scripts/lib/ray_nodes.sh"
@@ -310,6 +311,13 @@ _VLLM = (
     *_names(VLLM, _SHARDS, f"{_LAYERS}.quantization.base_config", "QuantizeMethodBase"),
     *_names(VLLM, _SHARDS, f"{_LAYERS}.vocab_parallel_embedding", "VocabParallelEmbedding"),
     *_names(VLLM, _SHARDS, f"{_RELOAD}.layerwise", "get_layerwise_info"),
+    *_names(
+        VLLM,
+        _WHOLE,
+        f"{_RELOAD}.layerwise",
+        "initialize_layerwise_reload",
+        "finalize_layerwise_reload",
+    ),
     *_names(
         VLLM, _SHARDS, f"{_RELOAD}.types.LayerReloadingInfo", "restore_metadata", "restore_device"
     ),

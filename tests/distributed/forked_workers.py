@@ -61,9 +61,10 @@ class ForkedWorkers:
     def run(self, function: str, *arguments: Any, ranks: int = 1) -> list[Any]:
         """Call `module:function` on each of so many forked ranks; returns what each returned."""
         group = self._fork(function, arguments, ranks, stays=False)
-        results = group.collect()
-        group.close()
-        return results
+        try:
+            return group.collect()
+        finally:
+            group.close()
 
     def _fork(
         self, function: str, arguments: tuple[Any, ...], ranks: int, *, stays: bool

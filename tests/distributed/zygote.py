@@ -72,6 +72,9 @@ def work(order: Order, rank: int, join: Join) -> None:
             while order.stays and (call := receive(calls)) is not None:
                 method, arguments = call
                 send(calls, ("result", getattr(made, method)(*arguments)))
+            if not order.stays:
+                # Rank 0 has the store by which others may still make a group.
+                receive(calls)
         except EOFError:
             return
         except Exception:  # noqa: BLE001 - whatever it is, the caller is to see it

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from mindrl.models.description import ModelDescription
 from mindrl.training.archon.balance import Balance
 from mindrl.training.archon.meshes import Meshes, expert_meshes_of
-from mindrl.training.archon.network import Network, NetworkSettings, Part
+from mindrl.training.archon.network import Network, NetworkSettings, StagePart
 from mindrl.training.archon.recompute import prepare_layers
 from mindrl.training.archon.shards import shard
 from mindrl.training.archon.tensor import TensorParallel
@@ -17,7 +17,7 @@ def chunks_of_rank(
     settings: EngineSettings,
     meshes: Meshes,
     stage: int,
-    network_of: Callable[[Part, NetworkSettings], Network],
+    network_of: Callable[[StagePart, NetworkSettings], Network],
 ) -> dict[int, Network]:
     """Make the chunks of a stage, by their numbers in the model. A collective over all ranks."""
     layout, parallel = settings.layout, _tensor_parallel(model, settings, meshes)
@@ -31,7 +31,7 @@ def chunks_of_rank(
     )
     chunks, networks = layout.chunks(model.num_hidden_layers), {}
     for chunk in layout.chunks_of(stage):
-        part = Part(chunks[chunk], is_first=chunk == 0, is_last=chunk == len(chunks) - 1)
+        part = StagePart(chunks[chunk], is_first=chunk == 0, is_last=chunk == len(chunks) - 1)
         networks[chunk] = network_of(part, network_settings)
         prepare_layers(networks[chunk], settings.learning.archon)
         shard(

@@ -25,12 +25,12 @@ from mindrl.platform.determinism import deterministic_gradients
 from mindrl.training.archon.chunks import chunks_of_rank
 from mindrl.training.archon.learning import Learning
 from mindrl.training.archon.meshes import meshes_of
-from mindrl.training.archon.network import Network, NetworkSettings, Part
+from mindrl.training.archon.network import Network, NetworkSettings, StagePart
 from mindrl.training.archon.pipeline import Hidden, Pipeline
 from mindrl.training.engine import Batch, Loss, StatePart
 from mindrl.training.logprobs import Vocabulary
 from mindrl.training.packs import Pack, PackRules
-from mindrl.training.reading import Reading, UpdatePass
+from mindrl.training.reading import HeadReader, UpdatePass
 from mindrl.training.rows import asked_behind, cut_by_rows, nothing_asked
 from mindrl.training.settings import EngineSettings
 from mindrl.training.state_slice import ReadState, StateKind, StateSlice, take_over
@@ -208,7 +208,7 @@ class ArchonEngine:
         idle = replace(Pack.of(shortest, rules), is_idle=True)
         return [*(Pack.of(part, rules) for part in parts), *repeat(idle, count - len(parts))]
 
-    def network_of(self, part: Part, settings: NetworkSettings) -> Network:
+    def network_of(self, part: StagePart, settings: NetworkSettings) -> Network:
         """Return a part of the model, without memory."""
         return Network(self.description, part, settings)
 
@@ -228,10 +228,10 @@ class ArchonEngine:
             device_type=settings.device_type,
         )
 
-    def _reader(self) -> Reading:
+    def _reader(self) -> HeadReader:
         model, settings = self.description, self.settings
         rows = -(-model.vocab_size // settings.layout.tp)
-        return Reading(
+        return HeadReader(
             head=self.head,
             vocabulary=Vocabulary(
                 size=model.vocab_size,

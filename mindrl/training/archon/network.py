@@ -43,7 +43,7 @@ class NetworkSettings:
     """Keeps experts equally busy, where that is asked for."""
 
 
-class Part(NamedTuple):
+class StagePart(NamedTuple):
     """What of a model a pipeline stage holds."""
 
     layers: range
@@ -146,7 +146,7 @@ class Layer(nn.Module):
 class Decoder(nn.Module):
     """The layers of a stage, under their numbers in the model."""
 
-    def __init__(self, model: ModelDescription, part: Part, settings: NetworkSettings) -> None:
+    def __init__(self, model: ModelDescription, part: StagePart, settings: NetworkSettings) -> None:
         super().__init__()
         vocabulary, hidden, parallel = model.vocab_size, model.hidden_size, settings.parallel
         if part.is_first:
@@ -159,7 +159,7 @@ class Decoder(nn.Module):
 class Network(nn.Module):
     """A decoder with its head, or a stage of it, without memory."""
 
-    def __init__(self, model: ModelDescription, part: Part, settings: NetworkSettings) -> None:
+    def __init__(self, model: ModelDescription, part: StagePart, settings: NetworkSettings) -> None:
         super().__init__()
         self.part, self.parallel, self.balance = part, settings.parallel, settings.balance
         self.is_value = settings.head == "value"

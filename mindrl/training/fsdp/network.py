@@ -20,7 +20,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from mindrl.errors import ModelError
 from mindrl.models.description import ModelDescription
-from mindrl.training.archon.network import Network, NetworkSettings, Part, attend
+from mindrl.training.archon.network import Network, NetworkSettings, StagePart, attend
 from mindrl.training.packs import Pack
 
 _ATTENTION = "mindrl_packs"
@@ -42,7 +42,7 @@ class HuggingFaceNetwork(Network):
     """A model that transformers builds, without memory for its weights."""
 
     def __init__(
-        self, folder: str, model: ModelDescription, part: Part, settings: NetworkSettings
+        self, folder: str, model: ModelDescription, part: StagePart, settings: NetworkSettings
     ) -> None:
         """Build it from the folder's config.json, by code of transformers alone.
 

@@ -39,7 +39,7 @@ from mindrl.training.megatron.weights import (
     mark_parameters,
 )
 from mindrl.training.packs import Pack, PackRules
-from mindrl.training.reading import Reading, UpdatePass
+from mindrl.training.reading import HeadReader, UpdatePass
 from mindrl.training.rows import asked_behind, cut_by_rows, nothing_asked
 from mindrl.training.state_slice import ReadState, StateSlice, take_over
 from mindrl.training.value_head import drawn_value_head
@@ -213,11 +213,11 @@ class MegatronEngine:
         return [Pack.of(part, rules) for part in (*parts, *idle)]
 
     @cached_property
-    def _reading(self) -> Reading:
+    def _reading(self) -> HeadReader:
         """How the last stage reads its head. Needs active groups the first time."""
         layout = self.settings.layout
         rows = padded_vocab_size(self.description, layout.tp) // layout.tp
-        return Reading(
+        return HeadReader(
             head=self.head,
             vocabulary=Vocabulary(
                 size=self.description.vocab_size,

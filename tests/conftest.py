@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import settings
 
 from mindrl.config.load import load_run_config
 from mindrl.config.run import RunConfig
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 
 Overrides = dict[str, Any]
 ROOT = Path(__file__).parents[1]
+
+# A busy machine may take longer than the 200 ms that an example has by default.
+settings.register_profile("untimed", settings(), deadline=None)
+settings.load_profile("untimed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -34,13 +34,13 @@ from mindrl.models.description import ModelDescription, read_description
 from mindrl.models.sharding import Sharding, whole_sharding
 from mindrl.platform.attention import attention_kernel
 from mindrl.training.engine import StatePart, TrainingEngine
+from mindrl.training.first_weights import import_weights
 from mindrl.training.logprobs import Vocabulary, chunked_logprobs
 from mindrl.training.megatron.engine import MegatronEngine
 from mindrl.training.megatron.model import ModelSettings, head_weight, unwrap
 from mindrl.training.megatron.parallel import ParallelGroups
 from mindrl.training.megatron.passes import forward_backward
 from mindrl.training.megatron.sharding import megatron_sharding
-from mindrl.training.megatron.weights import import_weights
 from mindrl.training.packs import Pack
 from mindrl.workers.device_regions import StoredRegion
 

@@ -5,7 +5,6 @@ numbers of the head for each token.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain, repeat
 from math import prod
@@ -17,8 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.sequences import Sequences
-from mindrl.checkpoint.readers import fill, folder_reader
-from mindrl.models.decoder import EMBEDDING, HEAD, VALUE_HEAD, Head
+from mindrl.models.decoder import EMBEDDING, HEAD, Head, padded_vocab_size
 from mindrl.models.description import ModelDescription
 from mindrl.models.sharding import Sharding
 from mindrl.platform.determinism import deterministic_gradients
@@ -28,13 +26,13 @@ from mindrl.training.archon.meshes import meshes_of
 from mindrl.training.archon.network import Network, NetworkSettings, StagePart
 from mindrl.training.archon.pipeline import Hidden, Pipeline
 from mindrl.training.engine import Batch, Loss, StatePart
+from mindrl.training.first_weights import first_weights
 from mindrl.training.logprobs import Vocabulary
 from mindrl.training.packs import Pack, PackRules
 from mindrl.training.reading import HeadReader, UpdatePass
 from mindrl.training.rows import asked_behind, cut_by_rows, nothing_asked
 from mindrl.training.settings import EngineSettings
 from mindrl.training.state_slice import ReadState, StateKind, StateSlice, take_over
-from mindrl.training.value_head import drawn_value_head
 
 
 class ArchonEngine:
@@ -76,6 +74,7 @@ class ArchonEngine:
             self.description, settings, self.meshes, self.place["pp"], self.network_of
         )
         self.balance = next(iter(self.networks.values())).balance
+        self.twins = dict(chain.from_iterable(n.twins().items() for n in self.networks.values()))
         self.pipeline = self._piped()
         self._reading = self._reader()
         self.ends = self.meshes.ends() if self._is_head_a_copy else None
@@ -230,7 +229,7 @@ class ArchonEngine:
 
     def _reader(self) -> HeadReader:
         model, settings = self.description, self.settings
-        rows = -(-model.vocab_size // settings.layout.tp)
+        rows = padded_vocab_size(model, settings.layout.tp) // settings.layout.tp
         return HeadReader(
             head=self.head,
             vocabulary=Vocabulary(
@@ -259,19 +258,9 @@ class ArchonEngine:
             found, entry = tuple(parameter.to_local().shape), self.table.get(name)
             wanted = entry.shape if entry else found if 0 in found else None
             assert found == wanted, f"{name}: the network has {found}, the table {wanted}"
-        local = self.local_tensors()
-        if source is not None:
-            assert source.keys() == local.keys(), "another folder or layout"
-            for name, tensor in local.items():
-                tensor.copy_(source[name])
-            return
-        drawn = {}
-        if head_seed is not None:
-            drawn[VALUE_HEAD] = drawn_value_head(self.description.hidden_size, head_seed)
-        with ExitStack() as stack:
-            read = folder_reader(self.folder, stack, drawn)
-            for name, entry in self.table.items():
-                fill(local[name], entry, read)
+        drawn_head = None if head_seed is None else (self.description.hidden_size, head_seed)
+        whence = self.folder if source is None else source
+        first_weights(self.local_tensors(), self.table, whence, drawn_head)
 
     def _parameters(self) -> dict[str, DTensor]:
         each = (network.named_parameters() for network in self.networks.values())
@@ -279,15 +268,11 @@ class ArchonEngine:
         assert all(isinstance(each, DTensor) for each in found.values()), "weights are borrowed"
         return found  # type: ignore[return-value]
 
-    def _twins(self) -> dict[str, dist.ProcessGroup]:
-        each = (network.twins().items() for network in self.networks.values())
-        return dict(chain.from_iterable(each))
-
     def _is_ours(self, name: str, parameter: DTensor, index: int) -> bool:
         """Deal what several ranks hold to one after the other."""
         if name == HEAD and self._is_head_a_copy:
             return False
-        twins, mesh = self._twins().get(name), parameter.device_mesh
+        twins, mesh = self.twins.get(name), parameter.device_mesh
         return (twins is None or twins.rank() == 0) and all(
             mesh.get_local_rank(dim) == index % mesh.size(dim)
             for dim, placement in enumerate(parameter.placements)
@@ -296,7 +281,7 @@ class ArchonEngine:
 
     def _copies(self, name: str, parameter: DTensor) -> int:
         """Count how often there is the same part of a parameter."""
-        twins, mesh = self._twins().get(name), parameter.device_mesh
+        twins, mesh = self.twins.get(name), parameter.device_mesh
         # What FSDP2 and tensor parallelism both cut is no `Shard`, but it is no copy either.
         sizes = [
             mesh.size(dim)

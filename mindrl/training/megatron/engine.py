@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.sequences import Sequences
-from mindrl.models.decoder import VALUE_HEAD, Head, padded_vocab_size
+from mindrl.models.decoder import Head, padded_vocab_size
 from mindrl.models.description import ModelDescription
 from mindrl.models.sharding import Sharding
 from mindrl.platform.determinism import deterministic_gradients
 from mindrl.training.engine import Batch, Loss, StatePart
+from mindrl.training.first_weights import first_weights
 from mindrl.training.logprobs import Vocabulary
 from mindrl.training.megatron.model import (
     ModelSettings,
@@ -33,7 +34,6 @@ from mindrl.training.megatron.passes import forward_backward
 from mindrl.training.megatron.training_state import TrainingState
 from mindrl.training.megatron.weights import (
     check_table,
-    import_weights,
     local_tensors,
     made_tensors,
     mark_parameters,
@@ -42,7 +42,6 @@ from mindrl.training.packs import Pack, PackRules
 from mindrl.training.reading import HeadReader, UpdatePass
 from mindrl.training.rows import asked_behind, cut_by_rows, nothing_asked
 from mindrl.training.state_slice import ReadState, StateSlice, take_over
-from mindrl.training.value_head import drawn_value_head
 
 
 class MegatronEngine:
@@ -83,16 +82,9 @@ class MegatronEngine:
         check_table(self.chunks, self.table)
         for chunk in self.chunks:
             mark_parameters(chunk)
-        local = self.local_tensors()
-        if source is None:
-            drawn = {}
-            if head_seed is not None:
-                drawn[VALUE_HEAD] = drawn_value_head(self.description.hidden_size, head_seed)
-            import_weights(folder, local, self.table, drawn)
-        else:
-            assert source.keys() == local.keys(), "another folder or layout"
-            for name, tensor in local.items():
-                tensor.copy_(source[name])
+        drawn_head = None if head_seed is None else (self.description.hidden_size, head_seed)
+        whence = folder if source is None else source
+        first_weights(self.local_tensors(), self.table, whence, drawn_head)
         self.training_state: TrainingState | None = None
         if updates is not None:
             with settings.groups.active():

@@ -1,8 +1,7 @@
 """This rank's weights: their names, their marks, and how they are read from a folder."""
 
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from itertools import chain
 
 from megatron.core.tensor_parallel.layers import (
@@ -14,7 +13,6 @@ from megatron.core.tensor_parallel.layers import (
 from megatron.core.transformer.moe.experts import GroupedMLP
 from torch import Tensor, nn
 
-from mindrl.checkpoint.readers import fill, folder_reader
 from mindrl.models.placement import ShardingTable
 from mindrl.training.megatron.model import unwrap
 from mindrl.training.megatron.modules import HeadInput
@@ -52,25 +50,6 @@ def mark_parameters(network: nn.Module) -> None:
             set_tensor_model_parallel_attributes(weight, True, dim, 1)
             if is_expert:
                 weight.allreduce = False  # type: ignore[attr-defined]
-
-
-def import_weights(
-    folder: str,
-    local: Mapping[str, Tensor],
-    table: ShardingTable,
-    drawn: Mapping[str, Tensor] | None = None,
-) -> None:
-    """Fill this rank's tensors from safetensors, reading only the slices that it needs.
-
-    Logical tensors that are drawn take the place of those that the folder lacks.
-
-    Raises:
-        ModelError: A file or tensor is missing, unreadable or of another shape.
-    """
-    with ExitStack() as stack:
-        read = folder_reader(folder, stack, drawn)
-        for name, entry in table.items():
-            fill(local[name], entry, read)
 
 
 def _cut_weights(module: nn.Module) -> list[tuple[Tensor, int]]:

@@ -1,0 +1,61 @@
+"""The weights that a model begins with, whichever engine trains it."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+
+import torch
+from torch import Tensor
+
+from mindrl.checkpoint.readers import fill, folder_reader
+from mindrl.models.decoder import VALUE_HEAD
+from mindrl.models.placement import ShardingTable
+
+
+def first_weights(
+    local: Mapping[str, Tensor],
+    table: ShardingTable,
+    source: str | Mapping[str, Tensor],
+    drawn_head: tuple[int, int] | None = None,
+) -> None:
+    """Fill a rank's tensors from a folder, or from those of a model with the same table.
+
+    `drawn_head` is its hidden size and a seed: a head is drawn where the folder has none.
+
+    Raises:
+        ModelError: A file or tensor is missing, unreadable or of another shape.
+    """
+    if isinstance(source, str):
+        drawn = {VALUE_HEAD: drawn_value_head(*drawn_head)} if drawn_head else {}
+        import_weights(source, local, table, drawn)
+        return
+    assert source.keys() == local.keys(), "another folder or layout"
+    for name, tensor in local.items():
+        tensor.copy_(source[name])
+
+
+def import_weights(
+    folder: str,
+    local: Mapping[str, Tensor],
+    table: ShardingTable,
+    drawn: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Fill this rank's tensors from safetensors, reading only the slices that it needs.
+
+    Logical tensors that are drawn take the place of those that the folder lacks.
+
+    Raises:
+        ModelError: A file or tensor is missing, unreadable or of another shape.
+    """
+    with ExitStack() as stack:
+        read = folder_reader(folder, stack, drawn)
+        for name, entry in table.items():
+            fill(local[name], entry, read)
+
+
+def drawn_value_head(hidden_size: int, seed: int) -> Tensor:
+    """Return a random head [1, H], the same on every rank; as wide as TRL draws its own.
+
+    Normal, with a deviation of 1 / sqrt(H + 1): values of size 1 where hidden states are.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(1, hidden_size, generator=generator).div((hidden_size + 1) ** 0.5)

@@ -2,24 +2,28 @@
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
-from mindrl.config.backends import TRAINING_BACKEND, TRAINING_BACKENDS
+from mindrl.config.backends import TRAINING_BACKENDS, TrainingBackend
 from mindrl.config.text import config_text, needs_yaml_suffix, write_new
-from mindrl.errors import ConfigError
-from mindrl.observability.terminal import say
+from mindrl.errors import ConfigError, ModelError
+from mindrl.observability.terminal import print_rows, say
 from mindrl.observability.units import GIB, memory_text
 from mindrl.platform.device_models import DEVICE_MODELS, EXAMPLE_DEVICE, device_model
 from mindrl.preflight.shipped import config_folder, planned_description
 from mindrl.programs.arguments import Plan, count, gib
 from mindrl.programs.exits import FAILED, print_json, report, written
-from mindrl.propose.candidates import MOST_DEVICES, Task, config_values
+from mindrl.propose.candidates import MOST_DEVICES, Task, written_values
 from mindrl.propose.costs import bubble_share
+from mindrl.propose.engines import Judged, Ranked, compared_figures, ranked
 from mindrl.propose.figures import LEAST_SECONDS, behind, figures_of, reasons
 from mindrl.propose.search import Moved, Proposal, Search, Tell, remedies, search
 
@@ -32,6 +36,8 @@ _AMOUNTS = {
     "--prompts-per-step": (32, "prompts of a step"),
     "--samples": (8, "responses to each prompt"),
 }
+_ALL = "all"
+_END = "", "Seconds are estimates that order the proposals: docs/how-to/plan-a-run.md"
 _EXAMPLE = f"""\
 example:
   python cli/plan.py run --model Qwen2.5-7B --devices 16 --device {EXAMPLE_DEVICE} \\
@@ -56,9 +62,10 @@ def _add_options(run: argparse.ArgumentParser) -> None:
     host = "memory of a node for what leaves its devices (default: usual for the device)"
     add("--host-memory-gib", type=gib, dest="host_bytes", metavar="N", help=host)
     add("--algorithm", choices=("grpo", "ppo"), default="grpo", help="default: %(default)s")
-    engine = "what trains (default: %(default)s)"
-    add("--engine", choices=TRAINING_BACKENDS, default=TRAINING_BACKEND, help=engine)
-    add("--top", type=count, default=5, metavar="N", help="how many proposals (default: 5)")
+    engine = "what trains; several are compared: give it again (default: all that differ)"
+    add("--engine", choices=(*TRAINING_BACKENDS, _ALL), action="append", default=[], help=engine)
+    top = "how many proposals (default: 5); of another engine the best one comes behind"
+    add("--top", type=count, default=5, metavar="N", help=top)
     add("--json", action="store_true", help="print one JSON object, all sizes in bytes")
     add("-o", "--output", metavar="OURS.yaml", help="write the first as a new configuration")
 
@@ -66,7 +73,10 @@ def _add_options(run: argparse.ArgumentParser) -> None:
 def _run(options: argparse.Namespace) -> int:
     if options.output is not None:
         needs_yaml_suffix(options.output)
-    task = _task(options)
+    engines = tuple(dict.fromkeys(options.engine)) or (_ALL,)
+    if _ALL in engines or len(engines) > 1:
+        return _compare(options, TRAINING_BACKENDS if _ALL in engines else engines)
+    task = _task(options, engines[0])
     with _progress() as tell:
         found = search(task, options.top, tell)
         ways = [] if found.proposals else [*remedies(task, found, tell)]
@@ -78,13 +88,61 @@ def _run(options: argparse.Namespace) -> int:
         print_json(figures_of(task, found))
     else:
         _print(task, found)
-        if options.output is not None:
-            folder = Path(options.output).parent.absolute()
-            say("", written(options.output, names_folder=folder != config_folder()))
+        _say_written(options.output)
     return 0
 
 
-def _task(options: argparse.Namespace) -> Task:
+def _compare(options: argparse.Namespace, engines: Sequence[TrainingBackend]) -> int:
+    """Judge several engines, and rank what they can do."""
+    with _progress() as tell:
+        every, refused = _searched(options, engines, tell)
+        judged = [each for each in every if each.found.proposals]
+        for each in every:
+            if each not in judged:
+                ways = remedies(each.task, each.found, tell)
+                # Where another one fits, how far this one is from it is enough.
+                refused[each.task.engine] = "\n".join(islice(ways, 1 if judged else None))
+    if not judged:
+        named = ((name, text.splitlines()) for name, text in refused.items())
+        return report((f"{name}: {line}" for name, lines in named for line in lines), FAILED)
+    rows = ranked(judged, options.top)
+    if options.output is not None:
+        write_new(options.output, _file_text(rows[0].judged.task, rows[0].proposal))
+    if options.json:
+        print_json(compared_figures(judged, refused, rows))
+    else:
+        _print_compared(judged, refused, rows)
+        _say_written(options.output)
+    return 0
+
+
+def _searched(
+    options: argparse.Namespace, engines: Sequence[TrainingBackend], tell: Tell
+) -> tuple[list[Judged], dict[str, str]]:
+    """Search the layouts of each engine; of one that can have none the reason.
+
+    Raises:
+        ConfigError: None can have any.
+    """
+    every: list[Judged] = []
+    refused: dict[str, str] = {}
+    for engine in engines:
+        try:
+            task = replace(_task(options, engine), names_engine=True)
+            # Of a family with a network of ours it has some of archon's layouts, at their costs.
+            if engine == "fsdp" and task.model.other is None and engine not in options.engine:
+                continue
+            every.append(Judged(task=task, found=search(task, options.top, tell)))
+        except (ConfigError, ModelError) as error:
+            refused[engine] = str(error)
+    if not every:
+        same = set(refused.values())
+        named = (f"{engine}: {reason}" for engine, reason in refused.items())
+        raise ConfigError("\n".join(same if len(same) == 1 else named))
+    return every, refused
+
+
+def _task(options: argparse.Namespace, engine: TrainingBackend) -> Task:
     """Read what is asked for.
 
     Raises:
@@ -105,7 +163,7 @@ def _task(options: argparse.Namespace) -> Task:
     folder = path.parent if path.suffix == ".json" else path
     return Task(
         load=str(folder) if folder.is_dir() else f"./models/{folder.name}",
-        model=planned_description(options.model),
+        model=planned_description(options.model, any_family=engine == "fsdp"),
         device=device,
         devices=options.devices,
         devices_per_node=per_node,
@@ -115,7 +173,7 @@ def _task(options: argparse.Namespace) -> Task:
         prompts=options.prompts_per_step,
         samples=options.samples,
         algorithm=options.algorithm,
-        engine=options.engine,
+        engine=engine,
     )
 
 
@@ -143,22 +201,80 @@ def _progress() -> Iterator[Tell]:
 
 
 def _print(task: Task, found: Search) -> None:
-    what = f"{Path(task.load).name} on {task.devices} x {task.device.name}"
-    legal = f"training layouts: {len(found.training)}, rollout: {len(found.rollout)}"
-    lengths = f"up to {task.prompt_tokens} + {task.response_tokens} tokens"
-    lines = [
-        f"{what}, {task.ranks_per_node} a node",
-        f"{task.sequences} sequences a step of {lengths}, all taken to be that long",
-        f"legal {legal}; pairs that fit by their bytes alone: {found.fitting}",
-    ]
     first = found.proposals[0]
+    lines = [*_question(task), _legal(found)]
     for at, proposal in enumerate(found.proposals, start=1):
-        lines += ["", f"{at}. {' -> '.join(task.texts(proposal.candidate))}"]
-        lines += _facts(task, proposal)
+        lines += _block(f"{at}.", task, proposal)
         own = reasons(task, found, first) if at == 1 else [behind(first.fit, proposal.fit)]
         lines += [f"   - {reason}" for reason in own]
-    lines += ["", "Seconds are estimates that order the proposals: docs/how-to/plan-a-run.md"]
-    say(*lines)
+    say(*lines, *_END)
+
+
+def _print_compared(
+    judged: Sequence[Judged], refused: Mapping[str, str], rows: Sequence[Ranked]
+) -> None:
+    """Print a table of all engines, and then each of its rows in full."""
+    first, task = rows[0], rows[0].judged.task
+    say(*_question(task))
+    say(*(f"{each.task.engine}: {_legal(each.found)}" for each in judged))
+    say(*(f"{engine}: refused: {reason}" for engine, reason in refused.items()), "")
+    print_rows(map(_row, rows), *_columns())
+    lines: list[str] = []
+    for each in rows:
+        lines += _block(_place(each), each.judged.task, each.proposal)
+        own: Iterable[str] = [behind(first.proposal.fit, each.proposal.fit)]
+        if each is first:
+            own = reasons(task, each.judged.found, each.proposal)
+        lines += [f"   - {reason}" for reason in own]
+    say(*lines, *_END)
+
+
+def _columns() -> Iterator[Column]:
+    for title in ("", "engine", "training", "rollout"):
+        yield Column(title, no_wrap=True)
+    for title in ("a step", "device", "host", "reshard"):
+        yield Column(title, justify="right", no_wrap=True)
+
+
+def _row(each: Ranked) -> Sequence[str]:
+    fit, moved, task = each.proposal.fit, each.proposal.moved, each.judged.task
+    return (
+        _place(each),
+        task.engine,
+        *(text.partition(":")[2] for text in task.texts(each.proposal.candidate)),
+        f"{fit.step_seconds:.1f} s",
+        memory_text(fit.with_activations_bytes),
+        _amount(fit.host_bytes),
+        _amount(moved.received) if moved else "not planned",
+    )
+
+
+def _place(each: Ranked) -> str:
+    return f"{each.rank}." if each.rank else "-"
+
+
+def _question(task: Task) -> Iterator[str]:
+    what = f"{Path(task.load).name} on {task.devices} x {task.device.name}"
+    lengths = f"up to {task.prompt_tokens} + {task.response_tokens} tokens"
+    yield f"{what}, {task.ranks_per_node} a node"
+    yield f"{task.sequences} sequences a step of {lengths}, all taken to be that long"
+
+
+def _legal(found: Search) -> str:
+    legal = f"training layouts: {len(found.training)}, rollout: {len(found.rollout)}"
+    return f"legal {legal}; pairs that fit by their bytes alone: {found.fitting}"
+
+
+def _block(place: str, task: Task, proposal: Proposal) -> Iterator[str]:
+    yield ""
+    yield f"{place} {' -> '.join(task.texts(proposal.candidate))}"
+    yield from _facts(task, proposal)
+
+
+def _say_written(output: str | None) -> None:
+    if output is not None:
+        folder = Path(output).parent.absolute()
+        say("", written(output, names_folder=folder != config_folder()))
 
 
 def _facts(task: Task, proposal: Proposal) -> Iterator[str]:
@@ -204,7 +320,7 @@ def _file_text(task: Task, proposal: Proposal) -> str:
         f"{what}, as mindrl plan run proposes: {layouts}.",
         "Paths, steps and learning rate are the user's own.",
     ]
-    values = config_values(task, proposal.candidate, proposal.fit.settings)
+    values = written_values(task, proposal.candidate, proposal.fit.settings)
     return config_text(values, header=header, comments={}, has_critic=task.has_critic)
 
 

@@ -71,6 +71,8 @@ class Task:
     algorithm: Algorithm
     engine: TrainingBackend = TRAINING_BACKEND
     """What trains all models."""
+    names_engine: bool = False
+    """Whether what is written names engine and layout in one word, Megatron's too."""
 
     def texts(self, candidate: "Candidate") -> tuple[str, str]:
         """Return the layouts of a candidate as they are written."""
@@ -224,6 +226,16 @@ def config_values(task: Task, candidate: Candidate, settings: Settings) -> dict[
     }
     for section in ("generate_config", *critic):
         values |= {f"{section}.offload_train_{part}": leaving for part, leaving in trained.items()}
+    return values
+
+
+def written_values(task: Task, candidate: Candidate, settings: Settings) -> dict[str, Any]:
+    """Return what a file has: `config_values`, or a word in the place of the training's sizes."""
+    values = config_values(task, candidate, settings)
+    if task.names_engine:
+        for key in SIZE_KEYS.values():
+            values.pop(f"actor_config.{key}", None)
+        values["actor_config.backend"] = task.texts(candidate)[0]
     return values
 
 

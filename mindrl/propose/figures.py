@@ -6,7 +6,7 @@ from typing import Any
 
 from mindrl.layouts.layout import TrainLayout
 from mindrl.observability.units import memory_text
-from mindrl.propose.candidates import PARTS, Task, config_values
+from mindrl.propose.candidates import PARTS, Task, written_values
 from mindrl.propose.costs import bubble_share, micro_batches_of
 from mindrl.propose.fitting import Fit, activations_of
 from mindrl.propose.search import Proposal, Search
@@ -15,20 +15,27 @@ LEAST_SECONDS = 0.05
 """Less would be printed as 0.0, and is not worth a word."""
 
 
-def figures_of(task: Task, found: Search) -> dict[str, Any]:
-    """Sum a search up, sizes in bytes."""
-    first = found.proposals[0].fit if found.proposals else None
+def task_figures(task: Task) -> dict[str, Any]:
+    """Say what was asked for."""
     return {
         "model": task.load,
         "device": task.device.name,
         "devices": task.devices,
         "devices_per_node": task.ranks_per_node,
+    }
+
+
+def figures_of(task: Task, found: Search, best: Proposal | None = None) -> dict[str, Any]:
+    """Sum a search up, sizes in bytes; all are compared with the best one, by default of these."""
+    first = best or found.proposals[0]
+    return {
+        **task_figures(task),
         "training_layouts": len(found.training),
         "rollout_layouts": len(found.rollout),
         "fitting": found.fitting,
         "proposals": [
-            _figures(task, found, each, first if at else None)
-            for at, each in enumerate(found.proposals)
+            _figures(task, found, each, None if each is first else first.fit)
+            for each in found.proposals
         ],
     }
 
@@ -53,7 +60,7 @@ def _figures(task: Task, found: Search, proposal: Proposal, first: Fit | None) -
         "bubble_share": bubble_share(task, proposal.candidate.training, fit.settings),
         "reasons": [*reasons(task, found, proposal)],
         "behind_the_first": behind(first, fit) if first else None,
-        "config": config_values(task, proposal.candidate, fit.settings),
+        "config": written_values(task, proposal.candidate, fit.settings),
     }
 
 

@@ -231,8 +231,12 @@ def reshard_pieces(task: Task, candidate: Candidate) -> int:
 def _nothing_legal(task: Task) -> str:
     """Say what the rules find wrong with the simplest layouts; other ones cannot help there."""
     alone = Candidate(training=TrainLayout(dp=task.devices), rollout=RolloutLayout(dp=task.devices))
-    found = "; ".join(map(str, refusals(task, alone)))
-    return f"no layout of {task.devices} devices is legal; with data parallelism alone: {found}"
+    found = refusals(task, alone)
+    # What an engine cannot build no other layout changes.
+    if unbuilt := [str(each) for each in found if each.field == "actor_config.backend"]:
+        return "; ".join(unbuilt)
+    rest = "; ".join(map(str, found))
+    return f"no layout of {task.devices} devices is legal; with data parallelism alone: {rest}"
 
 
 def remedies(task: Task, found: Search, tell: Tell) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -65,12 +66,64 @@ def test_a_name_alone_is_enough_and_json_has_every_figure(
     assert ran(monkeypatch, "--model", "Qwen2.5-7B", "--top", "1", "--json") == 0
     answer = json.loads(capsys.readouterr().out)
     assert (answer["model"], answer["devices"]) == ("./models/Qwen2.5-7B", 8)
-    (proposal,) = answer["proposals"]
+    proposal, other = answer["proposals"]
+    assert (proposal["rank"], other["rank"]) == (1, None)
     assert proposal["config"]["actor_config.load"] == "./models/Qwen2.5-7B"
     assert proposal["config"]["rl_config.device_memory_mib"] == 62400
     assert proposal["device_bytes"] == 62400 << 20
     assert proposal["peak_bytes"] <= proposal["with_activations_bytes"] <= 0.9 * (62400 << 20)
     assert proposal["step_seconds"] == pytest.approx(sum(proposal["seconds"].values()))
+
+
+def test_engines_are_ranked_as_one_and_the_first_is_written_in_one_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each engine alone says the same of its layouts; archon's best is fourth on 16 devices."""
+    ours, asked = tmp_path / "mine.yaml", ("--devices", "16", "--top", "4", "--json")
+    assert ran(monkeypatch, *asked, "-o", str(ours)) == 0
+    answer = json.loads(capsys.readouterr().out)
+    alone = []
+    for engine in ("megatron", "archon"):
+        assert ran(monkeypatch, *asked, "--engine", engine) == 0
+        figures = json.loads(capsys.readouterr().out)
+        alone += figures["proposals"]
+        counts = {name: figures[name] for name in answer["engines"][engine] if name != "refused"}
+        assert answer["engines"][engine] == {**counts, "refused": None}
+    alone.sort(key=lambda each: (each["step_seconds"], each["training"]))
+    rows = answer["proposals"]
+    assert [each["rank"] for each in rows] == [1, 2, 3, 4]
+    assert [each["training"] for each in rows] == [each["training"] for each in alone[:4]]
+    assert [each["engine"] for each in rows] == ["megatron", "megatron", "megatron", "archon"]
+    gap = rows[3]["step_seconds"] - rows[0]["step_seconds"]
+    assert rows[3]["behind_the_first"].startswith(f"{gap:.1f} s behind the first: ")
+    assert rows[3]["config"]["actor_config.backend"] == rows[3]["training"]
+    assert "pipeline_model_parallel_size" not in str(rows[3]["config"])
+    assert f'backend: "{rows[0]["training"]}"' in ours.read_text("utf-8")
+    named = ("--config-dir", str(tmp_path), "--config-name", "mine", "--elsewhere")
+    assert checked(monkeypatch, *named) == 0
+
+
+def test_what_another_engine_cannot_build_is_told_beside_the_one_that_can(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    random_model_of: Callable[..., Path],
+) -> None:
+    told = "latent attention, shared experts, a bias of the choice of experts, groups of experts"
+    big = ("--model", "DeepSeek-V3", "--devices", "2048", "--top", "1", "--json")
+    assert ran(monkeypatch, *big) == 0
+    engines = json.loads(capsys.readouterr().out)["engines"]
+    assert sorted(engines) == ["archon", "megatron"]
+    assert (
+        engines["archon"]["refused"] == f"actor_config.backend=archon:d2048: {told} need megatron"
+    )
+    short = ("--prompt-tokens", "16", "--response-tokens", "16", "--top", "1")
+    assert (
+        ran(monkeypatch, "--model", str(random_model_of("stablelm")), "--devices", "2", *short) == 0
+    )
+    out = capsys.readouterr().out
+    assert "fsdp: legal training layouts: 1, rollout: 2;" in out
+    assert out.count("model_type='stablelm' is not supported") == 2  # by megatron and by archon
+    assert "\n1.  fsdp    d2 " in out
 
 
 @pytest.mark.parametrize(
@@ -87,7 +140,11 @@ def test_a_name_alone_is_enough_and_json_has_every_figure(
             2,
             "is beyond the model's max_position_embeddings=131072",
         ),
-        (("--devices", "2", "--device", "ascend-910b-32g"), 1, "it fits with --devices 8: "),
+        (
+            ("--devices", "2", "--device", "ascend-910b-32g"),
+            1,
+            "archon: it fits with --devices 8: archon:d2t4 -> vllm:d2t4",
+        ),
     ],
 )
 def test_what_cannot_be_answered_says_why(

@@ -31,6 +31,12 @@ LAYOUTS = [
     (TrainLayout(dp=2, etp=2), None),
     (TrainLayout(tp=2, ep=2), None),
 ]
+CUT = [
+    # Experts are cut by more ranks than all else, by fewer, and alone.
+    (TrainLayout(tp=2, dp=2, etp=4), None),
+    (TrainLayout(tp=4, ep=2, etp=2), None),
+    (TrainLayout(dp=4, ep=2, etp=2), (1, 4, 1, 2)),
+]
 BALANCES = [
     (TrainLayout(), None),
     (TrainLayout(dp=2), (3, 5)),
@@ -59,15 +65,20 @@ def cases(folder: Path, layouts: list[tuple[TrainLayout, tuple[int, ...] | None]
     ]
 
 
+@pytest.mark.parametrize(("ranks", "layouts"), [(2, LAYOUTS), (4, CUT)], ids=["two", "four"])
 def test_three_updates_move_every_weight_as_one_process_of_megatron_does(
-    mixed_model: Path, course: Course, forked_workers: ForkedWorkers
+    ranks: int,
+    layouts: list[tuple[TrainLayout, tuple[int, ...] | None]],
+    mixed_model: Path,
+    course: Course,
+    forked_workers: ForkedWorkers,
 ) -> None:
     ((alone,),) = forked_workers.run(
         "training_probe:updates", [Case(folder=str(mixed_model))], course
     )
-    asked = cases(mixed_model, LAYOUTS)
+    asked = cases(mixed_model, layouts)
     replies: list[list[Updated]] = forked_workers.run(
-        "archon_probe:updates", asked, course, ranks=2
+        "archon_probe:updates", asked, course, ranks=ranks
     )
     model, before = read_description(str(mixed_model)), load_file(mixed_model / "model.safetensors")
     expected = assembled(str(mixed_model), TrainLayout(), [alone.weights])

@@ -6,7 +6,7 @@ Every finding about a size names the nearest legal values. Imports no torch.
 from collections.abc import Iterator
 
 from mindrl.config.backends import TRAINING_BACKEND
-from mindrl.config.finding import Finding, broken, nearest_first
+from mindrl.config.finding import Finding, broken
 from mindrl.layouts.layout import TrainLayout
 from mindrl.layouts.rank_order import RankOrder
 from mindrl.models.description import ModelDescription
@@ -43,9 +43,6 @@ def archon_findings(model: ModelDescription, layout: TrainLayout, keys: Keys) ->
         yield from context_parallel_findings(model, layout, keys)
     yield from pipeline_findings(model, layout, keys)
     yield from expert_findings(model, layout, keys)
-    if model.moe and layout.etp not in (1, layout.tp):
-        need = f"must be 1 or the tensor-parallel size, {layout.tp}"
-        yield broken(keys["etp"], layout.etp, need, *nearest_first({1, layout.tp}, layout.etp))
 
 
 def _not_built(model: ModelDescription) -> Iterator[str]:

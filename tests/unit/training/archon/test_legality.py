@@ -46,6 +46,9 @@ def trains(model: ModelDescription, **sizes: Any) -> list[str]:
         ("Qwen2.5-7B", {"tp": 4, "dp": 3}),
         ("Llama-3.2-1B", {"tp": 2, "pp": 2, "dp": 2}),
         ("Qwen3-30B-A3B", {"tp": 4, "dp": 8, "ep": 8, "etp": 4}),
+        # Experts are cut by more ranks than all else, and by fewer.
+        ("Qwen3-30B-A3B", {"tp": 2, "dp": 16, "ep": 8, "etp": 4}),
+        ("Qwen3-30B-A3B", {"tp": 4, "dp": 8, "ep": 8, "etp": 2}),
         ("Qwen3-235B-A22B", {"tp": 4, "dp": 16, "ep": 64, "pp": 2}),
     ],
 )
@@ -107,8 +110,8 @@ def test_layouts_that_people_run_these_models_with_are_legal(
         ),
         (
             "Qwen3-30B-A3B",
-            {"tp": 4, "dp": 2, "etp": 2},
-            ["train.etp=2 must be 1 or the tensor-parallel size, 4"],
+            {"tp": 4, "dp": 5, "etp": 5},
+            ["train.etp=5 must divide moe_intermediate_size=768; nearest: 4, 6"],
         ),
     ],
 )
@@ -122,8 +125,8 @@ def test_a_finding_names_what_could_be_there_instead() -> None:
     (one,) = archon_findings(described("phi-4"), TrainLayout(), KEYS)
     assert (one.field, one.legal) == ("train.backend", ("megatron",))
     model = described("Qwen3-30B-A3B")
-    (other,) = archon_findings(model, TrainLayout(tp=4, dp=2, etp=2), KEYS)
-    assert (other.field, other.value, other.legal) == ("train.etp", 2, (1, 4))
+    (other,) = archon_findings(model, TrainLayout(tp=4, dp=5, etp=5), KEYS)
+    assert (other.field, other.value, other.legal[:2]) == ("train.etp", 5, (6, 4))
 
 
 def test_rows_belong_to_a_place_only_where_the_ranks_of_a_replica_follow_each_other() -> None:

@@ -162,16 +162,20 @@ def parse_mode(text: str) -> AllocationMode:
 
 
 def layout_string(layout: TrainLayout | RolloutLayout, engine: str | None = None) -> str:
-    """Spell a layout behind an engine, by default ours; orders and stages have no spelling."""
+    """Spell a layout behind an engine, by default ours, as it is read again.
+
+    Orders and stages have no spelling, nor have chunks where they stand beside the engine's string.
+    """
     if isinstance(layout, RolloutLayout):
         sizes = {"d": layout.dp, "p": layout.pp, "t": layout.tp, "e": layout.ep}
         return f"{engine or ROLLOUT_BACKEND}:{_spell(sizes)}"
     engine = engine or TRAINING_BACKEND
     dense = {"d": layout.dp, "p": layout.pp, "t": layout.tp, "c": layout.cp}
+    chunks = layout.vpp if "v" in BACKENDS[engine.partition("[")[0]].letters else 1
     if layout.etp == 1:
-        return f"{engine}:{_spell({**dense, 'e': layout.ep, 'v': layout.vpp})}"
+        return f"{engine}:{_spell({**dense, 'e': layout.ep, 'v': chunks})}"
     expert = {"d": layout.expert_dp, "p": layout.pp, "t": layout.etp, "e": layout.ep}
-    return f"{engine}:(attn:{_spell({**dense, 'v': layout.vpp})}|ffn:{_spell(expert)})"
+    return f"{engine}:(attn:{_spell({**dense, 'v': chunks})}|ffn:{_spell(expert)})"
 
 
 def states_replicas(text: str) -> bool:

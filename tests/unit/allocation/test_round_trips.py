@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from mindrl.allocation.meaning import (
     AllocationMode,
     ModelAllocation,
+    layout_string,
     parse_backend,
     parse_mode,
+    parse_training,
 )
 from mindrl.config.backends import BACKENDS
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
@@ -69,6 +71,18 @@ def test_an_allocation_that_is_spelled_and_read_is_the_same(allocation: ModelAll
     assert read == allocation
     assert str(read) == str(allocation)
     assert read.world_size == allocation.world_size
+
+
+@UNHURRIED
+@given(allocations(st.none()).filter(lambda each: each.trains), SIZES)
+def test_every_layout_that_is_printed_can_be_read_whatever_its_chunks_are(
+    allocation: ModelAllocation, chunks: int
+) -> None:
+    layout, backend = allocation.layout, allocation.backend
+    assert isinstance(layout, TrainLayout)
+    read = parse_training(layout_string(replace(layout, vpp=chunks), backend))
+    # Other engines than Megatron have them beside the string, or none.
+    assert read == replace(layout, vpp=chunks if backend == "megatron" else 1)
 
 
 @UNHURRIED

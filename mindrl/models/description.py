@@ -9,7 +9,6 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 from pydantic.dataclasses import dataclass
 
-from mindrl.config.backends import TRAINING_ENGINE
 from mindrl.errors import ModelError
 from mindrl.models.config_file import read_config
 from mindrl.models.rope import (
@@ -237,7 +236,7 @@ def _unsupported_window(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _unsupported_deepseek(values: Mapping[str, Any]) -> Iterator[str]:
-    """Name what the training engine's router and its stretched embedding cannot be told."""
+    """Name what no training engine's router and stretched embedding can be told."""
     rope, third = rope_values(values), values["model_type"] == "deepseek_v3"
     # With one of the two alone, transformers and either engine would stretch differently.
     odd = {"attention_factor", "truncate"} & rope.keys()
@@ -265,9 +264,9 @@ def _unsupported_deepseek(values: Mapping[str, Any]) -> Iterator[str]:
     # A group counts by the sum of its two best experts in V3, by its best one in V2.
     if groups > chosen and experts // chosen != 1 + third:
         yield (
-            f"topk_group={chosen} is not supported: {TRAINING_ENGINE} ranks the groups of experts "
-            f"by their best num_experts_per_tok // topk_group = {experts // chosen}, "
-            f"{values['model_type']} by their best {1 + third}"
+            f"topk_group={chosen} is not supported: megatron ranks the groups of experts by their "
+            f"best num_experts_per_tok // topk_group = {experts // chosen}, {values['model_type']} "
+            f"by their best {1 + third}; archon and fsdp have no groups"
         )
 
 

@@ -182,8 +182,9 @@ def test_how_deepseek_chooses_experts_and_stretches_its_embedding_is_read() -> N
         (
             {"topk_group": 2},
             (
-                "topk_group=2 is not supported: Megatron ranks the groups of experts by their "
-                "best num_experts_per_tok // topk_group = 4, deepseek_v3 by their best 2"
+                "topk_group=2 is not supported: megatron ranks the groups of experts by their "
+                "best num_experts_per_tok // topk_group = 4, deepseek_v3 by their best 2; "
+                "archon and fsdp have no groups"
             ),
         ),
         (

@@ -65,6 +65,10 @@ class CheckpointError(MindrlError):
     """A checkpoint that is damaged, incomplete or of another run."""
 
 
+class SpoolError(MindrlError):
+    """The folder that joins two jobs is that of others, or a file in it is damaged."""
+
+
 class ClusterError(MindrlError):
     """The cluster has too few devices, or could not be reached."""
 

@@ -1,0 +1,128 @@
+"""Files of a spool: each is there whole or not at all, on the disk, and says if it is damaged."""
+
+import errno
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+
+import xxhash
+
+from mindrl.errors import SpoolError
+
+_BUILDING = ".building"
+_DIGITS = 32
+_HOUR_SECONDS = 3600
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+T = TypeVar("T")
+
+
+def write_new(path: Path, content: bytes) -> bool:
+    """Write a file that is not there yet; says False, and changes nothing, where it is.
+
+    Raises:
+        OSError: It cannot be written; then nothing of it is there.
+    """
+    with _beside(path, content) as building:
+        try:
+            os.link(building, path)
+        except FileExistsError:
+            return False
+    _sync_folder(path.parent)
+    return True
+
+
+def write_over(path: Path, content: bytes) -> None:
+    """Write a file, in the place of another where there is one.
+
+    Raises:
+        OSError: It cannot be written; then what was there before still is.
+    """
+    with _beside(path, content) as building:
+        building.replace(path)
+    _sync_folder(path.parent)
+
+
+def sealed(content: bytes) -> bytes:
+    """Put the checksum of some bytes before them."""
+    return f"{xxhash.xxh3_128_hexdigest(content)}\n".encode("ascii") + content
+
+
+def unsealed(path: Path) -> bytes:
+    """Read what was sealed.
+
+    Raises:
+        SpoolError: It is damaged.
+        OSError: It cannot be read.
+    """
+    found = path.read_bytes()
+    checksum, content = found[:_DIGITS], memoryview(found)[_DIGITS + 1 :]
+    if xxhash.xxh3_128_hexdigest(content).encode("ascii") != checksum:
+        raise SpoolError(f"{path} is damaged: its checksum is not that of its {len(found)} bytes")
+    return bytes(content)
+
+
+def remove(path: Path) -> None:
+    """Remove a file that may be gone already."""
+    with suppress(FileNotFoundError):
+        path.unlink()
+
+
+def sync_tree(folder: Path) -> None:
+    """Wait until the disk has all files of a folder."""
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    _sync_folder(folder)
+
+
+def forget_building(folder: Path) -> None:
+    """Remove what writers that were killed have left in a folder; none writes for an hour."""
+    for path in folder.glob(f".*{_BUILDING}"):
+        with suppress(FileNotFoundError):
+            if time.time() - path.stat().st_mtime > _HOUR_SECONDS:
+                path.unlink()
+
+
+def when_there_is_room(
+    write: Callable[[], T], tell: Callable[[str], None], wait: Callable[[], None]
+) -> T:
+    """Write, and where the disk is full try again until it no longer is; that is told once.
+
+    `wait` lets some time pass; it raises where the wish to write is given up.
+    """
+    is_told = False
+    while True:
+        try:
+            return write()
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            if not is_told:
+                tell(f"{error}: this job waits until there is room; nothing is lost")
+                is_told = True
+            wait()
+
+
+@contextmanager
+def _beside(path: Path, content: bytes) -> Iterator[Path]:
+    building = path.with_name(f".{path.name}.{uuid.uuid4().hex}{_BUILDING}")
+    try:
+        with building.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        yield building
+    finally:
+        remove(building)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,40 @@
+"""What both jobs of a spool have to agree on: written by the first, compared by all others."""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from mindrl.errors import SpoolError
+from mindrl.spool.files import sealed, unsealed, write_new
+
+FORMAT = 1
+_NAME = "spool.json"
+
+
+def agree(root: Path, ours: Mapping[str, Any]) -> None:
+    """Write the header of a new spool, or compare with that of the one that is there.
+
+    `ours` are values that JSON has, each under the name that a person changes it by.
+
+    Raises:
+        SpoolError: Names each value that differs.
+        OSError: The folder cannot be written.
+    """
+    path, asked = root / _NAME, json.loads(json.dumps({"format": FORMAT, **ours}))
+    if write_new(path, sealed(json.dumps(asked, indent=2).encode("ascii"))):
+        return
+    found = json.loads(unsealed(path))
+    lines = [*_differences(found, asked)]
+    if lines:
+        raise SpoolError(f"{root} is the spool of other jobs than this one:\n" + "\n".join(lines))
+
+
+def _differences(found: Mapping[str, Any], asked: Mapping[str, Any]) -> Iterable[str]:
+    for name in sorted(found.keys() | asked.keys()):
+        if name not in found or name not in asked:
+            what = "is not known to this version" if name in found else "is not in its header"
+            yield f"{name} {what}; it was begun by another version of mindrl"
+        elif found[name] != asked[name]:
+            ours, theirs = (json.dumps(each[name]) for each in (asked, found))
+            yield f"{name} is {ours} here, the spool was begun with {theirs}"

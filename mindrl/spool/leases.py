@@ -1,0 +1,150 @@
+"""Leases: one of several processes is at a thing, until it is done, or is seen to be dead.
+
+A lease is a file that one process could make, and whose time it renews. It is dead where its
+process is gone from this machine, or its time has not changed for `seconds` of our own clock: the
+clocks of machines are not compared. What two processes do in a rare race has to be harmless.
+"""
+
+import json
+import os
+import socket
+import time
+import uuid
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from threading import Event, Thread
+from typing import Self
+
+import psutil
+
+from mindrl.spool.files import remove, write_new
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """A process, told from all others."""
+
+    host: str
+    """Machine and its space of process numbers."""
+    pid: int
+    started: float
+    what: str
+
+    def __str__(self) -> str:
+        """Name it to a person."""
+        return f"{self.what}, process {self.pid} on {self.host.partition(' ')[0]}"
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it is known to be dead; of another machine nothing is known."""
+        if self.host != _this_machine():
+            return False
+        try:
+            return psutil.Process(self.pid).create_time() != self.started
+        except psutil.NoSuchProcess:
+            return True
+
+
+def this_process(what: str) -> Holder:
+    """Return who asks."""
+    own = psutil.Process()
+    return Holder(host=_this_machine(), pid=own.pid, started=own.create_time(), what=what)
+
+
+@cache
+def _this_machine() -> str:
+    return f"{socket.gethostname()} {Path('/proc/self/ns/pid').stat().st_ino}"
+
+
+@dataclass
+class Leases:
+    """The leases of a folder as one process takes them; use it as a context manager."""
+
+    root: Path
+    seconds: float
+    """Without a sign of life, until a lease of another machine is taken for dead."""
+    holder: Holder
+    held: set[Path] = field(default_factory=set)
+    seen: dict[Path, tuple[int, float]] = field(default_factory=dict)
+    """When each lease of others was last renewed, and when that was first seen here."""
+
+    def __post_init__(self) -> None:
+        """Renew what is held, a few times in each span."""
+        self.ended = Event()
+        self.heart = Thread(target=self._beat, name="leases", daemon=True)
+
+    def __enter__(self) -> Self:
+        """Begin to renew."""
+        self.heart.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give back what is held."""
+        self.ended.set()
+        self.heart.join()
+        for path in [*self.held]:
+            self.give_back(path.name)
+
+    def take(self, name: str) -> Holder | None:
+        """Take a lease; returns who has it already, where somebody has.
+
+        Raises:
+            OSError: The folder cannot be written.
+        """
+        path, content = self.root / name, json.dumps(asdict(self.holder)).encode("ascii")
+        while not write_new(path, content):
+            other = self.holder_of(name)
+            if other is not None and not self._is_dead(path, other):
+                return other
+            if other is not None:
+                self._bury(path, other)
+        self.held.add(path)
+        return None
+
+    def give_back(self, name: str) -> None:
+        """Let others take a lease; one that others have taken meanwhile stays theirs."""
+        self.held.discard(self.root / name)
+        if self.holder_of(name) == self.holder:
+            remove(self.root / name)
+
+    def holder_of(self, name: str) -> Holder | None:
+        """Return who has a lease; None where nobody has."""
+        with suppress(FileNotFoundError):
+            return Holder(**json.loads((self.root / name).read_bytes()))
+        return None
+
+    def living(self, prefix: str) -> list[Holder]:
+        """Return who has the leases whose names begin so, and is not known to be dead."""
+        found = {path: self.holder_of(path.name) for path in sorted(self.root.glob(f"{prefix}*"))}
+        return [each for path, each in found.items() if each and not self._is_dead(path, each)]
+
+    def _bury(self, path: Path, other: Holder) -> None:
+        """Remove the lease of a dead process, and not that of whoever was faster to do so."""
+        grave = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+        with suppress(FileNotFoundError):
+            path.rename(grave)
+            if self.holder_of(grave.name) != other:
+                with suppress(FileExistsError):
+                    os.link(grave, path)
+            remove(grave)
+
+    def _is_dead(self, path: Path, other: Holder) -> bool:
+        if other == self.holder:
+            return False
+        try:
+            renewed = path.stat().st_mtime_ns
+        except FileNotFoundError:
+            return True
+        known, since = self.seen.get(path, (None, 0.0))
+        if known != renewed:
+            since = time.monotonic()
+            self.seen[path] = renewed, since
+        return other.is_gone or time.monotonic() - since > self.seconds
+
+    def _beat(self) -> None:
+        while not self.ended.wait(self.seconds / 5):
+            for path in [*self.held]:
+                with suppress(OSError):
+                    os.utime(path)

@@ -1,0 +1,112 @@
+"""Weights: exported folders, each of them there once its marker is."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+
+from mindrl.checkpoint.commits import checksum_of
+from mindrl.errors import SpoolError
+from mindrl.spool.files import remove, sealed, sync_tree, unsealed, write_over
+
+_MARKER = re.compile(r"v(\d{8})\.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """A version that is whole."""
+
+    version: int
+    """The step behind which they are the trainer's."""
+    folder: Path
+    files: dict[str, str]
+    """Checksums."""
+
+    @property
+    def name(self) -> str:
+        """Tell it from all others, of the same version too."""
+        return self.folder.name
+
+    def verify(self) -> None:
+        """Read all files.
+
+        Raises:
+            SpoolError: One is not what was written.
+            OSError: One is gone.
+        """
+        for name, checksum in self.files.items():
+            if checksum_of(self.folder / name) != checksum:
+                raise SpoolError(f"{self.folder / name} is damaged: its checksum is another")
+
+
+@dataclass(frozen=True)
+class WeightFolders:
+    """The folder of these folders."""
+
+    root: Path
+
+    def publish(self, version: int, export: Callable[[Path], None]) -> Weights:
+        """Have weights exported, and say that they are there.
+
+        Where the same weights are there already, nothing changes; others of the same version are
+        replaced, in a folder of another name.
+
+        Raises:
+            OSError: It cannot be written; then what was there before still is.
+            OutputError: As the export says it.
+        """
+        building = self.root / f".v{version:08}.building"
+        shutil.rmtree(building, ignore_errors=True)
+        export(building)
+        sync_tree(building)
+        files = {path.name: checksum_of(path) for path in sorted(building.iterdir())}
+        whole = xxhash.xxh3_64_hexdigest(json.dumps(files).encode("ascii"))
+        folder = self.root / f"v{version:08}-{whole}"
+        before = self.find(version)
+        if before is not None and before.folder == folder:
+            shutil.rmtree(building)
+            return before
+        shutil.rmtree(folder, ignore_errors=True)
+        building.rename(folder)
+        known = {"folder": folder.name, "files": files}
+        write_over(self._marker(version), sealed(json.dumps(known).encode("ascii")))
+        if before is not None:
+            shutil.rmtree(before.folder, ignore_errors=True)
+        return Weights(version=version, folder=folder, files=files)
+
+    def find(self, version: int) -> Weights | None:
+        """Return a version; None where it is not there yet, or no longer.
+
+        Raises:
+            SpoolError: Its marker is damaged.
+        """
+        try:
+            known = json.loads(unsealed(self._marker(version)))
+        except FileNotFoundError:
+            return None
+        return Weights(version=version, folder=self.root / known["folder"], files=known["files"])
+
+    def versions(self) -> list[int]:
+        """Return those that are there, the oldest first."""
+        found = (_MARKER.fullmatch(path.name) for path in self.root.iterdir())
+        return sorted(int(each[1]) for each in found if each)
+
+    def forget(self, version: int) -> None:
+        """Remove those before a version: the marker first, so that nothing looks whole that is not.
+
+        What a train job that was killed has left behind goes too.
+        """
+        for each in self.versions():
+            if each < version:
+                remove(self._marker(each))
+        kept = {found.name for each in self.versions() if (found := self.find(each))}
+        for path in self.root.iterdir():
+            if path.is_dir() and path.name not in kept:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _marker(self, version: int) -> Path:
+        return self.root / f"v{version:08}.json"

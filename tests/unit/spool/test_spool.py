@@ -1,0 +1,223 @@
+"""The parts of a spool, one by one: agreement, leases, limits, weights, signals."""
+
+import json
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mindrl.errors import SpoolError, StopRequestedError
+from mindrl.spool.duties import Duties
+from mindrl.spool.files import forget_building, sealed, unsealed, when_there_is_room, write_new
+from mindrl.spool.folder import HowFar, Spool, SpoolLimits
+from mindrl.spool.header import FORMAT
+from mindrl.spool.leases import Holder, Leases, this_process
+from mindrl.spool.reader import StepReader
+from mindrl.spool.records import Place, Record
+
+OURS = {"megatron_training.seed": 1, "model": "0a1b", "rl_config.max_staleness": 1}
+IDS = ((3, 0), (3, 1))
+GONE = replace(this_process("a rollout job"), pid=2**22 - 1)
+ELSEWHERE = Holder(host="other 1", pid=1, started=0.0, what="a rollout job")
+
+
+def spool(root: Path, **limits: float) -> Spool:
+    return Spool(root, SpoolLimits(**{"lease_seconds": 60.0, "poll_seconds": 0.01, **limits}))
+
+
+def published(found: Spool, version: int, content: bytes = b"weights") -> str:
+    def export(folder: Path) -> None:
+        folder.mkdir()
+        (folder / "model").write_bytes(content)
+
+    return found.weights.publish(version, export).name
+
+
+def record(place: Place, weights: str, ids: tuple[tuple[int, int], ...] = IDS) -> Record:
+    return Record(place=place, weights=weights, ids=ids, content=b"two responses")
+
+
+def reader(found: Spool, told: list[str], **how: bool) -> StepReader:
+    leases = found.leases("the train job")
+    return StepReader(spool=found, leases=leases, parts=1, tell=told.append, **how)
+
+
+def test_a_job_of_another_model_or_version_is_refused_in_words(tmp_path: Path) -> None:
+    found = spool(tmp_path)
+    found.agree(OURS)
+    found.agree(dict(reversed(OURS.items())))
+    with pytest.raises(SpoolError) as caught:
+        found.agree({**OURS, "model": "ffff", "rl_config.max_staleness": 2})
+    first, *others = str(caught.value).splitlines()
+    assert first == f"{tmp_path} is the spool of other jobs than this one:"
+    assert others == [
+        'model is "ffff" here, the spool was begun with "0a1b"',
+        "rl_config.max_staleness is 2 here, the spool was begun with 1",
+    ]
+    path = tmp_path / "spool.json"
+    newer = {**json.loads(unsealed(path)), "format": FORMAT + 1, "prefetch": 3}
+    path.write_bytes(sealed(json.dumps(newer).encode()))
+    with pytest.raises(SpoolError, match=r"format is 1 here, .* with 2\nprefetch is not known"):
+        found.agree(OURS)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(SpoolError, match=r"spool.json is damaged"):
+        found.agree(OURS)
+
+
+def test_a_lease_is_taken_from_the_dead_alone(tmp_path: Path) -> None:
+    leases = Leases(tmp_path, 0.1, this_process("a rollout job"))
+    for name, holder in {"living": this_process("another"), "gone": GONE, "far": ELSEWHERE}.items():
+        assert Leases(tmp_path, 0.1, holder).take(name) is None
+    assert leases.take("gone") is None
+    assert leases.holder_of("gone") == leases.holder
+    first = leases.take("far")
+    assert first == ELSEWHERE
+    assert str(first) == "a rollout job, process 1 on other"
+    # Only what is renewed lives, whatever the clocks of other machines say.
+    os.utime(tmp_path / "far", (0, 0))
+    assert leases.take("far") == ELSEWHERE
+    time.sleep(0.12)
+    assert [each.what for each in leases.living("f")] == []
+    assert leases.take("far") is None
+    again = Leases(tmp_path, 60.0, this_process("a third"))
+    assert again.take("living") == this_process("another")
+    with leases:
+        time.sleep(0.1)
+    assert {path.name for path in tmp_path.iterdir()} == {"living"}
+
+
+def test_a_lease_that_another_was_faster_to_take_stays_its_own(tmp_path: Path) -> None:
+    """Both see that it is dead; the slower one finds a fresh lease where the dead one was."""
+    slow, fast = (Leases(tmp_path, 0.1, this_process(what)) for what in ("slow", "fast"))
+    assert Leases(tmp_path, 0.1, GONE).take("step") is None
+    assert fast.take("step") is None
+    slow._bury(tmp_path / "step", GONE)
+    assert slow.holder_of("step") == fast.holder
+    assert slow.take("step") == fast.holder
+
+
+def test_a_record_is_there_once_and_whole(tmp_path: Path) -> None:
+    records, place = spool(tmp_path).records, Place(12, 3)
+    assert records.put(record(place, "v1"))
+    assert not records.put(record(place, "v2"))
+    assert records.read(place) == record(place, "v1")
+    assert records.nbytes() == (records.root / "step-00000012.part-0003").stat().st_size
+    (records.root / str(place)).rename(records.root / str(Place(12, 4)))
+    with pytest.raises(SpoolError, match=r"part-0004 is the record of step-00000012.part-0003"):
+        records.read(Place(12, 4))
+    left = records.root / ".step-00000012.part-0003.0.building"
+    left.write_bytes(b"half")
+    forget_building(records.root)
+    assert left.exists(), "its writer may be at it"
+    os.utime(left, (0, 0))
+    records.forget(11)
+    assert [path.name for path in records.root.iterdir()] == [str(Place(12, 4))]
+    records.forget(12)
+    assert records.places() == []
+
+
+def test_weights_are_there_with_their_marker_and_equal_ones_are_not_replaced(
+    tmp_path: Path,
+) -> None:
+    found = spool(tmp_path).weights
+    first = published(spool(tmp_path), 4)
+    (found.root / ".v00000005.building").mkdir()
+    assert found.versions() == [4]
+    assert found.find(5) is None
+    assert published(spool(tmp_path), 4) == first
+    other = published(spool(tmp_path), 4, b"others")
+    assert other != first
+    assert {path.name for path in found.root.iterdir()} == {
+        *(other, "v00000004.json", ".v00000005.building")
+    }
+    weights = found.find(4)
+    assert weights is not None
+    weights.verify()
+    (weights.folder / "model").write_bytes(b"Others")
+    with pytest.raises(SpoolError, match=r"model is damaged"):
+        weights.verify()
+    published(spool(tmp_path), 6)
+    found.forget(6)
+    assert found.versions() == [6]
+    assert len([*found.root.iterdir()]) == 2
+
+
+def test_what_other_weights_drew_is_set_aside(tmp_path: Path) -> None:
+    """A train job that was killed has learned other weights of the same number since."""
+    found, told = spool(tmp_path), list[str]()
+    drawn, ours = published(found, 0, b"before"), published(found, 0)
+    found.records.put(record(Place(1, 0), drawn))
+    with pytest.raises(StopRequestedError, match="step 1 is not whole"):
+        reader(found, told, waits=False).take(1, IDS, ours, lambda: None)
+    (line,) = told
+    assert line.startswith(f"step-00000001.part-0000 was drawn by {drawn}, and is to be by {ours};")
+    found.records.put(record(Place(1, 0), ours))
+    (read,) = reader(found, told).take(1, IDS, ours, lambda: None)
+    assert read.ids == IDS
+    assert found.progress() == HowFar(gathering=1)
+
+
+def test_other_responses_than_the_trainers_are_refused(tmp_path: Path) -> None:
+    found = spool(tmp_path)
+    for step, ids in ((1, ((3, 0), (3, 0))), (2, ((3, 0), (4, 0)))):
+        found.records.put(record(Place(step, 0), "v0", ids))
+    with pytest.raises(SpoolError, match="has 2 responses, 1 of them different; 1 of the 2 that"):
+        reader(found, []).take(1, IDS, "v0", lambda: None)
+    with pytest.raises(SpoolError, match="has 2 responses, 2 of them different; 1 of the 2 that"):
+        reader(found, []).take(2, IDS, "v0", lambda: None)
+
+
+def test_a_train_job_says_once_that_nobody_rolls_out_and_heeds_signals(tmp_path: Path) -> None:
+    found, told = spool(tmp_path), list[str]()
+    looks = iter(range(3))
+
+    def heed() -> None:
+        if next(looks) == 2:
+            found.send("stop")
+
+    taking = reader(found, told)
+    with pytest.raises(StopRequestedError, match=r"stopped by .*signals/stop"):
+        taking.take(1, IDS, "v0", heed)
+    assert len(told) == 1
+    assert "start one with cli/job.py rollout" in told[0]
+    found.start()
+    found.send("drain")
+    with pytest.raises(StopRequestedError, match="step 1 is not whole"):
+        taking.take(1, IDS, "v0", lambda: None)
+
+
+def test_duties_end_where_weights_are_missing_or_the_limit_is_reached(tmp_path: Path) -> None:
+    found = spool(tmp_path, max_bytes=1)
+    leases = found.leases("a rollout job")
+    duties = Duties(
+        spool=found, leases=leases, steps=9, parts=2, version_of=lambda step: max(0, step - 2)
+    )
+    assert duties.take() is None
+    assert duties.why_none == "step 1 waits for the weights behind 0"
+    name = published(found, 0)
+    first, second = duties.take(), duties.take()
+    assert first is not None
+    assert second is not None
+    assert (first.place, second.place) == (Place(1, 0), Place(1, 1))
+    others = replace(duties, leases=Leases(leases.root, 60.0, ELSEWHERE))
+    for duty in (first, second):
+        found.records.put(record(duty.place, name))
+        duties.finish(duty)
+    assert others.take() is None
+    assert others.why_none.startswith("step 2 waits for room")
+    # What the trainer waits for is drawn all the same.
+    found.note(HowFar(gathering=2))
+    third = others.take()
+    assert third is not None
+    assert third.place == Place(2, 0)
+    assert third.weights.name == name
+
+
+def test_any_other_error_of_a_disk_is_not_waited_for(tmp_path: Path) -> None:
+    def write() -> bool:
+        return write_new(tmp_path / "none/file", b"")
+
+    with pytest.raises(FileNotFoundError):
+        when_there_is_room(write, pytest.fail, pytest.fail)

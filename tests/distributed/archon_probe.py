@@ -11,13 +11,18 @@ from typing import Any
 import torch
 from own_device import device_type
 from torch import Tensor
+from torch._dynamo.utils import counters
 from training_messages import Case, Course, Life, Trial, Updated
 from training_shares import share, with_all_asked
 
 from mindrl.batch.sequences import Sequences
 from mindrl.checkpoint.any_family import read_any_description
+from mindrl.checkpoint.files import tensor_shapes
 from mindrl.config.megatron_training import MegatronTrainingConfig
 from mindrl.config.role import LearningConfig
+from mindrl.models.any_family import any_description
+from mindrl.models.config_file import read_config
+from mindrl.models.description import ModelDescription
 from mindrl.platform.attention import attention_kernel
 from mindrl.training.archon.engine import ArchonEngine
 from mindrl.training.archon.sharding import archon_sharding
@@ -53,13 +58,21 @@ def build(
         temperature=case.temperature,
         **asked,
     )
-    model = read_any_description(case.folder)
+    model = _described(case)
     sharding = archon_sharding(
         model, case.layout, head=settings.head, fsdp_size=settings.learning.archon.fsdp_size
     )
     known = model, sharding
     engine = FsdpEngine if model.other else ArchonEngine
     return engine(case.folder, settings, known, updates=updates, head_seed=head_seed)
+
+
+def _described(case: Case) -> ModelDescription:
+    """Read what the model is, as of any family where the case asks for that."""
+    if case.backend != "fsdp":
+        return read_any_description(case.folder)
+    path, values = read_config(case.folder)
+    return any_description(path, values, tensor_shapes(case.folder))
 
 
 def trials(courses: list[tuple[Case, Course]], sequences: Sequences) -> list[Trial]:
@@ -91,7 +104,9 @@ def lives(courses: list[tuple[Case, Course]], sequences: Sequences) -> list[Life
             for minibatch in course.minibatches
         ]
         weights = {name: tensor.clone() for name, tensor in model.local_tensors().items()}
-        found.append(Life(logprobs_BT=read and read[0], metrics=metrics, weights=weights))
+        graphs = counters["stats"]["unique_graphs"]
+        life = Life(logprobs_BT=read and read[0], metrics=metrics, weights=weights, graphs=graphs)
+        found.append(life)
     return found
 
 

@@ -1,25 +1,33 @@
-"""Families that mindrl has no network of, on FSDP2: beside Hugging Face and beside one process."""
+"""Networks of transformers on FSDP2: beside Hugging Face, one process and the other engines."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from forked_workers import ForkedWorkers
-from reshard_messages import Arrived, Way
 from test_layout_table import LOGITS_BOUND, LOSS_BOUND, compare
 from test_training_layouts import LOSS, OPTIMIZER, minibatches, sequences
 from training_messages import Case, Course, Trial
 
 from mindrl.batch.balance import MicroBatching
-from mindrl.layouts.layout import RolloutLayout, TrainLayout
+from mindrl.config.archon import ArchonConfig
+from mindrl.layouts.layout import TrainLayout
 
 pytestmark = pytest.mark.distributed
 
-FAMILIES = ("stablelm", "starcoder2 tied")
-LAYOUTS: Mapping[str, TrainLayout] = {
-    "DP2": TrainLayout(dp=2),
-    "CP2": TrainLayout(cp=2),
-    "DP2+CP2": TrainLayout(dp=2, cp=2),
+KNOWN = "qwen2"
+"""Of this one mindrl has a network, and Megatron too; here it takes transformers'."""
+FAMILIES = ("stablelm", "starcoder2 tied", KNOWN)
+LAYOUTS: Mapping[str, Case] = {
+    "DP2": Case(folder="", layout=TrainLayout(dp=2), backend="fsdp"),
+    "CP2": Case(folder="", layout=TrainLayout(cp=2), backend="fsdp"),
+    "DP2+CP2, shared by two": Case(
+        folder="",
+        layout=TrainLayout(dp=2, cp=2),
+        backend="fsdp",
+        settings={"archon": ArchonConfig(fsdp_size=2)},
+    ),
 }
 
 
@@ -29,11 +37,12 @@ def courses(random_model_of: Callable[..., Path]) -> Mapping[str, Course]:
     found = {}
     for family in FAMILIES:
         name, *tied = family.split()
+        updates = 5 if family == KNOWN else 3
         folder = str(random_model_of(name, bool(tied), spread=0.1))
         found[folder] = Course(
-            minibatches=minibatches(folder, 3),
+            minibatches=minibatches(folder, updates),
             loss=LOSS,
-            optimizer=OPTIMIZER | {"updates": 3},
+            optimizer=OPTIMIZER | {"updates": updates},
             micro_batching=MicroBatching(sequences=2),
         )
     return found
@@ -42,7 +51,7 @@ def courses(random_model_of: Callable[..., Path]) -> Mapping[str, Course]:
 @pytest.fixture(scope="module")
 def alone(courses: Mapping[str, Course], forked_workers: ForkedWorkers) -> list[Trial]:
     """What one process finds of each family."""
-    asked = [(Case(folder=folder), course) for folder, course in courses.items()]
+    asked = [(Case(folder=folder, backend="fsdp"), course) for folder, course in courses.items()]
     (found,) = forked_workers.run("archon_probe:trials", asked, sequences())
     return found
 
@@ -54,6 +63,19 @@ def test_one_process_has_hugging_faces_logits(
         assert compare(TrainLayout(), [trial], trial, folder).logits <= LOGITS_BOUND
 
 
+@pytest.mark.parametrize("probe", ["training_probe", "archon_probe"])
+def test_five_updates_of_a_known_family_are_those_of_megatron_and_of_our_own_network(
+    probe: str, courses: Mapping[str, Course], alone: list[Trial], forked_workers: ForkedWorkers
+) -> None:
+    folder, course = list(courses.items())[FAMILIES.index(KNOWN)]
+    asked = [(Case(folder=folder), course)]
+    ((other,),) = forked_workers.run(f"{probe}:trials", asked, sequences())
+    row = compare(TrainLayout(), [alone[FAMILIES.index(KNOWN)]], other, folder)
+    assert len(other.metrics) == 5
+    assert row.loss <= LOSS_BOUND
+    assert row.grad_norm <= LOSS_BOUND
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_logits_are_hugging_faces_and_updates_are_those_of_one_process(
     ranks: int,
@@ -61,35 +83,18 @@ def test_logits_are_hugging_faces_and_updates_are_those_of_one_process(
     alone: list[Trial],
     forked_workers: ForkedWorkers,
 ) -> None:
-    layouts = {name: each for name, each in LAYOUTS.items() if each.world_size == ranks}
+    cases = [case for case in LAYOUTS.values() if case.layout.world_size == ranks]
     asked = [
-        (Case(folder=folder, layout=layout), course)
+        (replace(case, folder=folder), course)
         for folder, course in courses.items()
-        for layout in layouts.values()
+        for case in cases
     ]
     replies: list[list[Trial]] = forked_workers.run(
         "archon_probe:trials", asked, sequences(), ranks=ranks
     )
-    expected = [trial for trial in alone for _ in layouts]
+    expected = [trial for trial in alone for _ in cases]
     for index, ((case, _), one) in enumerate(zip(asked, expected, strict=True)):
         row = compare(case.layout, [reply[index] for reply in replies], one, case.folder)
         assert row.logits <= LOGITS_BOUND, case
         assert row.loss <= LOSS_BOUND, case
         assert row.grad_norm <= LOSS_BOUND, case
-
-
-@pytest.mark.parametrize("rollout", [RolloutLayout(dp=2), RolloutLayout(tp=2)])
-def test_a_running_engine_has_the_weights_after_each_reshard(
-    rollout: RolloutLayout, courses: Mapping[str, Course], forked_workers: ForkedWorkers
-) -> None:
-    folder, train = next(iter(courses)), TrainLayout(dp=2)
-    ways = [Way(folder=folder, train=train, rollout=rollout, backend="archon")]
-    prompts = [[5, 3, 9, 2], [7, 7, 4]]
-    replies: list[list[Arrived]] = forked_workers.run(
-        "reshard_probe:into_engines", ways, prompts, ranks=2
-    )
-    for (arrived,) in replies:
-        answers = arrived.answers
-        assert answers["update 2"] == arrived.fresh["update 2"] == answers["woken"]
-        assert answers["update 0"] != answers["update 1"] != answers["update 2"]
-        assert arrived.parameters_left == 0

@@ -1,4 +1,4 @@
-"""Real Megatron models in one layout, the rollout side in another: the same weights, bit by bit."""
+"""Real models in one layout, the rollout side in another: the same weights, bit by bit."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -128,24 +128,40 @@ def check_answers(arrived: list[list[Arrived]], count: int) -> None:
 def test_engines_answer_as_if_they_had_loaded_the_exported_folder(
     forked_workers: ForkedWorkers, random_model_of: MakeModel, tp: int, all_ways: bool
 ) -> None:
-    dense = [str(random_model_of("qwen2")), str(random_model_of("qwen2", tied=True))]
-    moe = str(random_model_of("qwen3_moe"))
+    dense, tied = (str(random_model_of("qwen2", each)) for each in (False, True))
+    moe, other = str(random_model_of("qwen3_moe")), str(random_model_of("stablelm"))
     rollout = R(tp=tp, dp=2 // tp)
     trains = [T(tp=2, etp=2), T(pp=2), T(dp=2, ep=2)]
     rollouts = [rollout, R(tp=2, ep=2)] if tp == 2 else [rollout]
     # Mixtures first: vLLM makes its group for experts with the first engine of a process only.
     ways = [Way(folder=moe, train=train, rollout=to) for to in rollouts for train in trains]
-    ways.append(Way(folder=moe, train=T(dp=2, ep=2), rollout=rollout, grouped=True))
+    ways += [Way(folder=moe, train=T(dp=2, ep=2), rollout=to, backend="archon") for to in rollouts]
     ways += [
-        Way(folder=dense[0], train=T(tp=2), rollout=rollout),
-        Way(folder=dense[1], train=T(pp=2), rollout=rollout),
+        Way(folder=moe, train=T(dp=2, ep=2), rollout=rollout, grouped=True),
+        Way(folder=dense, train=T(tp=2), rollout=rollout),
+        Way(folder=tied, train=T(pp=2), rollout=rollout),
+        Way(folder=tied, train=T(pp=2), rollout=rollout, backend="archon"),
+        Way(folder=other, train=T(dp=2), rollout=rollout, backend="archon"),
+        Way(folder=dense, train=T(dp=2), rollout=rollout, backend="archon"),
+        Way(folder=tied, train=T(cp=2), rollout=rollout, backend="archon"),
+        Way(folder=dense, train=T(tp=2), rollout=rollout, backend="archon"),
     ]
     if not all_ways:
-        # Whole experts from cut ones, or grouped ones to one rank; and a dense model.
-        ways = [ways[3], ways[-2]] if tp == 2 else ways[-3::2]
-    ways.append(Way(folder=dense[0], train=T(dp=2), rollout=rollout, backend="archon"))
-    if all_ways:
-        ways.append(Way(folder=dense[1], train=T(cp=2), rollout=rollout, backend="archon"))
-        ways.append(Way(folder=dense[0], train=T(tp=2), rollout=rollout, backend="archon"))
+        # Whole experts from cut ones and from whole ones, or grouped ones to one rank; then a
+        # dense model from stages or from cut matrices, and one that PyTorch alone trains.
+        ways = [ways[3], ways[7], ways[-7], ways[-4]] if tp == 2 else [ways[-8], ways[-6], ways[-5]]
     arrived = forked_workers.run("reshard_probe:into_engines", ways, PROMPTS, ranks=2)
     check_answers(arrived, len(ways))
+
+
+@pytest.mark.nightly
+def test_four_engines_answer_so_where_pytorch_cuts_matrices_and_then_rows(
+    forked_workers: ForkedWorkers, random_model_of: MakeModel
+) -> None:
+    way = Way(
+        folder=str(random_model_of("qwen2")),
+        train=T(dp=2, tp=2),
+        rollout=R(tp=2, dp=2),
+        backend="archon",
+    )
+    check_answers(forked_workers.run("reshard_probe:into_engines", [way], PROMPTS, ranks=4), 1)

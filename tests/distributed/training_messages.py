@@ -49,7 +49,8 @@ class Case:
     bf16: bool = False
     shares: tuple[int, ...] | None = None
     """Sequences of each replica; None deals equal shares."""
-    backend: Literal["megatron", "archon"] = "megatron"
+    backend: Literal["megatron", "archon", "fsdp"] = "megatron"
+    """With `fsdp` transformers' network is taken even of a family that mindrl has one of."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """More of `ModelSettings`: its own arguments, and keys of its sections."""
 
@@ -95,6 +96,8 @@ class Life:
     metrics: list[dict[str, float]]
     weights: Weights
     """At the end."""
+    graphs: int
+    """That torch has compiled in this process by then."""
 
 
 @dataclass(frozen=True, kw_only=True)

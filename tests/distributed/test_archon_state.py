@@ -6,6 +6,7 @@ What is written knows no layout and no engine.
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from forked_workers import ForkedWorkers
@@ -26,7 +27,30 @@ ARCHON: Mapping[str, TrainLayout] = {
     "d2t2": TrainLayout(dp=2, tp=2),
     "t4, more than key-value heads": TrainLayout(tp=4),
 }
-MEGATRON: Mapping[str, TrainLayout] = {"t2": TrainLayout(tp=2), "d2": TrainLayout(dp=2)}
+
+
+def case_of(backend: Literal["megatron", "archon", "fsdp"], **sizes: int) -> Case:
+    """Return a case without a folder."""
+    return Case(folder="", layout=TrainLayout(**sizes), backend=backend)
+
+
+RELAYS: Mapping[str, list[Case]] = {
+    # Cut by two networks of our own, and by that of transformers.
+    "qwen2": [
+        case_of("megatron", tp=2),
+        case_of("archon", dp=2, tp=2),
+        case_of("archon", cp=2),
+        case_of("fsdp", dp=2),
+    ],
+    "qwen3_moe": [
+        case_of("megatron", dp=2, ep=2),
+        case_of("archon", dp=2, ep=2),
+        case_of("archon", tp=2, ep=2),
+    ],
+    # Of no other engine.
+    "stablelm": [case_of("fsdp", dp=2), case_of("fsdp"), case_of("fsdp", cp=2)],
+}
+"""By the family: those that take a checkpoint over, one from the other."""
 
 
 @pytest.fixture
@@ -53,36 +77,30 @@ def test_updates_behind_a_restored_state_are_those_of_a_run_that_never_stopped(
         assert ours.written == theirs.written
 
 
-@pytest.mark.parametrize(
-    ("source", "target"),
-    [
-        (("megatron", "t2"), ("archon", "d2")),
-        (("archon", "d2"), ("megatron", "t2")),
-        (("archon", "d2t2"), ("archon", "c2")),
-    ],
-)
-def test_what_one_engine_wrote_another_goes_on_with(
-    source: tuple[str, str],
-    target: tuple[str, str],
-    folder: str,
+@pytest.mark.parametrize("family", RELAYS)
+def test_what_one_engine_wrote_others_go_on_with_and_the_first_one_again(
+    family: str,
+    random_model_of: Callable[..., Path],
     course: Course,
     forked_workers: ForkedWorkers,
     tmp_path: Path,
 ) -> None:
-    layouts = {"megatron": MEGATRON, "archon": ARCHON}
-    cases = [
-        Case(folder=folder, layout=layouts[backend][name], backend=backend)
-        for backend, name in (source, target)
-    ]
-    straight = run(forked_workers, "save", cases[0], course, tmp_path)
-    resumed = run(forked_workers, "load", cases[1], course, tmp_path)
-    assert_equal(whole(tmp_path / "again"), whole(tmp_path))
-    leader = cases[0].layout.leaders[0]
-    for step, theirs in enumerate(straight[leader].metrics[STOP:]):
-        ours = resumed[cases[1].layout.leaders[0]].metrics[step]
-        assert ours["lr"] == pytest.approx(theirs["lr"], rel=1e-12)
-        assert ours["policy_loss"] == pytest.approx(theirs["policy_loss"], abs=2e-6)
-        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-5)
+    folder = str(random_model_of(family))
+    first, *others = (replace(case, folder=folder) for case in RELAYS[family])
+    straight = run(forked_workers, "save", first, course, tmp_path)
+    written, expected = tmp_path, straight[first.layout.leaders[0]].metrics[STOP:]
+    for case in [*others, first]:
+        resumed = run(forked_workers, "load", case, course, written)
+        # Each writes what it has taken over, before it goes on.
+        written /= "again"
+        assert_equal(whole(written), whole(tmp_path))
+        found = resumed[case.layout.leaders[0]].metrics
+        for ours, theirs in zip(found, expected, strict=True):
+            assert ours["lr"] == pytest.approx(theirs["lr"], rel=1e-12)
+            assert ours["policy_loss"] == pytest.approx(theirs["policy_loss"], abs=2e-6)
+            assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-5)
+    for ours, theirs in zip(resumed, straight, strict=True):
+        assert_equal(ours.weights, theirs.weights)
 
 
 @pytest.mark.parametrize("name", at_night_but(["d2t2"], ARCHON))

@@ -45,7 +45,7 @@ def prepare_layers(network: Network, options: ArchonConfig, *, backend: str = "i
         forward: Callable[..., torch.Tensor] = layer.forward
         if options.enable_compile:
             # Packs differ in length: one graph for all.
-            forward = torch.compile(forward, dynamic=True, backend=backend)
+            forward = _compiling(torch.compile(forward, dynamic=True, backend=backend))
         if every and (index + 1) % every == 0:
             context: dict[str, Any] = {"context_fn": _by_operation} if is_by_operation else {}
             forward = partial(
@@ -58,6 +58,16 @@ def prepare_layers(network: Network, options: ArchonConfig, *, backend: str = "i
                 **context,
             )
         layer.forward = forward  # type: ignore[method-assign]
+
+
+def _compiling(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Let a layer be compiled where the rest of the process is not: workers on CPU say so."""
+
+    def run(*given: Any, **named: Any) -> torch.Tensor:
+        with torch._dynamo.config.patch(disable=False):
+            return forward(*given, **named)
+
+    return run
 
 
 def _interval(options: ArchonConfig) -> int:

@@ -4,6 +4,7 @@ With every change each layout is taken once, and the families in turn; at night 
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from itertools import cycle, product
 from pathlib import Path
 
@@ -37,6 +38,8 @@ ANY_FAMILY: Mapping[str, TrainLayout] = {
     "PP2 IZB": TrainLayout(pp=2, vpp=2),
     "PP2 ZBV": TrainLayout(pp=2, vpp=2, folds=True),
     "PP2+DP2": TrainLayout(pp=2, dp=2),
+    "PP2+DP2, each has all": TrainLayout(pp=2, dp=2),
+    "PP2+DP4, shared by two, IZB": TrainLayout(pp=2, dp=4, vpp=2),
     "PP2+TP2+SP": TrainLayout(pp=2, tp=2),
     "PP2+CP2 ZBV": TrainLayout(pp=2, cp=2, vpp=2, folds=True),
     "PP2+DP2+TP2+SP IZB": TrainLayout(pp=2, dp=2, tp=2, vpp=2),
@@ -67,6 +70,8 @@ MIXTURE: Mapping[str, TrainLayout] = {
 SCHEDULES: Mapping[str, ArchonConfig] = {
     name: ArchonConfig(pp_schedule=name) for name in ("I1F1B", "IZB", "ZBV")
 }
+SHARING: Mapping[str, int] = {"PP2+DP2, each has all": 1, "PP2+DP4, shared by two, IZB": 2}
+"""Ranks that share a weight, where others have copies."""
 TIED = {("qwen2 tied", name) for name in ("PP2", "PP2 ZBV", "PP2+DP2")}
 """The first and the last stage have the embedding; of a V one rank has both."""
 
@@ -87,8 +92,8 @@ def of_every_change() -> set[tuple[str, str]]:
 
 
 def case_of(folder: str, name: str, layout: TrainLayout) -> Case:
-    schedule = SCHEDULES.get(name.rsplit(maxsplit=1)[-1])
-    settings = {} if schedule is None else {"archon": schedule}
+    schedule = SCHEDULES.get(name.rsplit(maxsplit=1)[-1], ArchonConfig())
+    settings = {"archon": replace(schedule, fsdp_size=SHARING.get(name))}
     return Case(folder=folder, layout=layout, sequence_parallel="SP" in name, settings=settings)
 
 

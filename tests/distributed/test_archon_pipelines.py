@@ -3,7 +3,7 @@
 That each schedule computes what one process does is shown with all layouts: test_archon_layouts.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -11,6 +11,7 @@ from typing import Literal
 import pytest
 import torch
 from forked_workers import ForkedWorkers
+from nightly import at_night_but
 from test_archon_layouts import SCHEDULES
 from test_layout_table import LOSS_BOUND, loss_of
 from test_training_layouts import LOSS, OPTIMIZER, minibatches, sequences
@@ -28,6 +29,14 @@ MakeModel = Callable[..., Path]
 LOGPROB_BOUND = 1e-5
 """Log-probs of size 10, float32."""
 LOOP, V = TrainLayout(pp=2, vpp=2), TrainLayout(pp=2, vpp=2, folds=True)
+
+DENSE = Case(folder="", layout=TrainLayout(dp=2, tp=2), sequence_parallel=True)
+MIXTURE = Case(folder="", layout=replace(LOOP, dp=2, ep=2), settings={"archon": SCHEDULES["IZB"]})
+TWICE: Mapping[str, tuple[str, Case]] = {
+    "dense": ("qwen3", DENSE),
+    "mixture": ("qwen3_moe", MIXTURE),
+    "mixture, bfloat16": ("qwen3_moe", replace(MIXTURE, bf16=True)),
+}
 
 
 def learning_of(folder: str, sequences_of_pack: int) -> Course:
@@ -107,17 +116,35 @@ def test_a_tied_head_stays_the_embedding_to_the_bit(
     assert torch.equal(begin.weights["model.embed_tokens.weight"], last.weights["lm_head.weight"])
 
 
-@pytest.mark.parametrize("bf16", [False, True])
-def test_a_mixture_in_a_pipeline_learns_twice_the_same_to_the_bit(
-    bf16: bool, random_model_of: MakeModel, forked_workers: ForkedWorkers
+@pytest.mark.parametrize("kind", at_night_but(["mixture, bfloat16", "dense"], TWICE))
+def test_equal_runs_are_equal_to_the_bit(
+    kind: str, random_model_of: MakeModel, forked_workers: ForkedWorkers
 ) -> None:
-    folder = str(random_model_of("qwen3_moe"))
-    layout = TrainLayout(pp=2, vpp=2, dp=2, ep=2)
-    case = Case(folder=folder, layout=layout, bf16=bf16, settings={"archon": SCHEDULES["IZB"]})
-    asked = [(case, learning_of(folder, 2))] * 2
+    family, case = TWICE[kind]
+    folder = str(random_model_of(family))
+    asked = [(replace(case, folder=folder), learning_of(folder, 2))] * 2
     for one, other in forked_workers.run("archon_probe:lives", asked, sequences(), ranks=4):
         assert one.metrics == other.metrics
         assert_equal(one.weights, other.weights)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["IZB", "ZBV"])
+def test_compiled_layers_learn_alike_where_the_schedule_goes_backward_in_two_parts(
+    name: str, random_model_of: MakeModel, forked_workers: ForkedWorkers
+) -> None:
+    folder = str(random_model_of("qwen3", spread=0.1))
+    layout, schedule = V if name == "ZBV" else LOOP, SCHEDULES[name]
+    plain = Case(folder=folder, layout=layout, settings={"archon": schedule})
+    compiled = replace(plain, settings={"archon": replace(schedule, enable_compile=True)})
+    # Packs of 2 to 22 tokens.
+    asked = [(case, learning_of(folder, 1)) for case in (plain, compiled)]
+    for one, other in forked_workers.run("archon_probe:lives", asked, sequences(), ranks=2):
+        assert one.graphs == 0 < other.graphs
+        for ours, theirs in zip(other.metrics, one.metrics, strict=True):
+            assert abs(ours["grad_norm"] / theirs["grad_norm"] - 1) <= LOSS_BOUND
+            if "policy_loss" in theirs:
+                assert abs(loss_of(ours) - loss_of(theirs)) <= LOSS_BOUND
 
 
 @pytest.mark.parametrize("backend", ["archon", "megatron"])

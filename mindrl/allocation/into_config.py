@@ -15,7 +15,7 @@ from mindrl.allocation.grammar import AllocationError
 from mindrl.allocation.meaning import AllocationMode, ModelAllocation, parse_backend, parse_mode
 from mindrl.config.backends import BACKENDS, ROLLOUT_BACKEND, TRAINING_BACKEND
 from mindrl.config.finding import Finding
-from mindrl.config.layout_keys import DEVICES, ROLLOUT_SIZE_KEYS, SIZE_KEYS
+from mindrl.config.layout_keys import DEVICES, ROLLOUT_DEVICES, ROLLOUT_SIZE_KEYS, SIZE_KEYS
 from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError
 
@@ -182,12 +182,7 @@ def _mode(sections: Mapping[str, Any]) -> AllocationMode | None:
 
 def _write_backends(sections: Sections, mode: AllocationMode) -> None:
     """Write what `allocation_mode` says of each engine into that engine's section."""
-    if len(mode.groups) > 1:
-        shared = "|".join(map(str, mode))
-        raise ConfigError(
-            f"{_MODE}={mode}: this version runs all engines on the same devices; "
-            f"write | for +, with as many ranks on both sides, as in {shared}"
-        )
+    _write_places(sections, mode)
     for role, allocation in mode.backends.items():
         section = SECTIONS.get(role, "")
         if not isinstance(sections.get(section), dict):
@@ -199,6 +194,30 @@ def _write_backends(sections: Sections, mode: AllocationMode) -> None:
                 f"leave {_MODE} out"
             )
         sections[section][_BACKEND] = said
+
+
+def _write_places(sections: Sections, mode: AllocationMode) -> None:
+    """Write whether the rollout shares the devices of all else, and if not, which come first."""
+    rl = sections["rl_config"]
+    if len(mode.groups) == 1:
+        if rl.get("use_integrated_worker") is False and len(mode.backends) > 1:
+            raise ConfigError(
+                f"{_MODE}={mode} shares the devices, and rl_config.use_integrated_worker=false "
+                f"gives the rollout its own; write {'+'.join(map(str, mode))}"
+            )
+        return
+    apart = [group for group in mode.groups if {each.role for each in group} == {"rollout"}]
+    if len(mode.groups) > 2 or len(apart) != 1:
+        others = "|".join(str(each) for each in mode if each.role != "rollout")
+        rollout = mode.backends.get("rollout", f"{ROLLOUT_BACKEND}:d4")
+        raise ConfigError(
+            f"{_MODE}={mode}: the rollout alone can have devices of its own, all else shares the "
+            f"others; write {rollout}+{others}, with as many ranks on both sides of each |"
+        )
+    rl["use_integrated_worker"] = False
+    resource = rl.get("rollout_resource")
+    rl["rollout_resource"] = resource = resource if isinstance(resource, dict) else {}
+    resource["first"] = mode.groups[0] == apart[0]
 
 
 def _write_sizes(sections: Sections, engine: str, allocation: ModelAllocation) -> None:
@@ -221,8 +240,18 @@ def _write_sizes(sections: Sections, engine: str, allocation: ModelAllocation) -
 
 
 def _write_devices(sections: Sections, allocations: Mapping[str, ModelAllocation]) -> None:
-    """Compare the ranks of all engines with the devices, or let the actor's say how many."""
-    *path, key = DEVICES.split(".")
+    """Compare the ranks of engines with their devices, or let the first's say how many."""
+    train = dict(allocations)
+    if _section(sections, "rl_config").get("use_integrated_worker") is False:
+        generate = train.pop("rollout", None)
+        _write_count(sections, ROLLOUT_DEVICES, {"rollout": generate} if generate else {})
+    _write_count(sections, DEVICES, train)
+
+
+def _write_count(
+    sections: Sections, field: str, allocations: Mapping[str, ModelAllocation]
+) -> None:
+    *path, key = field.split(".")
     place: Any = sections
     for name in path:
         place = place.setdefault(name, {}) if isinstance(place, dict) else None
@@ -239,7 +268,7 @@ def _write_devices(sections: Sections, allocations: Mapping[str, ModelAllocation
             fix = f"{ranks // allocation.layout.dp} must divide {devices}"
             raise ConfigError(
                 f"{SECTIONS[engine]}.{_BACKEND}={allocation} has {ranks} ranks, "
-                f"and {DEVICES}={devices}; " + (f"write {fitting}" if fitting else fix)
+                f"and {field}={devices}; " + (f"write {fitting}" if fitting else fix)
             )
 
 

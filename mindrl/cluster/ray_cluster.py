@@ -32,12 +32,29 @@ class RayCluster:
     devices_per_node: int
     timeout_seconds: float
     """Longest wait for the devices."""
+    own_shares: Sequence[int] = ()
+    """Devices of each node; none fills one node after the other."""
+    rollout_devices: int = 0
+    """Of the devices, those of a rollout apart."""
     address: str | None = field(default_factory=ray_address)
     """None starts a cluster on this machine."""
     session: Path | None = None
     """Folder of a cluster that was started here."""
     placement: PlacementGroup | None = None
     """A bundle is a node's share of the run, and no two lie on one node."""
+
+    @property
+    def shares(self) -> Sequence[int]:
+        """Devices that the run takes of each node."""
+        return self.own_shares or node_shares(self.devices, self.devices_per_node)
+
+    @property
+    def asked(self) -> str:
+        """The devices as the configuration says them."""
+        apart = f" and rl_config.rollout_resource.num_npus={self.rollout_devices}"
+        training = self.devices - self.rollout_devices
+        said = f"rl_config.actor_resource.num_npus={training}"
+        return said + (apart if self.rollout_devices else "")
 
     @property
     def started_here(self) -> bool:
@@ -88,10 +105,10 @@ class RayCluster:
         if self.session is not None:
             shutil.rmtree(self.session, ignore_errors=True)
 
-    def worker_options(self, rank: int, *, deterministic: bool) -> dict[str, Any]:
-        """Return Ray's options for a worker: its device is on node `rank // devices_per_node`."""
+    def worker_options(self, node: int, *, deterministic: bool) -> dict[str, Any]:
+        """Return Ray's options for a worker on a node of the run."""
         environment = self.platform.worker_environment(
-            workers=min(self.devices, self.devices_per_node),
+            workers=max(self.shares),
             one_machine=self.started_here,
             deterministic=deterministic,
         )
@@ -101,7 +118,7 @@ class RayCluster:
             "runtime_env": {"env_vars": environment},
             "scheduling_strategy": PlacementGroupSchedulingStrategy(
                 placement_group=self.placement,
-                placement_group_bundle_index=rank // self.devices_per_node,
+                placement_group_bundle_index=node,
             ),
         }
 
@@ -134,7 +151,7 @@ class RayCluster:
         present = self.platform.local_devices()
         if present < self.devices:
             raise ClusterError(
-                f"rl_config.actor_resource.num_npus={self.devices}: this machine has {present} "
+                f"{self.asked}: this machine has {present} "
                 f"{self.platform.ray_resource} device(s); use {present} or fewer, or set "
                 "RAY_ADDRESS to join a larger cluster"
             )
@@ -147,13 +164,13 @@ class RayCluster:
 
     def _reserve(self, key: str, wait_seconds: float) -> PlacementGroup:
         resource = self.platform.ray_resource
-        shares = node_shares(self.devices, self.devices_per_node)
+        shares = self.shares
         deadline = time.monotonic() + wait_seconds
         while not fits(shares, present := self.present()):
             if time.monotonic() > deadline:
                 raise ClusterError(
-                    f"rl_config.actor_resource.num_npus={self.devices} with npus_per_node="
-                    f"{self.devices_per_node}: needs {len(shares)} node(s) with {shares[0]} "
+                    f"{self.asked} with npus_per_node={self.devices_per_node}: needs "
+                    f"{len(shares)} node(s) with {max(shares)} "
                     f"{resource} device(s) each; the cluster has nodes with {present} after "
                     f"{wait_seconds:.0f} s (rl_config.{key})"
                 )
@@ -163,8 +180,7 @@ class RayCluster:
         if not placement.wait(timeout_seconds=max(1.0, deadline - time.monotonic())):
             remove_placement_group(placement)
             raise ClusterError(
-                f"rl_config.actor_resource.num_npus={self.devices}: {resource} devices are there, "
-                "but other jobs hold them"
+                f"{self.asked}: {resource} devices are there, but other jobs hold them"
             )
         return placement
 
@@ -175,8 +191,9 @@ def node_shares(devices: int, per_node: int) -> list[int]:
 
 
 def fits(shares: Sequence[int], present: Sequence[int]) -> bool:
-    """Say whether each share finds a node of its own; both fall from the largest on."""
-    return len(shares) <= len(present) and all(map(operator.le, shares, present))
+    """Say whether each share finds a node of its own; those present fall from the largest on."""
+    largest_first = sorted(shares, reverse=True)
+    return len(shares) <= len(present) and all(map(operator.le, largest_first, present))
 
 
 def _devices_of_nodes(resource: str) -> list[int]:

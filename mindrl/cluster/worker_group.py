@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from mindrl.cluster.call_limits import CallLimits, Limit, kind_of
+from mindrl.cluster.call_limits import CallKind, CallLimits, Limit, kind_of
 from mindrl.cluster.group_watch import GroupWatch, Vigil
 from mindrl.cluster.ray_cluster import RayCluster
 from mindrl.cluster.worker_process import Identity, WorkerPlan, WorkerProcess
@@ -17,33 +18,51 @@ from mindrl.observability.logs import tail
 
 _GRACE_SECONDS = 3.0
 """A worker that dies makes its peers fail too: wait so long to see which one was first."""
+_START = "start-up"
 _MOST_NAMED = 8
 """Workers that an error names one by one."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Crew:
+    """The processes of one world: where they are, and what they become."""
+
+    factory: str
+    """The `module:function` that builds a worker from the plan inside its process."""
+    nodes: Sequence[int]
+    """Of each rank, counted as the cluster counts those of the run."""
+    name: str = "worker"
+    """Of each, before its rank, in errors and of its log."""
+    meanwhile: Callable[[], None] = lambda: None
+    """Done again and again while they start; may raise to give that up."""
+
+
 class WorkerGroup:
-    """One worker per device of the cluster, in the order of their ranks."""
+    """One worker per device of a world, in the order of their ranks.
+
+    One thread at a time makes calls; groups know nothing of one another.
+    """
 
     def __init__(
         self,
         cluster: RayCluster,
         plan: WorkerPlan,
         logs: Path,
-        factory: str,
+        crew: Crew,
         tell: Callable[[str], None],
     ) -> None:
         """Start the processes and build the workers in them.
 
-        Each has a log file in the folder `logs`. `factory` is the `module:function` that builds a
-        worker from the plan inside its process; `tell` takes a line about how far the start is.
+        Each has a log file in the folder `logs`; `tell` takes a line about how far the start is.
 
         Raises:
             WorkerDiedError: A process ended, or was silent for too long, while it started.
             ClusterError: A process is not on the node that its rank belongs on.
             MindrlError: Whatever building a worker raises.
         """
-        config, self.stage, rl = plan.config, "start-up", plan.config.rl_config
-        self.logs = [logs / f"worker_{rank}.log" for rank in range(config.world_size)]
+        config, self.name, rl = plan.config, crew.name, plan.config.rl_config
+        size = len(crew.nodes)
+        self.logs = [logs / f"{crew.name}_{rank}.log" for rank in range(size)]
         self.limits = CallLimits(
             first_seconds=rl.worker_call_timeout_seconds,
             least_seconds=rl.heartbeat_timeout_seconds,
@@ -51,30 +70,52 @@ class WorkerGroup:
         self.identities: list[Identity] = []
         self.watch: GroupWatch | None = None
         self.handles: list[Any] = []
-        self.meanwhile: Callable[[], None] = lambda: None
+        self.meanwhile = crew.meanwhile
         """Done again and again while calls are waited for; does not take long."""
-        for rank, log in enumerate(self.logs):
+        for rank, (node, log) in enumerate(zip(crew.nodes, self.logs, strict=True)):
             options = cluster.worker_options(
-                rank, deterministic=config.megatron_training.is_deterministic
+                node, deterministic=config.megatron_training.is_deterministic
             )
             remote = ray.remote(WorkerProcess).options(**options)
-            self.handles.append(remote.remote(cluster.platform.kind, rank, log))
+            self.handles.append(remote.remote(cluster.platform.kind, rank, size, log))
         try:
             seconds = rl.worker_start_timeout_seconds
             said = f"{seconds} s (rl_config.worker_start_timeout_seconds)"
             limit = Limit(seconds=seconds, said=said)
             starting = [handle.identify.remote() for handle in self.handles]
-            self.identities = self._wait(starting, limit)
+            self.identities = self.answers(starting, limit, _START)
             self.watch = GroupWatch(self.identities, rl.heartbeat_timeout_seconds, limit.left())
             refuse_misplaced(self.identities, cluster.devices_per_node)
-            tell(f"{len(self.handles)} worker(s) started; loading the models")
+            tell(f"{size} {crew.name}(s) started; loading the models")
             address = self.identities[0].address
-            building = [handle.build.remote(address, plan, factory) for handle in self.handles]
+            handles = self.handles
+            building = [handle.build.remote(address, plan, crew.factory) for handle in handles]
             # Engines are silent while they compile and load; the start has a limit of its own.
-            self._wait(building, limit, silence_counts=False)
+            self.answers(building, limit, _START, silence_counts=False)
         except BaseException:
             self.stop()
             raise
+
+    def begin(
+        self,
+        method: str,
+        arguments: Sequence[tuple[Any, ...]],
+        answering: Collection[int] | None = None,
+    ) -> "Call":
+        """Call a method on every worker at once, and wait for nobody.
+
+        There is a tuple of arguments for each rank; one that several share is pickled once. Of a
+        rank that is not in `answering` the result is None and does not travel; None asks all.
+        """
+        shares = {id(given): given for given in arguments}
+        stored = {key: ray.put(given) for key, given in shares.items()}
+        references = [
+            handle.call.remote(
+                method, stored[id(given)], answers=answering is None or rank in answering
+            )
+            for rank, (handle, given) in enumerate(zip(self.handles, arguments, strict=True))
+        ]
+        return Call(self, method, references, kind_of(method, arguments))
 
     def call(
         self,
@@ -82,29 +123,11 @@ class WorkerGroup:
         arguments: Sequence[tuple[Any, ...]],
         answering: Collection[int] | None = None,
     ) -> list[Any]:
-        """Call a method on every worker at once and wait for all of them; returns what each says.
+        """Call a method on every worker, as `begin`, and wait for all; returns what each says.
 
-        There is a tuple of arguments for each rank; one that several share is pickled once. Of a
-        rank that is not in `answering` the result is None and does not travel; None asks all.
-
-        Raises:
-            WorkerDiedError: A worker died, raised, hangs, or took far longer than ever before;
-                names it, the stage and its last log lines.
-            MindrlError: Raised by a worker on purpose; passed on as it is.
+        Raises as `Call.wait`.
         """
-        self.stage = method
-        shares = {id(given): given for given in arguments}
-        stored = {key: ray.put(given) for key, given in shares.items()}
-        calls = [
-            handle.call.remote(
-                method, stored[id(given)], answers=answering is None or rank in answering
-            )
-            for rank, (handle, given) in enumerate(zip(self.handles, arguments, strict=True))
-        ]
-        limit = self.limits.of(kind := kind_of(method, arguments))
-        answers = self._wait(calls, limit)
-        self.limits.note(kind, limit.passed(), max(ticks for ticks, _ in answers))
-        return [answer for _, answer in answers]
+        return self.begin(method, arguments, answering).wait()
 
     def call_all(self, method: str, *arguments: Any) -> list[Any]:
         """Call a method on every worker with the same arguments."""
@@ -117,27 +140,30 @@ class WorkerGroup:
         if self.watch is not None:
             self.watch.end()
 
-    def _wait(
-        self, references: list[Any], limit: Limit, *, silence_counts: bool = True
+    def answers(
+        self, references: list[Any], limit: Limit, stage: str, *, silence_counts: bool = True
     ) -> list[Any]:
+        """Wait for all workers; returns what each says. Raises as `Call.wait`."""
         results: list[Any] = [None] * len(references)
         pending = {reference: rank for rank, reference in enumerate(references)}
         vigil = None if self.watch is None else Vigil(self.watch, silence_counts=silence_counts)
         while pending:
-            seconds = limit.left() if vigil is None else vigil.interval_seconds
+            seconds = min(1.0, limit.left()) if vigil is None else vigil.interval_seconds
             done, _ = ray.wait(list(pending), num_returns=1, timeout=seconds)
             if not done:
                 self.meanwhile()
-                self._refuse_hang(list(pending.values()), limit, vigil)
+                self._refuse_hang(list(pending.values()), limit, vigil, stage)
                 continue
             rank = pending.pop(done[0])
             try:
                 results[rank] = ray.get(done[0])
             except (RayActorError, RayTaskError) as error:
-                raise self._explain(rank, error, pending) from error
+                raise self._explain(rank, error, pending, stage) from error
         return results
 
-    def _refuse_hang(self, pending: Sequence[int], limit: Limit, vigil: Vigil | None) -> None:
+    def _refuse_hang(
+        self, pending: Sequence[int], limit: Limit, vigil: Vigil | None, stage: str
+    ) -> None:
         """Raise if workers hang, or have taken too long."""
         hang = None if vigil is None else vigil.look(pending)
         if hang is not None:
@@ -146,7 +172,8 @@ class WorkerGroup:
             what = f"gave no answer within {limit.said}"
         else:
             return
-        found = self._with_log(f"{worker_names(pending, self.identities)} {what}", pending[0])
+        who = worker_names(pending, self.identities, self.name)
+        found = self._with_log(f"{who} {what}", pending[0], stage)
         raise WorkerDiedError(found + self._dumped_stacks())
 
     def _dumped_stacks(self) -> str:
@@ -157,7 +184,11 @@ class WorkerGroup:
         return f"\nthe Python stacks of each worker are in its log: {self.logs[0].parent}"
 
     def _explain(
-        self, rank: int, error: RayActorError | RayTaskError, pending: dict[Any, int]
+        self,
+        rank: int,
+        error: RayActorError | RayTaskError,
+        pending: dict[Any, int],
+        stage: str,
     ) -> MindrlError:
         """Find the first cause among workers that fail together."""
         deadline = time.monotonic() + _GRACE_SECONDS
@@ -173,29 +204,59 @@ class WorkerGroup:
                     continue  # It lives, and was not the first to fail.
         if isinstance(error, RayTaskError) and isinstance(error.cause, MindrlError):
             return error.cause
-        who = worker_names([rank], self.identities)
+        who = worker_names([rank], self.identities, self.name)
         if isinstance(error, RayActorError):
-            return WorkerDiedError(self._with_log(f"{who} died: its process is gone", rank))
+            return WorkerDiedError(self._with_log(f"{who} died: its process is gone", rank, stage))
         what = f"{who} failed: {type(error.cause).__name__}: {error.cause}"
         silent = list(pending.values())
         if silent:
             # Whoever waits too long for another rank fails in its place.
-            what += f"\nno answer yet from {worker_names(silent, self.identities)}"
-        found = self._with_log(what, rank)
+            names = worker_names(silent, self.identities, self.name)
+            what += f"\nno answer yet from {names}"
+        found = self._with_log(what, rank, stage)
         return WorkerDiedError(found + self._dumped_stacks() if silent else found)
 
-    def _with_log(self, what: str, rank: int) -> str:
+    def _with_log(self, what: str, rank: int, stage: str) -> str:
         log = self.logs[rank]
-        return f"{what}\nduring: {self.stage}\nlast lines of {log}:\n{tail(log, lines=20)}"
+        return f"{what}\nduring: {stage}\nlast lines of {log}:\n{tail(log, lines=20)}"
 
 
-def worker_names(ranks: Sequence[int], identities: Sequence[Identity]) -> str:
+class Call:
+    """A method that all workers of a group run, or have run."""
+
+    def __init__(
+        self, group: WorkerGroup, method: str, references: list[Any], kind: CallKind
+    ) -> None:
+        """Count the time from now on."""
+        self.group, self.method, self.references, self.kind = group, method, references, kind
+        self.limit = group.limits.of(kind)
+
+    def is_done(self) -> bool:
+        """Say whether all have answered, or have failed."""
+        count = len(self.references)
+        return len(ray.wait(self.references, num_returns=count, timeout=0)[0]) == count
+
+    def wait(self) -> list[Any]:
+        """Wait for all of them; returns what each says.
+
+        Raises:
+            WorkerDiedError: A worker died, raised, hangs, or took far longer than ever before;
+                names it, the method and its last log lines.
+            MindrlError: Raised by a worker on purpose; passed on as it is.
+        """
+        answers = self.group.answers(self.references, self.limit, self.method)
+        ticks = max(ticks for ticks, _ in answers)
+        self.group.limits.note(self.kind, self.limit.passed(), ticks)
+        return [answer for _, answer in answers]
+
+
+def worker_names(ranks: Sequence[int], identities: Sequence[Identity], name: str = "worker") -> str:
     """Name workers by rank, process and node; there are no identities while they start."""
     names = []
     for rank in ranks[:_MOST_NAMED]:
         found = identities[rank] if identities else None
         where = f", process {found.process.pid} on {found.node}" if found else ""
-        names.append(f"worker-{rank} (rank {rank}{where})")
+        names.append(f"{name}-{rank} (rank {rank}{where})")
     if len(ranks) > _MOST_NAMED:
         names.append(f"{len(ranks) - _MOST_NAMED} more")
     return ", ".join(names)

@@ -49,14 +49,14 @@ class Identity:
 class WorkerProcess:
     """A process on one device. Nothing heavy is imported before `build`."""
 
-    def __init__(self, device: DeviceKind, rank: int, log: Path) -> None:
+    def __init__(self, device: DeviceKind, rank: int, world_size: int, log: Path) -> None:
         """Send all output of this process to its own log file."""
         redirect_output(log)
         configure_logging(log, level=logging.INFO)
         stacks_on_signal()
         self.page = PROGRESS.share()
         self.platform = PLATFORMS[device]
-        self.rank = rank
+        self.rank, self.world_size = rank, world_size
         self.listener: socket.socket | None = None
         self.worker: Any = None
 
@@ -85,7 +85,7 @@ class WorkerProcess:
         per_node = config.rl_config.actor_resource.npus_per_node
         seat = Seat(
             rank=self.rank,
-            world_size=config.world_size,
+            world_size=self.world_size,
             local_device=self.platform.device_index(device) if device else self.rank % per_node,
         )
         timeout = timedelta(minutes=config.megatron_training.distributed_timeout_minutes)

@@ -19,3 +19,5 @@ ROLLOUT_SIZE_KEYS = {
     "ep": "infer_expert_parallel_size",
 }
 DEVICES = "rl_config.actor_resource.num_npus"
+ROLLOUT_DEVICES = "rl_config.rollout_resource.num_npus"
+"""Where rollout is apart; else it has those."""

@@ -49,6 +49,18 @@ class ActorResource:
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
+class RolloutResource:
+    """Devices of the rollout, where it has its own."""
+
+    num_npus: Annotated[int, Field(ge=1, le=1 << 16)] | None = None
+    """Devices, with `rl_config.use_integrated_worker: false`; one engine lies on
+    `generate_config.infer_tensor_parallel_size` of them. None: as many as `generate_config.backend`
+    has ranks."""
+    first: bool = False
+    """They lie before the devices that train, and no longer behind them."""
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION)
 class IntegratedModeConfig:
     """Settings of the roles that share the actor's process."""
 
@@ -63,8 +75,9 @@ class RolloutCorrection:
     level: Literal["off", "token", "sequence"] | None = None
     """Multiply the advantage of each token by its probability in the trainer over that in the
     engine: `token`, its own; `sequence`, the product over its response; `off`, by 1. None takes
-    `token`, and `off` where `generate_config.dtype` is float32 and `rl_config.partial_rollout` lets
-    no response go on, or `rl_config.old_log_probs` is `from_rollout`."""
+    `token`, and `off` where `generate_config.dtype` is float32 and no response is older than the
+    weights of its step (`rl_config.partial_rollout`, `rl_config.step_order`), or
+    `rl_config.old_log_probs` is `from_rollout`."""
     beyond: Literal["truncate", "mask"] = "truncate"
     """A weight beyond its bounds becomes `max_weight`, or 0, and its token counts for nothing."""
     max_weight: Annotated[float, Field(gt=0.0)] = 2.0
@@ -81,8 +94,9 @@ class RolloutCorrection:
 class RLConfig:
     """The algorithm, its rewards, the devices and what is watched."""
 
-    use_integrated_worker: Literal[True] = True
-    """Full colocation: all roles share each device. The only mode here."""
+    use_integrated_worker: bool = True
+    """Full colocation: all roles share each device. False gives the rollout devices of its own,
+    `rollout_resource`; [Placement](../explanation/placement.md) says when that is worth it."""
     allocation_mode: str | None = None
     """Deprecated: the layouts of all engines in one string, such as `vllm:d4t2|megatron:d2p2t2`.
     [Allocation strings](allocation-strings.md#all-engines-in-one-string) says more."""
@@ -92,7 +106,9 @@ class RLConfig:
     device: Literal["auto", "npu", "gpu", "cpu"] = "auto"
     """Kind of device. `auto` takes NPU, else GPU, else CPU, whichever is there first."""
     actor_resource: ActorResource = ActorResource()
-    """Devices of the run."""
+    """Devices of the run; where the rollout has its own, those that train."""
+    rollout_resource: RolloutResource = RolloutResource()
+    """Devices of the rollout, with `use_integrated_worker: false`."""
     integrated_mode_config: IntegratedModeConfig = IntegratedModeConfig()
     """Settings of the roles that share the actor's process."""
 
@@ -248,12 +264,16 @@ class RLConfig:
     """With `partial_rollout`: groups under way at a time, in units of
     `megatron_training.global_batch_size`."""
     max_staleness: Count = 1
-    """With `partial_rollout`: most steps between the one that begins a group and the one that
-    trains on it. A step waits for what would get older; nothing is dropped. 0 is the run without
-    it."""
+    """With `partial_rollout` or `step_order: asynchronous`: most steps between the one that begins
+    a group and the one that trains on it. A step waits for what would get older; nothing is
+    dropped. 0 is the run without it."""
     rollout_round_steps: PositiveInt = 32
-    """With `partial_rollout`: steps that the engines take, a token of each sequence in one, until
-    it is looked at again whether groups enough are whole."""
+    """Steps that the engines take, a token of each sequence in one, until it is looked at again:
+    with `partial_rollout`, whether groups enough are whole; with `step_order`, what is new."""
+    step_order: Literal["in_turns", "one_step_off", "asynchronous"] = "in_turns"
+    """Where the rollout has devices of its own: `in_turns`, it answers while the trainer waits, and
+    the other way round; `one_step_off`, it answers the prompts of the next step while the trainer
+    learns from this one; `asynchronous`, it answers on and on, and takes new weights in between."""
     verifier_timeout: Annotated[float, Field(gt=0.0, le=WEEK_SECONDS)] = 5.0
     """Seconds for one answer; a later one gets the function's worst score and is counted."""
     verifier_parallel: PositiveInt = 1

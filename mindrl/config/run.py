@@ -17,6 +17,7 @@ from mindrl.config.rl import COVARIANCE_LOSSES, RLConfig, RolloutCorrection
 from mindrl.config.role import ActorConfig, CriticConfig, LearningConfig, RefConfig, RewardConfig
 from mindrl.config.section import SECTION
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
+from mindrl.layouts.placement import NodeMap, placed
 
 OTHER_REFERENCE = "rl_config.integrated_mode_config.ref_model_load_path"
 """The other name of `ref_config.load`."""
@@ -46,8 +47,35 @@ class RunConfig:
 
     @property
     def world_size(self) -> int:
-        """Worker processes, one per device."""
+        """Processes that train, one per device; they roll out too, unless that is apart."""
         return self.rl_config.actor_resource.num_npus
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether the rollout has devices of its own."""
+        return not self.rl_config.use_integrated_worker
+
+    @property
+    def rollout_devices(self) -> int:
+        """Devices of the rollout, its own or all; 0 where its own are not given."""
+        own = self.rl_config.rollout_resource.num_npus or 0
+        return own if self.is_apart else self.world_size
+
+    @property
+    def devices(self) -> int:
+        """Devices of the run, with a worker process on each."""
+        return self.world_size + (self.rollout_devices if self.is_apart else 0)
+
+    @property
+    def placement(self) -> NodeMap:
+        """Where the training world lies and, where rollout is apart, behind it each replica's."""
+        rl, rollout = self.rl_config, self.rollout_layout
+        replicas = [rollout.world_size // rollout.replicas] * rollout.replicas
+        worlds = [self.world_size, *(replicas if self.is_apart else ())]
+        if not rl.rollout_resource.first:
+            return placed(worlds, rl.actor_resource.npus_per_node)
+        found = placed([*worlds[1:], worlds[0]], rl.actor_resource.npus_per_node)
+        return replace(found, first_nodes=(found.first_nodes[-1], *found.first_nodes[:-1]))
 
     @property
     def roles(self) -> tuple[Role, ...]:
@@ -114,7 +142,7 @@ class RunConfig:
         """The layout of the rollout; only one without findings can be made."""
         keys = ROLLOUT_SIZE_KEYS.items()
         sizes = {name: getattr(self.generate_config, key) for name, key in keys}
-        return RolloutLayout(**sizes, dp=self.world_size // sizes["tp"])
+        return RolloutLayout(**sizes, dp=self.rollout_devices // sizes["tp"])
 
     @property
     def sequences_per_step(self) -> int:
@@ -251,7 +279,8 @@ class RunConfig:
     def rollout_correction(self) -> RolloutCorrection | None:
         """What makes up for the engine, with the level that it has; None where nothing does."""
         rl, asked = self.rl_config, self.rl_config.rollout_correction
-        stale = rl.partial_rollout and rl.max_staleness > 0
+        goes_on = rl.partial_rollout or rl.step_order == "asynchronous"
+        stale = rl.step_order == "one_step_off" or (goes_on and rl.max_staleness > 0)
         alike = self.generate_config.dtype == "float32" and not stale
         alike = alike or self.old_log_probs == "from_rollout"
         level = asked.level or ("off" if alike else "token")

@@ -17,7 +17,8 @@ from mindrl.config.finding import (
     nearest_divisors,
     once,
 )
-from mindrl.config.layout_keys import DEVICES, Role
+from mindrl.config.layout_keys import DEVICES, ROLLOUT_DEVICES, Role
+from mindrl.config.placement_rules import placement_findings
 from mindrl.config.rl import ESTIMATORS, GROUP_ESTIMATORS, POLICY_LOSSES
 from mindrl.config.role import LearningConfig
 from mindrl.config.run import OTHER_REFERENCE, RunConfig
@@ -43,7 +44,7 @@ _Rule = tuple[object, str, str, *tuple[Value, ...]]
 def findings(config: RunConfig) -> list[Finding]:
     """Return everything that is wrong with a configuration; empty where nothing is."""
     rules = (_shares, _lengths, _learning, _advantages, _rewards, _files, _checkpoints)
-    others = (engine_findings, algorithm_findings, data_findings)
+    others = (engine_findings, algorithm_findings, data_findings, placement_findings)
     found = (each for rule in (*rules, *others) for each in rule(config))
     return [*layout_findings(config), *found]
 
@@ -117,9 +118,11 @@ def _sequence_parallel(config: RunConfig) -> Iterator[Finding]:
 
 def _rollout(config: RunConfig) -> Iterator[Finding]:
     """Whole replicas fill the devices, and each has all experts."""
-    rollout = config.generate_config
+    rollout, devices = config.generate_config, config.rollout_devices
     tensor, expert = rollout.infer_tensor_parallel_size, rollout.infer_expert_parallel_size
-    yield from must_divide(_ROLLOUT_TP, tensor, DEVICES, config.world_size)
+    key = ROLLOUT_DEVICES if config.is_apart else DEVICES
+    # 0 are missing, which is a finding of its own.
+    yield from must_divide(_ROLLOUT_TP, tensor, key, devices or tensor)
     need = (
         f"must be 1 or equal to {_ROLLOUT_TP}={tensor}; experts that are shared across "
         "replicas can be planned, not run"

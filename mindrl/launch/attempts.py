@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mindrl.cluster.call_limits import CallLimits
 from mindrl.cluster.ray_cluster import RayCluster
-from mindrl.cluster.worker_group import WorkerGroup
+from mindrl.cluster.worker_group import Crew, WorkerGroup
 from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig, with_absolute_paths
 from mindrl.data.run_data import RunData
@@ -105,7 +105,7 @@ class Attempts:
             tell=console.note,
             behind=found.step if found else 0,
         )
-        console.note(f"starting {config.world_size} worker(s), logs in {self.files.folder.logs}")
+        console.note(f"starting {config.devices} worker(s), logs in {self.files.folder.logs}")
         with self._services() as services:
             is_lost = True
             while is_lost:
@@ -213,9 +213,11 @@ class Attempts:
         config, rl = self.plan.config, self.plan.config.rl_config
         cluster = RayCluster(
             self.platform,
-            devices=config.world_size,
+            devices=config.devices,
             devices_per_node=rl.actor_resource.npus_per_node,
             timeout_seconds=rl.worker_start_timeout_seconds,
+            own_shares=config.placement.shares if config.is_apart else (),
+            rollout_devices=config.devices - config.world_size,
         )
         weights = config.reward_weights
         with RewardScorer(rl, weights) if any(weights.values()) else nullcontext() as scorer:
@@ -227,9 +229,11 @@ class Attempts:
     @contextmanager
     def _workers(self, cluster: RayCluster) -> Iterator[ColocatedActor]:
         """Start the workers, and end them."""
-        whole = replace(self.plan, config=with_absolute_paths(self.plan.config))
+        config = self.plan.config
+        whole = replace(self.plan, config=with_absolute_paths(config))
         logs, tell = self.files.folder.logs, self.files.console.note
-        group = WorkerGroup(cluster, whole, logs, _WORKER_FACTORY, tell)
+        nodes = config.placement.nodes(0, config.world_size)
+        group = WorkerGroup(cluster, whole, logs, Crew(factory=_WORKER_FACTORY, nodes=nodes), tell)
         self.limits = group.limits = self.limits or group.limits
         try:
             tell("the models are loaded")

@@ -9,8 +9,10 @@ from mindrl.models.decoder import forward_cost
 from mindrl.preflight.derived_numbers import logprob_gap_limit
 from mindrl.preflight.run_shardings import RunPlan
 from mindrl.rewards.scorer import RewardScorer
-from mindrl.trainer.colocated_actor import ColocatedActor, Ranks
+from mindrl.trainer.colocated_actor import ColocatedActor
+from mindrl.trainer.engines import ColocatedEngines, Engines
 from mindrl.trainer.policy_trainer import PolicyTrainer
+from mindrl.trainer.ranks import Ranks
 from mindrl.trainer.reward_manager import RewardSources
 from mindrl.trainer.run_log import RunLog
 
@@ -40,8 +42,11 @@ def trainer_of(
     return PolicyTrainer(config, data, actor, rewards, run_log, max_logprob_gap=gap)
 
 
-def colocated_actor(group: Ranks, plan: RunPlan) -> ColocatedActor:
-    """Deal batches by the layouts of a run: by what sequences cost the trainer, or by count."""
+def colocated_actor(group: Ranks, plan: RunPlan, engines: Engines | None = None) -> ColocatedActor:
+    """Deal batches by the layouts of a run: by what sequences cost the trainer, or by count.
+
+    The engines are those of the group, unless others are given.
+    """
     costs = None
     if plan.config.rl_config.use_dynamic_bsz:
         linear, quadratic = forward_cost(plan.models["actor"])
@@ -49,7 +54,7 @@ def colocated_actor(group: Ranks, plan: RunPlan) -> ColocatedActor:
     return ColocatedActor(
         group,
         plan.layouts,
-        plan.rollout,
+        engines or ColocatedEngines(group, plan.rollout),
         seed=plan.config.megatron_training.seed,
         costs=costs,
         engine_rows=plan.config.generate_config.max_num_seqs,

@@ -38,7 +38,7 @@ def measure_pass_rates(
     configure_logging(folder.logs / "driver.log", level=logging.INFO)
     console = StepConsole(1)
     attempts = Attempts(plan, platform, data, RunFiles(folder, {}, console))
-    console.note(f"starting {plan.config.world_size} worker(s), logs in {folder.logs}")
+    console.note(f"starting {plan.config.devices} worker(s), logs in {folder.logs}")
     with TemporaryDirectory() as scratch, interrupts_unwrapped():
         run_log = RunLog(RunFolder(Path(scratch)), RunSummary(exports={}), console, [])
         with attempts.once(None, run_log) as trainer:
@@ -50,6 +50,7 @@ def rates_of(trainer: PolicyTrainer, told: Callable[[int], None]) -> dict[int, f
     prompts, samples = trainer.data.train.prompts, trainer.sampling.samples_per_prompt
     batch, judge = trainer.training.global_batch_size, trainer.rl.verifier_function[0]
     rates: dict[int, float] = {}
+    trainer.workers.engines.publish(0)
     for first in range(0, len(prompts), batch):
         asked = prompts[first : first + batch]
         rollouts = trainer.workers.generate_sequences(asked, trainer.sampling, step=0)

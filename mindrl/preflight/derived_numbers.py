@@ -21,7 +21,8 @@ def derived_numbers(config: RunConfig, platform: Platform) -> dict[str, str]:
     training, rollout = config.megatron_training, config.rollout_layout
     further = {"critic": _role(config, "critic"), "reward model": _role(config, "reward")}
     return {
-        "devices (ranks)": f"{config.world_size} x {platform.ray_resource}",
+        "devices (ranks)": f"{config.devices} x {platform.ray_resource}",
+        **({"placement": placement_text(config)} if config.is_apart else {}),
         "training": _role_sizes(config, "actor"),
         "rollout": spelled_sizes({name: getattr(rollout, name) for name in ("tp", "ep", "dp")}),
         "prompts per step": str(training.global_batch_size),
@@ -46,6 +47,21 @@ def derived_numbers(config: RunConfig, platform: Platform) -> dict[str, str]:
         **{name: text for name, text in further.items() if text},
         "rewards": _rewards(config),
     }
+
+
+def placement_text(config: RunConfig) -> str:
+    """Say which devices train and which generate, node by node."""
+    placement, worlds = config.placement, len(config.placement.first_nodes)
+    size = config.rollout_layout.world_size // config.rollout_layout.replicas
+    sizes = [config.world_size, *[size] * (worlds - 1)]
+    names = ["training", *(f"replica {number}" for number in range(worlds - 1))]
+    said = []
+    for world, (name, count) in enumerate(zip(names, sizes, strict=True)):
+        nodes = dict.fromkeys(placement.nodes(world, count))
+        where = f"node {', '.join(map(str, nodes))}" if len(placement.shares) > 1 else ""
+        said.append(f"{name} on {count}" + (f" ({where})" if where else ""))
+    order = "rollout first" if config.rl_config.rollout_resource.first else "training first"
+    return f"{'; '.join(said)}; {order}"
 
 
 def _old_log_probs(config: RunConfig) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 
 from mindrl.batch.prompts import Prompt
 from mindrl.cluster.ray_cluster import RayCluster
-from mindrl.cluster.worker_group import WorkerGroup
+from mindrl.cluster.worker_group import Crew, WorkerGroup
 from mindrl.errors import MindrlError
 from mindrl.launch.parts import colocated_actor
 from mindrl.platform.device import Platform
@@ -98,7 +98,8 @@ class SelfTest:
         )
         self.stack.callback(cluster.stop)
         cluster.start()
-        self.group = WorkerGroup(cluster, self.plan, self.logs, _FACTORY, lambda _: None)
+        crew = Crew(factory=_FACTORY, nodes=[0] * config.world_size)
+        self.group = WorkerGroup(cluster, self.plan, self.logs, crew, lambda _: None)
         self.stack.callback(self.group.stop)
         return {}
 

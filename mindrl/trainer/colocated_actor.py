@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,44 +19,29 @@ from mindrl.batch.rollouts import Responses, Rollouts
 from mindrl.batch.sequences import Logprobs, Sequences, SequenceScores, Values
 from mindrl.checkpoint.commits import SavedFiles
 from mindrl.config.layout_keys import Role
-from mindrl.layouts.layout import RolloutLayout, TrainLayout, even_bounds
+from mindrl.layouts.layout import TrainLayout, even_bounds
 from mindrl.memory.plan import MemoryPlan
 from mindrl.observability.timeline import MeasuredSnapshot
 from mindrl.rollout.engine import Request, Sampling
+from mindrl.trainer.engines import Engines
+from mindrl.trainer.ranks import Ranks, ask_replicas
 
 AnswerT = TypeVar("AnswerT", Logprobs, Values, SequenceScores)
-
-
-class Ranks(Protocol):
-    """Worker processes that are called together."""
-
-    meanwhile: Callable[[], None]
-    """What the caller does again and again while it waits for them."""
-
-    def call(
-        self,
-        method: str,
-        arguments: Sequence[tuple[Any, ...]],
-        answering: Collection[int] | None = None,
-    ) -> list[Any]:
-        """Call a method on each rank with its own arguments; not all of them need to answer."""
-
-    def call_all(self, method: str, *arguments: Any) -> list[Any]:
-        """Call a method on each rank with the same arguments."""
 
 
 @dataclass(frozen=True)
 class ColocatedActor:
     """Deals batches to the replicas of each role and joins what they return.
 
-    The roles share their devices: workers switch theirs themselves, from one role's call to the
-    next.
+    The roles that train share their devices: workers switch theirs themselves, from one role's call
+    to the next.
     """
 
     group: Ranks
     layouts: Mapping[Role, TrainLayout]
     """Of the roles that the run has."""
-    rollout: RolloutLayout
+    engines: Engines
+    """Of the rollout."""
     seed: int = field(kw_only=True)
     """Of the run."""
     costs: Callable[[Sequence[int]], Sequence[float]] | None = field(default=None, kw_only=True)
@@ -87,9 +72,9 @@ class ColocatedActor:
         ]
         shares = [
             (token_ids[start:end], sampling, seeds[start:end])
-            for start, end in even_bounds(len(group), self.rollout.replicas)
+            for start, end in even_bounds(len(group), self.engines.replicas)
         ]
-        replies: list[Responses] = self._per_replica("generate_sequences", self.rollout, shares)
+        replies: list[Responses] = self.engines.each("generate_sequences", shares)
         asked = [prompt.token_ids for prompt in prompts]
         return Rollouts.from_responses(asked, Responses.joined(replies), group)
 
@@ -111,20 +96,18 @@ class ColocatedActor:
         waiting = deque(sorted(place for share in dealt for place in share[most:]))
         shares = [share[:most] for share in dealt]
         begun = [([requests[place] for place in share], sampling) for share in shares]
-        self._per_replica("begin_sequences", self.rollout, begun)
+        self.engines.each("begin_sequences", begun)
         whole: set[int] = set()
         more: list[list[int]] = [[] for _ in shares]
         while True:
             steps = [(round_steps, [requests[place] for place in each]) for each in more]
-            found = self._per_replica("advance_sequences", self.rollout, steps)
+            found = self.engines.each("advance_sequences", steps)
             for share, places in zip(shares, found, strict=True):
                 whole |= {share[place] for place in places}
             if is_enough(whole):
                 break
             more = self._refill(shares, whole, waiting)
-        replies: list[Responses] = self._per_replica(
-            "take_sequences", self.rollout, [()] * len(shares)
-        )
+        replies: list[Responses] = self.engines.each("take_sequences", [()] * len(shares))
         places = [place for share in [*shares, waiting] for place in share]
         none = [()] * len(waiting)
         left = Responses.of(none, none, [False] * len(waiting))
@@ -145,7 +128,7 @@ class ColocatedActor:
 
     def _request_shares(self, requests: Sequence[Request]) -> list[list[int]]:
         """Deal those that go on in turn, for they tend to be long, and new ones as ever."""
-        count = self.rollout.replicas
+        count = self.engines.replicas
         begun = [place for place, request in enumerate(requests) if request.drawn]
         new = [place for place, request in enumerate(requests) if not request.drawn]
         return [
@@ -229,9 +212,11 @@ class ColocatedActor:
         """Return what the switches cost since the last call, each worker's memory and bad numbers.
 
         Seconds are those of the slowest worker, bytes are summed over the workers. A worker is idle
-        for as long as the slowest still answers prompts.
+        for as long as the slowest still answers prompts. Ranks of a rollout apart have the numbers
+        behind those that train.
         """
         replies: list[dict[str, float]] = self.group.call_all("flush_metrics")
+        replies += self.engines.flush_metrics()
         metrics: dict[str, float] = {}
         for name in {name: None for reply in replies for name in reply}:
             values = {rank: reply[name] for rank, reply in enumerate(replies) if name in reply}
@@ -266,15 +251,7 @@ class ColocatedActor:
             costs = self.costs(sequences.lengths_B.tolist())
             dealt = [torch.tensor(share) for share in partition(costs, count)]
         shares = [(sequences.rows(rows),) for rows in dealt]
-        return self._per_replica(method, layout, shares), dealt
-
-    def _per_replica(
-        self, method: str, layout: TrainLayout | RolloutLayout, shares: Sequence[tuple[Any, ...]]
-    ) -> list[Any]:
-        """Give all ranks of a replica its share; return what the replicas' first ranks say."""
-        arguments = [shares[layout.replica_of(rank)] for rank in range(layout.world_size)]
-        replies = self.group.call(method, arguments, layout.leaders)
-        return [replies[rank] for rank in layout.leaders]
+        return ask_replicas(self.group, layout, method, shares), dealt
 
 
 def _joined(parts: Sequence[Tensor], dealt: Sequence[Tensor], shape: torch.Size) -> Tensor:

@@ -86,6 +86,7 @@ class Evaluation:
         )
 
     def _answered(self, step: int, prompts: Sequence[Prompt], sampling: Sampling) -> RatedBatch:
+        self.workers.engines.publish(step)
         rollouts = self.workers.generate_sequences(prompts, sampling, step=step)
         rewarded = self.rewards.by_rules(prompts, rollouts)
         return RatedBatch(prompts=prompts, rollouts=rollouts, rewarded=rewarded)

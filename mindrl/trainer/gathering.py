@@ -61,6 +61,7 @@ class Answering:
     ) -> Rollouts:
         """Answer prompts with the present weights, after those of the step that were answered."""
         with self.rewards.timer("rollout"):
+            self.workers.engines.publish(step - 1)
             return self.workers.generate_sequences(
                 prompts, self.sampling, step=step, answered=answered
             )

@@ -30,6 +30,8 @@ PATH = {
     "rollout": "generate_config.backend",
     "mode": "rl_config.allocation_mode",
     "devices": "rl_config.actor_resource.num_npus",
+    "rollout_devices": "rl_config.rollout_resource.num_npus",
+    "integrated": "rl_config.use_integrated_worker",
     "tp": "actor_config.tensor_model_parallel_size",
     "pp": "actor_config.pipeline_model_parallel_size",
     "cp": "actor_config.context_parallel_size",
@@ -144,6 +146,32 @@ def test_allocation_mode_stands_for_all_strings_and_says_what_to_write_instead()
     assert deprecation(sections(actor="megatron:d8")) is None
 
 
+def test_a_plus_gives_the_rollout_devices_of_its_own_on_the_side_that_it_stands_on() -> None:
+    behind, before = loaded(mode="megatron:d2t4+vllm:d3t2"), loaded(mode="vllm:d3t2+megatron:d2t4")
+    assert before.rl_config.rollout_resource.first
+    assert not behind.rl_config.rollout_resource.first
+    for config in (behind, before):
+        assert config.is_apart
+        assert (config.world_size, config.rollout_devices, config.devices) == (8, 6, 14)
+        assert config.rollout_layout.replicas == 3
+    by_keys = loaded(integrated=False, actor="megatron:d2t4", rollout="vllm:d3t2")
+    said = replace(behind.rl_config, allocation_mode=None)
+    assert replace(behind, rl_config=said) == by_keys
+
+
+def test_devices_of_the_rollout_are_counted_with_its_string() -> None:
+    said = refusal(integrated=False, actor="megatron:d4", rollout="vllm:d2t2", rollout_devices=8)
+    assert said == (
+        "generate_config.backend=vllm:d2t2 has 4 ranks, "
+        "and rl_config.rollout_resource.num_npus=8; write vllm:d4t2"
+    )
+    said = refusal(integrated=False, mode="vllm:d4|megatron:d4")
+    assert said == (
+        "rl_config.allocation_mode=vllm:d4|megatron:d4 shares the devices, and "
+        "rl_config.use_integrated_worker=false gives the rollout its own; write vllm:d4+megatron:d4"
+    )
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -215,12 +243,13 @@ def test_allocation_mode_stands_for_all_strings_and_says_what_to_write_instead()
             ),
         ),
         (
-            {"mode": "vllm:d4t2+megatron:d2t4"},
+            {"mode": "vllm[rollout]:d4t2+megatron[actor]:d4+megatron[critic]:d4"},
             (
-                "rl_config.allocation_mode=vllm:d4t2+megatron:d2t4: "
-                "this version runs all engines on the same devices; write | for +, "
-                "with as many ranks on both sides, as in "
-                "vllm:d4t2|megatron:d2t4"
+                "rl_config.allocation_mode="
+                "vllm[rollout]:d4t2+megatron[actor]:d4+megatron[critic]:d4: the rollout alone can "
+                "have devices of its own, all else shares the others; write "
+                "vllm:d4t2+megatron[actor]:d4|megatron[critic]:d4, with as many ranks on both "
+                "sides of each |"
             ),
         ),
         (

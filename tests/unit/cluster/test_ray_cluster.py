@@ -77,14 +77,14 @@ def test_one_machine_is_one_node_whatever_the_devices_of_a_node_are_said_to_be(
     )
 
 
-def test_a_worker_is_on_the_node_of_its_rank_and_has_its_share_of_that_nodes_cores(
+def test_a_worker_is_on_the_node_that_is_asked_for_and_has_its_share_of_that_nodes_cores(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(192)))
     cluster = cluster_of(PLATFORMS["npu"], devices=384, per_node=16)
-    options = [cluster.worker_options(rank, deterministic=False) for rank in range(384)]
+    options = [cluster.worker_options(node, deterministic=False) for node in range(24)]
     bundles = [each["scheduling_strategy"].placement_group_bundle_index for each in options]
-    assert bundles == [node for node in range(24) for _ in range(16)]
+    assert bundles == [*range(24)]
     threads = {each["runtime_env"]["env_vars"]["OMP_NUM_THREADS"] for each in options}
     assert threads == {"12"}
     small = cluster_of(PLATFORMS["npu"], devices=4, per_node=16)
@@ -109,6 +109,18 @@ def test_16_devices_on_nodes_of_8_need_two_nodes_with_8_each(
     present: list[int], holds: bool
 ) -> None:
     assert fits([8, 8], present) is holds
+
+
+def test_nodes_may_give_what_the_worlds_of_a_run_take_of_them() -> None:
+    cluster = cluster_of(PLATFORMS["npu"], devices=10, per_node=8)
+    cluster.own_shares, cluster.rollout_devices = (4, 6), 6
+    assert cluster.shares == (4, 6)
+    # The largest finds its node, wherever it stands.
+    assert fits(cluster.shares, [8, 4])
+    assert not fits(cluster.shares, [5, 5])
+    assert cluster.asked == (
+        "rl_config.actor_resource.num_npus=4 and rl_config.rollout_resource.num_npus=6"
+    )
 
 
 def test_no_cluster_that_somebody_else_started_here_is_joined_unasked(

@@ -111,6 +111,7 @@ def group_of(
     monkeypatch.setattr(ray, "get", get)
     monkeypatch.setattr(worker_group, "_GRACE_SECONDS", 0.01)
     group = object.__new__(WorkerGroup)
+    group.name = "worker"
     group.limits, group.watch = CallLimits(first_seconds=1, least_seconds=600), None
     group.meanwhile = lambda: None
     group.identities = identities([("a", None)] * len(answers))

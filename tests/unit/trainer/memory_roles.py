@@ -54,6 +54,8 @@ class MemoryRoles:
         self, *, gap: float = 0.0, grad_norm: Callable[[int], float] = lambda _: 0.5
     ) -> None:
         self.calls: list[str] = []
+        self.engines = self
+        self.published: list[int] = []
         self.records: list[dict[str, object]] = []
         self.asked: list[tuple[list[int], Sampling, int]] = []
         self.minibatches: list[Minibatch] = []
@@ -64,6 +66,11 @@ class MemoryRoles:
         """Of updates that say what they started from."""
         self.grad_norm = grad_norm
         """Of the update with this number, from 1."""
+
+    def publish(self, version: int) -> tuple[int, ...]:
+        """Take note of the version that whoever generates next is to have."""
+        self.published.append(version)
+        return ()
 
     def generate_sequences(
         self,

@@ -14,6 +14,7 @@ from mindrl.config.layout_keys import Role
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.rollout.engine import Request, Sampling
 from mindrl.trainer.colocated_actor import ColocatedActor
+from mindrl.trainer.engines import ColocatedEngines
 
 
 class RecordingGroup:
@@ -98,7 +99,7 @@ def dealing_actor(
     return ColocatedActor(
         group,
         {"actor": TrainLayout(tp=train, dp=4 // train)},
-        RolloutLayout(tp=rollout, dp=4 // rollout),
+        ColocatedEngines(group, RolloutLayout(tp=rollout, dp=4 // rollout)),
         seed=1,
         engine_rows=rows,
     )
@@ -226,7 +227,7 @@ def test_by_cost_the_longest_sequence_is_alone_and_log_probs_still_come_back_in_
     actor = ColocatedActor(
         group,
         {"actor": TrainLayout(dp=2, pp=2)},
-        RolloutLayout(dp=4),
+        ColocatedEngines(group, RolloutLayout(dp=4)),
         seed=1,
         engine_rows=8,
         costs=lambda lengths: [float(length) for length in lengths],
@@ -276,7 +277,9 @@ def critic_minibatch() -> CriticMinibatch:
 
 def test_each_role_is_dealt_by_its_own_layout_and_answers_in_order() -> None:
     group = RecordingGroup()
-    actor = ColocatedActor(group, MIXED, RolloutLayout(dp=4), seed=1, engine_rows=8)
+    actor = ColocatedActor(
+        group, MIXED, ColocatedEngines(group, RolloutLayout(dp=4)), seed=1, engine_rows=8
+    )
     sequences = four_sequences()
 
     scored = actor.compute_ref_logprobs(sequences)
@@ -296,7 +299,9 @@ def test_each_role_is_dealt_by_its_own_layout_and_answers_in_order() -> None:
 
 def test_an_update_of_the_critic_goes_to_its_replicas_and_the_first_leader_answers() -> None:
     group = RecordingGroup()
-    actor = ColocatedActor(group, MIXED, RolloutLayout(dp=4), seed=1, engine_rows=8)
+    actor = ColocatedActor(
+        group, MIXED, ColocatedEngines(group, RolloutLayout(dp=4)), seed=1, engine_rows=8
+    )
 
     assert actor.update_critic(critic_minibatch()) == {"rank": 0.0}
 
@@ -307,7 +312,9 @@ def test_an_update_of_the_critic_goes_to_its_replicas_and_the_first_leader_answe
 
 def test_the_leader_of_a_pipelined_critic_is_on_its_last_stage() -> None:
     layouts = MIXED | {"critic": TrainLayout(pp=2, dp=2)}
-    actor = ColocatedActor(RecordingGroup(), layouts, RolloutLayout(dp=4), seed=1, engine_rows=8)
+    group = RecordingGroup()
+    engines = ColocatedEngines(group, RolloutLayout(dp=4))
+    actor = ColocatedActor(group, layouts, engines, seed=1, engine_rows=8)
     assert actor.update_critic(critic_minibatch()) == {"rank": 2.0}
 
 

@@ -184,6 +184,15 @@ def test_evaluations_come_before_every_so_many_steps_and_once_at_the_end(
     } == {(1, 2)}
 
 
+def test_engines_are_to_have_the_weights_behind_the_step_before_and_evaluations_those_of_theirs(
+    tmp_path: Path,
+) -> None:
+    roles = MemoryRoles()
+    build(tmp_path, roles, test=PROMPTS[:2], train_iters=3, test_freq=2).run()
+    # Before training, steps 1 and 2, behind 2, step 3, behind it.
+    assert roles.published == [0, 0, 1, 2, 2, 3]
+
+
 def test_the_accuracy_of_a_reward_from_minus_1_to_1_lies_between_0_and_1(tmp_path: Path) -> None:
     class Halves(MemoryRoles):
         def score(self, responses: Sequence[str], answers: Sequence[str]) -> Scores:

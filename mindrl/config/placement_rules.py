@@ -1,0 +1,60 @@
+"""Rules for who has which devices. Imports no torch."""
+
+from collections.abc import Iterator
+
+from mindrl.config.finding import Finding, broken
+from mindrl.config.layout_keys import DEVICES, ROLLOUT_DEVICES
+from mindrl.config.run import RunConfig
+
+_APART = "rl_config.use_integrated_worker"
+_ORDER = "rl_config.step_order"
+
+
+def placement_findings(config: RunConfig) -> Iterator[Finding]:
+    """Say what a run with the rollout on devices of its own lacks, or one without cannot do."""
+    rl = config.rl_config
+    if config.is_apart:
+        yield from _apart(config)
+        if rl.step_order != "in_turns":
+            yield from _ahead(config)
+        return
+    only = f"has a meaning only with {_APART}=false, found true"
+    own, order = rl.rollout_resource, rl.step_order
+    if own.num_npus is not None:
+        need = f"{only}: all roles share the {config.world_size} of {DEVICES}"
+        yield broken(ROLLOUT_DEVICES, own.num_npus, need, None)
+    if own.first:
+        yield broken("rl_config.rollout_resource.first", own.first, only, False)
+    if order != "in_turns":
+        ways = "; rl_config.partial_rollout goes on with what is not whole on shared devices"
+        yield broken(_ORDER, order, only + ways, "in_turns")
+
+
+def _apart(config: RunConfig) -> Iterator[Finding]:
+    rl = config.rl_config
+    if rl.rollout_resource.num_npus is None:
+        text = (
+            f"{ROLLOUT_DEVICES} is missing: {_APART}=false needs the number of devices that "
+            "generate, here or as the ranks of generate_config.backend, such as vllm:d2t2"
+        )
+        yield Finding(text, ROLLOUT_DEVICES, None, (config.world_size,))
+    if rl.partial_rollout:
+        need = f": with {_APART}=false {_ORDER}=asynchronous lets responses go on; use that"
+        yield broken("rl_config.partial_rollout", rl.partial_rollout, need, False)
+    if rl.on_device_loss == "shrink":
+        need = f"needs {_APART}=true: no layout of two sides is sought on fewer devices"
+        yield broken("rl_config.on_device_loss", rl.on_device_loss, need, "wait")
+
+
+def _ahead(config: RunConfig) -> Iterator[Finding]:
+    """Where the rollout answers while the trainer learns, all that it is asked goes that way."""
+    rl, order = config.rl_config, config.rl_config.step_order
+    if rl.filter_groups_enable:
+        need = f"needs {_ORDER}=in_turns, found {order}: a step draws prompts until it is full"
+        yield broken("rl_config.filter_groups_enable", rl.filter_groups_enable, need, False)
+    if rl.has_baseline:
+        need = f"needs {_ORDER}=in_turns, found {order}: it answers prompts in the middle of a step"
+        yield broken("rl_config.adv_estimator", rl.adv_estimator, need, "rloo")
+    if not rl.reproducible_sampling:
+        need = f": with {_ORDER}={order} each sequence goes on by a seed of its own"
+        yield broken("rl_config.reproducible_sampling", rl.reproducible_sampling, need, True)

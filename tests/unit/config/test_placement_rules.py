@@ -1,0 +1,96 @@
+"""What the rollout on devices of its own needs, and what needs shared ones."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mindrl.config.run import RunConfig
+from mindrl.config.validate import findings
+
+MakeConfig = Callable[..., RunConfig]
+INTEGRATED = "rl_config.use_integrated_worker"
+DEVICES = "rl_config.rollout_resource.num_npus"
+FIRST = "rl_config.rollout_resource.first"
+ORDER = "rl_config.step_order"
+ROLLOUT_TP = "generate_config.infer_tensor_parallel_size"
+APART = {INTEGRATED: False, "rl_config.actor_resource.num_npus": 2, DEVICES: 6}
+
+
+def found(run_config: MakeConfig, overrides: dict[str, Any]) -> list[str]:
+    return [str(each) for each in findings(run_config(Path("model"), overrides))]
+
+
+def test_replicas_fill_the_devices_of_the_rollout_alone(run_config: MakeConfig) -> None:
+    config = run_config(Path("model"), APART | {ROLLOUT_TP: 3})
+    assert not findings(config)
+    assert (config.world_size, config.devices, config.rollout_layout.replicas) == (2, 8, 2)
+    assert found(run_config, APART | {ROLLOUT_TP: 4}) == [
+        f"{ROLLOUT_TP}=4 must divide {DEVICES}=6; nearest: 3, 6"
+    ]
+
+
+def test_without_devices_of_its_own_the_rollout_cannot_be_apart(run_config: MakeConfig) -> None:
+    assert found(run_config, {INTEGRATED: False}) == [
+        (
+            f"{DEVICES} is missing: {INTEGRATED}=false needs the number of devices that generate, "
+            "here or as the ranks of generate_config.backend, such as vllm:d2t2"
+        )
+    ]
+
+
+@pytest.mark.parametrize("key", [DEVICES, FIRST, ORDER])
+def test_keys_of_a_rollout_apart_are_refused_where_devices_are_shared(
+    key: str, run_config: MakeConfig
+) -> None:
+    value = {DEVICES: 4, FIRST: True, ORDER: "asynchronous"}[key]
+    (said,) = found(run_config, {key: value})
+    assert f" has a meaning only with {INTEGRATED}=false, found true" in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"rl_config.partial_rollout": True}, "rl_config.partial_rollout"),
+        ({"rl_config.on_device_loss": "shrink"}, "rl_config.on_device_loss"),
+        ({"rl_config.filter_groups_enable": True}, ""),
+        (
+            {"rl_config.filter_groups_enable": True, ORDER: "one_step_off"},
+            "rl_config.filter_groups_enable",
+        ),
+        ({"rl_config.adv_estimator": "remax"}, ""),
+        ({"rl_config.adv_estimator": "remax", ORDER: "asynchronous"}, "rl_config.adv_estimator"),
+        ({"rl_config.reproducible_sampling": False}, ""),
+        (
+            {"rl_config.reproducible_sampling": False, ORDER: "asynchronous"},
+            "rl_config.reproducible_sampling",
+        ),
+    ],
+)
+def test_what_needs_shared_devices_or_turns_is_refused(
+    changes: dict[str, Any], field: str, run_config: MakeConfig
+) -> None:
+    config = run_config(Path("model"), APART | changes)
+    assert [each.field for each in findings(config)] == ([field] if field else [])
+
+
+def test_training_lies_first_unless_it_is_said_otherwise(run_config: MakeConfig) -> None:
+    nodes = {"rl_config.actor_resource.npus_per_node": 4, ROLLOUT_TP: 3}
+    behind = run_config(Path("model"), APART | nodes).placement
+    assert (behind.shares, behind.first_nodes) == ((2, 3, 3), (0, 1, 2))
+    before = run_config(Path("model"), APART | nodes | {FIRST: True}).placement
+    assert (before.shares, before.first_nodes) == ((3, 3, 2), (2, 0, 1))
+
+
+def test_tokens_of_older_weights_are_corrected_for(run_config: MakeConfig) -> None:
+    def level(**changes: Any) -> str | None:
+        given = {"generate_config.dtype": "float32"} | APART
+        given |= {f"rl_config.{key}": value for key, value in changes.items()}
+        correction = run_config(Path("model"), given).rollout_correction
+        return correction and correction.level
+
+    assert level() is None
+    assert level(step_order="one_step_off") == "token"
+    assert level(step_order="asynchronous") == "token"
+    assert level(step_order="asynchronous", max_staleness=0) is None

@@ -1,7 +1,7 @@
 """From the plan of a run to a worker. Imported inside a prepared worker process only."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from mindrl.algorithms.policy_losses import PolicyLossOptions, resolve_policy_lo
 from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig
 from mindrl.errors import DeviceMemoryError
+from mindrl.launch.link_routes import link_routes
 from mindrl.layouts.layout import TrainLayout
 from mindrl.memory.plan import MemoryPlan, with_kv_cache
 from mindrl.memory.schedule import Region
@@ -29,8 +30,10 @@ from mindrl.training.engine import Loss, TrainingEngine
 from mindrl.training.settings import EngineSettings
 from mindrl.workers.device import WorkerDevice
 from mindrl.workers.device_ledger import DeviceLedger
-from mindrl.workers.integrated_worker import IntegratedWorker, RoleModel, RoleUpdates
+from mindrl.workers.integrated_worker import IntegratedWorker
 from mindrl.workers.sharding_manager import ShardingManager
+from mindrl.workers.training_worker import RoleModel, RoleUpdates, TrainingWorker
+from mindrl.workers.weight_links import LinkEnd, WeightLinks
 from mindrl.workers.weight_sync import WeightExport, WeightRoute, WeightSync
 
 if TYPE_CHECKING:
@@ -40,24 +43,46 @@ _IN_TURN: tuple[Role, ...] = ("reward", "critic", "ref", "actor")
 """The order in which models are built: each has left the device for the next, where it may."""
 
 
-def build_worker(plan: RunPlan, platform: Platform) -> IntegratedWorker:
-    """Build all roles of this rank. A collective over the default process group.
+def build_worker(plan: RunPlan, platform: Platform) -> TrainingWorker:
+    """Build all roles of this rank, and its engine where rollout is not apart.
+
+    Raises as `build_integrated_worker`.
+    """
+    make = build_training_worker if plan.config.is_apart else build_integrated_worker
+    return make(plan, platform)
+
+
+def build_integrated_worker(plan: RunPlan, platform: Platform) -> IntegratedWorker:
+    """Build all roles of this rank and its engine. A collective over the default process group.
 
     Raises:
         ModelError: A model folder does not hold a supported model.
         DeviceMemoryError: A role does not fit the device.
         HostMemoryError: The host has no room for what has to leave the device.
     """
-    config, training = plan.config, plan.config.megatron_training
-    if training.is_deterministic:
-        make_deterministic()
-    shardings = RunShardings(plan=plan)
-    groups = _megatron_groups(plan, platform)
-    device = _make_device(shardings, platform.device_type)
-    engines = _engines(shardings, platform, groups, device)
-    kv_cache_bytes = device.plan.kv_cache_bytes
+    parts = _Parts.of(plan, platform)
+    kv_cache_bytes = parts.device.plan.kv_cache_bytes
     assert kv_cache_bytes is not None, "the plan of a worker says how large it is"
-    rollout = VllmEngine(
+    rollout = rollout_engine(plan, platform, kv_cache_bytes)
+    parts.device.place_rollout(rollout)
+    sync = _weight_sync(parts.shardings, parts.engines["actor"], rollout, parts.device)
+    return IntegratedWorker(rollout=rollout, **parts.of_worker(sync))
+
+
+def build_training_worker(plan: RunPlan, platform: Platform) -> TrainingWorker:
+    """Build all roles of this rank, whose rollout is apart. A collective, as above.
+
+    Raises as `build_integrated_worker`.
+    """
+    parts = _Parts.of(plan, platform)
+    end = LinkEnd(platform=platform, routes=link_routes(parts.shardings), rank=dist.get_rank())
+    return TrainingWorker(links=WeightLinks(end, parts.engines["actor"]), **parts.of_worker(None))
+
+
+def rollout_engine(plan: RunPlan, platform: Platform, kv_cache_bytes: int) -> VllmEngine:
+    """Start the engine of this rank, awake. A collective."""
+    config, training = plan.config, plan.config.megatron_training
+    return VllmEngine(
         config.actor_config.load,
         config.generate_config,
         platform,
@@ -65,30 +90,56 @@ def build_worker(plan: RunPlan, platform: Platform) -> IntegratedWorker:
         seed=training.seed,
         timeout_seconds=training.distributed_timeout_minutes * 60,
     )
-    device.place_rollout(rollout)
-    updates = _updates(config)
-    return IntegratedWorker(
-        models={
-            role: RoleModel(engine=engine, micro_batching=config.micro_batching(role, learns=False))
-            for role, engine in engines.items()
-        },
-        updates=updates,
-        resets_reference="ref" in config.changing_roles,
-        rollout=rollout,
-        device=device,
-        sharding_manager=_sharding_manager(shardings, engines["actor"], rollout, device),
-        exports={
-            role: WeightExport(
-                engines[role],
-                plan.train_dtype,
-                plan.topology,
-                bucket_bytes=plan.bucket_bytes,
-                timeout_seconds=config.generate_config.reshard_timeout_seconds,
-                name=f"export {role}",
-            )
-            for role in updates
-        },
-    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Parts:
+    """What workers of either kind are made of."""
+
+    shardings: RunShardings
+    device: WorkerDevice
+    engines: dict[Role, TrainingEngine]
+
+    @classmethod
+    def of(cls, plan: RunPlan, platform: Platform) -> "_Parts":
+        """Build the models of this rank."""
+        if plan.config.megatron_training.is_deterministic:
+            make_deterministic()
+        shardings = RunShardings(plan=plan)
+        groups = _megatron_groups(plan, platform)
+        device = _make_device(shardings, platform.device_type)
+        engines = _engines(shardings, platform, groups, device)
+        return cls(shardings=shardings, device=device, engines=engines)
+
+    def of_worker(self, sync: WeightSync | None) -> dict[str, Any]:
+        """Return what a worker has by the names of its fields; all but the rollout."""
+        plan, device, engines = self.shardings.plan, self.device, self.engines
+        config, updates = plan.config, _updates(plan.config)
+        return {
+            "models": {
+                role: RoleModel(
+                    engine=engine, micro_batching=config.micro_batching(role, learns=False)
+                )
+                for role, engine in engines.items()
+            },
+            "updates": updates,
+            "resets_reference": "ref" in config.changing_roles,
+            "device": device,
+            "sharding_manager": ShardingManager(
+                device.ledger, sync, movable=device.plan.movable, device_type=device.device_type
+            ),
+            "exports": {
+                role: WeightExport(
+                    engines[role],
+                    plan.train_dtype,
+                    plan.topology,
+                    bucket_bytes=plan.bucket_bytes,
+                    timeout_seconds=config.generate_config.reshard_timeout_seconds,
+                    name=f"export {role}",
+                )
+                for role in updates
+            },
+        }
 
 
 def _megatron_groups(plan: RunPlan, platform: Platform) -> "dict[Role, ParallelGroups]":
@@ -155,14 +206,25 @@ def _make_device(models: RunShardings, device_type: str) -> WorkerDevice:
 
 def _planned(models: RunShardings, device_type: str) -> MemoryPlan:
     """Plan the memory of a step, the KV cache included. A collective."""
-    asked, account = models.plan.config.rl_config.device_memory_bytes, device_account(device_type)
+    plan = memory_plan(models, capacity_of(models.plan, device_type))
+    return plan if plan.side == "training" else with_any_kv_cache(models, plan)
+
+
+def capacity_of(plan: RunPlan, device_type: str) -> int | None:
+    """Return what a device of this process has, or is to have; None where nothing says it."""
+    asked, account = plan.config.rl_config.device_memory_bytes, device_account(device_type)
     there = account.capacity if account is not None else None
-    capacity = min((bound for bound in (asked, there) if bound is not None), default=None)
-    plan = memory_plan(models, capacity)
+    return min((bound for bound in (asked, there) if bound is not None), default=None)
+
+
+def with_any_kv_cache(models: RunShardings, plan: MemoryPlan) -> MemoryPlan:
+    """Return a plan with a KV cache, of a size that all ranks agree on. A collective."""
     if plan.kv_cache_bytes is not None:
         return plan
     # A host without a bound: the share that all its workers can have at once.
-    share = memory_bound() // models.plan.topology.ranks_per_node
+    config = models.plan.config
+    per_node = min(config.rl_config.actor_resource.npus_per_node, config.devices)
+    share = memory_bound() // per_node
     of_share = with_own_kv_cache(models, replace(plan, capacity_bytes=share)).kv_cache_bytes
     assert of_share is not None, "a share has a size"
     # Machines may differ, and the engines of a replica must agree.
@@ -273,21 +335,19 @@ def _updates(config: RunConfig) -> dict[Role, RoleUpdates]:
     }
 
 
-def _sharding_manager(
+def _weight_sync(
     shardings: RunShardings, actor: TrainingEngine, rollout: RolloutEngine, device: WorkerDevice
-) -> ShardingManager:
+) -> WeightSync:
     generate = shardings.plan.config.generate_config
     route = WeightRoute(
         target=shardings.rollout,
         plan=shardings.reshard,
         timeout_seconds=generate.reshard_timeout_seconds,
     )
-    sync = WeightSync(
+    return WeightSync(
         actor,
         rollout,
         route,
         verify=generate.verify_weights,
         on_last_read=device.offload_when_read(Region.ACTOR_WEIGHTS),
     )
-    movable = device.plan.movable
-    return ShardingManager(device.ledger, sync, movable=movable, device_type=device.device_type)

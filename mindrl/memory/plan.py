@@ -19,7 +19,9 @@ from mindrl.memory.schedule import (
     Instant,
     Phase,
     Region,
+    Side,
     copied_regions,
+    rollout_timeline,
     step_phases,
     timeline,
 )
@@ -49,6 +51,8 @@ class MemoryPlan:
     """Every region of the run; without the KV cache where its size is not known."""
     host_rounding: RankBytes
     """What rounding adds at most to what each rank keeps on the host."""
+    side: Side = "both"
+    """What the devices have of the run; of one rollout replica where rollout is apart."""
 
     @property
     def kv_cache_bytes(self) -> int | None:
@@ -60,17 +64,17 @@ class MemoryPlan:
     @property
     def world_size(self) -> int:
         """Ranks of the run, one on each device."""
-        return len(self.regions[Region.ROLLOUT_WEIGHTS])
+        return len(next(iter(self.regions.values())))
 
     @cached_property
     def course(self) -> "Course":
         """What comes and goes in a step."""
-        return _course(self.phases, self.movable, tuple(self.regions))
+        return _course(self.phases, self.movable, tuple(self.regions), self.side)
 
     @property
     def phases(self) -> tuple[Phase, ...]:
         """The phases of a step, in order."""
-        return step_phases(self.roles, reads_actor=self.reads_actor)
+        return step_phases(self.roles, reads_actor=self.reads_actor, side=self.side)
 
     @cached_property
     def totals(self) -> RankBytes:
@@ -102,6 +106,8 @@ class MemoryPlan:
     def need_bytes(self, rank: int) -> int:
         """Return the most that any phase needs on a rank, a reshard included: no run needs less."""
         needs = [*(NEEDS[phase] for phase in self.phases), _RESHARD]
+        if self.side == "rollout":
+            needs = [(*NEEDS[Phase.ROLLOUT], Region.STAGING)]
         return max(int(self.sum(need)[rank]) for need in needs)
 
     @cached_property
@@ -153,9 +159,9 @@ def with_kv_cache(plan: MemoryPlan, nbytes: int) -> MemoryPlan:
 
 
 def rollout_regions(plan: MemoryPlan) -> frozenset[Region]:
-    """Return what lies on a device beside the KV cache during rollout."""
-    (during,) = (each for each in plan.course.instants if each.label == Phase.ROLLOUT.value)
-    return during.resident & plan.regions.keys() - {Region.KV_CACHE}
+    """Return what lies on a device beside the KV cache; messages too, where that never leaves."""
+    during = [each.resident for each in plan.course.instants if Region.KV_CACHE in each.resident]
+    return frozenset().union(*during) & plan.regions.keys() - {Region.KV_CACHE}
 
 
 def rollout_bytes(plan: MemoryPlan) -> int:
@@ -183,12 +189,14 @@ class Course(NamedTuple):
 # Thousands of plans that are compared with each other have few courses between them.
 @cache
 def _course(
-    phases: tuple[Phase, ...], movable: frozenset[Region], regions: tuple[Region, ...]
+    phases: tuple[Phase, ...], movable: frozenset[Region], regions: tuple[Region, ...], side: Side
 ) -> Course:
     stays = set(regions) - movable - ROLLOUT_REGIONS - {Region.STAGING}
     resident = stays | set(NEEDS[Phase.TRAIN])
-    instants = timeline(phases, movable, resident)
+    instants = rollout_timeline() if side == "rollout" else timeline(phases, movable, resident)
     lies = [[region in at.resident for region in regions] for at in instants]
+    if side == "rollout":
+        return Course(instants, np.array(lies, np.int64), [], [])
     # What an update changed is copied in the step behind it.
     once, twice = copied_regions(instants), copied_regions(timeline(phases * 2, movable, resident))
     out, back = (later[len(first) :] for first, later in zip(once, twice, strict=True))

@@ -8,8 +8,12 @@ leaves before anything comes; rollout weights come first and the KV cache last.
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Literal
 
 from mindrl.config.layout_keys import Role
+
+Side = Literal["both", "training", "rollout"]
+"""What of a run the devices have: where rollout has devices of its own, each has one side."""
 
 
 class Region(Enum):
@@ -49,6 +53,8 @@ class Phase(Enum):
 
     ROLLOUT = "rollout"
     """Generation by the engine."""
+    SEND = "send_weights"
+    """The actor's weights travel to rollout devices, where those are apart."""
     REWARD = "reward"
     """Scores of a neural reward model."""
     REFERENCE = "reference"
@@ -79,6 +85,7 @@ UPDATES = frozenset({Phase.TRAIN, Phase.CRITIC_TRAIN})
 
 NEEDS: Mapping[Phase, tuple[Region, ...]] = {
     Phase.ROLLOUT: (Region.ROLLOUT_WEIGHTS, Region.KV_CACHE),
+    Phase.SEND: (Region.ACTOR_WEIGHTS,),
     **{
         phase: ROLE_REGIONS[role] if phase in UPDATES else ROLE_REGIONS[role][:1]
         for phase, role in PHASE_ROLES.items()
@@ -109,13 +116,18 @@ class Move:
     region: Region
 
 
-def step_phases(roles: Collection[Role], *, reads_actor: bool = True) -> tuple[Phase, ...]:
+def step_phases(
+    roles: Collection[Role], *, reads_actor: bool = True, side: Side = "both"
+) -> tuple[Phase, ...]:
     """Return the phases of a training step, in order; those of one role lie side by side.
 
     Where an update finds the log-probs that it starts from, no pass before it `reads_actor`.
     """
-    of_roles = (phase for phase in Phase if PHASE_ROLES.get(phase, "actor") in roles)
-    return tuple(phase for phase in of_roles if reads_actor or phase is not Phase.FORWARD)
+    if side == "rollout":
+        return (Phase.ROLLOUT,)
+    first = Phase.ROLLOUT if side == "both" else Phase.SEND
+    of_roles = (phase for phase in Phase if PHASE_ROLES.get(phase) in roles)
+    return (first, *(each for each in of_roles if reads_actor or each is not Phase.FORWARD))
 
 
 def moves(resident: Collection[Region], phase: Phase, movable: Collection[Region]) -> list[Move]:
@@ -188,8 +200,15 @@ def timeline(
             there = after(there, [move])
             during = there | {Region.STAGING} if move.kind is MoveKind.RESHARD else there
             instants.append(Instant(label_of(move), phase, during, move))
-        instants.append(Instant(phase.value, phase, there))
+        sent = {Region.STAGING} if phase is Phase.SEND else set()
+        instants.append(Instant(phase.value, phase, there | sent))
     return instants
+
+
+def rollout_timeline() -> list[Instant]:
+    """Return the moments of a device that has nothing but the rollout, which never leaves it."""
+    receiving = Instant("receive weights", Phase.ROLLOUT, ROLLOUT_REGIONS | {Region.STAGING})
+    return [receiving, Instant(Phase.ROLLOUT.value, Phase.ROLLOUT, ROLLOUT_REGIONS)]
 
 
 def label_of(move: Move) -> str:

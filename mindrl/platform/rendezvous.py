@@ -4,6 +4,7 @@ import os
 import socket
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -79,3 +80,55 @@ def own_store(name: str) -> dist.Store:  # type: ignore[name-defined]
     # torch has no public way to the store of a group that it made.
     default = dist.distributed_c10d._get_default_store()
     return dist.PrefixStore(name, default)  # type: ignore[attr-defined]
+
+
+def hold_store(timeout: timedelta) -> tuple[dist.Store, tuple[str, int]]:  # type: ignore[name-defined]
+    """Open a store on this process's own address, where processes of other worlds meet.
+
+    Needs the default group, of which this is rank 0; returns the store and where it listens.
+    """
+    listener = listen(os.environ["MASTER_ADDR"])
+    host, port = listener.getsockname()[:2]
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        host, port, is_master=True, timeout=timeout, master_listen_fd=listener.detach()
+    )
+    return store, (host, port)
+
+
+def reach_store(address: tuple[str, int], timeout: timedelta) -> dist.Store:  # type: ignore[name-defined]
+    """Connect to a store that another process holds; RuntimeError where none is there."""
+    return dist.TCPStore(*address, is_master=False, timeout=timeout)  # type: ignore[attr-defined]
+
+
+def join_beside(
+    platform: Platform,
+    store: dist.Store,  # type: ignore[name-defined]
+    seat: Seat,
+    name: str,
+    timeout: timedelta,
+) -> dist.ProcessGroup:
+    """Make a group over processes of several worlds; the default group of each stays what it is.
+
+    A collective over those processes. The seat is that in the new group; no other group of this
+    process has the name, and no other use of the store its keys.
+    """
+    # torch makes groups out of the default one alone, unless it takes this one for such a one.
+    c10d: Any = dist.distributed_c10d
+    made: tuple[dist.ProcessGroup, object] = c10d._new_process_group_helper(
+        seat.world_size,
+        seat.rank,
+        [],
+        platform.collective_backend,
+        store,
+        group_name=name,
+        timeout=timeout,
+    )
+    group, _ = made
+    # Messages between two ranks look the ranks of their group up here.
+    c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(seat.world_size)}
+    return group
+
+
+def leave_group(group: dist.ProcessGroup) -> None:
+    """Give a group up, whether or not its other ranks are still there."""
+    dist.destroy_process_group(group)

@@ -56,6 +56,8 @@ def with_own_kv_cache(models: RunShardings, plan: MemoryPlan) -> MemoryPlan:
     config, per_token = models.plan.config, models.plan.kv_bytes_per_token
     for finding in kv_cache_findings(config, per_token):
         raise ConfigError(str(finding))
+    if plan.side == "training":
+        return plan
     generate = config.generate_config
     if generate.kv_cache_mib is not None:
         return with_kv_cache(plan, generate.kv_cache_mib * MIB)
@@ -95,18 +97,29 @@ def one_sequence(config: RunConfig, per_token: int) -> tuple[int, str]:
 def plan_without_kv_cache(
     models: RunShardings, capacity_bytes: int | None, staging: RankBytes | None = None
 ) -> MemoryPlan:
-    """Predict all but the KV cache; without `staging` the reshard is planned, which says it."""
+    """Predict all but the KV cache; without `staging` the reshard is planned, which says it.
+
+    Where rollout is apart, that of the training side.
+    """
     config = models.plan.config
     shares = config.megatron_training.use_distributed_optimizer
-    messages = models.reshard.peak_staging if staging is None else staging
+    messages = models.staging if staging is None else staging
+    regions = region_bytes(models, messages, distributed_optimizer=shares)
     keys = offload_keys(config).items()
+    if config.is_apart:
+        del regions[Region.ROLLOUT_WEIGHTS]
+        regions = {region: each[: config.world_size] for region, each in regions.items()}
+        if len(config.roles) == 1:
+            # Nothing takes turns with it.
+            keys = {}.items()
     return MemoryPlan(
         capacity_bytes=capacity_bytes,
         roles=config.roles,
         reads_actor=config.old_log_probs == "recompute",
         movable=frozenset(region for region, key in keys if config.value_of(key)),
-        regions=region_bytes(models, messages, distributed_optimizer=shares),
+        regions=regions,
         host_rounding=_host_rounding(models),
+        side="training" if config.is_apart else "both",
     )
 
 

@@ -1,7 +1,7 @@
 """What a run is, decided once, and who holds what in it; each answer is made when asked for."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 
 import numpy as np
@@ -12,7 +12,7 @@ from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.memory.plan import RankBytes
 from mindrl.models.decoder import DType, Head
 from mindrl.models.description import ModelDescription
-from mindrl.models.sharding import Sharding
+from mindrl.models.sharding import Sharding, elsewhere
 from mindrl.platform.garbage import no_collection
 from mindrl.preflight.shipped import planned_description, sizes_path, takes_any_family
 from mindrl.resharding.plan import ReshardPlan, Topology, plan_reshard, slices_for_bucket
@@ -32,6 +32,23 @@ class RunPlan:
     layouts: Mapping[Role, TrainLayout]
     """Of the same roles, the order of the ranks included."""
     rollout: RolloutLayout
+
+    @property
+    def replica(self) -> RolloutLayout:
+        """The layout of one rollout replica, which is a world of its own where it is apart."""
+        return replace(self.rollout, dp=1)
+
+    def link_nodes(self, replica: int) -> tuple[int, ...]:
+        """Return the node of each training rank, and behind them of each rank of a replica.
+
+        Nodes are numbered in the order in which they come, so that replicas that lie alike are
+        linked alike.
+        """
+        placement = self.config.placement
+        training = placement.nodes(0, self.config.world_size)
+        nodes = (*training, *placement.nodes(1 + replica, self.replica.world_size))
+        numbers = {node: number for number, node in enumerate(dict.fromkeys(nodes))}
+        return tuple(numbers[node] for node in nodes)
 
     @property
     def topology(self) -> Topology:
@@ -83,6 +100,7 @@ class RunShardings:
     unordered: "RunShardings | None" = None
     """The same with the ranks in the engine's own order, where this one was made from it: the
     rollout and what travels are the same."""
+    _links: dict[tuple[int, ...], ReshardPlan] = field(default_factory=dict, init=False)
 
     @cached_property
     def training(self) -> dict[Role, Sharding]:
@@ -102,11 +120,31 @@ class RunShardings:
 
     @cached_property
     def rollout(self) -> Sharding:
-        """Who needs the actor's weights for rollout."""
+        """Who needs the actor's weights for rollout: where that is apart, the ranks of a link.
+
+        Those are the training ranks and, behind them, the ranks of one replica.
+        """
         if self.unordered is not None:
             return self.unordered.rollout
-        dtype = self.plan.config.generate_config.dtype
-        return rollout_sharding(self.plan.models["actor"], self.plan.rollout, dtype=dtype)
+        plan, dtype = self.plan, self.plan.config.generate_config.dtype
+        if not plan.config.is_apart:
+            return rollout_sharding(plan.models["actor"], plan.rollout, dtype=dtype)
+        of_replica = rollout_sharding(plan.models["actor"], plan.replica, dtype=dtype)
+        first, world_size = plan.config.world_size, self.link_size
+        return elsewhere(of_replica, first_rank=first, world_size=world_size)
+
+    @property
+    def link_size(self) -> int:
+        """Ranks of a link between the training side and a rollout replica."""
+        return self.plan.config.world_size + self.plan.replica.world_size
+
+    @cached_property
+    def source(self) -> Sharding:
+        """Who has the actor's weights, of the ranks that `rollout` speaks of."""
+        training = self.training["actor"]
+        if not self.plan.config.is_apart:
+            return training
+        return elsewhere(training, first_rank=0, world_size=self.link_size)
 
     @cached_property
     def slices(self) -> Slices:
@@ -114,24 +152,48 @@ class RunShardings:
         if self.unordered is not None:
             return self.unordered.slices
         with no_collection():
-            return slices_for_bucket(self.training["actor"], self.rollout, self.plan.bucket_bytes)
+            return slices_for_bucket(self.source, self.rollout, self.plan.bucket_bytes)
 
     @cached_property
     def reshard(self) -> ReshardPlan:
-        """How it travels, which takes most of the time for large models."""
+        """How it travels, which takes most of the time for large models.
+
+        Where rollout is apart, to its first replica.
+        """
+        return self.link(0) if self.plan.config.is_apart else self._planned(self.plan.topology)
+
+    def link(self, replica: int) -> ReshardPlan:
+        """Return how the weights travel to a replica on devices of its own."""
+        nodes = self.plan.link_nodes(replica)
+        if nodes not in self._links:
+            per_node = self.plan.config.rl_config.actor_resource.npus_per_node
+            self._links[nodes] = self._planned(Topology(ranks_per_node=per_node, placed=nodes))
+        return self._links[nodes]
+
+    def _planned(self, topology: Topology) -> ReshardPlan:
         with no_collection():
             return plan_reshard(
-                self.training["actor"],
+                self.source,
                 self.rollout,
-                self.plan.topology,
+                topology,
                 bucket_bytes=self.plan.bucket_bytes,
                 slices=self.slices,
             )
 
+    @cached_property
+    def staging(self) -> RankBytes:
+        """The most that each rank has in flight while weights travel, to whichever replica."""
+        if not self.plan.config.is_apart:
+            return self.reshard.peak_staging
+        ways = {self.plan.link_nodes(each): each for each in range(self.plan.rollout.replicas)}
+        peaks: RankBytes = np.array([self.link(each).peak_staging for each in ways.values()])
+        most: RankBytes = peaks.max(axis=0)
+        return most
+
     @property
     def most_staging(self) -> RankBytes:
-        """Bound on the messages that each rank has in flight; needs no plan of the reshard."""
-        return np.full(self.plan.config.world_size, self.plan.bucket_bytes, dtype=np.int64)
+        """Bound on `staging`; needs no plan of the reshard."""
+        return np.full(len(self.rollout.held_by), self.plan.bucket_bytes, dtype=np.int64)
 
     @cached_property
     def ordered(self) -> "RunShardings":
@@ -141,7 +203,8 @@ class RunShardings:
         groups.
         """
         plan = self.plan
-        if plan.config.generate_config.rank_map == "default":
+        if plan.config.generate_config.rank_map == "default" or plan.config.is_apart:
+            # No order lets a rank keep what only others need.
             return self
         own = plan.layouts["actor"]
         with no_collection():

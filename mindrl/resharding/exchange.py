@@ -128,16 +128,31 @@ class Channel:
     store: dist.Store  # type: ignore[name-defined]
     device: torch.device
     timeout_seconds: float
+    names: tuple[str, ...] = ()
+    """What errors call each rank, where its number in the group would mislead."""
 
     def post(
         self, index: int, sends: Sequence[Message], receives: Sequence[Message]
     ) -> list[Message]:
-        """Start the messages of a round; `wait` has to follow."""
+        """Start the messages of a round; `wait` has to follow.
+
+        Raises:
+            ReshardError: A peer is gone.
+        """
         messages = [*sends, *receives]
         for message in messages:
             message.round = index
         for message in receives:
             message.incoming = True
+        # gloo begins them one by one, and fails at the one whose peer is gone.
+        one_by_one = self.device.type == "cpu"
+        for batch in [[each] for each in messages] if one_by_one else [messages]:
+            self._begin(batch)
+        return messages
+
+    def _begin(self, messages: Sequence[Message]) -> None:
+        if not messages:
+            return
         operations = [
             dist.P2POp(
                 dist.irecv if message.incoming else dist.isend,
@@ -147,11 +162,13 @@ class Channel:
             )
             for message in messages
         ]
-        works = dist.batch_isend_irecv(operations) if operations else []
-        # gloo answers with one handle for each message, NCCL and HCCL with one for all of them.
-        for place, message in enumerate(messages):
-            message.works = [works[place]] if len(works) == len(messages) else list(works)
-        return messages
+        try:
+            works = dist.batch_isend_irecv(operations)
+        except RuntimeError as error:
+            raise self._failure(messages[0], error, 0.0) from error
+        # NCCL and HCCL answer with one handle for all of them.
+        for message in messages:
+            message.works = list(works)
 
     def wait(self, messages: Sequence[Message]) -> None:
         """Wait until messages have come and gone.
@@ -192,14 +209,15 @@ class Channel:
         silent = self._silent("plan", self.timeout_seconds)
         if silent:
             raise ReshardError(
-                f"{_ranks(silent)} did not answer within {self.timeout_seconds:g} s; "
+                f"{self._said(silent)} did not answer within {self.timeout_seconds:g} s; "
                 "no weights were moved"
             )
         plans = [self.store.get(f"plan {rank}").decode() for rank in ranks]
         others = [rank for rank in ranks if plans[rank] != plans[0]]
         if others:
             raise ReshardError(
-                f"{_ranks(others)} made another reshard plan than rank 0; no weights were moved"
+                f"{self._said(others)} made another reshard plan than {self.name_of(0)}; "
+                "no weights were moved"
             )
 
     def _failure(
@@ -207,8 +225,8 @@ class Channel:
     ) -> ReshardError:
         what = "checksums" if message.round < 0 else f"bucket {message.round}"
         text = (
-            f"rank {self.group.rank()} waited {waited_seconds:.0f} s for {what} of the reshard "
-            f"with rank {message.peer}"
+            f"{self.name_of(self.group.rank())} waited {waited_seconds:.0f} s for {what} of the "
+            f"reshard with {self.name_of(message.peer)}"
         )
         if waited_seconds < self.timeout_seconds * 0.9:
             return ReshardError(f"{text}: {str(error).strip() or 'the connection broke'}")
@@ -222,9 +240,9 @@ class Channel:
                 if rank not in complaining
             }
         except RuntimeError:
-            return ReshardError(f"{text}; rank 0 is gone")
+            return ReshardError(f"{text}; {self.name_of(0)} is gone")
         behind = [rank for rank, at in reached.items() if at == min(reached.values())]
-        return ReshardError(f"{text}; {_ranks(behind)} did not come so far" if behind else text)
+        return ReshardError(f"{text}; {self._said(behind)} did not come so far" if behind else text)
 
     def note_runs(self, count: int) -> None:
         """Let the other ranks know how many reshards this one has finished."""
@@ -235,16 +253,34 @@ class Channel:
 
     def _silent(self, what: str, timeout_seconds: float) -> list[int]:
         """Wait until every rank has said something; returns those that have not."""
-        keys = {rank: f"{what} {rank}" for rank in range(self.group.size())}
-        try:
-            self.store.wait(list(keys.values()), timedelta(seconds=timeout_seconds))
-        except dist.DistNetworkError:
-            # The store lives in the first rank's process.
-            return [0]
-        except RuntimeError:
-            return [rank for rank, key in keys.items() if not self.store.check([key])]
-        return []
+        return silent_ranks(self.store, what, self.group.size(), timeout_seconds)
+
+    def name_of(self, rank: int) -> str:
+        """Return what errors call a rank."""
+        return self.names[rank] if self.names else f"rank {rank}"
+
+    def _said(self, ranks: Sequence[int]) -> str:
+        if self.names:
+            return ", ".join(map(self.name_of, ranks))
+        return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+def silent_ranks(
+    store: dist.Store,  # type: ignore[name-defined]
+    what: str,
+    size: int,
+    timeout_seconds: float,
+) -> list[int]:
+    """Wait until each of so many ranks has said something in a store; returns those that have not.
+
+    That is a key of the two, such as `plan 3`.
+    """
+    keys = {rank: f"{what} {rank}" for rank in range(size)}
+    try:
+        store.wait(list(keys.values()), timedelta(seconds=timeout_seconds))
+    except dist.DistNetworkError:
+        # The store lives in the first rank's process.
+        return [0]
+    except RuntimeError:
+        return [rank for rank, key in keys.items() if not store.check([key])]
+    return []

@@ -26,9 +26,15 @@ class Topology:
     """Which ranks share a node."""
 
     ranks_per_node: int
+    """Of each node, which they fill one after the other."""
+    placed: tuple[int, ...] | None = None
+    """The node of each rank, where they lie otherwise."""
 
     def nodes(self, world_size: int) -> Integers:
         """Return the node of each rank."""
+        if self.placed is not None:
+            assert len(self.placed) == world_size, "the topology is of this world"
+            return np.array(self.placed, dtype=np.int64)
         nodes: Integers = np.arange(world_size) // self.ranks_per_node
         return nodes
 

@@ -68,8 +68,8 @@ class Checksums:
         if local is not None:
             theirs[rank] = local
         found = [
-            f"{show(transfer.slice.tensor, transfer.slice.box)} on rank {rank} differs from what "
-            f"rank {peer} has"
+            f"{show(transfer.slice.tensor, transfer.slice.box)} on {channel.name_of(rank)} differs "
+            f"from what {channel.name_of(peer)} has"
             for peer, pairs in sorted(self.written.items())
             for (transfer, value), expected in zip(pairs, theirs[peer].tolist(), strict=True)
             if int(value) != expected

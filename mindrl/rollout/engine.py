@@ -90,6 +90,9 @@ class RolloutEngine(Protocol):
     def take_back(self) -> Responses:
         """Return what was drawn for each request, in order, whole or not; the engine drops them."""
 
+    def forget(self) -> None:
+        """Empty the KV cache, which stays: its weights are about to change. Nothing may be open."""
+
     def weight_sink(self) -> RolloutSink:
         """Return where the weights go; they have to be on the device."""
 

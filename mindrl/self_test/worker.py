@@ -11,7 +11,7 @@ from torch import Tensor
 from mindrl.batch.rollouts import Responses
 from mindrl.batch.sequences import Logprobs, Sequences
 from mindrl.errors import ResidueError
-from mindrl.launch.worker import build_worker
+from mindrl.launch.worker import build_integrated_worker
 from mindrl.memory.schedule import Phase, Region
 from mindrl.observability.units import MIB, mib_text
 from mindrl.platform.copies import Copies
@@ -110,7 +110,7 @@ class TestedWorker:
 
     def build(self) -> Figures:
         """Build trainer and engine by the product's own way. A collective."""
-        self.worker = build_worker(self.plan, self.platform)
+        self.worker = build_integrated_worker(self.plan, self.platform)
         return {}
 
     def reshard(self) -> Figures:

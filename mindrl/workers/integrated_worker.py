@@ -1,93 +1,24 @@
-"""All models of a run in one process: each has the device for its turn."""
+"""All models of a run and its engine in one process: each has the device for its turn."""
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import torch.distributed as dist
-from torch import Tensor
-
-from mindrl.batch.balance import MicroBatching
-from mindrl.batch.experience import CriticMinibatch, Minibatch, PolicyUpdate
 from mindrl.batch.rollouts import Responses
-from mindrl.batch.sequences import Logprobs, Sequences, SequenceScores, Values
-from mindrl.checkpoint.commits import SavedFiles
-from mindrl.checkpoint.export import keep_folder
-from mindrl.config.layout_keys import Role
-from mindrl.memory.plan import MemoryPlan
-from mindrl.memory.schedule import ROLE_REGIONS, Phase, Region
-from mindrl.observability.timeline import MeasuredSnapshot
+from mindrl.memory.schedule import Phase
 from mindrl.observability.timing import StageTimer
-from mindrl.platform.host_memory import process_memory
 from mindrl.rollout.engine import Request, RolloutEngine, Sampling
-from mindrl.training.engine import Loss, TrainingEngine
-from mindrl.workers.device import WorkerDevice
-from mindrl.workers.sharding_manager import ShardingManager
-from mindrl.workers.state_saver import StateSaver
-from mindrl.workers.weight_sync import WeightExport
-
-_CHANGES_IN: Mapping[Role, Phase] = {
-    "actor": Phase.TRAIN,
-    "critic": Phase.CRITIC_TRAIN,
-    "ref": Phase.REFERENCE,
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoleUpdates:
-    """How a role learns."""
-
-    micro_batching: MicroBatching
-    loss: Loss[Any]
-    keeps_logprobs: bool = False
-    """The updates return the log-probs that they start from."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoleModel:
-    """The model of a role, and how it is asked."""
-
-    engine: TrainingEngine
-    micro_batching: MicroBatching
+from mindrl.workers.training_worker import TrainingWorker
 
 
 @dataclass(kw_only=True)
-class IntegratedWorker:
-    """Generates, reads and learns on one device; every rank makes the same calls.
+class IntegratedWorker(TrainingWorker):
+    """Generates, reads and learns on one device; see `TrainingWorker`."""
 
-    All that it has has its place on the device, and has left it. A call for a role that the run
-    does without is a KeyError.
-    """
-
-    models: Mapping[Role, RoleModel]
-    """Of the roles that the run has."""
-    updates: Mapping[Role, RoleUpdates]
-    """Of those that learn."""
-    exports: Mapping[Role, WeightExport]
-    """The ways to files, of the roles that learn."""
     rollout: RolloutEngine
     """Answers prompts with the actor's weights."""
-    device: WorkerDevice
-    sharding_manager: ShardingManager
-    resets_reference: bool = False
-    """The reference takes over the actor's weights now and then: it is part of a checkpoint."""
-    nonfinite: Counter[str] = field(default_factory=Counter)
-    """How many NaN and Inf each thing held that this rank has computed, since it was last asked."""
     timer: StageTimer = field(default_factory=StageTimer)
     """Of the engine's answers."""
-
-    def __post_init__(self) -> None:
-        """Know where the state of the models that change lies."""
-        held = self.device.held
-        changing: list[Role] = [*self.updates]
-        if self.resets_reference:
-            changing.append("ref")
-        self.saver = StateSaver(
-            {role: self.models[role].engine for role in changing},
-            {role: [held[name] for name in ROLE_REGIONS[role]] for role in changing},
-        )
 
     def generate_sequences(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]
@@ -118,174 +49,17 @@ class IntegratedWorker:
         self._note("rollout_logprobs", responses.logprobs_N)
         return responses
 
-    def compute_logprobs(self, sequences: Sequences) -> Logprobs | None:
-        """Give this replica's sequences log-probs of the current weights.
-
-        None on ranks without the head, as of every model.
-        """
-        return self._logprobs("actor", Phase.FORWARD, sequences)
-
-    def compute_ref_logprobs(self, sequences: Sequences) -> Logprobs | None:
-        """Give this replica's sequences log-probs of the reference."""
-        return self._logprobs("ref", Phase.REFERENCE, sequences)
-
-    def reset_reference(self) -> None:
-        """Give the reference the actor's weights.
-
-        They have left the device for it, or may stay there: nothing is there besides what a pass of
-        the reference needs.
-        """
-        self.sharding_manager.enter(Phase.REFERENCE)
-        actor, reference = self.models["actor"].engine, self.models["ref"].engine
-        source = self.device.contents(Region.ACTOR_WEIGHTS, actor.local_tensors())
-        own = reference.local_tensors()
-        assert source.keys() == own.keys(), "validated: one model in one layout"
-        for name, tensor in own.items():
-            tensor.copy_(source[name])
-        self.device.held[Region.REFERENCE_WEIGHTS].changed()
-
-    def compute_values(self, sequences: Sequences) -> Values | None:
-        """Value each response token of this replica's sequences before it is chosen."""
-        read = self._read("critic", Phase.CRITIC_FORWARD, sequences)
-        if read is None:
-            return None
-        self._note("critic_values", read[0][sequences.response_mask_BT])
-        return Values(values_BT=read[0])
-
-    def compute_rewards(self, sequences: Sequences) -> SequenceScores | None:
-        """Rate this replica's whole sequences, at their last tokens."""
-        read = self._read("reward", Phase.REWARD, sequences, at_end=True)
-        if read is None:
-            return None
-        rewards_B = read[0].sum(dim=1)
-        self._note("reward_scores", rewards_B)
-        return SequenceScores(rewards_B=rewards_B)
-
-    def update(self, minibatch: Minibatch) -> PolicyUpdate:
-        """Take one optimizer step of the actor on this replica's share."""
-        kept: list[Tensor] = []
-
-        def keep(read: tuple[Tensor, ...]) -> None:
-            self._note("actor_logprobs", read[0][minibatch.response_mask_BT])
-            kept.append(read[0])
-
-        asked = keep if self.updates["actor"].keeps_logprobs else None
-        metrics = self._update("actor", Phase.TRAIN, minibatch, asked)
-        return PolicyUpdate(metrics=metrics, logprobs_BT=kept[0] if kept else None)
-
-    def update_critic(self, minibatch: CriticMinibatch) -> dict[str, float]:
-        """Take one optimizer step of the critic on this replica's share."""
-        return self._update("critic", Phase.CRITIC_TRAIN, minibatch)
-
-    def export(self, folder: str, record: Mapping[str, object]) -> None:
-        """Export the actor's weights to a Hugging Face folder, with a record of them."""
-        self.sharding_manager.enter(Phase.FORWARD)
-        self.exports["actor"].write(Path(folder), record)
-
-    def export_critic(self, folder: str, record: Mapping[str, object]) -> None:
-        """Export the critic's weights to a Hugging Face folder, with a record of them."""
-        self.sharding_manager.enter(Phase.CRITIC_FORWARD)
-        self.exports["critic"].write(Path(folder), record)
-
-    def save_bytes(self) -> int:
-        """Count the bytes that this rank writes of a checkpoint."""
-        return self.saver.nbytes()
-
     def begin_save(self, folder: str) -> None:
-        """Have the state of the models that change written into a folder in the next rollout."""
+        """Have the state of the models that change written into a folder in the next rollout.
+
+        It lies on the host then, where it may leave the device.
+        """
         self.saver.request(Path(folder))
 
-    def finish_save(self) -> SavedFiles:
-        """Wait for what `begin_save` asked for; says which files this rank has written, or why not.
-
-        It raises nothing where a disk refuses: all ranks are done before a driver acts on it.
-        """
-        return self.saver.finish()
-
-    def restore(self, folder: str, updates: Mapping[Role, int]) -> None:
-        """Go on from a checkpoint. A collective over all ranks.
-
-        Raises:
-            CheckpointError: A file is damaged, or lacks something.
-        """
-        for role, count in updates.items():
-            self.sharding_manager.enter(_CHANGES_IN[role])
-            self.saver.restore(role, Path(folder), count)
-            self.device.held[ROLE_REGIONS[role][0]].changed()
-        dist.barrier()
-
-    def keep_export(self, folder: str, kept: str) -> None:
-        """Keep an exported folder under a second name, by the rank that wrote it.
-
-        Raises:
-            OutputError: It cannot be written.
-        """
-        if dist.get_rank() == 0:
-            keep_folder(Path(folder), Path(kept))
-
-    def memory_plan(self) -> MemoryPlan:
-        """Return what lies on every device at each moment."""
-        return self.device.plan
-
-    def record_memory(self, is_on: bool) -> None:
-        """Note from now on what lies on the device at each moment, or no longer."""
-        self.sharding_manager.record(is_on=is_on)
-
-    def flush_moments(self) -> list[MeasuredSnapshot]:
-        """Return what was noted since the last call."""
-        return self.sharding_manager.flush_moments()
-
     def flush_metrics(self) -> dict[str, float]:
-        """Return seconds and bytes of the last switches, this process's memory, bad numbers."""
-        memory = process_memory()
-        nonfinite, self.nonfinite = self.nonfinite, Counter()
-        bad = {f"nonfinite/{what}": float(count) for what, count in nonfinite.items()}
-        return (
-            self.sharding_manager.flush_metrics()
-            | bad
-            | {
-                "seconds/generate": 0.0,
-                **self.timer.flush(),
-                "memory/host_arena_bytes": float(self.device.arena.nbytes),
-                "memory/rss_bytes": float(memory.rss_bytes),
-                "memory/peak_rss_bytes": float(memory.peak_rss_bytes),
-            }
-        )
+        """Return also the seconds of the engine's answers."""
+        return super().flush_metrics() | {"seconds/generate": 0.0, **self.timer.flush()}
 
     def _begin_rollout(self) -> None:
         self.sharding_manager.enter(Phase.ROLLOUT)
         self.saver.start()
-
-    def _logprobs(self, role: Role, phase: Phase, sequences: Sequences) -> Logprobs | None:
-        read = self._read(role, phase, sequences)
-        if read is None:
-            return None
-        self._note(f"{role}_logprobs", read[0][sequences.response_mask_BT])
-        return Logprobs(logprobs_BT=read[0], entropy_BT=read[1])
-
-    def _note(self, what: str, numbers: Tensor) -> None:
-        if count := int((~numbers.isfinite()).sum()):
-            self.nonfinite[what] += count
-
-    def _read(
-        self, role: Role, phase: Phase, sequences: Sequences, *, at_end: bool = False
-    ) -> tuple[Tensor, ...] | None:
-        self.sharding_manager.enter(phase)
-        model = self.models[role]
-        return model.engine.forward(sequences, model.micro_batching, at_end=at_end)
-
-    def _update(
-        self,
-        role: Role,
-        phase: Phase,
-        minibatch: Sequences,
-        keep: Callable[[tuple[Tensor, ...]], None] | None = None,
-    ) -> dict[str, float]:
-        self.sharding_manager.enter(phase)
-        updates = self.updates[role]
-        engine = self.models[role].engine
-        metrics = engine.train_step(minibatch, updates.micro_batching, updates.loss, keep=keep)
-        for what in ("loss", "gradient"):
-            if f"nonfinite/{what}" in metrics:
-                self.nonfinite[f"{role}_{what}"] += 1
-        return metrics

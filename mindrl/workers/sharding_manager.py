@@ -31,7 +31,7 @@ class ShardingManager:
     def __init__(
         self,
         ledger: DeviceLedger,
-        resharder: WeightSync,
+        resharder: WeightSync | None,
         *,
         movable: Collection[Region],
         device_type: str,
@@ -39,7 +39,7 @@ class ShardingManager:
         """Take over a device that has nothing on it but what may not leave.
 
         The ledger knows all its regions, whether they are on it or not; those that are movable
-        leave the device while they are not needed.
+        leave the device while they are not needed. There is no resharder where rollout is apart.
         """
         self.ledger = ledger
         self.resharder = resharder
@@ -105,6 +105,7 @@ class ShardingManager:
     def _carry_out(self, move: Move) -> None:
         match move.kind:
             case MoveKind.RESHARD:
+                assert self.resharder is not None, "rollout is on this device"
                 moved = self.resharder.bytes_moved()
                 self.ledger.fullest = {}
                 with self.ledger.staging(moved.pop("in_flight")):

@@ -281,7 +281,7 @@ _VLLM = (
     _callable(VLLM, _ENGINE, "vllm.LLM.wake_up", "tags"),
     _callable(VLLM, _ENGINE, "vllm.LLM.generate", "prompts", "sampling_params", "use_tqdm"),
     *_names(VLLM, _ENGINE, "vllm", "ModelRegistry"),
-    *_names(VLLM, _ENGINE, "vllm.LLM", "llm_engine"),
+    *_names(VLLM, _ENGINE, "vllm.LLM", "llm_engine", "reset_prefix_cache"),
     *_names(VLLM, _ENGINE, "vllm.v1.engine.llm_engine.LLMEngine", "model_executor", "step"),
     *_names(
         VLLM,

@@ -25,7 +25,7 @@ BUILD_WORKER = "mindrl.launch.worker:build_worker"
 
 
 class ForkedWorkers:
-    """A zygote process and the groups that are forked from it, one at a time."""
+    """A zygote process and the groups that are forked from it."""
 
     def __init__(
         self,
@@ -50,11 +50,19 @@ class ForkedWorkers:
         """Of the processes that are forked from now on."""
 
     def start(
-        self, plan: RunPlan, build: str = BUILD_WORKER, *, kind: DeviceKind = "cpu"
+        self,
+        plan: RunPlan,
+        build: str = BUILD_WORKER,
+        *,
+        kind: DeviceKind = "cpu",
+        ranks: int | None = None,
     ) -> "ForkedGroup":
-        """Fork one rank per device of the run and wait until all are built, by `build`."""
+        """Fork so many ranks and wait until all are built, by `build`.
+
+        None is one per device that trains.
+        """
         arguments = (plan, PLATFORMS[kind])
-        group = self._fork(build, arguments, plan.config.world_size, stays=True)
+        group = self._fork(build, arguments, ranks or plan.config.world_size, stays=True)
         group.collect()
         return group
 
@@ -108,10 +116,14 @@ class ForkedGroup:
         arguments: Sequence[tuple[Any, ...]],
         answering: Collection[int] | None = None,
     ) -> list[Any]:
-        for rank, given in zip(self.ranks, arguments, strict=True):
-            send(rank, (method, given))
+        self.begin(method, arguments)
         answers = enumerate(self.collect())
         return [each if answering is None or rank in answering else None for rank, each in answers]
+
+    def begin(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> None:
+        """Call all ranks; `collect` has to follow."""
+        for rank, given in zip(self.ranks, arguments, strict=True):
+            send(rank, (method, given))
 
     def call_all(self, method: str, *arguments: Any) -> list[Any]:
         return self.call(method, [arguments] * len(self.ranks))

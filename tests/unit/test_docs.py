@@ -177,7 +177,8 @@ def literal_metrics() -> set[str]:
     files.append(Path("mindrl/algorithms/estimators.py"))
     trainer = [read(str(file)) for file in files]
     stages = {f"seconds/{name}" for name in re.findall(r'timer\("(\w+)"\)', "".join(trainer))}
-    memory = written_out(read("mindrl/workers/integrated_worker.py"), METRIC)
+    workers = sorted((ROOT / "mindrl" / "workers").glob("*.py"))
+    memory = set().union(*(written_out(path.read_text("utf-8"), METRIC) for path in workers))
     literal = {name for source in trainer for name in written_out(source, METRIC)}
     learning = "".join(
         read(f"mindrl/training/megatron/{name}.py") for name in ("engine", "training_state")

@@ -222,6 +222,11 @@ class VllmEngine:
         rounds, self._rounds = self._rounds, None
         return rounds.take_back()
 
+    def forget(self) -> None:
+        """Empty the KV cache: see `RolloutEngine`."""
+        if self._rounds is not None or not self.llm.reset_prefix_cache():
+            raise RuntimeError("new weights come while the engine has requests that are not whole")
+
     def _must_be_awake(self) -> None:
         if self.awake != {"weights", "kv_cache"}:
             raise RuntimeError(f"the engine is asked while only {sorted(self.awake)} are awake")

@@ -13,6 +13,7 @@ from mindrl.platform.device import PLATFORMS
 from mindrl.platform.rendezvous import listen
 
 JOINER = Path(__file__).with_name("joiner.py")
+BESIDE = Path(__file__).with_name("beside.py")
 
 
 def own_address() -> str | None:
@@ -75,3 +76,26 @@ def test_two_processes_meet_through_the_listener_and_open_no_port_beyond_loopbac
     found = [json.loads(text.splitlines()[-1]) for text in printed]
     assert [(one["rank"], one["sum"]) for one in found] == [(0, 21.0), (1, 21.0)]
     assert {address for one in found for address in one["listening"]} == {"127.0.0.1"}
+
+
+def start_beside(*arguments: str) -> "subprocess.Popen[str]":
+    environment = PLATFORMS["cpu"].worker_environment(workers=2, one_machine=True)
+    command = [sys.executable, str(BESIDE), *arguments]
+    return subprocess.Popen(
+        command, env=os.environ | environment, stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_two_worlds_meet_in_a_group_beside_their_own_which_stay_what_they_are() -> None:
+    first = start_beside("0")
+    assert first.stdout is not None
+    address = first.stdout.readline().split()
+    assert address[0] == "127.0.0.1"
+    second = start_beside("1", *address)
+    printed = [process.communicate(timeout=120)[0] for process in (first, second)]
+    for rank, text in enumerate(printed):
+        received, again, default, world_size, refused = json.loads(text.splitlines()[-1])
+        assert received == again == 11.0 - rank
+        assert (default, world_size) == (1.0, 1)
+        # Once torch needs no entry of ours to send in such a group, that entry can go.
+        assert "not registered" in refused

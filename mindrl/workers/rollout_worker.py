@@ -1,0 +1,122 @@
+"""A rollout engine on a device of its own, and the way that its weights come."""
+
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from mindrl.batch.rollouts import Responses
+from mindrl.errors import ReshardError
+from mindrl.memory.plan import MemoryPlan
+from mindrl.observability.timing import StageTimer
+from mindrl.platform.host_memory import process_memory
+from mindrl.rollout.engine import Request, RolloutEngine, Sampling
+from mindrl.workers.device_ledger import DeviceLedger
+from mindrl.workers.weight_links import ReceivingEnd
+
+
+@dataclass(kw_only=True)
+class RolloutWorker:
+    """Answers prompts with weights that training ranks send; every rank of a replica does alike.
+
+    Its weights and its KV cache are on the device always. It answers nothing before its first
+    weights, and nothing behind a transfer that failed.
+    """
+
+    rollout: RolloutEngine
+    end: ReceivingEnd
+    ledger: DeviceLedger
+    plan: MemoryPlan
+    in_flight_bytes: int
+    """The most that this rank has in flight while weights come."""
+    version: int | None = None
+    """Of the weights; None where they mean nothing."""
+    timer: StageTimer = field(default_factory=StageTimer)
+    metrics: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    def join_link(self, address: tuple[str, int], replica: int, generation: int) -> None:
+        """Meet the training ranks, which `open_link`. A collective with them.
+
+        Raises:
+            ReshardError: Names who did not come in time.
+        """
+        self.end.join(address, replica, generation)
+
+    def receive_weights(self, version: int) -> None:
+        """Take the weights that the training ranks send. A collective with them.
+
+        Raises:
+            ReshardError: A peer is gone or silent, or what arrived is not what was sent.
+        """
+        began, self.version = time.perf_counter(), None
+        # What lies in the KV cache is of other weights.
+        self.rollout.forget()
+        with self.ledger.staging(self.in_flight_bytes):
+            sink = self.rollout.weight_sink()
+            moved = self.end.receive(sink)
+            sink.finish()
+        self.version = version
+        for name, nbytes in moved.items():
+            self.metrics[f"bytes/reshard_{name}"] += nbytes
+        self.metrics["seconds/receive_weights"] += time.perf_counter() - began
+
+    def generate_sequences(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]
+    ) -> Responses:
+        """Answer this replica's prompts, in order.
+
+        Raises:
+            ReshardError: There are no weights.
+        """
+        self._require_weights()
+        with self.timer("generate"):
+            return self._noted(self.rollout.generate(prompts, sampling, seeds))
+
+    def begin_sequences(self, requests: Sequence[Request], sampling: Sampling) -> None:
+        """Take this replica's requests, which `advance_sequences` answers.
+
+        Raises:
+            ReshardError: There are no weights.
+        """
+        self._require_weights()
+        self.rollout.begin(requests, sampling)
+
+    def advance_sequences(self, steps: int, more: Sequence[Request]) -> list[int]:
+        """Let the engine take steps, with more requests behind those that it has.
+
+        Returns the places of requests that are now answered whole.
+        """
+        self._require_weights()
+        with self.timer("generate"):
+            return self.rollout.advance(steps, more)
+
+    def take_sequences(self) -> Responses:
+        """Return what was drawn for this replica's requests, in order."""
+        return self._noted(self.rollout.take_back())
+
+    def memory_plan(self) -> MemoryPlan:
+        """Return what lies on every device of this replica."""
+        return self.plan
+
+    def flush_metrics(self) -> dict[str, float]:
+        """Return seconds and bytes since the last call, this process's memory, bad numbers."""
+        memory = process_memory()
+        metrics, self.metrics = dict(self.metrics), defaultdict(float)
+        return {
+            **metrics,
+            "seconds/generate": 0.0,
+            **self.timer.flush(),
+            "memory/device_peak_bytes": float(self.ledger.flush_peak()),
+            "memory/rss_bytes": float(memory.rss_bytes),
+            "memory/peak_rss_bytes": float(memory.peak_rss_bytes),
+        }
+
+    def _require_weights(self) -> None:
+        if self.version is None:
+            raise ReshardError("this replica has no weights: none came, or the last did not arrive")
+
+    def _noted(self, responses: Responses) -> Responses:
+        if bad := int((~responses.logprobs_N.isfinite()).sum()):
+            what = "rollout_logprobs"
+            self.metrics[f"nonfinite/{what}"] += bad
+        return responses

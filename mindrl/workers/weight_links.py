@@ -1,0 +1,268 @@
+"""The ways of trained weights to rollout replicas that have devices and a world of their own.
+
+A link is a group over all training ranks and the ranks of one replica, beside the default group of
+each, and one plan in it. The death of a replica takes no other link along.
+"""
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mindrl.errors import ReshardError
+from mindrl.models.sharding import Sharding
+from mindrl.platform.device import Platform
+from mindrl.platform.rendezvous import (
+    Seat,
+    hold_store,
+    join_beside,
+    leave_group,
+    own_store,
+    reach_store,
+)
+from mindrl.resharding.exchange import Channel, silent_ranks
+from mindrl.resharding.plan import ReshardPlan
+from mindrl.resharding.reshard import Reshard, WeightSink, WeightSource
+from mindrl.training.engine import TrainingEngine
+from mindrl.workers.weight_sync import TrainingWeights
+
+logger = logging.getLogger(__name__)
+_ADDRESS = "where links are joined"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkRoutes:
+    """The planned ways from the training ranks, which come first, to a replica's."""
+
+    source: Sharding
+    target: Sharding
+    plan_of: Callable[[int], ReshardPlan]
+    """Of the way to a replica."""
+    training_ranks: int
+    timeout_seconds: float
+    """Longest wait for a peer."""
+    verify: Literal["off", "first", "always"]
+    """After which transfers of a link the weights that arrived are compared."""
+
+    def names(self, replica: int) -> tuple[str, ...]:
+        """Return what errors call the ranks of a link."""
+        ranks = len(self.source.held_by) - self.training_ranks
+        return (
+            *(f"training rank {rank}" for rank in range(self.training_ranks)),
+            *(f"rank {rank} of replica {replica}" for rank in range(ranks)),
+        )
+
+
+@dataclass
+class WeightLink:
+    """A replica and all training ranks, who have met, as one of them sees it."""
+
+    reshard: Reshard
+    verify: Literal["off", "first", "always"]
+
+    def run(self, source: WeightSource, sink: WeightSink) -> None:
+        """Move the weights. A collective over the link.
+
+        Raises:
+            ReshardError: As of `Reshard.run`; no weight moves through this link again.
+        """
+        is_first = not self.reshard.runs
+        verify = self.verify == "always" or (self.verify == "first" and is_first)
+        try:
+            self.reshard.run(source, sink, verify=verify)
+        except dist.DistError as error:
+            raise ReshardError(f"the store of the link is gone: {error}") from error
+
+    def bytes_moved(self) -> dict[str, int]:
+        """Return bytes of a transfer on this rank, and the least that it could receive."""
+        plan, rank = self.reshard.plan, self.reshard.channel.group.rank()
+        return {
+            "sent": int(plan.sent[rank]),
+            "received": int(plan.received[rank]),
+            "needed": int(plan.lower_bound[rank]),
+        }
+
+    def close(self) -> None:
+        """Leave the others, who may be gone."""
+        leave_group(self.reshard.channel.group)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkEnd:
+    """What a rank joins links with."""
+
+    platform: Platform
+    routes: LinkRoutes
+    rank: int
+    """In each link."""
+
+    def join(
+        self,
+        store: dist.Store,  # type: ignore[name-defined]
+        replica: int,
+        generation: int,
+    ) -> WeightLink:
+        """Meet all ranks of a link in a store. A collective over them.
+
+        Raises:
+            ReshardError: Names who did not come in time.
+        """
+        routes, name = self.routes, f"link {replica} {generation}"
+        ours, names = dist.PrefixStore(name, store), routes.names(replica)  # type: ignore[attr-defined]
+        seconds = routes.timeout_seconds
+        try:
+            ours.set(f"here {self.rank}", "")
+            missing = silent_ranks(ours, "here", len(names), seconds)
+            if missing:
+                who = ", ".join(names[rank] for rank in missing)
+                raise ReshardError(f"{who} did not come to {name} within {seconds:g} s")
+            seat = Seat(rank=self.rank, world_size=len(names), local_device=0)
+            timeout = timedelta(seconds=seconds)
+            group = join_beside(self.platform, ours, seat, name, timeout)
+        except RuntimeError as error:
+            raise ReshardError(f"{name} was not made: {error}") from error
+        device = torch.device(self.platform.device_type)
+        shards = dist.PrefixStore("reshard", ours)  # type: ignore[attr-defined]
+        reshard = Reshard(
+            routes.plan_of(replica),
+            Channel(group, shards, device, seconds, names),
+            routes.source.table(self.rank),
+            routes.target.table(self.rank),
+        )
+        logger.info("%s is open", name)
+        return WeightLink(reshard, routes.verify)
+
+
+@dataclass
+class WeightLinks:
+    """The training side of all links, on one training rank. Needs the default process group."""
+
+    end: LinkEnd
+    model: TrainingEngine
+    """The actor."""
+    links: dict[int, WeightLink] = field(default_factory=dict)
+    """Those that are open, by replica."""
+    metrics: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    def __post_init__(self) -> None:
+        """Open the store that links are joined in, on rank 0, or reach it. A collective."""
+        timeout, default = timedelta(seconds=self.end.routes.timeout_seconds), own_store("links")
+        if self.end.rank == 0:
+            self.store, self.address = hold_store(timeout)
+            default.set(_ADDRESS, f"{self.address[1]} {self.address[0]}")
+            return
+        port, host = default.get(_ADDRESS).decode().split(" ", 1)
+        self.address = (host, int(port))
+        self.store = reach_store(self.address, timeout)
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """The most that this rank has in flight: links have their turns."""
+        peaks = (link.reshard.plan.peak_staging for link in self.links.values())
+        return max((int(each[self.end.rank]) for each in peaks), default=0)
+
+    def open(self, replica: int, generation: int) -> str | None:
+        """Meet a replica: see `TrainingWorker.open_link`."""
+        self.drop(replica)
+        try:
+            self.links[replica] = self.end.join(self.store, replica, generation)
+        except ReshardError as error:
+            return str(error)
+        return None
+
+    def send(self, replicas: Sequence[int]) -> dict[int, str]:
+        """Send the weights: see `TrainingWorker.send_weights`."""
+        began, failed = time.perf_counter(), dict[int, str]()
+        for replica in replicas:
+            try:
+                self._send(replica)
+            except ReshardError as error:
+                failed[replica] = str(error)
+        # A rank may be done with a replica that another one has lost.
+        said: list[dict[int, str]] = [{}] * dist.get_world_size()
+        dist.all_gather_object(said, failed)
+        failed = {replica: why for each in reversed(said) for replica, why in each.items()}
+        for replica in failed:
+            self.drop(replica)
+        self.metrics["seconds/send_weights"] += time.perf_counter() - began
+        return failed
+
+    def drop(self, replica: int) -> None:
+        """Close a link, where there is one."""
+        if link := self.links.pop(replica, None):
+            link.close()
+
+    def flush_metrics(self) -> dict[str, float]:
+        """Return seconds and bytes since the last call."""
+        metrics, self.metrics = dict(self.metrics), defaultdict(float)
+        return metrics
+
+    def _send(self, replica: int) -> None:
+        link = self.links.get(replica)
+        if link is None:
+            raise ReshardError(f"there is no link to replica {replica}")
+        link.run(TrainingWeights(self.model, None), _Nothing())
+        for name, nbytes in link.bytes_moved().items():
+            self.metrics[f"bytes/reshard_{name}"] += nbytes
+
+
+class ReceivingEnd:
+    """The one link of a rank of a replica, made anew whenever its training side asks."""
+
+    def __init__(self, end: LinkEnd) -> None:
+        self.end = end
+        self.link: WeightLink | None = None
+
+    def join(self, address: tuple[str, int], replica: int, generation: int) -> None:
+        """Meet the training ranks in the store at an address.
+
+        Raises:
+            ReshardError: Names who did not come in time, or the address.
+        """
+        if self.link is not None:
+            self.link.close()
+            self.link = None
+        seconds = self.end.routes.timeout_seconds
+        try:
+            store = reach_store(address, timedelta(seconds=seconds))
+        except RuntimeError as error:
+            where = f"{address[0]}:{address[1]}"
+            raise ReshardError(f"no training side was found at {where}: {error}") from error
+        self.link = self.end.join(store, replica, generation)
+
+    def receive(self, sink: WeightSink) -> dict[str, int]:
+        """Fill the engine's weights; returns the bytes of the transfer.
+
+        Raises:
+            ReshardError: As of `WeightLink.run`; the link is closed then.
+        """
+        if self.link is None:
+            raise ReshardError("this replica has joined no link, or has lost it")
+        try:
+            self.link.run(_Nothing(), sink)
+        except ReshardError:
+            link, self.link = self.link, None
+            link.close()
+            raise
+        return self.link.bytes_moved()
+
+
+class _Nothing:
+    """The side that a rank of a link is not on."""
+
+    def read(self, name: str) -> Tensor:
+        raise AssertionError(f"{name} is not here")
+
+    open = read
+
+    def release(self, name: str) -> None:
+        raise AssertionError(f"{name} is not here")
+
+    close = release

@@ -30,6 +30,9 @@ class Gathering(Protocol):
     def gather(self, step: int, heed: Callable[[], None]) -> Gathered:
         """Return what a step trains on; `heed` raises where the run has been asked to stop."""
 
+    def learned(self, step: int) -> Metrics:
+        """Take note that a step has learned: from now on there are other weights."""
+
     def state(self, step: int) -> dict[str, Any]:
         """Return what the steps behind one depend on besides their numbers.
 
@@ -83,6 +86,10 @@ class StepGroups:
         heed()
         rating = answering.rewards.compute(prompts, rollouts, blocking=self.blocking)
         return Gathered(prompts=prompts, rollouts=rollouts, rating=rating)
+
+    def learned(self, step: int) -> Metrics:  # noqa: ARG002
+        """Do nothing: whoever answers next asks for the weights."""
+        return {}
 
     def state(self, step: int) -> dict[str, Any]:  # noqa: ARG002
         """Return nothing: the prompts of a step follow from its number."""

@@ -31,6 +31,11 @@ class PoolBounds:
         in_time = min(1 + self.max_staleness, self.last_step - step + 1) * self.per_step
         return max(0, min(self.in_flight, in_time) - under_way)
 
+    def to_begin_behind(self, step: int, under_way: int) -> int:
+        """Return how many begin while the step trains on what it took: they are its age already."""
+        in_time = min(self.max_staleness, self.last_step - step) * self.per_step
+        return max(0, min(self.in_flight, in_time) - under_way)
+
     def taken(self, step: int, born_G: Sequence[int], whole_G: Sequence[bool]) -> list[int] | None:
         """Return which groups the step trains on; None while others have to be waited for.
 

@@ -2,7 +2,7 @@
 
 The colocated form of partial rollout, as in Kimi k1.5 (arXiv 2501.12599, section 2.6.2).
 
-Shapes: B responses of a step, T positions, N tokens end to end, G groups, the oldest first.
+Shapes: G groups, the oldest first.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -10,15 +10,12 @@ from dataclasses import replace
 from math import ceil
 from typing import Any
 
-import torch
-
-from mindrl.batch.prompts import sample_numbers, sequence_seed
-from mindrl.batch.rollouts import Responses, Rollouts
+from mindrl.batch.rollouts import Responses
 from mindrl.config.run import RunConfig
 from mindrl.observability.metrics import Metrics
-from mindrl.rollout.engine import Request
 from mindrl.trainer.gathering import Answering, Gathered
-from mindrl.trainer.group_pool import GroupPool, OpenGroup, OpenSequence, PoolBounds
+from mindrl.trainer.group_pool import GroupPool, OpenGroup, PoolBounds
+from mindrl.trainer.open_groups import OpenGroups, staleness
 
 
 class PartialGroups:
@@ -31,9 +28,8 @@ class PartialGroups:
     def __init__(self, config: RunConfig, answering: Answering) -> None:
         """Take the parts."""
         training, rl = config.megatron_training, config.rl_config
-        self.answering, self.seed, self.blocking = answering, training.seed, rl.blocking
-        self.samples, self.round_steps = rl.n_samples_per_prompt, rl.rollout_round_steps
-        self.longest = config.generate_config.sampling_config.max_tokens
+        self.open, self.answering = OpenGroups.of(config, answering), answering
+        self.blocking, self.round_steps = rl.blocking, rl.rollout_round_steps
         self.bounds = PoolBounds(
             per_step=answering.per_step,
             in_flight=ceil(rl.groups_in_flight * answering.per_step),
@@ -46,9 +42,10 @@ class PartialGroups:
     def gather(self, step: int, heed: Callable[[], None]) -> Gathered:
         """Begin groups, and draw until enough of all that are under way are whole."""
         begin = self.behind[step - 1]
-        begun = self._begun(step, begin)
+        count = self.bounds.to_begin(step, len(begin.groups))
+        begun = self.open.begun(step, begin.place, count)
         groups, rounds = self._drawn(step, [*begin.groups, *begun])
-        taken = self._taken(step, groups, [group.is_whole(self.longest) for group in groups])
+        taken = self._taken(step, groups, [group.is_whole(self.open.longest) for group in groups])
         assert taken is not None, "it was drawn until there are enough"
         left = tuple(group for place, group in enumerate(groups) if place not in {*taken})
         pool = GroupPool(place=begin.place + len(begun), groups=left)
@@ -56,10 +53,14 @@ class PartialGroups:
         heed()
         chosen = [groups[place] for place in taken]
         prompts = [self.answering.prompts[group.index] for group in chosen]
-        rollouts = self._rollouts(step, chosen)
+        rollouts = self.open.rollouts(step, chosen)
         rating = self.answering.rewards.compute(prompts, rollouts, blocking=self.blocking)
-        metrics = {"staleness/rounds": float(rounds), **_metrics(step, chosen, left)}
+        metrics = {"staleness/rounds": float(rounds), **staleness(step, chosen, left)}
         return Gathered(prompts=prompts, rollouts=rollouts, rating=rating, metrics=metrics)
+
+    def learned(self, step: int) -> Metrics:  # noqa: ARG002
+        """Do nothing: whoever answers next asks for the weights."""
+        return {}
 
     def state(self, step: int) -> dict[str, Any]:
         """Return what is under way behind a step, the last one or the one before."""
@@ -69,20 +70,6 @@ class PartialGroups:
         """Go on behind a step."""
         fresh = GroupPool(place=step * self.bounds.per_step)
         self.behind = {step: GroupPool.of_state(state) if state else fresh}
-
-    def _begun(self, step: int, pool: GroupPool) -> list[OpenGroup]:
-        count = self.bounds.to_begin(step, len(pool.groups))
-        indices = self.answering.order.indices(pool.place, count)
-        uids = [self.answering.prompts[index].uid for index in indices for _ in range(self.samples)]
-        numbers = iter(sample_numbers(uids))
-        return [
-            OpenGroup(
-                index=index,
-                born=step,
-                sequences=tuple(OpenSequence.begun(next(numbers)) for _ in range(self.samples)),
-            )
-            for index in indices
-        ]
 
     def _taken(
         self, step: int, groups: Sequence[OpenGroup], whole_G: Sequence[bool]
@@ -97,9 +84,9 @@ class PartialGroups:
             (place, number)
             for place, group in enumerate(groups)
             for number, each in enumerate(group.sequences)
-            if not each.is_whole(self.longest)
+            if not each.is_whole(self.open.longest)
         ]
-        requests = [self._request(groups[place], number) for place, number in asked]
+        requests = [self.open.request(groups[place], number) for place, number in asked]
 
         def is_enough(whole: Collection[int]) -> bool:
             nonlocal rounds
@@ -113,31 +100,6 @@ class PartialGroups:
                 requests, answering.sampling, is_enough, round_steps=self.round_steps
             )
         return _with_more(groups, asked, responses, step), rounds
-
-    def _request(self, group: OpenGroup, number: int) -> Request:
-        prompt, sequence = self.answering.prompts[group.index], group.sequences[number]
-        drawn = len(sequence.tokens_N)
-        return Request(
-            token_ids=(*prompt.token_ids, *sequence.tokens_N.tolist()),
-            drawn=drawn,
-            seed=sequence_seed(
-                self.seed, step=group.born, uid=prompt.uid, sample=sequence.sample, drawn=drawn
-            ),
-        )
-
-    def _rollouts(self, step: int, groups: Sequence[OpenGroup]) -> Rollouts:
-        sequences = [each for group in groups for each in group.sequences]
-        responses = Responses(
-            token_ids_N=torch.cat([each.tokens_N for each in sequences]),
-            logprobs_N=torch.cat([each.logprobs_N for each in sequences]),
-            lengths_B=torch.tensor([len(each.tokens_N) for each in sequences]),
-            finished_B=torch.tensor([each.finished for each in sequences]),
-        )
-        asked = [self.answering.prompts[group.index].token_ids for group in groups]
-        order = [place for place in range(len(groups)) for _ in range(self.samples)]
-        rollouts = Rollouts.from_responses(asked, responses, order)
-        ages_N = step - torch.cat([each.steps_N for each in sequences])
-        return rollouts.with_ages(ages_N) if ages_N.any() else rollouts
 
 
 def _with_more(
@@ -155,15 +117,3 @@ def _with_more(
         replace(group, sequences=tuple(sequences))
         for group, sequences in zip(groups, drawn, strict=True)
     ]
-
-
-def _metrics(step: int, trained: Sequence[OpenGroup], left: Sequence[OpenGroup]) -> Metrics:
-    ages_N = step - torch.cat([each.steps_N for group in trained for each in group.sequences])
-    open_tokens = sum(len(each.tokens_N) for group in left for each in group.sequences)
-    return {
-        "staleness/mean": ages_N.double().mean().item(),
-        "staleness/max": float(max(step - group.born for group in trained)),
-        "staleness/stale_tokens": (ages_N > 0).double().mean().item(),
-        "staleness/open_groups": float(len(left)),
-        "staleness/open_tokens": float(open_tokens),
-    }

@@ -216,6 +216,7 @@ class PolicyTrainer:
             gathered = self.gathering.gather(step, self.heed)
             rollouts = gathered.rollouts
             computed, rewarded = self.train_on(step, gathered)
+            computed |= self.gathering.learned(step)
         spent = merge(self.timer.flush(), self.workers.flush_metrics())
         metrics = measured(merge(computed, gathered.metrics, spent))
         rate = metrics["rollout/response_tokens"] / metrics["seconds/step"]

@@ -15,6 +15,7 @@ import torch
 from mindrl.algorithms.advantages import groups_of
 from mindrl.config.run import RunConfig
 from mindrl.errors import NoSignalError
+from mindrl.observability.metrics import Metrics
 from mindrl.trainer.gathering import Answering, Gathered
 from mindrl.trainer.reward_manager import RatedBatch
 
@@ -78,6 +79,10 @@ class SignalGroups:
                 "groups/answered_again": float(len(signal_G) - used),
             },
         )
+
+    def learned(self, step: int) -> Metrics:  # noqa: ARG002
+        """Do nothing: whoever answers next asks for the weights."""
+        return {}
 
     def state(self, step: int) -> dict[str, Any]:
         """Return how far it has come behind a step, the last one or the one before."""

@@ -1,0 +1,141 @@
+"""Which replica draws which responses: what is dealt, what came back, what was lost.
+
+Pure: no engine, no thread and no clock. Shapes: N tokens of a response.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from mindrl.batch.rollouts import Responses
+from mindrl.trainer.group_pool import OpenGroup
+
+
+class Row(NamedTuple):
+    """A response: the group that it belongs to, by its number in the run, and its place there."""
+
+    group: int
+    place: int
+
+
+@dataclass
+class _Hand:
+    """What a replica has been asked for since it began."""
+
+    rows: list[Row] = field(default_factory=list)
+    """In the order in which it was asked."""
+    since: list[int] = field(default_factory=list)
+    """The steps that it had taken when it was asked for each."""
+    back: set[int] = field(default_factory=set)
+    """Places of those that came back."""
+    steps: int = 0
+
+
+class DealtGroups:
+    """The groups under way, the oldest first, and who draws their responses."""
+
+    def __init__(
+        self, groups: Iterable[OpenGroup], longest: int, prompt_tokens: Callable[[OpenGroup], int]
+    ) -> None:
+        """Take groups of which nobody draws anything; `longest` bounds a response, in tokens."""
+        self.longest, self.prompt_tokens = longest, prompt_tokens
+        self.groups: dict[int, OpenGroup] = {}
+        self.begun = 0
+        self.hands: dict[int, _Hand] = {}
+        """By the numbers of the replicas that have begun."""
+        self.add(groups)
+
+    def add(self, groups: Iterable[OpenGroup]) -> None:
+        """Take more groups, behind all others."""
+        for group in groups:
+            self.groups[self.begun] = group
+            self.begun += 1
+
+    def pop(self, places: Sequence[int]) -> list[OpenGroup]:
+        """Give away the groups at these places."""
+        numbers = [*self.groups]
+        return [self.groups.pop(numbers[place]) for place in places]
+
+    @property
+    def under_way(self) -> tuple[OpenGroup, ...]:
+        """All groups, the oldest first."""
+        return tuple(self.groups.values())
+
+    def whole(self) -> list[bool]:
+        """Say of each group whether it can be trained on."""
+        return [group.is_whole(self.longest) for group in self.groups.values()]
+
+    def deal(self, replicas: Collection[int]) -> dict[int, list[Row]]:
+        """Deal what nobody draws, the oldest first, each group to who has least tokens in flight.
+
+        The responses to a prompt stay together, as far as they have not been dealt before.
+        """
+        dealt = {row for hand in self.hands.values() for row in hand.rows}
+        more: dict[int, list[Row]] = {}
+        loads = {number: self._load(number) for number in sorted(replicas)}
+        for number, group in self.groups.items():
+            rows = [Row(number, place) for place in self._open(group)]
+            rows = [row for row in rows if row not in dealt]
+            if not rows or not loads:
+                continue
+            chosen = min(loads, key=loads.__getitem__)
+            loads[chosen] += sum(map(self._tokens, rows))
+            more.setdefault(chosen, []).extend(rows)
+        for chosen, rows in more.items():
+            hand = self.hands.setdefault(chosen, _Hand())
+            hand.rows += rows
+            hand.since += [hand.steps] * len(rows)
+        return more
+
+    def drawn(
+        self, replica: int, places: Sequence[int], responses: Responses, *, step: int
+    ) -> None:
+        """Take the responses at these places of what a replica was asked for.
+
+        `step` is the one whose weights it has. What came before is not taken again.
+        """
+        hand, finished = self.hands[replica], responses.finished_B.tolist()
+        for place, more, ended in zip(places, responses.each(), finished, strict=True):
+            row = hand.rows[place]
+            if place in hand.back or row.group not in self.groups:
+                continue
+            hand.back.add(place)
+            group = self.groups[row.group]
+            sequences = [*group.sequences]
+            sequences[row.place] = sequences[row.place].with_more(*more, step=step, finished=ended)
+            self.groups[row.group] = replace(group, sequences=tuple(sequences))
+
+    def advanced(self, replica: int, steps: int) -> None:
+        """Take note that a replica has taken steps."""
+        self.hands[replica].steps += steps
+
+    def ended(self, replica: int) -> None:
+        """Take note that a replica draws nothing any more: others may draw what is open."""
+        self.hands.pop(replica, None)
+
+    def lost(self, replica: int) -> int:
+        """Give what a replica drew to others, without what did not come back of it.
+
+        Returns how many tokens that were at most.
+        """
+        hand = self.hands.pop(replica, _Hand())
+        return sum(
+            min(hand.steps - since, self.longest - self._drawn(row))
+            for place, (row, since) in enumerate(zip(hand.rows, hand.since, strict=True))
+            if place not in hand.back and row.group in self.groups
+        )
+
+    def _load(self, replica: int) -> int:
+        hand = self.hands.get(replica, _Hand())
+        left = [row for place, row in enumerate(hand.rows) if place not in hand.back]
+        return sum(self._tokens(row) for row in left if row.group in self.groups)
+
+    def _open(self, group: OpenGroup) -> list[int]:
+        each = enumerate(group.sequences)
+        return [place for place, sequence in each if not sequence.is_whole(self.longest)]
+
+    def _drawn(self, row: Row) -> int:
+        return len(self.groups[row.group].sequences[row.place].tokens_N)
+
+    def _tokens(self, row: Row) -> int:
+        return self.prompt_tokens(self.groups[row.group]) + self._drawn(row)

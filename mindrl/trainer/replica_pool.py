@@ -1,0 +1,175 @@
+"""The replicas that draw ahead of the trainer: set to work, stopped, given weights, replaced."""
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+from mindrl.observability.metrics import Metrics
+from mindrl.rollout.engine import Request, Sampling
+from mindrl.trainer.dealt_groups import DealtGroups, Row
+from mindrl.trainer.group_pool import OpenGroup
+from mindrl.trainer.replica_threads import Drawn, Lost, Replica, ReplicaThread, is_loss
+
+_LOOK_SECONDS = 0.1
+"""How often it is looked whether the run has been asked to stop."""
+
+
+class Engines(Protocol):
+    """The rollout side of a run."""
+
+    def living(self) -> Sequence[Replica]:
+        """Return the replicas that have weights."""
+
+    def publish(self, version: int) -> Collection[int]:
+        """Give all that are there the weights, new ones too; returns and forgets who was lost.
+
+        Who has this version already is left alone.
+        """
+
+    def begin_replacing(self, number: int) -> None:
+        """Start a new replica for a lost one, which is there in a later `publish`.
+
+        Raises:
+            ClusterError: Too many were lost.
+        """
+
+
+class ReplicaPool:
+    """Lets all living replicas draw what is dealt to them, and deals anew what one has lost."""
+
+    def __init__(
+        self,
+        engines: Engines,
+        dealt: DealtGroups,
+        *,
+        request: Callable[[OpenGroup, int], Request],
+        sampling: Sampling,
+        round_steps: int,
+    ) -> None:
+        """Take the parts."""
+        self.engines, self.dealt, self.request = engines, dealt, request
+        self.sampling, self.round_steps = sampling, round_steps
+        self.version: int | None = None
+        """Of the weights that the replicas have."""
+        self.events: SimpleQueue[Drawn | Lost] = SimpleQueue()
+        self.threads: dict[int, ReplicaThread] = {}
+        """Of the replicas that draw, by their numbers."""
+        self.dead: set[int] = set()
+        """Replicas that were lost since the last weights."""
+        self._seconds = dict.fromkeys(("began", "waited", "publish", "pause", "busy"), 0.0)
+        self._replicas = self._thrown_away = 0
+
+    def open(self, version: int, heed: Callable[[], None]) -> None:
+        """Begin a step, with weights of this version on at least one replica."""
+        self._seconds["began"] = time.perf_counter()
+        if self.version != version:
+            self.publish(version)
+        self._require_living(heed)
+        self._replicas = len(self._living())
+
+    def draw(self, is_enough: Callable[[], bool], heed: Callable[[], None], version: int) -> None:
+        """Have the replicas draw until it is enough, with weights of a version."""
+        assert self.version == version, "the replicas have the weights of the step"
+        began = time.perf_counter()
+        while not is_enough():
+            self._require_living(heed)
+            self.deal()
+            self._hear(heed)
+        self._seconds["waited"] += time.perf_counter() - began
+
+    def deal(self) -> None:
+        """Set the living replicas to what nobody draws."""
+        living = self._living()
+        for number, rows in self.dealt.deal(living.keys()).items():
+            if number not in self.threads:
+                self.threads[number] = ReplicaThread(
+                    living[number], self.sampling, self.round_steps, self.events.put
+                )
+            self.threads[number].add([self._request(row) for row in rows])
+
+    def close(self, is_enough: Callable[[], bool]) -> None:
+        """Stop all replicas when it is enough, or none is left; takes what they have drawn."""
+        began = time.perf_counter()
+        while True:
+            while not is_enough() and self._living():
+                self.deal()
+                self._hear(lambda: None)
+            self._seconds["waited"] += time.perf_counter() - began
+            began = time.perf_counter()
+            for thread in self.threads.values():
+                thread.stop()
+            while self.threads:
+                self._hear(lambda: None)
+            self._seconds["pause"] += time.perf_counter() - began
+            if is_enough() or not self._living():
+                return
+
+    def publish(self, version: int) -> None:
+        """Give the replicas, and those that took the place of lost ones, new weights."""
+        assert not self.threads, "they draw nothing while weights come"
+        began = time.perf_counter()
+        lost, self.version = self.engines.publish(version), version
+        self.dead.clear()
+        for number in lost:
+            self.engines.begin_replacing(number)
+        self._seconds["publish"] += time.perf_counter() - began
+
+    def flush_metrics(self) -> Metrics:
+        """Say what the step that is over took of each side."""
+        seconds, now = self._seconds, time.perf_counter()
+        whole = now - seconds["began"]
+        idle = seconds["waited"] + seconds["pause"] + seconds["publish"]
+        metrics = {
+            "seconds/publish": seconds["publish"],
+            "seconds/rollout_pause": seconds["pause"] + seconds["publish"],
+            "idle/training": min(1.0, idle / whole),
+            "idle/rollout": max(0.0, 1 - seconds["busy"] / (whole * max(1, self._replicas))),
+            "staleness/thrown_away_tokens": float(self._thrown_away),
+        }
+        self._seconds, self._thrown_away = dict.fromkeys(seconds, 0.0), 0
+        return metrics
+
+    def _living(self) -> dict[int, Replica]:
+        living = {each.number: each for each in self.engines.living()}
+        return {number: each for number, each in living.items() if number not in self.dead}
+
+    def _require_living(self, heed: Callable[[], None]) -> None:
+        """Wait for a new replica where none is left; the trainer has time to give it weights."""
+        while not self._living():
+            if self.threads:
+                self._hear(heed)
+                continue
+            heed()
+            assert self.version is not None, "it is open"
+            self.publish(self.version)
+            if not self._living():
+                time.sleep(_LOOK_SECONDS)
+
+    def _request(self, row: Row) -> Request:
+        return self.request(self.dealt.groups[row.group], row.place)
+
+    def _hear(self, heed: Callable[[], None]) -> None:
+        """Wait a while for something to happen, and take note of it."""
+        heed()
+        try:
+            event = self.events.get(timeout=_LOOK_SECONDS)
+        except Empty:
+            return
+        if isinstance(event, Lost):
+            self._lose(event)
+            return
+        assert self.version is not None, "it is open"
+        self.dealt.advanced(event.number, event.steps)
+        self.dealt.drawn(event.number, event.places, event.responses, step=self.version + 1)
+        if event.has_ended:
+            self.dealt.ended(event.number)
+            self._seconds["busy"] += self.threads.pop(event.number).busy_seconds
+
+    def _lose(self, event: Lost) -> None:
+        if not is_loss(event):
+            raise event.error
+        self.threads.pop(event.number)
+        self.dead.add(event.number)
+        self._thrown_away += self.dealt.lost(event.number)
+        self.engines.begin_replacing(event.number)

@@ -1,0 +1,126 @@
+"""A thread for each rollout replica: it draws on and on while the driver does other things."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Condition, Thread
+from typing import Protocol
+
+from mindrl.batch.rollouts import Responses
+from mindrl.errors import WorkerDiedError
+from mindrl.rollout.engine import Request, Sampling
+
+
+class Replica(Protocol):
+    """A rollout engine. Whatever it is asked for raises WorkerDiedError once it is lost."""
+
+    number: int
+
+    def begin(self, requests: Sequence[Request], sampling: Sampling) -> None:
+        """Take requests."""
+
+    def advance(self, steps: int, more: Sequence[Request]) -> list[int]:
+        """Take so many steps, with more requests behind the others; returns places of the whole."""
+
+    def whole(self, places: Sequence[int]) -> Responses:
+        """Return what was drawn for requests that are whole."""
+
+    def take(self) -> Responses:
+        """Return what was drawn for each request, whole or not; the engine drops them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """A replica has drawn for some time."""
+
+    number: int
+    places: Sequence[int]
+    """Of the requests that this is all of, in the order in which they were asked for."""
+    responses: Responses
+    steps: int
+    has_ended: bool = False
+    """It was told to stop: that is all of all requests, whole or not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lost:
+    """A replica will not answer any more."""
+
+    number: int
+    error: BaseException
+    """WorkerDiedError, or what nobody has expected."""
+
+
+class ReplicaThread:
+    """Lets a replica draw until it is told to stop. What happens is told on that thread."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        sampling: Sampling,
+        round_steps: int,
+        tell: Callable[[Drawn | Lost], None],
+    ) -> None:
+        """Begin without requests."""
+        self.replica, self.sampling = replica, sampling
+        self.round_steps, self.tell = round_steps, tell
+        self.busy_seconds = 0.0
+        self._changed, self._asked, self._stops = Condition(), list[Request](), False
+        Thread(target=self._run, name=f"replica-{replica.number}", daemon=True).start()
+
+    def add(self, requests: Sequence[Request]) -> None:
+        """Ask for more."""
+        with self._changed:
+            self._asked += requests
+            self._changed.notify()
+
+    def stop(self) -> None:
+        """Have it end behind its present round, and tell what it has drawn."""
+        with self._changed:
+            self._stops = True
+            self._changed.notify()
+
+    def _run(self) -> None:
+        number = self.replica.number
+        try:
+            asked = self._draw()
+            began = time.perf_counter()
+            responses = self.replica.take() if asked else Responses.of([], [], [])
+            self.busy_seconds += time.perf_counter() - began
+            places = range(asked)
+            self.tell(
+                Drawn(number=number, places=places, responses=responses, steps=0, has_ended=True)
+            )
+        except Exception as error:  # noqa: BLE001
+            # Told to the driver, which raises what is not the loss of a replica.
+            self.tell(Lost(number=number, error=error))
+
+    def _draw(self) -> int:
+        """Draw until it is told to stop; returns how many requests it has had."""
+        asked, left = 0, 0
+        while (more := self._next(is_idle=left == 0)) is not None:
+            began = time.perf_counter()
+            if not asked:
+                self.replica.begin(more, self.sampling)
+            found = self.replica.advance(self.round_steps, more if asked else ())
+            asked, left = asked + len(more), left + len(more) - len(found)
+            responses = self.replica.whole(found) if found else Responses.of([], [], [])
+            self.busy_seconds += time.perf_counter() - began
+            number, steps = self.replica.number, self.round_steps
+            self.tell(Drawn(number=number, places=found, responses=responses, steps=steps))
+        return asked
+
+    def _next(self, *, is_idle: bool) -> list[Request] | None:
+        """Return what else was asked for, None where it is told to stop; waits where it is idle."""
+        with self._changed:
+            while is_idle and not self._asked and not self._stops:
+                self._changed.wait()
+            if self._stops:
+                return None
+            more, self._asked = self._asked, []
+            return more
+
+
+def is_loss(event: Lost) -> bool:
+    """Say whether it is the loss of a replica, which others may make up for."""
+    return isinstance(event.error, WorkerDiedError)

@@ -1,0 +1,128 @@
+"""Rollout replicas that draw from memory, as fast or slowly as a test says, and die when it says.
+
+A token is 100 + the version of the weights that drew it; so many as the prompt's row says.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from mindrl.batch.rollouts import Responses
+from mindrl.errors import ClusterError, WorkerDiedError
+from mindrl.rollout.engine import Request, Sampling
+
+LengthOf = Callable[[int], int]
+
+
+@dataclass
+class MemoryReplica:
+    """One engine: a call after `calls_left` finds it dead."""
+
+    number: int
+    length_of: LengthOf
+    pause_seconds: Callable[[], float] = lambda: 0.0
+    calls_left: int = 10**9
+    version: int | None = None
+    requests: list[Request] = field(default_factory=list)
+    drawn: list[list[int]] = field(default_factory=list)
+    asked: list[Request] = field(default_factory=list)
+    """All that it was ever asked for."""
+
+    def begin(self, requests: Sequence[Request], sampling: Sampling) -> None:
+        assert sampling.samples_per_prompt == 2
+        self._live()
+        assert self.version is not None, "weights come before the first request"
+        self.requests, self.drawn = [], []
+        self._add(requests)
+
+    def advance(self, steps: int, more: Sequence[Request]) -> list[int]:
+        self._live()
+        time.sleep(self.pause_seconds())
+        self._add(more)
+        found = []
+        for place, drawn in enumerate(self.drawn):
+            before = self._left(place)
+            drawn.extend([100 + (self.version or 0)] * min(steps, before))
+            if before and not self._left(place):
+                found.append(place)
+        return found
+
+    def whole(self, places: Sequence[int]) -> Responses:
+        self._live()
+        return self._responses(places)
+
+    def take(self) -> Responses:
+        self._live()
+        return self._responses(range(len(self.requests)))
+
+    def _live(self) -> None:
+        self.calls_left -= 1
+        if self.calls_left < 0:
+            raise WorkerDiedError(f"replica {self.number} died")
+
+    def _add(self, requests: Sequence[Request]) -> None:
+        self.requests += requests
+        self.asked += requests
+        self.drawn += [[] for _ in requests]
+
+    def _left(self, place: int) -> int:
+        request = self.requests[place]
+        length = self.length_of(request.token_ids[0] - 1)
+        return length - request.drawn - len(self.drawn[place])
+
+    def _responses(self, places: Sequence[int]) -> Responses:
+        return Responses.of(
+            token_ids=[self.drawn[place] for place in places],
+            logprobs=[[-1.0] * len(self.drawn[place]) for place in places],
+            finished=[self._left(place) == 0 for place in places],
+        )
+
+
+@dataclass
+class MemoryEngines:
+    """So many replicas; one that is lost comes back some publications later."""
+
+    count: int
+    length_of: LengthOf
+    pause_seconds: Callable[[], float] = lambda: 0.0
+    deaths: list[int] = field(default_factory=list)
+    """How many calls each replica lives for, in the order of their starts; then they live on."""
+    lost_in_publish: set[int] = field(default_factory=set)
+    """Numbers of publications in which the first replica is lost."""
+    late: int = 1
+    """Publications until a new replica is there."""
+    most_replaced: int = 10**9
+    versions: list[int] = field(default_factory=list)
+    """That were published."""
+    asked: list[Request] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.replaced, self.pending = 0, dict.fromkeys(range(self.count), 0)
+        self.replicas: dict[int, MemoryReplica] = {}
+
+    def living(self) -> list[MemoryReplica]:
+        return [*self.replicas.values()]
+
+    def publish(self, version: int) -> list[int]:
+        self.versions.append(version)
+        self.pending = {number: late - 1 for number, late in self.pending.items()}
+        for number in [number for number, late in self.pending.items() if late <= 0]:
+            del self.pending[number]
+            lives = self.deaths.pop(0) if self.deaths else 10**9
+            self.replicas[number] = MemoryReplica(
+                number, self.length_of, self.pause_seconds, lives, asked=self.asked
+            )
+        lost = []
+        if len(self.versions) in self.lost_in_publish and self.replicas:
+            lost.append(min(self.replicas))
+            del self.replicas[lost[0]]
+        for replica in self.replicas.values():
+            replica.version = version
+        return lost
+
+    def begin_replacing(self, number: int) -> None:
+        self.replaced += 1
+        if self.replaced > self.most_replaced:
+            raise ClusterError("too many replicas were lost")
+        self.replicas.pop(number, None)
+        self.pending[number] = self.late

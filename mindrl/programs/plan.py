@@ -8,10 +8,17 @@ from mindrl.programs.arguments import parser_of
 from mindrl.programs.exits import exit_code
 from mindrl.programs.explain import EXPLAIN
 from mindrl.programs.memory import MEMORY
+from mindrl.programs.placement import PLACEMENT
 from mindrl.programs.propose import RUN
 from mindrl.programs.reshard import RESHARD
 
-_PLANS = {"reshard": RESHARD, "memory": MEMORY, "explain": EXPLAIN, "run": RUN}
+_PLANS = {
+    "reshard": RESHARD,
+    "memory": MEMORY,
+    "explain": EXPLAIN,
+    "run": RUN,
+    "placement": PLACEMENT,
+}
 
 _EXAMPLES = """\
 examples:

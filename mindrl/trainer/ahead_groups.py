@@ -12,9 +12,10 @@ from mindrl.config.run import RunConfig
 from mindrl.observability.metrics import Metrics
 from mindrl.trainer.dealt_groups import DealtGroups
 from mindrl.trainer.gathering import Answering, Gathered
-from mindrl.trainer.group_pool import GroupPool, OpenGroup, PoolBounds
+from mindrl.trainer.group_pool import GroupPool, OpenGroup
 from mindrl.trainer.open_groups import OpenGroups, staleness
-from mindrl.trainer.replica_pool import Engines, ReplicaPool
+from mindrl.trainer.pool_bounds import PoolBounds
+from mindrl.trainer.replica_pool import DrawingEngines, ReplicaPool
 
 
 class AheadGroups:
@@ -25,7 +26,12 @@ class AheadGroups:
     """
 
     def __init__(
-        self, config: RunConfig, answering: Answering, engines: Engines, *, is_asynchronous: bool
+        self,
+        config: RunConfig,
+        answering: Answering,
+        engines: DrawingEngines,
+        *,
+        is_asynchronous: bool,
     ) -> None:
         """Take the parts."""
         rl, per_step = config.rl_config, answering.per_step

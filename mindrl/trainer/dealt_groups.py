@@ -11,7 +11,7 @@ from mindrl.batch.rollouts import Responses
 from mindrl.trainer.group_pool import OpenGroup
 
 
-class Row(NamedTuple):
+class DealtRow(NamedTuple):
     """A response: the group that it belongs to, by its number in the run, and its place there."""
 
     group: int
@@ -22,7 +22,7 @@ class Row(NamedTuple):
 class _Hand:
     """What a replica has been asked for since it began."""
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[DealtRow] = field(default_factory=list)
     """In the order in which it was asked."""
     since: list[int] = field(default_factory=list)
     """The steps that it had taken when it was asked for each."""
@@ -65,16 +65,16 @@ class DealtGroups:
         """Say of each group whether it can be trained on."""
         return [group.is_whole(self.longest) for group in self.groups.values()]
 
-    def deal(self, replicas: Collection[int]) -> dict[int, list[Row]]:
+    def deal(self, replicas: Collection[int]) -> dict[int, list[DealtRow]]:
         """Deal what nobody draws, the oldest first, each group to who has least tokens in flight.
 
         The responses to a prompt stay together, as far as they have not been dealt before.
         """
         dealt = {row for hand in self.hands.values() for row in hand.rows}
-        more: dict[int, list[Row]] = {}
+        more: dict[int, list[DealtRow]] = {}
         loads = {number: self._load(number) for number in sorted(replicas)}
         for number, group in self.groups.items():
-            rows = [Row(number, place) for place in self._open(group)]
+            rows = [DealtRow(number, place) for place in self._open(group)]
             rows = [row for row in rows if row not in dealt]
             if not rows or not loads:
                 continue
@@ -134,8 +134,8 @@ class DealtGroups:
         each = enumerate(group.sequences)
         return [place for place, sequence in each if not sequence.is_whole(self.longest)]
 
-    def _drawn(self, row: Row) -> int:
+    def _drawn(self, row: DealtRow) -> int:
         return len(self.groups[row.group].sequences[row.place].tokens_N)
 
-    def _tokens(self, row: Row) -> int:
+    def _tokens(self, row: DealtRow) -> int:
         return self.prompt_tokens(self.groups[row.group]) + self._drawn(row)

@@ -14,8 +14,9 @@ from mindrl.batch.rollouts import Responses
 from mindrl.config.run import RunConfig
 from mindrl.observability.metrics import Metrics
 from mindrl.trainer.gathering import Answering, Gathered
-from mindrl.trainer.group_pool import GroupPool, OpenGroup, PoolBounds
+from mindrl.trainer.group_pool import GroupPool, OpenGroup
 from mindrl.trainer.open_groups import OpenGroups, staleness
+from mindrl.trainer.pool_bounds import PoolBounds
 
 
 class PartialGroups:

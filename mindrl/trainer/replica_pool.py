@@ -7,18 +7,18 @@ from typing import Protocol
 
 from mindrl.observability.metrics import Metrics
 from mindrl.rollout.engine import Request, Sampling
-from mindrl.trainer.dealt_groups import DealtGroups, Row
+from mindrl.trainer.dealt_groups import DealtGroups, DealtRow
 from mindrl.trainer.group_pool import OpenGroup
-from mindrl.trainer.replica_threads import Drawn, Lost, Replica, ReplicaThread, is_loss
+from mindrl.trainer.replica_threads import DrawingReplica, Drawn, Lost, ReplicaThread, is_loss
 
 _LOOK_SECONDS = 0.1
 """How often it is looked whether the run has been asked to stop."""
 
 
-class Engines(Protocol):
+class DrawingEngines(Protocol):
     """The rollout side of a run."""
 
-    def living(self) -> Sequence[Replica]:
+    def living(self) -> Sequence[DrawingReplica]:
         """Return the replicas that have weights."""
 
     def publish(self, version: int) -> Collection[int]:
@@ -40,7 +40,7 @@ class ReplicaPool:
 
     def __init__(
         self,
-        engines: Engines,
+        engines: DrawingEngines,
         dealt: DealtGroups,
         *,
         request: Callable[[OpenGroup, int], Request],
@@ -130,7 +130,7 @@ class ReplicaPool:
         self._seconds, self._thrown_away = dict.fromkeys(seconds, 0.0), 0
         return metrics
 
-    def _living(self) -> dict[int, Replica]:
+    def _living(self) -> dict[int, DrawingReplica]:
         living = {each.number: each for each in self.engines.living()}
         return {number: each for number, each in living.items() if number not in self.dead}
 
@@ -146,7 +146,7 @@ class ReplicaPool:
             if not self._living():
                 time.sleep(_LOOK_SECONDS)
 
-    def _request(self, row: Row) -> Request:
+    def _request(self, row: DealtRow) -> Request:
         return self.request(self.dealt.groups[row.group], row.place)
 
     def _hear(self, heed: Callable[[], None]) -> None:

@@ -11,7 +11,7 @@ from mindrl.errors import WorkerDiedError
 from mindrl.rollout.engine import Request, Sampling
 
 
-class Replica(Protocol):
+class DrawingReplica(Protocol):
     """A rollout engine. Whatever it is asked for raises WorkerDiedError once it is lost."""
 
     number: int
@@ -56,7 +56,7 @@ class ReplicaThread:
 
     def __init__(
         self,
-        replica: Replica,
+        replica: DrawingReplica,
         sampling: Sampling,
         round_steps: int,
         tell: Callable[[Drawn | Lost], None],

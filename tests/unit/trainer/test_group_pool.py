@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mindrl.trainer.group_pool import GroupPool, OpenGroup, OpenSequence, PoolBounds
+from mindrl.trainer.group_pool import GroupPool, OpenGroup, OpenSequence
+from mindrl.trainer.pool_bounds import PoolBounds
 
 
 def bounds(

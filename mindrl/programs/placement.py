@@ -1,0 +1,181 @@
+"""The orders of steps compared, as a sub-command: `python cli/plan.py placement ...`. No torch."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Literal
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from mindrl.errors import ConfigError
+from mindrl.observability.terminal import say
+from mindrl.platform.device_models import DEVICE_MODELS, EXAMPLE_DEVICE, device_model
+from mindrl.preflight.shipped import planned_description
+from mindrl.programs.arguments import Plan, count
+from mindrl.programs.exits import print_json
+from mindrl.propose.decoding import Rates
+from mindrl.propose.lengths import LARGEST_TAIL, described, drawn_groups, stored_groups
+from mindrl.propose.rates import rates_of
+from mindrl.propose.step_orders import Arrangement, Load, Worth, best_ways, ways
+
+_AMOUNTS = {
+    "--prompts-per-step": (32, "prompts of a step"),
+    "--samples": (16, "responses to each prompt"),
+    "--prompt-tokens": (300, "tokens of a prompt"),
+    "--mean-tokens": (2000, "mean length of a response"),
+    "--p99-tokens": (10_000, "length that 1 response of 100 exceeds"),
+    "--longest-tokens": (16_384, "length at which responses are cut"),
+    "--replica-devices": (1, "devices of a rollout replica"),
+    "--at-a-time": (256, "sequences that a replica draws at most"),
+}
+_RATES = {
+    "engine_step": "an engine's step, however few sequences it draws",
+    "sequence_step": "a step by the sequence, where that is more",
+    "context_token": "more of a step for each token of the KV cache",
+    "prompt_token": "a token that a replica reads",
+    "trained_token": "a token of a response that a device trains on",
+    "switch": "from training to rollout and back, on shared devices",
+    "publish": "the way of new weights to devices apart",
+}
+_EXAMPLE = f"""\
+examples:
+  python cli/plan.py placement --model Qwen2.5-7B --devices 16 --device {EXAMPLE_DEVICE}
+  python cli/plan.py placement --devices 3 --rollouts outputs/mine/rollouts \\
+      --engine-step 0.012 --trained-token 0.0004
+
+devices: {", ".join(DEVICE_MODELS)}
+
+Lengths come from the responses that an earlier run kept, or from a mean and a tail. Seconds come
+from the sizes of a model and the rates of a device, as in plan.py run, or as they are given.
+docs/explanation/placement.md says what the simulation leaves out.
+"""
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--devices", required=True, type=count, metavar="N", help="devices in all")
+    add("--model", help="folder of a Hugging Face model, or a well-known name")
+    add("--device", metavar="NAME", help="which device; see below")
+    folder = "read lengths and prompts from the responses that a run kept there"
+    add("--rollouts", type=Path, metavar="FOLDER", help=folder)
+    for option, (default, text) in _AMOUNTS.items():
+        what = f"{text} (default: {default})"
+        add(option, type=count, default=default, metavar="N", help=what)
+    ages = "bounds on the age of a group (default: 1 2 4)"
+    add("--max-staleness", type=count, nargs="+", default=[1, 2, 4], metavar="N", help=ages)
+    for name, text in _RATES.items():
+        option = f"--{name.replace('_', '-')}"
+        add(option, type=float, metavar="SECONDS", help=f"of {text}")
+    add("--steps", type=count, default=24, metavar="N", help="to simulate (default: 24)")
+    add("--json", action="store_true", help="print one JSON object")
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.devices % options.replica_devices:
+        raise ConfigError(
+            f"--devices {options.devices} must be a multiple of --replica-devices "
+            f"{options.replica_devices}"
+        )
+    rates, load = _rates(options), _load(options)
+    tried = [*ways(options.devices, options.replica_devices, options.max_staleness)]
+    found = best_ways(load, rates, tried, steps=options.steps)
+    mean, p99, longest = described(load.groups)
+    if options.json:
+        figures = [asdict(way) | asdict(worth) for way, worth in found]
+        lengths = {"mean": mean, "p99": p99, "longest": longest}
+        print_json({"lengths": lengths, "rates": asdict(rates), "orders": figures})
+        return 0
+    groups = f"{load.prompts} prompts x {len(load.groups[0])} responses a step"
+    say(f"{groups}; tokens of a response: mean {mean:.0f}, 99th percentile {p99}, most {longest}")
+    Console(width=120, highlight=False).print(_table(found))
+    say("Useful: share of the devices' time that the trained tokens would take in full batches.")
+    return 0
+
+
+def _load(options: argparse.Namespace) -> Load:
+    """Take lengths from where they are known.
+
+    Raises:
+        ConfigError: No distribution of the simulated kind has this mean and this tail.
+        DataError: The folder holds no responses.
+    """
+    prompts = options.prompts_per_step
+    if options.rollouts is not None:
+        groups, prompt_tokens = stored_groups(options.rollouts)
+        return Load(groups=groups, prompts=prompts, prompt_tokens=round(prompt_tokens))
+    mean, p99 = options.mean_tokens, options.p99_tokens
+    if not mean <= p99 <= LARGEST_TAIL * mean:
+        most = int(LARGEST_TAIL * mean)
+        raise ConfigError(f"--p99-tokens {p99} must be {mean} (--mean-tokens) to {most}")
+    groups = drawn_groups(mean, p99, options.longest_tokens, options.samples)
+    return Load(groups=groups, prompts=prompts, prompt_tokens=options.prompt_tokens)
+
+
+def _rates(options: argparse.Namespace) -> Rates:
+    """Take what is given, and the rest from the model and the device.
+
+    Raises:
+        ConfigError: Neither says how long something takes.
+        ModelError: The model is not known.
+    """
+    given = {name: value for name in _RATES if (value := getattr(options, name)) is not None}
+    sizes = {"at_a_time": options.at_a_time, "replica_devices": options.replica_devices}
+    if options.model is not None and options.device is not None:
+        model, device = planned_description(options.model), device_model(options.device)
+        known = asdict(rates_of(model, device, replica_devices=options.replica_devices))
+        return Rates(**known | given | sizes)
+    if missing := {"engine_step", "trained_token"} - given.keys():
+        names = " and ".join(f"--{name.replace('_', '-')}" for name in sorted(missing))
+        raise ConfigError(f"{names} must be given, or --model and --device")
+    return Rates(**given | sizes)
+
+
+def _table(found: Sequence[tuple[Arrangement, Worth]]) -> Table:
+    table = Table(box=SIMPLE)
+    names = (
+        "order",
+        "devices",
+        "useful",
+        "sequences/s",
+        "s a step",
+        "trainer idle",
+        "rollout idle",
+    )
+    for name in (*names, "age", "most"):
+        side: Literal["left", "right"] = "left" if name in names[:2] else "right"
+        table.add_column(name, justify=side, no_wrap=True)
+    for way, worth in found:
+        split = f"{way.training} + {way.rollout}" if way.is_apart else f"{way.training} shared"
+        table.add_row(
+            name_of(way),
+            split,
+            f"{worth.useful:.0%}",
+            f"{worth.sequences_per_second:.3g}",
+            f"{worth.step_seconds:.3g}",
+            f"{worth.idle_training:.0%}",
+            f"{worth.idle_rollout:.0%}",
+            f"{worth.staleness:.1f}",
+            str(worth.oldest),
+        )
+    return table
+
+
+def name_of(way: Arrangement) -> str:
+    """Name an order by the keys that ask for it."""
+    if way.order == "partial":
+        return f"partial_rollout, max_staleness {way.max_staleness}"
+    bound = f", max_staleness {way.max_staleness}" if way.order == "asynchronous" else ""
+    return f"{way.order}{bound}"
+
+
+PLACEMENT = Plan(
+    summary="which order of steps, on shared devices or apart, makes most of them",
+    about="Simulate every order of steps on shared devices and on every split of them, from the "
+    "lengths of responses; the most useful first, each with its best split.",
+    examples=_EXAMPLE,
+    add_options=_add_options,
+    run=_run,
+)

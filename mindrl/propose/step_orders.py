@@ -1,0 +1,232 @@
+"""What each order of steps makes of devices: simulated with the rules that a run goes by.
+
+Pure. Lengths do not depend on weights, rewards take no time, and training is shared out evenly.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from random import Random
+from typing import Literal
+
+from mindrl.propose.decoding import Drawing, Fleet, Rates
+from mindrl.trainer.pool_bounds import PoolBounds
+
+Order = Literal["in_turns", "partial", "one_step_off", "asynchronous"]
+_WARM = 4
+"""The first of so many parts of the steps is not counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What a step asks for."""
+
+    groups: Sequence[Sequence[int]]
+    """Lengths of the responses to prompts, in tokens; each step draws some of them."""
+    prompts: int
+    prompt_tokens: int = 0
+    """Of a prompt."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrangement:
+    """An order of steps, on so many devices."""
+
+    order: Order
+    max_staleness: int = 0
+    training: int
+    """Devices that train."""
+    rollout: int
+    """Devices that roll out: the same, where `is_apart` is false."""
+    is_apart: bool = False
+
+    @property
+    def devices(self) -> int:
+        """Of both sides."""
+        return self.training + self.rollout if self.is_apart else self.training
+
+
+@dataclass(frozen=True, kw_only=True)
+class Worth:
+    """What a way makes of its devices."""
+
+    useful: float
+    """Share of their time that the trained tokens would have taken in full batches."""
+    idle_training: float
+    idle_rollout: float
+    """Shares of the time in which a side has nothing to do; those of shared devices are equal."""
+    step_seconds: float
+    sequences_per_second: float
+    staleness: float
+    """Mean of the groups that were trained on."""
+    oldest: int
+
+
+@dataclass
+class _Run:
+    """One way through its steps."""
+
+    load: Load
+    rates: Rates
+    way: Arrangement
+    bounds: PoolBounds
+    random: Random
+    now: float = 0.0
+    begun: int = 0
+    born: dict[int, int] = field(default_factory=dict)
+    """Of each group under way, the oldest first."""
+    open_: dict[int, int] = field(default_factory=dict)
+    """Its responses that are not whole."""
+    tokens: dict[int, int] = field(default_factory=dict)
+    sequences: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Start the replicas."""
+        self.fleet = Fleet(self.rates, self.way.rollout // self.rates.replica_devices)
+        self.trained_seconds = 0.0
+        self.held: list[Drawing] = []
+
+    def steps(self) -> Iterator[tuple[list[int], int, int]]:
+        """Yield behind each step the ages of its groups, their responses and their tokens."""
+        for step in range(1, self.bounds.last_step + 1):
+            self._begin(step, self.bounds.to_begin(step, len(self.born)))
+            while (taken := self._taken(step)) is None:
+                self._finish()
+            groups = [[*self.born][place] for place in taken]
+            ages = [step - self.born.pop(group) for group in groups]
+            drawn = sum(self.sequences.pop(group) for group in groups)
+            tokens = sum(self.tokens.pop(group) for group in groups)
+            if self.way.order == "partial":
+                self.held = self.fleet.take_back(self.now)
+            elif self.way.is_apart:
+                self._begin(step, self.bounds.to_begin_behind(step, len(self.born)))
+            self._learn(tokens)
+            yield ages, drawn, tokens
+
+    def _learn(self, tokens: int) -> None:
+        """Train, beside the rollout where that is apart; then new weights."""
+        spent = tokens * self.rates.trained_token
+        self.trained_seconds += spent
+        end = self.now + spent / self.way.training
+        if self.way.order == "one_step_off":
+            while any(self.open_.values()):
+                self._finish()
+        elif self.way.order == "asynchronous":
+            while self.fleet.next_end() <= end:
+                self._finish()
+            self.held = self.fleet.take_back(end)
+        change = self.rates.publish if self.way.is_apart else self.rates.switch
+        self.now = max(self.now, end) + change
+
+    def _begin(self, step: int, count: int) -> None:
+        """Begin groups, behind what was taken back."""
+        drawings, self.held = self.held, []
+        for _ in range(count):
+            lengths = self.random.choice(self.load.groups)
+            self.born[self.begun], self.open_[self.begun] = step, len(lengths)
+            self.tokens[self.begun], self.sequences[self.begun] = sum(lengths), len(lengths)
+            drawings += [
+                Drawing(group=self.begun, left=length, context=self.load.prompt_tokens)
+                for length in lengths
+            ]
+            self.begun += 1
+        self.fleet.add(drawings, self.now)
+
+    def _finish(self) -> None:
+        self.now = max(self.now, self.fleet.next_end())
+        self.open_[self.fleet.finish_next().group] -= 1
+
+    def _taken(self, step: int) -> list[int] | None:
+        whole_G = [not self.open_[group] for group in self.born]
+        return self.bounds.taken(step, [*self.born.values()], whole_G)
+
+
+def worth_of(
+    load: Load, rates: Rates, way: Arrangement, *, steps: int = 40, seed: int = 0
+) -> Worth:
+    """Simulate a way; the first quarter of its steps does not count."""
+    # Behind the steps that count others come: the last of a run draw less and less.
+    bounds = bounds_of(way, load.prompts, steps + 1 + way.max_staleness)
+    run = _Run(load, rates, way, bounds, Random(seed))
+    ages: list[int] = []
+    oldest = drawn = tokens = 0
+    since = (0.0, 0.0, 0.0)
+    for step, (of_step, responses, count) in enumerate(islice(run.steps(), steps), start=1):
+        oldest = max(oldest, *of_step)
+        if step <= steps // _WARM:
+            since = run.now, run.fleet.busy_seconds, run.trained_seconds
+            continue
+        ages += of_step
+        drawn, tokens = drawn + responses, tokens + count
+    wall = run.now - since[0]
+    rolled, trained = run.fleet.busy_seconds - since[1], run.trained_seconds - since[2]
+    idle_rollout, idle_training = (
+        1 - rolled / (wall * way.rollout),
+        1 - trained / (wall * way.training),
+    )
+    if not way.is_apart:
+        idle_rollout = idle_training = 1 - (rolled + trained) / (wall * way.training)
+    return Worth(
+        useful=tokens * _best_seconds(load, rates) / (way.devices * wall),
+        idle_training=idle_training,
+        idle_rollout=idle_rollout,
+        step_seconds=wall / (steps - steps // _WARM),
+        sequences_per_second=drawn / wall,
+        staleness=sum(ages) / len(ages),
+        oldest=oldest,
+    )
+
+
+def bounds_of(way: Arrangement, prompts: int, steps: int) -> PoolBounds:
+    """Return the bounds that a run of this order has."""
+    age = {"in_turns": 0, "one_step_off": 1}.get(way.order, way.max_staleness)
+    return PoolBounds(
+        per_step=prompts,
+        in_flight=prompts if way.order == "one_step_off" else (1 + age) * prompts,
+        max_staleness=age,
+        last_step=steps,
+    )
+
+
+def ways(devices: int, replica_devices: int, ages: Sequence[int]) -> Iterator[Arrangement]:
+    """Yield every order on shared devices, and on every split of them."""
+    shared = devices - devices % replica_devices
+    yield Arrangement(order="in_turns", training=shared, rollout=shared)
+    for age in ages:
+        yield Arrangement(order="partial", max_staleness=age, training=shared, rollout=shared)
+    for rollout in range(replica_devices, devices, replica_devices):
+        apart = partial(Arrangement, training=devices - rollout, rollout=rollout, is_apart=True)
+        yield apart(order="in_turns")
+        yield apart(order="one_step_off", max_staleness=1)
+        for age in ages:
+            yield apart(order="asynchronous", max_staleness=age)
+
+
+def best_ways(
+    load: Load, rates: Rates, found: Sequence[Arrangement], *, steps: int = 24
+) -> list[tuple[Arrangement, Worth]]:
+    """Return each order and age with its best split, the most useful first."""
+    best: dict[tuple[Order, int, bool], tuple[Arrangement, Worth]] = {}
+    for way in found:
+        worth, key = (
+            worth_of(load, rates, way, steps=steps),
+            (
+                way.order,
+                way.max_staleness,
+                way.is_apart,
+            ),
+        )
+        if key not in best or worth.useful > best[key][1].useful:
+            best[key] = way, worth
+    return sorted(best.values(), key=lambda each: -each[1].useful)
+
+
+def _best_seconds(load: Load, rates: Rates) -> float:
+    """Return what a trained token takes in full batches, in seconds of a device."""
+    lengths = [length for group in load.groups for length in group]
+    mean = sum(lengths) / len(lengths)
+    context = load.prompt_tokens + sum(length**2 for length in lengths) / sum(lengths) / 2
+    step = rates.step(rates.at_a_time) / rates.at_a_time + rates.context_token * context
+    read = rates.prompt_token * load.prompt_tokens / mean
+    return (step + read) * rates.replica_devices + rates.trained_token

@@ -1,0 +1,128 @@
+"""What the orders of steps are worth, in cases that can be counted by hand."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mindrl.errors import DataError
+from mindrl.propose.decoding import Rates
+from mindrl.propose.lengths import described, drawn_groups, stored_groups
+from mindrl.propose.step_orders import Arrangement, Load, best_ways, ways, worth_of
+
+RATES = Rates(engine_step=0.01, trained_token=0.001, switch=0.5, publish=0.25, at_a_time=64)
+EQUAL = Load(groups=[[100] * 4], prompts=4)
+"""16 responses of 100 tokens: 1 s of an engine, 1.6 s of a device that trains."""
+TAIL = Load(groups=[[100] * 4] * 15 + [[100, 100, 100, 2000]], prompts=8)
+
+
+def apart(order: str, age: int = 0, *, training: int = 1, rollout: int = 1) -> Arrangement:
+    return Arrangement(
+        order=order, max_staleness=age, training=training, rollout=rollout, is_apart=True
+    )
+
+
+def test_with_equal_lengths_a_step_in_turns_is_the_sum_of_its_parts() -> None:
+    shared = worth_of(EQUAL, RATES, Arrangement(order="in_turns", training=2, rollout=2))
+    assert shared.step_seconds == pytest.approx(1.0 + 1.6 / 2 + 0.5)
+    separate = worth_of(EQUAL, RATES, apart("in_turns"))
+    assert separate.step_seconds == pytest.approx(1.0 + 1.6 + 0.25)
+    assert separate.sequences_per_second == pytest.approx(16 / 2.85)
+    assert separate.idle_rollout == pytest.approx(1 - 1.0 / 2.85)
+    assert separate.idle_training == pytest.approx(1 - 1.6 / 2.85)
+    assert (separate.staleness, separate.oldest) == (0, 0)
+
+
+def test_one_step_off_a_step_is_the_longer_of_both_sides() -> None:
+    for training, seconds in ((1, 1.6), (4, 1.0)):
+        found = worth_of(EQUAL, RATES, apart("one_step_off", training=training))
+        assert found.step_seconds == pytest.approx(seconds + 0.25)
+        assert (found.staleness, found.oldest) == (1, 1)
+
+
+def test_useful_is_what_full_batches_would_take() -> None:
+    """64 at a time: a token takes 0.01 / 64 of a replica and 0.001 of a device that trains."""
+    found = worth_of(EQUAL, RATES, apart("in_turns"))
+    assert found.useful == pytest.approx(1600 * (0.01 / 64 + 0.001) / (2 * 2.85))
+
+
+def test_a_replica_of_two_devices_has_both_of_them_waiting() -> None:
+    rates = Rates(engine_step=0.01, trained_token=0.001, replica_devices=2)
+    found = worth_of(EQUAL, rates, apart("in_turns", rollout=4))
+    assert found.step_seconds == pytest.approx(1.0 + 1.6)
+    assert found.idle_rollout == pytest.approx(1 - 1.0 / 2.6)
+
+
+def test_where_a_step_costs_by_the_sequence_it_does_so() -> None:
+    rates = Rates(engine_step=0.01, sequence_step=0.002, trained_token=0.001)
+    found = worth_of(EQUAL, rates, apart("in_turns"))
+    assert found.step_seconds == pytest.approx(100 * 16 * 0.002 + 1.6)
+
+
+def test_what_a_step_reads_of_the_cache_grows_with_the_responses() -> None:
+    """16 sequences of 10 tokens of prompt: steps read 16 x (10 + 0 .. 99) tokens."""
+    rates = Rates(engine_step=0.01, context_token=1e-5, prompt_token=1e-3)
+    load = Load(groups=[[100] * 4], prompts=4, prompt_tokens=10)
+    found = worth_of(load, rates, apart("in_turns"))
+    read = 16 * sum(10 + step for step in range(100))
+    assert found.step_seconds == pytest.approx(1.0 + read * 1e-5 + 16 * 10 * 1e-3)
+
+
+def test_more_than_there_is_room_for_waits() -> None:
+    rates = Rates(engine_step=0.01, at_a_time=8)
+    assert worth_of(EQUAL, rates, apart("in_turns")).step_seconds == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("age", [0, 1, 2, 4])
+def test_no_age_is_beyond_its_bound_and_a_long_tail_gains_with_it(age: int) -> None:
+    """One response of 64 is 20 times as long as the others."""
+    turns = worth_of(TAIL, RATES, apart("in_turns", training=4))
+    for way in (
+        apart("asynchronous", age, training=4),
+        Arrangement(order="partial", max_staleness=age, training=5, rollout=5),
+    ):
+        found = worth_of(TAIL, RATES, way)
+        assert found.oldest <= age
+        if way.is_apart and age == 0:
+            assert found.step_seconds == pytest.approx(turns.step_seconds)
+        if way.is_apart and age > 1:
+            assert found.sequences_per_second > 1.5 * turns.sequences_per_second
+
+
+def test_every_order_is_tried_with_every_split_and_the_best_comes_first() -> None:
+    tried = [*ways(4, 2, [1, 2])]
+    assert [(each.training, each.rollout) for each in tried if each.is_apart] == [(2, 2)] * 4
+    found = best_ways(TAIL, RATES, [*ways(6, 1, [1, 2])])
+    # On shared devices in turns and two of partial; apart in turns, one step off, and two.
+    assert len(found) == 7
+    shares = [worth.useful for _, worth in found]
+    assert shares == sorted(shares, reverse=True)
+    assert found[0][0].max_staleness == 2
+
+
+def test_lengths_have_the_mean_and_the_tail_that_were_asked_for() -> None:
+    mean, p99, longest = described(drawn_groups(1000, 5000, 100_000, 8))
+    assert mean == pytest.approx(1000, rel=0.03)
+    assert p99 == pytest.approx(5000, rel=0.1)
+    assert longest > 10_000
+    assert described(drawn_groups(1000, 1000, 100_000, 8)) == (1000, 1000, 1000)
+    assert described(drawn_groups(1000, 5000, 2000, 8))[2] == 2000
+
+
+def test_lengths_of_stored_responses_are_read_group_by_group(tmp_path: Path) -> None:
+    columns = {
+        "group": [0, 0, 1, 1],
+        "prompt_token_ids": [[1, 2], [1, 2], [3], [3]],
+        "response_token_ids": [[7], [7, 8], [9, 9, 9], []],
+    }
+    pq.write_table(pa.table(columns), tmp_path / "step_000001.parquet")
+    assert stored_groups(tmp_path) == ([[1, 2], [3, 0]], 1.5)
+
+
+def test_a_folder_without_stored_responses_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="keep_rollouts"):
+        stored_groups(tmp_path)
+    (tmp_path / "step_000001.parquet").write_text("no")
+    with pytest.raises(DataError, match="step_000001"):
+        stored_groups(tmp_path)

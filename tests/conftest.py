@@ -181,6 +181,16 @@ _FAMILY_VALUES: dict[str, dict[str, Any]] = {
     # Of neither has mindrl a network: biases everywhere, and a part of each head that turns.
     "stablelm": {"partial_rotary_factor": 0.25, "use_qkv_bias": True, "hidden_dropout": 0.0},
     "starcoder2": {"pad_token_id": None},
+    # The tests have a network of it, and mindrl has none: tests/own_models.
+    "nemotron": {
+        "attention_bias": True,
+        "mlp_bias": True,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10_000.0,
+            "partial_rotary_factor": 0.5,
+        },
+    },
 }
 """What a family's config.json says besides the sizes of all."""
 

@@ -38,37 +38,46 @@ def check_files(
 
     Raises:
         ModelError: A file is missing, unreadable or not what the index says, or a tensor is
-            missing or has another shape.
+            missing or has another shape, or, of a user's own network, is not in its table.
     """
     found, wanted = tensor_shapes(folder), logical_shapes(model, head=head)
     if draws_missing_head and VALUE_HEAD not in found:
         wanted.pop(VALUE_HEAD, None)
-    check_shapes(folder, found, wanted)
+    own = model.other and model.other.own
+    check_shapes(folder, found, wanted, f"the table of {own.spec}" if own else "config.json")
+    if own:
+        for name in sorted(found.keys() - logical_shapes(model).keys() - {VALUE_HEAD}):
+            raise ModelError(f"{folder}: tensor {name} is in no row of the table of {own.spec}")
 
 
-def missing_tensor(place: str, name: str, shape: Sequence[int] | None = None) -> ModelError:
+def missing_tensor(
+    place: str, name: str, shape: Sequence[int] | None = None, asker: str = "config.json"
+) -> ModelError:
     """Return the error about a tensor that a folder or file lacks."""
-    asked = "" if shape is None else f"; config.json asks for {list(shape)}"
+    asked = "" if shape is None else f"; {asker} asks for {list(shape)}"
     if name == VALUE_HEAD:
         asked = "; a reward model needs this head, a causal language model has none"
     return ModelError(f"{place}: no tensor {name}{asked}")
 
 
 def check_shapes(
-    place: str, found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]
+    place: str,
+    found: Mapping[str, tuple[int, ...]],
+    wanted: Mapping[str, tuple[int, ...]],
+    asker: str = "config.json",
 ) -> None:
-    """Compare the tensors of a folder or file with what config.json asks for.
+    """Compare the tensors of a folder or file with what is asked for.
 
     Raises:
         ModelError: A tensor is missing or has another shape.
     """
     for name, shape in wanted.items():
         if name not in found:
-            raise missing_tensor(place, name, shape)
+            raise missing_tensor(place, name, shape, asker)
         if found[name] != shape:
             raise ModelError(
                 f"{place}: tensor {name} has shape {list(found[name])}; "
-                f"config.json asks for {list(shape)}"
+                f"{asker} asks for {list(shape)}"
             )
 
 

@@ -46,6 +46,11 @@ class MegatronTrainingConfig:
     sequence_parallel: bool = False
     """Split activations along the sequence between the tensor-parallel regions, in every role
     whose tensor-parallel size is above 1."""
+    own_models: tuple[str, ...] = ()
+    """Specs of models of your own, which `archon:` trains: `package.module:spec` or
+    `path/to/file.py:spec`. Each serves the models of every role whose config.json has its
+    `model_type`, before the families that mindrl knows; behind those come the specs of installed
+    packages."""
     distributed_backend: Literal["auto", "hccl", "nccl", "gloo"] = "auto"
     """Backend of the process groups. `auto` takes the platform's own."""
     distributed_timeout_minutes: Annotated[int, Field(ge=1, le=WEEK_SECONDS // 60)] = 10

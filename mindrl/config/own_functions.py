@@ -29,22 +29,35 @@ def named_function(field: str, name: str, builtins: Mapping[str, Any], kind: str
     """
     if name in builtins:
         return builtins[name]
-    place, separator, attribute = name.rpartition(":")
-    if not separator:
+    if ":" not in name:
         raise ConfigError(
             f"{field}={name!r} is no builtin {kind}; builtins: {', '.join(builtins)}; "
             "your own: 'package.module:function' or 'path/to/file.py:function'"
             f"{did_you_mean(name, builtins, cutoff=0.5)}"
         )
+    found = named_object(field, name)
+    if not callable(found):
+        raise ConfigError(
+            f"{field}={name!r} is {quoted(found)} of type {type(found).__name__}; need a function"
+        )
+    return found
+
+
+def named_object(field: str, name: str) -> object:
+    """Return what a module or file has by a name, `package.module:name` or `path/to/file.py:name`.
+
+    Raises:
+        ConfigError: another name, failed import, or missing attribute.
+    """
+    place, separator, attribute = name.rpartition(":")
+    if not separator:
+        need = "must be 'package.module:name' or 'path/to/file.py:name'"
+        raise ConfigError(f"{field}={name!r} {need}")
     module = _imported(field, name, place)
     if attribute not in vars(module):
         hint = did_you_mean(attribute, dir(module))
         raise ConfigError(f"{field}={name!r}: {module.__file__} has no {attribute!r}{hint}")
     found: object = vars(module)[attribute]
-    if not callable(found):
-        raise ConfigError(
-            f"{field}={name!r} is {quoted(found)} of type {type(found).__name__}; need a function"
-        )
     return found
 
 

@@ -16,6 +16,7 @@ from mindrl.launch.link_routes import link_routes
 from mindrl.layouts.layout import TrainLayout
 from mindrl.memory.plan import MemoryPlan, with_kv_cache
 from mindrl.memory.schedule import Region
+from mindrl.models.description import ModelDescription
 from mindrl.platform.attention import attention_kernel
 from mindrl.platform.determinism import make_deterministic
 from mindrl.platform.device import Platform, configure_megatron
@@ -82,7 +83,7 @@ def build_training_worker(plan: RunPlan, platform: Platform) -> TrainingWorker:
 def rollout_engine(plan: RunPlan, platform: Platform, kv_cache_bytes: int) -> VllmEngine:
     """Start the engine of this rank, awake. A collective."""
     config, training = plan.config, plan.config.megatron_training
-    return VllmEngine(
+    engine = VllmEngine(
         config.actor_config.load,
         config.generate_config,
         platform,
@@ -90,6 +91,9 @@ def rollout_engine(plan: RunPlan, platform: Platform, kv_cache_bytes: int) -> Vl
         seed=training.seed,
         timeout_seconds=training.distributed_timeout_minutes * 60,
     )
+    if other := plan.models["actor"].other:
+        engine.whole = dict(other.tensors)
+    return engine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,8 +266,7 @@ def _engines(
             removes_padding=config.rl_config.use_remove_padding,
             logprob_chunk_tokens=config.actor_config.logprob_chunk_tokens,
         )
-        other = plan.models[role].other is not None
-        engines[role] = _maker(settings, groups.get(role), other=other)(
+        engines[role] = _maker(settings, groups.get(role), plan.models[role])(
             config.model_path(role),
             known=(plan.models[role], shardings.training[role]),
             updates=config.total_updates(role) if role in ("actor", "critic") else None,
@@ -276,13 +279,10 @@ def _engines(
 
 
 def _maker(
-    settings: EngineSettings, groups: "ParallelGroups | None", *, other: bool
+    settings: EngineSettings, groups: "ParallelGroups | None", model: ModelDescription
 ) -> Callable[..., TrainingEngine]:
-    """Return what builds a model: Megatron where it has groups, else the engine of PyTorch.
-
-    `other` is a model of a family that mindrl has no network of.
-    """
-    if other:
+    """Return what builds a model: Megatron where it has groups, else the engine of PyTorch."""
+    if model.other and not model.other.own:
         from mindrl.training.fsdp.engine import FsdpEngine  # noqa: PLC0415
 
         return partial(FsdpEngine, settings=settings)

@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mindrl.models.description import ModelDescription, OtherFamily, described
+from mindrl.models.description import ModelDescription, described
+from mindrl.models.other_family import OtherFamily
 from mindrl.models.placement import Shape
 
 

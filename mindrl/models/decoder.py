@@ -8,6 +8,7 @@ from typing import Literal
 from mindrl.models.attention import attention_shapes
 from mindrl.models.description import ModelDescription
 from mindrl.models.feed_forward import feed_forward_shapes
+from mindrl.models.other_family import OtherFamily
 from mindrl.models.placement import Shape
 
 DType = Literal["float32", "bfloat16"]
@@ -33,7 +34,7 @@ def logical_shapes(model: ModelDescription, *, head: Head = "vocabulary") -> dic
     """Return the shape of each logical tensor, in the order of the layers."""
     hidden = model.hidden_size
     if model.other:
-        return dict(model.other.tensors)
+        return _of_another_family(model.other, hidden, head)
     shapes: dict[str, Shape] = {EMBEDDING: (model.vocab_size, hidden)}
     for index in range(model.num_hidden_layers):
         shapes |= _layer_shapes(model, index, f"model.layers.{index}.")
@@ -42,6 +43,16 @@ def logical_shapes(model: ModelDescription, *, head: Head = "vocabulary") -> dic
         shapes[VALUE_HEAD] = (1, hidden)
     elif not model.tie_word_embeddings:
         shapes[HEAD] = (model.vocab_size, hidden)
+    return shapes
+
+
+def _of_another_family(other: OtherFamily, hidden: int, head: Head) -> dict[str, Shape]:
+    shapes = dict(other.tensors)
+    if head == "value":
+        assert other.own is not None, "is refused before"
+        if other.own.head != other.own.embedding:
+            del shapes[other.own.head]
+        shapes[VALUE_HEAD] = (1, hidden)
     return shapes
 
 

@@ -11,6 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from mindrl.errors import ModelError
 from mindrl.models.config_file import read_config
+from mindrl.models.other_family import OtherFamily
 from mindrl.models.rope import (
     STRICT,
     RopeScaling,
@@ -79,16 +80,6 @@ class MlaDescription:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class OtherFamily:
-    """What is known of a model that mindrl has no network of: transformers runs it."""
-
-    architecture: str
-    """Its class there, by which rollout engines know it too."""
-    tensors: tuple[tuple[str, tuple[int, ...]], ...]
-    """Names and shapes as its files have them."""
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
 class ModelDescription:
     """Sizes of a decoder-only model; field names follow config.json."""
 
@@ -148,7 +139,8 @@ def read_description(folder: str, *, to_plan: bool = False) -> ModelDescription:
         raise ModelError(
             f"{path}: model_type={family!r} is not supported; supported: {', '.join(_FAMILIES)}"
             + (f"; nearest: {near[0]}" if near else "")
-            + "; to add a family, follow docs/how-to/add-a-model.md; where fsdp trains every role, "
+            + "; to add a family, follow docs/how-to/add-a-model.md; with a network of your own "
+            "for archon, docs/how-to/add-an-archon-model.md; where fsdp trains every role, "
             "actor and reference may be of any: docs/how-to/train-any-hugging-face-model.md"
         )
     unsupported = () if to_plan else _unsupported(values)

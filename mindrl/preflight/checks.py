@@ -17,13 +17,14 @@ from mindrl.config.run import RunConfig, with_value
 from mindrl.config.validate import findings, learning_warnings
 from mindrl.errors import ConfigError, MindrlError
 from mindrl.models.description import ModelDescription
+from mindrl.models.own_family import FIELD, spec_at
 from mindrl.observability.terminal import note
 from mindrl.platform.device import Platform
 from mindrl.preflight.memory_plan import Capacity, judged_memory
 from mindrl.preflight.model_checks import describe_models, missing_weights, model_findings
 from mindrl.preflight.run_folders import export_findings, export_places
 from mindrl.preflight.run_shardings import RunPlan, RunShardings, unordered_plan
-from mindrl.preflight.shipped import unknown_sizes
+from mindrl.preflight.shipped import sizes_path, unknown_sizes
 from mindrl.rewards.functions import BUILTIN_REWARDS
 from mindrl.rewards.resolve import resolve_reward
 
@@ -103,13 +104,15 @@ def checked_run(
     missing = [*_files(config)]
     found = [*findings(config), *platform_findings(config, platform), *_rewards(config)]
     found += _own_functions(config)
-    found += missing if needs_files else []
+    specs = [*_own_specs(config)]
+    found += [*specs, *(missing if needs_files else [])]
     warnings = [*learning_warnings(config)]
     models, shardings, judges_memory = None, None, False
-    if needs_files or not unknown_sizes(config):
+    if not specs and (needs_files or not unknown_sizes(config)):
         models, unread = describe_models(config, without_weights=absent)
         found += unread
         found += model_findings(config, models)
+        found += [] if found else _own_networks(config, models)
         judges_memory = not found and config.rl_config.check_memory
         if not found:
             shardings = RunShardings(plan=unordered_plan(config, models))
@@ -212,6 +215,28 @@ def _own_functions(config: RunConfig) -> Iterator[Finding]:
                 getattr(import_module(module), function)(value)
             except MindrlError as error:
                 yield Finding(str(error), f"rl_config.{name}", value)
+
+
+def _own_specs(config: RunConfig) -> Iterator[Finding]:
+    for place in config.megatron_training.own_models:
+        try:
+            spec_at(place)
+        except MindrlError as error:
+            yield Finding(str(error), FIELD, config.megatron_training.own_models)
+
+
+def _own_networks(config: RunConfig, models: Mapping[Role, ModelDescription]) -> list[Finding]:
+    """Build each network of the user's without memory; torch is imported for these alone."""
+    found = []
+    for role, model in models.items():
+        if model.other and model.other.own:
+            trial = import_module("mindrl.preflight.own_networks").try_network
+            key, path = config.model_key(role), sizes_path(config, role)
+            try:
+                trial(path, model)
+            except MindrlError as error:
+                found.append(Finding(f"{key}: {error}", key, path))
+    return once(found)
 
 
 def _files(config: RunConfig) -> Iterator[Finding]:

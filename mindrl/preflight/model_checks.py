@@ -5,7 +5,6 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from mindrl.checkpoint.any_family import read_any_description
 from mindrl.checkpoint.files import check_files
 from mindrl.config.backends import TRAINING_BACKEND
 from mindrl.config.finding import Finding, Value, broken, must_divide, once, spelled
@@ -15,10 +14,10 @@ from mindrl.config.run import RunConfig
 from mindrl.config.validate import layout_findings, sequence_limits
 from mindrl.errors import MindrlError
 from mindrl.layouts.layout import TrainLayout
-from mindrl.models.description import ModelDescription, read_description
+from mindrl.models.description import ModelDescription
 from mindrl.preflight.memory_plan import kv_cache_findings
 from mindrl.preflight.run_shardings import role_head
-from mindrl.preflight.shipped import sizes_path, takes_any_family
+from mindrl.preflight.shipped import description_of, families_of, sizes_path
 from mindrl.rollout.planning import kv_bytes_per_token, rollout_findings
 from mindrl.training.planning import planning_of
 
@@ -35,15 +34,15 @@ def describe_models(
     """
     models: dict[Role, ModelDescription] = {}
     unread: list[Finding] = []
-    own, other = cache(read_description), cache(read_any_description)
+    described = cache(description_of)
     for role in config.roles:
         key, path = config.model_key(role), config.model_path(role)
-        described = other if takes_any_family(config, role) else own
+        families = families_of(config, role)
         try:
             if role in without_weights:
-                models[role] = described(sizes_path(config, role))
+                models[role] = described(sizes_path(config, role), families)
                 continue
-            models[role] = described(path)
+            models[role] = described(path, families)
             # A critic's head is drawn where the folder has none.
             head, draws = role_head(role), role == "critic"
             check_files(path, models[role], head=head, draws_missing_head=draws)

@@ -14,7 +14,7 @@ from mindrl.models.decoder import DType, Head
 from mindrl.models.description import ModelDescription
 from mindrl.models.sharding import Sharding, elsewhere
 from mindrl.platform.garbage import no_collection
-from mindrl.preflight.shipped import planned_description, sizes_path, takes_any_family
+from mindrl.preflight.shipped import families_of, planned_description, sizes_path
 from mindrl.resharding.plan import ReshardPlan, Topology, plan_reshard, slices_for_bucket
 from mindrl.resharding.rank_map import choose_orders
 from mindrl.resharding.slices import Slices
@@ -229,7 +229,7 @@ def unordered_shardings(config: RunConfig) -> RunShardings:
     """
     described = cache(planned_description)
     models = {
-        role: described(sizes_path(config, role), any_family=takes_any_family(config, role))
+        role: described(sizes_path(config, role), families_of(config, role))
         for role in config.roles
     }
     return RunShardings(plan=unordered_plan(config, models))

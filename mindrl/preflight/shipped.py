@@ -1,14 +1,29 @@
 """What comes with mindrl besides its code: configurations, and the sizes of well-known models."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from mindrl.checkpoint.any_family import read_any_description
+from mindrl.config.backends import TRAINING_BACKEND, TrainingBackend
 from mindrl.config.finding import Finding, once
 from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig
 from mindrl.models.description import ModelDescription, read_description
+from mindrl.models.own_family import own_description
 from mindrl.observability.terminal import note
 
+
+@dataclass(frozen=True, kw_only=True)
+class Families:
+    """Which families a model may be of besides those that mindrl has a network of."""
+
+    specs: tuple[str, ...] | None = None
+    """Places of specs of the user's own, before those that are installed; None takes no spec."""
+    takes_any: bool = False
+    """Any of transformers."""
+
+
+KNOWN = Families()
 _CHECKOUT = Path(__file__).resolve().parents[2]
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -29,14 +44,43 @@ def _here_or_shipped(path: str) -> str:
     return str(known) if is_shipped else path
 
 
-def planned_description(path: str, *, any_family: bool = False) -> ModelDescription:
+def planned_description(path: str, families: Families = KNOWN) -> ModelDescription:
     """Read the sizes of a model that is planned, not run: its folder may be elsewhere.
 
     Raises:
+        ConfigError: The spec of a model of the user's own cannot be loaded.
         ModelError: It does not hold a known model, or there is none and the name is not known.
     """
-    read = read_any_description if any_family else read_description
-    return read(_here_or_shipped(path), to_plan=True)
+    return description_of(_here_or_shipped(path), families, to_plan=True)
+
+
+def description_of(path: str, families: Families, *, to_plan: bool = False) -> ModelDescription:
+    """Read what a model is, by the user's own spec where there is one.
+
+    Raises:
+        ConfigError: As above.
+        ModelError: As above; of what is not only planned also what is not supported.
+    """
+    own = None if families.specs is None else own_description(path, families.specs)
+    if own is not None:
+        return own
+    read = read_any_description if families.takes_any else read_description
+    return read(path, to_plan=to_plan)
+
+
+def families_without_a_run(engine: TrainingBackend) -> Families:
+    """Return which families a model may be of that no configuration names: specs are installed."""
+    specs = None if engine == TRAINING_BACKEND else ()
+    return Families(specs=specs, takes_any=engine == "fsdp")
+
+
+def families_of(config: RunConfig, role: Role) -> Families:
+    """Return which families a role's model may be of."""
+    is_megatron = config.training_backend(role) == TRAINING_BACKEND
+    return Families(
+        specs=None if is_megatron else config.megatron_training.own_models,
+        takes_any=takes_any_family(config, role),
+    )
 
 
 def takes_any_family(config: RunConfig, role: Role) -> bool:

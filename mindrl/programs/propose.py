@@ -18,7 +18,7 @@ from mindrl.errors import ConfigError, ModelError
 from mindrl.observability.terminal import print_rows, say
 from mindrl.observability.units import GIB, memory_text
 from mindrl.platform.device_models import DEVICE_MODELS, EXAMPLE_DEVICE, device_model
-from mindrl.preflight.shipped import config_folder, planned_description
+from mindrl.preflight.shipped import config_folder, families_without_a_run, planned_description
 from mindrl.programs.arguments import Plan, count, gib
 from mindrl.programs.exits import FAILED, print_json, report, written
 from mindrl.propose.candidates import MOST_DEVICES, Task, written_values
@@ -163,7 +163,7 @@ def _task(options: argparse.Namespace, engine: TrainingBackend) -> Task:
     folder = path.parent if path.suffix == ".json" else path
     return Task(
         load=str(folder) if folder.is_dir() else f"./models/{folder.name}",
-        model=planned_description(options.model, any_family=engine == "fsdp"),
+        model=planned_description(options.model, families_without_a_run(engine)),
         device=device,
         devices=options.devices,
         devices_per_node=per_node,

@@ -21,7 +21,7 @@ from mindrl.models.description import ModelDescription
 from mindrl.models.sharding import Sharding, elsewhere
 from mindrl.observability.terminal import print_rows, say
 from mindrl.observability.units import traffic_text
-from mindrl.preflight.shipped import planned_description
+from mindrl.preflight.shipped import families_without_a_run, planned_description
 from mindrl.programs.arguments import (
     MOST_RANKS,
     Plan,
@@ -80,9 +80,10 @@ def _add_options(reshard: argparse.ArgumentParser) -> None:
 
 
 def _reshard(options: argparse.Namespace) -> int:
-    model = planned_description(options.model)
+    backend = training_backend_of(options.source)
+    model = planned_description(options.model, families_without_a_run(backend))
     source, target = _layouts(options)
-    engine = planning_of(training_backend_of(options.source))
+    engine = planning_of(backend)
     findings = [*engine.findings(model, source, written_keys("--from"))]
     findings += rollout_findings(model, target, _ROLLOUT_KEYS)
     if findings:

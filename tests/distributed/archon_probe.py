@@ -3,9 +3,11 @@
 Shapes: B sequences, T positions, N tokens, V the vocabulary.
 """
 
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,12 +25,16 @@ from mindrl.config.role import LearningConfig
 from mindrl.models.any_family import any_description
 from mindrl.models.config_file import read_config
 from mindrl.models.description import ModelDescription
+from mindrl.models.own_family import own_description
 from mindrl.platform.attention import attention_kernel
 from mindrl.training.archon.engine import ArchonEngine
 from mindrl.training.archon.sharding import archon_sharding
 from mindrl.training.fsdp.engine import FsdpEngine
 from mindrl.training.packs import Pack
 from mindrl.training.settings import EngineSettings
+
+# As a package that is installed.
+sys.path.append(str(Path(__file__).parents[1] / "own_models"))
 
 
 def build(
@@ -63,12 +69,14 @@ def build(
         model, case.layout, head=settings.head, fsdp_size=settings.learning.archon.fsdp_size
     )
     known = model, sharding
-    engine = FsdpEngine if model.other else ArchonEngine
+    engine = FsdpEngine if model.other and not model.other.own else ArchonEngine
     return engine(case.folder, settings, known, updates=updates, head_seed=head_seed)
 
 
 def _described(case: Case) -> ModelDescription:
-    """Read what the model is, as of any family where the case asks for that."""
+    """Read what the model is, by a spec or as of any family where the case asks for that."""
+    if case.spec and (own := own_description(case.folder, [case.spec])):
+        return own
     if case.backend != "fsdp":
         return read_any_description(case.folder)
     path, values = read_config(case.folder)

@@ -12,6 +12,7 @@ from torch import Tensor
 from weight_files import load_one_by_one, rollout_table
 
 from mindrl.batch.rollouts import Responses
+from mindrl.checkpoint.any_family import read_any_description
 from mindrl.config.generate import GenerateConfig
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.platform.device import PLATFORMS
@@ -102,6 +103,8 @@ def sleeping_engine(folder: str, **changes: Any) -> VllmEngine:
         seed=3,
         timeout_seconds=540,
     )
+    if other := read_any_description(folder).other:
+        engine.whole = dict(other.tensors)
     engine.offload()
     return engine
 

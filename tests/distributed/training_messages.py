@@ -51,6 +51,8 @@ class Case:
     """Sequences of each replica; None deals equal shares."""
     backend: Literal["megatron", "archon", "fsdp"] = "megatron"
     """With `fsdp` transformers' network is taken even of a family that mindrl has one of."""
+    spec: str = ""
+    """Of a network of the user's own."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """More of `ModelSettings`: its own arguments, and keys of its sections."""
 

@@ -5,7 +5,7 @@ it sleeps: its weights and its KV cache are off the device.
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain
@@ -23,10 +23,8 @@ from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
 from vllm.model_executor.models.qwen3_moe import Qwen3MoeForCausalLM
 
 from mindrl.batch.rollouts import Responses
-from mindrl.checkpoint.files import tensor_shapes
 from mindrl.config.generate import GenerateConfig
-from mindrl.models.config_file import read_config
-from mindrl.models.description import is_known
+from mindrl.models.placement import Shape
 from mindrl.observability.progress import PROGRESS, tick
 from mindrl.observability.units import mib_text
 from mindrl.platform.device import Platform
@@ -73,9 +71,8 @@ class VllmEngine:
             ModelRegistry.register_model(model.__name__, model)
         self.device_type = platform.device_type
         self.seed = seed
-        _, values = read_config(folder)
-        self._whole = None if is_known(values) else tensor_shapes(folder)
-        """Of a family whose layout here is not known: what the engine loads by itself."""
+        self.whole: Mapping[str, Shape] | None = None
+        """Of a family whose layout here is not known: what the engine is to load by itself."""
         with _own_random_state(seed):
             self.llm = LLM(
                 model=folder,
@@ -173,9 +170,9 @@ class VllmEngine:
 
     def weight_sink(self) -> EngineShards | WholeTensors:
         """Return where this rank's shards of all weights go, or whole ones, for one load."""
-        if self._whole is None:
+        if self.whole is None:
             return EngineShards(self._worker)
-        return WholeTensors(self._worker, self._whole)
+        return WholeTensors(self._worker, self.whole)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]

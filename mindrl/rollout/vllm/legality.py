@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 from mindrl.config.finding import Finding, broken, must_divide
 from mindrl.layouts.layout import RolloutLayout
-from mindrl.models.description import ModelDescription, OtherFamily
+from mindrl.models.description import ModelDescription
 from mindrl.models.legality import Keys, tensor_parallel_findings, without_experts
+from mindrl.models.other_family import OtherFamily
 from mindrl.rollout.vllm.architectures import installed_architectures
 from mindrl.rollout.vllm.sharding import padded_vocab_size
 

@@ -24,6 +24,7 @@ from mindrl.training.archon.chunks import chunks_of_rank
 from mindrl.training.archon.learning import Learning
 from mindrl.training.archon.meshes import meshes_of
 from mindrl.training.archon.network import Network, NetworkSettings, StagePart
+from mindrl.training.archon.own_network import OwnNetwork
 from mindrl.training.archon.pipeline import Hidden, Pipeline
 from mindrl.training.engine import Batch, Loss, StatePart
 from mindrl.training.first_weights import first_weights
@@ -209,6 +210,9 @@ class ArchonEngine:
 
     def network_of(self, part: StagePart, settings: NetworkSettings) -> Network:
         """Return a part of the model, without memory."""
+        other = self.description.other
+        if other and other.own:
+            return OwnNetwork(self.folder, self.description, part, settings)
         return Network(self.description, part, settings)
 
     def _piped(self) -> Pipeline:

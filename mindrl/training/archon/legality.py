@@ -6,7 +6,7 @@ Every finding about a size names the nearest legal values. Imports no torch.
 from collections.abc import Iterator
 
 from mindrl.config.backends import TRAINING_BACKEND
-from mindrl.config.finding import Finding, broken
+from mindrl.config.finding import Finding, broken, must_divide
 from mindrl.layouts.layout import TrainLayout
 from mindrl.layouts.rank_order import RankOrder
 from mindrl.models.description import ModelDescription
@@ -17,6 +17,7 @@ from mindrl.models.legality import (
     pipeline_findings,
     tensor_parallel_findings,
 )
+from mindrl.models.other_family import OtherFamily
 from mindrl.training.orders import possible_orders
 
 _WHOLE = (
@@ -35,7 +36,9 @@ def archon_findings(model: ModelDescription, layout: TrainLayout, keys: Keys) ->
         field = keys.get("backend", "backend")
         text = f"{field}: {', '.join(unknown)} need {TRAINING_BACKEND}"
         yield Finding(text, field, legal=(TRAINING_BACKEND,))
-    if model.other and layout.tp > 1:
+    if model.other and model.other.own:
+        yield from _own_network(model, model.other, layout, keys)
+    elif model.other and layout.tp > 1:
         yield broken(keys["tp"], layout.tp, _WHOLE, 1)
     heads = list(tensor_parallel_findings(model, layout.tp, keys))
     yield from heads
@@ -43,6 +46,34 @@ def archon_findings(model: ModelDescription, layout: TrainLayout, keys: Keys) ->
         yield from context_parallel_findings(model, layout, keys)
     yield from pipeline_findings(model, layout, keys)
     yield from expert_findings(model, layout, keys)
+
+
+def _own_network(
+    model: ModelDescription, other: OtherFamily, layout: TrainLayout, keys: Keys
+) -> Iterator[Finding]:
+    """Refuse sizes that the spec of a user's network does not name, or that its cuts do not take.
+
+    `other` is the model's family.
+    """
+    own = other.own
+    assert own is not None
+    for letter, name in {"t": "tp", "p": "pp", "c": "cp"}.items():
+        if (size := getattr(layout, name)) > 1 and letter not in own.sizes:
+            need = f"is not among the sizes that {own.spec} has, {own.sizes!r}; 1 is legal"
+            yield broken(keys[name], size, need, 1)
+    if layout.pp > 1 and model.tie_word_embeddings:
+        need = f"needs a head of its own: {own.spec} ties it to {own.embedding}; 1 is legal"
+        yield broken(keys["pp"], layout.pp, need, 1)
+    if (tp := layout.tp) == 1:
+        return
+    yield from must_divide(keys["tp"], tp, "num_key_value_heads", model.num_key_value_heads)
+    sizes = {
+        shape[cut]: name
+        for (name, shape), cut in zip(other.tensors, own.cuts, strict=True)
+        if cut is not None and name not in (own.embedding, own.head)
+    }
+    for size, name in sizes.items():
+        yield from must_divide(keys["tp"], tp, f"the cut size of {name}", size)
 
 
 def _not_built(model: ModelDescription) -> Iterator[str]:

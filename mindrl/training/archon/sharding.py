@@ -2,8 +2,8 @@
 
 Local names are the logical ones; only the routed experts of a layer lie in two stacks,
 `mlp.experts.gate_up`, where an expert has its gate rows and then its up rows, and
-`mlp.experts.down`. Tensor parallelism cuts heads, the feed-forward width and the padded vocabulary;
-where there are fewer key-value heads than ranks, each rank has the head that its query heads ask.
+`mlp.experts.down`. What tensor parallelism cuts `table.py` says; where there are fewer key-value
+heads than ranks, each rank has the head that its query heads ask.
 A tied head in another chunk than the embedding is a copy of it, `lm_head.weight`.
 
 FSDP2 then cuts the first dimension of what a tensor-parallel rank has, as `torch.chunk` does: the
@@ -18,13 +18,8 @@ from typing import NamedTuple
 
 from mindrl.layouts.layout import TrainLayout
 from mindrl.models.decoder import (
-    EMBEDDING,
-    HEAD,
-    NORM,
-    VALUE_HEAD,
     DType,
     Head,
-    logical_shapes,
     padded_vocab_size,
 )
 from mindrl.models.description import ModelDescription
@@ -34,15 +29,12 @@ from mindrl.models.placement import (
     Box,
     LocalTensor,
     Placement,
-    Shape,
     ShardingTable,
     part_of,
     relative,
 )
 from mindrl.models.sharding import LazyTables, Sharding
-
-_Tensors = Mapping[str, tuple[str, Shape]]
-"""By its local name the logical tensor that fills it, and the shape of that."""
+from mindrl.training.archon.table import TensorRow, rows_by_chunk
 
 
 class _Part(NamedTuple):
@@ -68,7 +60,7 @@ def archon_sharding(
     """
     shards, moe = fsdp_size or layout.dp * layout.cp, model.moe
     places = layout.dense_order.places_in_groups(("dp", "cp"))
-    by_chunk = _by_chunk(model, layout, head)
+    by_chunk = rows_by_chunk(model, layout, head)
     alike = _first_alike(_row_counts(model, layout.tp, by_chunk), shards)
     experts = _first_alike({moe.num_experts // layout.ep}, layout.expert_dp) if moe else []
     tables, twins, padded_to, held_by = LazyTables(), {}, {}, []
@@ -95,58 +87,35 @@ def archon_sharding(
     )
 
 
-def _by_chunk(
-    model: ModelDescription, layout: TrainLayout, head: Head
-) -> list[dict[str, tuple[str, Shape]]]:
-    """Return what each chunk of the model has, without routed experts."""
-    if model.other:
-        assert layout.pp == layout.tp == 1, "is refused before"
-        return [{name: (name, shape) for name, shape in model.other.tensors}]
-    chunks = layout.chunks(model.num_hidden_layers)
-    chunk_of = [at for at, layers in enumerate(chunks) for _ in layers]
-    ends = {EMBEDDING: 0, NORM: -1, HEAD: -1, VALUE_HEAD: -1}
-    found: list[dict[str, tuple[str, Shape]]] = [{} for _ in chunks]
-    for name, shape in logical_shapes(model, head=head).items():
-        if ".mlp.experts." not in name:
-            at = ends[name] if name in ends else chunk_of[int(name.split(".")[2])]
-            found[at][name] = name, shape
-    if head == "vocabulary" and model.tie_word_embeddings and len(chunks) > 1:
-        found[-1][HEAD] = found[0][EMBEDDING]
-    return found
-
-
 def _dense(
-    model: ModelDescription, held: Sequence[_Tensors], cut: tuple[_Part, _Part]
+    model: ModelDescription, held: Sequence[Mapping[str, TensorRow]], cut: tuple[_Part, _Part]
 ) -> ShardingTable:
     """Return the table of some chunks for a tensor-parallel rank, and a shard of what it has."""
     (tensor, shard), table = cut, dict[str, LocalTensor]()
     for tensors in held:
-        for local, (name, shape) in tensors.items():
-            rows, *others = _of_tensor_rank(model, name, shape, tensor)
+        for local, row in tensors.items():
+            rows, *others = _of_tensor_rank(model, row, tensor)
             start, stop = _chunk(rows, shard)
             if start < stop:
-                table[local] = _held(name, shape[0], ((start, stop), *others))
+                table[local] = _held(row.tensor, row.shape[0], ((start, stop), *others))
     return table
 
 
-def _of_tensor_rank(
-    model: ModelDescription, name: str, shape: Shape, tensor: _Part
-) -> list[Bounds]:
+def _of_tensor_rank(model: ModelDescription, row: TensorRow, tensor: _Part) -> list[Bounds]:
     """Return what a tensor-parallel rank has; of the vocabulary it may lie behind the last row."""
+    shape = row.shape
     bounds = [(0, size) for size in shape]
     if tensor.parts == 1:
         return bounds
-    match name.split(".")[-2]:
-        case "embed_tokens" | "lm_head":
+    match row.cut:
+        case "vocabulary":
             bounds[0] = part_of(padded_vocab_size(model, tensor.parts), *tensor)
-        case "q_proj" | "gate_proj" | "up_proj":
-            bounds[0] = part_of(shape[0], *tensor)
-        case "k_proj" | "v_proj":
+        case "key-value heads":
             # With fewer heads than ranks, neighbours have the same one.
             heads = min(tensor.parts, model.num_key_value_heads)
             bounds[0] = part_of(shape[0], heads, tensor.at * heads // tensor.parts)
-        case "o_proj" | "down_proj":
-            bounds[1] = part_of(shape[1], *tensor)
+        case int(dim):
+            bounds[dim] = part_of(shape[dim], *tensor)
     return bounds
 
 
@@ -194,11 +163,13 @@ def _experts_name(place: Mapping[str, int]) -> str:
     )
 
 
-def _row_counts(model: ModelDescription, tp: int, by_chunk: Sequence[_Tensors]) -> set[int]:
+def _row_counts(
+    model: ModelDescription, tp: int, by_chunk: Sequence[Mapping[str, TensorRow]]
+) -> set[int]:
     """Return how many rows any tensor of a tensor-parallel rank has."""
     first = _Part(tp, 0)
-    tensors = {each for chunk in by_chunk for each in chunk.values()}
-    return {_of_tensor_rank(model, *each, first)[0][1] for each in tensors}
+    rows = {each for chunk in by_chunk for each in chunk.values()}
+    return {_of_tensor_rank(model, each, first)[0][1] for each in rows}
 
 
 def _first_alike(counts: set[int], shards: int) -> list[int]:

@@ -30,8 +30,8 @@ def shard(network: Network, mesh: DeviceMesh, device_type: str, *, bf16: bool, s
     )
     cut = partial(fully_shard, mp_policy=numbers, reshard_after_forward=not stays)
     for layer in network.layers:
-        if isinstance(layer.mlp, Mixture):
-            cut(layer.mlp.experts, mesh=layer.mlp.meshes.data)
+        for mixture in [each for each in layer.modules() if isinstance(each, Mixture)]:
+            cut(mixture.experts, mesh=mixture.meshes.data)
         cut(layer, mesh=mesh)
     # The weight of the head is read behind a forward pass.
     fully_shard(network, mesh=mesh, mp_policy=numbers, reshard_after_forward=False)

@@ -16,6 +16,7 @@ from mindrl.models.description import ModelDescription, read_description
 MODELS = Path(__file__).parents[3] / "configs" / "models"
 MakeModel = Callable[[bool], Path]
 OTHERS = (
+    "; with a network of your own for archon, docs/how-to/add-an-archon-model.md"
     "; where fsdp trains every role, actor and reference may be of any: "
     "docs/how-to/train-any-hugging-face-model.md"
 )

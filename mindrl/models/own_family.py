@@ -1,0 +1,200 @@
+"""Families of your own: what a spec says, where specs are found, and what one makes of a folder.
+
+Of a spec two parts are read here, the sizes of a model and the table of its tensors; module and
+parallelise function are named alone, and loaded where the network is built. Imports no torch.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mindrl.config.own_functions import named_object
+from mindrl.errors import ConfigError, ModelError
+from mindrl.models.any_family import any_description
+from mindrl.models.config_file import read_config
+from mindrl.models.decoder import layer_of
+from mindrl.models.description import ModelDescription, is_known
+from mindrl.models.other_family import OwnFamily
+from mindrl.models.placement import Shape
+from mindrl.observability.units import quoted
+
+FIELD = "megatron_training.own_models"
+GROUP = "mindrl.archon_models"
+"""Of entry points: the name of each is a `model_type`, its value the place of a spec."""
+_SIZES = "dtpc"
+
+
+class OwnTensor(NamedTuple):
+    """A tensor of the weight files."""
+
+    shape: Shape
+    cut: int | None = None
+    """The dimension of which each tensor-parallel rank has an equal part; None: each has all. Of
+    embedding and head nothing is to be said: they are cut by the vocabulary."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """A family of your own, by its parts."""
+
+    model_type: str
+    """As in config.json."""
+    args: Callable[[Mapping[str, Any]], Any]
+    """From the values of config.json to what module and table are made from."""
+    table: Callable[[Any], Mapping[str, OwnTensor]]
+    """The tensors of the weight files by their names, in the order in which a token meets them:
+    what stands before the layers is on the first pipeline stage, what stands behind on the last."""
+    module: str
+    """`package.module:Class`, called with what `args` gives and the part that a stage holds."""
+    parallelise: str = ""
+    """`package.module:function`, called with the module and a function that takes each of its
+    modules that tensor-parallel ranks share. Needed for t."""
+    embedding: str
+    head: str
+    """The tensors that read tokens and say them; a head that the table lacks is the embedding."""
+    sizes: str = "dc"
+    """Letters of allocation strings that the network may have: d, t, p, c."""
+
+
+def own_description(folder: str, specs: Sequence[str]) -> ModelDescription | None:
+    """Describe a model by the spec of a user; None where there is none of its family.
+
+    Those that are named come first; of a family that mindrl does not know an installed one is
+    taken.
+
+    Raises:
+        ConfigError: A spec is none, or cannot be loaded.
+        ModelError: The folder has no config.json, or the spec's parts do not fit it.
+    """
+    path, values = read_config(folder)
+    family = values.get("model_type")
+    named = (each for each in specs if spec_at(each).model_type == family)
+    place = next(named, None)
+    if place is None and not is_known(values):
+        place = _installed(str(family))
+    return None if place is None else _described(path, values, place)
+
+
+@cache
+def spec_at(place: str) -> ModelSpec:
+    """Load a spec.
+
+    Raises:
+        ConfigError: It is not there, does not import, or lacks something.
+    """
+    found = named_object(FIELD, place)
+    if not isinstance(found, ModelSpec):
+        kind = type(found).__name__
+        raise ConfigError(f"{FIELD}={place!r} is {quoted(found)} of type {kind}; need a ModelSpec")
+    for fault in _faults(found):
+        raise ConfigError(f"{FIELD}={place!r}: {fault}")
+    return found
+
+
+def args_of(path: Path, values: Mapping[str, Any], place: str) -> Any:
+    """Return what a spec reads in a config.json.
+
+    Raises:
+        ModelError: It raised something.
+    """
+    try:
+        return spec_at(place).args(values)
+    except Exception as error:
+        raise ModelError(f"{path}: args of {place} {raised(error)}") from error
+
+
+def raised(error: Exception) -> str:
+    """Say what a function of the user's raised, behind its name."""
+    return f"gave {type(error).__name__}: {error}"
+
+
+def _installed(family: str) -> str | None:
+    """Return the place of the spec that an installed package has of a family.
+
+    Raises:
+        ConfigError: Several have one, or what it names is of another family.
+    """
+    places = sorted({each.value for each in entry_points(group=GROUP, name=family)})
+    if len(places) > 1:
+        several = ", ".join(places)
+        raise ConfigError(f"model_type={family!r}: {several} are installed; name one in {FIELD}")
+    for place in places:
+        if (other := spec_at(place).model_type) != family:
+            raise ConfigError(f"entry point {family} of {GROUP}: {place} is of {other!r}")
+    return places[0] if places else None
+
+
+def _faults(spec: ModelSpec) -> Iterator[str]:
+    """Say what can be seen of a spec without a model."""
+    for name in ("model_type", "module", "embedding", "head", "parallelise", "sizes"):
+        value = getattr(spec, name)
+        if not isinstance(value, str) or not (value or name == "parallelise"):
+            yield f"{name}={value!r} must be a string that is not empty"
+    for name in ("args", "table"):
+        if not callable(value := getattr(spec, name)):
+            yield f"{name}={value!r} must be a function"
+    if not set(spec.sizes) <= set(_SIZES) or "d" not in spec.sizes:
+        yield f"sizes={spec.sizes!r} must be d and some of t, p, c"
+    if "t" in spec.sizes and not spec.parallelise:
+        yield f"sizes={spec.sizes!r} has t, which needs parallelise"
+
+
+def _described(path: Path, values: Mapping[str, Any], place: str) -> ModelDescription:
+    spec, args = spec_at(place), args_of(path, values, place)
+    try:
+        table = dict(spec.table(args))
+    except Exception as error:
+        raise ModelError(f"{path}: table of {place} {raised(error)}") from error
+    for fault in _bad_rows(table):
+        raise ModelError(f"{path}: table of {place}: {fault}")
+    model = any_description(path, values, {name: row.shape for name, row in table.items()})
+    for fault in _misfits(spec, model, table):
+        raise ModelError(f"{path}: table of {place}: {fault}")
+    assert model.other is not None
+    own = OwnFamily(
+        spec=place,
+        sizes=spec.sizes,
+        cuts=tuple(row.cut for row in table.values()),
+        embedding=spec.embedding,
+        head=spec.head if spec.head in table else spec.embedding,
+    )
+    return replace(
+        model,
+        tie_word_embeddings=own.head == own.embedding,
+        other=replace(model.other, own=own),
+    )
+
+
+def _bad_rows(table: Mapping[Any, Any]) -> Iterator[str]:
+    for name, row in table.items():
+        if not isinstance(name, str) or not isinstance(row, OwnTensor):
+            yield f"{name!r}: {row!r} must be a name and an OwnTensor"
+        elif not all(type(size) is int and size > 0 for size in row.shape):
+            yield f"{name}: shape={row.shape!r} must be sizes of 1 or more"
+        elif row.cut is not None and row.cut not in range(len(row.shape)):
+            yield f"{name}: cut={row.cut!r} is no dimension of shape={row.shape!r}"
+
+
+def _misfits(
+    spec: ModelSpec, model: ModelDescription, table: Mapping[str, OwnTensor]
+) -> Iterator[str]:
+    """Say where a table is not one of a decoder with the sizes of a config.json."""
+    matrix = (model.vocab_size, model.hidden_size)
+    if spec.embedding not in table:
+        yield f"no {spec.embedding}, which the spec calls its embedding"
+    for name in {spec.embedding, spec.head} & table.keys():
+        if table[name].shape != matrix:
+            yield f"{name}: shape={table[name].shape} must be vocab_size and hidden_size, {matrix}"
+    count, layers = model.num_hidden_layers, [layer_of(name) for name in table]
+    if sorted({layer for layer in layers if layer is not None}) != [*range(count)]:
+        yield (
+            f"num_hidden_layers={count}, so the first numbers in the names of the layers' tensors "
+            f"must be those below {count}"
+        )
+        return
+    before = [*table][: next(at for at, layer in enumerate(layers) if layer is not None)]
+    if spec.embedding not in before or spec.head in before:
+        yield f"{spec.embedding} must stand before the layers, and {spec.head} behind them"

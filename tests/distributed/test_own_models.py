@@ -1,0 +1,148 @@
+"""A network of a user's own, tests/own_models/own_nemotron, in the layouts that its spec names.
+
+One process with transformers' network of the same family says what its updates are to be.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from forked_workers import ForkedWorkers
+from nightly import at_night_but
+from test_layout_table import LOGITS_BOUND, LOSS_BOUND, compare
+from test_training_layouts import LOSS, OPTIMIZER, minibatches, sequences
+from test_training_state import STOP, assert_equal, run, whole
+from training_messages import Case, Course, Trial
+
+from mindrl.batch.balance import MicroBatching
+from mindrl.config.archon import ArchonConfig
+from mindrl.layouts.layout import TrainLayout
+from mindrl.models.decoder import Head
+from mindrl.models.own_family import own_description
+from mindrl.training.planning import Storage, planning_of
+
+pytestmark = pytest.mark.distributed
+
+SPEC = "own_nemotron.spec:SPEC"
+LAYOUTS: Mapping[str, Case] = {
+    name: Case(folder="", layout=layout, sequence_parallel="SP" in name, spec=SPEC)
+    for name, layout in {
+        "alone": TrainLayout(),
+        "DP2": TrainLayout(dp=2),
+        "TP2": TrainLayout(tp=2),
+        "TP2+SP": TrainLayout(tp=2),
+        "CP2": TrainLayout(cp=2),
+        "PP2": TrainLayout(pp=2),
+        "PP2 ZBV": TrainLayout(pp=2, vpp=2, folds=True),
+        "DP2+TP2+SP": TrainLayout(dp=2, tp=2),
+        "PP2+TP2": TrainLayout(pp=2, tp=2),
+    }.items()
+}
+TIED = ("alone", "TP2+SP")
+SETTINGS = {
+    "PP2 ZBV": {"archon": ArchonConfig(pp_schedule="ZBV")},
+    "TP2": {"archon": ArchonConfig(ac_mode="full")},
+}
+
+
+def course_of(folder: str, count: int) -> Course:
+    return Course(
+        minibatches=minibatches(folder, count),
+        loss=LOSS,
+        optimizer=OPTIMIZER | {"updates": count},
+        micro_batching=MicroBatching(sequences=2),
+    )
+
+
+@pytest.fixture(scope="module")
+def courses(random_model_of: Callable[..., Path]) -> Mapping[str, Course]:
+    """By the folder: with a head of its own first, then tied."""
+    folders = (str(random_model_of("nemotron", tied, spread=0.1)) for tied in (False, True))
+    return {folder: course_of(folder, 5) for folder in folders}
+
+
+@pytest.fixture(scope="module")
+def transformers(courses: Mapping[str, Course], forked_workers: ForkedWorkers) -> list[Trial]:
+    """What one process finds with the network of transformers."""
+    asked = [(Case(folder=folder), course) for folder, course in courses.items()]
+    (found,) = forked_workers.run("archon_probe:trials", asked, sequences())
+    return found
+
+
+@pytest.mark.parametrize("ranks", at_night_but([1, 2], [1, 2, 4]))
+def test_logits_are_hugging_faces_and_updates_those_of_transformers_network(
+    ranks: int,
+    courses: Mapping[str, Course],
+    transformers: list[Trial],
+    forked_workers: ForkedWorkers,
+) -> None:
+    asked, expected = [], []
+    for (folder, course), trial in zip(courses.items(), transformers, strict=True):
+        for name, case in LAYOUTS.items():
+            if case.layout.world_size == ranks and (trial is transformers[0] or name in TIED):
+                ours = replace(case, folder=folder, settings=SETTINGS.get(name, {}))
+                asked.append((ours, course))
+                expected.append(trial)
+    replies: list[list[Trial]] = forked_workers.run(
+        "archon_probe:trials", asked, sequences(), ranks=ranks
+    )
+    for index, ((case, _), one) in enumerate(zip(asked, expected, strict=True)):
+        row = compare(case.layout, [reply[index] for reply in replies], one, case.folder)
+        assert row.logits <= LOGITS_BOUND, case
+        assert row.loss <= LOSS_BOUND, case
+        assert row.grad_norm <= LOSS_BOUND, case
+
+
+def predicted(case: Case, head: Head) -> Iterator[dict[str, int]]:
+    model, planning = own_description(case.folder, [SPEC]), planning_of("archon")
+    assert model is not None
+    sharding = planning.sharding(model, case.layout, Storage(dtype="float32", head=head))
+    trained = planning.trained_bytes(sharding, case.layout, distributed_optimizer=True)
+    for read, rank in zip(sharding.held_bytes(), trained, strict=True):
+        found = read, rank.weights, rank.gradients, rank.optimizer
+        names = ("read", "train_param", "train_grad", "train_optimizer")
+        yield dict(zip(names, found, strict=True))
+
+
+def test_memory_is_planned_to_the_byte_for_actors_and_for_critics(
+    courses: Mapping[str, Course], forked_workers: ForkedWorkers
+) -> None:
+    folder = next(iter(courses))
+    heads: tuple[tuple[str, Head], ...] = (
+        ("DP2", "vocabulary"),
+        ("TP2", "vocabulary"),
+        ("PP2", "vocabulary"),
+        ("TP2+SP", "value"),
+        ("PP2", "value"),
+    )
+    asked = [
+        (replace(LAYOUTS[name], folder=folder), course_of(folder, 1), head, "archon")
+        for name, head in heads
+    ]
+    replies = forked_workers.run("memory_probe:found_bytes", asked, ranks=2)
+    for index, (case, _, head, _) in enumerate(asked):
+        assert [reply[index] for reply in replies] == [*predicted(case, head)], (case.layout, head)
+
+
+def test_what_tensor_ranks_wrote_two_shards_go_on_with_and_leaving_the_device_changes_no_bit(
+    courses: Mapping[str, Course], forked_workers: ForkedWorkers, tmp_path: Path
+) -> None:
+    folder = next(iter(courses))
+    course = course_of(folder, STOP + 1)
+    two, shards = (
+        replace(LAYOUTS[name], folder=folder, backend="archon") for name in ("TP2+SP", "DP2")
+    )
+    straight = run(forked_workers, "save", two, course, tmp_path)
+    resumed = run(forked_workers, "load", shards, course, tmp_path)
+    assert_equal(whole(tmp_path / "again"), whole(tmp_path))
+    (ours,), theirs = resumed[0].metrics, straight[0].metrics[STOP]
+    assert ours["policy_loss"] == pytest.approx(theirs["policy_loss"], abs=2e-6)
+    stays, moves = (
+        forked_workers.run("training_probe:updates", [two], replace(course, swap=swap), ranks=2)
+        for swap in (False, True)
+    )
+    for (stayed,), (moved,) in zip(stays, moves, strict=True):
+        assert moved.metrics == stayed.metrics
+        assert_equal(moved.weights, stayed.weights)
+        assert moved.device_bytes == [0] * len(course.minibatches)

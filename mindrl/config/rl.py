@@ -274,6 +274,13 @@ class RLConfig:
     """Where the rollout has devices of its own: `in_turns`, it answers while the trainer waits, and
     the other way round; `one_step_off`, it answers the prompts of the next step while the trainer
     learns from this one; `asynchronous`, it answers on and on, and takes new weights in between."""
+    debug: Literal["train_only", "rollout_only"] | None = None
+    """Run one half of each step alone. `rollout_only` answers and rates with the first weights, and
+    keeps that (`megatron_training.keep_rollouts`); no training state is built. `train_only` trains
+    on what is kept in `debug_rollouts`; no engine is built, and nothing is evaluated."""
+    debug_rollouts: PathText | None = None
+    """With `train_only`: the folder of a run whose rollouts/ has a file of each step."""
+
     verifier_timeout: Annotated[float, Field(gt=0.0, le=WEEK_SECONDS)] = 5.0
     """Seconds for one answer; a later one gets the function's worst score and is counted."""
     verifier_parallel: PositiveInt = 1

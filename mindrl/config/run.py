@@ -79,7 +79,9 @@ class RunConfig:
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The models of the run that lie in training layouts."""
+        """The models of the run that lie in training layouts; of one that rolls out, its sizes."""
+        if not self.learns:
+            return ("actor",)
         there = {
             "ref": self.uses_reference,
             "critic": self.critic_config is not None,
@@ -123,8 +125,10 @@ class RunConfig:
         """Return a role's training layout, in the engine's own order of the ranks.
 
         Sizes that a section does not give are the actor's; replicas take all the devices. One that
-        has findings has sizes, and no order.
+        has findings has sizes, and no order. Where nothing learns, nothing is cut.
         """
+        if not self.learns:
+            return TrainLayout(dp=self.world_size)
         sizes = {name: self.value_of(key) for name, key in self.layout_keys(role).items()}
         layout = TrainLayout(**sizes)
         folds = layout.vpp == 2 and self.schedule(role) == "ZBVZeroBubble"
@@ -143,6 +147,21 @@ class RunConfig:
         keys = ROLLOUT_SIZE_KEYS.items()
         sizes = {name: getattr(self.generate_config, key) for name, key in keys}
         return RolloutLayout(**sizes, dp=self.rollout_devices // sizes["tp"])
+
+    @property
+    def rolls_out(self) -> bool:
+        """Whether this run has an engine; without one it trains on what another rolled out."""
+        return self.rl_config.debug != "train_only"
+
+    @property
+    def learns(self) -> bool:
+        """Whether this run has models that learn; without them it rolls out and rates."""
+        return self.rl_config.debug != "rollout_only"
+
+    @property
+    def watched_steps(self) -> int:
+        """Steps whose memory timeline is written; where nothing learns nothing comes and goes."""
+        return self.rl_config.memory_timeline_steps if self.learns else 0
 
     @property
     def sequences_per_step(self) -> int:

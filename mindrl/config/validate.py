@@ -8,6 +8,7 @@ from mindrl.config.algorithm_rules import algorithm_findings
 from mindrl.config.archon_rules import engine_findings
 from mindrl.config.backends import TRAINING_ENGINE
 from mindrl.config.data_rules import data_findings
+from mindrl.config.debug_rules import debug_findings
 from mindrl.config.finding import (
     Finding,
     Value,
@@ -45,7 +46,8 @@ def findings(config: RunConfig) -> list[Finding]:
     """Return everything that is wrong with a configuration; empty where nothing is."""
     rules = (_shares, _lengths, _learning, _advantages, _rewards, _files, _checkpoints)
     others = (engine_findings, algorithm_findings, data_findings, placement_findings)
-    found = (each for rule in (*rules, *others) for each in rule(config))
+    alone = (debug_findings,)
+    found = (each for rule in (*rules, *others, *alone) for each in rule(config))
     return [*layout_findings(config), *found]
 
 

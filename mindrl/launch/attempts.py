@@ -37,6 +37,7 @@ from mindrl.trainer.rollout_files import RolloutFiles
 from mindrl.trainer.run_log import RunFolder, RunLog, RunSummary
 
 _WORKER_FACTORY = "mindrl.launch.worker:build_worker"
+_ROLLOUT_FACTORY = "mindrl.launch.rollout_worker:build_lone_rollout_worker"
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ class Attempts:
     ) -> None:
         config = self.plan.config
         with interrupts_unwrapped(), self._trainer(services, found, run_log) as trainer:
-            if config.rl_config.memory_timeline_steps:
+            if config.watched_steps:
                 memory = trainer.workers.memory_plan()
                 run_log.note_memory = MemoryWatch(memory, self.files.folder.root).note
             if found is not None:
@@ -233,7 +234,8 @@ class Attempts:
         whole = replace(self.plan, config=with_absolute_paths(config))
         logs, tell = self.files.folder.logs, self.files.console.note
         nodes = config.placement.nodes(0, config.world_size)
-        group = WorkerGroup(cluster, whole, logs, Crew(factory=_WORKER_FACTORY, nodes=nodes), tell)
+        factory = _WORKER_FACTORY if config.learns else _ROLLOUT_FACTORY
+        group = WorkerGroup(cluster, whole, logs, Crew(factory=factory, nodes=nodes), tell)
         self.limits = group.limits = self.limits or group.limits
         try:
             tell("the models are loaded")

@@ -19,6 +19,7 @@ from mindrl.preflight.run_folders import check_folders, export_folders
 from mindrl.preflight.run_shardings import RunPlan
 from mindrl.rewards.scorer import try_rewards
 from mindrl.trainer.run_log import RunFolder
+from mindrl.trainer.stored_groups import stored_rollouts
 
 
 def train(plan: RunPlan, platform: Platform, run_dir: Path) -> dict[str, object]:
@@ -34,6 +35,8 @@ def train(plan: RunPlan, platform: Platform, run_dir: Path) -> dict[str, object]
     goes_on, found = folder.checkpoints.is_dir(), _checkpoint(config, folder)
     exports = export_folders(config, folder.root, goes_on=goes_on)
     check_folders(plan, folder.root, exports)
+    if config.rl_config.debug == "train_only":
+        stored_rollouts(config)
     configure_logging(folder.logs / "driver.log", level=logging.INFO)
     data = read_data(config)
     say(*data_lines(data))

@@ -26,7 +26,6 @@ from mindrl.platform.host_memory import memory_bound
 from mindrl.preflight.memory_plan import memory_plan, too_small, with_own_kv_cache
 from mindrl.preflight.run_shardings import RunPlan, RunShardings, role_head
 from mindrl.rollout.engine import RolloutEngine
-from mindrl.rollout.vllm.engine import VllmEngine
 from mindrl.training.engine import Loss, TrainingEngine
 from mindrl.training.settings import EngineSettings
 from mindrl.workers.device import WorkerDevice
@@ -49,6 +48,8 @@ def build_worker(plan: RunPlan, platform: Platform) -> TrainingWorker:
 
     Raises as `build_integrated_worker`.
     """
+    if not plan.config.rolls_out:
+        return TrainingWorker(**_Parts.of(plan, platform).of_worker(None))
     make = build_training_worker if plan.config.is_apart else build_integrated_worker
     return make(plan, platform)
 
@@ -80,8 +81,11 @@ def build_training_worker(plan: RunPlan, platform: Platform) -> TrainingWorker:
     return TrainingWorker(links=WeightLinks(end, parts.engines["actor"]), **parts.of_worker(None))
 
 
-def rollout_engine(plan: RunPlan, platform: Platform, kv_cache_bytes: int) -> VllmEngine:
+def rollout_engine(plan: RunPlan, platform: Platform, kv_cache_bytes: int) -> RolloutEngine:
     """Start the engine of this rank, awake. A collective."""
+    # Imported late: whoever trains alone needs none.
+    from mindrl.rollout.vllm.engine import VllmEngine  # noqa: PLC0415
+
     config, training = plan.config, plan.config.megatron_training
     engine = VllmEngine(
         config.actor_config.load,

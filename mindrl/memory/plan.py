@@ -152,6 +152,18 @@ class MemoryPlan:
         return sum((self.regions.get(region, none) for region in regions), start=none)
 
 
+def rollout_side(capacity_bytes: int | None, weights: RankBytes, messages: RankBytes) -> MemoryPlan:
+    """Return the plan, without a KV cache, of devices that have nothing but the rollout."""
+    return MemoryPlan(
+        capacity_bytes=capacity_bytes,
+        roles=(),
+        movable=frozenset(),
+        regions={Region.ROLLOUT_WEIGHTS: weights, Region.STAGING: messages},
+        host_rounding=np.zeros(len(weights), dtype=np.int64),
+        side="rollout",
+    )
+
+
 def with_kv_cache(plan: MemoryPlan, nbytes: int) -> MemoryPlan:
     """Return a plan with a KV cache of so many bytes on every rank."""
     caches = np.full(plan.world_size, nbytes, dtype=np.int64)

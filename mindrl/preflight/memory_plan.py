@@ -19,6 +19,7 @@ from mindrl.memory.plan import (
     kv_cache_left,
     rollout_bytes,
     rollout_regions,
+    rollout_side,
     with_kv_cache,
 )
 from mindrl.memory.schedule import PHASE_ROLES, ROLE_REGIONS, UPDATES, Phase, Region
@@ -102,11 +103,18 @@ def plan_without_kv_cache(
     Where rollout is apart, that of the training side.
     """
     config = models.plan.config
+    none: RankBytes = np.zeros(config.world_size, dtype=np.int64)
+    if not config.learns:
+        weights = np.array(models.rollout.held_bytes())
+        return rollout_side(capacity_bytes, weights, none)
+    if not config.rolls_out:
+        staging = none
     shares = config.megatron_training.use_distributed_optimizer
     messages = models.staging if staging is None else staging
     regions = region_bytes(models, messages, distributed_optimizer=shares)
     keys = offload_keys(config).items()
-    if config.is_apart:
+    trains_alone = config.is_apart or not config.rolls_out
+    if trains_alone:
         del regions[Region.ROLLOUT_WEIGHTS]
         regions = {region: each[: config.world_size] for region, each in regions.items()}
         if len(config.roles) == 1:
@@ -119,7 +127,7 @@ def plan_without_kv_cache(
         movable=frozenset(region for region, key in keys if config.value_of(key)),
         regions=regions,
         host_rounding=_host_rounding(models),
-        side="training" if config.is_apart else "both",
+        side="training" if trains_alone else "both",
     )
 
 

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from mindrl.memory.plan import MemoryPlan, RankBytes
-from mindrl.memory.schedule import Region
+from mindrl.memory.plan import MemoryPlan, RankBytes, rollout_side
 from mindrl.preflight.memory_plan import with_own_kv_cache
 from mindrl.preflight.run_shardings import RunShardings
 
@@ -19,12 +18,4 @@ def rollout_memory_plan(
     messages = models.staging if staging is None else staging
     ranks = slice(config.world_size, None)
     weights = np.array(models.rollout.held_bytes())[ranks]
-    bare = MemoryPlan(
-        capacity_bytes=capacity_bytes,
-        roles=(),
-        movable=frozenset(),
-        regions={Region.ROLLOUT_WEIGHTS: weights, Region.STAGING: messages[ranks]},
-        host_rounding=np.zeros(len(weights), dtype=np.int64),
-        side="rollout",
-    )
-    return with_own_kv_cache(models, bare)
+    return with_own_kv_cache(models, rollout_side(capacity_bytes, weights, messages[ranks]))

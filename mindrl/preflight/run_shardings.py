@@ -203,7 +203,8 @@ class RunShardings:
         groups.
         """
         plan = self.plan
-        if plan.config.generate_config.rank_map == "default" or plan.config.is_apart:
+        config = plan.config
+        if config.generate_config.rank_map == "default" or config.is_apart or not config.learns:
             # No order lets a rank keep what only others need.
             return self
         own = plan.layouts["actor"]

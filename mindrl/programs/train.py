@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from mindrl.checkpoint.commits import CHECKPOINTS
 from mindrl.config.backends import ROLLOUT_BACKEND, TRAINING_BACKEND
 from mindrl.config.data_rules import data_files
+from mindrl.config.halves import on_its_own_devices
 from mindrl.config.run import RunConfig
 from mindrl.data.vocabulary import has_vocabulary
 from mindrl.errors import ConfigError, InstallationError, OutputError
@@ -57,7 +58,7 @@ def run_program(
 
     def task(composed: DictConfig) -> None:
         try:
-            config = run_config(composed)
+            config = on_its_own_devices(run_config(composed))
             _check_program(config.rl_config.adv_estimator, has_critic=has_critic)
             if dry_run:
                 explain(config)
@@ -124,9 +125,13 @@ def require_engines(config: RunConfig | None = None) -> None:
     Raises:
         InstallationError: One of them is not installed.
     """
-    trains = {config.training_backend(role) for role in config.roles} if config else None
-    megatron = (TRAINING_BACKEND,) if trains is None or TRAINING_BACKEND in trains else ()
-    needed = ("torch", *megatron, ROLLOUT_BACKEND)
+    trains = {TRAINING_BACKEND}
+    if config is not None:
+        roles = config.roles if config.learns else ()
+        trains = {config.training_backend(role) for role in roles}
+    megatron = (TRAINING_BACKEND,) if TRAINING_BACKEND in trains else ()
+    engine = (ROLLOUT_BACKEND,) if config is None or config.rolls_out else ()
+    needed = ("torch", *megatron, *engine)
     absent = [name for name in needed if find_spec(name) is None]
     if absent:
         raise InstallationError(

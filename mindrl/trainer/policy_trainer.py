@@ -51,6 +51,7 @@ from mindrl.trainer.rollout_files import RolloutFiles
 from mindrl.trainer.run_log import RunLog
 from mindrl.trainer.signal_groups import SignalGroups
 from mindrl.trainer.step_checks import StepChecks
+from mindrl.trainer.stored_groups import StoredGroups, stored_rollouts
 
 _ENDS = (NonfiniteError, NoSignalError, RewardError, SkippedUpdatesError, StopRequestedError)
 """What ends a run whose weights are as good as before."""
@@ -102,7 +103,7 @@ class PolicyTrainer:
         )
         self.rewards = RewardManager(rewards, data.decode, self.timer)
         self.evaluation = Evaluation(config, data, workers, self.rewards, run_log)
-        answering = Answering(
+        self.answering = Answering(
             prompts=data.train.prompts,
             order=self.order,
             workers=workers,
@@ -110,14 +111,21 @@ class PolicyTrainer:
             rewards=self.rewards,
             per_step=self.training.global_batch_size,
         )
-        self.gathering: Gathering = StepGroups(answering=answering, blocking=self.rl.blocking)
-        if self.rl.filter_groups_enable:
-            self.gathering = SignalGroups(config, answering, run_log.warn)
-        elif self.rl.partial_rollout:
-            self.gathering = PartialGroups(config, answering)
+        self.gathering = self._gathering()
         estimator = resolve_estimator(self.rl.adv_estimator)
         self.estimation = Estimation(config, estimator, workers, self.timer)
         self.heed: Callable[[], None] = lambda: None
+
+    def _gathering(self) -> Gathering:
+        """Choose where each step gets it from."""
+        config, answering, rl = self.config, self.answering, self.rl
+        if rl.debug == "train_only":
+            return StoredGroups(stored_rollouts(config))
+        if rl.filter_groups_enable:
+            return SignalGroups(config, answering, self.run_log.warn)
+        if rl.partial_rollout:
+            return PartialGroups(config, answering)
+        return StepGroups(answering=answering, blocking=rl.blocking)
 
     def run(self, heed: Callable[[], None] = lambda: None) -> None:
         """Train from the first step to the last, evaluate, and export what was trained.
@@ -153,27 +161,35 @@ class PolicyTrainer:
         training, rl, workers = self.training, self.rl, self.workers
         if self.first_step == 1:
             self.evaluate(0)
-        workers.record_memory(self.first_step <= rl.memory_timeline_steps)
+        if self.config.watched_steps:
+            workers.record_memory(self.first_step <= self.config.watched_steps)
         for step in range(self.first_step, training.train_iters + 1):
             self.heed()
             metrics, batch = self.step(step)
             metrics |= self.checkpoints.finish()
             self._record(step, metrics, batch)
-            if step <= rl.memory_timeline_steps:
-                self.run_log.memory(step, workers.flush_moments())
-                workers.record_memory(step < rl.memory_timeline_steps)
+            self._note_memory(step)
             for warning in self.checks.warnings(step, metrics):
                 self.run_log.warn(warning)
             last, accuracy = step == training.train_iters, None
+            tests = last or (rl.test_freq and step % rl.test_freq == 0)
             # The weights are still there from the update; an evaluation sends them away.
             if last or (training.exports_every and step % training.exports_every == 0):
                 self._export()
-            if last or (rl.test_freq and step % rl.test_freq == 0):
+            if tests and self.config.learns:
                 accuracy = self.evaluate(step)
                 self._keep_best(accuracy)
             if self.checkpoints.is_due(step):
                 self.checkpoints.begin(step, self.state(), accuracy)
         self.checkpoints.finish()
+
+    def _note_memory(self, step: int) -> None:
+        """Write what was noted of a step at the start of the run."""
+        if step <= (watched := self.config.watched_steps):
+            moments = self.workers.flush_moments()
+            if any(moments):
+                self.run_log.memory(step, moments)
+            self.workers.record_memory(step < watched)
 
     def state(self) -> dict[str, object]:
         """Return what the run has to know besides its models to go on behind this step."""
@@ -215,7 +231,8 @@ class PolicyTrainer:
         with self.timer("step"):
             gathered = self.gathering.gather(step, self.heed)
             rollouts = gathered.rollouts
-            computed, rewarded = self.train_on(step, gathered)
+            learn = self.train_on if self.config.learns else self.rate
+            computed, rewarded = learn(step, gathered)
             computed |= self.gathering.learned(step)
         spent = merge(self.timer.flush(), self.workers.flush_metrics())
         metrics = measured(merge(computed, gathered.metrics, spent))
@@ -243,6 +260,13 @@ class PolicyTrainer:
         self.heed()
         learned = self.learn(step, experience)
         return merge(rollouts.metrics(), scores.metrics(), estimated, learned), rewarded()
+
+    def rate(self, step: int, gathered: Gathered) -> tuple[Metrics, Rewarded]:
+        """Rate alone, where nothing learns; returns what was measured, and the rewards."""
+        with gathered.rating as rewarded:
+            scores = rewarded().scores
+        self._note_failures(step, scores)
+        return merge(gathered.rollouts.metrics(), scores.metrics()), rewarded()
 
     def _greedy_rewards(self, step: int, prompts: Sequence[Prompt]) -> Tensor:
         """Answer each prompt once more, greedily, and rate that."""
@@ -319,6 +343,8 @@ class PolicyTrainer:
 
     def evaluate(self, step: int) -> float | None:
         """Measure the model; returns what the best is chosen by, None where nothing is measured."""
+        if not self.config.rolls_out:
+            return None
         return self.evaluation.measure(step, self._note_failures)
 
     def _note_failures(self, step: int, scores: Scores) -> None:
@@ -336,6 +362,8 @@ class PolicyTrainer:
     def _export(self) -> None:
         """Export what the recorded steps have learned."""
         summary = self.run_log.summary
+        if not self.config.learns:
+            return
         for role, folder in summary.exports.items():
             self.workers.export(role, folder, {"step": summary.steps, **summary.provenance})
         summary.model_step = summary.steps

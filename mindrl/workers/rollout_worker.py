@@ -2,15 +2,18 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 from mindrl.batch.rollouts import Responses
+from mindrl.checkpoint.readers import fill, folder_reader
 from mindrl.errors import ReshardError
 from mindrl.memory.plan import MemoryPlan
+from mindrl.models.placement import ShardingTable
 from mindrl.observability.timing import StageTimer
 from mindrl.platform.host_memory import process_memory
-from mindrl.rollout.engine import Request, RolloutEngine, Sampling
+from mindrl.rollout.engine import Request, RolloutEngine, RolloutSink, Sampling
 from mindrl.workers.device_ledger import DeviceLedger
 from mindrl.workers.weight_links import ReceivingEnd
 
@@ -24,10 +27,13 @@ class RolloutWorker:
     """
 
     rollout: RolloutEngine
-    end: ReceivingEnd
+    table: ShardingTable
+    """What this rank's engine takes of the weights."""
+    end: ReceivingEnd | None = None
+    """None where they come from folders alone."""
     ledger: DeviceLedger
     plan: MemoryPlan
-    in_flight_bytes: int
+    in_flight_bytes: int = 0
     """The most that this rank has in flight while weights come."""
     version: int | None = None
     """Of the weights; None where they mean nothing."""
@@ -40,7 +46,7 @@ class RolloutWorker:
         Raises:
             ReshardError: Names who did not come in time.
         """
-        self.end.join(address, replica, generation)
+        self._end.join(address, replica, generation)
 
     def receive_weights(self, version: int) -> None:
         """Take the weights that the training ranks send. A collective with them.
@@ -48,17 +54,22 @@ class RolloutWorker:
         Raises:
             ReshardError: A peer is gone or silent, or what arrived is not what was sent.
         """
-        began, self.version = time.perf_counter(), None
-        # What lies in the KV cache is of other weights.
-        self.rollout.forget()
-        with self.ledger.staging(self.in_flight_bytes):
-            sink = self.rollout.weight_sink()
-            moved = self.end.receive(sink)
-            sink.finish()
-        self.version = version
+        with self._new_weights(version) as sink, self.ledger.staging(self.in_flight_bytes):
+            moved = self._end.receive(sink)
         for name, nbytes in moved.items():
             self.metrics[f"bytes/reshard_{name}"] += nbytes
-        self.metrics["seconds/receive_weights"] += time.perf_counter() - began
+
+    def load_weights(self, folder: str, version: int) -> None:
+        """Take this rank's part of the weights of a Hugging Face folder.
+
+        Raises:
+            ModelError: A file is missing, unreadable, or lacks a tensor; there are no weights then.
+        """
+        with ExitStack() as stack, self._new_weights(version) as sink:
+            read = folder_reader(folder, stack)
+            for name, entry in self.table.items():
+                fill(sink.open(name), entry, read)
+                sink.close(name)
 
     def generate_sequences(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]
@@ -110,6 +121,23 @@ class RolloutWorker:
             "memory/rss_bytes": float(memory.rss_bytes),
             "memory/peak_rss_bytes": float(memory.peak_rss_bytes),
         }
+
+    @contextmanager
+    def _new_weights(self, version: int) -> Iterator[RolloutSink]:
+        """Let the body fill the engine's weights, which then are of a version."""
+        began, self.version = time.perf_counter(), None
+        # What lies in the KV cache is of other weights.
+        self.rollout.forget()
+        sink = self.rollout.weight_sink()
+        yield sink
+        sink.finish()
+        self.version = version
+        self.metrics["seconds/receive_weights"] += time.perf_counter() - began
+
+    @property
+    def _end(self) -> ReceivingEnd:
+        assert self.end is not None, "weights travel"
+        return self.end
 
     def _require_weights(self) -> None:
         if self.version is None:

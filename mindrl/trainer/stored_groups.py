@@ -1,0 +1,79 @@
+"""Steps that train on what a run has kept of its rollouts: no engine is asked."""
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mindrl.config.run import RunConfig
+from mindrl.errors import ConfigError
+from mindrl.observability.metrics import Metrics
+from mindrl.trainer.gathering import Gathered
+from mindrl.trainer.reward_manager import Rating
+from mindrl.trainer.rollout_files import RolloutFiles
+
+_KEY = "rl_config.debug_rollouts"
+
+
+@dataclass(frozen=True)
+class StoredGroups:
+    """The responses of each step, and their rewards, as they are in its file."""
+
+    files: RolloutFiles
+
+    def gather(self, step: int, heed: Callable[[], None]) -> Gathered:
+        """Read the file of a step."""
+        heed()
+        batch = self.files.read(step)
+        rating: Rating = nullcontext(lambda: batch.rewarded)
+        return Gathered(prompts=batch.prompts, rollouts=batch.rollouts, rating=rating)
+
+    def learned(self, step: int) -> Metrics:  # noqa: ARG002
+        """Do nothing: nobody asks for the new weights."""
+        return {}
+
+    def state(self, step: int) -> dict[str, Any]:  # noqa: ARG002
+        """Return nothing: the file of a step follows from its number."""
+        return {}
+
+    def resume(self, step: int, state: Mapping[str, Any]) -> None:
+        """Do nothing."""
+
+
+def stored_rollouts(config: RunConfig) -> RolloutFiles:
+    """Return the files that `rl_config.debug=train_only` trains on, if they are those of all steps.
+
+    Raises:
+        ConfigError: One is missing, or has another number of responses than a step.
+    """
+    steps, needed = config.megatron_training.train_iters, config.sequences_per_step
+    files = RolloutFiles(Path(str(config.rl_config.debug_rollouts)) / "rollouts")
+    there = {*files.steps()}
+    lacking = [step for step in range(1, steps + 1) if step not in there]
+    if lacking:
+        raise ConfigError(
+            f"{_KEY}={config.rl_config.debug_rollouts}: {files.root} has no file of step "
+            f"{lacking[0]}, and of {len(lacking)} of the {steps} of megatron_training.train_iters; "
+            "a run keeps them with megatron_training.keep_rollouts"
+        )
+    for step in range(1, steps + 1):
+        if (found := _rows(files.path(step))) != needed:
+            raise ConfigError(
+                f"{_KEY}={config.rl_config.debug_rollouts}: {files.path(step).name} has {found} "
+                f"responses, a step of this run {needed}: megatron_training.global_batch_size "
+                "times rl_config.n_samples_per_prompt"
+            )
+    return files
+
+
+def _rows(path: Path) -> int:
+    try:
+        return int(pq.read_metadata(path).num_rows)
+    except (OSError, pa.ArrowException) as error:
+        raise ConfigError(
+            f"{_KEY}: {path} cannot be read as the responses of a step: {error}"
+        ) from error

@@ -4,9 +4,11 @@ A rank reads what it needs from itself, then from its own node, then from whoeve
 In a round, what a rank sends is bounded, and what it receives.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -55,14 +57,21 @@ def assign_rounds(routes: Routes) -> Integers:
     reached = [0] * world
     rounds = []
     columns = [each.tolist() for each in (routes.source, routes.target, routes.nbytes, kinds)]
+    # Of a hundred ranks that share all weights there are millions: each is a few operations.
     for sender, receiver, size, kind in zip(*columns, strict=True):
-        at = reached[receiver]
-        if sender != receiver:
-            out, into = outgoing[sender], incoming[receiver]
-            at = _lowest_zero(out.full[kind] | into.full[kind])
-            out.add(at, size)
-            into.add(at, size)
-            reached[receiver] = max(reached[receiver], at)
+        if sender == receiver:
+            rounds.append(reached[receiver])
+            continue
+        ways = outgoing[sender], incoming[receiver]
+        bits = ways[0].full[kind] | ways[1].full[kind]
+        at = (~bits & (bits + 1)).bit_length() - 1
+        for each in ways:
+            if at >= len(each.room):
+                each.open(at)
+            left = each.room[at] = each.room[at] - size
+            if left < each.widest[at]:
+                each.narrow(at, left)
+        reached[receiver] = max(at, reached[receiver])
         rounds.append(at)
     return np.array(rounds, dtype=np.int64)
 
@@ -79,8 +88,15 @@ def choose_senders(
     sent = [0] * len(source.held_by)
     senders: list[int] = []
     receivers: list[int] = []
+    # Most ways leave no choice, and one sender may have a hundred readers.
+    settled = [_settled(each) for each in readers]
     for way, size in zip(slices.way.tolist(), slices.wire_bytes.tolist(), strict=True):
         receivers += readers[way]
+        if fixed := settled[way]:
+            senders += fixed.senders
+            for sender, times in fixed.remote:
+                sent[sender] += size * times
+            continue
         for rank, nearest in readers[way].items():
             sender = nearest[0] if len(nearest) == 1 else min(nearest, key=sent.__getitem__)
             if sender != rank:
@@ -95,6 +111,24 @@ def choose_senders(
         nbytes=slices.wire_bytes[index],
         per_round=per_round,
     )
+
+
+class _Settled(NamedTuple):
+    """Who sends what takes a way, where no reader has a choice."""
+
+    senders: list[int]
+    """One for each reader."""
+    remote: list[tuple[int, int]]
+    """Senders with the number of others that read from them."""
+
+
+def _settled(readers: Mapping[int, list[int]]) -> _Settled | None:
+    if any(len(nearest) > 1 for nearest in readers.values()):
+        return None
+    senders = [nearest[0] for nearest in readers.values()]
+    pairs = zip(readers, senders, strict=True)
+    remote = Counter(sender for rank, sender in pairs if sender != rank)
+    return _Settled(senders, list(remote.items()))
 
 
 def _readers(
@@ -138,36 +172,35 @@ def _told_apart(sizes: Integers) -> list[int]:
     return found if step <= 1 else sorted({*found[::step], found[-1]})
 
 
-def _lowest_zero(bits: int) -> int:
-    """Return the place of the lowest bit that is not set."""
-    return (bits ^ (bits + 1)).bit_length() - 1
-
-
 class _Rounds:
     """How full the rounds of one rank are, one way."""
 
-    __slots__ = ("fitting", "full", "per_round", "room", "told_apart")
+    __slots__ = ("fitting", "full", "per_round", "room", "told_apart", "widest")
 
     def __init__(self, per_round: int, told_apart: list[int]) -> None:
         self.per_round = per_round
         self.told_apart = told_apart
         self.room: list[int] = []
+        """In bytes, of each round that anything is in."""
         self.fitting: list[int] = []
         """How many of the sizes still have room in each round: the smallest ones."""
+        self.widest: list[int] = []
+        """The largest of them, 0 where there is none."""
         self.full = [0] * len(told_apart)
         """For each size, a bit for every round that has no room for it."""
 
-    def add(self, at: int, size: int) -> None:
-        """Put something into a round."""
-        room = self.room
-        if at >= len(room):
-            new = at + 1 - len(room)
-            room += [self.per_round] * new
-            self.fitting += [len(self.told_apart)] * new
-        left = room[at] = room[at] - size
-        before = fitting = self.fitting[at]
+    def open(self, at: int) -> None:
+        """Begin rounds, up to one."""
+        new = at + 1 - len(self.room)
+        self.room += [self.per_round] * new
+        self.fitting += [len(self.told_apart)] * new
+        self.widest += [self.told_apart[-1]] * new
+
+    def narrow(self, at: int, left: int) -> None:
+        """Say for which sizes a round has no room any more."""
+        fitting = self.fitting[at]
         while fitting and self.told_apart[fitting - 1] > left:
             fitting -= 1
             self.full[fitting] |= 1 << at
-        if fitting < before:
-            self.fitting[at] = fitting
+        self.fitting[at] = fitting
+        self.widest[at] = self.told_apart[fitting - 1] if fitting else 0

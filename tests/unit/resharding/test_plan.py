@@ -1,6 +1,8 @@
 """The reshard plan: complete, minimal, within its bucket, for any pair of layouts."""
 
+from collections import defaultdict
 from dataclasses import replace
+from itertools import count
 
 from geometry import (
     check,
@@ -70,6 +72,43 @@ def test_sides_of_any_geometry(data: st.DataObject) -> None:
     source, target = data.draw(shardings(shapes, world)), data.draw(shardings(shapes, world))
     topology = Topology(ranks_per_node=data.draw(st.integers(1, 5)))
     check(source, target, shapes, topology, data.draw(st.sampled_from([16, 64, 4096])))
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=SLOW_DRAWING)
+@given(data=st.data())
+def test_senders_and_rounds_are_those_that_are_chosen_one_by_one(data: st.DataObject) -> None:
+    """Of those that are near the one that has sent least; the first round with room both ways."""
+    shapes, world = {"tensor 0": (6, 3), "tensor 1": (5,), "tensor 2": (4, 4)}, 4
+    source, target = data.draw(shardings(shapes, world)), data.draw(shardings(shapes, world))
+    topology = Topology(ranks_per_node=2)
+    plan = plan_reshard(
+        source, target, topology, bucket_bytes=data.draw(st.sampled_from([64, 256]))
+    )
+    nodes, sent = topology.nodes(world).tolist(), [0] * world
+    room: defaultdict[tuple[str, int, int], int] = defaultdict(lambda: plan.routes.per_round)
+    reached, expected = [0] * world, []
+    asked = [
+        (index, part, reader)
+        for index, part in enumerate(plan.slices)
+        for reader, wanted in enumerate(target.held_by)
+        if part.target_shard in wanted
+    ]
+    for index, part, reader in asked:
+        there = [at for at in range(world) if {*source.held_by[at]} & {*part.source_shards}]
+        near = [rank for rank in there if nodes[rank] == nodes[reader]] or there
+        sender = reader if reader in there else min(near, key=sent.__getitem__)
+        at, size = reached[reader], part.wire_bytes
+        if sender != reader:
+            sent[sender] += size
+            ways = ("out", sender), ("in", reader)
+            at = next(at for at in count() if all(room[(*way, at)] >= size for way in ways))
+            for way in ways:
+                room[*way, at] -= size
+            reached[reader] = max(at, reached[reader])
+        expected.append((index, sender, reader, at))
+    routes = plan.routes
+    columns = (routes.slice, routes.source, routes.target, routes.round)
+    assert list(zip(*(each.tolist() for each in columns), strict=True)) == expected
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=SLOW_DRAWING)

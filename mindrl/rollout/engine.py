@@ -87,6 +87,9 @@ class RolloutEngine(Protocol):
         responses have become whole.
         """
 
+    def answers(self, places: Sequence[int]) -> Responses:
+        """Return what was drawn for requests that are whole, by their places; nothing changes."""
+
     def take_back(self) -> Responses:
         """Return what was drawn for each request, in order, whole or not; the engine drops them."""
 

@@ -6,16 +6,17 @@ new weights, none older than a bound (AReaL, arXiv 2505.24298, without its proxi
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from mindrl.config.run import RunConfig
 from mindrl.observability.metrics import Metrics
 from mindrl.trainer.dealt_groups import DealtGroups
+from mindrl.trainer.engines import SeparateEngines
 from mindrl.trainer.gathering import Answering, Gathered
 from mindrl.trainer.group_pool import GroupPool, OpenGroup
 from mindrl.trainer.open_groups import OpenGroups, staleness
 from mindrl.trainer.pool_bounds import PoolBounds
-from mindrl.trainer.replica_pool import DrawingEngines, ReplicaPool
+from mindrl.trainer.replica_pool import ReplicaPool
 
 
 class AheadGroups:
@@ -25,27 +26,20 @@ class AheadGroups:
     step could not train on. One step off, nothing depends on who draws how fast.
     """
 
-    def __init__(
-        self,
-        config: RunConfig,
-        answering: Answering,
-        engines: DrawingEngines,
-        *,
-        is_asynchronous: bool,
-    ) -> None:
-        """Take the parts."""
+    def __init__(self, config: RunConfig, answering: Answering) -> None:
+        """Take the parts; validated: the rollout has devices of its own."""
         rl, per_step = config.rl_config, answering.per_step
         self.answering, self.open = answering, OpenGroups.of(config, answering)
-        self.blocking, self.is_asynchronous = rl.blocking, is_asynchronous
-        age = rl.max_staleness if is_asynchronous else 1
+        self.blocking, self.is_asynchronous = rl.blocking, rl.step_order == "asynchronous"
+        age = rl.max_staleness if self.is_asynchronous else 1
         self.bounds = PoolBounds(
             per_step=per_step,
-            in_flight=(1 + age) * per_step if is_asynchronous else per_step,
+            in_flight=(1 + age) * per_step if self.is_asynchronous else per_step,
             max_staleness=age,
             last_step=config.megatron_training.train_iters,
         )
         self.pool = ReplicaPool(
-            engines,
+            cast("SeparateEngines", answering.workers.engines),
             self._dealt(()),
             request=self.open.request,
             sampling=answering.sampling,

@@ -53,6 +53,9 @@ class Replica(Protocol):
     def advance(self, steps: int, more: Sequence[Request]) -> list[int]:
         """Take so many steps, as `RolloutEngine.advance`."""
 
+    def answers(self, places: Sequence[int]) -> Responses:
+        """Return what was drawn for whole requests, as `RolloutEngine.answers`."""
+
     def take(self) -> Responses:
         """Return what was drawn, as `RolloutEngine.take_back`."""
 

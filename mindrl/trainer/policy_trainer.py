@@ -33,6 +33,7 @@ from mindrl.observability.run_folder import best_folder
 from mindrl.observability.timing import StageTimer
 from mindrl.rewards.scores import Scores
 from mindrl.rollout.engine import Sampling
+from mindrl.trainer.ahead_groups import AheadGroups
 from mindrl.trainer.checkpoints import Checkpoints
 from mindrl.trainer.colocated_actor import ColocatedActor
 from mindrl.trainer.estimation import Estimation
@@ -125,6 +126,8 @@ class PolicyTrainer:
             return SignalGroups(config, answering, self.run_log.warn)
         if rl.partial_rollout:
             return PartialGroups(config, answering)
+        if rl.step_order != "in_turns":
+            return AheadGroups(config, answering)
         return StepGroups(answering=answering, blocking=rl.blocking)
 
     def run(self, heed: Callable[[], None] = lambda: None) -> None:

@@ -1,38 +1,18 @@
 """The replicas that draw ahead of the trainer: set to work, stopped, given weights, replaced."""
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import Protocol
 
 from mindrl.observability.metrics import Metrics
 from mindrl.rollout.engine import Request, Sampling
 from mindrl.trainer.dealt_groups import DealtGroups, DealtRow
+from mindrl.trainer.engines import Replica, SeparateEngines
 from mindrl.trainer.group_pool import OpenGroup
-from mindrl.trainer.replica_threads import DrawingReplica, Drawn, Lost, ReplicaThread, is_loss
+from mindrl.trainer.replica_threads import Drawn, Lost, ReplicaThread, is_loss
 
 _LOOK_SECONDS = 0.1
 """How often it is looked whether the run has been asked to stop."""
-
-
-class DrawingEngines(Protocol):
-    """The rollout side of a run."""
-
-    def living(self) -> Sequence[DrawingReplica]:
-        """Return the replicas that have weights."""
-
-    def publish(self, version: int) -> Collection[int]:
-        """Give all that are there the weights, new ones too; returns and forgets who was lost.
-
-        Who has this version already is left alone.
-        """
-
-    def begin_replacing(self, number: int) -> None:
-        """Start a new replica for a lost one, which is there in a later `publish`.
-
-        Raises:
-            ClusterError: Too many were lost.
-        """
 
 
 class ReplicaPool:
@@ -40,7 +20,7 @@ class ReplicaPool:
 
     def __init__(
         self,
-        engines: DrawingEngines,
+        engines: SeparateEngines,
         dealt: DealtGroups,
         *,
         request: Callable[[OpenGroup, int], Request],
@@ -130,7 +110,7 @@ class ReplicaPool:
         self._seconds, self._thrown_away = dict.fromkeys(seconds, 0.0), 0
         return metrics
 
-    def _living(self) -> dict[int, DrawingReplica]:
+    def _living(self) -> dict[int, Replica]:
         living = {each.number: each for each in self.engines.living()}
         return {number: each for number, each in living.items() if number not in self.dead}
 

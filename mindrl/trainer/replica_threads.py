@@ -4,29 +4,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Condition, Thread
-from typing import Protocol
 
 from mindrl.batch.rollouts import Responses
 from mindrl.errors import WorkerDiedError
 from mindrl.rollout.engine import Request, Sampling
-
-
-class DrawingReplica(Protocol):
-    """A rollout engine. Whatever it is asked for raises WorkerDiedError once it is lost."""
-
-    number: int
-
-    def begin(self, requests: Sequence[Request], sampling: Sampling) -> None:
-        """Take requests."""
-
-    def advance(self, steps: int, more: Sequence[Request]) -> list[int]:
-        """Take so many steps, with more requests behind the others; returns places of the whole."""
-
-    def whole(self, places: Sequence[int]) -> Responses:
-        """Return what was drawn for requests that are whole."""
-
-    def take(self) -> Responses:
-        """Return what was drawn for each request, whole or not; the engine drops them."""
+from mindrl.trainer.engines import Replica
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +38,7 @@ class ReplicaThread:
 
     def __init__(
         self,
-        replica: DrawingReplica,
+        replica: Replica,
         sampling: Sampling,
         round_steps: int,
         tell: Callable[[Drawn | Lost], None],
@@ -104,7 +86,7 @@ class ReplicaThread:
                 self.replica.begin(more, self.sampling)
             found = self.replica.advance(self.round_steps, more if asked else ())
             asked, left = asked + len(more), left + len(more) - len(found)
-            responses = self.replica.whole(found) if found else Responses.of([], [], [])
+            responses = self.replica.answers(found) if found else Responses.of([], [], [])
             self.busy_seconds += time.perf_counter() - began
             number, steps = self.replica.number, self.round_steps
             self.tell(Drawn(number=number, places=found, responses=responses, steps=steps))

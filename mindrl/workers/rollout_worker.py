@@ -101,6 +101,10 @@ class RolloutWorker:
         with self.timer("generate"):
             return self.rollout.advance(steps, more)
 
+    def answered_sequences(self, places: Sequence[int]) -> Responses:
+        """Return what was drawn for whole requests, by their places."""
+        return self.rollout.answers(places)
+
     def take_sequences(self) -> Responses:
         """Return what was drawn for this replica's requests, in order."""
         return self._noted(self.rollout.take_back())

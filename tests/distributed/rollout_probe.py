@@ -142,7 +142,13 @@ def in_rounds(
             whole += engine.advance(steps, asked[in_time:])
         while not breaks and len(whole) < len(left):
             whole += engine.advance(steps)
+        early = engine.answers(whole)
         found = engine.take_back()
+        each = found.each()
+        for place, (ids_N, logprobs_N) in zip(whole, early.each(), strict=True):
+            assert torch.equal(ids_N, each[place][0])
+            assert torch.equal(logprobs_N, each[place][1])
+        assert torch.equal(early.finished_B, found.finished_B[whole])
         parts = found.lengths_B.tolist()
         for place, row in enumerate(left):
             tokens[row] += found.token_ids_N.split(parts)[place].tolist()

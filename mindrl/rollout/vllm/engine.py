@@ -213,6 +213,11 @@ class VllmEngine:
         with _own_random_state(self.seed), PROGRESS.steady():
             return self._rounds.advance(steps)
 
+    def answers(self, places: Sequence[int]) -> Responses:
+        """Return what was drawn for whole requests: see `RolloutEngine`."""
+        assert self._rounds is not None, "it has begun"
+        return self._rounds.answers(places)
+
     def take_back(self) -> Responses:
         """Return what was drawn: see `RolloutEngine`."""
         assert self._rounds is not None, "it has begun"

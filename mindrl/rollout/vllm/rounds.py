@@ -55,6 +55,15 @@ class Rounds:
             del self.open[output.request_id]
         return place, output.finished
 
+    def answers(self, places: Sequence[int]) -> Responses:
+        """Return what was drawn for the requests at these places."""
+        drawn, finished = [self.drawn[place] for place in places], self.finished
+        return Responses.of(
+            token_ids=[each[0] for each in drawn],
+            logprobs=[each[1] for each in drawn],
+            finished=[finished[place] for place in places],
+        )
+
     def take_back(self) -> Responses:
         """Return what was drawn, in order, and drop what is not whole."""
         if self.open:
@@ -62,8 +71,7 @@ class Rounds:
             # The model's own batch forgets them in the next step.
             self.engine.step()
             self.open = {}
-        token_ids, logprobs = [each[0] for each in self.drawn], [each[1] for each in self.drawn]
-        return Responses.of(token_ids=token_ids, logprobs=logprobs, finished=self.finished)
+        return self.answers(range(len(self.drawn)))
 
 
 def token_logprobs(answer: Any) -> list[float]:

@@ -47,7 +47,7 @@ class MemoryReplica:
                 found.append(place)
         return found
 
-    def whole(self, places: Sequence[int]) -> Responses:
+    def answers(self, places: Sequence[int]) -> Responses:
         self._live()
         return self._responses(places)
 

@@ -70,12 +70,20 @@ class Trained:
 
 def ahead(engines: MemoryEngines, *, is_asynchronous: bool = True, **keys: Any) -> AheadGroups:
     """Build it for steps of two prompts, with rounds of two engine steps."""
-    asked = {"no_shuffle": True, "global_batch_size": 2, "rollout_round_steps": 2, "seq_length": 16}
+    order = "asynchronous" if is_asynchronous else "one_step_off"
+    asked = {
+        "step_order": order,
+        "no_shuffle": True,
+        "global_batch_size": 2,
+        "rollout_round_steps": 2,
+        "seq_length": 16,
+    }
     chosen = config(**(asked | keys))
     section = chosen.generate_config
     longer = type(section)(sampling_config=type(section.sampling_config)(max_tokens=LONGEST))
     chosen = type(chosen)(**{**vars(chosen), "generate_config": longer})
     roles, timer = MemoryRoles(), StageTimer()
+    roles.engines = engines
     of_run = [PromptSet(path="none", prompts=tuple(PROMPTS), dropped=0)]
     answering = Answering(
         prompts=PROMPTS,
@@ -85,7 +93,7 @@ def ahead(engines: MemoryEngines, *, is_asynchronous: bool = True, **keys: Any) 
         rewards=RewardManager(rewards(roles), decode, timer),
         per_step=2,
     )
-    return AheadGroups(chosen, answering, engines, is_asynchronous=is_asynchronous)
+    return AheadGroups(chosen, answering)
 
 
 def train(

@@ -1,12 +1,14 @@
 """The attempts at a run: a lost worker ends one of them, and new workers begin the next."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from mindrl.cluster.apart_engines import ApartEngines
 from mindrl.cluster.call_limits import CallLimits
 from mindrl.cluster.ray_cluster import RayCluster
+from mindrl.cluster.replicas import ReplicaFleet
 from mindrl.cluster.worker_group import Crew, WorkerGroup
 from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig, with_absolute_paths
@@ -37,7 +39,8 @@ from mindrl.trainer.rollout_files import RolloutFiles
 from mindrl.trainer.run_log import RunFolder, RunLog, RunSummary
 
 _WORKER_FACTORY = "mindrl.launch.worker:build_worker"
-_ROLLOUT_FACTORY = "mindrl.launch.rollout_worker:build_lone_rollout_worker"
+_LONE_FACTORY = "mindrl.launch.rollout_worker:build_lone_rollout_worker"
+_ROLLOUT_FACTORY = "mindrl.launch.rollout_worker:build_rollout_worker"
 
 
 @dataclass(frozen=True)
@@ -229,16 +232,40 @@ class Attempts:
 
     @contextmanager
     def _workers(self, cluster: RayCluster) -> Iterator[ColocatedActor]:
-        """Start the workers, and end them."""
-        config = self.plan.config
+        """Start the workers of both sides, side by side, and end them."""
+        config, logs = self.plan.config, self.files.folder.logs
         whole = replace(self.plan, config=with_absolute_paths(config))
-        logs, tell = self.files.folder.logs, self.files.console.note
+        tell = self.files.console.note
         nodes = config.placement.nodes(0, config.world_size)
-        factory = _WORKER_FACTORY if config.learns else _ROLLOUT_FACTORY
-        group = WorkerGroup(cluster, whole, logs, Crew(factory=factory, nodes=nodes), tell)
-        self.limits = group.limits = self.limits or group.limits
-        try:
+        with ExitStack() as stack:
+            fleet = self._fleet(cluster, whole) if config.is_apart else None
+            if fleet is not None:
+                stack.callback(fleet.stop)
+            factory = _WORKER_FACTORY if config.learns else _LONE_FACTORY
+            crew = Crew(factory=factory, nodes=nodes)
+            group = WorkerGroup(cluster, whole, logs, crew, tell)
+            stack.callback(group.stop)
+            self.limits = group.limits = self.limits or group.limits
+            engines = None
+            if fleet is not None:
+                fleet.wait_for_all()
+                engines = ApartEngines(group, fleet)
             tell("the models are loaded")
-            yield colocated_actor(group, self.plan)
-        finally:
-            group.stop()
+            yield colocated_actor(group, self.plan, engines)
+
+    def _fleet(self, cluster: RayCluster, whole: RunPlan) -> ReplicaFleet:
+        """Begin to start the replicas of a rollout apart."""
+        config, tell, ranks = whole.config, self.files.console.note, whole.replica.world_size
+
+        def start(number: int, meanwhile: Callable[[], None]) -> WorkerGroup:
+            crew = Crew(
+                factory=_ROLLOUT_FACTORY,
+                nodes=config.placement.nodes(1 + number, ranks),
+                name=f"rollout_{number}",
+                meanwhile=meanwhile,
+            )
+            return WorkerGroup(cluster, whole, self.files.folder.logs, crew, tell)
+
+        return ReplicaFleet(
+            start, config.rollout_layout.replicas, config.rl_config.max_restarts, tell
+        )

@@ -2,74 +2,24 @@
 
 import os
 import re
-import secrets
-import socket
 import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from clusters import ray_cluster
 from program import gone, start_program, workers_below
 
 Nodes = tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]]
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
-
-
-def accepts(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def start_node(token: dict[str, str], *options: str) -> subprocess.Popen[bytes]:
-    """Start one CPU's worth of a cluster on the loopback address."""
-    ray = str(Path(sys.executable).with_name("ray"))
-    common = ("--block", "--node-ip-address=127.0.0.1", "--num-cpus=1", "--disable-usage-stats")
-    return subprocess.Popen(
-        [ray, "start", *common, *options],
-        env=os.environ | token,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-
-
 @pytest.fixture
 def users_cluster() -> Iterator[tuple[Nodes, dict[str, str]]]:
     """Somebody else's two nodes with a CPU each, the head first, and the environment to join."""
-    port = free_port()
-    address = f"127.0.0.1:{port}"
-    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(16)}
-    # A short path: Ray makes sockets below it.
-    with tempfile.TemporaryDirectory(prefix="ray-") as folder:
-        head = start_node(
-            token,
-            *("--head", f"--port={port}", f"--temp-dir={folder}"),
-            *(f"--ray-client-server-port={free_port()}", "--include-dashboard=false"),
-        )
-        deadline = time.monotonic() + 60
-        while not accepts(port) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        nodes = (head, start_node(token, f"--address={address}"))
-        yield nodes, token | {"RAY_ADDRESS": address}
-        processes = []
-        for node in reversed(nodes):
-            if node.poll() is not None:
-                continue
-            processes += psutil.Process(node.pid).children(recursive=True)
-            node.terminate()
-            node.wait(timeout=30)
-        for process in psutil.wait_procs(processes, timeout=10)[1]:
-            process.kill()
+    with ray_cluster(1, 1) as ((head, other), environment):
+        yield (head, other), environment
 
 
 @pytest.mark.e2e

@@ -1,0 +1,170 @@
+"""The rollout on devices of its own, as the trainer asks it: weights first, then prompts."""
+
+import logging
+import time
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from mindrl.cluster.replicas import ReplicaFleet, ReplicaGroup
+from mindrl.cluster.worker_group import Call, WorkerGroup
+from mindrl.errors import ReshardError, WorkerDiedError
+
+logger = logging.getLogger(__name__)
+_LOOK_SECONDS = 0.5
+_LOST = (WorkerDiedError, ReshardError)
+
+
+class ApartEngines:
+    """Replicas that get weights from a training group, each over a link of its own."""
+
+    def __init__(self, training: WorkerGroup, fleet: ReplicaFleet) -> None:
+        """Take the training side, and replicas that have all come up."""
+        self.training, self.fleet = training, fleet
+        self.version: int | None = None
+        """Of the weights that were published last."""
+        self.address: tuple[str, int] = training.call_all("link_address")[0]
+        self.generation = 0
+        """Of the newest link: none meets who waits for an older one."""
+        self.linked: dict[int, ReplicaGroup] = {}
+
+    @property
+    def replicas(self) -> int:
+        """How many there are where none is lost."""
+        return self.fleet.count
+
+    def living(self) -> list[ReplicaGroup]:
+        """Return those that have the weights of the last `publish`, by number."""
+        found = sorted(self.fleet.up.items())
+        return [each for _, each in found if None is not each.version == self.version]
+
+    def publish(self, version: int) -> Collection[int]:
+        """Give the weights of the training side to all that have come up and lack them.
+
+        Who is lost in it is replaced.
+
+        Returns:
+            The numbers of those.
+
+        Raises:
+            ClusterError: No replica is left, and none will come.
+        """
+        self.fleet.take_up()
+        self.version = version
+        due = [each for each in self.fleet.up.values() if each.version != version]
+        if not due:
+            return ()
+        began, lost = time.perf_counter(), dict[int, str]()
+        for each in due:
+            if self.linked.get(each.number) is not each:
+                lost |= self._link(each)
+        lost |= self._send([each for each in due if each.number not in lost], version)
+        for number, why in lost.items():
+            self._replace(number, why)
+        seconds = time.perf_counter() - began
+        logger.info("version %d went to %d replica(s) in %.3f s", version, len(due), seconds)
+        self.fleet.require_some()
+        return tuple(lost)
+
+    def begin_replacing(self, number: int) -> None:
+        """Start another in the place of a lost one, in the background, unless that was done."""
+        self._replace(number, "its workers do not answer")
+        self.fleet.require_some()
+
+    def each(self, method: str, shares: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Call a method with each share; what a lost replica was asked is asked of the others.
+
+        Raises:
+            ClusterError: No replica is left, and none will come.
+        """
+        answers: dict[int, Any] = {}
+        while missing := [place for place in range(len(shares)) if place not in answers]:
+            living = self._some()
+            asked = [(place, living[turn % len(living)]) for turn, place in enumerate(missing)]
+            calls = [(place, each, _begin(each, method, shares[place])) for place, each in asked]
+            for place, each, call in calls:
+                each.group.meanwhile = self.training.meanwhile
+                try:
+                    answers[place] = call.wait()[0]
+                except WorkerDiedError as error:
+                    self._replace(each.number, str(error))
+                finally:
+                    each.group.meanwhile = lambda: None
+        return [answers[place] for place in range(len(shares))]
+
+    def flush_metrics(self) -> list[dict[str, float]]:
+        """Return what each rank has measured since the last call; nothing of the lost."""
+        found: list[dict[str, float]] = []
+        ranks = max((len(each.group.handles) for each in self.fleet.up.values()), default=0)
+        for number in range(self.fleet.count):
+            try:
+                found += self.fleet.up[number].group.call_all("flush_metrics")
+            except (KeyError, WorkerDiedError):
+                found += [{}] * ranks
+        return found
+
+    def stop(self) -> None:
+        """End all replicas."""
+        self.fleet.stop()
+
+    def _some(self) -> list[ReplicaGroup]:
+        """Return those that answer; waits for one where all were lost."""
+        while not (living := self.living()):
+            assert self.version is not None, "weights are published before anything is asked"
+            self.fleet.take_up(_LOOK_SECONDS)
+            self.training.meanwhile()
+            self.publish(self.version)
+        return living
+
+    def _link(self, replica: ReplicaGroup) -> dict[int, str]:
+        """Have both sides meet; says why they did not, if so."""
+        number = replica.number
+        self.generation += 1
+        try:
+            # Who is gone already would be waited for.
+            replica.group.call("memory_plan", [()] * len(replica.group.handles), answering=())
+        except WorkerDiedError as error:
+            return {number: str(error)}
+        given = (self.address, number, self.generation)
+        joining = replica.group.begin("join_link", [given] * len(replica.group.handles))
+        said = self.training.call_all("open_link", number, self.generation)
+        if missed := [why for why in said if why is not None]:
+            return {number: missed[0]}
+        if lost := _failures({number: joining}):
+            return lost
+        self.linked[number] = replica
+        return {}
+
+    def _send(self, due: Sequence[ReplicaGroup], version: int) -> dict[int, str]:
+        """Send weights, and receive them; says whose did not arrive, and why."""
+        numbers = [each.number for each in due]
+        if not numbers:
+            return {}
+        receiving = {each.number: _begin(each, "receive_weights", (version,)) for each in due}
+        lost: dict[int, str] = self.training.call_all("send_weights", numbers)[0]
+        lost |= _failures({number: receiving[number] for number in numbers if number not in lost})
+        for each in due:
+            if each.number in lost:
+                continue
+            if each.version is not None:
+                self.fleet.losses[each.number] = 0
+            each.version = version
+        return lost
+
+    def _replace(self, number: int, why: str) -> None:
+        self.linked.pop(number, None)
+        self.fleet.replace(number, why)
+
+
+def _begin(replica: ReplicaGroup, method: str, given: tuple[Any, ...]) -> Call:
+    return replica.group.begin(method, [given] * len(replica.group.handles), answering=(0,))
+
+
+def _failures(calls: dict[int, Call]) -> dict[int, str]:
+    """Wait for calls; return why some have failed."""
+    found = {}
+    for number, call in calls.items():
+        try:
+            call.wait()
+        except _LOST as error:
+            found[number] = str(error)
+    return found

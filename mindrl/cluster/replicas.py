@@ -1,0 +1,152 @@
+"""Rollout replicas on devices of their own: started, taken up, and replaced where one is lost."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from threading import Event
+from typing import Any
+
+from mindrl.batch.rollouts import Responses
+from mindrl.cluster.worker_group import WorkerGroup
+from mindrl.errors import ClusterError, InterruptedRunError, MindrlError
+from mindrl.rollout.engine import Request, Sampling
+
+StartReplica = Callable[[int, Callable[[], None]], WorkerGroup]
+"""Starts the workers of a replica of this number; calls the second again and again meanwhile."""
+
+
+@dataclass
+class ReplicaGroup:
+    """The workers of one replica; once it is lost, all that it is asked raises WorkerDiedError."""
+
+    number: int
+    group: WorkerGroup
+    version: int | None = None
+    """Of its weights; None before its first."""
+
+    def begin(self, requests: Sequence[Request], sampling: Sampling) -> None:
+        """Take requests, as `RolloutEngine.begin`."""
+        self._ask("begin_sequences", requests, sampling)
+
+    def advance(self, steps: int, more: Sequence[Request]) -> list[int]:
+        """Take so many steps, as `RolloutEngine.advance`."""
+        whole: list[int] = self._ask("advance_sequences", steps, more)
+        return whole
+
+    def whole(self, places: Sequence[int]) -> Responses:
+        """Return what was drawn for whole requests, as `RolloutEngine.whole`."""
+        responses: Responses = self._ask("whole_sequences", places)
+        return responses
+
+    def take(self) -> Responses:
+        """Return what was drawn, as `RolloutEngine.take_back`."""
+        responses: Responses = self._ask("take_sequences")
+        return responses
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        ranks = len(self.group.handles)
+        return self.group.call(method, [arguments] * ranks, answering=(0,))[0]
+
+
+class ReplicaFleet:
+    """All replicas of a run. They start in the background, side by side."""
+
+    def __init__(
+        self, start: StartReplica, count: int, most_restarts: int, tell: Callable[[str], None]
+    ) -> None:
+        """Begin to start them. One that is lost more often in a row than that is given up."""
+        self.start, self.count, self.most_restarts, self.tell = start, count, most_restarts, tell
+        self.up: dict[int, ReplicaGroup] = {}
+        """Those that answer, by number; with weights or without."""
+        self.coming: dict[int, Future[WorkerGroup]] = {}
+        self.losses: Counter[int] = Counter()
+        """In a row; over once a replica has lived from one publishing of weights to the next."""
+        self.given_up: set[int] = set()
+        self.is_over = Event()
+        self.threads = ThreadPoolExecutor(count, thread_name_prefix="replica-start")
+        for number in range(count):
+            self._begin(number, None)
+
+    def wait_for_all(self) -> None:
+        """Wait for the first start of all; one that fails is not tried again.
+
+        Raises:
+            MindrlError: Whatever starting a replica raises.
+        """
+        for number, future in self.coming.items():
+            self.up[number] = ReplicaGroup(number, future.result())
+        self.coming.clear()
+
+    def take_up(self, wait_seconds: float = 0.0) -> None:
+        """Take up those that have come up; waits so long for the first.
+
+        Raises:
+            ClusterError: There is none, and none will come.
+        """
+        if self.coming:
+            wait(self.coming.values(), wait_seconds, return_when="FIRST_COMPLETED")
+        for number in [number for number, future in self.coming.items() if future.done()]:
+            future = self.coming.pop(number)
+            try:
+                group = future.result()
+            except MindrlError as error:
+                self.replace(number, f"it did not start: {error}")
+                continue
+            self.up[number] = ReplicaGroup(number, group)
+            self.tell(f"rollout replica {number} is up again")
+        self.require_some()
+
+    def replace(self, number: int, why: str) -> None:
+        """Start another in the place of one, in the background, unless that was done."""
+        if number in self.coming or number in self.given_up:
+            return
+        lost = self.up.pop(number, None)
+        self.losses[number] += 1
+        self.tell(f"warning: rollout replica {number} is lost: {why}")
+        if self.losses[number] > self.most_restarts:
+            said = f"rl_config.max_restarts={self.most_restarts} in a row are used up"
+            self.tell(f"warning: rollout replica {number} is given up: {said}")
+            self.given_up.add(number)
+            if lost is not None:
+                lost.group.stop()
+            return
+        self._begin(number, lost)
+
+    def require_some(self) -> None:
+        """Raise where no replica answers, or will.
+
+        Raises:
+            ClusterError: All were lost too often.
+        """
+        if not self.up and not self.coming:
+            raise ClusterError(
+                f"all {self.count} rollout replica(s) are lost, each "
+                f"{self.most_restarts + 1} times in a row (rl_config.max_restarts="
+                f"{self.most_restarts}); the logs rollout_*.log say why"
+            )
+
+    def stop(self) -> None:
+        """End all of them, those that start too."""
+        self.is_over.set()
+        self.threads.shutdown(wait=True, cancel_futures=True)
+        came = [each for each in self.coming.values() if not each.cancelled()]
+        groups = [each.result() for each in came if each.exception() is None]
+        for group in [*groups, *(each.group for each in self.up.values())]:
+            group.stop()
+        self.up.clear()
+        self.coming.clear()
+
+    def _begin(self, number: int, lost: ReplicaGroup | None) -> None:
+        self.coming[number] = self.threads.submit(self._started, number, lost)
+
+    def _started(self, number: int, lost: ReplicaGroup | None) -> WorkerGroup:
+        if lost is not None:
+            lost.group.stop()
+        group = self.start(number, self._heed)
+        group.meanwhile = lambda: None
+        return group
+
+    def _heed(self) -> None:
+        if self.is_over.is_set():
+            raise InterruptedRunError("the run has ended")

@@ -1,0 +1,92 @@
+"""Runs whose rollout has devices of its own: what they compute, and what they survive."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from clusters import ray_cluster
+from program import Program, start_program
+from safetensors.torch import load_file
+
+pytestmark = pytest.mark.e2e
+SHORT = (
+    "megatron_training.train_iters=2",
+    "megatron_training.global_batch_size=8",
+    "rl_config.mini_batch_size=8",
+    "rl_config.use_tensorboard=false",
+    "rl_config.memory_timeline_steps=0",
+)
+TIMED = ("seconds/", "bytes/", "memory/", "throughput/")
+
+
+@pytest.fixture(scope="module")
+def four_devices() -> Iterator[dict[str, str]]:
+    """The environment to join a cluster of four devices, however many cores there are."""
+    with ray_cluster(4) as (_, environment):
+        yield environment
+
+
+def run(folder: Path, model: Path, environment: dict[str, str], *overrides: str) -> Program:
+    return start_program(folder, [f"actor_config.load={model}", *SHORT, *overrides], environment)
+
+
+def finished(program: Program) -> Program:
+    assert program.process.wait(timeout=600) == 0, program.text()
+    assert program.summary()["status"] == "completed"
+    return program
+
+
+def numbers(program: Program) -> list[dict[str, Any]]:
+    """Return what was computed in each step, without what it cost."""
+    return [
+        {name: value for name, value in step.items() if not name.startswith(TIMED)}
+        for step in program.steps()
+    ]
+
+
+def answers(program: Program) -> list[Any]:
+    """Return the held-out answers of the last evaluation, in any order."""
+    found = program.evaluations(2)
+    return sorted((each["prompt"], each["response"]) for each in found)
+
+
+def weights(program: Program) -> dict[str, torch.Tensor]:
+    return load_file(program.folder / "model" / "model.safetensors")
+
+
+def assert_equal(first: Program, second: Program) -> None:
+    assert numbers(first) == numbers(second)
+    assert answers(first) == answers(second)
+    ours, theirs = weights(first), weights(second)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+APART = "rl_config.use_integrated_worker=false"
+
+
+def test_two_that_train_and_two_that_generate_compute_what_two_that_do_both_compute(
+    tiny_model: Path, four_devices: dict[str, str], tmp_path: Path
+) -> None:
+    layouts = ("actor_config.backend=megatron:t2", "generate_config.backend=vllm:d2")
+    shared = finished(run(tmp_path / "shared", tiny_model, four_devices, *layouts))
+    apart = finished(run(tmp_path / "apart", tiny_model, four_devices, *layouts, APART))
+    assert_equal(apart, shared)
+    for step in apart.steps()[1:]:
+        # Each of the two replicas gets every weight once, and no byte more.
+        assert step["bytes/reshard_sent"] == step["bytes/reshard_received"]
+        assert step["bytes/reshard_received"] == step["bytes/reshard_needed"]
+        assert step["seconds/receive_weights"] < 5
+
+
+@pytest.mark.nightly
+def test_a_pipeline_that_trains_fills_an_engine_of_two_devices(
+    tiny_model: Path, four_devices: dict[str, str], tmp_path: Path
+) -> None:
+    layouts = ("actor_config.backend=megatron:p2", "generate_config.backend=vllm:t2")
+    shared = finished(run(tmp_path / "shared", tiny_model, four_devices, *layouts))
+    first = "rl_config.rollout_resource.first=true"
+    apart = finished(run(tmp_path / "apart", tiny_model, four_devices, *layouts, APART, first))
+    assert_equal(apart, shared)

@@ -1,0 +1,233 @@
+"""Replicas that come and go, as the trainer asks them; their workers are in this process.
+
+What they compute is shown by whole runs in tests/e2e/test_apart_run.py.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from threading import Event
+from typing import Any, cast
+
+import pytest
+
+from mindrl.cluster.apart_engines import ApartEngines
+from mindrl.cluster.replicas import ReplicaFleet
+from mindrl.cluster.worker_group import WorkerGroup
+from mindrl.errors import ClusterError, ReshardError, WorkerDiedError
+
+
+class Workers:
+    """One worker that answers with its name and what it was given, until it is killed."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.handles = [object()]
+        self.asked: list[tuple[str, tuple[Any, ...]]] = []
+        self.dies_in = ""
+        self.is_dead = self.is_stopped = False
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    def begin(
+        self, method: str, arguments: Sequence[tuple[Any, ...]], answering: Collection[int] = ()
+    ) -> "Asked":
+        del answering
+        self.asked.append((method, arguments[0]))
+        self.is_dead = self.is_dead or method == self.dies_in
+        return Asked(self, self.answer(method, arguments[0]))
+
+    def call(self, *asked: Any, **more: Any) -> list[Any]:
+        return self.begin(*asked, **more).wait()
+
+    def call_all(self, method: str, *arguments: Any) -> list[Any]:
+        return self.call(method, [arguments])
+
+    def answer(self, method: str, given: tuple[Any, ...]) -> Any:
+        return {"seconds/generate": 1.0} if method == "flush_metrics" else (self.name, *given)
+
+    def methods(self, *names: str) -> list[tuple[str, tuple[Any, ...]]]:
+        return [each for each in self.asked if each[0] in names]
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+
+class Asked:
+    def __init__(self, workers: Workers, answer: Any) -> None:
+        self.workers, self.answer = workers, answer
+
+    def wait(self) -> list[Any]:
+        if self.workers.is_dead:
+            raise WorkerDiedError(f"{self.workers.name} died")
+        return [self.answer]
+
+
+class Training(Workers):
+    """Tells of links that fail, by replica."""
+
+    def __init__(self) -> None:
+        super().__init__("training")
+        self.fails: dict[int, str] = {}
+
+    def answer(self, method: str, given: tuple[Any, ...]) -> Any:
+        if method == "link_address":
+            return ("127.0.0.1", 1234)
+        if method == "send_weights":
+            return {each: self.fails[each] for each in given[0] if each in self.fails}
+        return None
+
+
+class Run:
+    """A run with two replicas: `started` has the workers of each number, the newest last."""
+
+    def __init__(self, *, restarts: int = 3) -> None:
+        self.started: dict[int, list[Workers]] = {0: [], 1: []}
+        self.may_start = Event()
+        self.may_start.set()
+        self.told: list[str] = []
+        self.fleet = ReplicaFleet(self.start, 2, restarts, self.told.append)
+        self.training = Training()
+
+    def start(self, number: int, heed: Callable[[], None]) -> WorkerGroup:
+        while not self.may_start.wait(0.01):
+            heed()
+        workers = Workers(f"replica {number}.{len(self.started[number])}")
+        self.started[number].append(workers)
+        return cast("WorkerGroup", workers)
+
+    def lose(self, number: int) -> None:
+        self.started[number][-1].is_dead = True
+
+
+@contextmanager
+def begun(**given: Any) -> Iterator[tuple[Run, ApartEngines]]:
+    run = Run(**given)
+    try:
+        run.fleet.wait_for_all()
+        yield run, ApartEngines(cast("WorkerGroup", run.training), run.fleet)
+    finally:
+        run.fleet.stop()
+
+
+def test_weights_go_once_to_each_replica_over_a_link_that_is_made_once() -> None:
+    with begun() as (run, engines):
+        for version in (0, 0, 1):
+            assert engines.publish(version) == ()
+        for number in (0, 1):
+            (workers,) = run.started[number]
+            assert workers.methods("join_link", "receive_weights") == [
+                ("join_link", (("127.0.0.1", 1234), number, number + 1)),
+                ("receive_weights", (0,)),
+                ("receive_weights", (1,)),
+            ]
+        assert run.training.methods("open_link", "send_weights") == [
+            *[("open_link", (number, number + 1)) for number in (0, 1)],
+            *[("send_weights", ([0, 1],))] * 2,
+        ]
+        assert [each.number for each in engines.living()] == [0, 1]
+
+
+def test_what_a_lost_replica_was_asked_is_asked_of_the_other() -> None:
+    with begun() as (run, engines):
+        engines.publish(0)
+        run.may_start.clear()
+        run.lose(0)
+        assert engines.each("generate", [("a",), ("b",)]) == [
+            ("replica 1.0", "a"),
+            ("replica 1.0", "b"),
+        ]
+        assert run.told == ["warning: rollout replica 0 is lost: replica 0.0 died"]
+        assert run.started[0][0].is_stopped or run.fleet.coming
+        assert [each.number for each in engines.living()] == [1]
+        # Of the lost there is nothing, and the numbers of the ranks stay.
+        assert engines.flush_metrics() == [{}, {"seconds/generate": 1.0}]
+
+
+def test_a_new_replica_has_a_link_and_weights_before_anything_else() -> None:
+    with begun() as (run, engines):
+        engines.publish(0)
+        run.lose(0)
+        engines.each("generate", [("a",), ("b",)])
+        run.fleet.take_up(10.0)
+        assert [each.number for each in engines.living()] == [1]
+        assert engines.publish(1) == ()
+        assert [each.number for each in engines.living()] == [0, 1]
+        (_, new), (old,) = run.started[0], run.started[1]
+        link = ("join_link", (("127.0.0.1", 1234), 0, 3))
+        assert new.asked == [("memory_plan", ()), link, ("receive_weights", (1,))]
+        assert old.asked[-1] == ("receive_weights", (1,))
+
+
+def test_where_all_are_lost_the_next_one_that_comes_up_answers() -> None:
+    with begun() as (run, engines):
+        engines.publish(5)
+        run.lose(0)
+        run.lose(1)
+        answers = engines.each("generate", [("a",), ("b",)])
+        assert [given for _, given in answers] == ["a", "b"]
+        assert {name for name, _ in answers} <= {"replica 0.1", "replica 1.1"}
+        new = [workers for each in run.started.values() for workers in each[1:]]
+        assert all(
+            each.methods("receive_weights") in ([], [("receive_weights", (5,))]) for each in new
+        )
+
+
+@pytest.mark.parametrize("method", ["memory_plan", "join_link", "receive_weights"])
+def test_a_replica_that_is_lost_on_the_way_to_its_weights_takes_no_other_along(method: str) -> None:
+    with begun() as (run, engines):
+        run.started[1][0].dies_in = method
+        assert engines.publish(0) == (1,)
+        assert [each.number for each in engines.living()] == [0]
+
+
+def test_a_transfer_that_fails_on_the_side_that_sends_is_the_loss_of_its_replica() -> None:
+    with begun() as (run, engines):
+        run.training.fails = {0: "rank 2 is silent"}
+        assert engines.publish(0) == (0,)
+        assert run.told == ["warning: rollout replica 0 is lost: rank 2 is silent"]
+
+
+def test_replicas_that_are_lost_too_often_in_a_row_are_given_up_and_the_last_ends_the_run() -> None:
+    with begun(restarts=1) as (run, engines):
+        engines.publish(0)
+        run.lose(1)
+        engines.begin_replacing(1)
+        engines.begin_replacing(1)
+        run.fleet.take_up(10.0)
+        assert len(run.started[1]) == 2
+        run.lose(1)
+        engines.begin_replacing(1)
+        assert run.told[-1].startswith("warning: rollout replica 1 is given up: ")
+        engines.publish(1)
+        # It has lived from one publishing to the next: losses before that do not count.
+        run.lose(0)
+        engines.begin_replacing(0)
+        run.fleet.take_up(10.0)
+        run.lose(0)
+        with pytest.raises(ClusterError, match=r"^all 2 rollout replica\(s\) are lost"):
+            engines.begin_replacing(0)
+
+
+def test_an_error_of_the_training_side_is_the_runs() -> None:
+    with begun() as (run, engines):
+        run.training.dies_in = "send_weights"
+        with pytest.raises(WorkerDiedError, match=r"^training died$"):
+            engines.publish(0)
+
+
+def test_a_first_start_that_fails_is_the_runs_too() -> None:
+    def start(number: int, _: Callable[[], None]) -> WorkerGroup:
+        raise ReshardError(f"replica {number} has no model")
+
+    fleet = ReplicaFleet(start, 1, 3, lambda _: None)
+    with pytest.raises(ReshardError, match=r"^replica 0 has no model$"):
+        fleet.wait_for_all()
+    fleet.stop()
+
+
+def test_replicas_that_still_start_end_with_the_run() -> None:
+    with begun() as (run, engines):
+        engines.publish(0)
+        run.may_start.clear()
+        engines.begin_replacing(0)
+    assert len(run.started[0]) == 1
+    assert run.started[1][0].is_stopped

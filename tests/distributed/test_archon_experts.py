@@ -6,6 +6,7 @@ layouts are in test_archon_layouts.py.
 
 from collections import Counter
 from dataclasses import replace
+from itertools import cycle, product
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,12 @@ BALANCES = [
     # Chunks of a loop; the schedule goes backward in two parts.
     (TrainLayout(pp=2, vpp=2), None),
 ]
+KINDS = ("aux_loss", "seq_aux_loss")
+BALANCED = [(*each, kind) for each, kind in product(BALANCES, KINDS)]
+BALANCED_EVERY_CHANGE = [
+    (*each, kind) for each, kind in zip([BALANCES[1], *BALANCES[3:]], cycle(KINDS), strict=False)
+]
+"""Each layout that cuts the tokens, and the kinds in turn."""
 
 
 @pytest.fixture(scope="module")
@@ -109,9 +116,8 @@ def test_a_checkpoint_has_every_element_of_experts_and_of_all_else_once(
         assert sum((reply[index] for reply in replies), Counter()) == expected
 
 
-@pytest.mark.parametrize("kind", ["aux_loss", "seq_aux_loss"])
 @pytest.mark.parametrize(
-    ("layout", "shares"), at_night_but([BALANCES[1], *BALANCES[3:]], BALANCES), ids=str
+    ("layout", "shares", "kind"), at_night_but(BALANCED_EVERY_CHANGE, BALANCED), ids=str
 )
 def test_the_loss_that_balances_experts_is_that_of_megatron_in_the_same_layout(
     layout: TrainLayout,

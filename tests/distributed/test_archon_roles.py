@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from forked_workers import ForkedWorkers
+from nightly import at_night_but
 from test_training import hugging_face, minibatches
 from test_training_layouts import LENGTHS, OPTIMIZER, sequences
 from test_values import course, valued
@@ -89,7 +90,7 @@ def test_a_drawn_head_is_the_same_on_every_rank_and_in_every_engine(
         assert torch.equal(reply.head, megatron.head)
 
 
-@pytest.mark.parametrize("fsdp_size", [1, 2])
+@pytest.mark.parametrize("fsdp_size", at_night_but([2], [1, 2]))
 def test_shards_over_some_ranks_with_copies_on_others_learn_as_shards_over_all(
     fsdp_size: int, random_model_of: Callable[..., Path], forked_workers: ForkedWorkers
 ) -> None:

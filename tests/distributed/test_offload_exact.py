@@ -43,7 +43,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "actor_config.expert_model_parallel_size": 2,
         },
     ),
-    "moe, fp32, dp 2": ("moe", {"megatron_training.use_distributed_optimizer": False}),
+    # Beside a reference of another engine.
+    "moe, fp32, dp 2": (
+        "moe",
+        {"megatron_training.use_distributed_optimizer": False, "ref_config.backend": "fsdp:d2"},
+    ),
 }
 EVERY_CHANGE = ("dense, bf16, dp 2, distributed optimizer", "moe, fp32, dp 2")
 STAYING = {
@@ -128,6 +132,9 @@ def test_twenty_steps_are_equal_to_the_bit_whether_all_leaves_the_device_or_all_
     _assert_same_weights(leaves.initial, before)
     _assert_same_weights(stays.initial, before)
     _assert_something_happened(leaves)
+    # So they agree before the first update, whichever engines they are of, and then not.
+    divergences = [metrics["actor"]["kl"] for metrics in leaves.metrics]
+    assert divergences[0] < 1e-9 < divergences[-1]
     assert leaves.copied_bytes > 0
     assert stays.copied_bytes == 0
 

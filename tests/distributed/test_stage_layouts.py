@@ -41,8 +41,17 @@ WAYS: dict[str, dict[str, Any]] = {
         "actor_config.logprob_chunk_tokens": 5,
     },
     "DP2 with padding": {"rl_config.use_remove_padding": False},
+    "DP2 of PyTorch alone to TP2": {
+        "actor_config.backend": "archon:d2",
+        "generate_config.infer_tensor_parallel_size": 2,
+    },
 }
-EVERY_CHANGE = ("interleaved PP2 to DP2", "CP2 to TP2", "DP2 by tokens, all recomputed")
+EVERY_CHANGE = (
+    "interleaved PP2 to DP2",
+    "CP2 to TP2",
+    "DP2 by tokens, all recomputed",
+    "DP2 of PyTorch alone to TP2",
+)
 
 
 @pytest.fixture(scope="module")
@@ -69,18 +78,23 @@ def test_two_workers_equal_one_worker(
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("backend", [None, "archon:(attn:d2|ffn:d1e2)"])
 def test_two_deterministic_runs_of_a_mixture_in_bfloat16_agree_to_the_bit(
-    forked_workers: ForkedWorkers, random_model_of: Callable[..., Path], run_config: MakeConfig
+    backend: str | None,
+    forked_workers: ForkedWorkers,
+    random_model_of: Callable[..., Path],
+    run_config: MakeConfig,
 ) -> None:
     overrides = {
         "rl_config.actor_resource.num_npus": 2,
         "rl_config.use_dynamic_bsz": True,
-        "actor_config.expert_model_parallel_size": 2,
         "actor_config.moe_aux_loss_coeff": 0.01,
         "megatron_training.bf16": True,
         "megatron_training.npu_deterministic": True,
         "generate_config.infer_tensor_parallel_size": 2,
     }
+    key = "expert_model_parallel_size" if backend is None else "backend"
+    overrides[f"actor_config.{key}"] = backend or 2
     config = run_config(random_model_of("qwen3_moe"), overrides)
     first, second = (train_for_three_steps(forked_workers, config) for _ in range(2))
     assert first == second

@@ -9,7 +9,7 @@ from program import start_program
 pytestmark = pytest.mark.e2e
 
 
-def test_a_family_of_transformers_alone_trains_and_is_rolled_out(
+def test_a_family_of_transformers_alone_trains_and_is_rolled_out_without_megatron(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "model"
@@ -19,7 +19,8 @@ def test_a_family_of_transformers_alone_trains_and_is_rolled_out(
     asked += ["megatron_training.train_iters=3", "rl_config.test_freq=0", "actor_config.lr=1e-3"]
     # No answer of a random model is right, and the bonus alone moves it.
     asked += ["generate_config.verify_weights=always", "rl_config.entropy_coeff=0.1"]
-    run = start_program(tmp_path / "run", asked)
+    # Python then tells of every import where the process writes.
+    run = start_program(tmp_path / "run", asked, {"PYTHONPROFILEIMPORTTIME": "1"})
     assert run.process.wait(timeout=600) == 0, run.text()
     steps = run.steps()
     assert len(steps) == 3
@@ -27,6 +28,11 @@ def test_a_family_of_transformers_alone_trains_and_is_rolled_out(
     assert steps[0]["update/entropy"] < steps[2]["update/entropy"]
     # The engine has what the actor has learned.
     assert all(step["logprob_gap/max"] < 1e-4 for step in steps)
+    logs = [path.read_text() for path in (run.folder / "logs").glob("worker_*.log")]
+    assert len(logs) == 2
+    for log in logs:
+        assert "torch.distributed.fsdp" in log
+        assert "megatron.core" not in log
 
 
 def _save_stablelm(folder: Path) -> None:

@@ -87,13 +87,9 @@ def pack_of(tokens: int) -> Pack[Sequences]:
     return Pack.of(source, rules)
 
 
-def measure(
-    _: int, options: Mapping[str, Any], layers: int, tokens: int, port: int, shown: Any
-) -> None:
-    """Take the steps of one mode, in a process of its own."""
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    dist.init_process_group("gloo", rank=0, world_size=1)
-    model, layout = description(layers), TrainLayout()
+def network_of(model: ModelDescription, options: Mapping[str, Any], tokens: int) -> Network:
+    """Make a model with random weights, whole on this rank."""
+    layout = TrainLayout()
     settings = EngineSettings(
         layout=layout,
         training=MegatronTrainingConfig(
@@ -103,15 +99,22 @@ def measure(
         device_type="cpu",
         attention=attention_kernel("cpu"),
     )
-
-    def network_of(part: Any, given: Any) -> Network:
-        return Network(model, part, given)
-
-    meshes = meshes_of(layout, "cpu")
-    (network,) = chunks_of_rank(model, settings, meshes, 0, network_of).values()
+    made = chunks_of_rank(
+        model, settings, meshes_of(layout, "cpu"), 0, lambda part, more: Network(model, part, more)
+    )
     torch.manual_seed(0)
-    for parameter in network.parameters():
+    for parameter in made[0].parameters():
         torch.nn.init.normal_(local(parameter.data), std=0.05)
+    return made[0]
+
+
+def measure(
+    _: int, options: Mapping[str, Any], layers: int, tokens: int, port: int, shown: Any
+) -> None:
+    """Take the steps of one mode, in a process of its own."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    dist.init_process_group("gloo", rank=0, world_size=1)
+    network = network_of(description(layers), options, tokens)
     # With the compiler, where there is one.
     start = time.perf_counter()
     step(network, pack_of(128))

@@ -8,6 +8,7 @@ no number here is exact. Pure Python.
 
 from dataclasses import dataclass, field
 
+from mindrl.config.archon import ZERO_BUBBLE
 from mindrl.config.role import LearningConfig
 from mindrl.layouts.layout import TrainLayout
 from mindrl.models.decoder import ELEMENT_BYTES, DType, padded_vocab_size
@@ -51,24 +52,26 @@ def forward_estimate(model: ModelDescription, passes: Passes) -> int:
 def update_estimate(model: ModelDescription, passes: Passes) -> int:
     """Estimate the bytes that wait for the backward pass, on the stage that keeps most."""
     chunks = passes.layout.chunks(model.num_hidden_layers)
-    layer, hidden = _layer(model, passes), _hidden(model, passes)
+    layer, left = _layer(model, passes), _hidden(model, passes)
     learning, sizes = passes.learning, []
+    if _is_by_operation(learning):
+        left += _by_operation(model, passes)
     for stage in range(passes.layout.pp):
         layers = max(len(chunks[at]) for at in passes.layout.chunks_of(stage))
-        kept = _chunks_in_flight(passes.layout, stage)
-        whole, inputs, run = _of_a_chunk(learning, layers)
-        sizes.append(kept * (whole * layer + inputs * hidden) + (run + 1) * layer)
+        kept = _chunks_in_flight(passes, stage)
+        whole, again, run = _of_a_chunk(learning, layers)
+        sizes.append(kept * (whole * layer + again * left) + (run + 1) * layer)
     return max(sizes)
 
 
 def _of_a_chunk(learning: LearningConfig, layers: int) -> tuple[int, int, int]:
-    """Count the layers of a chunk that keep all, the inputs kept of others, and what is made again.
+    """Count the layers of a chunk that keep all, those that keep less, and those made again.
 
-    The last are layers that are made again together. What is chosen operation by operation, or by a
-    compiler, counts as kept.
+    The second are inputs of runs of layers, where the last, such a run, is made again at a time.
+    What a compiler chooses counts as kept.
     """
     archon, run = learning.archon, learning.recompute_num_layers or 1
-    every = {"full": 1, "selective": int(archon.selective_ac_option.replace("op", "0"))}
+    every = {"full": 1, "selective": int(archon.selective_ac_option.replace("op", "1"))}
     if each := every.get(archon.ac_mode, 0):
         again = layers // each
         return layers - again, again, 1
@@ -79,17 +82,49 @@ def _of_a_chunk(learning: LearningConfig, layers: int) -> tuple[int, int, int]:
     return 0, -(-layers // run), run
 
 
+def _is_by_operation(learning: LearningConfig) -> bool:
+    archon = learning.archon
+    return archon.ac_mode == "selective" and archon.selective_ac_option == "op"
+
+
+def _by_operation(model: ModelDescription, passes: Passes) -> int:
+    """Return what a layer that is chosen from by operation keeps besides its input.
+
+    That is every second product of matrices (queries, values, gates, and what comes out; of experts
+    the choice alone, in float32), attention, and what came from other ranks.
+    """
+    layout, heads, kv_heads = passes.layout, model.num_attention_heads, model.num_key_value_heads
+    elements = (2 * heads + kv_heads) * model.head_dim / layout.tp
+    if layout.cp > 1:
+        elements += 2 * (heads + kv_heads) * model.head_dim / layout.tp
+    chosen = 0
+    if moe := model.moe:
+        chosen = moe.num_experts
+        if layout.ep * layout.etp > 1:
+            # Rows go to their experts and come back; all ranks of one see them.
+            rows = moe.num_experts_per_tok * layout.etp / passes.cut_of_hidden
+            elements += 2 * rows * model.hidden_size
+    else:
+        elements += model.intermediate_size / layout.tp + model.hidden_size
+    return int(passes.tokens_of_rank * (elements * ELEMENT_BYTES[passes.dtype] + chosen * 4))
+
+
 def logits_estimate(model: ModelDescription, tp: int, chunk_tokens: int) -> int:
     """Estimate the bytes of the logits that exist at a time."""
     rows = padded_vocab_size(model, tp) // tp
     return int(chunk_tokens * rows * 4 * _LOGITS_COPIES)
 
 
-def _chunks_in_flight(layout: TrainLayout, stage: int) -> int:
-    """Count the chunks whose backward pass a stage owes at the most, one forward, one backward."""
+def _chunks_in_flight(passes: Passes, stage: int) -> int:
+    """Count the chunks whose backward pass a stage owes at the most, one forward, one backward.
+
+    Where the gradients of weights come apart, what they need stays until then: on every stage as
+    much as the first one owes.
+    """
+    layout = passes.layout
     behind = layout.pp - stage - 1
-    if layout.folds:
-        return 2 * layout.pp
+    if passes.learning.archon.schedule(layout.vpp) in ZERO_BUBBLE:
+        return layout.vpp * layout.pp
     if layout.vpp == 1:
         return behind + 1
     return 2 * behind + (layout.vpp - 1) * layout.pp + 1

@@ -1,0 +1,103 @@
+"""What tests of memory call in forked processes: what is kept for a backward pass, and borrowed."""
+
+import ctypes
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from importlib import import_module
+from pathlib import Path
+
+import torch
+from archon_probe import build
+from torch import Tensor, nn
+from training_messages import Case, Course
+from training_shares import share
+
+from mindrl.training.archon.shards import give_back
+
+
+class Saved:
+    """The bytes of activations that autograd has saved, now and at the most, each storage once."""
+
+    def __init__(self, networks: Iterable[nn.Module]) -> None:
+        self.networks = list(networks)
+        self.uses: Counter[int] = Counter()
+        self.now = self.most = 0
+
+    def pack(self, tensor: Tensor) -> "Tensor | _Activation":
+        """Count what is no weight; those have other storages while they are whole."""
+        weights = (each for network in self.networks for each in network.parameters())
+        if any(each.data_ptr() == tensor.data_ptr() for each in weights):
+            return tensor
+        return _Activation(self, tensor)
+
+    def take(self, place: int, nbytes: int) -> None:
+        self.uses[place] += 1
+        if self.uses[place] == 1:
+            self.now += nbytes
+            self.most = max(self.most, self.now)
+
+    def drop(self, place: int, nbytes: int) -> None:
+        self.uses[place] -= 1
+        if self.uses[place] == 0:
+            self.now -= nbytes
+
+
+class _Activation:
+    def __init__(self, saved: Saved, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        self.saved, self.tensor = saved, tensor.detach()
+        self.storage = storage.data_ptr(), storage.nbytes()
+        saved.take(*self.storage)
+
+    def __del__(self) -> None:
+        self.saved.drop(*self.storage)
+
+
+def _unpack(found: Tensor | _Activation) -> Tensor:
+    return found.tensor if isinstance(found, _Activation) else found
+
+
+def most_saved(cases: list[Case], course: Course) -> list[int]:
+    """Take an update of each model; returns the most bytes that were saved at a time."""
+    found = []
+    for case in cases:
+        model = build(case, course.optimizer)
+        saved = Saved(model.networks.values())
+        with torch.autograd.graph.saved_tensors_hooks(saved.pack, _unpack):
+            for minibatch in course.minibatches:
+                mine = share(case, minibatch)
+                model.train_step(mine, course.micro_batching, course.loss.of_minibatch)
+        assert saved.now == 0
+        found.append(saved.most)
+    return found
+
+
+def kept_of_layers(modes: list[str], layers: int, tokens: int) -> list[int]:
+    """Return by how much a forward pass with gradients grows what the process has allocated."""
+    sys.path.append(str(Path(__file__).parents[2] / "scripts"))
+    bench, found = import_module("bench_recompute"), []
+    for mode in modes:
+        network = bench.network_of(bench.description(layers), bench.MODES[mode], tokens)
+        pack = bench.pack_of(tokens)
+        bench.step(network, pack)
+        before = _allocated()
+        hidden_1SH = network(pack.tokens_1S, pack)
+        found.append(_allocated() - before)
+        hidden_1SH.sum().backward()
+        give_back(network)
+    return found
+
+
+class _Mallinfo(ctypes.Structure):
+    """`struct mallinfo2` of glibc: sizes; the fifth of mapped blocks, the eighth of others."""
+
+    _fields_ = tuple((f"field_{at}", ctypes.c_size_t) for at in range(10))
+
+
+def _allocated() -> int:
+    """Return the bytes that the C library has given out, in mapped blocks and others."""
+    libc = ctypes.CDLL(None)
+    libc.mallinfo2.restype = _Mallinfo
+    found = libc.mallinfo2()
+    return int(found.field_4 + found.field_7)

@@ -1,0 +1,88 @@
+"""What the torch-native engine keeps and borrows in fact, beside what plans say of it."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from bench_recompute import MODES, description
+from forked_workers import ForkedWorkers
+from nightly import at_night_but
+from test_archon_layouts import SCHEDULES
+from test_archon_pipelines import LOOP, V, learning_of
+from training_messages import Case
+
+from mindrl.config.archon import ArchonConfig
+from mindrl.config.role import LearningConfig
+from mindrl.layouts.layout import TrainLayout
+from mindrl.memory.activations import Passes, update_estimate
+from mindrl.models.description import ModelDescription, read_description
+
+pytestmark = pytest.mark.distributed
+
+MakeModel = Callable[..., Path]
+TOKENS = 2048
+# What is kept of a layer, in units of the estimate: of whole layers it counts a rotation and a
+# copy of `up` that this engine does not keep.
+MODES_KEEP = {
+    "none": (0.8, 0.9),
+    "selective op": (0.98, 1.02),
+    "selective 2": (0.8, 0.9),
+    "full": (0.98, 1.05),
+}
+
+
+def estimate(
+    model: ModelDescription, archon: ArchonConfig, layout: TrainLayout | None = None
+) -> int:
+    passes = Passes(
+        layout=layout or TrainLayout(),
+        dtype="float32",
+        sequence_parallel=False,
+        tokens=TOKENS,
+        learning=LearningConfig(archon=archon),
+    )
+    return update_estimate(model, passes)
+
+
+def test_four_more_layers_keep_what_is_estimated_of_them(forked_workers: ForkedWorkers) -> None:
+    def kept(layers: int) -> list[int]:
+        asked = list(MODES_KEEP), layers, TOKENS
+        (found,) = forked_workers.run("archon_memory_probe:kept_of_layers", *asked)
+        return list(found)
+
+    for mode, few, more in zip(MODES_KEEP, kept(2), kept(6), strict=True):
+        archon = ArchonConfig(**MODES[mode])
+        expected = estimate(description(6), archon) - estimate(description(2), archon)
+        least, most = MODES_KEEP[mode]
+        assert least <= (more - few) / expected <= most, mode
+
+
+@pytest.mark.parametrize("packs", at_night_but([8], [4, 8]))
+def test_a_stage_keeps_as_many_chunks_at_a_time_as_are_estimated_however_many_packs_come(
+    packs: int, random_model_of: MakeModel, forked_workers: ForkedWorkers
+) -> None:
+    """Four layers on two stages, packs of one length; the stage without the head is asked."""
+    folder = str(random_model_of("qwen3", spread=0.1))
+    course, model = learning_of(folder, 1), read_description(folder)
+    schedules = [
+        (TrainLayout(pp=2), ArchonConfig(), 0),
+        (LOOP, SCHEDULES["I1F1B"], 0),
+        (LOOP, SCHEDULES["IZB"], 0),
+        (V, SCHEDULES["ZBV"], 1),
+    ]
+    cases = [
+        Case(folder=folder, layout=layout, settings={"archon": schedule})
+        for layout, schedule, _ in schedules
+    ]
+    (one, *_) = course.minibatches
+    alike = replace(course, minibatches=[one.rows(torch.ones(packs, dtype=torch.int64))])
+    found = forked_workers.run("archon_memory_probe:most_saved", cases, alike, ranks=2)
+    # Of one after the other the first stage keeps two layers of two packs.
+    layer = found[0][0] / 4
+    estimated = estimate(model, ArchonConfig()) / (4 + 1)
+    for index, (layout, schedule, rank) in enumerate(schedules):
+        layers = estimate(model, schedule, layout) / estimated - 1
+        assert found[rank][index] / layer == pytest.approx(layers, rel=0.02), schedule
+        assert layers == (5 if schedule is SCHEDULES["I1F1B"] else 4)

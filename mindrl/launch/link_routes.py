@@ -12,6 +12,7 @@ def link_routes(shardings: RunShardings) -> LinkRoutes:
         target=shardings.rollout,
         plan_of=shardings.link,
         training_ranks=config.world_size,
+        replicas=config.rollout_layout.replicas,
         timeout_seconds=config.generate_config.reshard_timeout_seconds,
         verify=config.generate_config.verify_weights,
     )

@@ -69,6 +69,9 @@ class Phase(Enum):
     """Updates of the actor."""
 
 
+SENDING = "messages in flight"
+"""The moment of `Phase.SEND` with most on the device."""
+
 PHASE_ROLES: Mapping[Phase, Role] = {
     Phase.REWARD: "reward",
     Phase.REFERENCE: "ref",
@@ -200,8 +203,9 @@ def timeline(
             there = after(there, [move])
             during = there | {Region.STAGING} if move.kind is MoveKind.RESHARD else there
             instants.append(Instant(label_of(move), phase, during, move))
-        sent = {Region.STAGING} if phase is Phase.SEND else set()
-        instants.append(Instant(phase.value, phase, there | sent))
+        instants.append(Instant(phase.value, phase, there))
+        if phase is Phase.SEND:
+            instants.append(Instant(SENDING, phase, there | {Region.STAGING}))
     return instants
 
 

@@ -2,12 +2,14 @@
 
 import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 
 from mindrl.memory.schedule import (
     CHANGED_BY,
     DEAD_AFTER_USE,
     ROLLOUT_REGIONS,
+    SENDING,
     Move,
     MoveKind,
     Phase,
@@ -79,6 +81,17 @@ class ShardingManager:
         self.phase = phase
         self._note(phase.value, phase)
         logger.info("phase %s begins", phase.value)
+
+    @contextmanager
+    def sending(self, nbytes: int) -> Iterator[None]:
+        """Make the device ready for weights that leave it over links, and for their messages.
+
+        Raises as `enter`.
+        """
+        self.enter(Phase.SEND)
+        with self.ledger.staging(nbytes):
+            self._note(SENDING, Phase.SEND)
+            yield
 
     def record(self, *, is_on: bool) -> None:
         """Note from now on what lies on the device at each moment, or no longer."""

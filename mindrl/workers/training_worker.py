@@ -101,8 +101,7 @@ class TrainingWorker:
 
         Returns the replicas whose links failed, with why, on all ranks alike; those are closed.
         """
-        self.sharding_manager.enter(Phase.SEND)
-        with self.device.ledger.staging(self._ways.in_flight_bytes):
+        with self.sharding_manager.sending(self._ways.in_flight_bytes):
             return self._ways.send(replicas)
 
     def drop_link(self, replica: int) -> None:

@@ -46,10 +46,19 @@ class LinkRoutes:
     plan_of: Callable[[int], ReshardPlan]
     """Of the way to a replica."""
     training_ranks: int
+    replicas: int
+    """They are sent to in turns."""
     timeout_seconds: float
-    """Longest wait for a peer."""
+    """Longest wait of a training rank for a peer."""
     verify: Literal["off", "first", "always"]
     """After which transfers of a link the weights that arrived are compared."""
+
+    def patience_seconds(self, rank: int) -> float:
+        """Return the longest wait of a rank in a transfer.
+
+        A replica waits while the training ranks wait for each of those before it.
+        """
+        return self.timeout_seconds * (1 if rank < self.training_ranks else self.replicas + 1)
 
     def names(self, replica: int) -> tuple[str, ...]:
         """Return what errors call the ranks of a link."""
@@ -124,15 +133,16 @@ class LinkEnd:
                 who = ", ".join(names[rank] for rank in missing)
                 raise ReshardError(f"{who} did not come to {name} within {seconds:g} s")
             seat = Seat(rank=self.rank, world_size=len(names), local_device=0)
-            timeout = timedelta(seconds=seconds)
-            group = join_beside(self.platform, ours, seat, name, timeout)
+            patience = routes.patience_seconds(self.rank)
+            limit = timedelta(seconds=patience)
+            group = join_beside(self.platform, ours, seat, name, limit)
         except RuntimeError as error:
             raise ReshardError(f"{name} was not made: {error}") from error
         device = torch.device(self.platform.device_type)
         shards = dist.PrefixStore("reshard", ours)  # type: ignore[attr-defined]
         reshard = Reshard(
             routes.plan_of(replica),
-            Channel(group, shards, device, seconds, names),
+            Channel(group, shards, device, patience, names),
             routes.source.table(self.rank),
             routes.target.table(self.rank),
         )

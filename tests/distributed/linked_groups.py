@@ -51,10 +51,11 @@ class LinkedGroups:
         except (EOFError, ConnectionError):
             return None
 
-    def kill(self, replica: int, rank: int = 0) -> None:
-        """End one process of a replica at once."""
-        (pids,) = [self.replicas[replica].call_all("process")]
-        os.kill(pids[rank], signal.SIGKILL)
+    def kill(self, replica: int, rank: int = 0, *, by: signal.Signals = signal.SIGKILL) -> int:
+        """End one process of a replica at once, or do something else to it; returns its number."""
+        process: int = self.replicas[replica].call_all("process")[rank]
+        os.kill(process, by)
+        return process
 
     def stop(self) -> None:
         """End all processes that still live."""

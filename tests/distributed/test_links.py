@@ -3,6 +3,8 @@
 Real training engines and real vLLM engines in processes of their own; Ray alone is left out.
 """
 
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -157,9 +159,30 @@ def test_a_replica_that_dies_takes_no_other_along_and_another_comes_in_its_place
     assert two.publish(4, [0])[0] == [{}, {}]
 
 
+def test_a_replica_that_is_frozen_is_told_within_the_limit_and_the_next_gets_its_weights(
+    two: LinkedGroups,
+) -> None:
+    assert two.publish(0, [0, 1])[0] == [{}, {}]
+    before = two.replicas[1].call_all("ask", PROMPTS)
+    two.trainers.call_all("change", 0)
+    frozen = two.kill(0, by=signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        lost, received = two.publish(1, [1], sent=[0, 1])
+        assert LIMIT_SECONDS <= time.monotonic() - began < 3 * LIMIT_SECONDS
+    finally:
+        os.kill(frozen, signal.SIGKILL)
+    assert [*lost[0]] == [0]
+    assert "rank 0 of replica 0" in lost[0][0]
+    # It has waited for as long as the training ranks waited for the other.
+    assert received[1][0][0] == ""
+    assert two.replicas[1].call_all("ask", PROMPTS) != before
+
+
 def test_who_does_not_come_to_a_link_is_named_and_who_comes_late_is_waited_for(
     two: LinkedGroups,
 ) -> None:
+    assert two.publish(0, [0, 1])[0] == [{}, {}]
     began = time.monotonic()
     said = two.trainers.call_all("open_link", 1, 5)
     assert LIMIT_SECONDS <= time.monotonic() - began < 2 * LIMIT_SECONDS
@@ -206,19 +229,24 @@ def test_each_side_has_on_its_devices_what_its_plan_says_to_the_byte(
     linked.trainers.call_all("through", phases)
     seen = linked.trainers.call_all("through", phases)
     linked.trainers.call_all("flush_metrics")
+    linked.trainers.call_all("record_memory", True)
     assert linked.publish(0, [0])[0] == [{}, {}]
+    moments = linked.trainers.call_all("flush_moments")
     sending = linked.trainers.call_all("flush_metrics")
     for rank, plan in enumerate(plans):
         expected = {at.label: at for at in plan.of_rank(rank)}
         totals = {label: sum(at.region_bytes.values()) for label, at in expected.items()}
         for phase, found in zip(phases, seen[rank], strict=True):
-            there = expected[phase].region_bytes
-            assert found == {name: size for name, size in there.items() if name != "staging"}
-        assert expected["send_weights"].region_bytes["staging"] > 0
+            assert found == expected[phase].region_bytes
+        assert expected["messages in flight"].region_bytes["staging"] > 0
         # The way from the update to the weights that are sent begins with all that had learned.
         assert sending[rank]["memory/device_peak_bytes"] == max(
-            totals["train"], totals["send_weights"]
+            totals["train"], totals["messages in flight"]
         )
+        labels = [at.label for at in moments[rank]]
+        assert labels[-2:] == ["send_weights", "messages in flight"]
+        for at in moments[rank]:
+            assert at.region_bytes == expected[at.label].region_bytes
     found = linked.replicas[0].call_all("region_bytes")
     peaks = linked.replicas[0].call_all("flush_metrics")
     for rank, plan in enumerate(linked.replicas[0].call_all("memory_plan")):

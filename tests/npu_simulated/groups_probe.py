@@ -1,11 +1,15 @@
 """What the tests of collectives call in the processes of simulated devices."""
 
 import os
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from mindrl.platform.device import PLATFORMS
+from mindrl.platform.rendezvous import Seat, join_beside, leave_group, own_store
 
 Results = dict[str, list[float]]
 
@@ -89,3 +93,29 @@ def groups_until(count: int) -> tuple[int, str]:
         except RuntimeError as error:
             return made, str(error)
     return count, ""
+
+
+def beside(rounds: int) -> list[list[float]]:
+    """Make a group beside the default one and leave it, again and again.
+
+    Returns what the rank before this one sent in each, and the sum over the default group behind.
+    """
+    rank, size = dist.get_rank(), dist.get_world_size()
+    seat, limit = Seat(rank=rank, world_size=size, local_device=rank), timedelta(seconds=60)
+    found = []
+    for index in range(rounds):
+        store = own_store(f"beside {index}")
+        group = join_beside(PLATFORMS["npu"], store, seat, f"beside {index}", limit)
+        ours = torch.full((2,), 10.0 * index + rank, device="npu")
+        theirs = torch.zeros(2, device="npu")
+        ways = [
+            dist.P2POp(dist.isend, ours, group=group, group_peer=(rank + 1) % size),
+            dist.P2POp(dist.irecv, theirs, group=group, group_peer=(rank - 1) % size),
+        ]
+        for work in dist.batch_isend_irecv(ways):
+            work.wait()
+        leave_group(group)
+        total = torch.ones(1, device="npu")
+        dist.all_reduce(total)
+        found.append([*theirs.tolist(), total.item()])
+    return found

@@ -34,6 +34,14 @@ def test_a_sum_in_float64_is_refused(simulated_npus: SimulatedNpus) -> None:
     assert all("Unsupported data type at::kDouble" in text for text in said), said
 
 
+def test_groups_beside_the_default_one_come_and_go_over_hccl(
+    simulated_npus: SimulatedNpus,
+) -> None:
+    for rank, found in enumerate(simulated_npus.run("groups_probe:beside", 2, ranks=3)):
+        before = (rank - 1) % 3
+        assert found == [[before, before, 3.0], [10.0 + before, 10.0 + before, 3.0]]
+
+
 def test_hccl_gives_up_before_torch_npu_does(simulated_npus: SimulatedNpus) -> None:
     before = simulated_npus.log.stat().st_size
     assert simulated_npus.run("groups_probe:limit_of_hccl", ranks=2) == ["108", "108"]

@@ -67,13 +67,18 @@ def test_training_apart_keeps_all_on_the_device_unless_roles_take_turns() -> Non
     assert alone.movable == frozenset()
     trained = alone.sum([Region.ACTOR_WEIGHTS, Region.ACTOR_GRADIENTS, Region.ACTOR_OPTIMIZER])
     sending = trained + alone.regions[Region.STAGING]
-    assert alone.totals.tolist() == [sending.tolist(), trained.tolist()]
+    assert [at.label for at in alone.course.instants] == [
+        "send_weights",
+        "messages in flight",
+        "train",
+    ]
+    assert alone.totals.tolist() == [each.tolist() for each in (trained, sending, trained)]
     assert alone.host_bytes.tolist() == [0] * 8
     assert [sum(map(int, each)) for each in alone.copied_bytes] == [0, 0]
     both = memory_plan(apart("rl_config.init_kl_coef=0.1"), 64 * GIB)
     assert both.phases == (Phase.SEND, Phase.REFERENCE, Phase.TRAIN)
     # Behind the update what learns leaves, and the weights stay to be sent.
-    (sent,) = (at.resident for at in both.course.instants if at.label == "send_weights")
+    (sent,) = (at.resident for at in both.course.instants if at.label == "messages in flight")
     assert sent == {Region.ACTOR_WEIGHTS, Region.STAGING}
     assert Region.REFERENCE_WEIGHTS in both.movable
 

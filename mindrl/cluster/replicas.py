@@ -39,6 +39,11 @@ class ReplicaGroup:
         responses: Responses = self._ask("whole_sequences", places)
         return responses
 
+    def answers(self, places: Sequence[int]) -> Responses:
+        """Return what was drawn for whole requests, as `RolloutEngine.answers`."""
+        responses: Responses = self._ask("answered_sequences", places)
+        return responses
+
     def take(self) -> Responses:
         """Return what was drawn, as `RolloutEngine.take_back`."""
         responses: Responses = self._ask("take_sequences")

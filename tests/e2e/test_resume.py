@@ -15,7 +15,7 @@ from mindrl.checkpoint.commits import read_checkpoint
 # Three programs one behind the other, each of which may take 600 s.
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
-OF_THIS_START = ("seconds/", "memory/", "bytes/", "throughput/")
+OF_THIS_START = ("seconds/", "idle/", "memory/", "bytes/", "throughput/")
 """Metrics that say how a step was carried out."""
 RUNS = {
     "grpo": ("train_grpo", ("rl_config.test_freq=3",)),

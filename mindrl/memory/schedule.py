@@ -69,6 +69,8 @@ class Phase(Enum):
     """Updates of the actor."""
 
 
+RECEIVING = "receive weights"
+"""Of a device that has nothing but the rollout."""
 SENDING = "messages in flight"
 """The moment of `Phase.SEND` with most on the device."""
 
@@ -211,7 +213,7 @@ def timeline(
 
 def rollout_timeline() -> list[Instant]:
     """Return the moments of a device that has nothing but the rollout, which never leaves it."""
-    receiving = Instant("receive weights", Phase.ROLLOUT, ROLLOUT_REGIONS | {Region.STAGING})
+    receiving = Instant(RECEIVING, Phase.ROLLOUT, ROLLOUT_REGIONS | {Region.STAGING})
     return [receiving, Instant(Phase.ROLLOUT.value, Phase.ROLLOUT, ROLLOUT_REGIONS)]
 
 

@@ -18,7 +18,10 @@ _OTHER_SCORE: Mapping[str, str] = {
     "strict_format": "the form of the text",
     "step": "steps of reasoning",
 }
-_DEVICES = "all roles share all devices here; left out, they do"
+_DEVICES = (
+    "the roles that train share their devices here, and left out they do; the rollout alone can "
+    "have its own: rl_config.use_integrated_worker=false with rl_config.rollout_resource.num_npus"
+)
 _ADAPTERS = "there are no adapters here; left out, the reference is a model of its own"
 _CONSTANT = "the KL coefficient is constant here; left out, it stays at init_kl_coef"
 _PARTS: tuple[tuple[str, Any, str], ...] = (

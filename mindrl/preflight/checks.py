@@ -22,6 +22,7 @@ from mindrl.observability.terminal import note
 from mindrl.platform.device import Platform
 from mindrl.preflight.memory_plan import Capacity, judged_memory
 from mindrl.preflight.model_checks import describe_models, missing_weights, model_findings
+from mindrl.preflight.rollout_memory import rollout_memory_findings
 from mindrl.preflight.run_folders import export_findings, export_places
 from mindrl.preflight.run_shardings import RunPlan, RunShardings, unordered_plan
 from mindrl.preflight.shipped import sizes_path, unknown_sizes
@@ -117,6 +118,7 @@ def checked_run(
         if not found:
             shardings = RunShardings(plan=unordered_plan(config, models))
             found, by_estimate = judged_memory(shardings, capacity)
+            found += rollout_memory_findings(shardings, capacity)
             warnings += by_estimate
     found += [] if goes_on else export_findings(export_places(config))
     return Checked(

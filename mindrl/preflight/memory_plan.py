@@ -117,9 +117,6 @@ def plan_without_kv_cache(
     if trains_alone:
         del regions[Region.ROLLOUT_WEIGHTS]
         regions = {region: each[: config.world_size] for region, each in regions.items()}
-        if len(config.roles) == 1:
-            # Nothing takes turns with it.
-            keys = {}.items()
     return MemoryPlan(
         capacity_bytes=capacity_bytes,
         roles=config.roles,
@@ -167,8 +164,13 @@ def region_bytes(
 
 
 def offload_keys(config: RunConfig) -> dict[Region, str]:
-    """Return the key of each region that a run has and that leaves only if asked to."""
+    """Return the key of each region that a run has and that leaves only if asked to.
+
+    A role that shares its devices with nothing is always there.
+    """
     keys: dict[Region, str] = {}
+    if len(config.roles) == 1 and (config.is_apart or not config.rolls_out):
+        return keys
     for role, regions in ROLE_REGIONS.items():
         section = "generate_config" if role == "actor" else f"{role}_config"
         parts = ("train_param", "train_grad", "train_optimizer") if len(regions) > 1 else ("param",)

@@ -1,10 +1,16 @@
 """The memory of a rollout replica on devices of its own, predicted. Needs no torch."""
 
+from collections.abc import Iterator
+
 import numpy as np
 
+from mindrl.config.finding import Finding
+from mindrl.errors import DeviceMemoryError
 from mindrl.memory.plan import MemoryPlan, RankBytes, rollout_side
-from mindrl.preflight.memory_plan import with_own_kv_cache
+from mindrl.preflight.memory_plan import Capacity, too_small, with_own_kv_cache
 from mindrl.preflight.run_shardings import RunShardings
+
+_PAGE = "docs/how-to/plan-memory.md"
 
 
 def rollout_memory_plan(
@@ -19,3 +25,20 @@ def rollout_memory_plan(
     ranks = slice(config.world_size, None)
     weights = np.array(models.rollout.held_bytes())[ranks]
     return with_own_kv_cache(models, rollout_side(capacity_bytes, weights, messages[ranks]))
+
+
+def rollout_memory_findings(models: RunShardings, capacity: Capacity) -> Iterator[Finding]:
+    """Say what a replica on devices of its own does not have room for there."""
+    config, there = models.plan.config, capacity.device_bytes
+    if not (config.is_apart and config.rl_config.check_memory and there is not None):
+        return
+    try:
+        plan = rollout_memory_plan(models, there, models.most_staging)
+    except DeviceMemoryError as error:
+        field = "generate_config.gpu_memory_utilization"
+        yield Finding(str(error), field, config.generate_config.gpu_memory_utilization, (), _PAGE)
+        return
+    if not plan.fits:
+        field = "generate_config.kv_cache_mib"
+        text = f"{field}={config.generate_config.kv_cache_mib}: {too_small(plan)}"
+        yield Finding(text, field, config.generate_config.kv_cache_mib, (), _PAGE)

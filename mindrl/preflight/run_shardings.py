@@ -166,9 +166,18 @@ class RunShardings:
         """Return how the weights travel to a replica on devices of its own."""
         nodes = self.plan.link_nodes(replica)
         if nodes not in self._links:
-            per_node = self.plan.config.rl_config.actor_resource.npus_per_node
-            self._links[nodes] = self._planned(Topology(ranks_per_node=per_node, placed=nodes))
+            self._links[nodes] = self._planned(self._placed(nodes))
         return self._links[nodes]
+
+    @property
+    def topology(self) -> Topology:
+        """Which of the ranks that `reshard` speaks of share a machine."""
+        plan = self.plan
+        return self._placed(plan.link_nodes(0)) if plan.config.is_apart else plan.topology
+
+    def _placed(self, nodes: tuple[int, ...]) -> Topology:
+        per_node = self.plan.config.rl_config.actor_resource.npus_per_node
+        return Topology(ranks_per_node=per_node, placed=nodes)
 
     def _planned(self, topology: Topology) -> ReshardPlan:
         with no_collection():

@@ -11,7 +11,7 @@ from mindrl.config.run import RunConfig
 from mindrl.memory.plan import MemoryPlan
 from mindrl.observability.terminal import print_rows, say
 from mindrl.observability.units import memory_text
-from mindrl.preflight.derived_numbers import batch_figures, spelled_sizes
+from mindrl.preflight.derived_numbers import batch_figures, placement_text, spelled_sizes
 from mindrl.preflight.memory_plan import memory_plan
 from mindrl.preflight.run_shardings import RunPlan, RunShardings
 from mindrl.programs.arguments import Plan
@@ -58,15 +58,15 @@ class RoleFigures:
     ranks_per_replica: int
     replicas: int
     groups: dict[str, Groups]
-    """Ranks that work together, by the size that cuts between them; sizes of 1 are left out."""
+    """Ranks that work together, by the size that cuts between them; sizes of 1 are left out. Those
+    of a rollout apart have the numbers behind the ones that train."""
 
 
 def _explain(options: argparse.Namespace) -> int:
     asked = asked_shardings(options)
     config, models = asked.plan.config, asked.ordered
     plan = memory_plan(models, device_bytes(config, options))
-    topology = models.plan.topology
-    moved = figures_of(models.reshard, topology, gbit_per_second=_GBIT_PER_SECOND)
+    moved = figures_of(models.reshard, models.topology, gbit_per_second=_GBIT_PER_SECOND)
     figures = {"config": options.config_name, **_figures(models, plan), "reshard": asdict(moved)}
     answer(options, config, figures, lambda: _print(options.config_name, models, plan, moved))
     return 0
@@ -75,7 +75,7 @@ def _explain(options: argparse.Namespace) -> int:
 def _figures(models: RunShardings, plan: MemoryPlan) -> dict[str, Any]:
     """Return the answer but for the reshard; all sizes in bytes."""
     return {
-        "ranks": plan.world_size,
+        "ranks": models.plan.config.devices,
         "ranks_per_node": models.plan.topology.ranks_per_node,
         # By the role; `rollout` is the engine's copy of the actor.
         "roles": {name: asdict(role) for name, role in _roles(models.plan).items()},
@@ -98,8 +98,10 @@ def _figures(models: RunShardings, plan: MemoryPlan) -> dict[str, Any]:
 def _roles(plan: RunPlan) -> dict[str, RoleFigures]:
     found = {str(role): _role(plan, role) for role in plan.layouts}
     # Neighbouring ranks of the engine are one replica.
-    rollout, ranks = plan.rollout, plan.config.world_size
-    replicas = [[*range(first, first + rollout.tp)] for first in range(0, ranks, rollout.tp)]
+    rollout, ranks = plan.rollout, plan.rollout.world_size
+    begin = plan.config.devices - ranks
+    firsts = range(begin, begin + ranks, rollout.tp)
+    replicas = [[*range(first, first + rollout.tp)] for first in firsts]
     sizes = {"tp": rollout.tp, "dp": rollout.dp}
     found["rollout"] = RoleFigures(
         model=plan.config.actor_config.load,
@@ -139,10 +141,13 @@ def _print(name: str, models: RunShardings, plan: MemoryPlan, moved: PlanFigures
         "a step": _batch_rows(models.plan.config),
         "bytes of each region: on the fullest rank, on all": _region_rows(models, plan),
         "peak of each phase, and activations by estimate": _phase_rows(models, plan),
-        "a reshard": _reshard_rows(moved),
+        f"a reshard{' to one replica' * models.plan.config.is_apart}": _reshard_rows(moved),
     }
-    machines = -(-plan.world_size // models.plan.topology.ranks_per_node)
-    say(f"{name}: {plan.world_size} ranks on {counted(machines, 'machine')}")
+    config = models.plan.config
+    machines = len(config.placement.shares)
+    say(f"{name}: {config.devices} ranks on {counted(machines, 'machine')}")
+    if config.is_apart:
+        say(placement_text(config))
     for title, rows in parts.items():
         say(f"\n{title}")
         print_rows((f"  {first}", *texts) for first, *texts in rows)
@@ -172,7 +177,9 @@ def _batch_rows(config: RunConfig) -> Iterator[tuple[str, ...]]:
 def _region_rows(models: RunShardings, plan: MemoryPlan) -> Iterator[tuple[str, ...]]:
     for region, sizes in plan.regions.items():
         yield spaced(region.value), memory_text(int(sizes.max())), memory_text(int(sizes.sum()))
-    if (tokens := kv_cache_tokens(plan, models)) is None:
+    if plan.side == "training":
+        pass  # The other side has it.
+    elif (tokens := kv_cache_tokens(plan, models)) is None:
         yield "kv cache", "what is left of the device: say --device-memory-gib N"
     else:
         yield "tokens in the kv cache", f"{tokens:,}"

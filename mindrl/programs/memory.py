@@ -10,7 +10,7 @@ from rich.table import Column
 
 from mindrl.errors import DeviceMemoryError
 from mindrl.memory.plan import MemoryPlan
-from mindrl.memory.schedule import MoveKind, Phase, Region
+from mindrl.memory.schedule import RECEIVING, SENDING, MoveKind, Phase, Region
 from mindrl.observability.terminal import print_rows, say
 from mindrl.observability.timeline import MemorySnapshot
 from mindrl.observability.units import memory_text, unit_of
@@ -21,6 +21,7 @@ from mindrl.preflight.memory_plan import (
     memory_plan,
     plan_without_kv_cache,
 )
+from mindrl.preflight.rollout_memory import rollout_memory_plan
 from mindrl.preflight.run_shardings import RunShardings
 from mindrl.programs.arguments import Plan
 from mindrl.programs.exits import FAILED, report
@@ -34,6 +35,7 @@ Of each model folder only config.json is read; where the folder is not here, the
 configs/models are taken and named. The exit code is 1 where the run does not fit,
 2 where the configuration cannot run at all.
 """
+_SIDES = {"training": "devices that train", "rollout": "devices that generate, of a replica"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +56,22 @@ def _memory(options: argparse.Namespace) -> int:
     except DeviceMemoryError as error:
         plan = plan_without_kv_cache(models, capacity_bytes)
         refusal = [str(error)]
-    advice = advice_on(plan, models)
-    answer(options, config, _figures(plan, models, advice), lambda: _print(plan, models, advice))
-    if capacity_bytes is not None and not plan.fits:
-        needed, there = memory_text(plan.peak_bytes), memory_text(capacity_bytes)
-        at = spaced(plan.peak_instant.label)
-        refusal.append(f"{at} takes {needed} of a device that has {there}")
+    advice, sides = advice_on(plan, models), [plan]
+    if config.is_apart:
+        try:
+            sides.append(rollout_memory_plan(models, capacity_bytes))
+        except DeviceMemoryError as error:
+            refusal.append(str(error))
+    figures = _figures(plan, models, advice)
+    if len(sides) > 1:
+        # Of one replica, whose ranks count from 0.
+        figures["rollout"] = _figures(sides[1], models, ())
+    answer(options, config, figures, lambda: _print(sides, models, advice))
+    for side in sides:
+        if capacity_bytes is not None and not side.fits:
+            needed, there = memory_text(side.peak_bytes), memory_text(capacity_bytes)
+            at = spaced(side.peak_instant.label)
+            refusal.append(f"{at} takes {needed} of a device that has {there}")
     return report(refusal, FAILED) if refusal else 0
 
 
@@ -76,7 +88,7 @@ def peak_moments(plan: MemoryPlan, models: RunShardings) -> list[PlannedSnapshot
             ),
         )
         for at in plan.of_rank(plan.peak_rank)
-        if at.label in (at.phase, MoveKind.RESHARD.value)
+        if at.label in (at.phase, MoveKind.RESHARD.value, RECEIVING, SENDING)
     ]
 
 
@@ -119,12 +131,26 @@ def _figures(plan: MemoryPlan, models: RunShardings, advice: Sequence[Advice]) -
     }
 
 
-def _print(plan: MemoryPlan, models: RunShardings, advice: Sequence[Advice]) -> None:
+def _print(sides: Sequence[MemoryPlan], models: RunShardings, advice: Sequence[Advice]) -> None:
+    """Print the tables of all devices; of those that train first, where rollout has its own."""
+    for plan in sides:
+        if models.plan.config.is_apart:
+            begin = "" if plan.side == "training" else "\n"
+            say(f"{begin}{_SIDES[plan.side]}")
+        _print_side(plan, models, advice if plan is sides[0] else ())
+    Console().print(
+        "\nActivations are estimated, for micro-batches of the longest sequences; all else is "
+        "exact in a run whose optimizer has made its first step.",
+        highlight=False,
+    )
+
+
+def _print_side(plan: MemoryPlan, models: RunShardings, advice: Sequence[Advice]) -> None:
     """Print what lies on the fullest device phase by phase, and what follows from it."""
     moments = peak_moments(plan, models)
     size, unit = unit_of(plan.peak_bytes)
     say(f"on the device of rank {plan.peak_rank}, in {unit}\n")
-    titles = ["", *(moment.label.replace("_", "\n") for moment in moments)]
+    titles = ["", *(spaced(moment.label).replace(" ", "\n") for moment in moments)]
     justified = [Column(each, justify="right" if each else "left", no_wrap=True) for each in titles]
     print_rows(_moment_rows(moments, size), *justified)
     say("")
@@ -134,11 +160,6 @@ def _print(plan: MemoryPlan, models: RunShardings, advice: Sequence[Advice]) -> 
         say("\nwhat one key would make of the peak")
         numbers = (Column(justify="right", no_wrap=True) for _ in range(2))
         print_rows(_advice_rows(advice, size, unit), Column(no_wrap=True), *numbers)
-    Console().print(
-        "\nActivations are estimated, for micro-batches of the longest sequences; all else is "
-        "exact in a run whose optimizer has made its first step.",
-        highlight=False,
-    )
 
 
 def _moment_rows(moments: Sequence[PlannedSnapshot], size: int) -> Iterator[list[str]]:
@@ -180,7 +201,10 @@ def _facts(plan: MemoryPlan, tight: str, tokens: int | None) -> Iterator[tuple[s
     cache = "what is left of the device; not counted above"
     if plan.kv_cache_bytes is not None:
         cache = f"{spell(plan.kv_cache_bytes)}, room for {tokens:,} tokens"
-    yield "KV cache", cache
+    if plan.side != "training":
+        yield "KV cache", cache
+    if plan.side == "rollout":
+        return
     yield "host, of one worker", spell(int(plan.host_bytes.max()))
     out_bytes, back_bytes = plan.copied_bytes
     copies = {

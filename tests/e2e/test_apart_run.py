@@ -1,13 +1,16 @@
 """Runs whose rollout has devices of its own: what they compute, and what they survive."""
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from clusters import ray_cluster
-from program import Program, start_program
+from program import Program, start_program, workers_below
 from safetensors.torch import load_file
 
 pytestmark = pytest.mark.e2e
@@ -90,3 +93,39 @@ def test_a_pipeline_that_trains_fills_an_engine_of_two_devices(
     first = "rl_config.rollout_resource.first=true"
     apart = finished(run(tmp_path / "apart", tiny_model, four_devices, *layouts, APART, first))
     assert_equal(apart, shared)
+
+
+def rollout_workers(program: Program) -> list[psutil.Process]:
+    """Return the workers that generate, which `four_devices` has started, by replica."""
+    found = []
+    for replica in (0, 1):
+        log = program.folder / "logs" / f"rollout_{replica}_0.log"
+        found += [each for each in workers_below(os.getpid()) if has_open(each, log)]
+    return found
+
+
+def has_open(process: psutil.Process, log: Path) -> bool:
+    return log.resolve() in {
+        Path(f"/proc/{process.pid}/fd/{number}").readlink() for number in (1, 2)
+    }
+
+
+@pytest.mark.nightly
+def test_a_replica_that_is_killed_while_it_generates_loses_nothing_and_another_comes(
+    tiny_model: Path, four_devices: dict[str, str], tmp_path: Path
+) -> None:
+    layouts = ("actor_config.backend=megatron:t2", "generate_config.backend=vllm:d2", APART)
+    steps = "megatron_training.train_iters=12"
+    quiet = finished(run(tmp_path / "quiet", tiny_model, four_devices, *layouts, steps))
+    killed = run(tmp_path / "killed", tiny_model, four_devices, *layouts, steps)
+    killed.wait_for_steps(1)
+    log = killed.folder / "logs" / "rollout_1_0.log"
+    (_, victim) = rollout_workers(killed)
+    while not log.read_text().rstrip().endswith("generate_sequences begins"):
+        assert killed.process.poll() is None, killed.text()
+    victim.send_signal(signal.SIGKILL)
+    finished(killed)
+    assert numbers(killed) == numbers(quiet)
+    ours, theirs = weights(killed), weights(quiet)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert "rollout replica 1 is lost: rollout_1-0 (rank 0" in killed.text()

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from mindrl.memory.schedule import Phase, Region
 from mindrl.models.description import ModelDescription
-from mindrl.preflight.memory_plan import memory_plan
-from mindrl.preflight.rollout_memory import rollout_memory_plan
+from mindrl.preflight.derived_numbers import placement_text
+from mindrl.preflight.memory_plan import Capacity, advice_on, memory_plan, offload_keys
+from mindrl.preflight.rollout_memory import rollout_memory_findings, rollout_memory_plan
 from mindrl.preflight.run_shardings import (
     RunShardings,
     unordered_plan,
@@ -146,3 +147,32 @@ def test_the_links_of_any_run_receive_what_is_needed_and_not_held(
     plan = check(models.source, models.rollout, shapes_of(TINY), topology, models.plan.bucket_bytes)
     assert plan.digest == models.link(replica).digest
     assert plan.copied.sum() == 0
+
+
+def test_without_roles_that_take_turns_no_key_would_offload_anything() -> None:
+    models = apart("rl_config.init_kl_coef=0", "megatron_training.use_distributed_optimizer=true")
+    assert advice_on(memory_plan(models, 64 * GIB), models) == []
+    assert offload_keys(models.plan.config) == {}
+
+
+def test_a_replica_that_does_not_fit_its_devices_is_a_finding() -> None:
+    models = apart("generate_config.kv_cache_mib=4096")
+    there = Capacity(device_bytes=16 * GIB)
+    assert [*rollout_memory_findings(models, there)] == []
+    # Weights of 7.1 GiB, 4 GiB of KV cache, and messages.
+    (said,) = rollout_memory_findings(models, Capacity(device_bytes=11 * GIB))
+    assert said.field == "generate_config.kv_cache_mib"
+    (said,) = rollout_memory_findings(
+        apart("generate_config.kv_cache_mib=null"), Capacity(device_bytes=8 * GIB)
+    )
+    assert said.field == "generate_config.gpu_memory_utilization"
+    unknown = Capacity(device_bytes=None)
+    assert [*rollout_memory_findings(models, unknown)] == []
+
+
+def test_the_map_of_the_devices_names_the_node_of_each_world() -> None:
+    config = apart("rl_config.rollout_resource.first=true").plan.config
+    assert placement_text(config) == (
+        "training on 8 (node 1); replica 0 on 2 (node 0); replica 1 on 2 (node 0); "
+        "replica 2 on 2 (node 0); replica 3 on 2 (node 0); rollout first"
+    )

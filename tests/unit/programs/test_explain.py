@@ -140,3 +140,15 @@ def test_help_has_an_example() -> None:
     ended = started("--help")
     assert ended.returncode == 0
     assert "python cli/plan.py explain --config-name grpo_qwen25_7b" in ended.stdout
+
+
+def test_ranks_that_only_generate_have_the_numbers_behind_those_that_train() -> None:
+    apart = ("rl_config.use_integrated_worker=false", "rl_config.rollout_resource.num_npus=4")
+    found = figures(*RUN, *apart)
+    assert found["ranks"] == 12
+    assert found["roles"]["rollout"]["groups"] == {"tp": [[8, 9], [10, 11]]}
+    ended = without_torch("cli/plan.py", "memory", *RUN, *apart, "--json")
+    assert ended.returncode == 0, ended.stderr
+    rollout = json.loads(ended.stdout)["rollout"]
+    assert [each["label"] for each in rollout["moments"]] == ["receive weights", "rollout"]
+    assert rollout["ranks"] == 2

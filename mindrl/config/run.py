@@ -16,6 +16,7 @@ from mindrl.config.megatron_training import MegatronTrainingConfig
 from mindrl.config.rl import COVARIANCE_LOSSES, RLConfig, RolloutCorrection
 from mindrl.config.role import ActorConfig, CriticConfig, LearningConfig, RefConfig, RewardConfig
 from mindrl.config.section import SECTION
+from mindrl.config.spool import SpoolConfig
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.layouts.placement import NodeMap, placed
 
@@ -44,6 +45,8 @@ class RunConfig:
     """The rollout engine, its layout and its sampling."""
     data_config: DataConfig = DataConfig()
     """Data sets besides the two files of `megatron_training`."""
+    spool_config: SpoolConfig = SpoolConfig()
+    """The folder that joins a train job and rollout jobs."""
 
     @property
     def world_size(self) -> int:
@@ -151,12 +154,12 @@ class RunConfig:
     @property
     def rolls_out(self) -> bool:
         """Whether this run has an engine; without one it trains on what another rolled out."""
-        return self.rl_config.debug != "train_only"
+        return self.rl_config.debug != "train_only" and self.spool_config.job != "train"
 
     @property
     def learns(self) -> bool:
         """Whether this run has models that learn; without them it rolls out and rates."""
-        return self.rl_config.debug != "rollout_only"
+        return self.rl_config.debug != "rollout_only" and self.spool_config.job != "rollout"
 
     @property
     def watched_steps(self) -> int:
@@ -299,6 +302,7 @@ class RunConfig:
         """What makes up for the engine, with the level that it has; None where nothing does."""
         rl, asked = self.rl_config, self.rl_config.rollout_correction
         goes_on = rl.partial_rollout or rl.step_order == "asynchronous"
+        goes_on = goes_on or self.spool_config.job is not None
         stale = rl.step_order == "one_step_off" or (goes_on and rl.max_staleness > 0)
         alike = self.generate_config.dtype == "float32" and not stale
         alike = alike or self.old_log_probs == "from_rollout"

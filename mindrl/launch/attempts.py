@@ -34,6 +34,7 @@ from mindrl.preflight.derived_numbers import derived_numbers
 from mindrl.preflight.run_shardings import RunPlan
 from mindrl.rewards.scorer import RewardScorer
 from mindrl.trainer.colocated_actor import ColocatedActor
+from mindrl.trainer.gathering import Gathering
 from mindrl.trainer.policy_trainer import PolicyTrainer
 from mindrl.trainer.rollout_files import RolloutFiles
 from mindrl.trainer.run_log import RunFolder, RunLog, RunSummary
@@ -93,6 +94,8 @@ class Attempts:
     """Workers have come up once: what they meet from now on may not come again."""
     limits: CallLimits | None = None
     """What calls of the workers have taken so far, of which new workers hear."""
+    gathers: Callable[[PolicyTrainer], Gathering] | None = None
+    """Makes where steps get it from, where the trainer itself does not know."""
     started: float | None = None
     """When the run began, on the clock of its summary, which counts what faults cost too."""
 
@@ -205,6 +208,8 @@ class Attempts:
         with self._workers(services.cluster) as actor:
             self.has_begun = True
             trainer = trainer_of(self.plan, self.data, actor, services.scorer, run_log)
+            if self.gathers is not None:
+                trainer.gathering = self.gathers(trainer)
             actor.group.meanwhile = trainer.checkpoints.commit_written
             if found is not None:
                 actor.restore(found.folder, found.updates)
@@ -224,7 +229,8 @@ class Attempts:
             rollout_devices=config.devices - config.world_size,
         )
         weights = config.reward_weights
-        with RewardScorer(rl, weights) if any(weights.values()) else nullcontext() as scorer:
+        rates = config.rolls_out and any(weights.values())
+        with RewardScorer(rl, weights) if rates else nullcontext() as scorer:
             try:
                 yield _Services(cluster, scorer)
             finally:

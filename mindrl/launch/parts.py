@@ -26,7 +26,9 @@ def trainer_of(
 ) -> PolicyTrainer:
     """Put the parts of the algorithm together."""
     config, rl, penalty = plan.config, plan.config.rl_config, None
-    if rl.overlong_buffer_enable:
+    # Where two jobs are joined, the one that trains adds what no rule says.
+    only_rules = config.spool_config.job == "rollout"
+    if rl.overlong_buffer_enable and not only_rules:
         penalty = LengthPenalty(
             longest=config.generate_config.sampling_config.max_tokens,
             buffer=config.overlong_buffer,
@@ -34,7 +36,7 @@ def trainer_of(
         )
     rewards = RewardSources(
         scorer=scorer,
-        reward_model=actor if config.reward_config else None,
+        reward_model=actor if config.reward_config and config.learns else None,
         reward_model_weight=config.reward_config.weight if config.reward_config else 0.0,
         length_penalty=penalty,
     )

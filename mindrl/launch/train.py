@@ -1,6 +1,7 @@
 """The composition root of a training run."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 from mindrl.config.run import RunConfig
@@ -18,14 +19,23 @@ from mindrl.preflight.derived_numbers import derived_numbers
 from mindrl.preflight.run_folders import check_folders, export_folders
 from mindrl.preflight.run_shardings import RunPlan
 from mindrl.rewards.scorer import try_rewards
+from mindrl.trainer.gathering import Gathering
+from mindrl.trainer.policy_trainer import PolicyTrainer
 from mindrl.trainer.run_log import RunFolder
 from mindrl.trainer.stored_groups import stored_rollouts
 
 
-def train(plan: RunPlan, platform: Platform, run_dir: Path) -> dict[str, object]:
+def train(
+    plan: RunPlan,
+    platform: Platform,
+    run_dir: Path,
+    *,
+    gathers: Callable[[PolicyTrainer], Gathering] | None = None,
+) -> dict[str, object]:
     """Train with the algorithm of a checked run, export included; returns the summary.
 
-    `run_dir` takes what the run leaves behind.
+    `run_dir` takes what the run leaves behind. `gathers` makes where steps get their responses,
+    where that is no engine of the run.
 
     Raises:
         MindrlError: A file or a folder does not serve, or the run failed. Once training has
@@ -44,7 +54,7 @@ def train(plan: RunPlan, platform: Platform, run_dir: Path) -> dict[str, object]
         try_rewards(*trial, timeout_seconds=rl.verifier_timeout)
     print_rows(derived_numbers(config, platform).items())
     console = StepConsole(config.megatron_training.train_iters)
-    attempts = Attempts(plan, platform, data, RunFiles(folder, exports, console))
+    attempts = Attempts(plan, platform, data, RunFiles(folder, exports, console), gathers=gathers)
     try:
         with interrupts_unwrapped(), console:
             attempts.run(found)

@@ -56,6 +56,10 @@ PROGRAMS: Mapping[str, tuple[Callable[[], int], str]] = {
     ),
     "train-grpo": (partial(_start, "train", "train_grpo"), "train with GRPO"),
     "train-ppo": (partial(_start, "train", "train_ppo"), "train with PPO"),
+    "job": (
+        partial(_start, "job", "job", "mindrl job"),
+        "train and roll out as two jobs that a folder joins, and schedule them",
+    ),
     "pass-rates": (
         partial(_start, "pass_rates", "pass_rates", "mindrl pass-rates"),
         "measure how often a model answers each row of a data file right",

@@ -42,11 +42,16 @@ def train_ppo() -> int:
 
 
 def run_program(
-    train: Callable[[RunConfig, Path], object], *, default_config: str, has_critic: bool
+    train: Callable[[RunConfig, Path], object],
+    *,
+    default_config: str,
+    has_critic: bool | None,
+    of_program: Callable[[RunConfig], RunConfig] = lambda config: config,
 ) -> int:
     """Call `train` with the configuration of the command line and the run folder.
 
-    Without `--config-name` it is the default one. Returns the exit code.
+    Without `--config-name` it is the default one; `of_program` sets what the program itself says.
+    A program for which `has_critic` is None takes either. Returns the exit code.
     """
     dry_run = _DRY_RUN in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != _DRY_RUN]
@@ -58,7 +63,7 @@ def run_program(
 
     def task(composed: DictConfig) -> None:
         try:
-            config = on_its_own_devices(run_config(composed))
+            config = on_its_own_devices(of_program(run_config(composed)))
             _check_program(config.rl_config.adv_estimator, has_critic=has_critic)
             if dry_run:
                 explain(config)
@@ -78,8 +83,8 @@ def run_program(
         return exit_code(checked)
 
 
-def _check_program(found: str, *, has_critic: bool) -> None:
-    if (found == "gae") != has_critic:
+def _check_program(found: str, *, has_critic: bool | None) -> None:
+    if has_critic is not None and (found == "gae") != has_critic:
         what = ("train_grpo trains without a critic", "train_ppo trains with gae")[has_critic]
         other = ("train_ppo", "train_grpo")[has_critic]
         raise ConfigError(f"rl_config.adv_estimator={found}: {what}; for {found} there is {other}")

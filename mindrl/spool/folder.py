@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import xxhash
+
 from mindrl.errors import SpoolError, StopRequestedError
 from mindrl.spool.files import remove, sealed, unsealed, write_over
 from mindrl.spool.header import agree
@@ -81,6 +83,10 @@ class Spool:
             SpoolError: Names each value that differs.
         """
         agree(self.root, ours)
+
+    def rollout_name(self, run_folder: Path) -> str:
+        """Return the name of the lease of a rollout job, by its run folder."""
+        return f"rollout-{xxhash.xxh3_64_hexdigest(str(run_folder.resolve()).encode())}"
 
     def leases(self, what: str) -> Leases:
         """Take part as a process that says what it is."""

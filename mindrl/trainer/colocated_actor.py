@@ -191,6 +191,10 @@ class ColocatedActor:
         """Go on from a checkpoint."""
         self.group.call_all("restore", str(folder), updates)
 
+    def load_weights(self, folder: Path, version: int) -> None:
+        """Give the engines of a job that rolls out alone the weights of a Hugging Face folder."""
+        self.group.call_all("load_weights", str(folder), version)
+
     def keep_export(self, folder: Path, kept: Path) -> None:
         """Keep an exported folder under a second name, whatever replaces the first."""
         self.group.call_all("keep_export", str(folder), str(kept))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Self
@@ -122,16 +122,24 @@ class RewardManager:
 
     @contextmanager
     def compute(
-        self, prompts: Sequence[Prompt], rollouts: Rollouts, *, blocking: bool
+        self,
+        prompts: Sequence[Prompt],
+        rollouts: Rollouts,
+        *,
+        blocking: bool,
+        known: Rewarded | None = None,
     ) -> Iterator[Callable[[], Rewarded]]:
         """Rate by all sources; the body of the `with` asks for the outcome when it needs it.
+
+        What the rules say may be `known`.
 
         However often it asks, the sources are put together once. Where this is not `blocking`, the
         rules work beside the body, which keeps the devices busy; stage `reward` is then the time
         that the body waits for them.
         """
         sources = self.sources
-        with self._rules(prompts, rollouts, blocking=blocking) as rules:
+        asked = self._rules(prompts, rollouts, blocking=blocking)
+        with asked if known is None else nullcontext(lambda: known) as rules:
             model = None
             if sources.reward_model is not None:
                 with self.timer("reward_model"):

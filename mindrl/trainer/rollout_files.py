@@ -49,9 +49,7 @@ class RolloutFiles:
         """
         with output_errors(self.root):
             self.root.mkdir(parents=True, exist_ok=True)
-        content = pa.BufferOutputStream()
-        pq.write_table(_table(step, batch), content)
-        replace_file(self.path(step), memoryview(content.getvalue()))
+        replace_file(self.path(step), packed(step, batch))
         self._forget({*self.steps()} - {*range(step - kept + 1, step + 1)})
 
     def forget_later(self, step: int) -> None:
@@ -75,13 +73,29 @@ class RolloutFiles:
         """
         path = self.path(step)
         try:
-            table = pq.ParquetFile(path).read()
-            if "data_source" not in table.column_names:
-                # Of a version whose runs had one set: as a row without a source.
-                table = table.append_column("data_source", pa.array([""] * len(table)))
-            return _batch(table, json.loads(table.schema.metadata[_SCORES]))
+            return unpacked(path.read_bytes())
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path} cannot be read as the responses of a step: {error}") from error
+
+
+def packed(step: int, batch: RatedBatch) -> bytes:
+    """Return responses of a step as the bytes of a Parquet file."""
+    content = pa.BufferOutputStream()
+    pq.write_table(_table(step, batch), content)
+    return bytes(content.getvalue())
+
+
+def unpacked(content: bytes) -> RatedBatch:
+    """Return what was packed, to the bit.
+
+    Raises:
+        ValueError, KeyError, TypeError: It was something else.
+    """
+    table = pq.ParquetFile(pa.BufferReader(content)).read()
+    if "data_source" not in table.column_names:
+        # Of a version whose runs had one set: as a row without a source.
+        table = table.append_column("data_source", pa.array([""] * len(table)))
+    return _batch(table, json.loads(table.schema.metadata[_SCORES]))
 
 
 def _table(step: int, batch: RatedBatch) -> pa.Table:

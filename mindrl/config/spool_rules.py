@@ -1,0 +1,62 @@
+"""Rules for two jobs that a spool joins. Imports no torch."""
+
+from collections.abc import Iterator
+
+from mindrl.config.finding import Finding, broken, must_divide
+from mindrl.config.run import RunConfig
+
+_STALENESS = "rl_config.max_staleness"
+
+
+def spool_findings(config: RunConfig) -> Iterator[Finding]:
+    """Say what keeps a job from being one of two."""
+    spool, rl = config.spool_config, config.rl_config
+    if spool.job is None:
+        if spool.folder is not None:
+            need = "has a meaning only for the jobs of cli/job.py; leave it out"
+            yield broken("spool_config.folder", spool.folder, need, None)
+        return
+    if spool.folder is None:
+        text = "spool_config.folder is missing: it joins the train job and the rollout jobs"
+        yield Finding(text, "spool_config.folder")
+    if spool.publish_every > rl.max_staleness + 1:
+        need = (
+            f"must be at most {_STALENESS}={rl.max_staleness} plus 1: a response is as many steps "
+            "old as the weights that drew it"
+        )
+        yield broken("spool_config.publish_every", spool.publish_every, need, rl.max_staleness + 1)
+    if (part := spool.prompts_per_record) is not None:
+        batch = config.megatron_training.global_batch_size
+        field = "spool_config.prompts_per_record"
+        yield from must_divide(field, part, "megatron_training.global_batch_size", batch)
+    yield from _steps(config)
+    if spool.job == "train":
+        yield from _train(config)
+
+
+def _steps(config: RunConfig) -> Iterator[Finding]:
+    """The prompts of a step follow from its number."""
+    rl = config.rl_config
+    whole = ": a job that rolls out knows the prompts of a step by its number alone; needs false"
+    for name in ("partial_rollout", "filter_groups_enable"):
+        if getattr(rl, name):
+            yield broken(f"rl_config.{name}", True, whole, False)
+    if rl.has_baseline:
+        need = ": its greedy answers are not in the spool"
+        yield broken("rl_config.adv_estimator", rl.adv_estimator, need)
+    if rl.debug is not None:
+        need = ": cli/job.py runs one half of each step already"
+        yield broken("rl_config.debug", rl.debug, need, None)
+
+
+def _train(config: RunConfig) -> Iterator[Finding]:
+    training = config.megatron_training
+    if not training.save_interval:
+        need = "must be 1 or more: records stay in the spool until a checkpoint holds their step"
+        yield broken("megatron_training.save_interval", 0, need, 1)
+    if training.on_save_failure == "skip":
+        need = ": records stay in the spool until a checkpoint holds their step"
+        yield broken("megatron_training.on_save_failure", "skip", need, "stop")
+    if training.begins_from is not None and not training.finetune:
+        need = ": the steps of a spool count from 1; needs megatron_training.finetune=true"
+        yield broken("megatron_training.resume", training.resume, need, "auto")

@@ -1,0 +1,187 @@
+"""The two jobs of a spool: the composition roots of one that trains and one that rolls out."""
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from mindrl.checkpoint.commits import Commits
+from mindrl.checkpoint.fixed_models import fingerprint
+from mindrl.config.halves import records_per_step, version_of
+from mindrl.config.resume import recorded_config
+from mindrl.config.run import RunConfig
+from mindrl.data.run_data import RunData, data_lines, read_data, reward_trials
+from mindrl.errors import SpoolError, WorkerDiedError
+from mindrl.launch.attempts import Attempts, RunFiles
+from mindrl.launch.interrupts import interrupts_unwrapped, stop_requests
+from mindrl.launch.restarts import Restarts
+from mindrl.launch.train import train
+from mindrl.observability.console import StepConsole
+from mindrl.observability.logs import configure_logging
+from mindrl.observability.terminal import say
+from mindrl.platform.device import Platform
+from mindrl.preflight.run_shardings import RunPlan
+from mindrl.rewards.scorer import try_rewards
+from mindrl.spool.duties import Duties
+from mindrl.spool.folder import HowFar, Spool, SpoolLimits
+from mindrl.spool.leases import Leases
+from mindrl.spool.reader import StepReader
+from mindrl.trainer.policy_trainer import PolicyTrainer
+from mindrl.trainer.run_log import RunFolder, RunLog
+from mindrl.trainer.spool_groups import SpoolGroups
+from mindrl.trainer.spool_rollouts import SpoolRollouts
+
+_AGREED = (
+    *("megatron_training.seed", "megatron_training.train_iters"),
+    *("megatron_training.global_batch_size", "megatron_training.no_shuffle"),
+    *("rl_config.n_samples_per_prompt", "rl_config.reproducible_sampling"),
+    *("rl_config.max_staleness", "rl_config.verifier_function", "rl_config.verifier_weight"),
+    *("generate_config.sampling_config", "data_config.order", "data_config.rewards"),
+    *("spool_config.publish_every", "spool_config.prompts_per_record"),
+)
+"""Keys that both jobs have to have alike."""
+
+
+def spool_of(config: RunConfig) -> Spool:
+    """Open the folder that joins the jobs.
+
+    Raises:
+        SpoolError: It cannot be made.
+    """
+    asked = config.spool_config
+    most = asked.max_records_mib
+    limits = SpoolLimits(
+        lease_seconds=asked.lease_seconds,
+        poll_seconds=asked.poll_seconds,
+        max_bytes=None if most is None else most << 20,
+    )
+    return Spool(Path(str(asked.folder)).resolve(), limits)
+
+
+def agreed(config: RunConfig, data: RunData) -> dict[str, Any]:
+    """Return what both jobs have to have alike."""
+    prompts = xxhash.xxh3_128()
+    for prompt in data.train.prompts:
+        prompts.update(f"{prompt.uid} {prompt.token_ids} {prompt.answer!r}\n".encode())
+    every = recorded_config(config)
+    keys = (key for key in every if any(f"{key}.".startswith(f"{each}.") for each in _AGREED))
+    return {
+        "version of mindrl": version("mindrl"),
+        "weights in actor_config.load": fingerprint(Path(config.actor_config.load)),
+        "prompts": prompts.hexdigest(),
+        **{key: every[key] for key in keys},
+    }
+
+
+def train_job(plan: RunPlan, platform: Platform, run_dir: Path) -> None:
+    """Train on what rollout jobs draw, to the last step.
+
+    Raises:
+        SpoolError: The spool is that of other jobs, or another train job is at it.
+        MindrlError: As `train`.
+    """
+    config, spool = plan.config, spool_of(plan.config)
+    commits = Commits(RunFolder(run_dir.resolve()).checkpoints)
+    with _part_of(spool, "train", "the train job") as leases:
+        spool.agree(agreed(config, read_data(config)))
+
+        def gathers(trainer: PolicyTrainer) -> SpoolGroups:
+            return SpoolGroups(
+                config=config,
+                reader=StepReader(
+                    spool=spool,
+                    leases=leases,
+                    parts=records_per_step(config),
+                    tell=trainer.run_log.warn,
+                    waits=config.spool_config.waits,
+                ),
+                answering=trainer.answering,
+                committed=lambda: max(commits.steps(), default=0),
+            )
+
+        train(plan, platform, run_dir, gathers=gathers)
+        last = config.megatron_training.train_iters
+        spool.note(HowFar(gathering=last, confirmed=last, done=True))
+        spool.records.forget(last)
+
+
+def rollout_job(plan: RunPlan, platform: Platform, run_dir: Path) -> None:
+    """Draw and rate what the train job trains on, until it is done.
+
+    Raises:
+        SpoolError: The spool is that of other jobs.
+        MindrlError: Workers or rewards fail.
+    """
+    config, folder = plan.config, RunFolder(run_dir.resolve())
+    spool = spool_of(config)
+    configure_logging(folder.logs / "driver.log", level=logging.INFO)
+    with _part_of(spool, spool.rollout_name(folder.root), "a rollout job") as leases:
+        data = read_data(config)
+        say(*data_lines(data))
+        for trial in reward_trials(config, data):
+            try_rewards(*trial, timeout_seconds=config.rl_config.verifier_timeout)
+        spool.agree(agreed(config, data))
+        console = StepConsole(config.megatron_training.train_iters)
+        files = RunFiles(folder, {"actor": folder.root / "model"}, console)
+        duties = Duties(
+            spool=spool,
+            leases=leases,
+            steps=config.megatron_training.train_iters,
+            parts=records_per_step(config),
+            version_of=partial(version_of, config),
+        )
+        with interrupts_unwrapped(), console:
+            _roll_out(Attempts(plan, platform, data, files), duties)
+
+
+def _roll_out(attempts: Attempts, duties: Duties) -> None:
+    """Draw what there is, with new workers where some are lost."""
+    files = attempts.files
+    restarts = Restarts(
+        most=attempts.plan.config.rl_config.max_restarts,
+        path=files.folder.faults,
+        tell=files.console.note,
+        behind=0,
+    )
+    records, is_lost = Counter[str](), True
+    while is_lost:
+        run_log = files.open(attempts.plan.config, None)
+        try:
+            is_lost = _attempt(attempts, duties, run_log, records)
+        except WorkerDiedError as error:
+            if not attempts.has_begun:
+                raise
+            # Whoever writes records gets on, as with a checkpoint.
+            restarts.after(error, records["written"], behind=records["written"])
+        finally:
+            run_log.close()
+
+
+def _attempt(attempts: Attempts, duties: Duties, run_log: RunLog, records: Counter[str]) -> bool:
+    """Draw until there is no more to draw; returns False, for no worker is lost then."""
+    tell = attempts.files.console.note
+    with attempts.once(None, run_log) as trainer:
+        loop = SpoolRollouts(duties=duties, trainer=trainer, tell=tell, records=records)
+        with stop_requests(attempts.plan.config.rl_config.grace_seconds) as heed:
+            loop.run(heed)
+    run_log.summary.status = "completed"
+    return False
+
+
+@contextmanager
+def _part_of(spool: Spool, name: str, what: str) -> Iterator[Leases]:
+    """Take part in a spool, as the only job of a name.
+
+    Raises:
+        SpoolError: Another has the name.
+    """
+    with spool.leases(what) as leases:
+        if (other := leases.take(name)) is not None:
+            raise SpoolError(f"{spool.root} has this job already: {other}")
+        yield leases

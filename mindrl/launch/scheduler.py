@@ -1,0 +1,172 @@
+"""The scheduler of two jobs: starts, watches and restarts them; knows no group and no weight."""
+
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from os import killpg
+from pathlib import Path
+from signal import SIGKILL, SIGTERM
+
+from mindrl.errors import ClusterError, StopRequestedError
+from mindrl.observability.logs import tail
+from mindrl.spool.folder import Spool
+from mindrl.spool.leases import Leases
+
+_CANNOT_RUN = 2
+_ENDED = (0, 130)
+"""Exit codes of a job that ended as it was asked to."""
+
+
+@dataclass(kw_only=True)
+class Job:
+    """One of the jobs, as a program."""
+
+    name: str
+    lease: str
+    """That it has while it lives, whoever has started it."""
+    command: Sequence[str]
+    log: Path
+    process: subprocess.Popen[bytes] | None = None
+    starts: int = 0
+    """In a row, without anything new in the spool."""
+
+    def start(self) -> None:
+        """Start it, in a session of its own: it outlives its scheduler."""
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self.command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+    def code(self) -> int | None:
+        """Return how it ended; None where it runs, or was not started here."""
+        return None if self.process is None else self.process.poll()
+
+    @property
+    def runs(self) -> bool:
+        """Whether it was started here, and has not ended."""
+        return self.process is not None and self.process.poll() is None
+
+    def end(self, grace_seconds: float) -> None:
+        """End it, with all that it has started."""
+        if self.process is None or not self.runs:
+            return
+        self.process.send_signal(SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(grace_seconds)
+        with suppress(ProcessLookupError):
+            killpg(self.process.pid, SIGKILL)
+        self.process.wait()
+
+
+@dataclass(kw_only=True)
+class Scheduler:
+    """Has all jobs run until the train job is done."""
+
+    spool: Spool
+    leases: Leases
+    jobs: Mapping[str, Job]
+    """The train job, `train`, and the rollout jobs."""
+    most_starts: int
+    """Of a job in a row, without anything new in the spool."""
+    tell: Callable[[str], None]
+    _known: dict[str, object] = field(default_factory=dict)
+    _said: str = ""
+
+    def run(self, heed: Callable[[], None]) -> None:
+        """Have them run side by side.
+
+        Raises:
+            StopRequestedError: It was asked for, and the jobs have been told.
+            ClusterError: A job cannot run, or ends again and again.
+        """
+        while not self._is_over():
+            self._heed(heed)
+            for job in self.jobs.values():
+                self._keep(job)
+            self.show()
+            time.sleep(self.spool.limits.poll_seconds)
+
+    def run_in_turns(self, heed: Callable[[], None]) -> None:
+        """Have one run behind the other, each for as long as it need not wait. Raises as `run`."""
+        while not self.spool.progress().done:
+            before = self._state()
+            for job in sorted(self.jobs.values(), key=lambda job: job.name == "train"):
+                while self._keep(job, in_turns=True):
+                    self._heed(heed)
+                    self.show()
+                    time.sleep(self.spool.limits.poll_seconds)
+            if self._state() == before:
+                raise ClusterError(
+                    f"{self.spool.root}: each job had its turn, and nothing has come of it; their "
+                    f"output lies in {', '.join(str(job.log) for job in self.jobs.values())}"
+                )
+
+    def show(self) -> None:
+        """Say how far the jobs are, where that is new."""
+        far, there = self.spool.progress(), self.spool.records.places()
+        alive = ", ".join(job.name for job in self.jobs.values() if self._lives(job)) or "none"
+        newest = max(self.spool.weights.versions(), default="none")
+        ahead = f", up to step {there[-1].step}" if there else ""
+        said = (
+            f"train: at step {far.gathering}, saved {far.confirmed} | weights: {newest} | "
+            f"records: {len(there)}{ahead} | alive: {alive}"
+        )
+        if said != self._said:
+            self._said = said
+            self.tell(said)
+
+    def end(self, grace_seconds: float) -> None:
+        """End what was started here and still runs."""
+        for job in self.jobs.values():
+            job.end(grace_seconds)
+
+    def wait(self, seconds: float) -> None:
+        """Wait until all jobs have ended by themselves, for some time."""
+        deadline = time.monotonic() + seconds
+        while any(map(self._lives, self.jobs.values())) and time.monotonic() < deadline:
+            self.show()
+            time.sleep(self.spool.limits.poll_seconds)
+
+    def _heed(self, heed: Callable[[], None]) -> None:
+        try:
+            heed()
+            self.spool.heed()
+        except StopRequestedError:
+            self.spool.send("stop")
+            raise
+
+    def _is_over(self) -> bool:
+        return self.spool.progress().done and not any(job.runs for job in self.jobs.values())
+
+    def _lives(self, job: Job) -> bool:
+        return job.runs or bool(self.leases.living(job.lease))
+
+    def _keep(self, job: Job, *, in_turns: bool = False) -> bool:
+        """Start a job that does not run and should; says whether it runs.
+
+        One that another scheduler started lives as long as it has its lease.
+        """
+        if self._lives(job):
+            return True
+        code, job.process = job.code(), None
+        if self.spool.progress().done or (in_turns and code in _ENDED):
+            return False
+        if code == _CANNOT_RUN:
+            raise ClusterError(f"{job.name} cannot run:\n{tail(job.log, lines=20)}")
+        state = self._state()
+        job.starts = job.starts + 1 if self._known.get(job.name) == state else 1
+        self._known[job.name] = state
+        if job.starts > self.most_starts:
+            raise ClusterError(
+                f"{job.name} was started {self.most_starts} times in a row, and nothing has come "
+                f"of it; its last lines, of {job.log}:\n{tail(job.log, lines=20)}"
+            )
+        self.tell(f"starting {job.name}" + (f", which ended with {code}" if code else ""))
+        job.start()
+        return True
+
+    def _state(self) -> object:
+        spool = self.spool
+        return spool.progress(), tuple(spool.records.places()), tuple(spool.weights.versions())

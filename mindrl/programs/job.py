@@ -1,0 +1,57 @@
+"""Two jobs that a folder joins, and their scheduler: `python cli/job.py`."""
+
+import sys
+from pathlib import Path
+from typing import Literal
+
+from mindrl.checkpoint.commits import CHECKPOINTS
+from mindrl.config.run import RunConfig, with_value
+from mindrl.platform.device import choose_platform
+from mindrl.platform.garbage import collect_again
+from mindrl.preflight.checks import check
+from mindrl.programs.schedule import schedule
+from mindrl.programs.train import require_engines, run_program
+
+_USAGE = """\
+usage: job.py train    spool_config.folder=SPOOL [--config-name NAME] [key=value ...]
+       job.py rollout  spool_config.folder=SPOOL [--config-name NAME] [key=value ...]
+       job.py schedule FOLDER [options] [key=value ...]
+
+train     learn from what rollout jobs draw, and put weights into the spool
+rollout   draw and rate with those weights; there may be several
+schedule  start both, watch them, start them again, stop them: job.py schedule --help
+
+The first two take the options of train_grpo.py, --help, --dry-run and --resume among them.
+"""
+
+
+def job(name: str = "job.py") -> int:
+    """Start one of the programs; returns the exit code."""
+    what = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    if what in ("train", "rollout"):
+        del sys.argv[1]
+        return _run("train" if what == "train" else "rollout")
+    if what == "schedule":
+        del sys.argv[1]
+        return schedule(f"{name} schedule")
+    asked_for_help = what in ("-h", "--help")
+    (sys.stdout if asked_for_help else sys.stderr).write(_USAGE)
+    return 0 if asked_for_help else 2
+
+
+def _run(kind: Literal["train", "rollout"]) -> int:
+    def of_job(config: RunConfig) -> RunConfig:
+        changed: RunConfig = with_value(config, "spool_config.job", kind)
+        return changed
+
+    def start(config: RunConfig, run_dir: Path) -> None:
+        require_engines(config)
+        platform = choose_platform(config.rl_config.device)
+        plan = check(config, platform, goes_on=(run_dir / CHECKPOINTS).is_dir())
+        # Imported late: it brings torch and Ray along, and a refusal costs what a check does.
+        from mindrl.launch.jobs import rollout_job, train_job  # noqa: PLC0415
+
+        collect_again()
+        (train_job if kind == "train" else rollout_job)(plan, platform, run_dir)
+
+    return run_program(start, default_config="grpo_tiny_cpu", has_critic=None, of_program=of_job)

@@ -1,0 +1,121 @@
+"""Steps that train on what a rollout job has drawn; a spool joins the two."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mindrl.batch.prompts import Prompt, sample_numbers
+from mindrl.config.halves import version_of
+from mindrl.config.run import RunConfig
+from mindrl.errors import OutputError, SpoolError
+from mindrl.observability.metrics import Metrics
+from mindrl.spool.reader import StepReader
+from mindrl.spool.records import Record
+from mindrl.spool.weights import Weights
+from mindrl.trainer.gathering import Answering, Gathered
+from mindrl.trainer.reward_manager import RatedBatch
+from mindrl.trainer.rollout_files import unpacked
+
+
+@dataclass(kw_only=True)
+class SpoolGroups:
+    """Takes the records of each step from a spool, and puts the weights that draw others into it.
+
+    Rules have rated them on the other side; a reward model and the penalty of length come here.
+    """
+
+    config: RunConfig
+    reader: StepReader
+    answering: Answering
+    committed: Callable[[], int]
+    """The last step that a checkpoint on the disk holds."""
+    heed: Callable[[], None] = lambda: None
+    """Raises where the run is to end."""
+    ready: bool = False
+    """The weights that the run goes on from are in the spool."""
+
+    def gather(self, step: int, heed: Callable[[], None]) -> Gathered:
+        """Wait for the records of a step."""
+        self.heed = heed
+        if not self.ready:
+            self.learned(step - 1)
+            self.ready = True
+        self.confirm(self.committed())
+        weights, prompts = self._weights(step), step_prompts(self.answering, step)
+        ids = responses_of(prompts, self.answering.sampling.samples_per_prompt)
+        with self.answering.rewards.timer("rollout"):
+            records = self.reader.take(step, ids, weights.name, heed)
+        batch, age = self._batch(records), step - 1 - weights.version
+        rollouts = batch.rollouts
+        if age:
+            tokens = int(rollouts.response_mask_BT.sum())
+            rollouts = rollouts.with_ages(torch.full((tokens,), age))
+        rating = self.answering.rewards.compute(
+            batch.prompts, rollouts, blocking=True, known=batch.rewarded
+        )
+        metrics = {
+            "staleness/mean": float(age),
+            "staleness/max": float(age),
+            "spool/records_bytes": float(self.reader.spool.records.nbytes()),
+        }
+        return Gathered(prompts=batch.prompts, rollouts=rollouts, rating=rating, metrics=metrics)
+
+    def learned(self, step: int) -> Metrics:
+        """Put the weights behind a step into the spool, where they are to be published.
+
+        Where the disk is full this waits until there is room.
+        """
+        if step % self.config.spool_config.publish_every:
+            return {}
+        began, spool, told = time.perf_counter(), self.reader.spool, set[str]()
+        while True:
+            try:
+                spool.weights.publish(step, self._export)
+                return {"seconds/publish": time.perf_counter() - began}
+            except (OSError, OutputError) as error:
+                if str(error) not in told:
+                    self.reader.tell(f"{error}; this job tries again until it can")
+                told.add(str(error))
+            spool.wait(self.heed)
+
+    def confirm(self, step: int) -> None:
+        """Let go of what nobody needs once a checkpoint holds a step."""
+        self.reader.confirm(step, version_of(self.config, step + 1))
+
+    def state(self, step: int) -> dict[str, Any]:  # noqa: ARG002
+        """Return nothing: what a step trains on follows from its number."""
+        return {}
+
+    def resume(self, step: int, state: Mapping[str, Any]) -> None:
+        """Do nothing."""
+
+    def _export(self, folder: Path) -> None:
+        # No date and no commit: equal weights are equal files.
+        self.answering.workers.export("actor", folder, {})
+
+    def _weights(self, step: int) -> Weights:
+        version, folders = version_of(self.config, step), self.reader.spool.weights
+        if (found := folders.find(version)) is None:
+            raise SpoolError(
+                f"{folders.root} has no weights behind step {version}, which draw step {step}: "
+                "another run has used this spool, or they were removed"
+            )
+        return found
+
+    def _batch(self, records: Sequence[Record]) -> RatedBatch:
+        return RatedBatch.joined([unpacked(record.content) for record in records])
+
+
+def step_prompts(answering: Answering, step: int) -> list[Prompt]:
+    """Return the prompts of a step, in order."""
+    return answering.draw((step - 1) * answering.per_step, answering.per_step)
+
+
+def responses_of(prompts: Sequence[Prompt], samples: int) -> list[tuple[int, int]]:
+    """Return the number of each response's prompt, and of its sample, in a whole step."""
+    uids = [prompt.uid for prompt in prompts for _ in range(samples)]
+    return [*zip(uids, sample_numbers(uids), strict=True)]

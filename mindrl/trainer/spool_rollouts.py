@@ -1,0 +1,113 @@
+"""What a rollout job does: it draws and rates the parts of steps, and puts them into the spool."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from mindrl.errors import ModelError
+from mindrl.observability.metrics import merge
+from mindrl.spool.duties import Duties, Duty
+from mindrl.spool.files import when_there_is_room
+from mindrl.spool.folder import Spool
+from mindrl.spool.records import Record
+from mindrl.spool.weights import Weights
+from mindrl.trainer.gathering import Gathered
+from mindrl.trainer.policy_trainer import PolicyTrainer
+from mindrl.trainer.reward_manager import RatedBatch
+from mindrl.trainer.rollout_files import packed
+from mindrl.trainer.spool_groups import responses_of, step_prompts
+
+
+@dataclass(kw_only=True)
+class SpoolRollouts:
+    """Goes on until the train job is done, or it is told to end."""
+
+    duties: Duties
+    trainer: PolicyTrainer
+    """Of a run that does not learn: its engines, its prompts in their order, its rewards."""
+    tell: Callable[[str], None]
+    records: Counter[str]
+    """That have been `written`."""
+    weights: Weights | None = None
+    """That the engines have."""
+
+    @property
+    def spool(self) -> Spool:
+        """What joins this job and the one that trains."""
+        return self.duties.spool
+
+    def run(self, heed: Callable[[], None]) -> None:
+        """Draw part after part.
+
+        Raises:
+            StopRequestedError: The job was asked to stop.
+            MindrlError: Workers or rewards fail.
+        """
+        spool, said = self.spool, ""
+        while not spool.progress().done and not spool.heard("drain"):
+            heed()
+            spool.heed()
+            duty = self.duties.take()
+            if duty is not None:
+                self._do(duty, heed)
+                continue
+            if not self.trainer.config.spool_config.waits:
+                return
+            if self.duties.why_none != said:
+                said = self.duties.why_none
+                self.tell(said)
+            spool.wait(heed)
+
+    def _do(self, duty: Duty, heed: Callable[[], None]) -> None:
+        try:
+            if self._load(duty.weights):
+                record = self._drawn(duty)
+                write = partial(self.spool.records.put, record)
+                when_there_is_room(write, self.tell, partial(self.spool.wait, heed))
+                self.records["written"] += 1
+        finally:
+            self.duties.finish(duty)
+
+    def _load(self, weights: Weights) -> bool:
+        """Give the engines weights; says False where they have just been replaced or forgotten."""
+        if self.weights is not None and self.weights.folder == weights.folder:
+            return True
+        self.weights = None
+        try:
+            if self.trainer.config.generate_config.verify_weights != "off":
+                weights.verify()
+            self.trainer.workers.load_weights(Path(weights.folder), weights.version)
+        except (OSError, ModelError):
+            if self.spool.weights.find(weights.version) == weights:
+                raise
+            return False
+        self.weights = weights
+        return True
+
+    def _drawn(self, duty: Duty) -> Record:
+        trainer, place = self.trainer, duty.place
+        answering = trainer.answering
+        prompts, count = step_prompts(answering, place.step), answering.sampling.samples_per_prompt
+        size = len(prompts) // self.duties.parts
+        first, end = place.part * size, (place.part + 1) * size
+        asked = prompts[first:end]
+        with trainer.timer("step"):
+            rollouts = answering.roll_out(asked, place.step, prompts[:first])
+            rating = trainer.rewards.compute(asked, rollouts, blocking=True)
+            gathered = Gathered(prompts=asked, rollouts=rollouts, rating=rating)
+            metrics, rewarded = trainer.rate(place.step, gathered)
+        batch = RatedBatch(prompts=asked, rollouts=rollouts, rewarded=rewarded)
+        spent = merge(trainer.timer.flush(), trainer.workers.flush_metrics())
+        spent |= {"spool/part": float(place.part), "spool/weights": float(duty.weights.version)}
+        rate = metrics["rollout/response_tokens"] / spent["seconds/step"]
+        spent["throughput/response_tokens_per_second"] = rate
+        samples = batch.samples(range(min(len(rollouts), trainer.rl.log_samples)))
+        trainer.run_log.step(place.step, metrics | spent, samples)
+        return Record(
+            place=place,
+            weights=duty.weights.name,
+            ids=tuple(responses_of(prompts, count)[first * count : end * count]),
+            content=packed(place.step, batch),
+        )

@@ -1,0 +1,172 @@
+"""Two jobs and their scheduler, with real models: killed at random, each response trained once."""
+
+import os
+import random
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+from program import CHECKOUT, start_program
+
+from mindrl.checkpoint.commits import checksum_of
+from mindrl.spool.folder import Spool
+
+pytestmark = pytest.mark.e2e
+
+PROMPTS, SAMPLES = 8, 8
+ASKED = (
+    f"megatron_training.global_batch_size={PROMPTS}",
+    f"rl_config.mini_batch_size={PROMPTS}",
+    "megatron_training.test_data_path=null",
+    "megatron_training.save_interval=1",
+    "rl_config.actor_resource.num_npus=1",
+    "rl_config.test_freq=0",
+)
+
+
+@dataclass
+class TwoJobs:
+    """A scheduler with its jobs."""
+
+    folder: Path
+    steps: int
+    asked: tuple[str, ...]
+    process: subprocess.Popen[str] | None = None
+
+    @property
+    def spool(self) -> Spool:
+        return Spool(self.folder / "spool")
+
+    def start(self, *options: str) -> None:
+        """Start the scheduler, or one in the place of a killed one."""
+        keeps = [
+            f"megatron_training.{key}={self.steps}" for key in ("train_iters", "keep_rollouts")
+        ]
+        command = [sys.executable, "cli/job.py", "schedule", str(self.folder), *options]
+        self.folder.mkdir(exist_ok=True)
+        with (self.folder / "scheduler.txt").open("a") as log:
+            self.process = subprocess.Popen(
+                [*command, *ASKED, *keeps, *self.asked],
+                cwd=CHECKOUT,
+                env=os.environ | {"COLUMNS": "200"},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+
+    def kill(self, lease: str) -> bool:
+        """Kill whoever has a lease, by its number alone; says whether anybody had."""
+        holders = self.spool.leases("a test").living(lease)
+        for holder in holders:
+            psutil.Process(holder.pid).kill()
+        return bool(holders)
+
+    def wait_for(self, what: str, seconds: float = 300) -> None:
+        """Wait until the scheduler has said something."""
+        deadline = time.monotonic() + seconds
+        while what not in self.text():
+            assert time.monotonic() < deadline, self.text()
+            time.sleep(0.1)
+
+    def finish(self, seconds: float = 900) -> None:
+        assert self.process is not None
+        assert self.process.wait(timeout=seconds) == 0, self.text()
+
+    def text(self) -> str:
+        files = ("scheduler", "train", "rollout-0")
+        paths = [self.folder / f"{name}.txt" for name in files]
+        return "\n".join(path.read_text() for path in paths if path.exists())
+
+    def trained(self) -> list[tuple[int, int, int]]:
+        """Return step, prompt and sample of each response that was trained on."""
+        tables = [
+            pq.read_table(path) for path in sorted((self.folder / "train/rollouts").iterdir())
+        ]
+        rows = [row for table in tables for row in table.to_pylist()]
+        return [(row["step"], row["uid"], row["sample"]) for row in rows]
+
+    def weights(self) -> str:
+        return checksum_of(self.folder / "train/model/model.safetensors")
+
+
+def two_jobs(folder: Path, model: Path, steps: int, *asked: str) -> TwoJobs:
+    return TwoJobs(folder, steps, (f"actor_config.load={model}", *asked))
+
+
+def require_alike(found: TwoJobs, undisturbed: TwoJobs) -> None:
+    """Each response is in the weights once, and the weights are those that nobody disturbed."""
+    ids = found.trained()
+    assert len(ids) == len({*ids}) == found.steps * PROMPTS * SAMPLES
+    assert ids == undisturbed.trained()
+    assert found.weights() == undisturbed.weights()
+    assert found.spool.records.places() == []
+
+
+def test_killed_jobs_and_a_killed_scheduler_train_each_response_once_and_the_same_weights(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    whole = two_jobs(tmp_path / "whole", tiny_model, 3, "spool_config.prompts_per_record=4")
+    whole.start()
+    whole.finish()
+    found = two_jobs(tmp_path / "found", tiny_model, 3, "spool_config.prompts_per_record=4")
+    found.start()
+    found.wait_for("records: 1")
+    assert found.kill("rollout")
+    found.wait_for("saved 1")
+    assert found.kill("train")
+    assert found.kill("scheduler")
+    assert found.process is not None
+    found.process.wait()
+    found.start()
+    found.finish()
+    require_alike(found, whole)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+def test_20_random_kills_change_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    chance, steps = random.Random(3), 30
+    asked = ("spool_config.prompts_per_record=2", "rl_config.max_staleness=2")
+    whole = two_jobs(tmp_path / "whole", tiny_model, steps, *asked)
+    whole.start()
+    whole.finish()
+    found = two_jobs(tmp_path / "found", tiny_model, steps, *asked)
+    found.start("--max-starts", "20")
+    kills = 0
+    while kills < 20 and not found.spool.progress().done:
+        time.sleep(chance.uniform(5, 40))
+        for lease in chance.choice([["train"], ["rollout"], ["train", "rollout"], ["scheduler"]]):
+            kills += found.kill(lease)
+        assert found.process is not None
+        if found.process.poll() is not None:
+            found.start("--max-starts", "20")
+    assert kills >= 20
+    found.finish(1800)
+    require_alike(found, whole)
+
+
+@pytest.mark.nightly
+def test_in_turns_with_no_staleness_it_is_the_run_of_one_job(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """One record a step, drawn by the newest weights: what a run on shared devices does."""
+    found = two_jobs(tmp_path / "found", tiny_model, 2, "rl_config.max_staleness=0")
+    found.start("--in-turns")
+    found.finish()
+    keeps = ("megatron_training.train_iters=2", "megatron_training.keep_rollouts=2")
+    model = f"actor_config.load={tiny_model}"
+    whole = start_program(tmp_path / "whole", [model, *ASKED, *keeps])
+    assert whole.process.wait(timeout=600) == 0, whole.text()
+    for step in (1, 2):
+        name = f"rollouts/step-0000000{step}.parquet"
+        ours, theirs = (
+            pq.read_table(each / name) for each in (found.folder / "train", whole.folder)
+        )
+        assert ours.equals(theirs)
+    assert found.weights() == checksum_of(whole.folder / "model/model.safetensors")

@@ -1,0 +1,212 @@
+"""A train job and a rollout job over one spool, with roles that answer from memory."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from memory_roles import PROMPTS, MemoryRoles, config, data, lines, rewards, run_log
+
+from mindrl.config.finding import Finding
+from mindrl.config.halves import records_per_step, version_of
+from mindrl.config.run import RunConfig, with_value
+from mindrl.config.spool import SpoolConfig
+from mindrl.config.spool_rules import spool_findings
+from mindrl.config.validate import findings
+from mindrl.errors import OutputError, SpoolError, StopRequestedError
+from mindrl.spool.duties import Duties
+from mindrl.spool.folder import HowFar, Spool, SpoolLimits
+from mindrl.spool.reader import StepReader
+from mindrl.trainer.policy_trainer import PolicyTrainer
+from mindrl.trainer.rollout_files import unpacked
+from mindrl.trainer.spool_groups import SpoolGroups
+from mindrl.trainer.spool_rollouts import SpoolRollouts
+
+STEPS = 4
+LIMITS = SpoolLimits(poll_seconds=0.01)
+
+
+def nothing() -> None:
+    """Heed nothing."""
+
+
+def of_job(job: str, **changes: object) -> RunConfig:
+    spool = SpoolConfig(
+        folder="there",
+        job=job,
+        publish_every=changes.pop("publish_every", 1),
+        prompts_per_record=changes.pop("prompts_per_record", None),
+    )
+    return with_value(config(train_iters=STEPS, **changes), "spool_config", spool)
+
+
+class SpoolRoles(MemoryRoles):
+    """Roles whose engines take weights from folders."""
+
+    def __init__(self) -> None:
+        super().__init__(gap=0.01)
+        self.loaded: list[int] = []
+
+    def export(self, role: str, folder: Path, record: object) -> None:
+        """Write how often has been learned."""
+        del record
+        if folder.name == "model":
+            return
+        assert role == "actor"
+        folder.mkdir()
+        (folder / "model.safetensors").write_text(str(self.calls.count("update")))
+
+    def load_weights(self, folder: Path, version: int) -> None:
+        assert (folder / "model.safetensors").exists()
+        self.loaded.append(version)
+
+
+def trainer_of(root: Path, chosen: RunConfig) -> tuple[PolicyTrainer, SpoolRoles]:
+    roles = SpoolRoles()
+    log = run_log(root, STEPS)
+    return PolicyTrainer(chosen, data(), roles, rewards(roles), log, max_logprob_gap=0.1), roles
+
+
+def groups_of(
+    trainer: PolicyTrainer, spool: Spool, committed: Callable[[], int] = lambda: 0
+) -> SpoolGroups:
+    reader = StepReader(
+        spool=spool,
+        leases=spool.leases("the train job"),
+        parts=records_per_step(trainer.config),
+        tell=trainer.run_log.warn,
+    )
+    return SpoolGroups(
+        config=trainer.config, reader=reader, answering=trainer.answering, committed=committed
+    )
+
+
+def rollouts_of(root: Path, spool: Spool, chosen: RunConfig) -> tuple[SpoolRollouts, SpoolRoles]:
+    trainer, roles = trainer_of(root, chosen)
+    duties = Duties(
+        spool=spool,
+        leases=spool.leases("a rollout job"),
+        steps=STEPS,
+        parts=records_per_step(chosen),
+        version_of=lambda step: version_of(chosen, step),
+    )
+    written = Counter[str]()
+    return SpoolRollouts(
+        duties=duties, trainer=trainer, tell=lambda _: None, records=written
+    ), roles
+
+
+def test_both_jobs_go_through_all_steps_and_a_response_is_as_old_as_its_weights(
+    tmp_path: Path,
+) -> None:
+    spool, changes = Spool(tmp_path / "spool", LIMITS), {"prompts_per_record": 1}
+    trainer, learning = trainer_of(tmp_path / "train", of_job("train", **changes))
+    trainer.gathering = groups_of(trainer, spool)
+    loop, drawing = rollouts_of(tmp_path / "rollout", spool, of_job("rollout", **changes))
+    other = Thread(target=loop.run, args=(nothing,))
+    other.start()
+    trainer.run()
+    spool.note(HowFar(done=True))
+    other.join()
+    assert "generate" not in learning.calls
+    assert "score" not in learning.calls
+    assert set(drawing.calls) == {"generate", "score", "flush"}
+    # Two steps with the first weights, for the train job may be one behind.
+    assert drawing.loaded == [0, 1, 2]
+    assert [step for _, _, step in drawing.asked] == [1, 1, 2, 2, 3, 3, 4, 4]
+    assert loop.records == {"written": 8}
+    rows = lines(tmp_path / "train/metrics.jsonl")
+    assert [row["staleness/max"] for row in rows] == [0.0, 1.0, 1.0, 1.0]
+    assert "logprob_gap/mean" in rows[0]
+    assert "drift/mean" in rows[1]
+
+
+def test_the_weights_of_a_step_follow_from_its_number_alone() -> None:
+    for staleness, every, versions in (
+        (0, 1, [0, 1, 2, 3, 4, 5]),
+        (1, 1, [0, 0, 1, 2, 3, 4]),
+        (2, 1, [0, 0, 0, 1, 2, 3]),
+        (1, 2, [0, 0, 2, 2, 4, 4]),
+        (3, 2, [0, 0, 0, 0, 2, 2]),
+    ):
+        chosen = of_job("train", max_staleness=staleness, publish_every=every)
+        assert [version_of(chosen, step) for step in range(1, 7)] == versions
+        ages = [step - 1 - version_of(chosen, step) for step in range(1, 100)]
+        assert max(ages) == staleness
+
+
+def test_records_hold_the_parts_of_a_step_in_order(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "spool", LIMITS)
+    chosen = of_job("rollout", prompts_per_record=1)
+    loop, roles = rollouts_of(tmp_path / "rollout", spool, chosen)
+    spool.weights.publish(0, lambda folder: roles.export("actor", folder, {}))
+    loop.run(lambda: spool.send("drain") if loop.records["written"] == 2 else None)
+    first, second = (spool.records.read(place) for place in spool.records.places()[:2])
+    order = [PROMPTS[index].uid for index in loop.trainer.order.indices(0, 2)]
+    assert first.ids == ((order[0], 0), (order[0], 1))
+    assert second.ids == ((order[1], 0), (order[1], 1))
+    batch = unpacked(second.content)
+    assert batch.rewarded.responses == ["20 30", "20 31"]
+    assert batch.rewarded.scores.rewards == (0.0, 1.0)
+    assert batch.prompts[0].uid == order[1]
+
+
+def test_weights_are_tried_again_where_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    spool = Spool(tmp_path / "spool", LIMITS)
+    trainer, roles = trainer_of(tmp_path / "train", of_job("train"))
+    groups, export, tries = groups_of(trainer, spool), roles.export, []
+
+    def full(role: str, folder: Path, record: object) -> None:
+        tries.append(folder)
+        if len(tries) < 4:
+            raise OutputError("the model could not be exported: No space left on device")
+        export(role, folder, record)
+
+    monkeypatch.setattr(roles, "export", full)
+    assert groups.learned(1).keys() == {"seconds/publish"}
+    assert (len(tries), spool.weights.versions()) == (4, [1])
+    (told,) = (record.message for record in caplog.records)
+    assert told.endswith("No space left on device; this job tries again until it can")
+    tries.clear()
+    spool.send("stop")
+    with pytest.raises(StopRequestedError):
+        groups.learned(2)
+
+
+def test_what_a_checkpoint_holds_is_forgotten_and_weights_that_are_gone_are_named(
+    tmp_path: Path,
+) -> None:
+    spool = Spool(tmp_path / "spool", LIMITS)
+    trainer, roles = trainer_of(tmp_path / "train", of_job("train"))
+    groups = groups_of(trainer, spool)
+    for version in range(4):
+        spool.weights.publish(version, lambda folder: roles.export("actor", folder, {}))
+    groups.confirm(3)
+    # Step 4 is the next that could be drawn again: by the weights behind step 2.
+    assert spool.weights.versions() == [2, 3]
+    assert spool.progress().confirmed == 3
+    with pytest.raises(SpoolError, match=r"no weights behind step 0, which draw step 2"):
+        groups.gather(2, nothing)
+
+
+def test_what_does_not_go_with_two_jobs_is_named() -> None:
+    def found(job: str, **changes: object) -> list[Finding]:
+        return [*spool_findings(of_job(job, **{"save_interval": 1, **changes}))]
+
+    assert [*map(str, found("train"))] == []
+    (one,) = found("train", publish_every=3, max_staleness=1)
+    assert str(one).startswith("spool_config.publish_every=3 must be at most rl_config.max_stale")
+    assert one.legal == (2,)
+    (one,) = found("rollout", partial_rollout=True)
+    assert str(one).startswith("rl_config.partial_rollout=true: a job that rolls out knows")
+    (one,) = found("train", on_save_failure="skip")
+    assert str(one).startswith("megatron_training.on_save_failure=skip: records stay")
+    (one,) = found("train", save_interval=0)
+    assert str(one).startswith("megatron_training.save_interval=0 must be 1 or more: records stay")
+    lone = with_value(of_job("train", save_interval=1), "spool_config.job", None)
+    assert [each.field for each in findings(lone) if each in spool_findings(lone)] == [
+        "spool_config.folder"
+    ]

@@ -231,11 +231,6 @@ class Call:
         self.group, self.method, self.references, self.kind = group, method, references, kind
         self.limit = group.limits.of(kind)
 
-    def is_done(self) -> bool:
-        """Say whether all have answered, or have failed."""
-        count = len(self.references)
-        return len(ray.wait(self.references, num_returns=count, timeout=0)[0]) == count
-
     def wait(self) -> list[Any]:
         """Wait for all of them; returns what each says.
 

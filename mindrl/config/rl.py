@@ -323,7 +323,8 @@ class RLConfig:
     max_restarts: Count = 3
     """How often in a row a run that loses workers starts new ones and goes on from the same
     checkpoint; each new checkpoint counts from 0. 0, or `megatron_training.save_interval=0`, ends
-    the run with the first of them."""
+    the run with the first of them. Also how often in a row a rollout replica on devices of its own
+    is replaced, while the run goes on."""
     device_wait_seconds: Seconds = 3600
     """Longest wait for the devices that a restart needs; beyond it the run ends."""
 

@@ -108,7 +108,7 @@ def replay(
     configure_logging(folder.logs / "driver.log", level=logging.INFO)
     data, console = read_data(plan.config), StepConsole(plan.config.megatron_training.train_iters)
     attempts = Attempts(plan, platform, data, RunFiles(folder, {}, console))
-    console.note(f"starting {plan.config.world_size} worker(s), logs in {folder.logs}")
+    console.note(f"starting {plan.config.devices} worker(s), logs in {folder.logs}")
     # What a run log writes of this step is not of the run.
     with TemporaryDirectory() as scratch, interrupts_unwrapped(), console:
         summary = RunSummary(exports={"actor": Path(scratch, "model")})

@@ -38,7 +38,11 @@ def _other_family(other: OtherFamily, word: str) -> Iterator[Finding]:
     known = installed_architectures()
     if known is not None and other.architecture not in known:
         yield Finding(f"{word}: the vLLM here has no {other.architecture}", word)
-    if any(".experts." in name for name, _ in other.tensors):
+    # Some families stack them under names of their own; a stack of no experts is a convolution's.
+    if any(
+        ".experts." in name or (len(shape) > 2 and "conv" not in name)
+        for name, shape in other.tensors
+    ):
         # On a CPU vLLM puts experts in another order once, and would go on with the first ones.
         need = "experts, which vLLM may not load a second time; a family that mindrl knows can"
         yield Finding(f"{word}: {other.architecture} has {need}", word)

@@ -53,15 +53,30 @@ def test_a_critic_of_such_a_family_is_refused(
     assert str(finding).startswith("critic_config.load: ")
 
 
-def test_experts_are_refused(random_model_of: MakeModel, run_config: MakeConfig) -> None:
+@pytest.mark.parametrize(
+    ("name", "shape", "refused"),
+    [
+        ("mlp.experts.0.up_proj.weight", (8, 8), True),
+        ("block_sparse_moe.input_linear.weight", (4, 16, 8), True),
+        ("conv.weight", (8, 1, 4), False),
+    ],
+)
+def test_experts_are_refused_under_whatever_name(
+    name: str,
+    shape: tuple[int, ...],
+    refused: bool,
+    random_model_of: MakeModel,
+    run_config: MakeConfig,
+) -> None:
     config = run_config(random_model_of("stablelm"), FSDP)
     models, _ = describe_models(config)
     other = models["actor"].other
     assert other is not None
-    tensors = (*other.tensors, ("model.layers.0.mlp.experts.0.up_proj.weight", (8, 8)))
+    tensors = (*other.tensors, (f"model.layers.0.{name}", shape))
     mixture = replace(models["actor"], other=replace(other, tensors=tensors))
-    (found,) = rollout_findings(mixture, RolloutLayout(), {"model": "actor_config.load"})
-    assert str(found).startswith("actor_config.load: StableLmForCausalLM has experts")
+    found = rollout_findings(mixture, RolloutLayout(), {"model": "actor_config.load"})
+    said = "actor_config.load: StableLmForCausalLM has experts"
+    assert [str(each).startswith(said) for each in found] == [True] * refused
 
 
 def test_what_vllm_does_not_name_is_refused(

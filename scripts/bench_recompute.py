@@ -87,13 +87,20 @@ def pack_of(tokens: int) -> Pack[Sequences]:
     return Pack.of(source, rules)
 
 
-def network_of(model: ModelDescription, options: Mapping[str, Any], tokens: int) -> Network:
-    """Make a model with random weights, whole on this rank."""
-    layout = TrainLayout()
+def network_of(
+    model: ModelDescription,
+    options: Mapping[str, Any],
+    tokens: int,
+    *,
+    dp: int = 1,
+    bf16: bool = False,
+) -> Network:
+    """Make a model with random weights, over so many ranks."""
+    layout = TrainLayout(dp=dp)
     settings = EngineSettings(
         layout=layout,
         training=MegatronTrainingConfig(
-            train_iters=1, global_batch_size=1, seq_length=tokens, data_path="none", bf16=False
+            train_iters=1, global_batch_size=1, seq_length=tokens, data_path="none", bf16=bf16
         ),
         learning=LearningConfig(archon=ArchonConfig(**options)),
         device_type="cpu",
@@ -104,7 +111,7 @@ def network_of(model: ModelDescription, options: Mapping[str, Any], tokens: int)
     )
     torch.manual_seed(0)
     for parameter in made[0].parameters():
-        torch.nn.init.normal_(local(parameter.data), std=0.05)
+        torch.nn.init.normal_(local(parameter.data.to_local()), std=0.05)
     return made[0]
 
 

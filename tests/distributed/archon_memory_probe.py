@@ -4,16 +4,23 @@ import ctypes
 import sys
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from archon_probe import build
 from torch import Tensor, nn
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+from torch.utils._python_dispatch import TorchDispatchMode
 from training_messages import Case, Course
 from training_shares import share
 
-from mindrl.training.archon.shards import give_back
+from mindrl.training.archon.network import Network
+from mindrl.training.archon.shards import give_back, sharded
+from mindrl.training.packs import Pack
 
 
 class Saved:
@@ -75,8 +82,7 @@ def most_saved(cases: list[Case], course: Course) -> list[int]:
 
 def kept_of_layers(modes: list[str], layers: int, tokens: int) -> list[int]:
     """Return by how much a forward pass with gradients grows what the process has allocated."""
-    sys.path.append(str(Path(__file__).parents[2] / "scripts"))
-    bench, found = import_module("bench_recompute"), []
+    bench, found = _bench(), []
     for mode in modes:
         network = bench.network_of(bench.description(layers), bench.MODES[mode], tokens)
         pack = bench.pack_of(tokens)
@@ -87,6 +93,73 @@ def kept_of_layers(modes: list[str], layers: int, tokens: int) -> list[int]:
         hidden_1SH.sum().backward()
         give_back(network)
     return found
+
+
+class _Peak(TorchDispatchMode):
+    """The most that the process has allocated before and behind any operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = 0
+
+    def __torch_dispatch__(self, operation: Any, _: Any, given: Any = (), named: Any = None) -> Any:
+        self.most = max(self.most, _allocated())
+        made = operation(*given, **(named or {}))
+        self.most = max(self.most, _allocated())
+        return made
+
+
+class _Room:
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(size, dtype=dtype, device=device)
+
+
+class _Gather(_Room, AllGather):
+    """Takes this rank's rows for all: gloo copies, and lets go of that when its threads come to."""
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, **_: Any) -> None:
+        for part in output_tensor.view(group.size(), -1):
+            # This rank's own is there already.
+            if part.data_ptr() != input_tensor.data_ptr():
+                part.copy_(input_tensor)
+
+
+class _Reduce(_Room, ReduceScatter):
+    """Takes this rank's own gradients for all, as `_Gather` does."""
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, **_: Any) -> None:
+        output_tensor.copy_(input_tensor[: len(output_tensor)])
+
+
+def most_borrowed(vocabularies: list[int], bf16: bool, tokens: int) -> list[list[int]]:
+    """Return what a pass over few tokens needs at the most: one that reads, and one that learns."""
+    bench, found = _bench(), []
+    for vocabulary in vocabularies:
+        model = replace(bench.description(6), vocab_size=vocabulary)
+        network = bench.network_of(model, {}, tokens, dp=dist.get_world_size(), bf16=bf16)
+        for module in sharded(network):
+            module.set_custom_all_gather(_Gather())
+            module.set_custom_reduce_scatter(_Reduce())
+        pack = bench.pack_of(tokens)
+        # The first one makes room for what stays.
+        _, *most = (_most_of_a_pass(network, pack, learns=learns) for learns in (True, False, True))
+        found.append(most)
+    return found
+
+
+def _most_of_a_pass(network: Network, pack: Pack[Any], *, learns: bool) -> int:
+    before = _allocated()
+    with _Peak() as peak, torch.set_grad_enabled(learns):
+        hidden_1SH = network(pack.tokens_1S, pack)
+        if learns:
+            (hidden_1SH @ network.head_weight().T).logsumexp(-1).mean().backward()
+    give_back(network)
+    return peak.most - before
+
+
+def _bench() -> Any:
+    sys.path.append(str(Path(__file__).parents[2] / "scripts"))
+    return import_module("bench_recompute")
 
 
 class _Mallinfo(ctypes.Structure):

@@ -18,11 +18,12 @@ from mindrl.config.role import LearningConfig
 from mindrl.layouts.layout import TrainLayout
 from mindrl.memory.activations import Passes, update_estimate
 from mindrl.models.description import ModelDescription, read_description
+from mindrl.training.archon.state_bytes import archon_borrowed_bytes
 
 pytestmark = pytest.mark.distributed
 
 MakeModel = Callable[..., Path]
-TOKENS = 2048
+TOKENS, FEW = 2048, 16
 # What is kept of a layer, in units of the estimate: of whole layers it counts a rotation and a
 # copy of `up` that this engine does not keep.
 MODES_KEEP = {
@@ -86,3 +87,26 @@ def test_a_stage_keeps_as_many_chunks_at_a_time_as_are_estimated_however_many_pa
         layers = estimate(model, schedule, layout) / estimated - 1
         assert found[rank][index] / layer == pytest.approx(layers, rel=0.02), schedule
         assert layers == (5 if schedule is SCHEDULES["I1F1B"] else 4)
+
+
+@pytest.mark.parametrize("bf16", at_night_but([True], [False, True]))
+def test_two_ranks_borrow_what_is_estimated(bf16: bool, forked_workers: ForkedWorkers) -> None:
+    """Layers of 787,000 elements; outside of them 49,000, a million and 4.2 million."""
+    vocabularies = [96, 2048, 8192]
+    asked = vocabularies, bf16, FEW
+    found, _ = forked_workers.run("archon_memory_probe:most_borrowed", *asked, ranks=2)
+    for vocabulary, measured in zip(vocabularies, found, strict=True):
+        model = replace(description(6), vocab_size=vocabulary)
+        reading, learning = (
+            archon_borrowed_bytes(
+                model,
+                TrainLayout(dp=2),
+                "bfloat16" if bf16 else "float32",
+                head="vocabulary",
+                learns=learns,
+            )
+            for learns in (False, True)
+        )
+        assert measured[0] == pytest.approx(reading, rel=0.02)
+        # Activations of so few tokens come on top, where they are there at that moment.
+        assert 0 <= measured[1] - learning <= FEW * 6 * 23_000

@@ -31,29 +31,48 @@ def archon_borrowed_bytes(
 ) -> int:
     """Estimate the bytes of whole weights and gradients.
 
-    Whole is what a tensor-parallel rank has without FSDP, in the type of the products. At a time
-    there are the weights outside the layers and of two layers: one is computed, the next one comes;
-    who learns has gradients besides, of one layer at a time. In a pipeline the weights of all
-    layers of a stage stay for the pass, and their gradients, float32, for the step. On their way to
-    the ranks that keep them gradients of one unit are there once more, in float32.
+    Whole is what a tensor-parallel rank has without FSDP, in the type of the products. Who reads
+    has the weights outside the layers, those of a layer, the same as they came, and what came
+    before, which FSDP2 lets go of behind that. Who learns has, of a layer, weights, gradients and
+    the next weights as they come, and outside the layers weights and the head's gradient. Gradients
+    of a layer are on their way in float32 until the next one's are; at the end come those of all
+    outside the layers, with the ranks' own part of them beside and one more gradient not let go of.
+    In a pipeline the weights of all layers of a stage stay for the pass, and their gradients,
+    float32, for the step; on their way those of one unit are there once more.
     """
     sharding = archon_sharding(model, layout, fsdp_size=1, head=head)
     firsts: dict[int, int] = {}
     for rank, place in enumerate(layout.dense_order.coordinates):
         firsts.setdefault(place["pp"], rank)
-    stages = [_unit_sizes(model, layout, sharding.table(rank)) for rank in firsts.values()]
-    return max(_of_stage(units, layout, dtype, learns=learns) for units in stages)
+    return max(
+        _of_stage(model, sharding.table(rank), layout, dtype, learns=learns)
+        for rank in firsts.values()
+    )
 
 
-def _of_stage(units: Counter[str], layout: TrainLayout, dtype: DType, *, learns: bool) -> int:
-    root, size, wide = units.pop("", 0), ELEMENT_BYTES[dtype], ELEMENT_BYTES["float32"]
-    layers = sorted(units.values(), reverse=True)
-    travelling = max(root, *layers)
+def _of_stage(
+    model: ModelDescription,
+    table: ShardingTable,
+    layout: TrainLayout,
+    dtype: DType,
+    *,
+    learns: bool,
+) -> int:
+    units = _unit_sizes(model, layout, table)
+    size, wide = ELEMENT_BYTES[dtype], ELEMENT_BYTES["float32"]
+    root = units.pop("", 0)
+    layer, *others = sorted(units.values(), reverse=True)
     if layout.pp > 1:
-        whole = root + sum(layers)
-        return whole * size + learns * (whole + travelling) * wide
-    gradients = (root + layers[0]) * size + travelling * wide
-    return (root + sum(layers[:2])) * size + learns * gradients
+        whole = root + sum(units.values())
+        return whole * size + learns * (whole + max(root, layer)) * wide
+    reading = (root + max([root, *others[:1]]) + 2 * layer) * size
+    if not learns:
+        return reading
+    # Of the head, or of the embedding.
+    matrix = max(prod(each.shape) for name, each in table.items() if layer_of(name) is None)
+    of_layers = (root + matrix + 3 * layer) * size + layer * wide
+    at_end = matrix * size + (root + root // (layout.dp * layout.cp)) * wide
+    return max(reading, of_layers, at_end, 2 * root * size + layer * wide)
 
 
 def _unit_sizes(model: ModelDescription, layout: TrainLayout, table: ShardingTable) -> Counter[str]:

@@ -66,11 +66,22 @@ def test_the_last_of_three_ranks_has_fewer_rows_and_the_memory_of_as_many() -> N
     assert found == (of(first), of(first), of(last, padded=first - last))
 
 
-def test_whole_at_a_time_are_two_layers_and_what_lies_outside() -> None:
+def test_whole_at_a_time_are_a_layer_and_what_lies_outside_and_what_came_before() -> None:
     outside = EMBEDDING + NORM
     for layout in (TrainLayout(), TrainLayout(dp=4), TrainLayout(cp=2)):
-        assert borrowed(layout) == 2 * (outside + 2 * LAYER)
-        assert borrowed(layout, learns=True) == 2 * (2 * outside + 3 * LAYER) + 4 * LAYER
+        assert borrowed(layout) == 2 * (outside + LAYER + 2 * LAYER)
+        # Weights and gradients, the next layer, and gradients of the one before on their way.
+        learning = 2 * (outside + EMBEDDING + 3 * LAYER) + 4 * LAYER
+        assert borrowed(layout, learns=True) == learning
+
+
+def test_a_large_vocabulary_comes_before_the_first_layer_and_its_gradients_travel_last() -> None:
+    large = replace(TINY, vocab_size=1000)
+    outside = 8000 + NORM
+    for layout, ranks in ((TrainLayout(dp=4), 4), (TrainLayout(dp=2, cp=4), 8)):
+        assert borrowed(layout, large) == 2 * (2 * outside + 2 * LAYER)
+        learning = borrowed(layout, large, learns=True)
+        assert learning == 2 * 8000 + 4 * (outside + outside // ranks)
 
 
 def test_in_a_pipeline_all_layers_of_a_stage_stay_and_their_gradients_are_float32() -> None:
@@ -85,7 +96,7 @@ def test_in_a_pipeline_all_layers_of_a_stage_stay_and_their_gradients_are_float3
 def test_of_experts_a_rank_borrows_those_of_its_expert_parallel_rank(ep: int) -> None:
     experts, layout = 3 * 6 * 8, TrainLayout(dp=4, ep=ep)
     rest = LAYER - 3 * 96 + 4 * 8
-    assert borrowed(layout, MIXTURE) == 2 * (EMBEDDING + NORM + 2 * (rest + 4 * experts // ep))
+    assert borrowed(layout, MIXTURE) == 2 * (EMBEDDING + NORM + 3 * (rest + 4 * experts // ep))
     # It keeps one of the four, a quarter of the rest, and three of the ten rows of the embedding.
     (one, *_) = archon_trained_bytes(archon_sharding(MIXTURE, layout))
     assert one == of(3 * experts + (3 * rest + NORM) // 4 + 3 * 8)

@@ -107,6 +107,6 @@ def test_two_ranks_borrow_what_is_estimated(bf16: bool, forked_workers: ForkedWo
             )
             for learns in (False, True)
         )
-        assert measured[0] == pytest.approx(reading, rel=0.02)
         # Activations of so few tokens come on top, where they are there at that moment.
+        assert 0 <= measured[0] - reading <= 250_000
         assert 0 <= measured[1] - learning <= FEW * 6 * 23_000

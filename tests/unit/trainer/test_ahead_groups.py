@@ -1,6 +1,6 @@
 """Steps whose responses are drawn while others learn, on replicas that draw from memory.
 
-Whole runs with real engines: tests/e2e/test_step_orders.py.
+Whole runs with real engines: tests/e2e/test_ahead_runs.py.
 """
 
 import itertools

@@ -1,0 +1,171 @@
+"""Whole runs that draw ahead, on replicas that are killed, stopped and started again."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from clusters import ray_cluster
+from disturbances import Disturbance, environment, witnesses
+from program import Program, start_program
+from test_resume import kill, outcome, resume
+
+from mindrl.trainer.rollout_files import RolloutFiles
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+
+STEPS, PROMPTS = 5, 8
+KEYS = (
+    f"megatron_training.train_iters={STEPS}",
+    f"megatron_training.keep_rollouts={STEPS}",
+    f"megatron_training.global_batch_size={PROMPTS}",
+    f"rl_config.mini_batch_size={PROMPTS}",
+    "rl_config.use_integrated_worker=false",
+    "rl_config.actor_resource.num_npus=1",
+    "rl_config.rollout_round_steps=4",
+    *("rl_config.test_freq=0", "rl_config.use_tensorboard=false"),
+    "rl_config.memory_timeline_steps=0",
+)
+ONE_OFF = "rl_config.step_order=one_step_off"
+WORKER = "mindrl.workers.rollout_worker:RolloutWorker"
+
+
+def replicas(count: int) -> str:
+    return f"rl_config.rollout_resource.num_npus={count}"
+
+
+def happens(method: str, kind: str, *, call: int) -> Disturbance:
+    """Let something happen to a replica: it is worker 0 of its own world, as all are."""
+    return Disturbance(
+        at=f"{WORKER}.{method}", caller="worker 0", call=call, victim="worker 0", kind=kind
+    )
+
+
+def ran(
+    folder: Path,
+    model: Path,
+    patch: pytest.MonkeyPatch,
+    *overrides: str,
+    planned: Sequence[Disturbance] = (),
+) -> Program:
+    """Run on a cluster of three devices, however many cores there are, to its end."""
+    around = folder.with_name(f"{folder.name}-disturbed")
+    with patch.context() as inner:
+        for name, value in environment(around, planned).items():
+            inner.setenv(name, value)
+        with ray_cluster(3) as (_, joined):
+            run = start_program(folder, [f"actor_config.load={model}", *KEYS, *overrides], joined)
+            run.process.wait(timeout=600)
+    assert len(witnesses(around)) == len(planned), run.text()
+    return run
+
+
+def check(run: Program, staleness: int, steps: int = STEPS) -> None:
+    """Every response was trained on once, and no token of it was too old."""
+    assert run.process.returncode == 0, run.text()
+    files = RolloutFiles(run.folder / "rollouts")
+    batches = [files.read(step) for step in range(1, steps + 1)]
+    uids = [prompt.uid for batch in batches for prompt in batch.prompts]
+    assert len(uids) == len({*uids}) == steps * PROMPTS
+    ages = [batch.rollouts.ages_BT for batch in batches]
+    oldest = [0 if each is None else int(each.max()) for each in ages]
+    assert all(0 <= age <= staleness for age in oldest)
+    assert [line["step"] for line in run.steps()] == [*range(1, steps + 1)]
+
+
+def computed(run: Program) -> tuple[Any, ...]:
+    """Return what a run has drawn and learned."""
+    rollouts = {each.name: each.read_bytes() for each in (run.folder / "rollouts").iterdir()}
+    rewards = [line["reward/mean"] for line in run.steps()]
+    return rollouts, rewards, (run.folder / "model" / "model.safetensors").read_bytes()
+
+
+def test_one_step_off_a_run_that_loses_one_of_two_replicas_computes_what_it_had_computed(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    straight = ran(tmp_path / "straight", tiny_model, monkeypatch, ONE_OFF, replicas(2))
+    check(straight, staleness=1)
+    assert [line["staleness/max"] for line in straight.steps()] == [0, *[1] * (STEPS - 1)]
+    killed = [happens("advance_sequences", "SIGKILL", call=3)]
+    run = ran(tmp_path / "killed", tiny_model, monkeypatch, ONE_OFF, replicas(2), planned=killed)
+    check(run, staleness=1)
+    assert "is lost" in run.text()
+    assert sum(line["staleness/thrown_away_tokens"] for line in run.steps()) > 0
+    assert computed(run) == computed(straight)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("staleness", [1, 2, 4])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        happens("advance_sequences", "SIGKILL", call=7),
+        happens("receive_weights", "SIGKILL", call=3),
+        happens("join_link", "SIGKILL", call=1),
+        happens("advance_sequences", "SIGSTOP", call=7),
+    ],
+    ids=["in a generation", "in a sync", "before its first weights", "frozen"],
+)
+def test_asynchronous_no_token_is_too_old_whoever_is_lost_and_comes_back(
+    fault: Disturbance,
+    staleness: int,
+    tiny_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There is one replica alone: the run waits until it is back, with the present weights."""
+    run = ran(
+        tmp_path / "run",
+        tiny_model,
+        monkeypatch,
+        *("rl_config.step_order=asynchronous", f"rl_config.max_staleness={staleness}"),
+        *(replicas(1), "rl_config.heartbeat_timeout_seconds=20"),
+        planned=[fault],
+    )
+    check(run, staleness)
+    assert "is up again" in run.text()
+    gaps = [line["logprob_gap/max"] for line in run.steps() if "logprob_gap/max" in line]
+    assert all(gap < 1e-3 for gap in gaps)
+
+
+@pytest.mark.nightly
+def test_where_all_replicas_are_lost_too_often_the_run_ends_and_says_so(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = [happens("advance_sequences", "SIGKILL", call=call) for call in (3, 3)]
+    asked = (ONE_OFF, replicas(2), "rl_config.max_restarts=0")
+    run = ran(tmp_path / "run", tiny_model, monkeypatch, *asked, planned=planned)
+    assert run.process.returncode != 0
+    assert "all 2 rollout replica(s) are lost" in run.text()
+
+
+@pytest.mark.nightly
+def test_one_step_off_a_run_that_was_killed_goes_on_to_the_same_bits(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    saved = "megatron_training.save_interval=2"
+    asked = [f"actor_config.load={tiny_model}", *KEYS, ONE_OFF, replicas(1), saved]
+    straight = start_program(tmp_path / "straight", asked)
+    assert straight.process.wait(timeout=600) == 0, straight.text()
+    killed = start_program(tmp_path / "killed", asked)
+    killed.wait_for_steps(3)
+    kill(killed)
+    resumed = resume(killed.folder, "train_grpo")
+    assert resumed.process.wait(timeout=600) == 0, resumed.text()
+    assert "goes on behind step 2" in resumed.text()
+    assert outcome(resumed.folder) == outcome(straight.folder)
+
+
+@pytest.mark.nightly
+def test_asynchronous_a_run_that_was_killed_goes_on_with_what_was_under_way(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    keys = ("rl_config.step_order=asynchronous", "rl_config.max_staleness=2", replicas(1))
+    saved = "megatron_training.save_interval=2"
+    asked = [f"actor_config.load={tiny_model}", *KEYS, *keys, saved]
+    killed = start_program(tmp_path / "killed", asked)
+    killed.wait_for_steps(3)
+    kill(killed)
+    resumed = resume(killed.folder, "train_grpo")
+    assert resumed.process.wait(timeout=600) == 0, resumed.text()
+    check(resumed, staleness=2)

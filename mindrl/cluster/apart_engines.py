@@ -2,10 +2,11 @@
 
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from mindrl.cluster.replicas import ReplicaFleet, ReplicaGroup
+from mindrl.cluster.server_group import ServerCall
 from mindrl.cluster.worker_group import Call, WorkerGroup
 from mindrl.errors import ReshardError, WorkerDiedError
 
@@ -155,11 +156,11 @@ class ApartEngines:
         self.fleet.replace(number, why)
 
 
-def _begin(replica: ReplicaGroup, method: str, given: tuple[Any, ...]) -> Call:
+def _begin(replica: ReplicaGroup, method: str, given: tuple[Any, ...]) -> Call | ServerCall:
     return replica.group.begin(method, [given] * len(replica.group.handles), answering=(0,))
 
 
-def _failures(calls: dict[int, Call]) -> dict[int, str]:
+def _failures(calls: Mapping[int, Call | ServerCall]) -> dict[int, str]:
     """Wait for calls; return why some have failed."""
     found = {}
     for number, call in calls.items():

@@ -8,11 +8,13 @@ from threading import Event
 from typing import Any
 
 from mindrl.batch.rollouts import Responses
+from mindrl.cluster.server_group import ServerGroup
 from mindrl.cluster.worker_group import WorkerGroup
 from mindrl.errors import ClusterError, InterruptedRunError, MindrlError
 from mindrl.rollout.engine import Request, Sampling
 
-StartReplica = Callable[[int, Callable[[], None]], WorkerGroup]
+ReplicaWorkers = WorkerGroup | ServerGroup
+StartReplica = Callable[[int, Callable[[], None]], ReplicaWorkers]
 """Starts the workers of a replica of this number; calls the second again and again meanwhile."""
 
 
@@ -21,7 +23,7 @@ class ReplicaGroup:
     """The workers of one replica; once it is lost, all that it is asked raises WorkerDiedError."""
 
     number: int
-    group: WorkerGroup
+    group: ReplicaWorkers
     version: int | None = None
     """Of its weights; None before its first."""
 
@@ -64,7 +66,7 @@ class ReplicaFleet:
         self.start, self.count, self.most_restarts, self.tell = start, count, most_restarts, tell
         self.up: dict[int, ReplicaGroup] = {}
         """Those that answer, by number; with weights or without."""
-        self.coming: dict[int, Future[WorkerGroup]] = {}
+        self.coming: dict[int, Future[ReplicaWorkers]] = {}
         self.losses: Counter[int] = Counter()
         """In a row; over once a replica has lived from one publishing of weights to the next."""
         self.given_up: set[int] = set()
@@ -145,7 +147,7 @@ class ReplicaFleet:
     def _begin(self, number: int, lost: ReplicaGroup | None) -> None:
         self.coming[number] = self.threads.submit(self._started, number, lost)
 
-    def _started(self, number: int, lost: ReplicaGroup | None) -> WorkerGroup:
+    def _started(self, number: int, lost: ReplicaGroup | None) -> ReplicaWorkers:
         if lost is not None:
             lost.group.stop()
         group = self.start(number, self._heed)

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from mindrl.config.section import LARGEST, SECTION, PositiveInt, Seconds
+from mindrl.config.section import LARGEST, SECTION, PathText, PositiveInt, Seconds
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -41,6 +41,15 @@ class GenerateConfig:
     backend: str = ""
     """The rollout layout as an allocation string, such as `vllm:d4t2`, in place of the keys that it
     stands for; see [Allocation strings](allocation-strings.md)."""
+    servers: tuple[str, ...] = ()
+    """Addresses of vLLM servers that generate in the place of processes of the run, such as
+    `http://127.0.0.1:8000`; one for each replica, with `rl_config.use_integrated_worker: false`.
+    [External engines](../how-to/external-engines.md) says how to start them."""
+    server_token_file: PathText | None = None
+    """File that holds the token of all `servers`, and nothing else."""
+    servers_are_remote: bool = False
+    """The `servers` may be on other machines than this one. Their control routes take no token, so
+    whoever reaches one commands it: say so of a network of the run's own machines only."""
     infer_tensor_parallel_size: PositiveInt = 1
     """Rollout tensor-parallel size; may differ from the training one."""
     infer_pipeline_parallel_size: Literal[1] = 1

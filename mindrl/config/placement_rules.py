@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from mindrl.config.finding import Finding, broken
 from mindrl.config.layout_keys import DEVICES, ROLLOUT_DEVICES
 from mindrl.config.run import RunConfig
+from mindrl.config.server_address import unfit_server
 
 _APART = "rl_config.use_integrated_worker"
 _ORDER = "rl_config.step_order"
@@ -13,6 +14,7 @@ _ORDER = "rl_config.step_order"
 def placement_findings(config: RunConfig) -> Iterator[Finding]:
     """Say what a run with the rollout on devices of its own lacks, or one without cannot do."""
     rl = config.rl_config
+    yield from _servers(config)
     if config.is_apart:
         yield from _apart(config)
         if rl.step_order != "in_turns":
@@ -47,6 +49,25 @@ def _apart(config: RunConfig) -> Iterator[Finding]:
     if rl.on_device_loss == "shrink":
         need = f"needs {_APART}=true: no layout of two sides is sought on fewer devices"
         yield broken("rl_config.on_device_loss", rl.on_device_loss, need, "wait")
+
+
+def _servers(config: RunConfig) -> Iterator[Finding]:
+    """Each server is a replica, asked with a token, and on this machine unless that is said."""
+    generate, key = config.generate_config, "generate_config.servers"
+    if not generate.servers:
+        return
+    if not config.is_apart:
+        yield broken(_APART, True, f"must be false with {key}, whose devices are their own", False)
+    elif config.rollout_devices and len(generate.servers) != config.rollout_layout.replicas:
+        count = config.rollout_layout.replicas
+        need = f"must be one address for each of the {count} replicas of {ROLLOUT_DEVICES}"
+        yield broken(key, generate.servers, need)
+    if generate.server_token_file is None:
+        field = "generate_config.server_token_file"
+        yield Finding(f"{field} is missing: {key} are asked with a token", field)
+    for address in generate.servers:
+        if why := unfit_server(address, allow_remote=generate.servers_are_remote):
+            yield Finding(f"{key}: {address} {why}", key, generate.servers)
 
 
 def _ahead(config: RunConfig) -> Iterator[Finding]:

@@ -65,16 +65,21 @@ class RunConfig:
         return own if self.is_apart else self.world_size
 
     @property
+    def starts_engines(self) -> bool:
+        """Whether engines on devices of their own are processes of the run, and no servers."""
+        return self.is_apart and not self.generate_config.servers
+
+    @property
     def devices(self) -> int:
         """Devices of the run, with a worker process on each."""
-        return self.world_size + (self.rollout_devices if self.is_apart else 0)
+        return self.world_size + (self.rollout_devices if self.starts_engines else 0)
 
     @property
     def placement(self) -> NodeMap:
         """Where the training world lies and, where rollout is apart, behind it each replica's."""
         rl, rollout = self.rl_config, self.rollout_layout
         replicas = [rollout.world_size // rollout.replicas] * rollout.replicas
-        worlds = [self.world_size, *(replicas if self.is_apart else ())]
+        worlds = [self.world_size, *(replicas if self.starts_engines else ())]
         if not rl.rollout_resource.first:
             return placed(worlds, rl.actor_resource.npus_per_node)
         found = placed([*worlds[1:], worlds[0]], rl.actor_resource.npus_per_node)

@@ -8,7 +8,7 @@ from pathlib import Path
 from mindrl.cluster.apart_engines import ApartEngines
 from mindrl.cluster.call_limits import CallLimits
 from mindrl.cluster.ray_cluster import RayCluster
-from mindrl.cluster.replicas import ReplicaFleet
+from mindrl.cluster.replicas import ReplicaFleet, ReplicaWorkers
 from mindrl.cluster.worker_group import Crew, WorkerGroup
 from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig, with_absolute_paths
@@ -25,6 +25,7 @@ from mindrl.launch.memory_watch import MemoryWatch
 from mindrl.launch.parts import colocated_actor, trainer_of
 from mindrl.launch.provenance import provenance
 from mindrl.launch.restarts import Restarts
+from mindrl.launch.servers import join_server
 from mindrl.launch.shrink import shrunk
 from mindrl.observability.console import StepConsole
 from mindrl.observability.output_files import forget_later_steps, forget_unfinished
@@ -263,7 +264,9 @@ class Attempts:
         """Begin to start the replicas of a rollout apart."""
         config, tell, ranks = whole.config, self.files.console.note, whole.replica.world_size
 
-        def start(number: int, meanwhile: Callable[[], None]) -> WorkerGroup:
+        def start(number: int, meanwhile: Callable[[], None]) -> ReplicaWorkers:
+            if config.generate_config.servers:
+                return join_server(config, number, meanwhile)
             crew = Crew(
                 factory=_ROLLOUT_FACTORY,
                 nodes=config.placement.nodes(1 + number, ranks),

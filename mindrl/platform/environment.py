@@ -2,7 +2,9 @@
 
 import os
 import secrets
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 _LONGEST_SESSION_PATH = 70
 """Ray puts sockets below its folder, and a socket's path may have 107 bytes."""
@@ -34,3 +36,8 @@ def prepare_driver() -> None:
     if ray_address() is None:
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+
+
+def become(command: Sequence[str], variables: Mapping[str, str]) -> NoReturn:
+    """Become another program, with more variables than this one has."""
+    os.execvpe(command[0], [*command], {**os.environ, **variables})  # noqa: S606

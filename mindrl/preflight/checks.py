@@ -246,6 +246,9 @@ def _files(config: RunConfig) -> Iterator[Finding]:
     for key, path in data_files(config).items():
         if not Path(path).is_file():
             yield broken(key, path, ": no such file")
+    token = config.generate_config.server_token_file
+    if token is not None and not Path(token).is_file():
+        yield broken("generate_config.server_token_file", token, ": no such file")
     folder = training.tokenizer_name_or_path
     if folder is not None and not Path(folder).is_dir():
         yield broken("megatron_training.tokenizer_name_or_path", folder, ": no such folder", None)

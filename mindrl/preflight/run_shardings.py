@@ -44,9 +44,12 @@ class RunPlan:
         Nodes are numbered in the order in which they come, so that replicas that lie alike are
         linked alike.
         """
-        placement = self.config.placement
+        placement, ranks = self.config.placement, self.replica.world_size
         training = placement.nodes(0, self.config.world_size)
-        nodes = (*training, *placement.nodes(1 + replica, self.replica.world_size))
+        # A server is on a node of its own, as far as is known.
+        elsewhere_on = (max(training) + 1,) * ranks
+        known = self.config.starts_engines
+        nodes = (*training, *(placement.nodes(1 + replica, ranks) if known else elsewhere_on))
         numbers = {node: number for number, node in enumerate(dict.fromkeys(nodes))}
         return tuple(numbers[node] for node in nodes)
 

@@ -60,6 +60,10 @@ PROGRAMS: Mapping[str, tuple[Callable[[], int], str]] = {
         partial(_start, "job", "job", "mindrl job"),
         "train and roll out as two jobs that a folder joins, and schedule them",
     ),
+    "serve": (
+        partial(_start, "serve", "serve", "mindrl serve"),
+        "start vLLM's own server as a replica of a run",
+    ),
     "pass-rates": (
         partial(_start, "pass_rates", "pass_rates", "mindrl pass-rates"),
         "measure how often a model answers each row of a data file right",

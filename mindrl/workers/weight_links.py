@@ -236,9 +236,7 @@ class ReceivingEnd:
         Raises:
             ReshardError: Names who did not come in time, or the address.
         """
-        if self.link is not None:
-            self.link.close()
-            self.link = None
+        self.leave()
         seconds = self.end.routes.timeout_seconds
         try:
             store = reach_store(address, timedelta(seconds=seconds))
@@ -246,6 +244,12 @@ class ReceivingEnd:
             where = f"{address[0]}:{address[1]}"
             raise ReshardError(f"no training side was found at {where}: {error}") from error
         self.link = self.end.join(store, replica, generation)
+
+    def leave(self) -> None:
+        """Give the link up, where there is one."""
+        link, self.link = self.link, None
+        if link is not None:
+            link.close()
 
     def receive(self, sink: WeightSink) -> dict[str, int]:
         """Fill the engine's weights; returns the bytes of the transfer.
@@ -258,8 +262,7 @@ class ReceivingEnd:
         try:
             self.link.run(_Nothing(), sink)
         except ReshardError:
-            link, self.link = self.link, None
-            link.close()
+            self.leave()
             raise
         return self.link.bytes_moved()
 

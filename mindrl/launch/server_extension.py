@@ -1,0 +1,65 @@
+"""What a vLLM server needs beside vLLM to take the weights of a run. Imported in its workers."""
+
+import json
+from typing import Any
+
+from mindrl.config.load import load_run_config
+from mindrl.config.run import RunConfig
+from mindrl.errors import MindrlError
+from mindrl.launch.link_routes import link_routes
+from mindrl.models.description import read_description
+from mindrl.platform.device import PLATFORMS
+from mindrl.preflight.run_shardings import RunPlan, RunShardings
+from mindrl.rollout.vllm.shards import EngineShards
+from mindrl.workers.weight_links import LinkEnd, ReceivingEnd
+
+
+class InwardWeights:
+    """Two more methods of vLLM's worker, of whose class vLLM makes this a part.
+
+    Their arguments are texts, as vLLM hands on nothing else; they return what failed, or nothing:
+    a server outlives a transfer that fails.
+    """
+
+    rank: int
+    device: Any
+    vllm_config: Any
+    mindrl_end: ReceivingEnd | None = None
+
+    def mindrl_join(
+        self, configuration: str, host: str, port: str, replica: str, generation: str
+    ) -> str:
+        """Meet the training ranks of a run, given as JSON. A collective with them."""
+        if self.mindrl_end is not None:
+            self.mindrl_end.leave()
+        try:
+            self.mindrl_end = self._mindrl_end(load_run_config(json.loads(configuration)))
+            self.mindrl_end.join((host, int(port)), int(replica), int(generation))
+        except MindrlError as error:
+            return str(error)
+        return ""
+
+    def mindrl_receive(self) -> str:
+        """Take the weights that the training ranks send. A collective with them."""
+        if self.mindrl_end is None:
+            return "this server has joined no link"
+        shards = EngineShards(self)
+        try:
+            self.mindrl_end.receive(shards)
+        except MindrlError as error:
+            return str(error)
+        shards.finish()
+        return ""
+
+    def _mindrl_end(self, config: RunConfig) -> ReceivingEnd:
+        """Plan the link by the configuration; the model is the server's own folder's."""
+        plan = RunPlan(
+            config=config,
+            models={"actor": read_description(self.vllm_config.model_config.model)},
+            layouts={"actor": config.layout("actor")},
+            rollout=config.rollout_layout,
+        )
+        kinds = (each for each in PLATFORMS.values() if each.device_type == self.device.type)
+        rank = config.world_size + self.rank
+        routes = link_routes(RunShardings(plan=plan))
+        return ReceivingEnd(LinkEnd(platform=next(kinds), routes=routes, rank=rank))

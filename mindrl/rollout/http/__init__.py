@@ -1,0 +1,1 @@
+"""Rollout engines that are servers of their own, reached by HTTP."""

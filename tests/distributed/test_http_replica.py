@@ -1,0 +1,216 @@
+"""vLLM's own server as a replica: weights by a link in place, requests by its token route."""
+
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request as Asked
+from urllib.request import urlopen
+
+import pytest
+import torch
+from forked_workers import ForkedWorkers
+from linked_groups import LinkedGroups, begin_all
+
+from mindrl.batch.rollouts import Responses
+from mindrl.config.generate import SamplingConfig
+from mindrl.config.run import RunConfig
+from mindrl.errors import ReshardError, WorkerDiedError
+from mindrl.launch.engine_server import configuration_text, server_command, server_environment
+from mindrl.platform.device import PLATFORMS
+from mindrl.platform.rendezvous import listen
+from mindrl.preflight.run_shardings import unordered_shardings
+from mindrl.rollout.engine import Request, Sampling
+from mindrl.rollout.http.client import ServerClient
+from mindrl.rollout.http.replica import HttpReplica
+
+# A server starts for half a minute.
+pytestmark = [pytest.mark.distributed, pytest.mark.nightly]
+
+MakeModel = Callable[..., Path]
+TOKEN = "a-token-of-this-test"
+APART: dict[str, Any] = {
+    "rl_config.use_integrated_worker": False,
+    "rl_config.actor_resource.num_npus": 2,
+    "rl_config.rollout_resource.num_npus": 2,
+    "actor_config.tensor_model_parallel_size": 2,
+    "generate_config.kv_cache_mib": 16,
+    "generate_config.max_model_len": 128,
+    "generate_config.max_num_seqs": 8,
+    "generate_config.max_num_batched_tokens": 128,
+    "generate_config.reshard_timeout_seconds": 60,
+}
+PROMPTS = [[5, 9, 40], [200, 3], [17, 17, 17, 17, 90], [2]]
+SAMPLED = Sampling(section=SamplingConfig(temperature=1.0, max_tokens=100), stop_token_ids=(7,))
+REQUESTS = [
+    Request(token_ids=tuple(prompt), drawn=0, seed=3 + row) for row, prompt in enumerate(PROMPTS)
+]
+
+
+@dataclass
+class Served:
+    """A training side, a server as its replica, and the same replica in a process of its own."""
+
+    linked: LinkedGroups
+    server: "subprocess.Popen[bytes]"
+    replica: HttpReplica
+    url: str
+
+    def publish(self, version: int) -> list[dict[int, str]]:
+        """Send the weights to the server."""
+        begin_all(self.linked.trainers, "send_weights", [0])
+        try:
+            self.replica.receive_weights(version)
+        finally:
+            lost: list[dict[int, str]] = self.linked.trainers.collect()
+        return lost
+
+    def link(self, generation: int) -> list[str | None]:
+        begin_all(self.linked.trainers, "open_link", 0, generation)
+        text = configuration_text(self.linked.plan.config)
+        self.replica.join_link(text, self.linked.address, 0, generation)
+        said: list[str | None] = self.linked.trainers.collect()
+        return said
+
+
+@pytest.fixture(scope="module")
+def served(
+    forked_workers: ForkedWorkers,
+    run_config: Callable[..., RunConfig],
+    random_model_of: MakeModel,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Served]:
+    with listen("127.0.0.1") as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    token = tmp_path_factory.mktemp("secret") / "token"
+    token.write_text(f"{TOKEN}\n", "utf-8")
+    # The second replica is no server here.
+    servers = {
+        "generate_config.servers": [url, "http://127.0.0.1:1"],
+        "generate_config.server_token_file": str(token),
+    }
+    config = run_config(random_model_of("qwen2"), APART | servers)
+    platform = PLATFORMS["cpu"]
+    log = tmp_path_factory.mktemp("server") / "log.txt"
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            server_command(config, platform, 0),
+            env=os.environ | server_environment(config, platform),
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    linked = LinkedGroups(forked_workers, unordered_shardings(config).ordered.plan)
+    client = ServerClient(url=url, token=TOKEN, name="replica 0")
+    replica = HttpReplica(
+        number=0, client=client, rows=8, answer_seconds=120, control_seconds=120, round_seconds=0.2
+    )
+    try:
+        replica.wait_until_up(300, lambda: refuse_ended(server, log))
+        yield Served(linked, server, replica, url)
+    finally:
+        linked.stop()
+        server.terminate()
+        server.wait(timeout=60)
+
+
+def refuse_ended(server: "subprocess.Popen[bytes]", log: Path) -> None:
+    assert server.poll() is None, log.read_text("utf-8")[-3000:]
+
+
+def all_of(replica: HttpReplica) -> Responses:
+    return replica.generate(PROMPTS, SAMPLED, [each.seed for each in REQUESTS])
+
+
+def advance_for_ever(replica: HttpReplica) -> None:
+    while True:
+        replica.advance(1, [])
+
+
+def test_a_server_takes_each_version_in_place_and_answers_as_the_engine_in_a_worker(
+    served: Served,
+) -> None:
+    with pytest.raises(ReshardError, match="has no weights"):
+        served.replica.begin(REQUESTS, SAMPLED)
+    assert served.link(0) == [None, None]
+    served.linked.start(1)
+    assert served.linked.link(1) == [None, None]
+    for version in range(2):
+        served.linked.trainers.call_all("change", version)
+        assert served.publish(version) == [{}, {}]
+        served.linked.publish(version, [1])
+        of_server = all_of(served.replica)
+        arguments = (PROMPTS, SAMPLED, [each.seed for each in REQUESTS])
+        (of_worker,) = served.linked.replicas[1].call_all("generate_sequences", *arguments)
+        # The same seeds, kernels and weights; requests that come one by one share other batches,
+        # whose sums round otherwise: 1e-6 of log-probs down to -10.
+        assert of_server.token_ids_N.tolist() == of_worker.token_ids_N.tolist()
+        torch.testing.assert_close(of_server.logprobs_N, of_worker.logprobs_N, atol=1e-5, rtol=0)
+        assert of_server.finished_B.tolist() == of_worker.finished_B.tolist()
+
+
+def test_what_is_taken_back_early_is_the_beginning_of_the_whole_answers(served: Served) -> None:
+    whole = [tokens.tolist() for tokens, _ in all_of(served.replica).each()]
+    served.replica.begin(REQUESTS, SAMPLED)
+    served.replica.advance(1, [])
+    taken = [tokens.tolist() for tokens, _ in served.replica.take().each()]
+    assert any(len(part) < len(tokens) for part, tokens in zip(taken, whole, strict=True))
+    for part, tokens in zip(taken, whole, strict=True):
+        assert part == tokens[: len(part)]
+
+
+def test_a_request_of_another_user_goes_on_over_new_weights(served: Served) -> None:
+    found: list[dict[str, Any]] = []
+    body = {
+        "token_ids": PROMPTS[0],
+        "sampling_params": {"temperature": 0.0, "max_tokens": 120, "ignore_eos": True},
+    }
+    client = served.replica.client
+    other = threading.Thread(
+        target=lambda: found.append(client.post("/inference/v1/generate", body, seconds=120))
+    )
+    other.start()
+    time.sleep(0.15)
+    served.linked.trainers.call_all("change", 1)
+    assert served.publish(7) == [{}, {}]
+    other.join(timeout=120)
+    (choice,) = found[0]["choices"]
+    assert len(choice["token_ids"]) == 120
+    assert choice["weight_versions"][-1]["version"] == "7"
+
+
+def test_without_the_token_nothing_is_answered(served: Served) -> None:
+    asked = Asked(f"{served.url}/inference/v1/generate", b"{}", method="POST")
+    with pytest.raises(HTTPError, match="401"):
+        urlopen(asked, timeout=20)
+    wrong = ServerClient(url=served.url, token="another", name="replica 0")
+    with pytest.raises(WorkerDiedError, match=r"replica 0 at .* HTTP 401"):
+        wrong.post("/inference/v1/generate", {}, seconds=20)
+
+
+def test_a_server_that_has_other_weights_than_it_was_given_is_not_believed(
+    served: Served,
+) -> None:
+    client = served.replica.client
+    client.post("/update_weight_version", {"new_version": "default"}, seconds=20)
+    served.replica.begin(REQUESTS, SAMPLED)
+    with pytest.raises(WorkerDiedError, match="answers with weights default, and has been given 7"):
+        advance_for_ever(served.replica)
+
+
+def test_a_server_that_dies_is_told_and_the_training_side_goes_on(served: Served) -> None:
+    served.server.kill()
+    served.server.wait(timeout=60)
+    served.replica.asked.clear()
+    began = time.monotonic()
+    served.replica.begin(REQUESTS, SAMPLED)
+    with pytest.raises(WorkerDiedError, match=r"replica 0 at http://127.0.0.1:.* gave no answer"):
+        advance_for_ever(served.replica)
+    assert time.monotonic() - began < 30
+    lost = served.linked.trainers.call_all("send_weights", [0, 1])
+    assert [*lost[0]] == [0, 1]

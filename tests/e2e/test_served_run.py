@@ -1,0 +1,87 @@
+"""A run whose engine is a server that somebody else has started."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from clusters import ray_cluster
+from program import CHECKOUT, start_program
+
+from mindrl.platform.rendezvous import listen
+
+# Two starts of a server.
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
+SHORT = (
+    "megatron_training.train_iters=4",
+    "megatron_training.global_batch_size=8",
+    "rl_config.mini_batch_size=8",
+    "rl_config.use_tensorboard=false",
+    "rl_config.actor_resource.num_npus=1",
+    "rl_config.max_restarts=2",
+    "actor_config.tensor_model_parallel_size=1",
+    "generate_config.infer_tensor_parallel_size=1",
+)
+
+
+@contextmanager
+def server(overrides: Sequence[str], log: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """Start the server of a configuration, and end it."""
+    command = [sys.executable, "cli/serve.py", "--config-name", "grpo_tiny_cpu", *overrides]
+    with log.open("ab") as output:
+        started = subprocess.Popen(
+            command,
+            cwd=CHECKOUT,
+            env=os.environ | {"VLLM_LOGGING_LEVEL": "WARNING"},
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        yield started
+    finally:
+        kill(started)
+
+
+def kill(started: "subprocess.Popen[bytes]") -> None:
+    """End a server and the processes of its engine at once."""
+    if started.poll() is None:
+        below = psutil.Process(started.pid).children(recursive=True)
+        started.kill()
+        for process in below:
+            process.kill()
+    started.wait(timeout=60)
+
+
+def test_a_run_trains_with_the_answers_of_a_server_and_goes_on_when_that_begins_anew(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    with listen("127.0.0.1") as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    (tmp_path / "token").write_text("of-this-test", "utf-8")
+    served = [
+        f"actor_config.load={tiny_model}",
+        *SHORT,
+        "rl_config.use_integrated_worker=false",
+        "rl_config.rollout_resource.num_npus=1",
+        f"generate_config.servers=['{url}']",
+        f"generate_config.server_token_file={tmp_path / 'token'}",
+    ]
+    with ray_cluster(1) as (_, environment):
+        with server(served, tmp_path / "server.txt") as first:
+            run = start_program(tmp_path / "run", served, environment)
+            run.wait_for_steps(1)
+            kill(first)
+        with server(served, tmp_path / "server.txt"):
+            assert run.process.wait(timeout=600) == 0, run.text()
+    steps = run.steps()
+    assert [step["step"] for step in steps] == [1, 2, 3, 4]
+    assert run.summary()["status"] == "completed"
+    assert "rollout replica 0 is lost" in run.text()
+    for step in steps:
+        # The answers are of the weights that the trainer has.
+        assert step["logprob_gap/mean"] < 1e-4

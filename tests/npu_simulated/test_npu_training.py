@@ -1,4 +1,4 @@
-"""Megatron's layouts on simulated NPUs, against the same on the CPU.
+"""Layouts of both engines on simulated NPUs, against the same on the CPU.
 
 Shapes: B sequences, T positions.
 """
@@ -23,6 +23,10 @@ MakeModel = Callable[..., Path]
 LAYOUTS = {
     "qwen3": [TrainLayout(dp=2), TrainLayout(tp=2), TrainLayout(pp=2)],
     "qwen3_moe": [TrainLayout(dp=2, ep=2), TrainLayout(tp=2, ep=2)],
+}
+OF_PYTORCH_ALONE = {
+    "qwen3": [TrainLayout(dp=2), TrainLayout(tp=2), TrainLayout(cp=2), TrainLayout(pp=2)],
+    "qwen3_moe": [TrainLayout(dp=2, ep=2)],
 }
 
 
@@ -74,6 +78,25 @@ def test_updates_in_each_layout_are_those_of_the_cpu_and_nothing_stays_on_the_de
     on_cpu = forked_workers.run("training_probe:updates", cases, course, ranks=2)
     for npus, cpus in zip(on_time, on_cpu, strict=True):
         for ours, theirs in zip(npus, cpus, strict=True):
+            check_alike(ours, theirs)
+            assert ours.device_bytes == [0, 0]
+
+
+def test_so_are_those_of_pytorchs_own_engine(
+    random_model_of: MakeModel,
+    course: Course,
+    npu_workers: SimulatedNpus,
+    forked_workers: ForkedWorkers,
+) -> None:
+    cases = [
+        Case(folder=str(random_model_of(family)), layout=layout, backend="archon")
+        for family, layouts in OF_PYTORCH_ALONE.items()
+        for layout in layouts
+    ]
+    npus = npu_workers.run("training_probe:updates", cases, course, ranks=2)
+    cpus = forked_workers.run("training_probe:updates", cases, course, ranks=2)
+    for found, expected in zip(npus, cpus, strict=True):
+        for ours, theirs in zip(found, expected, strict=True):
             check_alike(ours, theirs)
             assert ours.device_bytes == [0, 0]
 

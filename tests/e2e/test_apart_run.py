@@ -95,13 +95,14 @@ def test_a_pipeline_that_trains_fills_an_engine_of_two_devices(
     assert_equal(apart, shared)
 
 
-def rollout_workers(program: Program) -> list[psutil.Process]:
-    """Return the workers that generate, which `four_devices` has started, by replica."""
-    found = []
-    for replica in (0, 1):
-        log = program.folder / "logs" / f"rollout_{replica}_0.log"
-        found += [each for each in workers_below(os.getpid()) if has_open(each, log)]
-    return found
+def kill_while_generating(program: Program, replica: int) -> None:
+    """Kill the first worker of a replica in the middle of a rollout behind the first step."""
+    program.wait_for_steps(1)
+    log = program.folder / "logs" / f"rollout_{replica}_0.log"
+    (victim,) = (each for each in workers_below(os.getpid()) if has_open(each, log))
+    while not log.read_text().rstrip().endswith("generate_sequences begins"):
+        assert program.process.poll() is None, program.text()
+    victim.send_signal(signal.SIGKILL)
 
 
 def has_open(process: psutil.Process, log: Path) -> bool:
@@ -111,21 +112,32 @@ def has_open(process: psutil.Process, log: Path) -> bool:
 
 
 @pytest.mark.nightly
-def test_a_replica_that_is_killed_while_it_generates_loses_nothing_and_another_comes(
+def test_a_replica_that_is_killed_while_it_generates_loses_nothing(
     tiny_model: Path, four_devices: dict[str, str], tmp_path: Path
 ) -> None:
     layouts = ("actor_config.backend=megatron:t2", "generate_config.backend=vllm:d2", APART)
     steps = "megatron_training.train_iters=12"
     quiet = finished(run(tmp_path / "quiet", tiny_model, four_devices, *layouts, steps))
     killed = run(tmp_path / "killed", tiny_model, four_devices, *layouts, steps)
-    killed.wait_for_steps(1)
-    log = killed.folder / "logs" / "rollout_1_0.log"
-    (_, victim) = rollout_workers(killed)
-    while not log.read_text().rstrip().endswith("generate_sequences begins"):
-        assert killed.process.poll() is None, killed.text()
-    victim.send_signal(signal.SIGKILL)
+    kill_while_generating(killed, replica=1)
     finished(killed)
     assert numbers(killed) == numbers(quiet)
     ours, theirs = weights(killed), weights(quiet)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert "rollout replica 1 is lost: rollout_1-0 (rank 0" in killed.text()
+
+
+@pytest.mark.nightly
+def test_the_only_replica_is_waited_for_and_has_the_present_weights_before_its_first_prompt(
+    tiny_model: Path, four_devices: dict[str, str], tmp_path: Path
+) -> None:
+    one = "rl_config.actor_resource.num_npus=1"
+    layouts = (one, "generate_config.backend=vllm:d1", "megatron_training.train_iters=12", APART)
+    quiet = finished(run(tmp_path / "quiet", tiny_model, four_devices, *layouts))
+    killed = run(tmp_path / "killed", tiny_model, four_devices, *layouts)
+    kill_while_generating(killed, replica=0)
+    finished(killed)
+    assert "rollout replica 0 is up again" in killed.text()
+    assert numbers(killed) == numbers(quiet)
+    ours, theirs = weights(killed), weights(quiet)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)

@@ -10,61 +10,24 @@ does. Useful is the share of the rows of a plain step's batch in which an engine
 that is trained on. Runs that are in the JSON file already are not run again.
 """
 
-import argparse
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import mean
 
-from rich.console import Console
-from rich.table import Table
-from tiny_runs import kept, recorded, trained
+from tail_runs import PROMPTS, SAMPLES, SKIPPED, Figures, compare
 
-PROMPTS, SAMPLES, ROUND_STEPS, SKIPPED = 16, 4, 16, 2
-TASK = (
-    "actor_config.load=.cache/tiny/tail/model",
-    "megatron_training.data_path=.cache/tiny/tail/train.jsonl",
-    "megatron_training.test_data_path=.cache/tiny/tail/test.jsonl",
-    *("megatron_training.seq_length=512", "generate_config.max_model_len=512"),
-    *("rl_config.max_prompt_length=24", "generate_config.sampling_config.max_tokens=480"),
-    f"megatron_training.global_batch_size={PROMPTS}",
-    *(f"rl_config.mini_batch_size={PROMPTS}", f"rl_config.n_samples_per_prompt={SAMPLES}"),
-    *("rl_config.test_freq=0", "rl_config.memory_timeline_steps=0"),
-)
+ROUND_STEPS = 16
 PARTIAL = ("rl_config.partial_rollout=true", f"rl_config.rollout_round_steps={ROUND_STEPS}")
 WAYS: dict[str, tuple[str, ...]] = {
     "plain": (),
     **{f"staleness {age}": (*PARTIAL, f"rl_config.max_staleness={age}") for age in (0, 1, 2)},
 }
-Figures = dict[str, float]
 
 
 def main() -> int:
-    """Run what is not there yet, in turns, and print; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--only", nargs="+", choices=sorted(WAYS), default=list(WAYS))
-    parser.add_argument("--steps", type=int, default=40, help="of each run; default: %(default)s")
-    parser.add_argument("--json", type=Path, help="figures are kept there, and read again")
-    options, overrides = parser.parse_known_args()
-
-    def measured(way: str, seed: int) -> Figures:
-        key = "megatron_training"
-        own = (f"{key}.seed={seed}", f"{key}.train_iters={options.steps}")
-        return figures([*WAYS[way], *own, *overrides])
-
-    turns = [(way, seed) for seed in options.seeds for way in options.only]
-    found = kept(turns, measured, options.json)
-    shown({way: [found[way, seed] for seed in options.seeds] for way in options.only})
-    return 0
-
-
-def figures(overrides: Sequence[str]) -> Figures:
-    """Train once; returns what it took."""
-    with tempfile.TemporaryDirectory() as folder:
-        trained(Path(folder), *TASK, "megatron_training.export_interval=0", *overrides)
-        return of_run(recorded(Path(folder), "step"))
+    """Run and print; returns the exit code."""
+    ratios = ("sequences a second", "engine steps of a step", "useful")
+    return compare(__doc__.splitlines()[0], WAYS, of_run, steps=40, ratios=ratios)
 
 
 def of_run(rows: Sequence[Mapping[str, float]]) -> Figures:
@@ -93,22 +56,6 @@ def steps_of_engine(row: Mapping[str, float]) -> float:
     """Return the steps that the engines took: by rounds, or until the longest response."""
     rounds = row.get("staleness/rounds")
     return row["rollout/response_length_max"] if rounds is None else rounds * ROUND_STEPS
-
-
-def shown(found: Mapping[str, Sequence[Figures]]) -> None:
-    """Print the means over the seeds, and what is gained over the plain run."""
-    ways = list(found)
-    table = Table("mean over the seeds", *ways)
-    for name in found[ways[0]][0]:
-        table.add_row(name, *(f"{mean(each[name] for each in found[way]):.3g}" for way in ways))
-    for name in ("sequences a second", "engine steps of a step", "useful"):
-        base = [each[name] for each in found[ways[0]]]
-        cells = []
-        for way in ways:
-            ratios = [each[name] / plain for each, plain in zip(found[way], base, strict=True)]
-            cells.append(f"{mean(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
-        table.add_row(f"{name}, over {ways[0]}", *cells)
-    Console(width=120, highlight=False).print(table)
 
 
 if __name__ == "__main__":

@@ -36,11 +36,6 @@ class ReplicaGroup:
         whole: list[int] = self._ask("advance_sequences", steps, more)
         return whole
 
-    def whole(self, places: Sequence[int]) -> Responses:
-        """Return what was drawn for whole requests, as `RolloutEngine.whole`."""
-        responses: Responses = self._ask("whole_sequences", places)
-        return responses
-
     def answers(self, places: Sequence[int]) -> Responses:
         """Return what was drawn for whole requests, as `RolloutEngine.answers`."""
         responses: Responses = self._ask("answered_sequences", places)

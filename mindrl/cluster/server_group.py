@@ -38,6 +38,7 @@ class ServerGroup:
             "generate_sequences": replica.generate,
             "begin_sequences": replica.begin,
             "advance_sequences": replica.advance,
+            "answered_sequences": replica.answers,
             "take_sequences": replica.take,
             "flush_metrics": replica.flush_metrics,
         }

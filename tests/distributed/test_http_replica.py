@@ -1,10 +1,12 @@
 """vLLM's own server as a replica: weights by a link in place, requests by its token route."""
 
 import os
+import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -117,6 +119,9 @@ def served(
         linked.stop()
         server.terminate()
         server.wait(timeout=60)
+        with suppress(ProcessLookupError):
+            # Of a server that was killed the engine lives on.
+            os.killpg(server.pid, signal.SIGKILL)
 
 
 def refuse_ended(server: "subprocess.Popen[bytes]", log: Path) -> None:
@@ -162,6 +167,17 @@ def test_what_is_taken_back_early_is_the_beginning_of_the_whole_answers(served: 
     assert any(len(part) < len(tokens) for part, tokens in zip(taken, whole, strict=True))
     for part, tokens in zip(taken, whole, strict=True):
         assert part == tokens[: len(part)]
+
+
+def test_single_answers_come_out_while_others_are_drawn(served: Served) -> None:
+    served.replica.begin(REQUESTS, SAMPLED)
+    while not (found := served.replica.advance(1, [])):
+        pass
+    early = [tokens.tolist() for tokens, _ in served.replica.answers(found).each()]
+    while len(found) < len(REQUESTS):
+        found += served.replica.advance(1, [])
+    whole = [tokens.tolist() for tokens, _ in served.replica.take().each()]
+    assert early == [whole[place] for place in found[: len(early)]]
 
 
 def test_a_request_of_another_user_goes_on_over_new_weights(served: Served) -> None:

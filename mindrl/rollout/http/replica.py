@@ -178,12 +178,13 @@ class HttpReplica:
             self._control("/inference/v1/abort_requests", {"request_ids": names})
             wait([each.answer for each in left], timeout=_ABORT_SECONDS)
         asked, self.asked = self.asked, []
-        choices = [{} if each.answer.cancelled() else self._checked(each) for each in asked]
-        return Responses.of(
-            token_ids=[choice.get("token_ids") or [] for choice in choices],
-            logprobs=[_logprobs(choice) for choice in choices],
-            finished=[choice.get("finish_reason") == "stop" for choice in choices],
+        return _responses(
+            [{} if each.answer.cancelled() else self._checked(each) for each in asked]
         )
+
+    def answers(self, places: Sequence[int]) -> Responses:
+        """Return what was drawn for whole requests, as `RolloutEngine.answers`."""
+        return _responses([self._checked(self.asked[place]) for place in places])
 
     def _ask(self, requests: Sequence[Request]) -> None:
         for request in requests:
@@ -234,6 +235,14 @@ class HttpReplica:
         said = self._control("/collective_rpc", {"method": method, "args": arguments})["results"]
         if failed := sorted({each for each in said if each}):
             raise ReshardError(f"{self.client.name}: {'; '.join(failed)}")
+
+
+def _responses(choices: Sequence[dict[str, Any]]) -> Responses:
+    return Responses.of(
+        token_ids=[choice.get("token_ids") or [] for choice in choices],
+        logprobs=[_logprobs(choice) for choice in choices],
+        finished=[choice.get("finish_reason") == "stop" for choice in choices],
+    )
 
 
 def _parameters(sampling: Sampling, request: Request) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,12 +68,12 @@ class TwoJobs:
             psutil.Process(holder.pid).kill()
         return bool(holders)
 
-    def wait_for(self, what: str, seconds: float = 300) -> None:
-        """Wait until the scheduler has said something."""
+    def wait_until(self, is_so: Callable[[Spool], bool], seconds: float = 300) -> None:
+        """Look at the spool until it is so."""
         deadline = time.monotonic() + seconds
-        while what not in self.text():
+        while not is_so(self.spool):
             assert time.monotonic() < deadline, self.text()
-            time.sleep(0.1)
+            time.sleep(0.02)
 
     def finish(self, seconds: float = 900) -> None:
         assert self.process is not None
@@ -108,17 +109,18 @@ def require_alike(found: TwoJobs, undisturbed: TwoJobs) -> None:
     assert found.spool.records.places() == []
 
 
+@pytest.mark.nightly
 def test_killed_jobs_and_a_killed_scheduler_train_each_response_once_and_the_same_weights(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    whole = two_jobs(tmp_path / "whole", tiny_model, 3, "spool_config.prompts_per_record=4")
+    whole = two_jobs(tmp_path / "whole", tiny_model, 6, "spool_config.prompts_per_record=4")
     whole.start()
     whole.finish()
-    found = two_jobs(tmp_path / "found", tiny_model, 3, "spool_config.prompts_per_record=4")
+    found = two_jobs(tmp_path / "found", tiny_model, 6, "spool_config.prompts_per_record=4")
     found.start()
-    found.wait_for("records: 1")
+    found.wait_until(lambda spool: bool(spool.records.places()))
     assert found.kill("rollout")
-    found.wait_for("saved 1")
+    found.wait_until(lambda spool: spool.progress().confirmed > 0)
     assert found.kill("train")
     assert found.kill("scheduler")
     assert found.process is not None
@@ -131,7 +133,7 @@ def test_killed_jobs_and_a_killed_scheduler_train_each_response_once_and_the_sam
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
 def test_20_random_kills_change_nothing(tiny_model: Path, tmp_path: Path) -> None:
-    chance, steps = random.Random(3), 30
+    chance, steps = random.Random(3), 40
     asked = ("spool_config.prompts_per_record=2", "rl_config.max_staleness=2")
     whole = two_jobs(tmp_path / "whole", tiny_model, steps, *asked)
     whole.start()
@@ -140,7 +142,7 @@ def test_20_random_kills_change_nothing(tiny_model: Path, tmp_path: Path) -> Non
     found.start("--max-starts", "20")
     kills = 0
     while kills < 20 and not found.spool.progress().done:
-        time.sleep(chance.uniform(5, 40))
+        time.sleep(chance.uniform(1, 20))
         for lease in chance.choice([["train"], ["rollout"], ["train", "rollout"], ["scheduler"]]):
             kills += found.kill(lease)
         assert found.process is not None

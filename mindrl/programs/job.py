@@ -22,6 +22,9 @@ rollout   draw and rate with those weights; there may be several
 schedule  start both, watch them, start them again, stop them: job.py schedule --help
 
 The first two take the options of train_grpo.py, --help, --dry-run and --resume among them.
+
+example:
+  python cli/job.py schedule outputs/two_jobs actor_config.load=.cache/tiny/model
 """
 
 

@@ -12,9 +12,11 @@ from torch import Tensor
 from weight_files import load_one_by_one, rollout_table
 
 from mindrl.batch.rollouts import Responses
-from mindrl.checkpoint.any_family import read_any_description
+from mindrl.checkpoint.files import tensor_shapes
 from mindrl.config.generate import GenerateConfig
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
+from mindrl.models.config_file import read_config
+from mindrl.models.description import is_known
 from mindrl.platform.device import PLATFORMS
 from mindrl.rollout.engine import Request
 from mindrl.rollout.vllm.engine import VllmEngine
@@ -103,8 +105,8 @@ def sleeping_engine(folder: str, **changes: Any) -> VllmEngine:
         seed=3,
         timeout_seconds=540,
     )
-    if other := read_any_description(folder).other:
-        engine.whole = dict(other.tensors)
+    if not is_known(read_config(folder)[1]):
+        engine.whole = tensor_shapes(folder)
     engine.offload()
     return engine
 

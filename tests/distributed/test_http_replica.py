@@ -162,7 +162,7 @@ def test_a_server_takes_each_version_in_place_and_answers_as_the_engine_in_a_wor
 def test_what_is_taken_back_early_is_the_beginning_of_the_whole_answers(served: Served) -> None:
     whole = [tokens.tolist() for tokens, _ in all_of(served.replica).each()]
     served.replica.begin(REQUESTS, SAMPLED)
-    served.replica.advance(1, [])
+    time.sleep(0.03)
     taken = [tokens.tolist() for tokens, _ in served.replica.take().each()]
     assert any(len(part) < len(tokens) for part, tokens in zip(taken, whole, strict=True))
     for part, tokens in zip(taken, whole, strict=True):
@@ -190,9 +190,9 @@ def test_a_request_of_another_user_goes_on_over_new_weights(served: Served) -> N
     other = threading.Thread(
         target=lambda: found.append(client.post("/inference/v1/generate", body, seconds=120))
     )
-    other.start()
-    time.sleep(0.15)
     served.linked.trainers.call_all("change", 1)
+    other.start()
+    time.sleep(0.03)
     assert served.publish(7) == [{}, {}]
     other.join(timeout=120)
     (choice,) = found[0]["choices"]

@@ -68,7 +68,7 @@ def noted(
     group = forked_workers.start(plan)
     noting = Noting(group)
     actor = colocated_actor(noting, plan)
-    assert (actor.rollout.replicas, actor.engine_rows) == (2, ROWS)
+    assert (actor.engines.replicas, actor.engine_rows) == (2, ROWS)
     yield actor, noting
     group.stop()
 

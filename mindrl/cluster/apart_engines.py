@@ -3,15 +3,19 @@
 import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 from mindrl.cluster.replicas import ReplicaFleet, ReplicaGroup
 from mindrl.cluster.server_group import ServerCall
 from mindrl.cluster.worker_group import Call, WorkerGroup
 from mindrl.errors import ReshardError, WorkerDiedError
+from mindrl.platform.rendezvous import call_off, link_name
 
 logger = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.5
+_CALL_OFF_WITHIN = timedelta(seconds=20)
 _LOST = (WorkerDiedError, ReshardError)
 
 
@@ -127,11 +131,17 @@ class ApartEngines:
             return {number: str(error)}
         given = (self.address, number, self.generation)
         joining = replica.group.begin("join_link", [given] * len(replica.group.handles))
-        said = self.training.call_all("open_link", number, self.generation)
+        opening = self.training.begin("open_link", [given[1:]] * len(self.training.handles))
+        if lost := _failures({number: joining}):
+            name = link_name(number, self.generation)
+            # Without a store nobody waits in it: that is the end of the training side.
+            with suppress(RuntimeError):
+                call_off(self.address, name, lost[number], _CALL_OFF_WITHIN)
+        said = opening.wait()
+        if lost:
+            return lost
         if missed := [why for why in said if why is not None]:
             return {number: missed[0]}
-        if lost := _failures({number: joining}):
-            return lost
         self.linked[number] = replica
         return {}
 

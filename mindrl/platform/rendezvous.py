@@ -11,6 +11,8 @@ import torch.distributed as dist
 
 from mindrl.platform.device import Platform
 
+CALLED_OFF = "called off"
+"""The key of a store that says why a meeting does not take place."""
 _HCCL_SHARE = 0.9
 """Of the limit of a collective: HCCL's own."""
 
@@ -98,6 +100,17 @@ def hold_store(timeout: timedelta) -> tuple[dist.Store, tuple[str, int]]:  # typ
 def reach_store(address: tuple[str, int], timeout: timedelta) -> dist.Store:  # type: ignore[name-defined]
     """Connect to a store that another process holds; RuntimeError where none is there."""
     return dist.TCPStore(*address, is_master=False, timeout=timeout)  # type: ignore[attr-defined]
+
+
+def link_name(replica: int, generation: int) -> str:
+    """Return what a meeting of the training ranks with a replica is called, in their store."""
+    return f"link {replica} {generation}"
+
+
+def call_off(address: tuple[str, int], name: str, why: str, timeout: timedelta) -> None:
+    """Let those who wait in a store for others of a name know that these do not come."""
+    store = reach_store(address, timeout)
+    dist.PrefixStore(name, store).set(CALLED_OFF, why)  # type: ignore[attr-defined]
 
 
 def join_beside(

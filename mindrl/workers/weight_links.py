@@ -18,12 +18,15 @@ from torch import Tensor
 
 from mindrl.errors import ReshardError
 from mindrl.models.sharding import Sharding
+from mindrl.observability.progress import tick
 from mindrl.platform.device import Platform
 from mindrl.platform.rendezvous import (
+    CALLED_OFF,
     Seat,
     hold_store,
     join_beside,
     leave_group,
+    link_name,
     own_store,
     reach_store,
 )
@@ -35,6 +38,7 @@ from mindrl.workers.weight_sync import TrainingWeights
 
 logger = logging.getLogger(__name__)
 _ADDRESS = "where links are joined"
+_LOOK_SECONDS = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,13 +127,12 @@ class LinkEnd:
         Raises:
             ReshardError: Names who did not come in time.
         """
-        routes, name = self.routes, f"link {replica} {generation}"
+        routes, name = self.routes, link_name(replica, generation)
         ours, names = dist.PrefixStore(name, store), routes.names(replica)  # type: ignore[attr-defined]
         seconds = routes.timeout_seconds
         try:
             ours.set(f"here {self.rank}", "")
-            missing = silent_ranks(ours, "here", len(names), seconds)
-            if missing:
+            if missing := _missing(ours, len(names), seconds):
                 who = ", ".join(names[rank] for rank in missing)
                 raise ReshardError(f"{who} did not come to {name} within {seconds:g} s")
             seat = Seat(rank=self.rank, world_size=len(names), local_device=0)
@@ -148,6 +151,23 @@ class LinkEnd:
         )
         logger.info("%s is open", name)
         return WeightLink(reshard, routes.verify)
+
+
+def _missing(store: dist.Store, ranks: int, seconds: float) -> list[int]:  # type: ignore[name-defined]
+    """Wait until all ranks are here; returns those who did not come.
+
+    Raises:
+        ReshardError: Somebody knows that they do not come.
+    """
+    ends = time.monotonic() + seconds
+    while missing := silent_ranks(store, "here", ranks, min(_LOOK_SECONDS, seconds)):
+        # It has a limit of its own: whoever waits here does not hang.
+        tick()
+        if time.monotonic() > ends:
+            break
+        if store.check([CALLED_OFF]):
+            raise ReshardError(store.get(CALLED_OFF).decode())
+    return missing
 
 
 @dataclass

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from safetensors import safe_open
 from shards_messages import Case
 
 from mindrl.config.run import RunConfig
+from mindrl.platform.rendezvous import call_off, link_name
 from mindrl.preflight.run_shardings import unordered_shardings
 
 pytestmark = pytest.mark.distributed
@@ -198,6 +200,16 @@ def test_who_does_not_come_to_a_link_is_named_and_who_comes_late_is_waited_for(
     two.replicas[1].call_all("join_link", two.address, 1, 6)
     assert two.trainers.collect() == [None, None]
     assert two.publish(1, [0, 1])[0] == [{}, {}]
+
+
+def test_a_link_that_is_called_off_is_not_waited_for(two: LinkedGroups) -> None:
+    began = time.monotonic()
+    begin_all(two.trainers, "open_link", 1, 7)
+    call_off(two.address, link_name(1, 7), "replica 1 is gone", timedelta(seconds=5))
+    assert two.trainers.collect() == ["replica 1 is gone"] * 2
+    assert time.monotonic() - began < LIMIT_SECONDS / 2
+    assert two.link(1, 8) == [None, None]
+    assert two.publish(2, [0, 1])[0] == [{}, {}]
 
 
 def test_the_death_of_one_rank_of_a_replica_is_told_to_its_other_ranks_too(

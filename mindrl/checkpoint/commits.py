@@ -155,10 +155,10 @@ class Commits:
             for report in building.glob(_REPORT.format("*")):
                 report.unlink()
             _write_object(building / MANIFEST, _manifest(step, listed))
-            _sync_folder(building)
+            sync_folder(building)
             _remove(target)
             building.rename(target)
-            _sync_folder(self.root)
+            sync_folder(self.root)
         return Checkpoint(step=step, folder=target, files=listed)
 
     def abandon(self, step: int) -> None:
@@ -366,11 +366,12 @@ def _remove(folder: Path) -> None:
     """Remove a checkpoint, in an order in which no half of it looks whole."""
     if folder.is_dir():
         (folder / MANIFEST).unlink(missing_ok=True)
-        _sync_folder(folder)
+        sync_folder(folder)
         shutil.rmtree(folder)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Wait until the disk knows which files a folder has."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import xxhash
 
+from mindrl.checkpoint.commits import sync_folder
 from mindrl.errors import SpoolError
 
 _BUILDING = ".building"
@@ -31,7 +32,7 @@ def write_new(path: Path, content: bytes) -> bool:
             os.link(building, path)
         except FileExistsError:
             return False
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
     return True
 
 
@@ -43,7 +44,7 @@ def write_over(path: Path, content: bytes) -> None:
     """
     with _beside(path, content) as building:
         building.replace(path)
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def sealed(content: bytes) -> bytes:
@@ -76,7 +77,7 @@ def sync_tree(folder: Path) -> None:
     for path in folder.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())
-    _sync_folder(folder)
+    sync_folder(folder)
 
 
 def forget_building(folder: Path) -> None:
@@ -118,11 +119,3 @@ def _beside(path: Path, content: bytes) -> Iterator[Path]:
         yield building
     finally:
         remove(building)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

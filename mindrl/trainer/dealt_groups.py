@@ -4,7 +4,7 @@ Pure: no engine, no thread and no clock. Shapes: N tokens of a response.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mindrl.batch.rollouts import Responses
@@ -74,7 +74,7 @@ class DealtGroups:
         more: dict[int, list[DealtRow]] = {}
         loads = {number: self._load(number) for number in sorted(replicas)}
         for number, group in self.groups.items():
-            rows = [DealtRow(number, place) for place in self._open(group)]
+            rows = [DealtRow(number, place) for place in group.open_places(self.longest)]
             rows = [row for row in rows if row not in dealt]
             if not rows or not loads:
                 continue
@@ -101,9 +101,8 @@ class DealtGroups:
                 continue
             hand.back.add(place)
             group = self.groups[row.group]
-            sequences = [*group.sequences]
-            sequences[row.place] = sequences[row.place].with_more(*more, step=step, finished=ended)
-            self.groups[row.group] = replace(group, sequences=tuple(sequences))
+            found = group.with_more(row.place, more, step=step, finished=ended)
+            self.groups[row.group] = found
 
     def advanced(self, replica: int, steps: int) -> None:
         """Take note that a replica has taken steps."""
@@ -129,10 +128,6 @@ class DealtGroups:
         hand = self.hands.get(replica, _Hand())
         left = [row for place, row in enumerate(hand.rows) if place not in hand.back]
         return sum(self._tokens(row) for row in left if row.group in self.groups)
-
-    def _open(self, group: OpenGroup) -> list[int]:
-        each = enumerate(group.sequences)
-        return [place for place, sequence in each if not sequence.is_whole(self.longest)]
 
     def _drawn(self, row: DealtRow) -> int:
         return len(self.groups[row.group].sequences[row.place].tokens_N)

@@ -61,7 +61,20 @@ class OpenGroup:
 
     def is_whole(self, longest: int) -> bool:
         """Say whether it can be trained on."""
-        return all(each.is_whole(longest) for each in self.sequences)
+        return not self.open_places(longest)
+
+    def open_places(self, longest: int) -> list[int]:
+        """Return which of the responses are not whole."""
+        each = enumerate(self.sequences)
+        return [place for place, sequence in each if not sequence.is_whole(longest)]
+
+    def with_more(
+        self, place: int, drawn: tuple[Tensor, Tensor], *, step: int, finished: bool
+    ) -> Self:
+        """Add to a response what a step has drawn of it: tokens and log-probs, [N] each."""
+        sequences = [*self.sequences]
+        sequences[place] = sequences[place].with_more(*drawn, step=step, finished=finished)
+        return replace(self, sequences=tuple(sequences))
 
 
 _COLUMNS = {"tokens_N": np.int64, "logprobs_N": np.float32, "steps_N": np.int64}

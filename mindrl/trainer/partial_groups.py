@@ -6,7 +6,6 @@ Shapes: G groups, the oldest first.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from math import ceil
 from typing import Any
 
@@ -84,8 +83,7 @@ class PartialGroups:
         asked = [
             (place, number)
             for place, group in enumerate(groups)
-            for number, each in enumerate(group.sequences)
-            if not each.is_whole(self.open.longest)
+            for number in group.open_places(self.open.longest)
         ]
         requests = [self.open.request(groups[place], number) for place, number in asked]
 
@@ -110,11 +108,7 @@ def _with_more(
     step: int,
 ) -> list[OpenGroup]:
     """Add to each response that was asked for what was drawn of it."""
-    drawn = [[*group.sequences] for group in groups]
-    finished = responses.finished_B.tolist()
+    found, finished = [*groups], responses.finished_B.tolist()
     for (place, number), more, ended in zip(asked, responses.each(), finished, strict=True):
-        drawn[place][number] = drawn[place][number].with_more(*more, step=step, finished=ended)
-    return [
-        replace(group, sequences=tuple(sequences))
-        for group, sequences in zip(groups, drawn, strict=True)
-    ]
+        found[place] = found[place].with_more(number, more, step=step, finished=ended)
+    return found

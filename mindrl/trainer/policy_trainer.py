@@ -237,12 +237,16 @@ class PolicyTrainer:
             learn = self.train_on if self.config.learns else self.rate
             computed, rewarded = learn(step, gathered)
             computed |= self.gathering.learned(step)
-        spent = merge(self.timer.flush(), self.workers.flush_metrics())
+        spent = self.spent(computed["rollout/response_tokens"])
         metrics = measured(merge(computed, gathered.metrics, spent))
-        rate = metrics["rollout/response_tokens"] / metrics["seconds/step"]
-        metrics["throughput/response_tokens_per_second"] = rate
         batch = RatedBatch(prompts=gathered.prompts, rollouts=rollouts, rewarded=rewarded)
         return metrics, batch
+
+    def spent(self, response_tokens: float) -> Metrics:
+        """Return what a step, which is over, took of time and memory."""
+        spent = merge(self.timer.flush(), self.workers.flush_metrics())
+        rate = response_tokens / spent["seconds/step"]
+        return spent | {"throughput/response_tokens_per_second": rate}
 
     def train_on(self, step: int, gathered: Gathered) -> tuple[Metrics, Rewarded]:
         """Estimate and learn; returns all that was computed, and the rewards.

@@ -89,10 +89,9 @@ class ReplicaPool:
         """Give the replicas, and those that took the place of lost ones, new weights."""
         assert not self.threads, "they draw nothing while weights come"
         began = time.perf_counter()
-        lost, self.version = self.engines.publish(version), version
+        self.engines.publish(version)
+        self.version = version
         self.dead.clear()
-        for number in lost:
-            self.engines.begin_replacing(number)
         self._seconds["publish"] += time.perf_counter() - began
 
     def flush_metrics(self) -> Metrics:

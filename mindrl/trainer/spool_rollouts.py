@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 from mindrl.errors import ModelError
-from mindrl.observability.metrics import merge
 from mindrl.spool.duties import Duties, Duty
 from mindrl.spool.files import when_there_is_room
 from mindrl.spool.folder import Spool
@@ -99,10 +98,8 @@ class SpoolRollouts:
             gathered = Gathered(prompts=asked, rollouts=rollouts, rating=rating)
             metrics, rewarded = trainer.rate(place.step, gathered)
         batch = RatedBatch(prompts=asked, rollouts=rollouts, rewarded=rewarded)
-        spent = merge(trainer.timer.flush(), trainer.workers.flush_metrics())
+        spent = trainer.spent(metrics["rollout/response_tokens"])
         spent |= {"spool/part": float(place.part), "spool/weights": float(duty.weights.version)}
-        rate = metrics["rollout/response_tokens"] / spent["seconds/step"]
-        spent["throughput/response_tokens_per_second"] = rate
         samples = batch.samples(range(min(len(rollouts), trainer.rl.log_samples)))
         trainer.run_log.step(place.step, metrics | spent, samples)
         return Record(

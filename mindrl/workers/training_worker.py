@@ -104,10 +104,6 @@ class TrainingWorker:
         with self.sharding_manager.sending(self._ways.in_flight_bytes):
             return self._ways.send(replicas)
 
-    def drop_link(self, replica: int) -> None:
-        """Give the way to a replica up, where there is one."""
-        self._ways.drop(replica)
-
     def compute_logprobs(self, sequences: Sequences) -> Logprobs | None:
         """Give this replica's sequences log-probs of the current weights.
 

@@ -115,7 +115,7 @@ class MemoryEngines:
         lost = []
         if len(self.versions) in self.lost_in_publish and self.replicas:
             lost.append(min(self.replicas))
-            del self.replicas[lost[0]]
+            self.begin_replacing(lost[0])
         for replica in self.replicas.values():
             replica.version = version
         return lost

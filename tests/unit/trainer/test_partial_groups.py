@@ -74,7 +74,9 @@ class LongTail(MemoryRoles):
         return [int(each.tokens_BT[0, 0]) - 1 for each in self.minibatches]
 
 
-def build(root: Path, roles: MemoryRoles, **changes: Any) -> PolicyTrainer:
+def build(
+    root: Path, roles: MemoryRoles, train: Sequence[Prompt] = PROMPTS, **changes: Any
+) -> PolicyTrainer:
     chosen = config(**(KEYS | changes))
     section = chosen.generate_config
     longer = type(section.sampling_config)(max_tokens=LONGEST)
@@ -82,7 +84,7 @@ def build(root: Path, roles: MemoryRoles, **changes: Any) -> PolicyTrainer:
         **{**vars(chosen), "generate_config": type(section)(sampling_config=longer)}
     )
     log = run_log(root, chosen.megatron_training.train_iters)
-    of_run = data(train=PROMPTS)
+    of_run = data(train=train)
     return PolicyTrainer(chosen, of_run, roles, rewards(roles), log, max_logprob_gap=0.1)
 
 
@@ -112,6 +114,17 @@ def test_a_step_ends_with_the_first_that_are_whole_and_the_others_go_on(tmp_path
     assert steps[1]["staleness/stale_tokens"] == pytest.approx(8 / 28)
     assert steps[1]["staleness/mean"] == pytest.approx(8 / 28)
     assert steps[-1]["staleness/open_groups"] == 0
+
+
+def test_a_last_step_that_finds_all_whole_asks_for_nothing(tmp_path: Path) -> None:
+    roles = LongTail()
+    build(tmp_path, roles, train_iters=2, train=PROMPTS[:2] * 2).run()
+    assert roles.trained() == [0, 1, 0, 1]
+    assert len(roles.requests) == 1
+    first, last = lines(tmp_path / "metrics.jsonl")
+    assert (first["staleness/rounds"], last["staleness/rounds"]) == (1, 0)
+    assert last["staleness/mean"] == 1
+    assert "logprob_gap/mean" not in last
 
 
 def test_only_tokens_of_the_present_weights_have_a_gap_the_others_a_drift(tmp_path: Path) -> None:

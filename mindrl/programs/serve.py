@@ -1,6 +1,7 @@
 """The program that starts the server of a replica: `python cli/serve.py`."""
 
 import argparse
+import sys
 
 from mindrl.config.validate import findings
 from mindrl.errors import ConfigError
@@ -22,7 +23,7 @@ The exit code is 2 where the configuration cannot be read or has findings; else 
 
 
 def serve(name: str = "serve.py") -> int:
-    """Become the server that the command line asks for; returns where it does not come to that."""
+    """Become the guard of the server that the command line asks for; returns where it cannot be."""
     about = (
         "Start vLLM's own server as a replica of a run, at its address of generate_config.servers; "
         "the run gives it weights, and its requests have the token of the run."
@@ -48,4 +49,4 @@ def _serve(options: argparse.Namespace) -> int:
     command = server_command(config, platform, replica)
     environment = server_environment(config, platform)
     say(f"replica {replica} listens at {servers[replica]}")
-    become(command, environment)
+    become([sys.executable, "-m", "mindrl.platform.guard", *command], environment)

@@ -45,7 +45,7 @@ GUARD_SECONDS = 10.0
 _PROGRAM = """\
 import sys
 sys.path[:] = sys.argv[3:]
-from mindrl.rewards.guard import fork_guarded
+from mindrl.platform.guard import fork_guarded
 connection_descriptor, caller_pid = map(int, sys.argv[1:3])
 fork_guarded(caller_pid, connection_descriptor)
 from mindrl.rewards.service import serve

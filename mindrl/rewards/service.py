@@ -20,8 +20,8 @@ from multiprocessing.context import ForkContext, ForkProcess
 from pebble import ProcessExpired, ProcessPool
 
 from mindrl.errors import MindrlError, RewardError
+from mindrl.platform.guard import SWEEP
 from mindrl.rewards.functions import score_range
-from mindrl.rewards.guard import SWEEP
 from mindrl.rewards.scores import Asked, Failure, Outcome, Outcomes, PoolPlan
 from mindrl.rewards.worker import (
     SETTLING_SECONDS,

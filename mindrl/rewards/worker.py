@@ -12,7 +12,7 @@ import psutil
 
 import mindrl.rewards.answers  # noqa: F401 - before the fork: no answer is to wait for sympy
 from mindrl.observability.units import quoted
-from mindrl.rewards.guard import die_with
+from mindrl.platform.guard import die_with
 from mindrl.rewards.resolve import place_of, resolve_reward
 from mindrl.rewards.scores import Failure, Outcome, Pairs
 

@@ -48,13 +48,13 @@ def server(overrides: Sequence[str], log: Path) -> Iterator["subprocess.Popen[by
 
 
 def kill(started: "subprocess.Popen[bytes]") -> None:
-    """End a server and the processes of its engine at once."""
-    if started.poll() is None:
-        below = psutil.Process(started.pid).children(recursive=True)
-        started.kill()
-        for process in below:
-            process.kill()
+    """Kill the server below its guard, which ends the processes of its engine."""
+    guard = psutil.Process(started.pid)
+    below = guard.children(recursive=True) if started.poll() is None else []
+    for process in guard.children() if below else []:
+        process.kill()
     started.wait(timeout=60)
+    assert not psutil.wait_procs(below, timeout=20)[1], "something of the engine lives on"
 
 
 def test_a_run_trains_with_the_answers_of_a_server_and_goes_on_when_that_begins_anew(

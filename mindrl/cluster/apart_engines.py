@@ -15,6 +15,8 @@ from mindrl.platform.rendezvous import call_off, link_name
 
 logger = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.5
+_WATCH_SECONDS = 1.0
+"""Between two looks at the processes."""
 _CALL_OFF_WITHIN = timedelta(seconds=20)
 _LOST = (WorkerDiedError, ReshardError)
 
@@ -31,6 +33,8 @@ class ApartEngines:
         self.generation = 0
         """Of the newest link: none meets who waits for an older one."""
         self.linked: dict[int, ReplicaGroup] = {}
+        self.looked = {"training": 0.0, "replicas": 0.0}
+        """When it was looked last whether all processes are there."""
 
     @property
     def replicas(self) -> int:
@@ -75,10 +79,36 @@ class ApartEngines:
         self._replace(number, "its workers do not answer")
         self.fleet.require_some()
 
+    def look(self) -> None:
+        """Begin to replace replicas whose processes are gone, though nobody waits for them.
+
+        Raises:
+            ClusterError: No replica is left, and none will come.
+        """
+        if not self._is_time("replicas"):
+            return
+        for number, each in [*self.fleet.up.items()]:
+            if (why := each.group.gone()) is not None:
+                self._replace(number, why)
+        self.fleet.require_some()
+
+    def heed(self) -> None:
+        """Do what is done while replicas are waited for.
+
+        Raises:
+            WorkerDiedError: A process that trains is gone.
+            ClusterError: As `look`.
+        """
+        self.training.meanwhile()
+        self.look()
+        if self._is_time("training"):
+            self._require_training()
+
     def each(self, method: str, shares: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Call a method with each share; what a lost replica was asked is asked of the others.
 
         Raises:
+            WorkerDiedError: A process that trains is gone.
             ClusterError: No replica is left, and none will come.
         """
         answers: dict[int, Any] = {}
@@ -87,10 +117,11 @@ class ApartEngines:
             asked = [(place, living[turn % len(living)]) for turn, place in enumerate(missing)]
             calls = [(place, each, _begin(each, method, shares[place])) for place, each in asked]
             for place, each, call in calls:
-                each.group.meanwhile = self.training.meanwhile
+                each.group.meanwhile = self.heed
                 try:
                     answers[place] = call.wait()[0]
                 except WorkerDiedError as error:
+                    self._require_training()
                     self._replace(each.number, str(error))
                 finally:
                     each.group.meanwhile = lambda: None
@@ -116,7 +147,7 @@ class ApartEngines:
         while not (living := self.living()):
             assert self.version is not None, "weights are published before anything is asked"
             self.fleet.take_up(_LOOK_SECONDS)
-            self.training.meanwhile()
+            self.heed()
             self.publish(self.version)
         return living
 
@@ -132,7 +163,11 @@ class ApartEngines:
         given = (self.address, number, self.generation)
         joining = replica.group.begin("join_link", [given] * len(replica.group.handles))
         opening = self.training.begin("open_link", [given[1:]] * len(self.training.handles))
-        if lost := _failures({number: joining}):
+        replica.group.meanwhile = self._require_training
+        lost = _failures({number: joining})
+        replica.group.meanwhile = lambda: None
+        self._require_training()
+        if lost:
             name = link_name(number, self.generation)
             # Without a store nobody waits in it: that is the end of the training side.
             with suppress(RuntimeError):
@@ -160,6 +195,17 @@ class ApartEngines:
                 self.fleet.losses[each.number] = 0
             each.version = version
         return lost
+
+    def _is_time(self, what: str) -> bool:
+        now = time.monotonic()
+        if now - self.looked[what] < _WATCH_SECONDS:
+            return False
+        self.looked[what] = now
+        return True
+
+    def _require_training(self) -> None:
+        if (why := self.training.gone()) is not None:
+            raise WorkerDiedError(why)
 
     def _replace(self, number: int, why: str) -> None:
         self.linked.pop(number, None)

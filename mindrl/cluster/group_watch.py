@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import psutil
@@ -44,6 +45,9 @@ class GroupWatch:
             ClusterError: Another node does not look.
         """
         self.timeout_seconds = timeout_seconds
+        self.known: set[int] = set()
+        """Ranks that were seen."""
+        self.lock = Lock()
         self.interval_seconds = min(1.0, timeout_seconds / 5)
         nodes: defaultdict[str, dict[int, ProcessKey]] = defaultdict(dict)
         for rank, identity in enumerate(identities):
@@ -58,10 +62,17 @@ class GroupWatch:
 
     def look(self) -> dict[int, Sight]:
         """Say what each worker did when it was seen last."""
-        seen = self.here.look()
-        for node in self.others:
-            seen |= node.look()
+        with self.lock:
+            seen = self.here.look()
+            for node in self.others:
+                seen |= node.look()
+            self.known |= seen.keys()
         return seen
+
+    def gone(self) -> list[int]:
+        """Return the ranks whose processes were there once and are no more; on any thread."""
+        seen = self.look()
+        return sorted(self.known - seen.keys())
 
     def dump_stacks(self) -> None:
         """Have every worker write its Python stacks into its log."""

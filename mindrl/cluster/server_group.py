@@ -66,6 +66,10 @@ class ServerGroup:
         """Call a method with the same arguments on all, which are one."""
         return self.call(method, [arguments])
 
+    def gone(self) -> str | None:
+        """Return None: it is another's process, of which its answers tell."""
+        return None
+
     def stop(self) -> None:
         """Ask nothing any more."""
         self.thread.shutdown(wait=False, cancel_futures=True)

@@ -133,6 +133,16 @@ class WorkerGroup:
         """Call a method on every worker with the same arguments."""
         return self.call(method, [arguments] * len(self.handles))
 
+    def gone(self) -> str | None:
+        """Say which processes are gone, whoever is called or waited for; None where none is."""
+        ranks = [] if self.watch is None else self.watch.gone()
+        if not ranks:
+            return None
+        who = worker_names(ranks, self.identities, self.name)
+        return self._with_log(
+            f"{who} died: its process is gone", ranks[0], "a look beside other calls"
+        )
+
     def stop(self) -> None:
         """End the worker processes, and wait until they are gone."""
         for handle in self.handles:

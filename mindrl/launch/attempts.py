@@ -211,7 +211,7 @@ class Attempts:
             trainer = trainer_of(self.plan, self.data, actor, services.scorer, run_log)
             if self.gathers is not None:
                 trainer.gathering = self.gathers(trainer)
-            actor.group.meanwhile = trainer.checkpoints.commit_written
+            actor.group.meanwhile = _meanwhile(trainer)
             if found is not None:
                 actor.restore(found.folder, found.updates)
                 trainer.resume(found.step, found.state)
@@ -278,3 +278,13 @@ class Attempts:
         return ReplicaFleet(
             start, config.rollout_layout.replicas, config.rl_config.max_restarts, tell
         )
+
+
+def _meanwhile(trainer: PolicyTrainer) -> Callable[[], None]:
+    """Return what is done while processes that train are waited for."""
+
+    def look() -> None:
+        trainer.checkpoints.commit_written()
+        trainer.workers.engines.look()
+
+    return look

@@ -12,6 +12,7 @@ from mindrl.config.resume import resume_findings
 from mindrl.config.run import RunConfig
 from mindrl.errors import CheckpointError
 from mindrl.observability.terminal import note
+from mindrl.trainer.resumed_groups import gathering_state
 from mindrl.trainer.run_log import RunFolder
 
 
@@ -90,6 +91,8 @@ def _newest_whole(
         raise CheckpointError("\n".join(findings))
     # A reference that was reset may be one that is fixed from now on.
     updates = {role: n for role, n in state["updates"].items() if role in config.changing_roles}
+    if not weights_alone and "gathering" in state:
+        state = {**state, "gathering": gathering_state(config, found.step, state)}
     return Beginning(folder=found.folder, step=found.step, updates=updates, state=state)
 
 

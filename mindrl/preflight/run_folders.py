@@ -16,6 +16,8 @@ from mindrl.preflight.run_shardings import RunPlan, role_head
 
 Places = Mapping[Role, str]
 """Folder of each model that the run exports."""
+_RECORD_TOKEN_BYTES = 12
+"""Of a response token in a record: its number, its log-prob, its text."""
 LOG_BYTES = 64 << 20
 """Free space that logs and samples want, besides the exported models."""
 
@@ -91,7 +93,39 @@ def check_folders(plan: RunPlan, root: Path, exports: Mapping[Role, Path]) -> No
         count = training.keep_last + training.keep_best + 1
         needed = count * sum(state_bytes(plan, role) for role in plan.config.changing_roles)
         needs.append(Need(folder=root, needed_bytes=needed, what=f"{count} checkpoints"))
-    check_room(needs)
+    check_room([*needs, *spool_needs(plan)])
+
+
+def spool_needs(plan: RunPlan) -> Iterator[Need]:
+    """Say what the jobs of a spool put into it until a checkpoint lets go of it.
+
+    A spool that a train job is at already has part of it, and is not asked.
+    """
+    config, spool = plan.config, plan.config.spool_config
+    if spool.job is None or spool.folder is None:
+        return
+    folder = Path(spool.folder).resolve()
+    if (folder / "progress.json").exists():
+        return
+    # One step is learned while the checkpoint of the one before it is committed.
+    steps = config.megatron_training.save_interval + config.rl_config.max_staleness + 2
+    longest = config.generate_config.sampling_config.max_tokens
+    step_bytes = config.sequences_per_step * longest * _RECORD_TOKEN_BYTES
+    most = steps * step_bytes
+    if spool.max_records_mib is not None:
+        # What the train job waits for is drawn all the same.
+        most = min(most, (spool.max_records_mib << 20) + step_bytes)
+    yield Need(
+        folder=folder,
+        needed_bytes=most,
+        what=f"records of up to {steps} steps (spool_config.max_records_mib bounds them)",
+    )
+    versions = (steps - 1) // spool.publish_every + 1
+    yield Need(
+        folder=folder,
+        needed_bytes=versions * export_bytes(plan, "actor"),
+        what=f"{versions} versions of the weights",
+    )
 
 
 def export_bytes(plan: RunPlan, role: Role) -> int:

@@ -33,6 +33,9 @@ class Engines(Protocol):
             ClusterError: No replica is left, and none will come.
         """
 
+    def look(self) -> None:
+        """Begin to replace engines that are gone, while something else is waited for."""
+
     def flush_metrics(self) -> list[dict[str, float]]:
         """Return what ranks that do not train have measured since the last call."""
 
@@ -69,6 +72,13 @@ class SeparateEngines(Engines, Protocol):
         `publish` adds those that have come up by then, and takes away the lost.
         """
 
+    def heed(self) -> None:
+        """Do what is done while they are waited for.
+
+        Raises:
+            WorkerDiedError: A process that trains is gone.
+        """
+
     def begin_replacing(self, number: int) -> None:
         """Start another in the place of a lost one, in the background, unless that was done.
 
@@ -96,6 +106,9 @@ class ColocatedEngines:
     def publish(self, version: int) -> Collection[int]:  # noqa: ARG002
         """Do nothing."""
         return ()
+
+    def look(self) -> None:
+        """Do nothing: they are where the trainer is."""
 
     def flush_metrics(self) -> list[dict[str, float]]:
         """Return nothing: all ranks train."""

@@ -131,6 +131,7 @@ class ReplicaPool:
     def _hear(self, heed: Callable[[], None]) -> None:
         """Wait a while for something to happen, and take note of it."""
         heed()
+        self.engines.heed()
         try:
             event = self.events.get(timeout=_LOOK_SECONDS)
         except Empty:

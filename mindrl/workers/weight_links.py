@@ -8,8 +8,10 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Literal
 
 import torch
@@ -138,7 +140,10 @@ class LinkEnd:
             seat = Seat(rank=self.rank, world_size=len(names), local_device=0)
             patience = routes.patience_seconds(self.rank)
             limit = timedelta(seconds=patience)
-            group = join_beside(self.platform, ours, seat, name, limit)
+            # Whoever waits in a store keeps all others of its connection waiting.
+            own = dist.PrefixStore(name, store.clone())  # type: ignore[attr-defined]
+            make = partial(join_beside, self.platform, own, seat, name, limit)
+            group = _unless_called_off(ours, make) if self.platform.kind == "cpu" else make()
         except RuntimeError as error:
             raise ReshardError(f"{name} was not made: {error}") from error
         device = torch.device(self.platform.device_type)
@@ -165,9 +170,42 @@ def _missing(store: dist.Store, ranks: int, seconds: float) -> list[int]:  # typ
         tick()
         if time.monotonic() > ends:
             break
-        if store.check([CALLED_OFF]):
-            raise ReshardError(store.get(CALLED_OFF).decode())
+        _refuse_called_off(store)
     return missing
+
+
+def _unless_called_off(
+    store: dist.Store,  # type: ignore[name-defined]
+    make: Callable[[], dist.ProcessGroup],
+) -> dist.ProcessGroup:
+    """Make a group of all who are here, of whom one may be gone by now.
+
+    Where devices have a library of their own nobody meets anybody before the first message.
+
+    Raises:
+        ReshardError: Somebody knows that one is gone.
+    """
+    thread = ThreadPoolExecutor(1, thread_name_prefix="link")
+    making = thread.submit(make)
+    thread.shutdown(wait=False)
+    try:
+        while not wait([making], _LOOK_SECONDS).done:
+            tick()
+            _refuse_called_off(store)
+    except ReshardError:
+        making.add_done_callback(_leave_made)
+        raise
+    return making.result()
+
+
+def _leave_made(making: Future[dist.ProcessGroup]) -> None:
+    if making.exception() is None:
+        leave_group(making.result())
+
+
+def _refuse_called_off(store: dist.Store) -> None:  # type: ignore[name-defined]
+    if store.check([CALLED_OFF]):
+        raise ReshardError(store.get(CALLED_OFF).decode())
 
 
 @dataclass

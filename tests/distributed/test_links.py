@@ -17,9 +17,10 @@ from linked_groups import LinkedGroups, begin_all
 from nightly import at_night_but
 from safetensors import safe_open
 from shards_messages import Case
+from torch.distributed import PrefixStore
 
 from mindrl.config.run import RunConfig
-from mindrl.platform.rendezvous import call_off, link_name
+from mindrl.platform.rendezvous import call_off, link_name, reach_store
 from mindrl.preflight.run_shardings import unordered_shardings
 
 pytestmark = pytest.mark.distributed
@@ -205,6 +206,22 @@ def test_who_does_not_come_to_a_link_is_named_and_who_comes_late_is_waited_for(
 def test_a_link_that_is_called_off_is_not_waited_for(two: LinkedGroups) -> None:
     began = time.monotonic()
     begin_all(two.trainers, "open_link", 1, 7)
+    call_off(two.address, link_name(1, 7), "replica 1 is gone", timedelta(seconds=5))
+    assert two.trainers.collect() == ["replica 1 is gone"] * 2
+    assert time.monotonic() - began < LIMIT_SECONDS / 2
+    assert two.link(1, 8) == [None, None]
+    assert two.publish(2, [0, 1])[0] == [{}, {}]
+
+
+def test_a_link_is_called_off_too_where_one_who_was_there_is_gone_before_the_group_is_made(
+    two: LinkedGroups,
+) -> None:
+    began = time.monotonic()
+    begin_all(two.trainers, "open_link", 1, 7)
+    store = reach_store(two.address, timedelta(seconds=5))
+    # Rank 2 of the link says that it is here, and never comes.
+    PrefixStore(link_name(1, 7), store).set("here 2", "")
+    time.sleep(2)
     call_off(two.address, link_name(1, 7), "replica 1 is gone", timedelta(seconds=5))
     assert two.trainers.collect() == ["replica 1 is gone"] * 2
     assert time.monotonic() - began < LIMIT_SECONDS / 2

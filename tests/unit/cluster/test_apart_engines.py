@@ -47,6 +47,9 @@ class Workers:
     def methods(self, *names: str) -> list[tuple[str, tuple[Any, ...]]]:
         return [each for each in self.asked if each[0] in names]
 
+    def gone(self) -> str | None:
+        return f"{self.name} is gone" if self.is_dead else None
+
     def stop(self) -> None:
         self.is_stopped = True
 
@@ -56,6 +59,7 @@ class Asked:
         self.workers, self.answer = workers, answer
 
     def wait(self) -> list[Any]:
+        self.workers.meanwhile()
         if self.workers.is_dead:
             raise WorkerDiedError(f"{self.workers.name} died")
         return [self.answer]
@@ -135,7 +139,7 @@ def test_what_a_lost_replica_was_asked_is_asked_of_the_other() -> None:
             ("replica 1.0", "a"),
             ("replica 1.0", "b"),
         ]
-        assert run.told == ["warning: rollout replica 0 is lost: replica 0.0 died"]
+        assert run.told == ["warning: rollout replica 0 is lost: replica 0.0 is gone"]
         assert run.started[0][0].is_stopped or run.fleet.coming
         assert [each.number for each in engines.living()] == [1]
         # Of the lost there is nothing, and the numbers of the ranks stay.
@@ -205,6 +209,34 @@ def test_replicas_that_are_lost_too_often_in_a_row_are_given_up_and_the_last_end
         run.lose(0)
         with pytest.raises(ClusterError, match=r"^all 2 rollout replica\(s\) are lost"):
             engines.begin_replacing(0)
+
+
+def test_a_replica_that_ends_while_nobody_waits_for_it_is_replaced_at_once() -> None:
+    with begun() as (run, engines):
+        engines.publish(0)
+        run.lose(1)
+        engines.look()
+        assert run.told == ["warning: rollout replica 1 is lost: replica 1.0 is gone"]
+        run.fleet.take_up(10.0)
+        assert len(run.started[1]) == 2
+        # It is not looked again and again.
+        run.lose(0)
+        engines.look()
+        assert len(run.told) == 2
+        assert run.told[-1] == "rollout replica 1 is up again"
+
+
+@pytest.mark.parametrize("waits_in", ["generate", "join_link"])
+def test_a_death_on_the_training_side_ends_the_wait_for_replicas_and_is_no_loss_of_theirs(
+    waits_in: str,
+) -> None:
+    with begun() as (run, engines):
+        if waits_in == "generate":
+            engines.publish(0)
+        run.training.is_dead = True
+        with pytest.raises(WorkerDiedError, match=r"^training is gone$"):
+            engines.each("generate", [("a",)]) if waits_in == "generate" else engines.publish(0)
+        assert not run.told
 
 
 def test_an_error_of_the_training_side_is_the_runs() -> None:

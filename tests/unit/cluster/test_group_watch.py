@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Lock
 
 import psutil
 import pytest
@@ -34,6 +35,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         watch = object.__new__(GroupWatch)
         watch.here, watch.others = NodeWatch(keys), []
         watch.timeout_seconds, watch.interval_seconds = 1, 0.2
+        watch.known, watch.lock = set(), Lock()
         return watch
 
     yield started
@@ -59,6 +61,14 @@ def test_a_stopped_worker_is_found_beside_one_that_gets_on(start: Start) -> None
     assert found(watch) == Hang(ranks=[1], seen=stopped)
     # So it is while engines start, when nobody is asked to tick.
     assert found(watch, silence_counts=False) == Hang(ranks=[1], seen=stopped)
+
+
+def test_a_worker_that_is_gone_is_known_without_a_call(start: Start) -> None:
+    watch = start("gets_on", "gets_on")
+    assert watch.gone() == []
+    watch.here.processes[1].kill()
+    watch.here.processes[1].wait()
+    assert watch.gone() == [1]
 
 
 def test_a_worker_that_is_seen_to_be_stopped_later_is_named_beside_the_first(start: Start) -> None:

@@ -121,6 +121,50 @@ def test_checkpoints_that_stay_and_the_next_one_are_counted_by_12_bytes_a_parame
     assert f"{5 * 3 * weights_of(model) / 2**20:,.1f} MiB for 5 checkpoints in {tmp_path}" in asked
 
 
+@pytest.mark.parametrize(
+    ("keys", "records_mib", "versions"),
+    [
+        # 8 steps of 64 responses of 16 tokens, 12 bytes each.
+        ({}, 8 * 64 * 16 * 12 / 2**20, 8),
+        ({"spool_config.publish_every": 2}, 8 * 64 * 16 * 12 / 2**20, 4),
+        # A limit of a MiB bounds 2048 responses of 192 bytes a step, one of them beyond it.
+        (
+            {"megatron_training.global_batch_size": 256, "spool_config.max_records_mib": 1},
+            1 + 2048 * 16 * 12 / 2**20,
+            8,
+        ),
+    ],
+)
+def test_a_spool_must_hold_what_no_checkpoint_has_let_go_of(  # noqa: PLR0917 - a row
+    keys: dict[str, Any],
+    records_mib: float,
+    versions: int,
+    random_model_of: MakeModel,
+    run_config: MakeConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, spool = random_model_of("qwen3"), tmp_path / "spool"
+    changes: dict[str, Any] = {
+        "megatron_training.save_interval": 4,
+        "megatron_training.global_batch_size": 8,
+        "rl_config.n_samples_per_prompt": 8,
+        "rl_config.max_staleness": 2,
+        "generate_config.sampling_config.max_tokens": 16,
+        "spool_config.job": "train",
+        "spool_config.folder": str(spool),
+    }
+    config = run_config(model, changes | keys)
+    asked = room_asked_for(config, tmp_path, monkeypatch)
+    bound = "(spool_config.max_records_mib bounds them)"
+    assert f"{records_mib:,.1f} MiB for records of up to 8 steps {bound} in {spool}" in asked
+    weights = versions * weights_of(model) / 2**20
+    assert f"{weights:,.1f} MiB for {versions} versions of the weights in {spool}" in asked
+    # A train job that comes back finds part of it there.
+    spool.joinpath("progress.json").touch()
+    assert "records of" not in room_asked_for(config, tmp_path, monkeypatch)
+
+
 @pytest.mark.parametrize(("taken", "beside"), [("model", ""), ("model_best", ": {}/model_best")])
 def test_a_folder_that_an_export_would_replace_is_refused(
     taken: str, beside: str, random_model_of: MakeModel, run_config: MakeConfig, tmp_path: Path

@@ -120,6 +120,12 @@ class MemoryEngines:
             replica.version = version
         return lost
 
+    def look(self) -> None:
+        pass
+
+    def heed(self) -> None:
+        pass
+
     def begin_replacing(self, number: int) -> None:
         self.replaced += 1
         if self.replaced > self.most_replaced:

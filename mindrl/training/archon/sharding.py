@@ -13,7 +13,7 @@ Imports no torch.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 from mindrl.layouts.layout import TrainLayout
@@ -29,12 +29,13 @@ from mindrl.models.placement import (
     Box,
     LocalTensor,
     Placement,
+    Shape,
     ShardingTable,
     part_of,
     relative,
 )
 from mindrl.models.sharding import LazyTables, Sharding
-from mindrl.training.archon.table import TensorRow, rows_by_chunk
+from mindrl.training.archon.table import Cut, TensorRow, rows_by_chunk
 
 
 class _Part(NamedTuple):
@@ -91,23 +92,24 @@ def _dense(
     model: ModelDescription, held: Sequence[Mapping[str, TensorRow]], cut: tuple[_Part, _Part]
 ) -> ShardingTable:
     """Return the table of some chunks for a tensor-parallel rank, and a shard of what it has."""
-    (tensor, shard), table = cut, dict[str, LocalTensor]()
+    table: dict[str, LocalTensor] = {}
+    # Layers are alike: what a shape gives is made once.
+    held_of = cache(partial(_held, model, cut))
     for tensors in held:
         for local, row in tensors.items():
-            rows, *others = _of_tensor_rank(model, row, tensor)
-            start, stop = _chunk(rows, shard)
-            if start < stop:
-                table[local] = _held(row.tensor, row.shape[0], ((start, stop), *others))
+            if (found := held_of(row.shape, row.cut)) is not None:
+                shape, boxes = found
+                placements = (Placement(row.tensor, *boxes),) if boxes else ()
+                table[local] = LocalTensor(shape=shape, placements=placements)
     return table
 
 
-def _of_tensor_rank(model: ModelDescription, row: TensorRow, tensor: _Part) -> list[Bounds]:
+def _of_tensor_rank(model: ModelDescription, shape: Shape, cut: Cut, tensor: _Part) -> list[Bounds]:
     """Return what a tensor-parallel rank has; of the vocabulary it may lie behind the last row."""
-    shape = row.shape
     bounds = [(0, size) for size in shape]
     if tensor.parts == 1:
         return bounds
-    match row.cut:
+    match cut:
         case "vocabulary":
             bounds[0] = part_of(padded_vocab_size(model, tensor.parts), *tensor)
         case "key-value heads":
@@ -126,13 +128,22 @@ def _chunk(bounds: Bounds, shard: _Part) -> Bounds:
     return min(first + shard.at * each, last), min(first + (shard.at + 1) * each, last)
 
 
-def _held(name: str, rows: int, box: Box) -> LocalTensor:
-    """Hold a box of a logical tensor of so many rows; what lies behind them is padding."""
-    (start, stop), *others = box
-    filled = ((start, min(stop, rows)), *others)
-    placements = (Placement(name, source=filled, local=relative(filled, box)),)
-    shape = tuple(last - first for first, last in box)
-    return LocalTensor(shape=shape, placements=placements if start < rows else ())
+def _held(
+    model: ModelDescription, cut: tuple[_Part, _Part], shape: Shape, how: Cut
+) -> tuple[Shape, tuple[Box, Box] | None] | None:
+    """Return the local shape of a tensor, and where what is no padding lies, in it and here.
+
+    None where this shard has nothing of it; padding is what lies behind its last row.
+    """
+    tensor, shard = cut
+    rows, *others = _of_tensor_rank(model, shape, how, tensor)
+    start, stop = _chunk(rows, shard)
+    if start == stop:
+        return None
+    box = ((start, stop), *others)
+    filled = ((start, min(stop, shape[0])), *others)
+    local_shape = tuple(last - first for first, last in box)
+    return local_shape, (filled, relative(filled, box)) if start < shape[0] else None
 
 
 def _experts(
@@ -169,7 +180,7 @@ def _row_counts(
     """Return how many rows any tensor of a tensor-parallel rank has."""
     first = _Part(tp, 0)
     rows = {each for chunk in by_chunk for each in chunk.values()}
-    return {_of_tensor_rank(model, each, first)[0][1] for each in rows}
+    return {_of_tensor_rank(model, each.shape, each.cut, first)[0][1] for each in rows}
 
 
 def _first_alike(counts: set[int], shards: int) -> list[int]:

@@ -286,13 +286,19 @@ def _training_sizes(task: Task) -> Iterator[TrainLayout]:
 
 
 def _expert_sizes(model: ModelDescription, tp: int, ranks: int) -> Iterator[tuple[int, int]]:
-    """Return how the ranks of a stage may share experts: each whole, or cut as all else is."""
+    """Return how the ranks of a stage may share experts: etp and ep.
+
+    Each is whole, cut as all else is, or cut among ranks of which no more can have whole ones: for
+    as much memory whole experts send less.
+    """
     if model.moe is None:
         yield 1, 1
         return
-    for etp in sorted({1, tp}):
+    for etp in divisors(ranks):
+        more = divisors(etp)[1:]
         for ep in divisors(ranks // etp):
-            if ranks % (etp * ep) == 0 and model.moe.num_experts % ep == 0:
+            wholes = [model.moe.num_experts % (ep * each) == 0 for each in (1, *more)]
+            if wholes[0] and (etp in (1, tp) or not any(wholes[1:])):
                 yield etp, ep
 
 

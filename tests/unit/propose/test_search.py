@@ -1,10 +1,12 @@
 """The proposals of well-known models: legal, fitting, and the best that there are."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from proposal_tasks import asked
+from proposal_tasks import MODELS, asked
 
 from mindrl.allocation.meaning import parse_rollout, parse_training
 from mindrl.platform.device import PLATFORMS
@@ -103,6 +105,20 @@ def test_proposals_pass_the_checks_of_a_run_and_leave_a_tenth_of_the_device(task
         if dense:  # the plan of a mixture takes seconds
             plan = memory_plan(unordered_shardings(config).ordered, capacity.device_bytes)
             assert plan.peak_bytes == proposal.fit.peak_bytes
+
+
+@pytest.mark.parametrize("engine", ["megatron", "archon"])
+def test_experts_are_cut_over_other_ranks_than_tensors_where_no_more_could_have_whole_ones(
+    engine: str, tmp_path: Path
+) -> None:
+    """Of four experts on eight devices: with tp 1 each may be cut in two, in place of copies."""
+    values = json.loads((MODELS / "Qwen3-30B-A3B" / "config.json").read_text("utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps(values | {"num_experts": 4}), "utf-8")
+    layouts = legal_training(asked(str(tmp_path), devices=8, engine=engine))
+    alone = {(each.etp, each.ep) for each in layouts if each.tp == each.pp == each.cp == 1}
+    assert alone == {(1, 1), (1, 2), (1, 4), (2, 4)}
+    both = {(each.etp, each.ep) for each in layouts if each.tp == 2 and each.pp == each.cp == 1}
+    assert both == alone | {(2, 1), (2, 2)}
 
 
 def test_the_first_proposal_costs_no_more_than_the_shipped_layout() -> None:

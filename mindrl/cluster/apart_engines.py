@@ -80,7 +80,7 @@ class ApartEngines:
         self.fleet.require_some()
 
     def look(self) -> None:
-        """Begin to replace replicas whose processes are gone, though nobody waits for them.
+        """Begin to replace replicas whose processes are gone or stopped, whoever is waited for.
 
         Raises:
             ClusterError: No replica is left, and none will come.
@@ -88,7 +88,7 @@ class ApartEngines:
         if not self._is_time("replicas"):
             return
         for number, each in [*self.fleet.up.items()]:
-            if (why := each.group.gone()) is not None:
+            if (why := each.group.lost()) is not None:
                 self._replace(number, why)
         self.fleet.require_some()
 
@@ -204,7 +204,7 @@ class ApartEngines:
         return True
 
     def _require_training(self) -> None:
-        if (why := self.training.gone()) is not None:
+        if (why := self.training.lost()) is not None:
             raise WorkerDiedError(why)
 
     def _replace(self, number: int, why: str) -> None:

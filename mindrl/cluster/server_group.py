@@ -66,7 +66,7 @@ class ServerGroup:
         """Call a method with the same arguments on all, which are one."""
         return self.call(method, [arguments])
 
-    def gone(self) -> str | None:
+    def lost(self) -> str | None:
         """Return None: it is another's process, of which its answers tell."""
         return None
 

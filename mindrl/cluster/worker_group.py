@@ -85,6 +85,7 @@ class WorkerGroup:
             starting = [handle.identify.remote() for handle in self.handles]
             self.identities = self.answers(starting, limit, _START)
             self.watch = GroupWatch(self.identities, rl.heartbeat_timeout_seconds, limit.left())
+            self.vigil = Vigil(self.watch, silence_counts=False)
             refuse_misplaced(self.identities, cluster.devices_per_node)
             tell(f"{size} {crew.name}(s) started; loading the models")
             address = self.identities[0].address
@@ -133,15 +134,21 @@ class WorkerGroup:
         """Call a method on every worker with the same arguments."""
         return self.call(method, [arguments] * len(self.handles))
 
-    def gone(self) -> str | None:
-        """Say which processes are gone, whoever is called or waited for; None where none is."""
-        ranks = [] if self.watch is None else self.watch.gone()
-        if not ranks:
+    def lost(self) -> str | None:
+        """Say which processes are gone, or have been stopped for too long; None where none is.
+
+        Whoever is called or waited for: this is no call.
+        """
+        if self.watch is None:
+            return None
+        if ranks := self.watch.gone():
+            what = "died: its process is gone"
+        elif hang := self.vigil.look(range(len(self.handles))):
+            ranks, what = [*hang.ranks], hang.seen
+        else:
             return None
         who = worker_names(ranks, self.identities, self.name)
-        return self._with_log(
-            f"{who} died: its process is gone", ranks[0], "a look beside other calls"
-        )
+        return self._with_log(f"{who} {what}", ranks[0], "a look beside other calls")
 
     def stop(self) -> None:
         """End the worker processes, and wait until they are gone."""

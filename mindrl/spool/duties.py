@@ -44,7 +44,8 @@ class Duties:
                 continue
             weights = self.spool.weights.find(self.version_of(step))
             if weights is None:
-                self.why_none = f"step {step} waits for the weights behind {self.version_of(step)}"
+                waits = f"step {step} waits for the weights behind {self.version_of(step)}"
+                self.why_none = waits + self._if_nobody_trains()
                 return None
             if self._is_full(step, progress):
                 self.why_none = f"step {step} waits for room: the records have reached their limit"
@@ -58,6 +59,11 @@ class Duties:
     def finish(self, duty: Duty) -> None:
         """Let go of a duty that is done, or given up."""
         self.leases.give_back(str(duty.place))
+
+    def _if_nobody_trains(self) -> str:
+        if self.leases.living("train"):
+            return ""
+        return f"; no train job is at work on {self.spool.root}: cli/job.py train starts one"
 
     def _leased(self, place: Place, weights: Weights) -> Duty | None:
         if self.leases.take(str(place)) is not None:

@@ -103,8 +103,9 @@ def test_one_step_off_a_run_that_loses_one_of_two_replicas_computes_what_it_had_
         happens("receive_weights", "SIGKILL", call=3),
         happens("join_link", "SIGKILL", call=1),
         happens("advance_sequences", "SIGSTOP", call=7),
+        happens("receive_weights", "SIGSTOP", call=3),
     ],
-    ids=["in a generation", "in a sync", "before its first weights", "frozen"],
+    ids=["in a generation", "in a sync", "before its first weights", "frozen", "frozen in a sync"],
 )
 def test_asynchronous_no_token_is_too_old_whoever_is_lost_and_comes_back(
     fault: Disturbance,
@@ -126,6 +127,24 @@ def test_asynchronous_no_token_is_too_old_whoever_is_lost_and_comes_back(
     assert "is up again" in run.text()
     gaps = [line["logprob_gap/max"] for line in run.steps() if "logprob_gap/max" in line]
     assert all(gap < 1e-3 for gap in gaps)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("staleness", [None, 1, 2, 4])
+def test_no_stored_token_is_older_than_it_may_be_whatever_the_seed(
+    staleness: int | None, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None is one step off; asynchronous there is one replica, which is the slower side."""
+    order = "rl_config.step_order=asynchronous"
+    bound = [ONE_OFF] if staleness is None else [order, f"rl_config.max_staleness={staleness}"]
+    oldest = set()
+    for seed in (1, 2, 3):
+        seeded = (*bound, f"megatron_training.seed={seed}", replicas(1))
+        run = ran(tmp_path / str(seed), tiny_model, monkeypatch, *seeded)
+        check(run, staleness or 1)
+        oldest.add(max(line["staleness/max"] for line in run.steps()))
+    # The bound is not held by drawing nothing ahead.
+    assert max(oldest) >= 1
 
 
 @pytest.mark.nightly

@@ -141,3 +141,25 @@ def test_the_only_replica_is_waited_for_and_has_the_present_weights_before_its_f
     assert numbers(killed) == numbers(quiet)
     ours, theirs = weights(killed), weights(quiet)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.nightly
+def test_a_checkpoint_of_shared_devices_is_gone_on_with_apart_and_back_to_the_same_bits(
+    tiny_model: Path, four_devices: dict[str, str], tmp_path: Path
+) -> None:
+    layouts = ("actor_config.backend=megatron:t2", "generate_config.backend=vllm:d2")
+    kept = ("save_interval=2", "keep_every=2", "train_iters=6", "test_data_path=null")
+    asked = [*layouts, "rl_config.test_freq=0", *(f"megatron_training.{each}" for each in kept)]
+
+    def behind(program: Program, step: int) -> str:
+        checkpoint = program.folder / "checkpoints" / f"step-{step:08}"
+        return f"megatron_training.resume={checkpoint}"
+
+    shared = finished(run(tmp_path / "shared", tiny_model, four_devices, *asked))
+    apart = run(tmp_path / "apart", tiny_model, four_devices, *asked, APART, behind(shared, 2))
+    back = run(tmp_path / "back", tiny_model, four_devices, *asked, behind(finished(apart), 4))
+    for found, step in ((apart, 2), (finished(back), 4)):
+        assert [line["step"] for line in found.steps()] == [*range(step + 1, 7)]
+        assert numbers(found) == numbers(shared)[step:]
+        ours, theirs = weights(found), weights(shared)
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)

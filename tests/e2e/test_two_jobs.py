@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pyarrow.parquet as pq
 import pytest
-from program import CHECKOUT, start_program
+from program import CHECKOUT, start_program, workers_below
 
 from mindrl.checkpoint.commits import checksum_of
 from mindrl.spool.folder import Spool
@@ -127,6 +127,26 @@ def test_killed_jobs_and_a_killed_scheduler_train_each_response_once_and_the_sam
     found.process.wait()
     found.start()
     found.finish()
+    require_alike(found, whole)
+
+
+@pytest.mark.nightly
+def test_a_train_job_that_loses_a_worker_goes_on_behind_its_checkpoint_with_the_same_records(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    whole = two_jobs(tmp_path / "whole", tiny_model, 6)
+    whole.start()
+    whole.finish()
+    found = two_jobs(tmp_path / "found", tiny_model, 6)
+    found.start()
+    found.wait_until(lambda spool: spool.progress().confirmed > 1)
+    (job,) = found.spool.leases("a test").living("train")
+    (worker,) = workers_below(job.pid)
+    worker.kill()
+    found.finish()
+    assert "restart 1: " in found.text()
+    # The job itself has lived on.
+    assert found.text().count("starting train") == 1
     require_alike(found, whole)
 
 

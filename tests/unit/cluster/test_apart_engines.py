@@ -47,7 +47,7 @@ class Workers:
     def methods(self, *names: str) -> list[tuple[str, tuple[Any, ...]]]:
         return [each for each in self.asked if each[0] in names]
 
-    def gone(self) -> str | None:
+    def lost(self) -> str | None:
         return f"{self.name} is gone" if self.is_dead else None
 
     def stop(self) -> None:

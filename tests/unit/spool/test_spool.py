@@ -195,7 +195,11 @@ def test_duties_end_where_weights_are_missing_or_the_limit_is_reached(tmp_path: 
         spool=found, leases=leases, steps=9, parts=2, version_of=lambda step: max(0, step - 2)
     )
     assert duties.take() is None
-    assert duties.why_none == "step 1 waits for the weights behind 0"
+    waits = "step 1 waits for the weights behind 0"
+    assert duties.why_none.startswith(f"{waits}; no train job is at work on {found.root}: ")
+    assert found.leases("the train job").take("train") is None
+    assert duties.take() is None
+    assert duties.why_none == waits
     name = published(found, 0)
     first, second = duties.take(), duties.take()
     assert first is not None

@@ -40,9 +40,6 @@ def _apart(config: RunConfig) -> Iterator[Finding]:
             "generate, here or as the ranks of generate_config.backend, such as vllm:d2t2"
         )
         yield Finding(text, ROLLOUT_DEVICES, None, (config.world_size,))
-    if rl.debug is not None:
-        need = f"needs {_APART}=true: one half of each step alone has all devices"
-        yield broken("rl_config.debug", rl.debug, need, None)
     if rl.partial_rollout:
         need = f": with {_APART}=false {_ORDER}=asynchronous lets responses go on; use that"
         yield broken("rl_config.partial_rollout", rl.partial_rollout, need, False)

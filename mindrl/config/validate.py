@@ -111,7 +111,8 @@ def _product_must_divide(cut: Mapping[str, int], what: str, number: int) -> Iter
 
 def _sequence_parallel(config: RunConfig) -> Iterator[Finding]:
     field = "megatron_training.sequence_parallel"
-    uncut = all(config.layout(role).tp == 1 for role in config.roles)
+    # Without models that learn there are no layouts of training.
+    uncut = config.learns and all(config.layout(role).tp == 1 for role in config.roles)
     need = (
         "needs a tensor_model_parallel_size of 2 or "
         "more, found actor_config.tensor_model_parallel_size=1 and no larger one"

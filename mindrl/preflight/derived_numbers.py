@@ -1,6 +1,7 @@
 """The numbers that follow from a configuration alone."""
 
 from collections.abc import Mapping
+from math import ceil
 from typing import Any
 
 from mindrl.config.backends import TRAINING_BACKEND
@@ -23,6 +24,7 @@ def derived_numbers(config: RunConfig, platform: Platform) -> dict[str, str]:
     return {
         "devices (ranks)": f"{config.devices} x {platform.ray_resource}",
         **({"placement": placement_text(config)} if config.is_apart else {}),
+        **({"order of steps": order} if (order := order_text(config)) else {}),
         "training": _role_sizes(config, "actor"),
         "rollout": spelled_sizes({name: getattr(rollout, name) for name in ("tp", "ep", "dp")}),
         "prompts per step": str(training.global_batch_size),
@@ -64,6 +66,24 @@ def placement_text(config: RunConfig) -> str:
         return "; ".join([*said, *(f"replica {at} at {url}" for at, url in enumerate(servers))])
     order = "rollout first" if config.rl_config.rollout_resource.first else "training first"
     return f"{'; '.join(said)}; {order}"
+
+
+def order_text(config: RunConfig) -> str:
+    """Say who works when, and how old a token may get; nothing of turns on shared devices."""
+    rl, prompts = config.rl_config, config.megatron_training.global_batch_size
+    age, ahead = f"tokens of up to {rl.max_staleness} step(s) ago", (1 + rl.max_staleness) * prompts
+    if rl.debug is not None:
+        return f"{rl.debug}: one half of each step alone"
+    if (job := config.spool_config.job) is not None:
+        return f"{job} job of two, {age}"
+    if rl.partial_rollout:
+        return f"partial rollout, {ceil(rl.groups_in_flight * prompts)} prompts under way, {age}"
+    orders = {
+        "in_turns": "in turns" if config.is_apart else "",
+        "one_step_off": "one step off, tokens of 1 step ago",
+        "asynchronous": f"asynchronous, {ahead} prompts under way, {age}",
+    }
+    return orders[rl.step_order]
 
 
 def _old_log_probs(config: RunConfig) -> str:

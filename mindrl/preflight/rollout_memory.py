@@ -30,10 +30,14 @@ def rollout_memory_plan(
 def rollout_memory_findings(models: RunShardings, capacity: Capacity) -> Iterator[Finding]:
     """Say what a replica on devices of its own does not have room for there."""
     config, there = models.plan.config, capacity.device_bytes
-    if not (config.is_apart and config.rl_config.check_memory and there is not None):
+    # What a server has is whoever's that started it.
+    if not (config.starts_engines and config.rl_config.check_memory and there is not None):
         return
     try:
         plan = rollout_memory_plan(models, there, models.most_staging)
+        if not plan.fits:
+            # The bound on the messages alone may be what does not fit.
+            plan = rollout_memory_plan(models.ordered, there)
     except DeviceMemoryError as error:
         field = "generate_config.gpu_memory_utilization"
         yield Finding(str(error), field, config.generate_config.gpu_memory_utilization, (), _PAGE)

@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mindrl.allocation.into_config import deprecation, with_sizes
+from mindrl.config.halves import on_its_own_devices
 from mindrl.config.hydra_defaults import plain_values, register_defaults
 from mindrl.config.load import field_names, load_run_config, suggest, wrong_sections
 from mindrl.config.run import RunConfig
@@ -49,7 +50,7 @@ def composed_config(
         initialize_config_dir(folder, version_base="1.3"),
     ):
         composed = compose(name, overrides=[*overrides, *more])
-    return run_config(composed)
+    return on_its_own_devices(run_config(composed))
 
 
 def run_config(composed: DictConfig) -> RunConfig:

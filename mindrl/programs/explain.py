@@ -1,7 +1,7 @@
 """The numbers of a run as figures and tables: `cli/plan.py explain ...`. Needs no torch."""
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,8 +11,14 @@ from mindrl.config.run import RunConfig
 from mindrl.memory.plan import MemoryPlan
 from mindrl.observability.terminal import print_rows, say
 from mindrl.observability.units import memory_text
-from mindrl.preflight.derived_numbers import batch_figures, placement_text, spelled_sizes
+from mindrl.preflight.derived_numbers import (
+    batch_figures,
+    order_text,
+    placement_text,
+    spelled_sizes,
+)
 from mindrl.preflight.memory_plan import memory_plan
+from mindrl.preflight.rollout_memory import rollout_memory_plan
 from mindrl.preflight.run_shardings import RunPlan, RunShardings
 from mindrl.programs.arguments import Plan
 from mindrl.programs.exits import counted
@@ -67,8 +73,14 @@ def _explain(options: argparse.Namespace) -> int:
     config, models = asked.plan.config, asked.ordered
     plan = memory_plan(models, device_bytes(config, options))
     moved = figures_of(models.reshard, models.topology, gbit_per_second=_GBIT_PER_SECOND)
+    sides = [plan]
+    if config.starts_engines:
+        sides.append(rollout_memory_plan(models, device_bytes(config, options)))
     figures = {"config": options.config_name, **_figures(models, plan), "reshard": asdict(moved)}
-    answer(options, config, figures, lambda: _print(options.config_name, models, plan, moved))
+    if len(sides) > 1:
+        # Of one replica, whose ranks count from 0.
+        figures["rollout"] = _side_figures(models, sides[1])
+    answer(options, config, figures, lambda: _print(options.config_name, models, sides, moved))
     return 0
 
 
@@ -80,6 +92,15 @@ def _figures(models: RunShardings, plan: MemoryPlan) -> dict[str, Any]:
         # By the role; `rollout` is the engine's copy of the actor.
         "roles": {name: asdict(role) for name, role in _roles(models.plan).items()},
         "batch": batch_figures(models.plan.config),
+        # Empty where devices are shared in turns.
+        "order_of_steps": order_text(models.plan.config),
+        **_side_figures(models, plan),
+    }
+
+
+def _side_figures(models: RunShardings, plan: MemoryPlan) -> dict[str, Any]:
+    """Return what lies on the devices of a side, in bytes."""
+    return {
         "regions": {
             region.value: {"largest": int(sizes.max()), "all_ranks": int(sizes.sum())}
             for region, sizes in plan.regions.items()
@@ -97,9 +118,11 @@ def _figures(models: RunShardings, plan: MemoryPlan) -> dict[str, Any]:
 
 def _roles(plan: RunPlan) -> dict[str, RoleFigures]:
     found = {str(role): _role(plan, role) for role in plan.layouts}
+    if not plan.config.rolls_out:
+        return found
     # Neighbouring ranks of the engine are one replica.
     rollout, ranks = plan.rollout, plan.rollout.world_size
-    begin = plan.config.devices - ranks
+    begin = plan.config.world_size if plan.config.is_apart else 0
     firsts = range(begin, begin + ranks, rollout.tp)
     replicas = [[*range(first, first + rollout.tp)] for first in firsts]
     sizes = {"tp": rollout.tp, "dp": rollout.dp}
@@ -135,15 +158,22 @@ def _role(plan: RunPlan, role: Role) -> RoleFigures:
     )
 
 
-def _print(name: str, models: RunShardings, plan: MemoryPlan, moved: PlanFigures) -> None:
+def _print(
+    name: str, models: RunShardings, sides: Sequence[MemoryPlan], moved: PlanFigures
+) -> None:
+    config = models.plan.config
     parts = {
         "ranks": _role_rows(_roles(models.plan)),
-        "a step": _batch_rows(models.plan.config),
-        "bytes of each region: on the fullest rank, on all": _region_rows(models, plan),
-        "peak of each phase, and activations by estimate": _phase_rows(models, plan),
-        f"a reshard{' to one replica' * models.plan.config.is_apart}": _reshard_rows(moved),
+        "a step": _batch_rows(config),
     }
-    config = models.plan.config
+    for plan in sides:
+        where = ", a replica of the rollout" if plan.side == "rollout" else ""
+        parts |= {
+            f"bytes of each region: on the fullest rank, on all{where}": _region_rows(models, plan),
+            f"peak of each phase, and activations by estimate{where}": _phase_rows(models, plan),
+        }
+    if config.rolls_out and config.learns:
+        parts[f"a reshard{' to one replica' * config.is_apart}"] = _reshard_rows(moved)
     machines = len(config.placement.shares)
     say(f"{name}: {config.devices} ranks on {counted(machines, 'machine')}")
     if config.is_apart:
@@ -164,6 +194,8 @@ def _role_rows(roles: Mapping[str, RoleFigures]) -> Iterator[tuple[str, ...]]:
 
 
 def _batch_rows(config: RunConfig) -> Iterator[tuple[str, ...]]:
+    if order := order_text(config):
+        yield "order", order
     for name, number in batch_figures(config).items():
         if name in _BATCH_TITLES:
             yield _BATCH_TITLES[name], f"{number}"
@@ -183,7 +215,8 @@ def _region_rows(models: RunShardings, plan: MemoryPlan) -> Iterator[tuple[str, 
         yield "kv cache", "what is left of the device: say --device-memory-gib N"
     else:
         yield "tokens in the kv cache", f"{tokens:,}"
-    yield "host, of one worker", memory_text(int(plan.host_bytes.max()))
+    if plan.side != "rollout":
+        yield "host, of one worker", memory_text(int(plan.host_bytes.max()))
 
 
 def _phase_rows(models: RunShardings, plan: MemoryPlan) -> Iterator[tuple[str, ...]]:

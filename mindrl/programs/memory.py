@@ -57,7 +57,7 @@ def _memory(options: argparse.Namespace) -> int:
         plan = plan_without_kv_cache(models, capacity_bytes)
         refusal = [str(error)]
     advice, sides = advice_on(plan, models), [plan]
-    if config.is_apart:
+    if config.starts_engines:
         try:
             sides.append(rollout_memory_plan(models, capacity_bytes))
         except DeviceMemoryError as error:
@@ -138,6 +138,8 @@ def _print(sides: Sequence[MemoryPlan], models: RunShardings, advice: Sequence[A
             begin = "" if plan.side == "training" else "\n"
             say(f"{begin}{_SIDES[plan.side]}")
         _print_side(plan, models, advice if plan is sides[0] else ())
+    if servers := models.plan.config.generate_config.servers:
+        say(f"\nmemory of {', '.join(servers)}: as whoever started them said")
     Console().print(
         "\nActivations are estimated, for micro-batches of the longest sequences; all else is "
         "exact in a run whose optimizer has made its first step.",

@@ -79,7 +79,7 @@ def _run(options: argparse.Namespace) -> int:
             f"--devices {options.devices} must be a multiple of --replica-devices "
             f"{options.replica_devices}"
         )
-    rates, load = _rates(options), _load(options)
+    rates, load = _rates(options), load_of(options, longest=options.longest_tokens)
     tried = [*ways(options.devices, options.replica_devices, options.max_staleness)]
     found = best_ways(load, rates, tried, steps=options.steps)
     mean, p99, longest = described(load.groups)
@@ -95,8 +95,8 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _load(options: argparse.Namespace) -> Load:
-    """Take lengths from where they are known.
+def load_of(options: argparse.Namespace, *, longest: int) -> Load:
+    """Take lengths from where they are known; drawn ones are cut at the longest.
 
     Raises:
         ConfigError: No distribution of the simulated kind has this mean and this tail.
@@ -110,7 +110,7 @@ def _load(options: argparse.Namespace) -> Load:
     if not mean <= p99 <= LARGEST_TAIL * mean:
         most = int(LARGEST_TAIL * mean)
         raise ConfigError(f"--p99-tokens {p99} must be {mean} (--mean-tokens) to {most}")
-    groups = drawn_groups(mean, p99, options.longest_tokens, options.samples)
+    groups = drawn_groups(mean, p99, longest, options.samples)
     return Load(groups=groups, prompts=prompts, prompt_tokens=options.prompt_tokens)
 
 
@@ -148,10 +148,9 @@ def _table(found: Sequence[tuple[Arrangement, Worth]]) -> Table:
         side: Literal["left", "right"] = "left" if name in names[:2] else "right"
         table.add_column(name, justify=side, no_wrap=True)
     for way, worth in found:
-        split = f"{way.training} + {way.rollout}" if way.is_apart else f"{way.training} shared"
         table.add_row(
             name_of(way),
-            split,
+            split_of(way),
             f"{worth.useful:.0%}",
             f"{worth.sequences_per_second:.3g}",
             f"{worth.step_seconds:.3g}",
@@ -169,6 +168,11 @@ def name_of(way: Arrangement) -> str:
         return f"partial_rollout, max_staleness {way.max_staleness}"
     bound = f", max_staleness {way.max_staleness}" if way.order == "asynchronous" else ""
     return f"{way.order}{bound}"
+
+
+def split_of(way: Arrangement) -> str:
+    """Say which devices train, and which generate."""
+    return f"{way.training} + {way.rollout}" if way.is_apart else f"{way.training} shared"
 
 
 PLACEMENT = Plan(

@@ -21,10 +21,13 @@ from mindrl.platform.device_models import DEVICE_MODELS, EXAMPLE_DEVICE, device_
 from mindrl.preflight.shipped import config_folder, families_without_a_run, planned_description
 from mindrl.programs.arguments import Plan, count, gib
 from mindrl.programs.exits import FAILED, print_json, report, written
+from mindrl.programs.orders import add_length_options, asked_orders, order_figures, print_orders
+from mindrl.programs.placement import name_of
 from mindrl.propose.candidates import MOST_DEVICES, Task, written_values
 from mindrl.propose.costs import bubble_share
 from mindrl.propose.engines import Judged, Ranked, compared_figures, ranked
 from mindrl.propose.figures import LEAST_SECONDS, behind, figures_of, reasons
+from mindrl.propose.orders import PlacedOrder
 from mindrl.propose.search import Moved, Proposal, Search, Tell, remedies, search
 
 _QUIET_SECONDS = 1.0
@@ -66,6 +69,7 @@ def _add_options(run: argparse.ArgumentParser) -> None:
     add("--engine", choices=(*TRAINING_BACKENDS, _ALL), action="append", default=[], help=engine)
     top = "how many proposals (default: 5); of another engine the best one comes behind"
     add("--top", type=count, default=5, metavar="N", help=top)
+    add_length_options(run)
     add("--json", action="store_true", help="print one JSON object, all sizes in bytes")
     add("-o", "--output", metavar="OURS.yaml", help="write the first as a new configuration")
 
@@ -82,13 +86,15 @@ def _run(options: argparse.Namespace) -> int:
         ways = [] if found.proposals else [*remedies(task, found, tell)]
     if ways:
         return report(ways, FAILED)
+    first = found.proposals[0]
+    orders = asked_orders(options, task, first)
     if options.output is not None:
-        write_new(options.output, _file_text(task, found.proposals[0]))
+        write_new(options.output, _file_text(task, first, orders))
     if options.json:
-        print_json(figures_of(task, found))
+        print_json(figures_of(task, found) | {"orders": order_figures(orders)})
     else:
         _print(task, found)
-        _say_written(options.output)
+        _say_rest(options, task, orders)
     return 0
 
 
@@ -106,13 +112,16 @@ def _compare(options: argparse.Namespace, engines: Sequence[TrainingBackend]) ->
         named = ((name, text.splitlines()) for name, text in refused.items())
         return report((f"{name}: {line}" for name, lines in named for line in lines), FAILED)
     rows = ranked(judged, options.top)
+    task, first = rows[0].judged.task, rows[0].proposal
+    orders = asked_orders(options, task, first)
     if options.output is not None:
-        write_new(options.output, _file_text(rows[0].judged.task, rows[0].proposal))
+        write_new(options.output, _file_text(task, first, orders))
     if options.json:
-        print_json(compared_figures(judged, refused, rows))
+        figures = compared_figures(judged, refused, rows)
+        print_json(figures | {"orders": order_figures(orders)})
     else:
         _print_compared(judged, refused, rows)
-        _say_written(options.output)
+        _say_rest(options, task, orders)
     return 0
 
 
@@ -207,7 +216,7 @@ def _print(task: Task, found: Search) -> None:
         lines += _block(f"{at}.", task, proposal)
         own = reasons(task, found, first) if at == 1 else [behind(first.fit, proposal.fit)]
         lines += [f"   - {reason}" for reason in own]
-    say(*lines, *_END)
+    say(*lines)
 
 
 def _print_compared(
@@ -226,7 +235,7 @@ def _print_compared(
         if each is first:
             own = reasons(task, each.judged.found, each.proposal)
         lines += [f"   - {reason}" for reason in own]
-    say(*lines, *_END)
+    say(*lines)
 
 
 def _columns() -> Iterator[Column]:
@@ -271,7 +280,11 @@ def _block(place: str, task: Task, proposal: Proposal) -> Iterator[str]:
     yield from _facts(task, proposal)
 
 
-def _say_written(output: str | None) -> None:
+def _say_rest(options: argparse.Namespace, task: Task, orders: Sequence[PlacedOrder]) -> None:
+    output = options.output
+    if orders:
+        print_orders(options, task, orders)
+    say(*_END)
     if output is not None:
         folder = Path(output).parent.absolute()
         say("", written(output, names_folder=folder != config_folder()))
@@ -312,15 +325,19 @@ def _percent(share: float) -> str:
     return f"{share:.0%}" if share >= _LEAST_SHARE else "<1%"
 
 
-def _file_text(task: Task, proposal: Proposal) -> str:
-    """Write the configuration of a proposal."""
+def _file_text(task: Task, proposal: Proposal, orders: Sequence[PlacedOrder]) -> str:
+    """Write the configuration of a proposal, or of the most useful order of steps."""
     what = f"{Path(task.load).name} on {task.devices} x {task.device.name}"
-    layouts = " -> ".join(task.texts(proposal.candidate))
+    values = written_values(task, proposal.candidate, proposal.fit.settings)
+    candidate, order = proposal.candidate, ""
+    if orders:
+        values, candidate = orders[0].config, orders[0].candidate
+        order = f", {name_of(orders[0].way)}"
+    layouts = " -> ".join(task.texts(candidate)) + order
     header = [
         f"{what}, as mindrl plan run proposes: {layouts}.",
         "Paths, steps and learning rate are the user's own.",
     ]
-    values = written_values(task, proposal.candidate, proposal.fit.settings)
     return config_text(values, header=header, comments={}, has_critic=task.has_critic)
 
 

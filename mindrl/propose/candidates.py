@@ -4,8 +4,8 @@ Pure. A candidate becomes a configuration by the loader of every other configura
 by the rules that check a run, so that what is proposed can be run.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
 from typing import Any, Literal, get_args
@@ -37,7 +37,8 @@ MOST_DEVICES = 4096
 """More are not planned for."""
 MICRO_BATCHES = (1, 2, 4, 8)
 _ENGINE_STEP_TOKENS = 8192
-_MOST_AT_A_TIME = 256
+MOST_AT_A_TIME = 256
+"""Sequences that a rollout replica decodes at most."""
 _TOKENS_OF_A_RANK = 4096
 """Context-parallel ranks have at least so many tokens of the longest sequence."""
 _KL_COEF = 0.001
@@ -73,6 +74,8 @@ class Task:
     """What trains all models."""
     names_engine: bool = False
     """Whether what is written names engine and layout in one word, Megatron's too."""
+    placement: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of when the rollout runs, and on which devices where these are not all of its own."""
 
     def texts(self, candidate: "Candidate") -> tuple[str, str]:
         """Return the layouts of a candidate as they are written."""
@@ -188,7 +191,7 @@ def candidate_config(task: Task, candidate: Candidate, settings: Settings) -> Ru
 def most_at_a_time(task: Task, rollout: RolloutLayout, room: int) -> int:
     """Return how many sequences a replica with room for so many decodes, in equal waves."""
     of_replica = task.sequences_of(rollout)
-    waves = -(-of_replica // min(room, _MOST_AT_A_TIME))
+    waves = -(-of_replica // min(room, MOST_AT_A_TIME))
     return -(-of_replica // waves)
 
 
@@ -260,6 +263,7 @@ def _task_values(task: Task) -> dict[str, Any]:
         "generate_config.max_model_len": task.longest,
         "generate_config.max_num_batched_tokens": max(_ENGINE_STEP_TOKENS, task.longest),
         "generate_config.sampling_config.max_tokens": task.response_tokens,
+        **task.placement,
     }
 
 

@@ -223,10 +223,10 @@ def _fit(
     usable, share = int(device_bytes * USABLE_SHARE), int(device_bytes * ROLLOUT_SHARE)
     others, one = rollout_bytes(plan), sizes.per_token * task.longest
     left, host = kv_cache_left(share, others), _host_bytes(task, plan)
-    needs = _needs(plan, ready.activations)
-    fitting = [each for each, (need, _) in needs.items() if need <= usable]
+    needed = needs(plan, ready.activations)
+    fitting = [each for each, (need, _) in needed.items() if need <= usable]
     if left < one or host > task.host_bytes or not fitting:
-        need, moment = min(needs.values())
+        need, moment = min(needed.values())
         wants = (
             Misfit(moment="rollout", need_bytes=others + one, there_bytes=share),
             Misfit(moment="host", need_bytes=host, there_bytes=task.host_bytes),
@@ -248,7 +248,7 @@ def _fit(
         },
         peak_bytes=full.peak_bytes,
         peak_moment=full.peak_instant.label,
-        with_activations_bytes=max(needs[settings][0], full.peak_bytes),
+        with_activations_bytes=max(needed[settings][0], full.peak_bytes),
         host_bytes=host,
         kv_sequences=room,
     )
@@ -261,7 +261,7 @@ def _host_bytes(task: Task, plan: MemoryPlan) -> int:
     return plan.host_bytes_of_node(task.ranks_per_node)
 
 
-def _needs(
+def needs(
     plan: MemoryPlan, activations: Mapping[Settings, Mapping[Phase, int]]
 ) -> dict[Settings, tuple[int, str]]:
     """Return the most of regions and activations, the KV cache aside, and when that is."""

@@ -170,6 +170,17 @@ def test_a_replica_that_does_not_fit_its_devices_is_a_finding() -> None:
     assert [*rollout_memory_findings(models, unknown)] == []
 
 
+def test_a_replica_is_refused_exactly_below_its_peak_and_a_server_never() -> None:
+    """Messages of 64 GiB are the most that there may be; the plan has less than one model."""
+    sizes = ("generate_config.kv_cache_mib=4096", "generate_config.reshard_bucket_mib=65536")
+    models = apart(*sizes)
+    peak = rollout_memory_plan(models, None).peak_bytes
+    assert [*rollout_memory_findings(models, Capacity(device_bytes=peak))] == []
+    assert len([*rollout_memory_findings(models, Capacity(device_bytes=peak - 1))]) == 1
+    served = apart(*sizes, "generate_config.servers=[http://127.0.0.1:8000]")
+    assert [*rollout_memory_findings(served, Capacity(device_bytes=peak - 1))] == []
+
+
 def test_the_map_of_the_devices_names_the_node_of_each_world() -> None:
     config = apart("rl_config.rollout_resource.first=true").plan.config
     assert placement_text(config) == (

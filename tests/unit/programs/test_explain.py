@@ -152,3 +152,42 @@ def test_ranks_that_only_generate_have_the_numbers_behind_those_that_train() -> 
     rollout = json.loads(ended.stdout)["rollout"]
     assert [each["label"] for each in rollout["moments"]] == ["receive weights", "rollout"]
     assert rollout["ranks"] == 2
+
+
+def test_a_replica_apart_is_explained_with_its_own_memory_and_the_order_of_steps() -> None:
+    apart = ("rl_config.use_integrated_worker=false", "rl_config.rollout_resource.num_npus=4")
+    ended = started(*RUN, *apart, "rl_config.step_order=asynchronous", "rl_config.max_staleness=2")
+    assert ended.returncode == 0, ended.stderr
+    order = "asynchronous, 96 prompts under way, tokens of up to 2 step(s) ago"
+    assert order in " ".join(ended.stdout.split())
+    _, _, replica = ended.stdout.partition("on all, a replica of the rollout\n")
+    assert {"rollout weights", "kv cache"} <= {line[2:17].strip() for line in replica.splitlines()}
+
+
+def test_servers_have_numbers_behind_all_ranks_and_memory_of_their_own(tmp_path: Path) -> None:
+    """One training rank, and a server of two: it was -1 and 0."""
+    (tmp_path / "token").write_text("secret")
+    served = (
+        *("--config-name", "grpo_tiny_cpu", f"actor_config.load={MODELS / 'Qwen2.5-7B'}"),
+        *("rl_config.use_integrated_worker=false", "rl_config.actor_resource.num_npus=1"),
+        "rl_config.rollout_resource.num_npus=2",
+        "generate_config.infer_tensor_parallel_size=2",
+        "generate_config.servers=[http://127.0.0.1:8000]",
+        f"generate_config.server_token_file={tmp_path / 'token'}",
+    )
+    found = figures(*served)
+    assert found["roles"]["rollout"]["groups"] == {"tp": [[1, 2]]}
+    assert "rollout" not in found
+    ended = without_torch("cli/plan.py", "memory", *served)
+    assert "memory of http://127.0.0.1:8000: as whoever started them said" in ended.stdout
+
+
+def test_one_half_of_a_run_apart_is_planned_on_the_devices_that_are_its_own(tmp_path: Path) -> None:
+    """As the run itself does, of which `job.py` or `rl_config.debug` makes one half."""
+    apart = ("rl_config.use_integrated_worker=false", "rl_config.rollout_resource.num_npus=4")
+    job = ("spool_config.job=rollout", f"spool_config.folder={tmp_path}")
+    rolling = figures(*RUN, *apart, *job)
+    assert (rolling["ranks"], rolling["roles"]["rollout"]["ranks"]) == (4, 4)
+    stored = ("rl_config.debug=train_only", f"rl_config.debug_rollouts={tmp_path}")
+    training = figures(*RUN, *apart, *stored)
+    assert (training["ranks"], {*training["roles"]}) == (8, {"actor", "ref"})

@@ -159,3 +159,26 @@ def test_what_cannot_be_answered_says_why(
     assert reason in told.err
     assert told.err.startswith("error: ")
     assert told.out == ""
+
+
+def test_with_lengths_orders_of_steps_are_laid_out_and_the_most_useful_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours = tmp_path / "mine.yaml"
+    lengths = ("--mean-tokens", "600", "--p99-tokens", "2000", "--engine", "megatron")
+    assert ran(monkeypatch, "--devices", "16", *lengths, "--json", "-o", str(ours)) == 0
+    orders = json.loads(capsys.readouterr().out)["orders"]
+    useful = [each["useful"] for each in orders]
+    # In turns and three of partial on shared devices; in turns, one step off and three apart.
+    assert (len(orders), useful) == (9, sorted(useful, reverse=True))
+    command = ("--config-dir", str(tmp_path), "--config-name", "mine", "--elsewhere", "--json")
+    assert checked(monkeypatch, *command) == 0
+    assert json.loads(capsys.readouterr().out)["memory_checked"] is True
+    assert f"max_staleness: {orders[0]['max_staleness']}" in ours.read_text("utf-8")
+
+
+def test_one_of_two_lengths_is_not_enough(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ran(monkeypatch, "--mean-tokens", "600") == 2
+    assert "--p99-tokens is missing" in capsys.readouterr().err

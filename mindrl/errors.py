@@ -77,6 +77,10 @@ class WorkerDiedError(ClusterError):
     """A worker process ended, or hung, while the run still needed it."""
 
 
+class AnswerError(WorkerDiedError):
+    """A rollout replica answered with what no engine can have drawn; it is taken for lost."""
+
+
 class InterruptedRunError(MindrlError):
     """The run was asked to stop, by Ctrl-C or SIGTERM."""
 

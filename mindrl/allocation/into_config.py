@@ -13,7 +13,7 @@ from typing import Any
 
 from mindrl.allocation.grammar import AllocationError
 from mindrl.allocation.meaning import AllocationMode, ModelAllocation, parse_backend, parse_mode
-from mindrl.config.backends import BACKENDS, ROLLOUT_BACKEND, TRAINING_BACKEND
+from mindrl.config.backends import BACKENDS, ROLLOUT_BACKEND, SERVED_BACKENDS, TRAINING_BACKEND
 from mindrl.config.finding import Finding
 from mindrl.config.layout_keys import DEVICES, ROLLOUT_DEVICES, ROLLOUT_SIZE_KEYS, SIZE_KEYS
 from mindrl.config.run import RunConfig
@@ -223,9 +223,13 @@ def _write_places(sections: Sections, mode: AllocationMode) -> None:
 def _write_sizes(sections: Sections, engine: str, allocation: ModelAllocation) -> None:
     section, (runs, keys) = SECTIONS[engine], _side(engine)
     field = f"{section}.{_BACKEND}={allocation}"
-    if not allocation.trains and allocation.backend != runs:
-        nearest = replace(allocation, backend=runs)
-        raise ConfigError(f"{field}: this version generates with {runs}; nearest: {nearest}")
+    is_served = allocation.backend in SERVED_BACKENDS and sections[section].get("servers")
+    if not allocation.trains and allocation.backend != runs and not is_served:
+        nearest, served = replace(allocation, backend=runs), ", ".join(SERVED_BACKENDS)
+        raise ConfigError(
+            f"{field}: a run starts engines of {runs} alone, and {served} needs "
+            f"generate_config.servers; nearest: {nearest}"
+        )
     beside = _sizes_beside(allocation)
     for name, key in keys.items():
         size, given = getattr(allocation.layout, name), sections[section].get(key)

@@ -16,24 +16,21 @@ class ServerGroup:
     def __init__(
         self,
         replica: HttpReplica,
-        configuration: str,
         start_seconds: float,
         meanwhile: Callable[[], None],
     ) -> None:
         """Wait until the server answers; `meanwhile` is called again and again until then.
 
-        `configuration` is the run's, as JSON.
-
         Raises:
             WorkerDiedError: It does not within so many seconds.
         """
-        self.replica, self.configuration, self.meanwhile = replica, configuration, meanwhile
+        self.replica, self.meanwhile = replica, meanwhile
         self.handles = (replica,)
         replica.wait_until_up(start_seconds, meanwhile)
         self.thread = ThreadPoolExecutor(1, thread_name_prefix=f"server-{replica.number}")
         self.methods: dict[str, Callable[..., Any]] = {
             "memory_plan": self._require_up,
-            "join_link": self._join,
+            "join_link": replica.server.join_link,
             "receive_weights": replica.receive_weights,
             "generate_sequences": replica.generate,
             "begin_sequences": replica.begin,
@@ -74,9 +71,6 @@ class ServerGroup:
         """Ask nothing any more."""
         self.thread.shutdown(wait=False, cancel_futures=True)
         self.replica.close()
-
-    def _join(self, address: tuple[str, int], number: int, generation: int) -> None:
-        self.replica.join_link(self.configuration, address, number, generation)
 
     def _require_up(self) -> None:
         if not self.replica.client.is_up():

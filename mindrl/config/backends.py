@@ -12,6 +12,8 @@ TRAINING_BACKEND: TrainingBackend = "megatron"
 """The one that trains where nothing is said; the package that it comes with has the same name."""
 ROLLOUT_BACKEND = "vllm"
 """The one that generates here; so is its package called."""
+SERVED_BACKENDS = ("sglang",)
+"""Those that generate in servers alone, which somebody else has started."""
 TRAINING_ENGINE = "Megatron"
 """The first of them in the words of a sentence."""
 

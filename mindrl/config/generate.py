@@ -40,10 +40,10 @@ class GenerateConfig:
 
     backend: str = ""
     """The rollout layout as an allocation string, such as `vllm:d4t2`, in place of the keys that it
-    stands for; see [Allocation strings](allocation-strings.md)."""
+    stands for; see [Allocation strings](allocation-strings.md). `sglang:` needs `servers`."""
     servers: tuple[str, ...] = ()
-    """Addresses of vLLM servers that generate in the place of processes of the run, such as
-    `http://127.0.0.1:8000`; one for each replica, with `rl_config.use_integrated_worker: false`.
+    """Addresses of vLLM or SGLang servers that generate in the place of processes of the run, such
+    as `http://127.0.0.1:8000`; one for each replica, with `rl_config.use_integrated_worker: false`.
     [External engines](../how-to/external-engines.md) says how to start them."""
     server_token_file: PathText | None = None
     """File that holds the token of all `servers`, and nothing else."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from mindrl.config.backends import ROLLOUT_BACKEND
 from mindrl.config.finding import Finding, broken
 from mindrl.config.layout_keys import DEVICES, ROLLOUT_DEVICES
 from mindrl.config.run import RunConfig
@@ -62,6 +63,10 @@ def _servers(config: RunConfig) -> Iterator[Finding]:
     if generate.server_token_file is None:
         field = "generate_config.server_token_file"
         yield Finding(f"{field} is missing: {key} are asked with a token", field)
+    if config.rollout_backend != ROLLOUT_BACKEND and (cuts := generate.sampling_config.cuts):
+        field = "generate_config.sampling_config"
+        text = f"{field}: {cuts}: {config.rollout_backend} tells log-probs of the whole"
+        yield Finding(f"{text} distribution, not of what is drawn from; leave it out", field)
     for address in generate.servers:
         if why := unfit_server(address, allow_remote=generate.servers_are_remote):
             yield Finding(f"{key}: {address} {why}", key, generate.servers)

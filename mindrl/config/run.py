@@ -8,7 +8,13 @@ from pydantic.dataclasses import dataclass
 
 from mindrl.batch.balance import MicroBatching
 from mindrl.config.archon import ArchonConfig, Schedule
-from mindrl.config.backends import TRAINING_BACKEND, TrainingBackend, training_backend_of
+from mindrl.config.backends import (
+    ROLLOUT_BACKEND,
+    SERVED_BACKENDS,
+    TRAINING_BACKEND,
+    TrainingBackend,
+    training_backend_of,
+)
 from mindrl.config.data import DataConfig
 from mindrl.config.generate import GenerateConfig
 from mindrl.config.layout_keys import ROLLOUT_SIZE_KEYS, SIZE_KEYS, Role
@@ -68,6 +74,12 @@ class RunConfig:
     def starts_engines(self) -> bool:
         """Whether engines on devices of their own are processes of the run, and no servers."""
         return self.is_apart and not self.generate_config.servers
+
+    @property
+    def rollout_backend(self) -> str:
+        """The engine that generates, by the name that its string begins with."""
+        named = self.generate_config.backend.partition(":")[0]
+        return named if named in SERVED_BACKENDS else ROLLOUT_BACKEND
 
     @property
     def devices(self) -> int:

@@ -266,7 +266,7 @@ class Attempts:
 
         def start(number: int, meanwhile: Callable[[], None]) -> ReplicaWorkers:
             if config.generate_config.servers:
-                return join_server(config, number, meanwhile)
+                return join_server(whole, self.platform, number, meanwhile)
             crew = Crew(
                 factory=_ROLLOUT_FACTORY,
                 nodes=config.placement.nodes(1 + number, ranks),

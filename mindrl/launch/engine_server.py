@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from mindrl.config.backends import ROLLOUT_BACKEND
 from mindrl.config.run import RunConfig
 from mindrl.config.server_address import unfit_server
 from mindrl.errors import ConfigError
@@ -21,8 +22,14 @@ def server_command(config: RunConfig, platform: Platform, replica: int) -> list[
     Its weights mean nothing until it has those of the run.
 
     Raises:
-        ConfigError: It would listen where more than this machine reaches it, unasked.
+        ConfigError: It would listen where more than this machine reaches it, unasked, or is not
+            ours to start.
     """
+    if config.rollout_backend != ROLLOUT_BACKEND:
+        raise ConfigError(
+            f"generate_config.backend={config.generate_config.backend}: {config.rollout_backend} "
+            "starts its servers itself; docs/how-to/external-engines.md has the options"
+        )
     address = config.generate_config.servers[replica]
     if why := unfit_server(address, allow_remote=config.generate_config.servers_are_remote):
         raise ConfigError(f"generate_config.servers: {address} {why}")

@@ -1,7 +1,10 @@
 """From the plan of a run to the ways of its weights to replicas that are apart."""
 
-from mindrl.preflight.run_shardings import RunShardings
+from mindrl.models.sharding import Sharding, whole_sharding
+from mindrl.preflight.run_shardings import RunPlan, RunShardings
+from mindrl.resharding.plan import plan_reshard
 from mindrl.workers.weight_links import LinkRoutes
+from mindrl.workers.weight_sync import WeightRoute
 
 
 def link_routes(shardings: RunShardings) -> LinkRoutes:
@@ -15,4 +18,26 @@ def link_routes(shardings: RunShardings) -> LinkRoutes:
         replicas=config.rollout_layout.replicas,
         timeout_seconds=config.generate_config.reshard_timeout_seconds,
         verify=config.generate_config.verify_weights,
+    )
+
+
+def whole_tensors(plan: RunPlan) -> Sharding:
+    """Give training rank 0 every tensor, as servers take them that take whole ones."""
+    config = plan.config
+    return whole_sharding(
+        plan.models["actor"],
+        world_size=config.world_size,
+        holders=[0],
+        dtype=config.generate_config.dtype,
+    )
+
+
+def broadcast_route(shardings: RunShardings) -> WeightRoute:
+    """Return how the weights of a run come to training rank 0, which broadcasts them."""
+    plan, source = shardings.plan, shardings.training["actor"]
+    whole = whole_tensors(plan)
+    return WeightRoute(
+        target=whole,
+        plan=plan_reshard(source, whole, plan.topology, bucket_bytes=plan.bucket_bytes),
+        timeout_seconds=plan.config.generate_config.reshard_timeout_seconds,
     )

@@ -64,4 +64,5 @@ def _parts(shardings: RunShardings, platform: Platform, asked: MemoryPlan) -> di
     ledger = DeviceLedger(memory.capacity_bytes)
     ledger.add(Region.ROLLOUT_WEIGHTS, RolloutRegion(engine, "weights"))
     ledger.add(Region.KV_CACHE, RolloutRegion(engine, "kv_cache"))
-    return {"rollout": engine, "ledger": ledger, "plan": memory}
+    vocabulary = plan.models["actor"].vocab_size
+    return {"rollout": engine, "ledger": ledger, "plan": memory, "vocabulary": vocabulary}

@@ -3,36 +3,68 @@
 from collections.abc import Callable
 
 from mindrl.cluster.server_group import ServerGroup
-from mindrl.config.run import RunConfig
+from mindrl.config.backends import ROLLOUT_BACKEND
 from mindrl.launch.engine_server import configuration_text, server_token
+from mindrl.launch.link_routes import whole_tensors
+from mindrl.models.sharding import dtype_of
+from mindrl.platform.device import Platform
+from mindrl.preflight.run_shardings import RunPlan
 from mindrl.rollout.http.client import ServerClient
-from mindrl.rollout.http.replica import HttpReplica
+from mindrl.rollout.http.replica import EngineServer, HttpReplica
+from mindrl.rollout.http.sglang_server import SglangServer, WholeTensor
+from mindrl.rollout.http.vllm_server import VllmServer
 
 _MARGIN_SECONDS = 30
 """Of a request beyond the limit that the server itself keeps."""
 
 
-def join_server(config: RunConfig, number: int, meanwhile: Callable[[], None]) -> ServerGroup:
+def join_server(
+    plan: RunPlan, platform: Platform, number: int, meanwhile: Callable[[], None]
+) -> ServerGroup:
     """Wait for the server that is a replica; `meanwhile` is called again and again until then.
 
     Raises:
         ConfigError: The file of the token cannot be read.
         WorkerDiedError: The server does not answer in time.
     """
+    config = plan.config
     generate, rl = config.generate_config, config.rl_config
     client = ServerClient(
         url=generate.servers[number],
         token=server_token(config),
         name=f"replica {number}",
     )
+    # Weights are sent to one replica after the other.
+    seconds = generate.reshard_timeout_seconds * (len(generate.servers) + 1) + _MARGIN_SECONDS
     replica = HttpReplica(
         number=number,
-        client=client,
+        server=_server(plan, platform, client, seconds),
+        vocabulary=plan.models["actor"].vocab_size,
         rows=generate.max_num_seqs,
         answer_seconds=rl.worker_call_timeout_seconds,
-        # Weights are sent to one replica after the other.
-        control_seconds=generate.reshard_timeout_seconds * (len(generate.servers) + 1)
-        + _MARGIN_SECONDS,
+        control_seconds=seconds,
     )
-    text, seconds = configuration_text(config), rl.worker_start_timeout_seconds
-    return ServerGroup(replica, text, seconds, meanwhile)
+    return ServerGroup(replica, rl.worker_start_timeout_seconds, meanwhile)
+
+
+def _server(
+    plan: RunPlan, platform: Platform, client: ServerClient, seconds: float
+) -> EngineServer:
+    """Return who speaks to a server in the words of its engine."""
+    config = plan.config
+    if config.rollout_backend == ROLLOUT_BACKEND:
+        text = configuration_text(config)
+        return VllmServer(client=client, control_seconds=seconds, configuration=text)
+    whole = whole_tensors(plan)
+    tensors = [
+        WholeTensor(name, dtype_of(entry, whole.dtype), entry.shape)
+        for name, entry in whole.table(0).items()
+    ]
+    return SglangServer(
+        client=client,
+        control_seconds=seconds,
+        ranks=plan.replica.world_size,
+        collectives=platform.collective_backend,
+        tensors=tensors,
+        bucket_bytes=plan.bucket_bytes,
+    )

@@ -9,10 +9,11 @@ import torch.distributed as dist
 
 from mindrl.algorithms.losses import PolicyLoss, ValueLoss
 from mindrl.algorithms.policy_losses import PolicyLossOptions, resolve_policy_loss
+from mindrl.config.backends import ROLLOUT_BACKEND
 from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig
 from mindrl.errors import DeviceMemoryError
-from mindrl.launch.link_routes import link_routes
+from mindrl.launch.link_routes import broadcast_route, link_routes
 from mindrl.layouts.layout import TrainLayout
 from mindrl.memory.plan import MemoryPlan, with_kv_cache
 from mindrl.memory.schedule import Region
@@ -28,12 +29,13 @@ from mindrl.preflight.run_shardings import RunPlan, RunShardings, role_head
 from mindrl.rollout.engine import RolloutEngine
 from mindrl.training.engine import Loss, TrainingEngine
 from mindrl.training.settings import EngineSettings
+from mindrl.workers.broadcast_links import BroadcastEnd
 from mindrl.workers.device import WorkerDevice
 from mindrl.workers.device_ledger import DeviceLedger
 from mindrl.workers.integrated_worker import IntegratedWorker
 from mindrl.workers.sharding_manager import ShardingManager
 from mindrl.workers.training_worker import RoleModel, RoleUpdates, TrainingWorker
-from mindrl.workers.weight_links import LinkEnd, WeightLinks
+from mindrl.workers.weight_links import LinkEnd, TrainingEnd, WeightLinks
 from mindrl.workers.weight_sync import WeightExport, WeightRoute, WeightSync
 
 if TYPE_CHECKING:
@@ -77,8 +79,19 @@ def build_training_worker(plan: RunPlan, platform: Platform) -> TrainingWorker:
     Raises as `build_integrated_worker`.
     """
     parts = _Parts.of(plan, platform)
-    end = LinkEnd(platform=platform, routes=link_routes(parts.shardings), rank=dist.get_rank())
-    return TrainingWorker(links=WeightLinks(end, parts.engines["actor"]), **parts.of_worker(None))
+    actor, shardings = parts.engines["actor"], parts.shardings
+    end: TrainingEnd
+    if plan.config.rollout_backend == ROLLOUT_BACKEND:
+        end = LinkEnd(platform=platform, routes=link_routes(shardings), rank=dist.get_rank())
+    else:
+        end = BroadcastEnd(
+            platform=platform,
+            model=actor,
+            route=broadcast_route(shardings),
+            server_ranks=plan.replica.world_size,
+            verify=plan.config.generate_config.verify_weights,
+        )
+    return TrainingWorker(links=WeightLinks(end, actor), **parts.of_worker(None))
 
 
 def rollout_engine(plan: RunPlan, platform: Platform, kv_cache_bytes: int) -> RolloutEngine:

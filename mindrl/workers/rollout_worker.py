@@ -4,16 +4,19 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import torch
 
 from mindrl.batch.rollouts import Responses
 from mindrl.checkpoint.readers import fill, folder_reader
-from mindrl.errors import ReshardError
+from mindrl.errors import AnswerError, ReshardError
 from mindrl.memory.plan import MemoryPlan
 from mindrl.models.placement import ShardingTable
 from mindrl.observability.timing import StageTimer
 from mindrl.platform.host_memory import process_memory
 from mindrl.rollout.engine import Request, RolloutEngine, RolloutSink, Sampling
+from mindrl.rollout.soundness import unsound
 from mindrl.workers.device_ledger import DeviceLedger
 from mindrl.workers.weight_links import ReceivingEnd
 
@@ -33,10 +36,16 @@ class RolloutWorker:
     """None where they come from folders alone."""
     ledger: DeviceLedger
     plan: MemoryPlan
+    vocabulary: int
+    """Tokens of the model."""
     in_flight_bytes: int = 0
     """The most that this rank has in flight while weights come."""
     version: int | None = None
     """Of the weights; None where they mean nothing."""
+    sampling: Sampling | None = None
+    """Of the requests that there are."""
+    most: list[int] = field(default_factory=list)
+    """How many tokens each of them may have."""
     timer: StageTimer = field(default_factory=StageTimer)
     metrics: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
@@ -78,8 +87,10 @@ class RolloutWorker:
 
         Raises:
             ReshardError: There are no weights.
+            AnswerError: The engine answers with what it cannot have drawn.
         """
         self._require_weights()
+        self.sampling, self.most = sampling, [sampling.section.max_tokens] * len(prompts)
         with self.timer("generate"):
             return self._noted(self.rollout.generate(prompts, sampling, seeds))
 
@@ -90,6 +101,8 @@ class RolloutWorker:
             ReshardError: There are no weights.
         """
         self._require_weights()
+        self.sampling, self.most = sampling, []
+        self._expect(requests)
         self.rollout.begin(requests, sampling)
 
     def advance_sequences(self, steps: int, more: Sequence[Request]) -> list[int]:
@@ -98,16 +111,17 @@ class RolloutWorker:
         Returns the places of requests that are now answered whole.
         """
         self._require_weights()
+        self._expect(more)
         with self.timer("generate"):
             return self.rollout.advance(steps, more)
 
     def answered_sequences(self, places: Sequence[int]) -> Responses:
-        """Return what was drawn for whole requests, by their places."""
-        return self.rollout.answers(places)
+        """Return what was drawn for whole requests, by their places; raises as above."""
+        return self._sound(self.rollout.answers(places), [self.most[place] for place in places])
 
     def take_sequences(self) -> Responses:
-        """Return what was drawn for this replica's requests, in order."""
-        return self._noted(self.rollout.take_back())
+        """Return what was drawn for this replica's requests, in order; raises as above."""
+        return self._noted(self.rollout.take_back(), are_whole=False)
 
     def memory_plan(self) -> MemoryPlan:
         """Return what lies on every device of this replica."""
@@ -147,8 +161,24 @@ class RolloutWorker:
         if self.version is None:
             raise ReshardError("this replica has no weights: none came, or the last did not arrive")
 
-    def _noted(self, responses: Responses) -> Responses:
+    def _expect(self, requests: Sequence[Request]) -> None:
+        assert self.sampling is not None, "it has begun"
+        longest = self.sampling.section.max_tokens
+        self.most += [longest - request.drawn for request in requests]
+
+    def _noted(self, responses: Responses, *, are_whole: bool = True) -> Responses:
         if bad := int((~responses.logprobs_N.isfinite()).sum()):
             what = "rollout_logprobs"
             self.metrics[f"nonfinite/{what}"] += bad
+        return self._sound(responses, self.most, are_whole=are_whole)
+
+    def _sound(
+        self, responses: Responses, most: Sequence[int], *, are_whole: bool = True
+    ) -> Responses:
+        """Refuse what no engine can have drawn; log-probs the run judges by itself."""
+        assert self.sampling is not None, "it has begun"
+        tokens = replace(responses, logprobs_N=torch.zeros_like(responses.logprobs_N))
+        stops = self.sampling.stop_token_ids
+        if what := unsound(tokens, most, stops, self.vocabulary, are_whole=are_whole):
+            raise AnswerError(f"the engine of this replica answered with garbage: {what}")
         return responses

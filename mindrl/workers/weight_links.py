@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 import torch.distributed as dist
@@ -82,8 +82,8 @@ class WeightLink:
     reshard: Reshard
     verify: Literal["off", "first", "always"]
 
-    def run(self, source: WeightSource, sink: WeightSink) -> None:
-        """Move the weights. A collective over the link.
+    def run(self, source: WeightSource, sink: WeightSink | None = None) -> None:
+        """Move the weights; a rank that needs none has no sink. A collective over the link.
 
         Raises:
             ReshardError: As of `Reshard.run`; no weight moves through this link again.
@@ -91,9 +91,14 @@ class WeightLink:
         is_first = not self.reshard.runs
         verify = self.verify == "always" or (self.verify == "first" and is_first)
         try:
-            self.reshard.run(source, sink, verify=verify)
+            self.reshard.run(source, sink or _Nothing(), verify=verify)
         except dist.DistError as error:
             raise ReshardError(f"the store of the link is gone: {error}") from error
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """The most that this rank has in flight."""
+        return int(self.reshard.plan.peak_staging[self.reshard.channel.group.rank()])
 
     def bytes_moved(self) -> dict[str, int]:
         """Return bytes of a transfer on this rank, and the least that it could receive."""
@@ -117,6 +122,11 @@ class LinkEnd:
     routes: LinkRoutes
     rank: int
     """In each link."""
+
+    @property
+    def timeout_seconds(self) -> float:
+        """Longest wait of a training rank for a peer."""
+        return self.routes.timeout_seconds
 
     def join(
         self,
@@ -143,7 +153,7 @@ class LinkEnd:
             # Whoever waits in a store keeps all others of its connection waiting.
             own = dist.PrefixStore(name, store.clone())  # type: ignore[attr-defined]
             make = partial(join_beside, self.platform, own, seat, name, limit)
-            group = _unless_called_off(ours, make) if self.platform.kind == "cpu" else make()
+            group = unless_called_off(ours, make) if self.platform.kind == "cpu" else make()
         except RuntimeError as error:
             raise ReshardError(f"{name} was not made: {error}") from error
         device = torch.device(self.platform.device_type)
@@ -174,7 +184,7 @@ def _missing(store: dist.Store, ranks: int, seconds: float) -> list[int]:  # typ
     return missing
 
 
-def _unless_called_off(
+def unless_called_off(
     store: dist.Store,  # type: ignore[name-defined]
     make: Callable[[], dist.ProcessGroup],
 ) -> dist.ProcessGroup:
@@ -208,20 +218,57 @@ def _refuse_called_off(store: dist.Store) -> None:  # type: ignore[name-defined]
         raise ReshardError(store.get(CALLED_OFF).decode())
 
 
+class TrainingLink(Protocol):
+    """A link as a training rank sees it."""
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """The most that this rank has in flight."""
+
+    def run(self, source: WeightSource) -> None:
+        """Send the weights. A collective; raises ReshardError where they do not arrive."""
+
+    def bytes_moved(self) -> dict[str, int]:
+        """Return bytes of a transfer on this rank."""
+
+    def close(self) -> None:
+        """Leave the others, who may be gone."""
+
+
+class TrainingEnd(Protocol):
+    """What a training rank joins links with."""
+
+    @property
+    def rank(self) -> int:
+        """Of the training side."""
+
+    @property
+    def timeout_seconds(self) -> float:
+        """Longest wait for a peer."""
+
+    def join(
+        self,
+        store: dist.Store,  # type: ignore[name-defined]
+        replica: int,
+        generation: int,
+    ) -> TrainingLink:
+        """Meet the ranks of a replica in a store; raises ReshardError where they do not come."""
+
+
 @dataclass
 class WeightLinks:
     """The training side of all links, on one training rank. Needs the default process group."""
 
-    end: LinkEnd
+    end: TrainingEnd
     model: TrainingEngine
     """The actor."""
-    links: dict[int, WeightLink] = field(default_factory=dict)
+    links: dict[int, TrainingLink] = field(default_factory=dict)
     """Those that are open, by replica."""
     metrics: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def __post_init__(self) -> None:
         """Open the store that links are joined in, on rank 0, or reach it. A collective."""
-        timeout, default = timedelta(seconds=self.end.routes.timeout_seconds), own_store("links")
+        timeout, default = timedelta(seconds=self.end.timeout_seconds), own_store("links")
         if self.end.rank == 0:
             self.store, self.address = hold_store(timeout)
             default.set(_ADDRESS, f"{self.address[1]} {self.address[0]}")
@@ -233,8 +280,7 @@ class WeightLinks:
     @property
     def in_flight_bytes(self) -> int:
         """The most that this rank has in flight: links have their turns."""
-        peaks = (link.reshard.plan.peak_staging for link in self.links.values())
-        return max((int(each[self.end.rank]) for each in peaks), default=0)
+        return max((each.in_flight_bytes for each in self.links.values()), default=0)
 
     def open(self, replica: int, generation: int) -> str | None:
         """Meet a replica: see `TrainingWorker.open_link`."""
@@ -276,7 +322,7 @@ class WeightLinks:
         link = self.links.get(replica)
         if link is None:
             raise ReshardError(f"there is no link to replica {replica}")
-        link.run(TrainingWeights(self.model, None), _Nothing())
+        link.run(TrainingWeights(self.model, None))
         for name, nbytes in link.bytes_moved().items():
             self.metrics[f"bytes/reshard_{name}"] += nbytes
 

@@ -1,5 +1,6 @@
 """vLLM's own server as a replica: weights by a link in place, requests by its token route."""
 
+import json
 import os
 import signal
 import subprocess
@@ -30,6 +31,7 @@ from mindrl.preflight.run_shardings import unordered_shardings
 from mindrl.rollout.engine import Request, Sampling
 from mindrl.rollout.http.client import ServerClient
 from mindrl.rollout.http.replica import HttpReplica
+from mindrl.rollout.http.vllm_server import VllmServer
 
 # A server starts for half a minute.
 pytestmark = [pytest.mark.distributed, pytest.mark.nightly]
@@ -74,8 +76,7 @@ class Served:
 
     def link(self, generation: int) -> list[str | None]:
         begin_all(self.linked.trainers, "open_link", 0, generation)
-        text = configuration_text(self.linked.plan.config)
-        self.replica.join_link(text, self.linked.address, 0, generation)
+        self.replica.server.join_link(self.linked.address, 0, generation)
         said: list[str | None] = self.linked.trainers.collect()
         return said
 
@@ -109,8 +110,15 @@ def served(
         )
     linked = LinkedGroups(forked_workers, unordered_shardings(config).ordered.plan)
     client = ServerClient(url=url, token=TOKEN, name="replica 0")
+    text = configuration_text(linked.plan.config)
     replica = HttpReplica(
-        number=0, client=client, rows=8, answer_seconds=120, control_seconds=120, round_seconds=0.2
+        number=0,
+        server=VllmServer(client=client, control_seconds=120, configuration=text),
+        vocabulary=linked.plan.models["actor"].vocab_size,
+        rows=8,
+        answer_seconds=120,
+        control_seconds=120,
+        round_seconds=0.2,
     )
     try:
         replica.wait_until_up(300, lambda: refuse_ended(server, log))
@@ -181,7 +189,7 @@ def test_single_answers_come_out_while_others_are_drawn(served: Served) -> None:
 
 
 def test_a_request_of_another_user_goes_on_over_new_weights(served: Served) -> None:
-    found: list[dict[str, Any]] = []
+    found: list[bytes] = []
     body = {
         "token_ids": PROMPTS[0],
         "sampling_params": {"temperature": 0.0, "max_tokens": 120, "ignore_eos": True},
@@ -195,7 +203,7 @@ def test_a_request_of_another_user_goes_on_over_new_weights(served: Served) -> N
     time.sleep(0.03)
     assert served.publish(7) == [{}, {}]
     other.join(timeout=120)
-    (choice,) = found[0]["choices"]
+    (choice,) = json.loads(found[0])["choices"]
     assert len(choice["token_ids"]) == 120
     assert choice["weight_versions"][-1]["version"] == "7"
 

@@ -49,9 +49,11 @@ def server(overrides: Sequence[str], log: Path) -> Iterator["subprocess.Popen[by
 
 def kill(started: "subprocess.Popen[bytes]") -> None:
     """Kill the server below its guard, which ends the processes of its engine."""
+    if started.poll() is not None:
+        return
     guard = psutil.Process(started.pid)
-    below = guard.children(recursive=True) if started.poll() is None else []
-    for process in guard.children() if below else []:
+    below = guard.children(recursive=True)
+    for process in guard.children():
         process.kill()
     started.wait(timeout=60)
     assert not psutil.wait_procs(below, timeout=20)[1], "something of the engine lives on"

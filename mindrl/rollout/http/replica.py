@@ -1,8 +1,8 @@
-"""A rollout replica that is vLLM's own server, by its token route and its control routes.
+"""A rollout replica that is a server of its own, in rounds as the workers of one are.
 
-Read in vLLM 0.32, and run with it. Each request is sent until it is answered; the first answer to
-it counts. An answer that was not drawn with the weights of the last publish is refused: a server
-that began anew has others.
+Each request is sent until it is answered; the first answer to it counts. An answer that was not
+drawn with the weights of the last publish is refused: a server that began anew has others. So is
+one that no engine can have drawn.
 """
 
 import time
@@ -11,14 +11,16 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import Protocol
 from uuid import uuid4
 
 from mindrl.batch.rollouts import Responses
-from mindrl.errors import ReshardError, WorkerDiedError
+from mindrl.errors import AnswerError, ReshardError, WorkerDiedError
 from mindrl.observability.progress import tick
 from mindrl.rollout.engine import Request, Sampling
+from mindrl.rollout.http.answers import Answer
 from mindrl.rollout.http.client import ServerClient
+from mindrl.rollout.soundness import unsound
 
 _LOOK_SECONDS = 0.3
 _ABORT_SECONDS = 0.5
@@ -31,9 +33,44 @@ class _Asked:
 
     request: Request
     name: str
-    answer: Future[dict[str, Any]]
+    answer: Future[Answer]
     is_told: bool = False
     """`advance` has said that it is whole."""
+
+
+class EngineServer(Protocol):
+    """A server in the words of its engine. All raise WorkerDiedError where it does not answer."""
+
+    @property
+    def client(self) -> ServerClient:
+        """Whoever asks it."""
+
+    def join_link(self, address: tuple[str, int], replica: int, generation: int) -> None:
+        """Let the server's ranks meet the training ranks, which `open_link`.
+
+        Raises:
+            ReshardError: Names who did not come in time.
+        """
+
+    def receive_weights(self, version: int) -> None:
+        """Let the server take the weights that the training ranks send, while it draws nothing.
+
+        Requests of others go on with them, from the tokens that they have; where the transfer
+        fails the server stays paused.
+
+        Raises:
+            ReshardError: A peer is gone or silent, or what arrived is not what was sent.
+        """
+
+    def generate(self, request: Request, sampling: Sampling, name: str, seconds: float) -> Answer:
+        """Ask until there is an answer, each time for so many seconds.
+
+        Raises:
+            AnswerError: What was answered is none.
+        """
+
+    def take_back(self, names: list[str]) -> None:
+        """Have the server answer with what there is of requests."""
 
 
 @dataclass(kw_only=True)
@@ -41,13 +78,15 @@ class HttpReplica:
     """A server as `RolloutWorker` is: weights first, then requests in rounds."""
 
     number: int
-    client: ServerClient
+    server: EngineServer
+    vocabulary: int
+    """Tokens of the model."""
     rows: int
     """Requests that the server has at a time."""
     answer_seconds: float
     """Longest wait for one response."""
     control_seconds: float
-    """Longest wait for anything else, a transfer of the weights included."""
+    """Longest wait for anything else."""
     round_seconds: float = 1.0
     """Longest round: the steps of a server are its own."""
     version: int | None = None
@@ -60,6 +99,11 @@ class HttpReplica:
         """Have a thread for each request that is under way."""
         self.threads = ThreadPoolExecutor(self.rows, thread_name_prefix=f"replica-{self.number}")
         self.names = (f"mindrl-{uuid4().hex[:12]}-{each}" for each in count())
+
+    @property
+    def client(self) -> ServerClient:
+        """Whoever asks the server."""
+        return self.server.client
 
     def wait_until_up(self, seconds: float, heed: Callable[[], None]) -> None:
         """Wait until the server answers; `heed` is called again and again meanwhile, and may raise.
@@ -76,39 +120,12 @@ class HttpReplica:
             heed()
             time.sleep(_LOOK_SECONDS)
 
-    def join_link(
-        self, configuration: str, address: tuple[str, int], replica: int, generation: int
-    ) -> None:
-        """Let the server's ranks meet the training ranks, which `open_link`.
-
-        `configuration` is the run's, as JSON.
-
-        Raises:
-            ReshardError: Names who did not come in time.
-            WorkerDiedError: The server does not answer.
-        """
-        host, port = address
-        given = [configuration, host, str(port), str(replica), str(generation)]
-        self._of_all_ranks("mindrl_join", given)
-
     def receive_weights(self, version: int) -> None:
-        """Let the server take the weights that the training ranks send.
-
-        It draws nothing meanwhile. Requests of others go on with the new weights behind it, from
-        the tokens that they have; where the transfer fails it stays paused.
-
-        Raises:
-            ReshardError: A peer is gone or silent, or what arrived is not what was sent.
-            WorkerDiedError: The server does not answer.
-        """
+        """Let the server take the weights that come: see `EngineServer`."""
         assert not self.asked, "new weights come while requests are open"
         began = time.perf_counter()
         self.version = None
-        self._control("/pause?mode=keep")
-        self._of_all_ranks("mindrl_receive", [])
-        self._control("/update_weight_version", {"new_version": str(version)})
-        self._control("/reset_prefix_cache?reset_running_requests=true")
-        self._control("/resume")
+        self.server.receive_weights(version)
         self.version = version
         self.metrics["seconds/receive_weights"] += time.perf_counter() - began
 
@@ -174,12 +191,12 @@ class HttpReplica:
         while left := [each for each in self.asked if not each.answer.done()]:
             if time.monotonic() > ends:
                 raise WorkerDiedError(f"{self.client.name} takes {len(left)} requests not back")
-            names = [f"generate-tokens-{each.name}" for each in left]
-            self._control("/inference/v1/abort_requests", {"request_ids": names})
+            self.server.take_back([each.name for each in left])
             wait([each.answer for each in left], timeout=_ABORT_SECONDS)
         asked, self.asked = self.asked, []
+        none = Answer(token_ids=[], logprobs=[], ending="abort", versions=frozenset())
         return _responses(
-            [{} if each.answer.cancelled() else self._checked(each) for each in asked]
+            [none if each.answer.cancelled() else self._checked(each) for each in asked]
         )
 
     def answers(self, places: Sequence[int]) -> Responses:
@@ -192,19 +209,25 @@ class HttpReplica:
             answer = self.threads.submit(self._answer, request, name)
             self.asked.append(_Asked(request, name, answer))
 
-    def _answer(self, request: Request, name: str) -> dict[str, Any]:
-        """Ask until there is an answer. In a thread of its own."""
+    def _answer(self, request: Request, name: str) -> Answer:
+        """Ask until there is an answer that can be one. In a thread of its own."""
         assert self.sampling is not None, "it has begun"
-        body = {
-            "request_id": name,
-            "token_ids": list(request.token_ids),
-            "sampling_params": _parameters(self.sampling, request),
-        }
-        path, seconds = "/inference/v1/generate", self.answer_seconds
-        choice: dict[str, Any] = self.client.post(path, body, seconds=seconds, again=True)[
-            "choices"
-        ][0]
-        return choice
+        sampling, client = self.sampling, self.client
+        answer = self.server.generate(request, sampling, name, self.answer_seconds)
+        count = len(answer.token_ids)
+        if len(answer.logprobs) != (0 if sampling.is_greedy else count):
+            what = f"{len(answer.logprobs)} log-probs of {count} tokens"
+        else:
+            what = unsound(
+                _responses([answer]),
+                [sampling.section.max_tokens - request.drawn],
+                sampling.stop_token_ids,
+                self.vocabulary,
+                are_whole=answer.ending != "abort",
+            )
+        if what:
+            raise AnswerError(f"{client.name} at {client.url} answered with garbage: {what}")
+        return answer
 
     def _whole(self) -> list[int]:
         """Return the places of answers that nobody was told of."""
@@ -214,54 +237,26 @@ class HttpReplica:
             if each.answer.done() and not each.is_told
         ]
         for place in new:
-            self._checked(self.asked[place])
+            if self._checked(self.asked[place]).ending == "abort":
+                raise WorkerDiedError(f"{self.client.name} gave a request up that it was asked for")
             self.asked[place].is_told = True
         return new
 
-    def _checked(self, asked: _Asked) -> dict[str, Any]:
-        choice = asked.answer.result()
-        versions = {span["version"] for span in choice.get("weight_versions") or ()}
-        if versions - {str(self.version)}:
+    def _checked(self, asked: _Asked) -> Answer:
+        answer = asked.answer.result()
+        if answer.token_ids and answer.versions != {str(self.version)}:
+            versions = ", ".join(sorted(answer.versions)) or "of no version"
             raise WorkerDiedError(
-                f"{self.client.name} answers with weights {', '.join(sorted(versions))}, and has "
-                f"been given {self.version}: it began anew, or somebody else gave it others"
+                f"{self.client.name} answers with weights {versions}, and has been given "
+                f"{self.version}: it began anew, or somebody else gave it others"
             )
-        return choice
-
-    def _control(self, path: str, body: Any = None) -> dict[str, Any]:
-        return self.client.post(path, body, seconds=self.control_seconds)
-
-    def _of_all_ranks(self, method: str, arguments: list[str]) -> None:
-        said = self._control("/collective_rpc", {"method": method, "args": arguments})["results"]
-        if failed := sorted({each for each in said if each}):
-            raise ReshardError(f"{self.client.name}: {'; '.join(failed)}")
+        return answer
 
 
-def _responses(choices: Sequence[dict[str, Any]]) -> Responses:
+def _responses(answers: Sequence[Answer]) -> Responses:
+    """Put answers together; the log-probs of a greedy one, which has none, are 0."""
     return Responses.of(
-        token_ids=[choice.get("token_ids") or [] for choice in choices],
-        logprobs=[_logprobs(choice) for choice in choices],
-        finished=[choice.get("finish_reason") == "stop" for choice in choices],
+        token_ids=[each.token_ids for each in answers],
+        logprobs=[each.logprobs or [0.0] * len(each.token_ids) for each in answers],
+        finished=[each.ending == "stop" for each in answers],
     )
-
-
-def _parameters(sampling: Sampling, request: Request) -> dict[str, Any]:
-    """Say how the rest of a response is drawn; as the engine in a worker is told."""
-    section, greedy = sampling.section, sampling.is_greedy
-    return {
-        "temperature": 0.0 if greedy else section.temperature,
-        "max_tokens": section.max_tokens - request.drawn,
-        "top_p": section.top_p,
-        "top_k": section.top_k,
-        "min_p": section.min_p,
-        "stop_token_ids": list(sampling.stop_token_ids),
-        "seed": None if greedy or not sampling.is_seeded else request.seed,
-        "logprobs": None if greedy else 0,
-        "detokenize": False,
-    }
-
-
-def _logprobs(choice: dict[str, Any]) -> list[float]:
-    """Return the log-prob of each token; 0 in a greedy response, which has none."""
-    found = (choice.get("logprobs") or {}).get("content") or ()
-    return [entry["logprob"] for entry in found] or [0.0] * len(choice.get("token_ids") or ())

@@ -201,8 +201,8 @@ def test_devices_of_the_rollout_are_counted_with_its_string() -> None:
         (
             {"rollout": "sglang:d4t2"},
             (
-                "generate_config.backend=sglang:d4t2: this version generates with vllm; "
-                "nearest: vllm:d4t2"
+                "generate_config.backend=sglang:d4t2: a run starts engines of vllm alone, and "
+                "sglang needs generate_config.servers; nearest: vllm:d4t2"
             ),
         ),
         (
@@ -305,3 +305,18 @@ def test_a_proposed_string_never_has_experts_that_do_not_fit_its_ranks() -> None
     finding = Finding(f"{key}=8 must be less", key, 8, (4, 3, 2))
     told = in_words_of_backend(loaded(actor="megatron:d8", rollout="vllm:d1t8e8"), finding)
     assert told.legal == ("vllm:d2t4e8", "vllm:d4t2e8")
+
+
+def test_servers_may_be_of_an_engine_that_a_run_does_not_start() -> None:
+    # The oldest form of the seeds: the first four devices generate, the others train.
+    sections = {
+        "rl_config": {"allocation_mode": "sglang.d2t2p1+d1t4p1"},
+        "generate_config": {"servers": ["http://127.0.0.1:1", "http://127.0.0.1:2"]},
+        "actor_config": {},
+    }
+    found = with_sizes(sections)
+    assert found["generate_config"]["backend"] == "sglang:d2t2"
+    assert found["generate_config"]["infer_tensor_parallel_size"] == 2
+    resources = {"num_npus": 4, "first": True}
+    assert found["rl_config"]["rollout_resource"] == resources
+    assert found["rl_config"]["actor_resource"]["num_npus"] == 4

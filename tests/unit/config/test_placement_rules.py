@@ -119,6 +119,16 @@ def test_servers_are_the_replicas_and_no_processes_of_the_run(run_config: MakeCo
     assert told.startswith(f"{INTEGRATED}=true must be false with {SERVERS}")
 
 
+def test_servers_of_sglang_are_named_by_the_string_of_the_rollout(run_config: MakeConfig) -> None:
+    served = SERVED | {"generate_config.backend": "sglang:d2t3"}
+    config = run_config(Path("model"), served)
+    assert not findings(config)
+    assert config.rollout_backend == "sglang"
+    assert run_config(Path("model"), SERVED).rollout_backend == "vllm"
+    (told,) = found(run_config, served | {"generate_config.sampling_config.top_p": 0.9})
+    assert "top_p=0.9: sglang tells log-probs of the whole distribution" in told
+
+
 @pytest.mark.parametrize("host", ["10.0.0.7", "engines.example", "0.0.0.0", "[2001:db8::1]"])
 def test_a_server_on_another_machine_has_to_be_asked_for(host: str, run_config: MakeConfig) -> None:
     remote = SERVED | {SERVERS: [TWO[0], f"http://{host}:8000"]}

@@ -68,3 +68,9 @@ def test_a_server_that_others_could_command_is_not_started_unasked(config: RunCo
 
 def test_a_server_reads_the_configuration_as_it_was_written(config: RunConfig) -> None:
     assert load_run_config(json.loads(configuration_text(config))) == config
+
+
+def test_a_server_of_another_engine_is_not_ours_to_start(config: RunConfig) -> None:
+    other = replace(config.generate_config, backend="sglang:d2t2")
+    with pytest.raises(ConfigError, match="sglang:d2t2: sglang starts its servers itself"):
+        server_command(replace(config, generate_config=other), CPU, 0)

@@ -1,0 +1,126 @@
+"""vLLM's own server, by its token route and its control routes.
+
+Read in vLLM 0.32, and run with it.
+"""
+
+from dataclasses import dataclass as plain_dataclass
+from typing import Any
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from mindrl.errors import ReshardError
+from mindrl.rollout.engine import Request, Sampling
+from mindrl.rollout.http.answers import STRICT, Answer, Ending, Logprob, TokenId
+from mindrl.rollout.http.client import ServerClient
+
+_GENERATE = "/inference/v1/generate"
+_OF_NAMES = "generate-tokens-"
+"""What the server puts before the name of a request."""
+
+
+@plain_dataclass(frozen=True, kw_only=True)
+class VllmServer:
+    """Asks a server in vLLM's words; see `EngineServer`."""
+
+    client: ServerClient
+    control_seconds: float
+    configuration: str
+    """The run's, as JSON: what the server plans its link by."""
+
+    def join_link(self, address: tuple[str, int], replica: int, generation: int) -> None:
+        """Let the server's ranks meet the training ranks."""
+        host, port = address
+        given = [self.configuration, host, str(port), str(replica), str(generation)]
+        self._of_all_ranks("mindrl_join", given)
+
+    def receive_weights(self, version: int) -> None:
+        """Let the server take the weights, slice by slice into its own parameters."""
+        self._control("/pause?mode=keep")
+        self._of_all_ranks("mindrl_receive", [])
+        self._control("/update_weight_version", {"new_version": str(version)})
+        self._control("/reset_prefix_cache?reset_running_requests=true")
+        self._control("/resume")
+
+    def generate(self, request: Request, sampling: Sampling, name: str, seconds: float) -> Answer:
+        """Ask until there is an answer."""
+        body = {
+            "request_id": name,
+            "token_ids": list(request.token_ids),
+            "sampling_params": _parameters(sampling, request),
+        }
+        reply = self.client.ask(_Reply, _GENERATE, body, seconds=seconds, again=True)
+        if not (reply.request_id or name).endswith(name):
+            said = f"it is the answer to {reply.request_id}, and {name} was asked"
+            raise self.client.garbage(_GENERATE, said)
+        (choice,) = reply.choices
+        return Answer(
+            token_ids=choice.token_ids,
+            logprobs=[each.logprob for each in choice.logprobs.content] if choice.logprobs else [],
+            ending=choice.finish_reason,
+            versions=frozenset(span.version for span in choice.weight_versions or ()),
+        )
+
+    def take_back(self, names: list[str]) -> None:
+        """Have the server answer with what there is of requests."""
+        body = {"request_ids": [_OF_NAMES + name for name in names]}
+        self._control("/inference/v1/abort_requests", body)
+
+    def _control(self, path: str, body: Any = None) -> None:
+        self.client.post(path, body, seconds=self.control_seconds)
+
+    def _of_all_ranks(self, method: str, arguments: list[str]) -> None:
+        body = {"method": method, "args": arguments}
+        said = self.client.ask(_Said, "/collective_rpc", body, seconds=self.control_seconds)
+        if failed := sorted({each for each in said.results if each}):
+            raise ReshardError(f"{self.client.name}: {'; '.join(failed)}")
+
+
+@dataclass(frozen=True, config=STRICT)
+class _Said:
+    results: list[str]
+
+
+@dataclass(frozen=True, config=STRICT)
+class _Logprob:
+    logprob: Logprob
+
+
+@dataclass(frozen=True, config=STRICT)
+class _Logprobs:
+    content: list[_Logprob]
+
+
+@dataclass(frozen=True, config=STRICT)
+class _Span:
+    version: str
+
+
+@dataclass(frozen=True, config=STRICT)
+class _Choice:
+    token_ids: list[TokenId]
+    finish_reason: Ending
+    logprobs: _Logprobs | None = None
+    weight_versions: list[_Span] | None = None
+
+
+@dataclass(frozen=True, config=STRICT)
+class _Reply:
+    choices: list[_Choice] = Field(min_length=1, max_length=1)
+    request_id: str | None = None
+
+
+def _parameters(sampling: Sampling, request: Request) -> dict[str, Any]:
+    """Say how the rest of a response is drawn; as the engine in a worker is told."""
+    section, greedy = sampling.section, sampling.is_greedy
+    return {
+        "temperature": 0.0 if greedy else section.temperature,
+        "max_tokens": section.max_tokens - request.drawn,
+        "top_p": section.top_p,
+        "top_k": section.top_k,
+        "min_p": section.min_p,
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "seed": None if greedy or not sampling.is_seeded else request.seed,
+        "logprobs": None if greedy else 0,
+        "detokenize": False,
+    }

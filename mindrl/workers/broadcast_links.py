@@ -1,0 +1,178 @@
+"""The way of trained weights to servers that take whole tensors, as SGLang's do.
+
+Each tensor is gathered on training rank 0 and broadcast from there, in the order of the model: what
+such a server loads has a Hugging Face name and is cut by the server itself.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mindrl.checkpoint.export import TORCH_TYPES
+from mindrl.errors import ReshardError
+from mindrl.models.placement import ShardingTable
+from mindrl.models.sharding import dtype_of, table_bytes
+from mindrl.observability.progress import tick
+from mindrl.platform.device import Platform
+from mindrl.platform.rendezvous import Seat, join_beside, leave_group, link_name
+from mindrl.resharding.reshard import Reshard, WeightSource
+from mindrl.training.engine import TrainingEngine
+from mindrl.workers.weight_links import unless_called_off
+from mindrl.workers.weight_sync import WeightRoute
+
+
+@dataclass(frozen=True, kw_only=True)
+class BroadcastEnd:
+    """What a training rank joins such links with. Needs the default process group."""
+
+    platform: Platform
+    model: TrainingEngine
+    """The actor."""
+    route: WeightRoute
+    """From all training ranks to rank 0, with every tensor whole."""
+    server_ranks: int
+    """Of each server."""
+    verify: Literal["off", "first", "always"]
+    """After which transfers what rank 0 has gathered is compared."""
+
+    @property
+    def rank(self) -> int:
+        """Of the training side."""
+        return dist.get_rank()
+
+    @property
+    def timeout_seconds(self) -> float:
+        """Longest wait for a peer."""
+        return self.route.timeout_seconds
+
+    def join(
+        self,
+        store: dist.Store,  # type: ignore[name-defined]
+        replica: int,
+        generation: int,
+    ) -> "BroadcastLink":
+        """Have rank 0 meet the ranks of a server in a store.
+
+        Raises:
+            ReshardError: They did not come in time, or do not come.
+        """
+        name = link_name(replica, generation)
+        reshard = self.route.open(self.model, name)
+        group = self._meet(store, name) if self.rank == 0 else None
+        return BroadcastLink(reshard, group, self)
+
+    def _meet(
+        self,
+        store: dist.Store,  # type: ignore[name-defined]
+        name: str,
+    ) -> dist.ProcessGroup:
+        """Join the group that the server makes of a name, beside the default one."""
+        ours = dist.PrefixStore(name, store)  # type: ignore[attr-defined]
+        # Torch waits for the others in a store without letting anybody else ask it.
+        theirs = dist.PrefixStore(name, store.clone())  # type: ignore[attr-defined]
+        seat = Seat(rank=0, world_size=1 + self.server_ranks, local_device=0)
+        limit = timedelta(seconds=self.timeout_seconds)
+        make = partial(join_beside, self.platform, theirs, seat, name, limit)
+        try:
+            return unless_called_off(ours, make) if self.platform.kind == "cpu" else make()
+        except RuntimeError as error:
+            raise ReshardError(f"{name} was not made: {error}") from error
+
+
+@dataclass
+class BroadcastLink:
+    """A server and the training ranks, as one of them sees it."""
+
+    reshard: Reshard
+    group: dist.ProcessGroup | None
+    """Of rank 0 and the server's ranks; None elsewhere."""
+    end: BroadcastEnd
+
+    def run(self, source: WeightSource) -> None:
+        """Move the weights. A collective over the training ranks and those of the server.
+
+        Raises:
+            ReshardError: As of `Reshard.run`, or the server does not take them.
+        """
+        is_first, verify = not self.reshard.runs, self.end.verify
+        sink = _Broadcasting(self._table, self.group, self.end)
+        self.reshard.run(
+            source, sink, verify=verify == "always" or (verify == "first" and is_first)
+        )
+        sink.finish()
+
+    @property
+    def _table(self) -> ShardingTable:
+        return self.end.route.target.table(self.end.rank)
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """The most that this rank has in flight while rank 0 gathers."""
+        return int(self.reshard.plan.peak_staging[self.end.rank])
+
+    def bytes_moved(self) -> dict[str, int]:
+        """Return bytes of a transfer on this rank; a server's ranks get whole tensors each."""
+        plan, rank = self.reshard.plan, self.end.rank
+        whole = table_bytes(self._table, self.end.route.target.dtype)
+        return {
+            "sent": int(plan.sent[rank]) + whole * self.end.server_ranks,
+            "received": int(plan.received[rank]),
+            "needed": int(plan.lower_bound[rank]),
+        }
+
+    def close(self) -> None:
+        """Leave the server, which may be gone."""
+        if self.group is not None:
+            leave_group(self.group)
+
+
+class _Broadcasting:
+    """Takes tensors that are gathered, and broadcasts each in its turn as soon as it is whole."""
+
+    def __init__(
+        self, table: ShardingTable, group: dist.ProcessGroup | None, end: BroadcastEnd
+    ) -> None:
+        dtype, self.group, self.device = end.route.target.dtype, group, end.platform.device_type
+        self.kinds: Mapping[str, tuple[torch.dtype, tuple[int, ...]]] = {
+            name: (TORCH_TYPES[dtype_of(entry, dtype)], entry.shape)
+            for name, entry in table.items()
+        }
+        self.left = [*reversed(self.kinds)]
+        self.there: dict[str, Tensor] = {}
+        self.whole: set[str] = set()
+        self.failed: RuntimeError | None = None
+
+    def open(self, name: str) -> Tensor:
+        """Return the memory that takes a tensor."""
+        if name not in self.there:
+            dtype, shape = self.kinds[name]
+            self.there[name] = torch.empty(shape, dtype=dtype, device=self.device)
+        return self.there[name]
+
+    def close(self, name: str) -> None:
+        """Take a tensor as complete; the other ranks gather on, whatever becomes of it."""
+        tick()
+        self.whole.add(name)
+        while self.left and self.left[-1] in self.whole:
+            tensor = self.there.pop(self.left.pop())
+            try:
+                if self.failed is None:
+                    dist.broadcast(tensor, group_src=0, group=self.group)
+            except RuntimeError as error:
+                self.failed = error
+
+    def finish(self) -> None:
+        """Raise where a broadcast has failed.
+
+        Raises:
+            ReshardError: The server is gone, or does not take the weights.
+        """
+        if self.failed is not None:
+            raise ReshardError(f"a server did not take the weights: {self.failed}")
+        assert not self.left, f"{len(self.left)} tensors never came"

@@ -19,7 +19,7 @@ _FREE = re.compile(
     |rl_config\.((actor|rollout)_resource\..*|use_integrated_worker|device\w*)
     |rl_config\.(allocation_mode|.*packing_token_size|use_dynamic_bsz)
     |rl_config\.(use_remove_padding|blocking|guarantee_order|check_memory|memory_timeline_steps)
-    |rl_config\.(test_freq|max_logprob_gap|logprob_gap_steps|log_samples|use_tensorboard|worker_\w+)
+    |rl_config\.(test_freq|max_logprob_gap|logprob_gap_steps|log_samples|use_tensorboard|worker_\w+|report)
     |rl_config\.(max_restarts|device_wait_seconds|on_device_loss|grace_seconds|heartbeat_\w+)
     |rl_config\.(verifier_(timeout|parallel)|debug_rollouts)
     |data_config\.(eval_sets|best_by)

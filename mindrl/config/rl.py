@@ -309,6 +309,9 @@ class RLConfig:
     """Sampled responses stored per step."""
     use_tensorboard: bool = True
     """Write TensorBoard files into the run folder."""
+    report: bool = True
+    """Write `report.html` into the run folder: a page with curves, times, memory and samples, anew
+    now and then while the run goes on, and at its end."""
     worker_start_timeout_seconds: Seconds = 600
     """Longest wait for the devices and for the workers to come up."""
     worker_call_timeout_seconds: Seconds = 14_400

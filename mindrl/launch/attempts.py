@@ -33,6 +33,7 @@ from mindrl.observability.trackers import JsonlTracker, TensorboardTracker, Trac
 from mindrl.platform.device import Platform
 from mindrl.preflight.derived_numbers import derived_numbers
 from mindrl.preflight.run_shardings import RunPlan
+from mindrl.report.live_page import LivePage
 from mindrl.rewards.scorer import RewardScorer
 from mindrl.trainer.colocated_actor import ColocatedActor
 from mindrl.trainer.gathering import Gathering
@@ -70,6 +71,10 @@ class RunFiles:
         if config.rl_config.use_tensorboard:
             trackers.append(TensorboardTracker(self.folder.tensorboard, first))
         summary = RunSummary(exports=self.exports, provenance=provenance(config))
+        if config.rl_config.report:
+            page = LivePage(self.folder.root)
+            trackers.append(page)
+            summary.report = page.path
         return RunLog(self.folder, summary, self.console, trackers)
 
 
@@ -131,6 +136,9 @@ class Attempts:
             raise
         finally:
             self.record = run_log.close()
+            for page in run_log.trackers:
+                if isinstance(page, LivePage):
+                    run_log.keep(page, page.write)
 
     @contextmanager
     def once(self, found: Beginning | None, run_log: RunLog) -> Iterator[PolicyTrainer]:

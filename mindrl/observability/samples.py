@@ -25,6 +25,8 @@ class Sample:
     finished: bool
     """False if the response was cut off at its longest length."""
     response_tokens: int
+    data_source: str = ""
+    """Which chose the reward; empty where the run has none."""
 
 
 class SampleLog(JsonLinesFile):

@@ -18,6 +18,7 @@ NUMBERS = (
 )
 PLACES = (
     ("run folder", "run_dir"),
+    ("report", "report"),
     ("metrics", "metrics"),
     ("TensorBoard", "tensorboard"),
     ("samples", "samples"),
@@ -33,8 +34,8 @@ def render_summary(summary: Mapping[str, object]) -> RenderableType:
     Keys: status ("completed", "interrupted" or "failed"), accuracy_before and accuracy_after
     (0 to 1), evaluations (before and after, by set and name), steps, seconds,
     response_tokens_per_second, logprob_gap_max_mean (nats), reward_failures (counts by function and
-    kind), restarts, steps_without_signal, the paths run_dir, metrics, tensorboard, samples, logs,
-    model and model_best, and the steps of the last two, model_step and model_best_step.
+    kind), restarts, steps_without_signal, the paths run_dir, report, metrics, tensorboard, samples,
+    logs, model and model_best, and the steps of the last two, model_step and model_best_step.
     """
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)

@@ -4,6 +4,7 @@ import os
 import socket
 import time
 from pathlib import Path
+from typing import Protocol
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
@@ -49,5 +50,19 @@ class TensorboardTracker(AppendedFile):
         RecordWriter(self).write(event.SerializeToString())
 
 
-Tracker = JsonlTracker | TensorboardTracker
-"""A place that keeps metrics: `log` those of a step, and `close` it."""
+class Tracker(Protocol):
+    """A place that keeps metrics."""
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        """Keep the metrics of a step, or of an evaluation behind it.
+
+        Raises:
+            OutputError: They cannot be kept.
+        """
+
+    def close(self) -> None:
+        """Keep nothing more.
+
+        Raises:
+            OutputError: What is to be kept cannot be.
+        """

@@ -64,6 +64,14 @@ PROGRAMS: Mapping[str, tuple[Callable[[], int], str]] = {
         partial(_start, "serve", "serve", "mindrl serve"),
         "start vLLM's own server as a replica of a run",
     ),
+    "report": (
+        partial(_start, "report", "report", "mindrl report"),
+        "write one page about a run, or several beside each other",
+    ),
+    "watch": (
+        partial(_start, "watch", "watch", "mindrl watch"),
+        "show a run in the browser while it goes on",
+    ),
     "pass-rates": (
         partial(_start, "pass_rates", "pass_rates", "mindrl pass-rates"),
         "measure how often a model answers each row of a data file right",

@@ -161,10 +161,6 @@ class Scores:
         """Return the first failures of each function that failed for the whole batch."""
         return without_any_score(self.failures, self.asked)
 
-    def accuracy(self, function: str) -> float:
-        """Return how right the responses are on average: 0 to 1; see `shares`."""
-        return statistics.fmean(self.shares(function))
-
     def shares(self, function: str) -> list[float]:
         """Return where each score lies in the range of its function: 0 to 1.
 

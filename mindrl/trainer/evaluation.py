@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from mindrl.algorithms.success_rates import success_rates
+from mindrl.algorithms.success_rates import rate, success_rates
 from mindrl.batch.prompts import Prompt
 from mindrl.config.data import EvalSet
 from mindrl.config.run import RunConfig
@@ -52,8 +52,9 @@ class Evaluation:
         if self.data.test is not None:
             batch = self._answered(step, self.data.test.prompts, self.greedy)
             note_failures(step, batch.rewarded.scores)
-            found[None] = batch.rewarded.scores.accuracy(self._judge())
-            self.run_log.evaluation(step, found[None], batch.samples(range(len(batch.rollouts))))
+            right = rate(batch.rewarded.scores.shares(self._judge()), samples=1)
+            found[None] = right.value
+            self.run_log.evaluation(step, right, batch.samples(range(len(batch.rollouts))))
         for each in self.config.data_config.eval_sets:
             prompts = self.data.eval_sets[each.name].prompts
             batch = self._answered(step, prompts, self._sampling(each))

@@ -33,26 +33,18 @@ from mindrl.observability.run_folder import best_folder
 from mindrl.observability.timing import StageTimer
 from mindrl.rewards.scores import Scores
 from mindrl.rollout.engine import Sampling
-from mindrl.trainer.ahead_groups import AheadGroups
 from mindrl.trainer.checkpoints import Checkpoints
 from mindrl.trainer.colocated_actor import ColocatedActor
 from mindrl.trainer.estimation import Estimation
 from mindrl.trainer.evaluation import Evaluation
-from mindrl.trainer.gathering import Answering, Gathered, Gathering, StepGroups
+from mindrl.trainer.gathering import Answering, Gathered, Gathering
+from mindrl.trainer.gatherings import gathering_of
 from mindrl.trainer.minibatches import MinibatchDealer, MinibatchT
 from mindrl.trainer.mismatch import mismatch
-from mindrl.trainer.partial_groups import PartialGroups
-from mindrl.trainer.reward_manager import (
-    RatedBatch,
-    Rewarded,
-    RewardManager,
-    RewardSources,
-)
+from mindrl.trainer.reward_manager import RatedBatch, RewardManager, RewardSources
 from mindrl.trainer.rollout_files import RolloutFiles
 from mindrl.trainer.run_log import RunLog
-from mindrl.trainer.signal_groups import SignalGroups
 from mindrl.trainer.step_checks import StepChecks
-from mindrl.trainer.stored_groups import StoredGroups, stored_rollouts
 
 _ENDS = (NonfiniteError, NoSignalError, RewardError, SkippedUpdatesError, StopRequestedError)
 """What ends a run whose weights are as good as before."""
@@ -112,23 +104,10 @@ class PolicyTrainer:
             rewards=self.rewards,
             per_step=self.training.global_batch_size,
         )
-        self.gathering = self._gathering()
+        self.gathering: Gathering = gathering_of(config, self.answering, run_log.warn)
         estimator = resolve_estimator(self.rl.adv_estimator)
         self.estimation = Estimation(config, estimator, workers, self.timer)
         self.heed: Callable[[], None] = lambda: None
-
-    def _gathering(self) -> Gathering:
-        """Choose where each step gets it from."""
-        config, answering, rl = self.config, self.answering, self.rl
-        if rl.debug == "train_only":
-            return StoredGroups(stored_rollouts(config))
-        if rl.filter_groups_enable:
-            return SignalGroups(config, answering, self.run_log.warn)
-        if rl.partial_rollout:
-            return PartialGroups(config, answering)
-        if rl.step_order != "in_turns":
-            return AheadGroups(config, answering)
-        return StepGroups(answering=answering, blocking=rl.blocking)
 
     def run(self, heed: Callable[[], None] = lambda: None) -> None:
         """Train from the first step to the last, evaluate, and export what was trained.
@@ -233,14 +212,11 @@ class PolicyTrainer:
         """Roll out, rate, estimate and learn once."""
         with self.timer("step"):
             gathered = self.gathering.gather(step, self.heed)
-            rollouts = gathered.rollouts
             learn = self.train_on if self.config.learns else self.rate
-            computed, rewarded = learn(step, gathered)
+            computed, batch = learn(step, gathered)
             computed |= self.gathering.learned(step)
         spent = self.spent(computed["rollout/response_tokens"])
-        metrics = measured(merge(computed, gathered.metrics, spent))
-        batch = RatedBatch(prompts=gathered.prompts, rollouts=rollouts, rewarded=rewarded)
-        return metrics, batch
+        return measured(merge(computed, gathered.metrics, spent)), batch
 
     def spent(self, response_tokens: float) -> Metrics:
         """Return what a step, which is over, took of time and memory."""
@@ -248,8 +224,8 @@ class PolicyTrainer:
         rate = response_tokens / spent["seconds/step"]
         return spent | {"throughput/response_tokens_per_second": rate}
 
-    def train_on(self, step: int, gathered: Gathered) -> tuple[Metrics, Rewarded]:
-        """Estimate and learn; returns all that was computed, and the rewards.
+    def train_on(self, step: int, gathered: Gathered) -> tuple[Metrics, RatedBatch]:
+        """Estimate and learn; returns all that was computed, and what it was computed of.
 
         The rating lasts while the devices estimate.
         """
@@ -265,15 +241,24 @@ class PolicyTrainer:
         scores = rewarded().scores
         self._note_failures(step, scores)
         self.heed()
-        learned = self.learn(step, experience)
-        return merge(rollouts.metrics(), scores.metrics(), estimated, learned), rewarded()
+        learned, logprobs_BT = self.learn(step, experience)
+        batch = RatedBatch(
+            prompts=gathered.prompts,
+            rollouts=rollouts,
+            rewarded=rewarded(),
+            advantages_BT=experience.advantages_BT,
+            logprobs_BT=logprobs_BT,
+        )
+        return merge(rollouts.metrics(), scores.metrics(), estimated, learned), batch
 
-    def rate(self, step: int, gathered: Gathered) -> tuple[Metrics, Rewarded]:
-        """Rate alone, where nothing learns; returns what was measured, and the rewards."""
+    def rate(self, step: int, gathered: Gathered) -> tuple[Metrics, RatedBatch]:
+        """Rate alone, where nothing learns; returns what was measured, and of what."""
+        prompts, rollouts = gathered.prompts, gathered.rollouts
         with gathered.rating as rewarded:
             scores = rewarded().scores
         self._note_failures(step, scores)
-        return merge(gathered.rollouts.metrics(), scores.metrics()), rewarded()
+        batch = RatedBatch(prompts=prompts, rollouts=rollouts, rewarded=rewarded())
+        return merge(rollouts.metrics(), scores.metrics()), batch
 
     def _greedy_rewards(self, step: int, prompts: Sequence[Prompt]) -> Tensor:
         """Answer each prompt once more, greedily, and rate that."""
@@ -294,8 +279,11 @@ class PolicyTrainer:
             files = RolloutFiles(self.run_log.folder.rollouts)
             self.run_log.keep(files, lambda: files.write(step, batch, kept))
 
-    def learn(self, step: int, experience: Experience) -> Metrics:
-        """Take the optimizer steps of a step: of the critic on all minibatches, then the policy."""
+    def learn(self, step: int, experience: Experience) -> tuple[Metrics, Tensor | None]:
+        """Take the optimizer steps of a step: of the critic on all minibatches, then the policy.
+
+        Returns what `update_policy` does.
+        """
         dealt = self.minibatches.deal(experience.group_B)
         if self.config.critic_config is None:
             return self.update_policy(experience, dealt)
@@ -304,14 +292,20 @@ class PolicyTrainer:
             updates = self.taken(self.workers.update_critic, minibatches)
         metrics = update_metrics("critic", updates)
         if step <= self.rl.critic_warmup or self.ends_with(updates[-1]):
-            return metrics
-        return metrics | self.update_policy(experience, dealt)
+            return metrics, experience.old_logprobs_BT
+        of_policy, logprobs_BT = self.update_policy(experience, dealt)
+        return metrics | of_policy, logprobs_BT
 
-    def update_policy(self, experience: Experience, dealt: Sequence[Tensor]) -> Metrics:
+    def update_policy(
+        self, experience: Experience, dealt: Sequence[Tensor]
+    ) -> tuple[Metrics, Tensor | None]:
         """Take one optimizer step of the policy on each of the rows that were dealt.
 
         Updates that say what log-probs they started from are measured by the first of them: it
         alone starts from the policy that the engine had.
+
+        Returns:
+            The metrics, and the log-probs of that policy, NaN for rows whose nobody knows.
         """
         read: list[Tensor] = []
 
@@ -329,9 +323,11 @@ class PolicyTrainer:
             metrics["update/entropy_coef"] = control.coef
             control.heed(metrics["update/entropy"])
         if not read:
-            return metrics
+            return metrics, experience.old_logprobs_BT
         first, correction = experience.rows(dealt[0]), self.config.rollout_correction
-        return merge(metrics, mismatch(first, read[0], correction))
+        logprobs_BT = torch.full_like(experience.rollout_logprobs_BT, math.nan)
+        logprobs_BT[dealt[0], : read[0].size(1)] = read[0]
+        return merge(metrics, mismatch(first, read[0], correction)), logprobs_BT
 
     def taken(
         self, update: Callable[[MinibatchT], Metrics], minibatches: Iterable[MinibatchT]

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Self
 
 import torch
+from torch import Tensor
 
 from mindrl.algorithms.length_penalty import LengthPenalty
 from mindrl.batch.prompts import Prompt
@@ -51,6 +52,11 @@ class RatedBatch:
     prompts: Sequence[Prompt]
     rollouts: Rollouts
     rewarded: Rewarded
+    advantages_BT: Tensor | None = None
+    """float32; None before they are estimated."""
+    logprobs_BT: Tensor | None = None
+    """float32, nats; by the trainer's weights before the step, NaN in rows that it did not score.
+    None where it scored none, or has not yet."""
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
@@ -93,6 +99,7 @@ class RatedBatch:
                 parts=scores.parts(row),
                 finished=bool(rollouts.finished_B[row]),
                 response_tokens=int(rollouts.response_mask_BT[row].sum()),
+                data_source=self.prompts[groups[row]].source,
             )
             for row in rows
         ]

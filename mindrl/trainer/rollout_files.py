@@ -1,7 +1,7 @@
 """The responses of the last steps as Parquet files, a row each, and back to the bit."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -115,7 +115,7 @@ def _table(step: int, batch: RatedBatch) -> pa.Table:
         "prompt_token_ids": pa.array([prompt.token_ids for prompt in asked], pa.list_(pa.int32())),
         "response_token_ids": _lists(rollouts.tokens_BT.int(), mask_BT),
         "rollout_logprobs": _lists(rollouts.rollout_logprobs_BT, mask_BT),
-        **({} if rollouts.ages_BT is None else {"ages": _lists(rollouts.ages_BT.int(), mask_BT)}),
+        **{name: _lists(values_BT, mask_BT) for name, values_BT in _of_tokens(batch)},
         "finished": pa.array(rollouts.finished_B.tolist(), pa.bool_()),
         "reward": pa.array(scores.rewards, pa.float64()),
     }
@@ -130,6 +130,16 @@ def _table(step: int, batch: RatedBatch) -> pa.Table:
         "judges": scores.judges,
     }
     return pa.table(columns, metadata={_SCORES: json.dumps(known).encode()})
+
+
+def _of_tokens(batch: RatedBatch) -> Iterator[tuple[str, Tensor]]:
+    """Yield what some steps know of each token besides."""
+    if batch.rollouts.ages_BT is not None:
+        yield "ages", batch.rollouts.ages_BT.int()
+    if batch.advantages_BT is not None:
+        yield "advantages", batch.advantages_BT
+    if batch.logprobs_BT is not None:
+        yield "logprobs", batch.logprobs_BT
 
 
 def _lists(values_BT: Tensor, mask_BT: Tensor) -> pa.ListArray:

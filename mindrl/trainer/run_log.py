@@ -31,7 +31,7 @@ Moments = Sequence[Sequence[MeasuredSnapshot]]
 
 _RESERVE_BYTES = 64 << 10
 """More than a summary takes."""
-_OF_THIS_START = frozenset({"exports", "provenance", "started", "status", "restarts"})
+_OF_THIS_START = frozenset({"exports", "provenance", "report", "started", "status", "restarts"})
 """What of a summary is no count."""
 
 
@@ -72,6 +72,8 @@ class RunSummary:
     """Where each trained model is exported to; beside the actor's lies the best by evaluation."""
     provenance: Mapping[str, object] = field(default_factory=dict)
     """What the run was made with: for the summary and the exported models."""
+    report: Path | None = None
+    """Its page; None where it has none."""
     started: float = field(default_factory=time.perf_counter)
     status: str = "failed"
     restarts: int = 0
@@ -137,6 +139,7 @@ class RunSummary:
             "tensorboard": str(folder.tensorboard),
             "metrics": str(folder.metrics),
             "samples": str(folder.samples),
+            "report": None if self.report is None else str(self.report),
             "model": None if self.model_step is None else str(model),
             "model_step": self.model_step,
             "model_best": None if best is None else str(best_folder(model)),
@@ -223,15 +226,15 @@ class RunLog:
                 )
             counts[each.kind] = counts.get(each.kind, 0) + each.count
 
-    def evaluation(self, step: int, accuracy: float, samples: Sequence[Sample]) -> None:
+    def evaluation(self, step: int, accuracy: Rate, samples: Sequence[Sample]) -> None:
         """Record an evaluation; step 0 is the one before training."""
         if step == 0:
-            self.summary.accuracy_before = accuracy
+            self.summary.accuracy_before = accuracy.value
         else:
-            self.summary.accuracy_after = accuracy
-        self._track(step, {"evaluation/accuracy": accuracy})
+            self.summary.accuracy_after = accuracy.value
+        self._track(step, _with_ends("evaluation/accuracy", accuracy))
         self.keep(self.evaluations, lambda: self.evaluations.log(step, samples))
-        self.console.evaluation(step, accuracy)
+        self.console.evaluation(step, accuracy.value)
         if samples:
             self.console.show(render(_telling(samples, self.answers)))
         self.answers = samples
@@ -242,7 +245,7 @@ class RunLog:
         """Record an evaluation on a set of that name."""
         measured: Metrics = {}
         for what, rate in rates.items():
-            measured |= {what: rate.value, f"{what}_low": rate.low, f"{what}_high": rate.high}
+            measured |= _with_ends(what, rate)
         when = "after" if step else "before"
         self.summary.evaluations.setdefault(name, {})[when] = measured
         self._track(step, {f"eval/{name}/{what}": value for what, value in measured.items()})
@@ -289,6 +292,11 @@ class RunLog:
         """Tell a person at once, on the console and in the log."""
         logger.warning("%s", text)
         self.console.note(f"warning: {text}")
+
+
+def _with_ends(name: str, rate: Rate) -> Metrics:
+    """Name a share and the ends of its interval."""
+    return {name: rate.value, f"{name}_low": rate.low, f"{name}_high": rate.high}
 
 
 def _telling(samples: Sequence[Sample], before: Sequence[Sample]) -> Sample:

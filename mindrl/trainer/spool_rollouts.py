@@ -14,7 +14,6 @@ from mindrl.spool.records import Record
 from mindrl.spool.weights import Weights
 from mindrl.trainer.gathering import Gathered
 from mindrl.trainer.policy_trainer import PolicyTrainer
-from mindrl.trainer.reward_manager import RatedBatch
 from mindrl.trainer.rollout_files import packed
 from mindrl.trainer.spool_groups import responses_of, step_prompts
 
@@ -96,8 +95,7 @@ class SpoolRollouts:
             rollouts = answering.roll_out(asked, place.step, prompts[:first])
             rating = trainer.rewards.compute(asked, rollouts, blocking=True)
             gathered = Gathered(prompts=asked, rollouts=rollouts, rating=rating)
-            metrics, rewarded = trainer.rate(place.step, gathered)
-        batch = RatedBatch(prompts=asked, rollouts=rollouts, rewarded=rewarded)
+            metrics, batch = trainer.rate(place.step, gathered)
         spent = trainer.spent(metrics["rollout/response_tokens"])
         spent |= {"spool/part": float(place.part), "spool/weights": float(duty.weights.version)}
         samples = batch.samples(range(min(len(rollouts), trainer.rl.log_samples)))

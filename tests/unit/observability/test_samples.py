@@ -53,6 +53,7 @@ def test_samples_of_two_steps_come_back_from_the_file_field_by_field(tmp_path: P
         "parts": {"accuracy": 1.0, "format": 0.0},
         "finished": True,
         "response_tokens": 5,
+        "data_source": "",
     }
     assert second["response"] == HOSTILE
     assert second["finished"] is False

@@ -25,6 +25,7 @@ SUMMARY: dict[str, object] = {
     "run_dir": Path("/runs/[bold]a"),
     "logs": "/runs/a/logs",
     "tensorboard": "/runs/a/tb",
+    "report": "/runs/a/report.html",
     "samples": "/runs/a/samples.jsonl",
     "metrics": "/runs/a/metrics.jsonl",
     "model": "/runs/a/model",
@@ -62,6 +63,7 @@ def test_the_table_gives_accuracy_duration_speed_gap_and_every_place() -> None:
         "response tokens/s          2,314",
         "largest mean log-prob gap  2.1e-07",
         "run folder                 /runs/[bold]a",
+        "report                     /runs/a/report.html",
         "metrics                    /runs/a/metrics.jsonl",
         "TensorBoard                /runs/a/tb",
         "samples                    /runs/a/samples.jsonl",
@@ -86,7 +88,7 @@ def test_a_run_that_failed_before_its_first_step_still_has_a_table() -> None:
     assert lines[0] == "run failed"
     assert lines[1].split() == ["accuracy", "-", "->", "-"]
     assert lines[2].split() == ["duration", "-"]
-    assert lines[10].split() == ["logs", r"/runs/\x1b[31mb"]
+    assert lines[11].split() == ["logs", r"/runs/\x1b[31mb"]
 
 
 def test_a_path_longer_than_the_terminal_is_folded_and_loses_no_letter() -> None:

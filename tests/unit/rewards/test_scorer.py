@@ -107,7 +107,7 @@ def test_a_number_that_takes_for_ever_scores_as_a_wrong_number_does() -> None:
         scores = dapo.score(responses, ["12"] * 3)
     assert (scores.rewards, scores.failed("timeout")) == ((1.0, -1.0, -1.0), 1)
     # One of three answers is right, whatever the ends of the range.
-    assert scores.accuracy("acc_for_dapo") == pytest.approx(1 / 3)
+    assert sum(scores.shares("acc_for_dapo")) == pytest.approx(len(scores.rewards) / 3)
 
 
 def test_printing_100_mb_neither_shows_nor_costs(

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from memory_roles import PROMPTS, MemoryRoles, config, data, lines, rewards, run_log
 
 from mindrl.config.data import DataConfig, EvalSet
@@ -65,7 +66,10 @@ def test_the_held_out_file_is_measured_as_without_sets(tmp_path: Path) -> None:
     trainer = build(tmp_path, roles, test=PROMPTS[:2])
     trainer.evaluate(0)
     assert roles.asked[0][1].is_greedy
-    assert lines(tmp_path / "metrics.jsonl")[0] == {"step": 0, "evaluation/accuracy": 0.0}
+    found = lines(tmp_path / "metrics.jsonl")[0]
+    assert (found["evaluation/accuracy"], found["evaluation/accuracy_low"]) == (0.0, 0.0)
+    # Wilson's interval of none right out of two.
+    assert found["evaluation/accuracy_high"] == pytest.approx(1.96**2 / (2 + 1.96**2), rel=1e-3)
     assert not alone.asked
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from mindrl.algorithms.success_rates import Rate
 from mindrl.observability.console import StepConsole
 from mindrl.observability.samples import Sample
 from mindrl.observability.trackers import JsonlTracker
@@ -26,6 +27,10 @@ SAMPLE = Sample(
     finished=True,
     response_tokens=1,
 )
+
+RATE = Rate(0.25, 0.1, 0.4)
+HALF = Rate(0.5, 0.4, 0.6)
+ENDS = (("", 0.25), ("_low", 0.1), ("_high", 0.4))
 
 
 def open_run_log(root: Path, stream: io.StringIO | None = None) -> RunLog:
@@ -63,12 +68,12 @@ def test_all_files_of_a_run_lie_below_its_folder() -> None:
 
 def test_each_step_and_each_evaluation_is_a_line_of_its_file(tmp_path: Path) -> None:
     run_log = open_run_log(tmp_path)
-    run_log.evaluation(0, 0.25, [SAMPLE, SAMPLE])
+    run_log.evaluation(0, RATE, [SAMPLE, SAMPLE])
     run_log.step(1, metrics(tokens=100.0, seconds=2.0, gap=1e-6), [SAMPLE])
     run_log.close()
 
     assert lines(tmp_path / "metrics.jsonl") == [
-        {"step": 0, "evaluation/accuracy": 0.25},
+        {"step": 0, **{f"evaluation/accuracy{end}": value for end, value in ENDS}},
         {"step": 1, **metrics(tokens=100.0, seconds=2.0, gap=1e-6)},
     ]
     assert [line["step"] for line in lines(tmp_path / "evaluations.jsonl")] == [0, 0]
@@ -85,10 +90,10 @@ def test_a_step_is_on_the_disk_before_the_journal_is_closed(tmp_path: Path) -> N
 
 def test_the_summary_says_what_became_of_the_run(tmp_path: Path) -> None:
     run_log = open_run_log(tmp_path)
-    run_log.evaluation(0, 0.25, [])
+    run_log.evaluation(0, RATE, [])
     run_log.step(1, metrics(tokens=100.0, seconds=2.0, gap=3e-6), [])
     run_log.step(2, metrics(tokens=200.0, seconds=4.0, gap=1e-6), [])
-    run_log.evaluation(2, 0.75, [])
+    run_log.evaluation(2, Rate(0.75, 0.6, 0.9), [])
     run_log.summary.status = "completed"
     run_log.summary.model_step = 2
     run_log.summary.model_best_step = 1
@@ -116,6 +121,7 @@ def test_the_summary_says_what_became_of_the_run(tmp_path: Path) -> None:
         "tensorboard": str(tmp_path / "tensorboard"),
         "metrics": str(tmp_path / "metrics.jsonl"),
         "samples": str(tmp_path / "samples.jsonl"),
+        "report": None,
         "model": str(tmp_path / "model"),
         "model_step": 2,
         "model_best": str(tmp_path / "model_best"),
@@ -174,7 +180,7 @@ def test_steps_without_signal_are_told_once_and_counted(tmp_path: Path) -> None:
 def test_an_evaluation_is_shown_with_its_accuracy(step: int, tmp_path: Path) -> None:
     stream = io.StringIO()
     run_log = open_run_log(tmp_path, stream)
-    run_log.evaluation(step, 0.5, [SAMPLE])
+    run_log.evaluation(step, HALF, [SAMPLE])
     run_log.close()
     assert f"eval  {step}/10  accuracy 0.500" in stream.getvalue()
 
@@ -188,7 +194,7 @@ def test_an_evaluation_shows_an_answer_that_became_another_one(tmp_path: Path) -
         stream.seek(0)
         stream.truncate()
         same = [replace(SAMPLE, response=f"answer {at}") for at in range(4 - len(changed))]
-        run_log.evaluation(1, 0.5, [*same, *changed])
+        run_log.evaluation(1, HALF, [*same, *changed])
         return stream.getvalue()
 
     assert "answer 0" in shown()
@@ -206,7 +212,7 @@ def test_on_a_full_disk_the_run_goes_on_tells_each_file_once_and_leaves_its_summ
     program = (
         "import io, json, resource, sys; from pathlib import Path\n"
         "sys.path.insert(0, sys.argv[2])\n"
-        "from test_run_log import SAMPLE, metrics, open_run_log\n"
+        "from test_run_log import RATE, SAMPLE, metrics, open_run_log\n"
         "from mindrl.observability.logs import configure_logging\n"
         "from mindrl.observability.trackers import TensorboardTracker\n"
         "folder = Path(sys.argv[1]); shown = io.StringIO()\n"
@@ -215,7 +221,7 @@ def test_on_a_full_disk_the_run_goes_on_tells_each_file_once_and_leaves_its_summ
         "run_log.trackers.append(TensorboardTracker(folder / 'tensorboard'))\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048))\n"
         "for step in range(1, 41):\n"
-        "    run_log.evaluation(step, 0.5, [SAMPLE])\n"
+        "    run_log.evaluation(step, RATE, [SAMPLE])\n"
         "    run_log.step(step, metrics(tokens=1.0, seconds=1.0, gap=0.0), [SAMPLE])\n"
         "summary = run_log.close()\n"
         "assert summary == json.loads((folder / 'summary.json').read_text())\n"

@@ -1,0 +1,220 @@
+"""Which pictures a page has, as data: the page draws those whose metrics a run has."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+STAGES = (
+    "seconds/rollout",
+    "seconds/baseline",
+    "seconds/reward",
+    "seconds/reward_model",
+    "seconds/ref_log_prob",
+    "seconds/log_prob",
+    "seconds/values",
+    "seconds/update_critic",
+    "seconds/update",
+    "seconds/publish",
+)
+"""Of a step, one behind the other; what is left of it is shown as `other`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """Curves in one picture."""
+
+    section: str
+    title: str
+    names: Sequence[str]
+    """Metrics; `*` stands for any text, so that each that fits has a curve."""
+    unit: str = ""
+    help: str = ""
+    """What a person should know to read it."""
+    kind: str = "lines"
+    """`lines`, or `stages`: stacked, with what is left of seconds/step on top."""
+    is_log: bool = False
+    spread: str | None = None
+    """A metric that is the standard deviation of the first, drawn as a band around it."""
+    leaves_out: Sequence[str] = ()
+    """Of what the patterns fit."""
+
+
+_FAILED = ("reward/timeouts", "reward/crashes", "reward/errors")
+
+CHARTS = (
+    Chart(
+        section="Learning",
+        title="Accuracy on held-out prompts",
+        names=["evaluation/accuracy"],
+        help="Greedy answers; the band is the 95 % interval.",
+    ),
+    Chart(
+        section="Learning",
+        title="Average over the samples, by evaluation set",
+        names=["eval/*/avg@*"],
+        help="The bands are the 95 % intervals.",
+    ),
+    Chart(
+        section="Learning",
+        title="One of k right, by evaluation set",
+        names=["eval/*/pass@*"],
+        help="The bands are the 95 % intervals.",
+    ),
+    Chart(
+        section="Learning",
+        title="Reward",
+        names=["reward/mean"],
+        spread="reward/std",
+        help="The band is one standard deviation over the responses of the step.",
+    ),
+    Chart(
+        section="Learning",
+        title="Reward by part",
+        names=["reward/*"],
+        leaves_out=["reward/mean", "reward/std", *_FAILED],
+        help="Each before its weight.",
+    ),
+    Chart(section="Learning", title="Reward by data set", names=["data/*/reward"]),
+    Chart(section="Learning", title="Accuracy by data set", names=["data/*/accuracy"]),
+    Chart(
+        section="Learning",
+        title="Prompts without signal",
+        names=["advantage/zero_fraction"],
+        help="Share of the prompts whose responses all have the same reward: they teach nothing.",
+    ),
+    Chart(section="Learning", title="Scores not given", names=_FAILED, unit="responses"),
+    Chart(
+        section="Responses",
+        title="Length",
+        names=["rollout/response_length_mean", "rollout/response_length_max"],
+        unit="tokens",
+    ),
+    Chart(
+        section="Responses",
+        title="Cut off at the longest length",
+        names=["rollout/cut_fraction"],
+        help="Share of the responses.",
+    ),
+    Chart(
+        section="Policy",
+        title="Entropy",
+        names=["update/entropy"],
+        unit="nats",
+        help="Of the next token, mean over the response tokens. Near 0 nothing new is tried.",
+    ),
+    Chart(
+        section="Policy",
+        title="Divergence",
+        names=["update/kl", "update/kl_old", "reward/kl"],
+        unit="nats",
+        help="From the reference, and from the policy that the step began with.",
+    ),
+    Chart(
+        section="Policy",
+        title="Gradient norm",
+        names=["update/grad_norm", "critic/grad_norm"],
+        is_log=True,
+    ),
+    Chart(
+        section="Policy",
+        title="Loss",
+        names=["update/policy_loss", "critic/value_loss", "update/moe_aux_loss"],
+    ),
+    Chart(
+        section="Policy",
+        title="Clipped tokens",
+        names=["update/clip_fraction", "critic/clip_fraction"],
+        help="Share whose ratio left the clip range.",
+    ),
+    Chart(section="Policy", title="Learning rate", names=["update/lr", "critic/lr"]),
+    Chart(
+        section="Policy",
+        title="Updates not taken",
+        names=["update/skipped", "critic/skipped"],
+        help="For their loss or gradient was not finite.",
+    ),
+    Chart(
+        section="Policy",
+        title="Critic",
+        names=["value/mean", "value/return_mean", "value/explained_variance"],
+    ),
+    Chart(
+        section="Trainer against engine",
+        title="Log-prob gap",
+        names=["logprob_gap/mean", "logprob_gap/max"],
+        unit="nats",
+        is_log=True,
+        help="Between trainer and engine, for the same weights and tokens: rounding alone.",
+    ),
+    Chart(
+        section="Trainer against engine",
+        title="Drift of older tokens",
+        names=["drift/mean", "drift/max"],
+        unit="nats",
+        help="Between the weights that drew a token and those that learn from it.",
+    ),
+    Chart(
+        section="Trainer against engine",
+        title="Staleness",
+        names=["staleness/mean", "staleness/max"],
+        unit="steps",
+    ),
+    Chart(
+        section="Trainer against engine",
+        title="Effective sample size",
+        names=["mismatch/effective_sample_size", "correction/effective_sample_size"],
+        help="1 where engine and trainer agree.",
+    ),
+    Chart(
+        section="Time",
+        title="Stages of a step",
+        names=STAGES,
+        unit="s",
+        kind="stages",
+        help="Seconds one behind the other; `other` is what is left of the step.",
+    ),
+    Chart(
+        section="Time",
+        title="Switches",
+        names=["seconds/swap_*", "seconds/send_weights", "seconds/receive_weights"],
+        unit="s",
+        help="Within the stages: regions that come and leave, and the weights' way to the engine.",
+    ),
+    Chart(
+        section="Time",
+        title="Idle share",
+        names=["throughput/idle_worker_*", "idle/*"],
+        help="Of the engines while others still answer; of each side where rollout is apart.",
+    ),
+    Chart(
+        section="Time",
+        title="Response tokens a second",
+        names=["throughput/response_tokens_per_second"],
+        unit="tokens/s",
+    ),
+    Chart(
+        section="Time",
+        title="Checkpoints",
+        names=["seconds/checkpoint_write", "seconds/checkpoint_wait"],
+        unit="s",
+    ),
+    Chart(
+        section="Memory",
+        title="Highest on each device",
+        names=["memory/worker_*/device_peak_bytes"],
+        unit="bytes",
+        help="All regions together; without activations.",
+    ),
+    Chart(
+        section="Memory",
+        title="Host memory of each worker",
+        names=["memory/worker_*/rss_bytes"],
+        unit="bytes",
+    ),
+    Chart(
+        section="Memory",
+        title="Bytes of the reshard",
+        names=["bytes/reshard_received", "bytes/reshard_needed", "bytes/reshard_local"],
+        unit="bytes",
+        help="Received is what the plan says is needed.",
+    ),
+)

@@ -1,0 +1,255 @@
+"use strict";
+// Draws the page from the data in it, or from the server that it came from. Every text that a run
+// brings is set as text, never as markup.
+
+const COLOURS = ["#1f5a96", "#b3541e", "#2e7d4f", "#7a5ba6", "#b0447f", "#17a2a2", "#8a6d00", "#4d4d4d", "#c0504d", "#5b9bd5"];
+const REFRESH_SECONDS = 5;
+// More than these in a picture make it as wide as the page.
+const MANY_CURVES = 5;
+const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u00a0\u00ad\u061c\u200b-\u200f\u2028-\u202f\u2060-\u206f\ufeff\ufff9-\ufffb]/g;
+
+// What could hide text, or turn it round, is spelled out.
+function shown(text) {
+  return String(text).replace(HIDDEN, (char) => `\\u${char.charCodeAt(0).toString(16).padStart(4, "0")}`);
+}
+
+function make(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== false) node.setAttribute(name, value === true ? "" : value);
+  }
+  for (const child of children.flat()) {
+    if (child !== null && child !== undefined) node.append(child instanceof Node ? child : shown(child));
+  }
+  return node;
+}
+
+// The drawing library reads some tags in labels.
+const label = (text) => shown(text).replace(/&/g, "&amp;").replace(/</g, "&lt;");
+
+function number(value, digits = 4) {
+  if (value === null || value === undefined) return "-";
+  if (typeof value !== "number") return String(value);
+  return Number.isInteger(value) ? value.toLocaleString("en") : String(Number(value.toPrecision(digits)));
+}
+
+function duration(seconds) {
+  if (seconds === null || seconds === undefined) return "-";
+  const whole = Math.round(seconds), two = (part) => String(part).padStart(2, "0");
+  return `${Math.floor(whole / 3600)}:${two(Math.floor(whole / 60) % 60)}:${two(whole % 60)}`;
+}
+
+function table(heads, rows) {
+  const body = rows.map((row) => make("tr", {}, row.map((cell) => make("td", { class: typeof cell === "number" ? "number" : null }, cell instanceof Node ? cell : number(cell)))));
+  return make("table", {}, heads.length ? make("thead", {}, make("tr", {}, heads.map((head) => make("th", {}, head)))) : null, make("tbody", {}, body));
+}
+
+function section(title, ...children) {
+  const id = title.toLowerCase().replace(/[^a-z]+/g, "-");
+  document.getElementById("contents").append(make("a", { href: `#${id}` }, title));
+  const node = make("section", {}, make("h2", { id }, title), children);
+  document.getElementById("main").append(node);
+  return node;
+}
+
+// ---- curves
+
+function fits(pattern) {
+  const parts = pattern.split("*").map((part) => part.replace(/[.+?^${}()|[\]\\/]/g, "\\$&"));
+  return new RegExp(`^${parts.join(".+")}$`);
+}
+
+function namesOf(chart, run) {
+  const found = Object.keys(run.curves).filter((name) => !/_(low|high)$/.test(name) && !chart.leaves_out.includes(name));
+  return [...new Set(chart.names.flatMap((pattern) => found.filter((name) => fits(pattern).test(name))))];
+}
+
+function faint(colour, share) {
+  const part = (at) => parseInt(colour.slice(at, at + 2), 16);
+  return `rgba(${part(1)},${part(3)},${part(5)},${share})`;
+}
+
+function band(curve, low, high, colour) {
+  const x = [...curve.steps, ...[...curve.steps].reverse()];
+  return { x, y: [...high, ...[...low].reverse()], fill: "toself", fillcolor: faint(colour, 0.15), line: { width: 0 }, hoverinfo: "skip", showlegend: false, type: "scatter", mode: "lines" };
+}
+
+function bandOf(chart, run, name, curve, colour) {
+  const low = run.curves[`${name}_low`], high = run.curves[`${name}_high`];
+  if (low && high) return [band(curve, low.values, high.values, colour)];
+  const spread = name === chart.names[0] && chart.spread && run.curves[chart.spread];
+  if (!spread) return [];
+  const off = (sign) => curve.values.map((value, at) => (value === null ? null : value + sign * (spread.values[at] ?? 0)));
+  return [band(curve, off(-1), off(1), colour)];
+}
+
+// What the names of all curves begin and end with is said by the title of the picture.
+function shortened(names) {
+  if (names.length < 2) return names;
+  const split = names.map((name) => name.split(/(?<=[/])/));
+  const same = (at) => split.every((parts) => parts.length > at + 1 && parts[at] === split[0][at]);
+  let start = 0;
+  while (same(start)) start += 1;
+  return split.map((parts) => parts.slice(start).join("").replace(/_bytes$/, ""));
+}
+
+function lines(chart, runs) {
+  const several = runs.length > 1, titles = new Map();
+  const all = [...new Set(runs.flatMap((run) => namesOf(chart, run)))], size = chart.unit === "bytes" ? 2 ** 20 : 1;
+  shortened(all).forEach((short, at) => titles.set(all[at], short));
+  let count = 0;
+  return runs.flatMap((run, place) => namesOf(chart, run).flatMap((name, nth) => {
+    const curve = run.curves[name], colour = COLOURS[(several && chart.names.length === 1 ? place : count) % COLOURS.length];
+    count += 1;
+    const title = several ? `${run.name} ${all.length > 1 ? titles.get(name) : ""}` : titles.get(name);
+    const few = curve.steps.length < 30;
+    return [...bandOf(chart, run, name, curve, colour), {
+      x: curve.steps, y: curve.values.map((value) => (value === null ? null : value / size)), name: label(title), type: "scatter", mode: few ? "lines+markers" : "lines",
+      line: { color: colour, width: 1.6, dash: several && nth ? "dot" : "solid" }, marker: { size: 4 },
+    }];
+  }));
+}
+
+function stages(chart, runs) {
+  const run = runs[0], whole = run.curves["seconds/step"];
+  if (!whole) return [];
+  const rest = new Map(whole.steps.map((step, at) => [step, whole.values[at]]));
+  const stacked = (name, colour, x, y) => ({ x, y, name: label(name), type: "scatter", mode: "lines", stackgroup: "step", line: { width: 0.5, color: colour } });
+  const drawn = namesOf(chart, run).map((name, at) => {
+    const values = new Map(run.curves[name].steps.map((step, place) => [step, run.curves[name].values[place]]));
+    for (const [step, seconds] of values) rest.set(step, (rest.get(step) ?? 0) - seconds);
+    return stacked(name.replace("seconds/", ""), COLOURS[at % COLOURS.length], whole.steps, whole.steps.map((step) => values.get(step) ?? 0));
+  });
+  return [...drawn, stacked("other", "#b7bec8", whole.steps, whole.steps.map((step) => Math.max(0, rest.get(step))))];
+}
+
+function faultLines(runs) {
+  return runs.flatMap((run) => run.faults.map((fault) => ({ type: "line", x0: fault.step, x1: fault.step, y0: 0, y1: 1, yref: "paper", line: { color: "#a3231f", width: 1, dash: "dash" } })));
+}
+
+function layout(chart, runs) {
+  return {
+    margin: { l: 58, r: 10, t: 8, b: 28 }, hovermode: "x unified", legend: { orientation: "h", y: -0.12, font: { size: 11 } },
+    xaxis: { zeroline: false, hoverformat: "d", unifiedhovertitle: { text: "step %{x}" } }, shapes: faultLines(runs), font: { size: 11 },
+    yaxis: {
+      title: { text: label(chart.unit === "bytes" ? "MiB" : chart.unit), font: { size: 11 } }, zeroline: false, exponentformat: "power",
+      type: chart.is_log ? "log" : "linear", rangemode: ["bytes", "s", "responses"].includes(chart.unit) ? "tozero" : "normal",
+    },
+  };
+}
+
+const OPTIONS = { displaylogo: false, responsive: true, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+// A picture is drawn when it comes into view: a page of thirty opens as fast as one of three.
+const seen = new IntersectionObserver((entries) => entries.forEach((entry) => {
+  if (!entry.isIntersecting) return;
+  seen.unobserve(entry.target);
+  entry.target.draw();
+}), { rootMargin: "300px" });
+
+function picture(title, help, wide, draw) {
+  const plot = make("div", { class: "plot" });
+  plot.draw = () => draw(plot);
+  seen.observe(plot);
+  return make("div", { class: wide ? "chart wide" : "chart" }, make("h3", {}, title), help ? make("p", {}, help) : null, plot);
+}
+
+function charts(data) {
+  for (const title of [...new Set(data.charts.map((chart) => chart.section))]) {
+    const cards = data.charts.filter((chart) => chart.section === title).flatMap((chart) => {
+      const staged = chart.kind === "stages", groups = staged ? data.runs.map((run) => [run]) : [data.runs];
+      return groups.filter((runs) => runs.some((run) => namesOf(chart, run).length)).map((runs) => {
+        const name = staged && data.runs.length > 1 ? `${chart.title}: ${runs[0].name}` : chart.title;
+        const wide = staged || new Set(runs.flatMap((run) => namesOf(chart, run))).size > MANY_CURVES;
+        return picture(name, chart.help, wide, (plot) => Plotly.newPlot(plot, staged ? stages(chart, runs) : lines(chart, runs), layout(chart, runs), OPTIONS));
+      });
+    });
+    const extra = title === "Memory" ? data.runs.filter((run) => run.memory.length).map(memoryChart) : [];
+    if (cards.length || extra.length) section(title, make("div", { class: "charts" }, cards, extra));
+  }
+}
+
+// ---- memory, moment by moment
+
+function memoryChart(run) {
+  const workers = [...new Set(run.memory.map((moment) => moment.worker))];
+  const choice = make("select", {}, workers.map((worker) => make("option", { value: worker }, worker)));
+  const card = picture(`On the device, moment by moment: ${run.name}`, "Bars are equally wide: a move takes milliseconds, a phase minutes. Lines are what the plan predicts.", true, (plot) => {
+    const draw = () => Plotly.react(plot, moments(run.memory.filter((moment) => moment.worker === choice.value)), {
+      ...layout({ unit: "MiB" }, []), barmode: "stack", bargap: 0, hovermode: "closest", margin: { l: 58, r: 10, t: 8, b: 110 },
+      xaxis: { tickangle: -60, automargin: true }, legend: { orientation: "v", x: 1.01, y: 1 },
+    }, OPTIONS);
+    choice.addEventListener("change", draw);
+    draw();
+  });
+  card.insertBefore(choice, card.lastChild);
+  return card;
+}
+
+function moments(found) {
+  const x = found.map((moment) => `${moment.index} ${label(moment.label)}`), mib = (bytes) => bytes / 2 ** 20;
+  const regions = [...new Set(found.flatMap((moment) => Object.keys(moment.region_bytes)))];
+  const bars = regions.map((region, at) => ({ x, y: found.map((moment) => mib(moment.region_bytes[region] ?? 0)), name: label(region), type: "bar", marker: { color: COLOURS[at % COLOURS.length] } }));
+  const marks = [["predicted_bytes", "predicted", "line-ew-open"], ["allocated_bytes", "allocator's most", "x-thin-open"]];
+  return [...bars, ...marks.filter(([key]) => found.some((moment) => moment[key] !== null)).map(([key, name, symbol]) => ({
+    x, y: found.map((moment) => (moment[key] === null ? null : mib(moment[key]))), name, type: "scatter", mode: "markers", marker: { symbol, size: 14, color: "#111", line: { width: 2 } },
+  }))];
+}
+
+// ---- the run in words
+
+const last = (run, name) => { const curve = run.curves[name]; return curve ? curve.values[curve.values.length - 1] : null; };
+
+function timeLeft(run) {
+  const seconds = run.curves["seconds/step"];
+  if (!seconds || run.summary || !run.steps) return null;
+  const recent = seconds.values.slice(-20);
+  return (recent.reduce((sum, each) => sum + each, 0) / recent.length) * (run.steps - run.step);
+}
+
+function overview(data) {
+  const rows = [
+    ["status", (run) => make("span", { class: `status-${run.status}` }, run.status)],
+    ["step", (run) => `${run.step} of ${run.steps ?? "?"}`],
+    ["accuracy", (run) => { const curve = run.curves["evaluation/accuracy"]; return curve ? `${number(curve.values[0], 3)} → ${number(last(run, "evaluation/accuracy"), 3)}` : "-"; }],
+    ["reward, newest step", (run) => last(run, "reward/mean")],
+    ["duration", (run) => duration(run.summary?.seconds)],
+    ["time left", (run) => duration(timeLeft(run))],
+    ["response tokens a second", (run) => run.summary?.response_tokens_per_second ?? last(run, "throughput/response_tokens_per_second")],
+    ["largest mean log-prob gap", (run) => run.summary?.logprob_gap_max_mean],
+    ["restarts", (run) => run.summary?.restarts ?? run.faults.length],
+    ["steps without signal", (run) => run.summary?.steps_without_signal],
+    ["folder", (run) => run.folder],
+    ["chosen by its user", (run) => run.overrides.join(" ")],
+  ];
+  section("Overview", table(["", ...data.runs.map((run) => run.name)], rows.map(([name, read]) => [name, ...data.runs.map(read)])), data.runs.flatMap((run) => (run.advice ?? []).map(adviceBox)));
+}
+
+function adviceBox(advice) {
+  return make("div", { class: "advice" }, make("strong", {}, advice.title), make("div", {}, advice.evidence), make("ul", {}, advice.change.map((text) => make("li", {}, text))));
+}
+
+function faults(data) {
+  const rows = data.runs.flatMap((run) => run.faults.map((fault) => [run.name, fault.step, new Date(fault.time * 1000).toLocaleString(), fault.kind, `behind step ${fault.resumed_behind}`, make("details", {}, make("summary", {}, shown(fault.error).split("\n")[0]), make("pre", {}, fault.error))]));
+  if (rows.length) section("Faults and restarts", make("p", { class: "help" }, "Dashed red lines in the pictures."), table(["run", "in step", "at", "what", "went on", ""], rows));
+}
+
+function configuration(data) {
+  const names = data.runs.map((run) => run.name);
+  const differing = data.differences.length ? table(["key", ...names], data.differences.map((row) => [row.key, ...row.values.map((value) => value ?? "-")])) : make("p", {}, "The runs are configured alike.");
+  const all = data.runs.map((run) => make("details", {}, make("summary", {}, `all keys of ${run.name}`), table([], Object.entries(run.config))));
+  section("Configuration", data.runs.length > 1 ? [make("h3", {}, "What differs"), differing] : null, all);
+}
+
+function show(data) {
+  document.getElementById("main").replaceChildren();
+  document.getElementById("contents").replaceChildren();
+  document.getElementById("title").textContent = shown(data.runs.map((run) => run.name).join(" | "));
+  document.getElementById("when").textContent = `as of ${new Date(data.written * 1000).toLocaleString()}`;
+  overview(data);
+  charts(data);
+  faults(data);
+  window.sampleBrowser(data);
+  configuration(data);
+  document.body.dataset.ready = "yes";
+}

@@ -1,0 +1,107 @@
+"""What a run folder holds, read while the run goes on or behind its end."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mindrl.errors import OutputError
+
+Line = Mapping[str, Any]
+"""A line of a file of JSON lines."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """A run as its folder tells of it, without its samples."""
+
+    folder: Path
+    config: Line
+    """As it was composed, by section; `{}` where the folder has none."""
+    overrides: tuple[str, ...]
+    """What its user had chosen."""
+    summary: Line | None
+    """None while the run goes on, and behind one that was killed."""
+    metrics: tuple[Line, ...]
+    """A row a step, and one an evaluation, each with its `step`."""
+    faults: tuple[Line, ...]
+    memory: tuple[Line, ...]
+
+    @property
+    def last_step(self) -> int:
+        """Return the newest step on record; 0 before the first."""
+        return max((row["step"] for row in self.metrics), default=0)
+
+    @property
+    def steps(self) -> int | None:
+        """Return how many steps the run is to have; None where nothing says so."""
+        steps: int | None = self.config.get("megatron_training", {}).get("train_iters")
+        return steps
+
+
+def read_run(folder: Path) -> RunRecord:
+    """Read a run folder.
+
+    Raises:
+        OutputError: It is none, or a file of it cannot be read.
+    """
+    if not (folder / "metrics.jsonl").is_file():
+        raise OutputError(
+            f"{folder} is no folder of a run: it has no metrics.jsonl, which a run writes from its "
+            "start on (docs/reference/outputs.md)"
+        )
+    hydra = folder / ".hydra"
+    return RunRecord(
+        folder=folder.resolve(),
+        config=_read(hydra / "config.yaml", yaml.safe_load) or {},
+        overrides=tuple(_read(hydra / "overrides.yaml", yaml.safe_load) or ()),
+        summary=_read(folder / "summary.json", json.loads),
+        metrics=tuple(json_lines(folder / "metrics.jsonl")),
+        faults=tuple(json_lines(folder / "faults.jsonl")),
+        memory=tuple(json_lines(folder / "memory.jsonl")),
+    )
+
+
+def json_lines(path: Path) -> Iterator[Line]:
+    """Yield the whole records of a file; one that is being written is none yet."""
+    for line in raw_lines(path):
+        with suppress(ValueError):
+            record = json.loads(line)
+            if isinstance(record, dict):
+                yield record
+
+
+def raw_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file; none where it is not there.
+
+    Raises:
+        OutputError: It cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            yield from file
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise OutputError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def step_of_line(line: bytes) -> int | None:
+    """Return the step of a record without reading what follows it."""
+    head, _, rest = line.partition(b": ")
+    number = rest.partition(b",")[0]
+    return int(number) if head == b'{"step"' and number.isdigit() else None
+
+
+def _read(path: Path, load: Callable[[str], Any]) -> Any:
+    """Return what a file holds; None where it is not there, or not whole."""
+    try:
+        return load(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError, yaml.YAMLError):
+        return None
+    except OSError as error:
+        raise OutputError(f"{path} cannot be read: {error.strerror or error}") from error

@@ -1,0 +1,31 @@
+"""The text of each token of a response, by the tokenizer that a run used."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from mindrl.report.run_record import RunRecord
+
+
+def token_texts(run: RunRecord) -> Callable[[Sequence[int]], list[str]] | None:
+    """Return what tells the texts of tokens; None where the tokenizer is not on this machine."""
+    path = next((path for path in _places(run) if path.is_file()), None)
+    if path is None:
+        return None
+    tokenizer = Tokenizer.from_file(str(path))
+
+    def texts(token_ids: Sequence[int]) -> list[str]:
+        # The bytes of a character may come with several tokens: it is shown with the last of them.
+        stream = DecodeStream(skip_special_tokens=False)
+        return [stream.step(tokenizer, token_id) or "" for token_id in token_ids]
+
+    return texts
+
+
+def _places(run: RunRecord) -> list[Path]:
+    training, actor = (run.config.get(name) or {} for name in ("megatron_training", "actor_config"))
+    named = (training.get("tokenizer_name_or_path"), actor.get("model"))
+    folders = [Path(name) for name in named if name]
+    return [folder / "tokenizer.json" for folder in (run.folder / "model", *folders)]

@@ -1,0 +1,81 @@
+"""Run folders as a run leaves them, of any length."""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+HOSTILE = (
+    '<script>document.title="taken"</script><img src=x onerror=alert(1)> \x1b[31mred\x1b[0m \u202e'
+)
+
+
+def metrics_of(step: int) -> dict[str, float]:
+    return {
+        "step": step,
+        "rollout/response_tokens": 1000.0,
+        "reward/mean": 0.5 + step / 100,
+        "reward/std": 0.25,
+        "reward/math_verify": 0.5,
+        "update/entropy": 1 / step,
+        "update/grad_norm": 0.5,
+        "logprob_gap/mean": 1e-7,
+        "logprob_gap/max": 1e-6,
+        "seconds/rollout": 0.5,
+        "seconds/update": 0.25,
+        "seconds/step": 1.0,
+        "memory/worker_0/device_peak_bytes": 1 << 20,
+        "memory/worker_99/device_peak_bytes": 1 << 20,
+    }
+
+
+def sample(step: int, **changes: Any) -> dict[str, Any]:
+    row = {
+        "step": step,
+        "prompt": "1+1=?",
+        "response": "2",
+        "reference": "2",
+        "reward": 1.0,
+        "parts": {"math_verify": 1.0},
+        "finished": True,
+        "response_tokens": 1,
+    }
+    return row | changes
+
+
+def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def make_run(
+    folder: Path,
+    *,
+    steps: int = 4,
+    samples: Iterable[Mapping[str, Any]] = (),
+    seed: int = 1,
+) -> Path:
+    """Write a run folder that went on for `steps` of ten steps more."""
+    accuracy = {"evaluation/accuracy": 0.5, "evaluation/accuracy_low": 0.4}
+    evaluations = [{"step": at, **accuracy, "evaluation/accuracy_high": 0.6} for at in (0, steps)]
+    rows = [*map(metrics_of, range(1, steps + 1)), *evaluations]
+    write_lines(folder / "metrics.jsonl", rows)
+    write_lines(folder / "samples.jsonl", samples or [sample(1), sample(2)])
+    fault = {"time": 0.0, "step": 2, "resumed_behind": 1, "kind": "lost", "error": HOSTILE}
+    write_lines(folder / "faults.jsonl", [fault])
+    moment = {
+        "worker": "worker 0, step 1",
+        "index": 0,
+        "label": "train",
+        "phase": "train",
+        "region_bytes": {"actor_weights": 1 << 20},
+        "predicted_bytes": 1 << 20,
+        "allocated_bytes": None,
+        "total_bytes": 1 << 20,
+    }
+    write_lines(folder / "memory.jsonl", [moment])
+    (folder / ".hydra").mkdir()
+    config = f"megatron_training: {{train_iters: {steps + 10}, seed: {seed}}}\n"
+    (folder / ".hydra" / "config.yaml").write_text(config)
+    (folder / ".hydra" / "overrides.yaml").write_text(f"- megatron_training.seed={seed}\n")
+    return folder

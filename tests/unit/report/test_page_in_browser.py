@@ -1,0 +1,154 @@
+"""The page as people see it: in Chromium, without a network.
+
+Skipped where the distribution's Chromium is not installed (Debian: `apt install chromium`).
+"""
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+from made_run import HOSTILE, make_run, metrics_of, sample, write_lines
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from mindrl.report.page import write_page
+from mindrl.report.server import PageServer
+
+CHROMIUM = shutil.which("chromium")
+QUIET = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def opened(browser: Browser) -> Iterator[Page]:
+    """A page that complains of every error, and of every question to a network."""
+    context = browser.new_context()
+    page, complaints, asked = context.new_page(), [], []
+    page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("dialog", lambda dialog: complaints.append(f"dialog {dialog.message}"))
+    page.on("request", lambda request: asked.append(request.url))
+    yield page
+    assert complaints == []
+    assert all(url.startswith(("file:", "blob:", "http://127.0.0.1")) for url in asked), asked
+    context.close()
+
+
+def shows(page: Page, path: Path) -> Page:
+    page.goto(path.as_uri())
+    page.wait_for_selector("body[data-ready=yes]")
+    return page
+
+
+def groups(page: Page) -> list[str]:
+    return page.locator("#samples-list .group").all_inner_texts()
+
+
+def test_curves_samples_and_faults_are_there(opened: Page, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    write_page(path, [make_run(tmp_path / "run"), make_run(tmp_path / "other", seed=2)])
+    page = shows(opened, path)
+    titles = page.locator("nav a").all_inner_texts()
+    assert titles[:2] == ["Overview", "Learning"]
+    assert {"Time", "Memory", "Faults and restarts", "Samples", "Configuration"} <= {*titles}
+    page.wait_for_selector(".chart .main-svg")
+    assert page.locator(".chart h3", has_text="Accuracy on held-out prompts").count() == 1
+    assert page.locator("td", has_text="megatron_training.seed").count() >= 1
+    assert len(groups(page)) == 4
+
+
+def test_filters_choose_samples_and_a_prompt_is_followed_through_the_steps(
+    opened: Page, tmp_path: Path
+) -> None:
+    path = tmp_path / "page.html"
+    samples = [
+        sample(1, reward=0.0, data_source="easy"),
+        sample(2, data_source="easy"),
+        sample(2, prompt="2+2=?", response="needle", finished=False, data_source="hard"),
+    ]
+    write_page(path, [make_run(tmp_path / "run", samples=samples)])
+    page = shows(opened, path)
+    assert len(groups(page)) == 3
+    for name, value, kept in [
+        ("words", "NEEDLE", 1),
+        ("from", "2", 2),
+        ("to", "1", 1),
+        ("least", "0.5", 2),
+        ("most", "0.5", 1),
+    ]:
+        page.fill(f"#filter-{name}", value)
+        assert len(groups(page)) == kept, name
+        page.fill(f"#filter-{name}", "")
+    for name, value, kept in [("source", "hard", 1), ("ended", "cut off", 1), ("kind", "step", 3)]:
+        page.select_option(f"#filter-{name}", value)
+        assert len(groups(page)) == kept, name
+        page.select_option(f"#filter-{name}", "")
+    page.get_by_text("this prompt through the steps").last.click()
+    assert [text.split(",")[0] for text in groups(page)] == ["step 1", "step 2"]
+    page.get_by_text("all prompts again").click()
+    assert len(groups(page)) == 3
+
+
+def test_what_a_model_writes_is_text_and_nothing_else(opened: Page, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    changes = {"prompt": HOSTILE, "response": HOSTILE * 3, "reference": HOSTILE}
+    changes |= {"data_source": HOSTILE, "parts": {HOSTILE: 1.0}}
+    run = make_run(
+        tmp_path / "run", samples=[sample(1, **changes), sample(2, response="x" * 10**6)]
+    )
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "data/<b onclick=1>x</b>/reward": 1.0}\n')
+    write_page(path, [run])
+    page = shows(opened, path)
+    assert page.title() == f"{tmp_path.name}/run"
+    shown = groups(page)[-1]
+    assert "<script>document.title" in shown
+    assert "\\u001b[31mred" in shown
+    assert "\\u202e" in shown
+    assert page.locator("#samples-list img, #samples-list script, svg b").count() == 0
+
+
+def test_a_long_run_opens_within_3_s_and_stays_below_30_mb(opened: Page, tmp_path: Path) -> None:
+    path, steps = tmp_path / "page.html", 2000
+    answer = "word " * 200
+    samples = (sample(step, response=answer) for step in range(1, steps + 1) for _ in range(8))
+    write_page(path, [make_run(tmp_path / "run", steps=steps, samples=samples)])
+    assert path.stat().st_size < 30e6
+    cpu = []
+    for _ in range(3):
+        started = time.perf_counter()
+        shows(opened, path)
+        cpu.append(time.perf_counter() - started)
+    # The quickest of three: other programs may run beside this one.
+    assert min(cpu) < 3
+
+
+def test_a_live_page_shows_new_steps_and_answers_nobody_without_the_token(
+    opened: Page, tmp_path: Path
+) -> None:
+    run = make_run(tmp_path / "run")
+    with PageServer([run], host="127.0.0.1", port=0) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        root = server.url.split("?")[0]
+        for address in (root, f"{root}data.json", f"{root}?token=wrong"):
+            with pytest.raises(HTTPError, match="401"):
+                urlopen(address)
+        opened.goto(server.url)
+        opened.wait_for_selector("body[data-ready=yes]")
+        assert opened.locator("td", has_text="4 of 14").count() == 1
+        write_lines(run / "metrics.jsonl", map(metrics_of, range(1, 7)))
+        opened.wait_for_selector("td:has-text('6 of 14')", timeout=60_000)
+        server.shutdown()

@@ -13,11 +13,10 @@ from mindrl.config.role import LearningConfig
 from mindrl.layouts.layout import TrainLayout
 from mindrl.models.decoder import ELEMENT_BYTES, DType, padded_vocab_size
 from mindrl.models.description import ModelDescription, MoeDescription
+from mindrl.training.layer_copies import LayerCopies
 
 _LOGITS_COPIES = 1.25
 """Logits in float32, and the exponentials of a part of them at a time."""
-_GATED_COPIES = 5
-"""Gate and up, a copy of up, the activated gate, and their product."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +28,8 @@ class Passes:
     sequence_parallel: bool
     tokens: int
     """Of a micro-batch on one data-parallel rank."""
+    copies: LayerCopies
+    """Of the engine."""
     learning: LearningConfig = field(default_factory=LearningConfig)
     """What is recomputed; Megatron's `selective` makes attention again, of which fused kernels keep
     next to nothing anyway."""
@@ -141,27 +142,30 @@ def _layer(model: ModelDescription, passes: Passes) -> int:
     hidden, tp = model.hidden_size / passes.cut_of_hidden, passes.layout.tp
     # Both norms keep what they give, and in float32 what they read and what they scale.
     elements, float32_elements = 2 * hidden, 4 * hidden
-    kept, normed = _attention(model, tp)
+    kept, normed = _attention(model, passes)
     elements += kept
     float32_elements += 2 * normed
     if model.moe:
         elements += _experts(model, model.moe, passes)
+        rows = model.moe.num_experts_per_tok * passes.layout.etp / passes.cut_of_hidden
+        float32_elements += passes.copies.weighted * rows * model.hidden_size
     else:
-        elements += _GATED_COPIES * model.intermediate_size / tp
+        elements += passes.copies.inner * model.intermediate_size / tp
     size = ELEMENT_BYTES[passes.dtype]
     return int(passes.tokens_of_rank * (elements * size + float32_elements * 4))
 
 
-def _attention(model: ModelDescription, tp: int) -> tuple[float, float]:
+def _attention(model: ModelDescription, passes: Passes) -> tuple[float, float]:
     """Count what attention keeps of a token, and what the norms inside it read.
 
     Queries, keys and values are kept as they are made and as they are used, and what comes out.
-    Queries and keys each keep the sines and cosines that they are rotated by.
+    With them come sines and cosines that they are rotated by, of engines that make new ones.
     """
     mla, heads, kv_heads = model.mla, model.num_attention_heads, model.num_key_value_heads
+    tp, rotation = passes.layout.tp, passes.copies.rotation
     if mla is None:
         normed = (heads + kv_heads) * model.head_dim / tp if model.qk_norm else 0.0
-        return 4 * model.head_dim + 3 * (heads + kv_heads) * model.head_dim / tp, normed
+        return rotation * model.head_dim + 3 * (heads + kv_heads) * model.head_dim / tp, normed
     normed = (mla.q_lora_rank or 0) + mla.kv_lora_rank
     of_a_head = 3 * mla.qk_head_dim + mla.qk_nope_head_dim + 2 * mla.v_head_dim
     return normed + 5 * mla.qk_rope_head_dim + heads * of_a_head / tp, normed
@@ -169,6 +173,6 @@ def _attention(model: ModelDescription, tp: int) -> tuple[float, float]:
 
 def _experts(model: ModelDescription, moe: MoeDescription, passes: Passes) -> float:
     """Count what equally busy experts keep of a token: all tensor-parallel ranks of one see it."""
-    routed = 2 * model.hidden_size * passes.layout.etp + _GATED_COPIES * moe.intermediate_size
-    shared = _GATED_COPIES * moe.shared_intermediate_size / passes.layout.tp
+    routed = 2 * model.hidden_size * passes.layout.etp + passes.copies.inner * moe.intermediate_size
+    shared = passes.copies.inner * moe.shared_intermediate_size / passes.layout.tp
     return moe.num_experts_per_tok * routed / passes.cut_of_hidden + shared

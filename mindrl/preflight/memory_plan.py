@@ -199,6 +199,7 @@ def activation_estimates(plan: RunPlan) -> dict[Phase, int]:
             dtype=plan.train_dtype,
             sequence_parallel=layout.tp > 1 and (training.sequence_parallel or bool(model.moe)),
             tokens=cut.tokens or cut.sequences * min(training.seq_length, longest),
+            copies=plan.planning(role).copies,
             learning=config.learning(role),
         )
         found[phase] = (update_estimate if phase in UPDATES else forward_estimate)(model, passes)

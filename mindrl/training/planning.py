@@ -19,6 +19,7 @@ from mindrl.models.sharding import Sharding
 from mindrl.training.archon.legality import archon_findings, archon_orders
 from mindrl.training.archon.sharding import archon_sharding
 from mindrl.training.archon.state_bytes import archon_borrowed_bytes, archon_trained_bytes
+from mindrl.training.layer_copies import LayerCopies
 from mindrl.training.megatron.legality import legal_orders, megatron_findings
 from mindrl.training.megatron.sharding import megatron_sharding
 from mindrl.training.megatron.state_bytes import trained_bytes
@@ -68,6 +69,7 @@ class EnginePlanning:
     """What each rank allocates to train what it holds."""
     borrowed_bytes: _BorrowedBytes
     """By estimate what a rank has of others' weights and gradients during a pass."""
+    copies: LayerCopies
     legal_orders: Callable[[RankOrder, int], Iterable[RankOrder]]
     """The orders that a grid can be given, by its own order and the ranks of a node."""
     recomputation: str
@@ -124,6 +126,8 @@ _ARCHON = EnginePlanning(
     trained_bytes=_archon_bytes,
     # Asked for many settings of one layout.
     borrowed_bytes=cache(archon_borrowed_bytes),
+    # All layers turn by the same sines and cosines; adding rows up keeps them.
+    copies=LayerCopies(inner=4, rotation=0, weighted=1),
     legal_orders=archon_orders,
     recomputation="archon.ac_mode=full",
     weights="float32",
@@ -135,6 +139,8 @@ _ENGINES: Mapping[TrainingBackend, EnginePlanning] = {
         findings=megatron_findings,
         trained_bytes=trained_bytes,
         borrowed_bytes=_nothing_borrowed,
+        # Up lies beside the gate, and is copied from there.
+        copies=LayerCopies(inner=5, rotation=4, weighted=0),
         legal_orders=legal_orders,
         recomputation="recompute_granularity=full",
         weights="as they compute",

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from training_messages import Case, Course
 from training_shares import share
 
+from mindrl.models.description import ModelDescription
 from mindrl.training.archon.network import Network
 from mindrl.training.archon.shards import give_back, sharded
 from mindrl.training.packs import Pack
@@ -81,11 +82,11 @@ def most_saved(cases: list[Case], course: Course) -> list[int]:
     return found
 
 
-def kept_of_layers(modes: list[str], layers: int, tokens: int) -> list[int]:
+def kept_of_layers(modes: list[str], model: ModelDescription, tokens: int) -> list[int]:
     """Return by how much a forward pass with gradients grows what the process has allocated."""
     bench, found = _bench(), []
     for mode in modes:
-        network = bench.network_of(bench.description(layers), bench.MODES[mode], tokens)
+        network = bench.network_of(model, bench.MODES[mode], tokens)
         pack = bench.pack_of(tokens)
         bench.step(network, pack)
         before = _allocated()

@@ -17,19 +17,27 @@ from mindrl.config.archon import ArchonConfig
 from mindrl.config.role import LearningConfig
 from mindrl.layouts.layout import TrainLayout
 from mindrl.memory.activations import Passes, update_estimate
-from mindrl.models.description import ModelDescription, read_description
+from mindrl.models.description import ModelDescription, MoeDescription, read_description
 from mindrl.training.archon.state_bytes import archon_borrowed_bytes
+from mindrl.training.planning import planning_of
 
 pytestmark = pytest.mark.distributed
 
 MakeModel = Callable[..., Path]
 TOKENS, FEW = 2048, 16
-# What is kept of a layer, in units of the estimate: of whole layers it counts a rotation and a
-# copy of `up` that this engine does not keep.
+EXPERTS = MoeDescription(
+    num_experts=8,
+    num_experts_per_tok=2,
+    intermediate_size=256,
+    shared_intermediate_size=0,
+    score_correction_bias=False,
+    dense_layers=frozenset(),
+)
+# What is kept of a layer, in units of the estimate.
 MODES_KEEP = {
-    "none": (0.8, 0.9),
+    "none": (0.97, 1.0),
     "selective op": (0.98, 1.02),
-    "selective 2": (0.8, 0.9),
+    "selective 2": (0.97, 1.0),
     "full": (0.98, 1.05),
 }
 
@@ -38,6 +46,7 @@ def estimate(
     model: ModelDescription, archon: ArchonConfig, layout: TrainLayout | None = None
 ) -> int:
     passes = Passes(
+        copies=planning_of("archon").copies,
         layout=layout or TrainLayout(),
         dtype="float32",
         sequence_parallel=False,
@@ -48,16 +57,24 @@ def estimate(
 
 
 def test_four_more_layers_keep_what_is_estimated_of_them(forked_workers: ForkedWorkers) -> None:
-    def kept(layers: int) -> list[int]:
-        asked = list(MODES_KEEP), layers, TOKENS
-        (found,) = forked_workers.run("archon_memory_probe:kept_of_layers", *asked)
-        return list(found)
-
-    for mode, few, more in zip(MODES_KEEP, kept(2), kept(6), strict=True):
+    few, more = (kept(forked_workers, list(MODES_KEEP), description(layers)) for layers in (2, 6))
+    for mode, *found in zip(MODES_KEEP, few, more, strict=True):
         archon = ArchonConfig(**MODES[mode])
         expected = estimate(description(6), archon) - estimate(description(2), archon)
         least, most = MODES_KEEP[mode]
-        assert least <= (more - few) / expected <= most, mode
+        assert least <= (found[1] - found[0]) / expected <= most, mode
+
+
+def test_layers_of_experts_keep_what_is_estimated_of_them(forked_workers: ForkedWorkers) -> None:
+    few, more = (replace(description(layers), moe=EXPERTS) for layers in (2, 6))
+    (least,), (most,) = (kept(forked_workers, ["none"], model) for model in (few, more))
+    expected = estimate(more, ArchonConfig()) - estimate(few, ArchonConfig())
+    assert (most - least) / expected == pytest.approx(1, abs=0.03)
+
+
+def kept(workers: ForkedWorkers, modes: list[str], model: ModelDescription) -> list[int]:
+    (found,) = workers.run("archon_memory_probe:kept_of_layers", modes, model, TOKENS)
+    return list(found)
 
 
 @pytest.mark.parametrize("packs", at_night_but([8], [4, 8]))

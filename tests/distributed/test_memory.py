@@ -263,6 +263,7 @@ def test_what_waits_for_the_backward_pass_is_estimated_to_15_percent(
     for (model, bf16), kept in zip(trials, found, strict=True):
         description = read_description(folders[model])
         passes = Passes(
+            copies=planning_of("megatron").copies,
             layout=layout,
             dtype="bfloat16" if bf16 else "float32",
             sequence_parallel=tp > 1,

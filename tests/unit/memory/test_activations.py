@@ -9,9 +9,16 @@ from mindrl.config.role import LearningConfig
 from mindrl.layouts.layout import TrainLayout
 from mindrl.memory.activations import Passes, forward_estimate, logits_estimate, update_estimate
 from mindrl.models.description import ModelDescription, read_description
+from mindrl.training.planning import planning_of
 
 MODELS = Path(__file__).parents[3] / "configs" / "models"
-PASSES = Passes(layout=TrainLayout(), dtype="bfloat16", sequence_parallel=False, tokens=4096)
+PASSES = Passes(
+    layout=TrainLayout(),
+    dtype="bfloat16",
+    sequence_parallel=False,
+    tokens=4096,
+    copies=planning_of("megatron").copies,
+)
 WHOLE = 4096 * (2 * 4096 * 2 + 4 * 4096 * 4)
 """Of Llama 3.1 8B and 4096 tokens: what norms give, and in float32 what they read and scale."""
 ROTATION = 4096 * 2 * 4 * 128
@@ -20,6 +27,13 @@ LLAMA_LAYER = WHOLE + ROTATION + 4096 * 2 * (3 * (32 + 8) * 128 + 5 * 14336)
 
 def llama() -> ModelDescription:
     return read_description(str(MODELS / "Llama-3.1-8B"))
+
+
+def test_pytorchs_own_engine_copies_no_up_and_turns_all_layers_by_the_same_angles() -> None:
+    archon = replace(PASSES, copies=planning_of("archon").copies)
+    layer = WHOLE + 4096 * 2 * (3 * (32 + 8) * 128 + 4 * 14336)
+    assert forward_estimate(llama(), archon) == layer + 4096 * 4096 * 2
+    assert planning_of("fsdp").copies == planning_of("archon").copies
 
 
 def test_an_update_keeps_what_every_layer_made_and_works_on_one_more() -> None:

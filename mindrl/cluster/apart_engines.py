@@ -93,15 +93,14 @@ class ApartEngines:
         self.fleet.require_some()
 
     def heed(self) -> None:
-        """Do what is done while replicas are waited for.
+        """Do what is done while replicas are waited for, which is what is done meanwhile anyway.
 
         Raises:
             WorkerDiedError: A process that trains is gone.
             ClusterError: As `look`.
         """
-        self.training.meanwhile()
-        self.look()
         if self._is_time("training"):
+            self.training.meanwhile()
             self._require_training()
 
     def each(self, method: str, shares: Sequence[tuple[Any, ...]]) -> list[Any]:

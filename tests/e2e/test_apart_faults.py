@@ -83,7 +83,7 @@ def test_a_rank_that_trains_may_be_killed_in_a_link_a_sync_a_generation_and_an_u
         assert computed(found) == computed(straight)
 
 
-LONG = 150
+LONG = 120
 """Steps: what is lost comes back in less time than they take."""
 
 

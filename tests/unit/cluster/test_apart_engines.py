@@ -139,7 +139,7 @@ def test_what_a_lost_replica_was_asked_is_asked_of_the_other() -> None:
             ("replica 1.0", "a"),
             ("replica 1.0", "b"),
         ]
-        assert run.told == ["warning: rollout replica 0 is lost: replica 0.0 is gone"]
+        assert run.told == ["warning: rollout replica 0 is lost: replica 0.0 died"]
         assert run.started[0][0].is_stopped or run.fleet.coming
         assert [each.number for each in engines.living()] == [1]
         # Of the lost there is nothing, and the numbers of the ranks stay.

@@ -31,6 +31,7 @@ def found(run_config: Callable[..., RunConfig], changes: dict[str, Any]) -> list
         {"megatron_training.on_nonfinite": "stop"},
         {"rl_config.log_samples": 0, "rl_config.test_freq": 9},
         {"actor_config.recompute_granularity": "selective"},
+        {"rl_config.use_integrated_worker": False, "rl_config.rollout_resource.num_npus": 2},
     ],
 )
 def test_how_a_run_is_carried_out_may_change(
@@ -50,6 +51,8 @@ def test_how_a_run_is_carried_out_may_change(
         ("megatron_training.data_path", "other.jsonl"),
         ("rl_config.n_samples_per_prompt", 16),
         ("rl_config.clip_ratio", 0.1),
+        ("rl_config.step_order", "asynchronous"),
+        ("rl_config.max_staleness", 4),
         ("generate_config.sampling_config.temperature", 0.5),
         ("generate_config.dtype", "bfloat16"),
     ],

@@ -22,6 +22,11 @@ from tiny_runs import CHECKOUT, kept, recorded, trained
 
 LEAST_GAIN = 0.35
 GRPO = "cli/train_grpo.py"
+APART = (
+    "rl_config.use_integrated_worker=false",
+    *("rl_config.actor_resource.num_npus=1", "rl_config.rollout_resource.num_npus=1"),
+)
+ASYNCHRONOUS = (GRPO, *APART, "rl_config.step_order=asynchronous")
 WAYS: dict[str, tuple[str, ...]] = {
     "grpo": (GRPO,),
     **{
@@ -37,6 +42,12 @@ WAYS: dict[str, tuple[str, ...]] = {
         for name in ("dual_clip", "gmpo", "sapo", "plain")
     },
     "ppo": ("cli/train_ppo.py",),
+    "in_turns": (GRPO, *APART),
+    "one_step_off": (GRPO, *APART, "rl_config.step_order=one_step_off"),
+    **{
+        f"asynchronous_{age}": (*ASYNCHRONOUS, f"rl_config.max_staleness={age}")
+        for age in (1, 2, 4)
+    },
 }
 """What is run for each, and with which keys."""
 Curve = dict[str, float]

@@ -34,6 +34,7 @@ _AMOUNTS = {
 _RATES = {
     "engine_step": "an engine's step, however few sequences it draws",
     "sequence_step": "a step by the sequence, where that is more",
+    "sequence_more": "more of a step for each sequence, on top of that",
     "context_token": "more of a step for each token of the KV cache",
     "prompt_token": "a token that a replica reads",
     "trained_token": "a token of a response that a device trains on",

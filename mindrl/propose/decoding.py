@@ -18,6 +18,8 @@ class Rates:
     """Of a replica: a step of its engine, however few sequences it has."""
     sequence_step: float = 0.0
     """Of a step, by the sequence, where that is more."""
+    sequence_more: float = 0.0
+    """More of a step for each sequence, where that comes on top."""
     context_token: float = 0.0
     """More of a step, for each token in the KV cache that it reads."""
     prompt_token: float = 0.0
@@ -34,7 +36,8 @@ class Rates:
 
     def step(self, sequences: int) -> float:
         """Return what a step takes, but for what it reads of the KV cache."""
-        return max(self.engine_step, sequences * self.sequence_step)
+        least = max(self.engine_step, sequences * self.sequence_step)
+        return least + sequences * self.sequence_more
 
 
 @dataclass(kw_only=True, eq=False)

@@ -14,7 +14,7 @@ from mindrl.propose.decoding import Drawing, Fleet, Rates
 from mindrl.trainer.pool_bounds import PoolBounds
 
 Order = Literal["in_turns", "partial", "one_step_off", "asynchronous"]
-_WARM = 4
+WARM = 4
 """The first of so many parts of the steps is not counted."""
 
 
@@ -154,7 +154,7 @@ def worth_of(
     since = (0.0, 0.0, 0.0)
     for step, (of_step, responses, count) in enumerate(islice(run.steps(), steps), start=1):
         oldest = max(oldest, *of_step)
-        if step <= steps // _WARM:
+        if step <= steps // WARM:
             since = run.now, run.fleet.busy_seconds, run.trained_seconds
             continue
         ages += of_step
@@ -171,7 +171,7 @@ def worth_of(
         useful=tokens * _best_seconds(load, rates) / (way.devices * wall),
         idle_training=idle_training,
         idle_rollout=idle_rollout,
-        step_seconds=wall / (steps - steps // _WARM),
+        step_seconds=wall / (steps - steps // WARM),
         sequences_per_second=drawn / wall,
         staleness=sum(ages) / len(ages),
         oldest=oldest,

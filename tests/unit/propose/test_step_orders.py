@@ -58,6 +58,9 @@ def test_where_a_step_costs_by_the_sequence_it_does_so() -> None:
     rates = Rates(engine_step=0.01, sequence_step=0.002, trained_token=0.001)
     found = worth_of(EQUAL, rates, apart("in_turns"))
     assert found.step_seconds == pytest.approx(100 * 16 * 0.002 + 1.6)
+    more = Rates(engine_step=0.01, sequence_more=0.002, trained_token=0.001)
+    found = worth_of(EQUAL, more, apart("in_turns"))
+    assert found.step_seconds == pytest.approx(100 * (0.01 + 16 * 0.002) + 1.6)
 
 
 def test_what_a_step_reads_of_the_cache_grows_with_the_responses() -> None:

@@ -180,7 +180,16 @@ _FAMILY_VALUES: dict[str, dict[str, Any]] = {
     },
     # Of neither has mindrl a network: biases everywhere, and a part of each head that turns.
     "stablelm": {"partial_rotary_factor": 0.25, "use_qkv_bias": True, "hidden_dropout": 0.0},
-    "starcoder2": {"pad_token_id": None},
+    # Transformers has plans of how to cut these; norms of the second see heads of all ranks, and
+    # the third vLLM has too.
+    "starcoder2": {"pad_token_id": 3},
+    "olmo2": {"pad_token_id": None},
+    "granite": {
+        "attention_bias": True,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.5,
+        "pad_token_id": None,
+    },
     # The tests have a network of it, and mindrl has none: tests/own_models.
     "nemotron": {
         "attention_bias": True,

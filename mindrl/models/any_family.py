@@ -8,39 +8,48 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mindrl.models.description import ModelDescription, described
+from mindrl.models.decoder import VALUE_HEAD, layer_of
+from mindrl.models.description import ModelDescription, described, unsupported_head
 from mindrl.models.other_family import OtherFamily
 from mindrl.models.placement import Shape
+from mindrl.models.tensor_plans import cuts_of, installed_plan, shared_modules
 
 
 def any_description(
-    path: Path, values: Mapping[str, Any], tensors: Mapping[str, Shape]
+    path: Path,
+    values: Mapping[str, Any],
+    tensors: Mapping[str, Shape],
+    ends: tuple[str, str] | None = None,
 ) -> ModelDescription:
     """Describe a model by its config.json and by the shapes of what its files hold.
 
-    What no plan asks of it, the epsilon of its norms and its rotary frequencies, is not described:
-    they are 1 here.
+    `ends` are the tensors that read tokens and say them; None finds those of transformers. What no
+    plan asks of it, the epsilon of its norms and its rotary frequencies, is not described: they are
+    1 here.
 
     Raises:
         ModelError: A size is missing, or the model does what packs and plain heads cannot.
     """
-    return described(path, partial(_sizes, tensors), values, _unsupported(values, tensors))
+    tensors = {name: shape for name, shape in tensors.items() if name != VALUE_HEAD}
+    sizes = partial(_sizes, tensors, ends)
+    return described(path, sizes, values, _unsupported(values, tensors))
 
 
-def _sizes(tensors: Mapping[str, Shape], values: Mapping[str, Any]) -> dict[str, Any]:
+def _sizes(
+    tensors: Mapping[str, Shape], ends: tuple[str, str] | None, values: Mapping[str, Any]
+) -> dict[str, Any]:
     found: dict[str, Any] = {
         "model_type": values.get("model_type"),
         "rms_norm_eps": 1.0,
         "rope_theta": 1.0,
-        "other": OtherFamily(
-            architecture=values["architectures"][0], tensors=tuple(tensors.items())
-        ),
     }
     for name, others in _NAMES.items():
         found[name] = _first(values, (name, *others))
-    # What config.json leaves out is the family's own choice, which the files show.
-    matrix = (found["vocab_size"], found["hidden_size"])
-    found["tie_word_embeddings"] = list(tensors.values()).count(matrix) < 2
+    if None not in (matrix := (found["vocab_size"], found["hidden_size"])):
+        embedding, head = ends or _ends(tensors, matrix)
+        # What config.json leaves out is the family's own choice, which the files show.
+        found["tie_word_embeddings"] = embedding == head
+        found["other"] = _other(values, tensors, embedding, head)
     heads, hidden = found["num_attention_heads"], found["hidden_size"]
     if isinstance(hidden, int) and isinstance(heads, int) and heads:
         width = values.get("head_dim")
@@ -48,6 +57,38 @@ def _sizes(tensors: Mapping[str, Shape], values: Mapping[str, Any]) -> dict[str,
         found["intermediate_size"] = found["intermediate_size"] or 4 * hidden
         found["num_key_value_heads"] = found["num_key_value_heads"] or heads
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _ends(tensors: Mapping[str, Shape], matrix: tuple[Any, Any]) -> tuple[str, str]:
+    """Return the tensors that read tokens and say them: the first lies where the layers lie.
+
+    Raises:
+        ValueError: There is none.
+    """
+    found = [name for name, shape in tensors.items() if shape == matrix and layer_of(name) is None]
+    models = {name.partition(".")[0] for name in tensors if layer_of(name) is not None}
+    inside = [name for name in found if name.partition(".")[0] in models]
+    outside = [name for name in found if name not in inside]
+    if len(inside) != 1 or len(outside) > 1:
+        raise ValueError(
+            f"vocab_size x hidden_size={matrix[0]} x {matrix[1]} must be the shape of one tensor "
+            f"beside the layers, and of at most one outside; found {', '.join(found) or 'none'}"
+        )
+    return inside[0], (outside or inside)[0]
+
+
+def _other(
+    values: Mapping[str, Any], tensors: Mapping[str, Shape], embedding: str, head: str
+) -> OtherFamily:
+    styles = shared_modules(tensors, installed_plan(str(values.get("model_type"))))
+    return OtherFamily(
+        architecture=values["architectures"][0],
+        tensors=tuple(tensors.items()),
+        embedding=embedding,
+        head=head,
+        cuts=None if styles is None else cuts_of(tensors, styles),
+        styles=tuple((styles or {}).items()),
+    )
 
 
 def _unsupported(values: Mapping[str, Any], tensors: Mapping[str, Shape]) -> Iterator[str]:
@@ -62,6 +103,7 @@ def _unsupported(values: Mapping[str, Any], tensors: Mapping[str, Shape]) -> Ite
         yield "quantized weights (quantization_config) are not supported"
     if values.get("is_encoder_decoder"):
         yield "is_encoder_decoder=true is not supported"
+    yield from unsupported_head(values)
     yield from _unsupported_attention(values)
     for name, shape in tensors.items():
         if not shape:

@@ -49,9 +49,8 @@ def logical_shapes(model: ModelDescription, *, head: Head = "vocabulary") -> dic
 def _of_another_family(other: OtherFamily, hidden: int, head: Head) -> dict[str, Shape]:
     shapes = dict(other.tensors)
     if head == "value":
-        assert other.own is not None, "is refused before"
-        if other.own.head != other.own.embedding:
-            del shapes[other.own.head]
+        if other.head != other.embedding:
+            del shapes[other.head]
         shapes[VALUE_HEAD] = (1, hidden)
     return shapes
 

@@ -141,7 +141,7 @@ def read_description(folder: str, *, to_plan: bool = False) -> ModelDescription:
             + (f"; nearest: {near[0]}" if near else "")
             + "; to add a family, follow docs/how-to/add-a-model.md; with a network of your own "
             "for archon, docs/how-to/add-an-archon-model.md; where fsdp trains every role, "
-            "actor and reference may be of any: docs/how-to/train-any-hugging-face-model.md"
+            "models may be of any: docs/how-to/train-any-hugging-face-model.md"
         )
     unsupported = () if to_plan else _unsupported(values)
     return described(path, _sizes, values, unsupported)
@@ -192,7 +192,7 @@ def _unsupported(values: Mapping[str, Any]) -> Iterator[str]:
     for name in ("attention_bias", "mlp_bias"):
         if values.get(name) and (name, values["model_type"]) != ("attention_bias", "qwen2"):
             yield f"{name}=true is not supported in this family"
-    yield from _unsupported_head(values)
+    yield from unsupported_head(values)
     yield from _unsupported_window(values)
     if values["model_type"].startswith("deepseek"):
         yield from _unsupported_deepseek(values)
@@ -200,7 +200,7 @@ def _unsupported(values: Mapping[str, Any]) -> Iterator[str]:
         yield from unsupported_rope(values, _ROPE_SCALINGS.get(values["model_type"], _LLAMA_ROPE))
 
 
-def _unsupported_head(values: Mapping[str, Any]) -> Iterator[str]:
+def unsupported_head(values: Mapping[str, Any]) -> Iterator[str]:
     """Name what a value or a reward is not: several numbers, or a product plus a bias."""
     named = str(values.get("architectures"))
     if not any(name in named for name in _CLASSIFIERS):

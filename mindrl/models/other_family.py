@@ -13,11 +13,6 @@ class OwnFamily:
     """Where the spec is: `package.module:name` or `path/to/file.py:name`."""
     sizes: str
     """Letters of the sizes that the network may have: d, t, p, c."""
-    cuts: tuple[int | None, ...]
-    """Of each tensor the dimension that tensor-parallel ranks share; None: each has it whole."""
-    embedding: str
-    head: str
-    """Both by name: the same where they are tied."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -27,6 +22,14 @@ class OtherFamily:
     architecture: str
     """Its class in transformers, by which rollout engines know it too."""
     tensors: tuple[tuple[str, tuple[int, ...]], ...]
-    """Names and shapes as its files have them."""
+    """Names and shapes as its files have them, without a value head."""
+    embedding: str
+    head: str
+    """Both by name: the same where they are tied."""
+    cuts: tuple[int | None, ...] | None = None
+    """Of each tensor the dimension that tensor-parallel ranks share, None: each has it whole.
+    Embedding and head are cut by the vocabulary whatever it says. None where nothing is known."""
+    styles: tuple[tuple[str, str], ...] = ()
+    """Of a network of transformers the modules that ranks share, and how, in its own word."""
     own: OwnFamily | None = None
     """Of a user's network; of one of transformers None."""

@@ -150,22 +150,15 @@ def _described(path: Path, values: Mapping[str, Any], place: str) -> ModelDescri
         raise ModelError(f"{path}: table of {place} {raised(error)}") from error
     for fault in _bad_rows(table):
         raise ModelError(f"{path}: table of {place}: {fault}")
-    model = any_description(path, values, {name: row.shape for name, row in table.items()})
+    head = spec.head if spec.head in table else spec.embedding
+    shapes = {name: row.shape for name, row in table.items()}
+    model = any_description(path, values, shapes, (spec.embedding, head))
     for fault in _misfits(spec, model, table):
         raise ModelError(f"{path}: table of {place}: {fault}")
     assert model.other is not None
-    own = OwnFamily(
-        spec=place,
-        sizes=spec.sizes,
-        cuts=tuple(row.cut for row in table.values()),
-        embedding=spec.embedding,
-        head=spec.head if spec.head in table else spec.embedding,
-    )
-    return replace(
-        model,
-        tie_word_embeddings=own.head == own.embedding,
-        other=replace(model.other, own=own),
-    )
+    cuts = tuple(row.cut for row in table.values())
+    own = OwnFamily(spec=place, sizes=spec.sizes)
+    return replace(model, other=replace(model.other, cuts=cuts, styles=(), own=own))
 
 
 def _bad_rows(table: Mapping[Any, Any]) -> Iterator[str]:

@@ -101,14 +101,10 @@ def _layouts(config: RunConfig, models: Mapping[Role, ModelDescription]) -> list
 
 def _layout(config: RunConfig, role: Role, model: ModelDescription) -> Iterator[Finding]:
     """Compare the layout of a role with its model, and then what it recomputes."""
-    layout, keys = config.layout(role), config.layout_keys(role)
     found = list(training_findings(config, role, model))
     yield from found
-    key, tp = keys["tp"], layout.tp
-    if model.moe and tp > 1 and not config.megatron_training.sequence_parallel:
-        engine = planning_of(config.training_backend(role)).name
-        need = f": with {key}={tp} {engine} trains experts only where it is true"
-        yield broken("megatron_training.sequence_parallel", False, need, True)
+    if config.layout(role).tp > 1:
+        yield from _sequence_parallel(config, role, model)
     if role not in ("actor", "critic"):
         return
     section, learning = f"{role}_config", config.learning(role)
@@ -122,7 +118,22 @@ def _layout(config: RunConfig, role: Role, model: ModelDescription) -> Iterator[
             need = f"needs a model with experts; {spelled(off)} is legal"
             yield broken(f"{section}.{switch}", asked, need, off)
     if not found:
-        yield from _recomputed_runs(section, learning, layout, model)
+        yield from _recomputed_runs(section, learning, config.layout(role), model)
+
+
+def _sequence_parallel(config: RunConfig, role: Role, model: ModelDescription) -> Iterator[Finding]:
+    """Say where tensor-parallel ranks have to share the tokens of hidden states, or cannot."""
+    field, found = "megatron_training.sequence_parallel", config.megatron_training.sequence_parallel
+    key, other = config.layout_keys(role)["tp"], model.other
+    engine = planning_of(config.training_backend(role)).name
+    if model.moe and not found:
+        need = (
+            f": with {key}={config.layout(role).tp} {engine} trains experts only where it is true"
+        )
+        yield broken(field, False, need, True)
+    if other and not other.own and found:
+        need = f": {engine} cuts {other.architecture} by transformers' plan, which has no such part"
+        yield broken(field, True, need, False)
 
 
 def training_findings(config: RunConfig, role: Role, model: ModelDescription) -> Iterator[Finding]:

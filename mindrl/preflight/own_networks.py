@@ -13,8 +13,9 @@ from mindrl.layouts.layout import TrainLayout
 from mindrl.models.description import ModelDescription
 from mindrl.models.own_family import spec_at
 from mindrl.models.placement import Shape
+from mindrl.training.archon.given_network import holder_of
 from mindrl.training.archon.network import StagePart
-from mindrl.training.archon.own_network import built, holder_of, own_of, regions_of
+from mindrl.training.archon.own_network import built, own_of, regions_of
 from mindrl.training.archon.table import rows_by_chunk
 
 
@@ -60,11 +61,12 @@ def _unshared(model: ModelDescription, network: nn.Module) -> Iterator[str]:
     """Name what ranks would have a part of, where nothing adds up what their parts give."""
     own, other = own_of(model), model.other
     assert other is not None
+    assert other.cuts is not None
     inside = {each for region in regions_of(own, network) for each in region.modules()}
-    ends = (own.embedding, own.head)
-    for (name, _), cut in zip(other.tensors, own.cuts, strict=True):
+    ends = (other.embedding, other.head)
+    for (name, _), cut in zip(other.tensors, other.cuts, strict=True):
         holder, _ = holder_of(network, name)
         if cut is not None and name not in ends and holder not in inside:
             yield f"{name} is cut, and lies in no module that ranks share"
-    if not isinstance(holder_of(network, own.embedding)[0], nn.Embedding):
-        yield f"{own.embedding} must be the weight of a torch.nn.Embedding"
+    if not isinstance(holder_of(network, other.embedding)[0], nn.Embedding):
+        yield f"{other.embedding} must be the weight of a torch.nn.Embedding"

@@ -79,14 +79,14 @@ def families_of(config: RunConfig, role: Role) -> Families:
     is_megatron = config.training_backend(role) == TRAINING_BACKEND
     return Families(
         specs=None if is_megatron else config.megatron_training.own_models,
-        takes_any=takes_any_family(config, role),
+        takes_any=takes_any_family(config),
     )
 
 
-def takes_any_family(config: RunConfig, role: Role) -> bool:
-    """Say whether a role's model may be of a family that mindrl has no network of."""
+def takes_any_family(config: RunConfig) -> bool:
+    """Say whether models may be of families that mindrl has no network of."""
     engines = {config.training_backend(each) for each in config.roles}
-    return engines == {"fsdp"} and role in ("actor", "ref")
+    return engines == {"fsdp"}
 
 
 def sizes_path(config: RunConfig, role: Role) -> str:

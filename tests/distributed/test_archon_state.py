@@ -41,6 +41,7 @@ RELAYS: Mapping[str, list[Case]] = {
         case_of("megatron", tp=2),
         case_of("archon", dp=2, tp=2),
         case_of("archon", cp=2),
+        case_of("fsdp", dp=2, tp=2),
         case_of("fsdp", dp=2),
     ],
     "qwen3_moe": [
@@ -49,7 +50,13 @@ RELAYS: Mapping[str, list[Case]] = {
         case_of("archon", tp=2, ep=2),
     ],
     # Of no other engine.
-    "stablelm": [case_of("fsdp", dp=2), case_of("fsdp"), case_of("fsdp", cp=2)],
+    "starcoder2": [
+        case_of("fsdp", dp=2, tp=2),
+        case_of("fsdp", dp=2),
+        case_of("fsdp", cp=2),
+        case_of("fsdp", tp=2),
+        case_of("fsdp"),
+    ],
 }
 """By the family: those that take a checkpoint over, one from the other."""
 

@@ -130,6 +130,8 @@ def test_engines_answer_as_if_they_had_loaded_the_exported_folder(
 ) -> None:
     dense, tied = (str(random_model_of("qwen2", each)) for each in (False, True))
     moe, other = str(random_model_of("qwen3_moe")), str(random_model_of("stablelm"))
+    # Transformers cuts it by a plan.
+    planned = str(random_model_of("granite", tied=True))
     rollout = R(tp=tp, dp=2 // tp)
     trains = [T(tp=2, etp=2), T(pp=2), T(dp=2, ep=2)]
     rollouts = [rollout, R(tp=2, ep=2)] if tp == 2 else [rollout]
@@ -142,6 +144,7 @@ def test_engines_answer_as_if_they_had_loaded_the_exported_folder(
         Way(folder=tied, train=T(pp=2), rollout=rollout),
         Way(folder=tied, train=T(pp=2), rollout=rollout, backend="archon"),
         Way(folder=other, train=T(dp=2), rollout=rollout, backend="archon"),
+        Way(folder=planned, train=T(tp=2), rollout=rollout, backend="archon"),
         Way(folder=dense, train=T(dp=2), rollout=rollout, backend="archon"),
         Way(folder=tied, train=T(cp=2), rollout=rollout, backend="archon"),
         Way(folder=dense, train=T(tp=2), rollout=rollout, backend="archon"),
@@ -149,7 +152,7 @@ def test_engines_answer_as_if_they_had_loaded_the_exported_folder(
     if not all_ways:
         # Whole experts from cut ones and from whole ones, or grouped ones to one rank; then a
         # dense model from stages or from cut matrices, and one that PyTorch alone trains.
-        ways = [ways[3], ways[7], ways[-7], ways[-4]] if tp == 2 else [ways[-8], ways[-6], ways[-5]]
+        ways = [ways[3], ways[7], ways[-8], ways[-4]] if tp == 2 else [ways[-9], ways[-7], ways[-6]]
     arrived = forked_workers.run("reshard_probe:into_engines", ways, PROMPTS, ranks=2)
     check_answers(arrived, len(ways))
 
@@ -158,10 +161,13 @@ def test_engines_answer_as_if_they_had_loaded_the_exported_folder(
 def test_four_engines_answer_so_where_pytorch_cuts_matrices_and_then_rows(
     forked_workers: ForkedWorkers, random_model_of: MakeModel
 ) -> None:
-    way = Way(
-        folder=str(random_model_of("qwen2")),
-        train=T(dp=2, tp=2),
-        rollout=R(tp=2, dp=2),
-        backend="archon",
-    )
-    check_answers(forked_workers.run("reshard_probe:into_engines", [way], PROMPTS, ranks=4), 1)
+    ways = [
+        Way(
+            folder=str(random_model_of(family)),
+            train=T(dp=2, tp=2),
+            rollout=R(tp=2, dp=2),
+            backend="archon",
+        )
+        for family in ("qwen2", "granite")
+    ]
+    check_answers(forked_workers.run("reshard_probe:into_engines", ways, PROMPTS, ranks=4), 2)

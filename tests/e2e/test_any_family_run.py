@@ -1,10 +1,12 @@
-"""A run with a model of a family that mindrl has no network of: transformers', on FSDP2."""
+"""Runs with models of families that mindrl has no network of: transformers', on FSDP2."""
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 from program import start_program
+from safetensors.torch import load_file, save_file
 
 pytestmark = pytest.mark.e2e
 
@@ -33,6 +35,57 @@ def test_a_family_of_transformers_alone_trains_and_is_rolled_out_without_megatro
     for log in logs:
         assert "torch.distributed.fsdp" in log
         assert "megatron.core" not in log
+
+
+@pytest.fixture
+def granite(tiny_model: Path, tmp_path: Path) -> Path:
+    """Save the quickstart's model as one of Granite's, which computes the same by these factors."""
+    folder = tmp_path / "granite"
+    shutil.copytree(tiny_model, folder, ignore=shutil.ignore_patterns("*.safetensors", "recipe*"))
+    values = json.loads((tiny_model / "config.json").read_text())
+    values |= {"model_type": "granite", "architectures": ["GraniteForCausalLM"]}
+    values |= {"attention_bias": True, "attention_multiplier": 32**-0.5, "logits_scaling": 1.0}
+    values |= {"embedding_multiplier": 1.0, "residual_multiplier": 1.0}
+    (folder / "config.json").write_text(json.dumps(values))
+    weights = load_file(tiny_model / "model.safetensors")
+    outputs = [name for name in weights if name.endswith("o_proj.weight")]
+    for name in outputs:
+        weights[name.replace("weight", "bias")] = weights[name].new_zeros(len(weights[name]))
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.nightly
+def test_tensor_ranks_of_such_a_family_learn_from_under_half_to_most_answers_right(
+    granite: Path, tmp_path: Path
+) -> None:
+    asked = [f"actor_config.load={granite}", "actor_config.backend=fsdp:d1t2"]
+    asked += ["megatron_training.train_iters=10", "generate_config.verify_weights=always"]
+    run = start_program(tmp_path / "run", asked)
+    assert run.process.wait(timeout=900) == 0, run.text()
+    summary = run.summary()
+    # As the same model does as one of Qwen2's.
+    assert 0.15 <= summary["accuracy_before"] <= 0.55
+    assert summary["accuracy_after"] >= summary["accuracy_before"] + 0.35
+    assert summary["logprob_gap_max_mean"] < 1e-4
+    assert "were predicted" not in run.text()
+
+
+@pytest.mark.nightly
+def test_ppo_has_a_critic_of_such_a_family_which_learns_what_to_expect(
+    granite: Path, tmp_path: Path
+) -> None:
+    asked = [f"actor_config.load={granite}", "actor_config.backend=fsdp:d1t2"]
+    asked += ["critic_config.backend=fsdp:d2", "ref_config.backend=fsdp:d2"]
+    asked += ["megatron_training.train_iters=6", "rl_config.test_freq=0"]
+    run = start_program(tmp_path / "run", asked, program="train_ppo")
+    assert run.process.wait(timeout=900) == 0, run.text()
+    first, *_, last = run.steps()
+    assert last["critic/value_loss"] < 0.9 * first["critic/value_loss"]
+    assert last["value/explained_variance"] > first["value/explained_variance"]
+    assert run.summary()["accuracy_after"] > run.summary()["accuracy_before"]
+    assert "were predicted" not in run.text()
+    assert "score.weight" in load_file(run.folder / "critic/model.safetensors")
 
 
 def _save_stablelm(folder: Path) -> None:

@@ -20,11 +20,6 @@ from mindrl.models.legality import (
 from mindrl.models.other_family import OtherFamily
 from mindrl.training.orders import possible_orders
 
-_WHOLE = (
-    "needs a family that mindrl has a network of: how another one's matrices may be cut is not "
-    "known; 1 is legal"
-)
-
 
 def archon_findings(model: ModelDescription, layout: TrainLayout, keys: Keys) -> Iterator[Finding]:
     """Say what keeps the engine from building a model, or from cutting it by a layout.
@@ -38,8 +33,8 @@ def archon_findings(model: ModelDescription, layout: TrainLayout, keys: Keys) ->
         yield Finding(text, field, legal=(TRAINING_BACKEND,))
     if model.other and model.other.own:
         yield from _own_network(model, model.other, layout, keys)
-    elif model.other and layout.tp > 1:
-        yield broken(keys["tp"], layout.tp, _WHOLE, 1)
+    if model.other and layout.tp > 1:
+        yield from _other_cuts(model, model.other, layout.tp, keys["tp"])
     heads = list(tensor_parallel_findings(model, layout.tp, keys))
     yield from heads
     if not heads:
@@ -51,10 +46,7 @@ def archon_findings(model: ModelDescription, layout: TrainLayout, keys: Keys) ->
 def _own_network(
     model: ModelDescription, other: OtherFamily, layout: TrainLayout, keys: Keys
 ) -> Iterator[Finding]:
-    """Refuse sizes that the spec of a user's network does not name, or that its cuts do not take.
-
-    `other` is the model's family.
-    """
+    """Refuse sizes that the spec of a user's network does not name; `other` is its family."""
     own = other.own
     assert own is not None
     for letter, name in {"t": "tp", "p": "pp", "c": "cp"}.items():
@@ -62,18 +54,26 @@ def _own_network(
             need = f"is not among the sizes that {own.spec} has, {own.sizes!r}; 1 is legal"
             yield broken(keys[name], size, need, 1)
     if layout.pp > 1 and model.tie_word_embeddings:
-        need = f"needs a head of its own: {own.spec} ties it to {own.embedding}; 1 is legal"
+        need = f"needs a head of its own: {own.spec} ties it to {other.embedding}; 1 is legal"
         yield broken(keys["pp"], layout.pp, need, 1)
-    if (tp := layout.tp) == 1:
+
+
+def _other_cuts(
+    model: ModelDescription, other: OtherFamily, tp: int, field: str
+) -> Iterator[Finding]:
+    """Refuse a tensor-parallel size that the cuts of a network that is not mindrl's do not take."""
+    if other.cuts is None:
+        need = f"needs to know how {other.architecture} may be cut, which no plan of transformers"
+        yield broken(field, tp, f"{need} for plain matrices says; 1 is legal", 1)
         return
-    yield from must_divide(keys["tp"], tp, "num_key_value_heads", model.num_key_value_heads)
+    yield from must_divide(field, tp, "num_key_value_heads", model.num_key_value_heads)
     sizes = {
         shape[cut]: name
-        for (name, shape), cut in zip(other.tensors, own.cuts, strict=True)
-        if cut is not None and name not in (own.embedding, own.head)
+        for (name, shape), cut in zip(other.tensors, other.cuts, strict=True)
+        if cut is not None and name not in (other.embedding, other.head)
     }
     for size, name in sizes.items():
-        yield from must_divide(keys["tp"], tp, f"the cut size of {name}", size)
+        yield from must_divide(field, tp, f"the cut size of {name}", size)
 
 
 def _not_built(model: ModelDescription) -> Iterator[str]:

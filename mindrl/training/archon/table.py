@@ -1,7 +1,7 @@
 """The tensors of a model, of any family: which chunk has them, and how ranks share them.
 
-Tensor parallelism cuts heads, the feed-forward width and the padded vocabulary; of a network of
-the user's it cuts what the spec says. Imports no torch.
+Tensor parallelism cuts heads, the feed-forward width and the padded vocabulary; of a network that
+is not mindrl's it cuts what is known of that. Imports no torch.
 """
 
 from collections.abc import Mapping
@@ -68,10 +68,10 @@ def _cuts(model: ModelDescription) -> Mapping[str, Cut]:
     if model.other is None:
         names = [name for name in logical_shapes(model) if ".mlp.experts." not in name]
         return {name: _CUTS.get(name.split(".")[-2]) for name in names}
-    own = model.other.own
-    if own is None:
+    other = model.other
+    if other.cuts is None:
         return {}
-    names = [name for name, _ in model.other.tensors]
-    cuts: dict[str, Cut] = dict(zip(names, own.cuts, strict=True))
-    cuts[own.embedding] = cuts[own.head] = "vocabulary"
+    names = [name for name, _ in other.tensors]
+    cuts: dict[str, Cut] = dict(zip(names, other.cuts, strict=True))
+    cuts[other.embedding] = cuts[other.head] = "vocabulary"
     return cuts

@@ -2,13 +2,15 @@
 
 Packs and context parallelism come in through transformers' registry of attention functions: the
 mask is never built, and positions say where a sequence begins. Logits are never made: the head is
-read behind the last hidden states, so it must be a plain product.
+read behind the last hidden states, so it must be a plain product. Tensor parallelism goes by the
+plan that transformers has of the family: `models/tensor_plans.py`.
 
 Shapes: S tokens of this rank, N heads, M key-value heads, D width of a head, H hidden size.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -19,13 +21,19 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from mindrl.errors import ModelError
+from mindrl.models.decoder import logical_shapes
 from mindrl.models.description import ModelDescription
-from mindrl.training.archon.network import Network, NetworkSettings, StagePart, attend
+from mindrl.training.archon.collectives import Collective, gathered_alike, own_part
+from mindrl.training.archon.given_network import GivenNetwork, deal_out, enters, leaves
+from mindrl.training.archon.network import NetworkSettings, StagePart, attend
 from mindrl.training.packs import Pack
 
+_Turn = Callable[[Tensor], Tensor]
 _ATTENTION = "mindrl_packs"
 _NOT_BUILT = ("sliding_window", "softcap", "s_aux")
 """What attention functions may be told and this one does not do."""
+_LEARN_BY_PARTS = ("rowwise", "rowwise_split_input", "replicated_with_grad_allreduce")
+"""Styles of modules whose whole parameters, biases and norms, learn from each rank's part."""
 
 
 @dataclass(kw_only=True)
@@ -38,7 +46,7 @@ class _Pass:
     """Layers that attended so far."""
 
 
-class HuggingFaceNetwork(Network):
+class HuggingFaceNetwork(GivenNetwork):
     """A model that transformers builds, without memory for its weights."""
 
     def __init__(
@@ -50,33 +58,29 @@ class HuggingFaceNetwork(Network):
             ModelError: transformers has no such model, or one whose tensors are not the folder's,
                 or whose head is no plain product.
         """
-        nn.Module.__init__(self)
-        assert (settings.parallel.size, settings.head) == (1, "vocabulary"), "is refused before"
-        assert model.other is not None, "a family that mindrl knows has a network of its own"
-        self.folder, self.parallel = folder, settings.parallel
-        self.part = part
-        self.is_value, self.balance = False, None
-        self.network = _built(folder)
-        self.going = _Pass(settings=settings)
-        for module in self.network.modules():
-            module.mindrl_pass = self.going
-        # FSDP2 gives the classes other names.
-        names = self.network._no_split_modules or ()
-        self._layers = [each for each in self.network.modules() if type(each).__name__ in names]
-        found = {name: tuple(each.shape) for name, each in self.named_parameters()}
-        if differing := sorted({*found.items()} ^ {*model.other.tensors}):
-            raise ModelError(
-                f"{folder}: the tensors of its files are not those of transformers' "
-                f"{type(self.network).__name__}; the first that differs is {differing[0]}"
-            )
-        head = self.network.get_output_embeddings()
+        network = _built(folder)
+        head, embedding = network.get_output_embeddings(), network.get_input_embeddings()
         if type(head) is not nn.Linear or head.bias is not None:
             raise ModelError(f"{folder}: its head {head} is no plain product of hidden states")
-
-    @property
-    def layers(self) -> list[Any]:
-        """Those that FSDP2 brings together one by one."""
-        return self._layers
+        if settings.head == "value" and head.weight is not embedding.weight:
+            network.set_output_embeddings(None)
+        super().__init__(network, model, part, settings)
+        found = {name: tuple(each.shape) for name, each in self.named_parameters()}
+        wanted = logical_shapes(model, head=settings.head)
+        if differing := sorted({*found.items()} ^ {*wanted.items()}):
+            raise ModelError(
+                f"{folder}: the tensors of its files are not those of transformers' "
+                f"{type(network).__name__}; the first that differs is {differing[0]}"
+            )
+        self.folder: str = folder
+        self.going: _Pass = _Pass(settings=settings)
+        for module in network.modules():
+            module.mindrl_pass = self.going
+        # FSDP2 gives the classes other names.
+        names = network._no_split_modules or ()
+        self._layers = [each for each in network.modules() if type(each).__name__ in names]
+        if self.parallel.size > 1:
+            self._share()
 
     def forward(self, given: Tensor, pack: Pack[Any]) -> Tensor:
         """Turn tokens [1, S] into hidden states [1, S, H].
@@ -94,23 +98,7 @@ class HuggingFaceNetwork(Network):
                 "transformers' registry of attention functions; the others would see more than "
                 "one sequence of a pack"
             )
-        hidden_1SH: Tensor = found.last_hidden_state
-        return hidden_1SH
-
-    def head_weight(self) -> Tensor:
-        """Return what turns hidden states into logits, [V, H], behind a forward pass."""
-        weight: Tensor = self.network.get_output_embeddings().weight
-        return weight
-
-    def twins(self) -> dict[str, dist.ProcessGroup]:
-        """Return the parameters that tensor-parallel ranks have twice: none."""
-        return {}
-
-    def named_parameters(
-        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the parameters under the names of the folder; a tied one once."""
-        yield from self.network.named_parameters(prefix, recurse, remove_duplicate)
+        return self.before_head(found.last_hidden_state)
 
     def to_empty(self, *, device: Any, recurse: bool = True) -> Self:
         """Give weights memory, and buffers what they are made of: no file has them."""
@@ -125,6 +113,36 @@ class HuggingFaceNetwork(Network):
                 if not buffer.is_floating_point() or bool(buffer.isnan().any()):
                     raise ModelError(f"{self.folder}: transformers does not renew {name}.{key}")
         return self
+
+    def _share(self) -> None:
+        """Let tensor-parallel ranks share matrices as transformers' plan says."""
+        parallel, styles = self.parallel, dict(self.other.styles)
+        assert not parallel.sequence, "is refused before"
+        deal_out(
+            self.network, self.other, parallel, lambda path, _: styles.get(path) in _LEARN_BY_PARTS
+        )
+        features = partial(_features, parallel.group)
+        before: Mapping[str, _Turn] = {
+            "colwise": parallel.enter,
+            "colwise_gather_output": parallel.enter,
+            "rowwise_split_input": partial(features, own_part),
+        }
+        after: Mapping[str, _Turn] = {
+            "colwise_gather_output": partial(features, gathered_alike),
+            "rowwise": parallel.leave,
+            "rowwise_split_input": parallel.leave,
+        }
+        for path, style in styles.items():
+            module = self.network.get_submodule(path)
+            if turn := before.get(style):
+                enters(module, turn)
+            if turn := after.get(style):
+                leaves(module, turn)
+
+
+def _features(group: dist.ProcessGroup, collective: Collective, hidden_1SF: Tensor) -> Tensor:
+    """Let a collective over tokens go over features."""
+    return collective(hidden_1SF.transpose(1, 2), group).transpose(1, 2)
 
 
 def _built(folder: str) -> Any:

@@ -12,6 +12,7 @@ from mindrl.errors import ModelError
 from mindrl.layouts.layout import TrainLayout
 from mindrl.models.any_family import any_description
 from mindrl.models.decoder import layer_of, logical_shapes, parameters_of
+from mindrl.models.tensor_plans import installed_plan, shared_modules
 from mindrl.training.archon.legality import archon_findings
 from mindrl.training.archon.sharding import archon_sharding
 
@@ -54,13 +55,78 @@ def test_ranks_share_the_rows_of_every_tensor_rounded_up() -> None:
     assert last["t.h.1.up.bias"].placements[0].source == ((6, 7),)
 
 
-def test_tensor_parallelism_is_refused() -> None:
+def test_tensor_parallelism_is_refused_of_what_transformers_has_no_plan_of() -> None:
     model = any_description(FILE, GPT, TENSORS)
     (found,) = archon_findings(model, TrainLayout(tp=2), {"tp": "tensor_size"})
     assert str(found) == (
-        "tensor_size=2 needs a family that mindrl has a network of: how another one's matrices may "
-        "be cut is not known; 1 is legal"
+        "tensor_size=2 needs to know how GPTLikeModel may be cut, which no plan of transformers "
+        "for plain matrices says; 1 is legal"
     )
+
+
+def test_ranks_share_matrices_by_transformers_plan_and_ends_by_the_vocabulary() -> None:
+    """Of 5 tokens two ranks have 3 and 2; of 7 columns no two ranks have as many."""
+    values = GPT | {"model_type": "starcoder2"}
+    layer = "model.layers.0."
+    shapes = {
+        "head.weight": (5, 8),
+        "model.wte.weight": (5, 8),
+        f"{layer}norm.weight": (8,),
+        f"{layer}self_attn.q_proj.weight": (8, 8),
+        f"{layer}self_attn.q_proj.bias": (8,),
+        f"{layer}self_attn.o_proj.weight": (8, 8),
+        f"{layer}self_attn.o_proj.bias": (8,),
+    }
+    model = any_description(FILE, values, shapes)
+    assert not [*archon_findings(model, TrainLayout(tp=2), {"tp": "t"})]
+    sharding = archon_sharding(model, TrainLayout(tp=2))
+    assert [entry.shape for entry in sharding.table(1).values()] == [
+        (3, 8),
+        (3, 8),
+        (8,),
+        (4, 8),
+        (4,),
+        (8, 4),
+        (8,),
+    ]
+    assert sharding.table(1)["model.wte.weight"].placements[0].source == ((3, 5), (0, 8))
+    odd = any_description(FILE, values, shapes | {f"{layer}mlp.c_proj.weight": (8, 7)})
+    (found,) = archon_findings(odd, TrainLayout(tp=2), {"tp": "t"})
+    assert str(found).startswith(f"t=2 must divide the cut size of {layer}mlp.c_proj.weight=7")
+    # A norm among heads that are cut, of which the plan says nothing, may see some of them or all.
+    silent = any_description(FILE, values, shapes | {f"{layer}self_attn.norm.weight": (8,)})
+    (found,) = archon_findings(silent, TrainLayout(tp=2), {"tp": "t"})
+    assert str(found).startswith("t=2 needs to know how GPTLikeModel may be cut")
+
+
+def test_a_value_head_takes_the_place_of_the_other_and_is_no_tensor_of_the_body() -> None:
+    untied = any_description(FILE, GPT, TENSORS | {"head": (5, 8)})
+    valued = any_description(FILE, GPT, TENSORS | {"score.weight": (1, 8)})
+    assert untied.other is not None
+    assert (untied.other.embedding, untied.other.head) == ("t.wte.weight", "head")
+    expected = TENSORS | {"score.weight": (1, 8)}
+    assert logical_shapes(untied, head="value") == logical_shapes(valued, head="value") == expected
+    assert logical_shapes(valued) == TENSORS
+
+
+@pytest.mark.parametrize("family", ["starcoder2", "olmo2", "qwen3", "seed_oss"])
+def test_plans_are_read_as_transformers_reads_them(family: str) -> None:
+    from transformers import CONFIG_MAPPING
+
+    assert installed_plan(family) == CONFIG_MAPPING[family].base_model_tp_plan
+
+
+def test_where_there_is_no_plan_none_is_read() -> None:
+    assert installed_plan("stablelm") is None
+    assert installed_plan("gpt-like") is None
+    assert installed_plan("../gpt_neox") is None
+
+
+def test_plans_of_experts_are_not_done() -> None:
+    tensors = {"model.layers.0.mlp.experts.gate_up_proj": (2, 8, 8)}
+    plan = installed_plan("qwen3_moe")
+    assert plan is not None
+    assert shared_modules(tensors, plan) is None
 
 
 @pytest.mark.parametrize(
@@ -73,8 +139,10 @@ def test_tensor_parallelism_is_refused() -> None:
         ({"layer_types": ["chunked"]}, {}, "layer_types with 'chunked' is not supported"),
         ({"attn_logit_softcapping": 50.0}, {}, "attn_logit_softcapping is not supported"),
         ({"architectures": None}, {}, "architectures=None must name one class"),
+        ({"architectures": ["GPTForTokenClassification"]}, {}, "num_labels=2 is not supported"),
         ({"quantization_config": {"bits": 4}}, {}, "quantized weights"),
         ({}, {"t.scale": ()}, "tensor t.scale is a single number"),
+        ({}, {"t.wpe.weight": (5, 8)}, "found t.wte.weight, t.wpe.weight"),
     ],
 )
 def test_what_packs_or_a_plain_head_cannot_do_is_refused(

@@ -17,7 +17,7 @@ MODELS = Path(__file__).parents[3] / "configs" / "models"
 MakeModel = Callable[[bool], Path]
 OTHERS = (
     "; with a network of your own for archon, docs/how-to/add-an-archon-model.md"
-    "; where fsdp trains every role, actor and reference may be of any: "
+    "; where fsdp trains every role, models may be of any: "
     "docs/how-to/train-any-hugging-face-model.md"
 )
 FAMILIES = "llama, mistral, phi3, qwen2, qwen3, qwen3_moe, deepseek_v2, deepseek_v3"

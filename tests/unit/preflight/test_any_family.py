@@ -43,14 +43,51 @@ def test_any_other_engine_refuses_it_and_names_fsdp(
     assert "where fsdp trains every role" in str(finding)
 
 
-def test_a_critic_of_such_a_family_is_refused(
+def test_a_critic_of_such_a_family_has_a_value_head_in_the_place_of_the_other(
     random_model_of: MakeModel, run_config: MakeConfig
 ) -> None:
-    folder = str(random_model_of("stablelm"))
-    critic = {"critic_config.load": folder, "rl_config.adv_estimator": "gae"}
-    config = run_config(Path(folder), FSDP | critic)
+    folder = random_model_of("stablelm")
+    critic = {"critic_config.load": str(folder), "rl_config.adv_estimator": "gae"}
+    config = run_config(folder, FSDP | critic)
+    models, unread = describe_models(config)
+    assert not unread
+    assert not model_findings(config, models)
+    shardings = unordered_shardings(config).training
+    actor, critic = (shardings[role].table(0).keys() for role in ("actor", "critic"))
+    assert actor ^ critic == {"lm_head.weight", "score.weight"}
+
+
+def test_a_reward_model_of_such_a_family_needs_its_head(
+    random_model_of: MakeModel, run_config: MakeConfig
+) -> None:
+    folder = random_model_of("stablelm")
+    config = run_config(folder, FSDP | {"reward_config.load": str(folder)})
     _, (finding,) = describe_models(config)
-    assert str(finding).startswith("critic_config.load: ")
+    assert str(finding).startswith("reward_config.load: ")
+    assert "no tensor score.weight; a reward model needs this head" in str(finding)
+
+
+@pytest.mark.parametrize(("family", "fits"), [("granite", True), ("stablelm", False)])
+def test_tensor_ranks_are_taken_where_transformers_has_a_plan_and_have_all_tokens(
+    family: str, fits: bool, random_model_of: MakeModel, run_config: MakeConfig
+) -> None:
+    asked = {
+        "actor_config.backend": "fsdp:d1t2",
+        "rl_config.actor_resource.num_npus": 2,
+        "actor_config.tensor_model_parallel_size": 2,
+    }
+    config = run_config(random_model_of(family), asked)
+    models, _ = describe_models(config)
+    found = [str(each) for each in model_findings(config, models)]
+    assert [each.partition(" needs")[0] for each in found] == (
+        [] if fits else ["actor_config.tensor_model_parallel_size=2"]
+    )
+    if fits:
+        shares = run_config(
+            random_model_of(family), asked | {"megatron_training.sequence_parallel": True}
+        )
+        (finding,) = model_findings(shares, models)
+        assert str(finding).startswith("megatron_training.sequence_parallel=true: fsdp cuts ")
 
 
 @pytest.mark.parametrize(

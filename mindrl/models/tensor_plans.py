@@ -1,0 +1,91 @@
+"""How transformers has ranks share the matrices of a family: its own plan, as far as it is done.
+
+Transformers says it beside each configuration, `base_model_tp_plan`: a style for the modules of
+some names. Read from its source, for to import a configuration takes torch. Imports no torch.
+"""
+
+import ast
+import re
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from mindrl.models.placement import Shape
+
+_PLAN = "base_model_tp_plan"
+_CUTS: Mapping[str, int | None] = {
+    "colwise": 0,
+    "colwise_gather_output": 0,
+    "rowwise": 1,
+    "rowwise_split_input": 1,
+    "replicated_with_grad_allreduce": None,
+}
+"""The styles that are done, and the dimension of a matrix that each cuts."""
+
+
+@cache
+def installed_plan(family: str) -> Mapping[str, str] | None:
+    """Return the style of each module by its name behind the model's, `*` for a number.
+
+    None where no transformers is here, or it has no plan of the family.
+    """
+    package, name = find_spec("transformers"), family.replace("-", "_")
+    if package is None or package.origin is None or not name.isidentifier():
+        return None
+    folder = Path(package.origin).parent / "models" / name
+    source = folder / f"configuration_{name}.py"
+    if not source.is_file():
+        return None
+    for statement in ast.parse(source.read_text("utf-8")).body:
+        if isinstance(statement, ast.ClassDef):
+            values = dict(_literals(statement.body))
+            if values.get("model_type") == family and isinstance(values.get(_PLAN), dict):
+                return values[_PLAN]  # type: ignore[return-value]
+    return None
+
+
+def shared_modules(
+    tensors: Mapping[str, Shape], plan: Mapping[str, str] | None
+) -> dict[str, str] | None:
+    """Return the style of each module with tensors that a plan names.
+
+    None where there is no plan, where it needs what is not done, as for experts, or where it is
+    silent of a tensor beside cut rows, which may see those of one rank alone.
+    """
+    paths = {name: name.rpartition(".")[0] for name in tensors}
+    styles = {path: (plan or {}).get(_behind_the_model(path)) for path in paths.values()}
+    found = {path: style for path, style in styles.items() if style is not None}
+    among = {path.rpartition(".")[0] for path, style in found.items() if style == "colwise"}
+    unsaid = (path for path, style in styles.items() if style is None)
+    if not found or any({path, path.rpartition(".")[0]} & among for path in unsaid):
+        return None
+    if any(style not in _CUTS for style in found.values()):
+        return None
+    if any(len(shape) > 2 for name, shape in tensors.items() if paths[name] in found):
+        return None
+    return found
+
+
+def cuts_of(tensors: Mapping[str, Shape], styles: Mapping[str, str]) -> tuple[int | None, ...]:
+    """Return the dimension of each tensor that ranks share; a bias is cut where rows are."""
+    cuts = [_CUTS.get(styles.get(name.rpartition(".")[0], "")) for name in tensors]
+    shapes = tensors.values()
+    return tuple(
+        cut if cut is not None and cut < len(shape) else None
+        for cut, shape in zip(cuts, shapes, strict=True)
+    )
+
+
+def _behind_the_model(path: str) -> str:
+    return re.sub(r"\.\d+(?=\.|$)", ".*", path).partition(".")[2]
+
+
+def _literals(body: Iterable[ast.stmt]) -> Iterable[tuple[str, object]]:
+    for statement in body:
+        match statement:
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=value)
+                | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
+            ) if name in (_PLAN, "model_type"):
+                yield name, ast.literal_eval(value)

@@ -182,7 +182,8 @@ _FAMILY_VALUES: dict[str, dict[str, Any]] = {
     "stablelm": {"partial_rotary_factor": 0.25, "use_qkv_bias": True, "hidden_dropout": 0.0},
     # Transformers has plans of how to cut these; norms of the second see heads of all ranks, and
     # the third vLLM has too.
-    "starcoder2": {"pad_token_id": 3},
+    # The first does not learn to read token 7, but 113, which has that place on a second rank.
+    "starcoder2": {"pad_token_id": 7},
     "olmo2": {"pad_token_id": None},
     "granite": {
         "attention_bias": True,

@@ -67,8 +67,10 @@ _OPTIONS = (
     "prometheus-port",
     "health-check-interval-secs",
     "health-failure-threshold",
+    "request-timeout-secs",
+    "prometheus-host",
 )
-_ROUTES = ("/add_worker", "/remove_worker", "/readiness", "/inference/v1/generate")
+_ROUTES = ("/add_worker", "/remove_worker", "/liveness", "/inference/v1/generate")
 
 
 def sglang_facts(source: PublishedSource) -> Facts:

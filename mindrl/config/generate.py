@@ -47,6 +47,9 @@ class GenerateConfig:
     [External engines](../how-to/external-engines.md) says how to start them."""
     server_token_file: PathText | None = None
     """File that holds the token of all `servers`, and nothing else."""
+    router: Literal["vllm-router"] | None = None
+    """Who deals the requests of the run to its `servers`, all of vLLM: vllm-router, which the run
+    starts and ends, on this machine. None asks each server itself."""
     servers_are_remote: bool = False
     """The `servers` may be on other machines than this one. Their control routes take no token, so
     whoever reaches one commands it: say so of a network of the run's own machines only."""

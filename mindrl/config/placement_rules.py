@@ -15,6 +15,7 @@ _ORDER = "rl_config.step_order"
 def placement_findings(config: RunConfig) -> Iterator[Finding]:
     """Say what a run with the rollout on devices of its own lacks, or one without cannot do."""
     rl = config.rl_config
+    yield from _router(config)
     yield from _servers(config)
     if config.is_apart:
         yield from _apart(config)
@@ -47,6 +48,13 @@ def _apart(config: RunConfig) -> Iterator[Finding]:
     if rl.on_device_loss == "shrink":
         need = f"needs {_APART}=true: no layout of two sides is sought on fewer devices"
         yield broken("rl_config.on_device_loss", rl.on_device_loss, need, "wait")
+
+
+def _router(config: RunConfig) -> Iterator[Finding]:
+    generate, known = config.generate_config, config.rollout_backend == ROLLOUT_BACKEND
+    if generate.router is not None and not (generate.servers and known):
+        need = f"needs generate_config.servers, all of {ROLLOUT_BACKEND}: it asks nobody else"
+        yield broken("generate_config.router", generate.router, need, None)
 
 
 def _servers(config: RunConfig) -> Iterator[Finding]:

@@ -25,7 +25,7 @@ from mindrl.launch.memory_watch import MemoryWatch
 from mindrl.launch.parts import colocated_actor, trainer_of
 from mindrl.launch.provenance import provenance
 from mindrl.launch.restarts import Restarts
-from mindrl.launch.servers import join_server
+from mindrl.launch.servers import join_server, open_router
 from mindrl.launch.shrink import shrunk
 from mindrl.observability.console import StepConsole
 from mindrl.observability.output_files import forget_later_steps, forget_unfinished
@@ -253,7 +253,7 @@ class Attempts:
         tell = self.files.console.note
         nodes = config.placement.nodes(0, config.world_size)
         with ExitStack() as stack:
-            fleet = self._fleet(cluster, whole) if config.is_apart else None
+            fleet = self._fleet(cluster, whole, stack) if config.is_apart else None
             if fleet is not None:
                 stack.callback(fleet.stop)
             factory = _WORKER_FACTORY if config.learns else _LONE_FACTORY
@@ -268,13 +268,16 @@ class Attempts:
             tell("the models are loaded")
             yield colocated_actor(group, self.plan, engines)
 
-    def _fleet(self, cluster: RayCluster, whole: RunPlan) -> ReplicaFleet:
-        """Begin to start the replicas of a rollout apart."""
+    def _fleet(self, cluster: RayCluster, whole: RunPlan, stack: ExitStack) -> ReplicaFleet:
+        """Begin to start the replicas of a rollout apart; what is before them ends with a stack."""
         config, tell, ranks = whole.config, self.files.console.note, whole.replica.world_size
+        router = open_router(config, self.files.folder.logs)
+        if router is not None:
+            stack.callback(router.close)
 
         def start(number: int, meanwhile: Callable[[], None]) -> ReplicaWorkers:
             if config.generate_config.servers:
-                return join_server(whole, self.platform, number, meanwhile)
+                return join_server(whole, self.platform, router, number, meanwhile)
             crew = Crew(
                 factory=_ROLLOUT_FACTORY,
                 nodes=config.placement.nodes(1 + number, ranks),

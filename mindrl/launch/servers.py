@@ -1,9 +1,12 @@
 """The servers that generate in the place of a run's own processes."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 from mindrl.cluster.server_group import ServerGroup
 from mindrl.config.backends import ROLLOUT_BACKEND
+from mindrl.config.run import RunConfig
 from mindrl.launch.engine_server import configuration_text, server_token
 from mindrl.launch.link_routes import whole_tensors
 from mindrl.models.sharding import dtype_of
@@ -11,6 +14,7 @@ from mindrl.platform.device import Platform
 from mindrl.preflight.run_shardings import RunPlan
 from mindrl.rollout.http.client import ServerClient
 from mindrl.rollout.http.replica import EngineServer, HttpReplica
+from mindrl.rollout.http.router import RoutedServer, VllmRouter
 from mindrl.rollout.http.sglang_server import SglangServer, WholeTensor
 from mindrl.rollout.http.vllm_server import VllmServer
 
@@ -18,8 +22,25 @@ _MARGIN_SECONDS = 30
 """Of a request beyond the limit that the server itself keeps."""
 
 
+def open_router(config: RunConfig, logs: Path) -> VllmRouter | None:
+    """Start the router of a run, if it has one, with a log in a folder.
+
+    Raises:
+        ConfigError: The file of the token cannot be read.
+        WorkerDiedError: The router does not come up.
+    """
+    if config.generate_config.router is None:
+        return None
+    seconds = config.rl_config.worker_call_timeout_seconds
+    return VllmRouter(logs / "router.log", server_token(config), seconds)
+
+
 def join_server(
-    plan: RunPlan, platform: Platform, number: int, meanwhile: Callable[[], None]
+    plan: RunPlan,
+    platform: Platform,
+    router: VllmRouter | None,
+    number: int,
+    meanwhile: Callable[[], None],
 ) -> ServerGroup:
     """Wait for the server that is a replica; `meanwhile` is called again and again until then.
 
@@ -38,7 +59,7 @@ def join_server(
     seconds = generate.reshard_timeout_seconds * (len(generate.servers) + 1) + _MARGIN_SECONDS
     replica = HttpReplica(
         number=number,
-        server=_server(plan, platform, client, seconds),
+        server=_routed(_server(plan, platform, client, seconds), router),
         vocabulary=plan.models["actor"].vocab_size,
         rows=generate.max_num_seqs,
         answer_seconds=rl.worker_call_timeout_seconds,
@@ -47,9 +68,18 @@ def join_server(
     return ServerGroup(replica, rl.worker_start_timeout_seconds, meanwhile)
 
 
+def _routed(server: VllmServer | SglangServer, router: VllmRouter | None) -> EngineServer:
+    """Return a server as it is asked where a router may be before it."""
+    if router is None:
+        return server
+    assert isinstance(server, VllmServer), "validated: others are asked directly"
+    client = replace(router.client, name=f"{server.client.name} by vllm-router")
+    return RoutedServer(own=server, routed=replace(server, client=client), router=router)
+
+
 def _server(
     plan: RunPlan, platform: Platform, client: ServerClient, seconds: float
-) -> EngineServer:
+) -> VllmServer | SglangServer:
     """Return who speaks to a server in the words of its engine."""
     config = plan.config
     if config.rollout_backend == ROLLOUT_BACKEND:

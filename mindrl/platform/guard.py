@@ -6,7 +6,9 @@ signals of its process group, but not its line of descent: Linux gives a process
 parent to the nearest ancestor that asks for such, and the guard asks. So whatever is the guard's
 own child, and not the process that it guards, was left.
 
-    python -m mindrl.platform.guard COMMAND ...     a command below a guard
+    python -m mindrl.platform.guard [--while PID] COMMAND ...
+
+runs a command below a guard, which ends when the process PID, its parent, is gone.
 """
 
 import ctypes
@@ -52,15 +54,16 @@ def fork_guarded(caller_pid: int, connection_descriptor: int) -> None:
         os._exit(_Guard(service_pid, caller_pid).run())
 
 
-def guard_command(command: Sequence[str]) -> int:
+def guard_command(command: Sequence[str], caller_pid: int | None = None) -> int:
     """Run a command below this process; returns its exit code once nothing of it is left.
 
-    At SIGTERM, or when this process is killed, the command is asked to end by SIGTERM.
+    The command is asked to end by SIGTERM at SIGTERM, or when this process is killed; when there is
+    a caller and it is gone, it is killed.
     """
     command_pid = _fork(signal.SIGTERM)
     if not command_pid:
         os.execvp(command[0], [*command])  # noqa: S606
-    return _Guard(command_pid, end_seconds=_END_SECONDS).run()
+    return _Guard(command_pid, caller_pid, end_seconds=_END_SECONDS).run()
 
 
 def _fork(at_the_guards_end: signal.Signals) -> int:
@@ -132,4 +135,6 @@ class _Guard:
 
 
 if __name__ == "__main__":
-    sys.exit(guard_command(sys.argv[1:]))
+    given = sys.argv[1:]
+    has_caller = given[:1] == ["--while"]
+    sys.exit(guard_command(given[2:], int(given[1])) if has_caller else guard_command(given))

@@ -136,7 +136,8 @@ def require_engines(config: RunConfig | None = None) -> None:
         trains = {config.training_backend(role) for role in roles}
     megatron = (TRAINING_BACKEND,) if TRAINING_BACKEND in trains else ()
     engine = (ROLLOUT_BACKEND,) if config is None or config.rolls_out else ()
-    needed = ("torch", *megatron, *engine)
+    router = ("vllm_router",) if config is not None and config.generate_config.router else ()
+    needed = ("torch", *megatron, *engine, *router)
     absent = [name for name in needed if find_spec(name) is None]
     if absent:
         raise InstallationError(

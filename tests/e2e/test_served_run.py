@@ -5,16 +5,17 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
 import pytest
 from clusters import ray_cluster
-from program import CHECKOUT, start_program
+from program import CHECKOUT, Program, start_program
 
 from mindrl.platform.rendezvous import listen
 
-# Two starts of a server.
+# Four starts of a server.
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 SHORT = (
     "megatron_training.train_iters=4",
@@ -59,20 +60,37 @@ def kill(started: "subprocess.Popen[bytes]") -> None:
     assert not psutil.wait_procs(below, timeout=20)[1], "something of the engine lives on"
 
 
-def test_a_run_trains_with_the_answers_of_a_server_and_goes_on_when_that_begins_anew(
-    tiny_model: Path, tmp_path: Path
-) -> None:
-    with listen("127.0.0.1") as free:
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+def served_by(tiny_model: Path, tmp_path: Path, servers: int) -> tuple[str, ...]:
+    """Return the configuration of a run with so many servers of one rank."""
+    ports = []
+    for _ in range(servers):
+        with listen("127.0.0.1") as free:
+            ports.append(free.getsockname()[1])
     (tmp_path / "token").write_text("of-this-test", "utf-8")
-    served = [
+    urls = ", ".join(f"'http://127.0.0.1:{port}'" for port in ports)
+    return (
         f"actor_config.load={tiny_model}",
         *SHORT,
         "rl_config.use_integrated_worker=false",
-        "rl_config.rollout_resource.num_npus=1",
-        f"generate_config.servers=['{url}']",
+        f"rl_config.rollout_resource.num_npus={servers}",
+        f"generate_config.servers=[{urls}]",
         f"generate_config.server_token_file={tmp_path / 'token'}",
-    ]
+    )
+
+
+def require_the_weights_of_the_trainer(run: Program, steps: int) -> None:
+    """Refuse a run whose servers drew with other weights than its trainer had."""
+    assert run.summary()["status"] == "completed"
+    found = run.steps()
+    assert [step["step"] for step in found] == [*range(1, steps + 1)]
+    for step in found:
+        assert step["logprob_gap/mean"] < 1e-4
+
+
+def test_a_run_trains_with_the_answers_of_a_server_and_goes_on_when_that_begins_anew(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    served = served_by(tiny_model, tmp_path, 1)
     with ray_cluster(1) as (_, environment):
         with server(served, tmp_path / "server.txt") as first:
             run = start_program(tmp_path / "run", served, environment)
@@ -80,10 +98,33 @@ def test_a_run_trains_with_the_answers_of_a_server_and_goes_on_when_that_begins_
             kill(first)
         with server(served, tmp_path / "server.txt"):
             assert run.process.wait(timeout=600) == 0, run.text()
-    steps = run.steps()
-    assert [step["step"] for step in steps] == [1, 2, 3, 4]
-    assert run.summary()["status"] == "completed"
     assert "rollout replica 0 is lost" in run.text()
-    for step in steps:
-        # The answers are of the weights that the trainer has.
-        assert step["logprob_gap/mean"] < 1e-4
+    require_the_weights_of_the_trainer(run, 4)
+
+
+@pytest.mark.skipif(find_spec("vllm_router") is None, reason="the extra `router` is not installed")
+def test_a_router_before_two_servers_goes_on_with_one_when_the_other_is_killed(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    served = (*served_by(tiny_model, tmp_path, 2), "generate_config.router=vllm-router")
+    with (
+        ray_cluster(1) as (_, environment),
+        server(served, tmp_path / "first.txt") as first,
+        server((*served, "--replica", "1"), tmp_path / "second.txt"),
+    ):
+        run = start_program(tmp_path / "run", served, environment)
+        run.wait_for_steps(1)
+        kill(first)
+        assert run.process.wait(timeout=600) == 0, run.text()
+    assert "rollout replica 0 is lost" in run.text()
+    require_the_weights_of_the_trainer(run, 4)
+    # It ended with the run.
+    assert not [each for each in psutil.process_iter() if is_router_of(each, tmp_path)]
+
+
+def is_router_of(process: psutil.Process, folder: Path) -> bool:
+    """Say whether a process is a router whose run is in a folder."""
+    try:
+        return any(each.path.startswith(str(folder)) for each in process.open_files())
+    except psutil.Error:
+        return False

@@ -42,6 +42,7 @@ class ServerClient:
     token: str
     name: str
     """Of the server, in errors."""
+    health_path: str = "/health"
 
     def post(self, path: str, body: Any = None, *, seconds: float, again: bool = False) -> bytes:
         """Ask, and return the answer; `again` asks up to three times where there is none.
@@ -88,7 +89,7 @@ class ServerClient:
     def is_up(self) -> bool:
         """Say whether the server is ready to be asked."""
         try:
-            self._once("/health", None, _HEALTH_SECONDS, "GET")
+            self._once(self.health_path, None, _HEALTH_SECONDS, "GET")
         except (OSError, HTTPException):
             return False
         return True

@@ -72,6 +72,9 @@ class EngineServer(Protocol):
     def take_back(self, names: list[str]) -> None:
         """Have the server answer with what there is of requests."""
 
+    def close(self) -> None:
+        """Ask it nothing any more."""
+
 
 @dataclass(kw_only=True)
 class HttpReplica:
@@ -178,6 +181,7 @@ class HttpReplica:
     def close(self) -> None:
         """Ask nothing any more; the server lives on."""
         self.threads.shutdown(wait=False, cancel_futures=True)
+        self.server.close()
 
     def take(self) -> Responses:
         """Return what was drawn for each request, in order, whole or not; the server drops them.

@@ -118,6 +118,9 @@ class SglangServer:
         for name in names:
             self._control("/abort_request", {"rid": name})
 
+    def close(self) -> None:
+        """Do nothing: it lives on."""
+
     def _leave(self) -> None:
         """Give the last link up, which may be gone already."""
         group, self.group = self.group, ""

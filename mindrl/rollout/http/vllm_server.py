@@ -63,8 +63,15 @@ class VllmServer:
 
     def take_back(self, names: list[str]) -> None:
         """Have the server answer with what there is of requests."""
+        self.take_back_from(self.client, names)
+
+    def take_back_from(self, server: ServerClient, names: list[str]) -> None:
+        """Have a server answer, which need not be this one."""
         body = {"request_ids": [_OF_NAMES + name for name in names]}
-        self._control("/inference/v1/abort_requests", body)
+        server.post("/inference/v1/abort_requests", body, seconds=self.control_seconds)
+
+    def close(self) -> None:
+        """Do nothing: it lives on."""
 
     def _control(self, path: str, body: Any = None) -> None:
         self.client.post(path, body, seconds=self.control_seconds)

@@ -129,6 +129,14 @@ def test_servers_of_sglang_are_named_by_the_string_of_the_rollout(run_config: Ma
     assert "top_p=0.9: sglang tells log-probs of the whole distribution" in told
 
 
+def test_a_router_has_servers_of_vllm_behind_it(run_config: MakeConfig) -> None:
+    router = {"generate_config.router": "vllm-router"}
+    assert not findings(run_config(Path("model"), SERVED | router))
+    for given in (APART, SERVED | {"generate_config.backend": "sglang:d2t3"}):
+        (told,) = found(run_config, given | router)
+        assert told.startswith("generate_config.router=vllm-router needs generate_config.servers")
+
+
 @pytest.mark.parametrize("host", ["10.0.0.7", "engines.example", "0.0.0.0", "[2001:db8::1]"])
 def test_a_server_on_another_machine_has_to_be_asked_for(host: str, run_config: MakeConfig) -> None:
     remote = SERVED | {SERVERS: [TWO[0], f"http://{host}:8000"]}

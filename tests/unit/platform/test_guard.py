@@ -72,3 +72,23 @@ def test_a_server_ends_in_order_when_its_guard_is_killed(started: Started, tmp_p
     started.guard.kill()
     started.wait_until_all_is_gone()
     assert (tmp_path / "note").read_text() == "ended in order"
+
+
+def test_a_command_ends_with_the_caller_that_it_is_guarded_for() -> None:
+    # The caller is a process that starts the guard, says who that is, and is killed.
+    script = (
+        "import os, subprocess, sys, time\n"
+        "guard = [sys.executable, '-m', 'mindrl.platform.guard', '--while', str(os.getpid())]\n"
+        "process = subprocess.Popen([*guard, sys.executable, '-c', sys.argv[1]])\n"
+        "print(process.pid, flush=True)\n"
+        "time.sleep(120)\n"
+    )
+    command = [sys.executable, "-c", script, _ENGINE]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as caller:
+        assert caller.stdout is not None
+        guard = psutil.Process(int(caller.stdout.readline()))
+        ends = time.monotonic() + 20
+        while not (below := guard.children()):
+            assert time.monotonic() < ends
+        caller.kill()
+    assert not psutil.wait_procs([guard, *below], timeout=20)[1]

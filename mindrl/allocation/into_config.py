@@ -15,7 +15,14 @@ from mindrl.allocation.grammar import AllocationError
 from mindrl.allocation.meaning import AllocationMode, ModelAllocation, parse_backend, parse_mode
 from mindrl.config.backends import BACKENDS, ROLLOUT_BACKEND, SERVED_BACKENDS, TRAINING_BACKEND
 from mindrl.config.finding import Finding
-from mindrl.config.layout_keys import DEVICES, ROLLOUT_DEVICES, ROLLOUT_SIZE_KEYS, SIZE_KEYS
+from mindrl.config.layout_keys import (
+    DEVICES,
+    RESOURCES,
+    ROLLOUT_DEVICES,
+    ROLLOUT_SIZE_KEYS,
+    SIZE_KEYS,
+)
+from mindrl.config.role_places import end_of
 from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError
 
@@ -28,6 +35,7 @@ FOLLOWERS = frozenset({"critic", "ref"})
 """Engines whose empty field takes the actor's."""
 _MODE = "rl_config.allocation_mode"
 _BACKEND = "backend"
+_COUNT = "num_npus"
 
 Sections = dict[str, Any]
 
@@ -249,7 +257,17 @@ def _write_devices(sections: Sections, allocations: Mapping[str, ModelAllocation
     if _section(sections, "rl_config").get("use_integrated_worker") is False:
         generate = train.pop("rollout", None)
         _write_count(sections, ROLLOUT_DEVICES, {"rollout": generate} if generate else {})
+    for role, section in RESOURCES.items():
+        if role in train and role != "actor" and _section(sections, section).get(_COUNT):
+            _write_count(sections, f"{section}.{_COUNT}", {role: train.pop(role)})
+    places = {role: _section(sections, section) for role, section in RESOURCES.items()}
+    own = [each for role, each in places.items() if role != "actor" and any(each.values())]
+    generate = train.pop("rollout", None) if own else None
     _write_count(sections, DEVICES, train)
+    if generate is not None:
+        actors = _section(sections, RESOURCES["actor"])
+        ends = (end_of(each, actors) for each in (actors, *own))
+        _require_ranks("rollout", generate, "the number of devices of all roles", max(ends))
 
 
 def _write_count(
@@ -266,14 +284,19 @@ def _write_count(
         place[key] = allocations.get("actor", first).world_size
     devices = place[key]
     for engine, allocation in allocations.items():
-        ranks = allocation.world_size
-        if isinstance(devices, int) and ranks != devices:
-            fitting = _of_ranks(allocation, devices)
-            fix = f"{ranks // allocation.layout.dp} must divide {devices}"
-            raise ConfigError(
-                f"{SECTIONS[engine]}.{_BACKEND}={allocation} has {ranks} ranks, "
-                f"and {field}={devices}; " + (f"write {fitting}" if fitting else fix)
-            )
+        if isinstance(devices, int):
+            _require_ranks(engine, allocation, field, devices)
+
+
+def _require_ranks(engine: str, allocation: ModelAllocation, field: str, devices: int) -> None:
+    ranks = allocation.world_size
+    if ranks != devices:
+        fitting = _of_ranks(allocation, devices)
+        fix = f"{ranks // allocation.layout.dp} must divide {devices}"
+        raise ConfigError(
+            f"{SECTIONS[engine]}.{_BACKEND}={allocation} has {ranks} ranks, "
+            f"and {field}={devices}; " + (f"write {fitting}" if fitting else fix)
+        )
 
 
 def _leave_unset_out(sections: Sections) -> None:

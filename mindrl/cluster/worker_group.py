@@ -1,7 +1,7 @@
 """The worker processes of a run, called together, watched while they work."""
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,7 @@ class WorkerGroup:
             seconds = rl.worker_start_timeout_seconds
             said = f"{seconds} s (rl_config.worker_start_timeout_seconds)"
             limit = Limit(seconds=seconds, said=said)
-            starting = [handle.identify.remote() for handle in self.handles]
+            starting = dict(enumerate(handle.identify.remote() for handle in self.handles))
             self.identities = self.answers(starting, limit, _START)
             self.watch = GroupWatch(self.identities, rl.heartbeat_timeout_seconds, limit.left())
             self.vigil = Vigil(self.watch, silence_counts=False)
@@ -90,7 +90,8 @@ class WorkerGroup:
             tell(f"{size} {crew.name}(s) started; loading the models")
             address = self.identities[0].address
             handles = self.handles
-            building = [handle.build.remote(address, plan, crew.factory) for handle in handles]
+            calls = (handle.build.remote(address, plan, crew.factory) for handle in handles)
+            building = dict(enumerate(calls))
             # Engines are silent while they compile and load; the start has a limit of its own.
             self.answers(building, limit, _START, silence_counts=False)
         except BaseException:
@@ -102,20 +103,24 @@ class WorkerGroup:
         method: str,
         arguments: Sequence[tuple[Any, ...]],
         answering: Collection[int] | None = None,
+        *,
+        first: int = 0,
     ) -> "Call":
-        """Call a method on every worker at once, and wait for nobody.
+        """Call a method on workers at once, and wait for nobody.
 
-        There is a tuple of arguments for each rank; one that several share is pickled once. Of a
-        rank that is not in `answering` the result is None and does not travel; None asks all.
+        There is a tuple of arguments for each rank, from the first on; one that several share is
+        pickled once. Of a rank that is not in `answering`, counted from the first, the result is
+        None and does not travel; None asks all. What a worker is asked for meanwhile it does after.
         """
+        assert first + len(arguments) <= len(self.handles), "each is for a worker of this group"
         shares = {id(given): given for given in arguments}
         stored = {key: ray.put(given) for key, given in shares.items()}
-        references = [
-            handle.call.remote(
-                method, stored[id(given)], answers=answering is None or rank in answering
+        references = {
+            first + place: self.handles[first + place].call.remote(
+                method, stored[id(given)], answers=answering is None or place in answering
             )
-            for rank, (handle, given) in enumerate(zip(self.handles, arguments, strict=True))
-        ]
+            for place, given in enumerate(arguments)
+        }
         return Call(self, method, references, kind_of(method, arguments))
 
     def call(
@@ -158,11 +163,16 @@ class WorkerGroup:
             self.watch.end()
 
     def answers(
-        self, references: list[Any], limit: Limit, stage: str, *, silence_counts: bool = True
+        self,
+        references: Mapping[int, Any],
+        limit: Limit,
+        stage: str,
+        *,
+        silence_counts: bool = True,
     ) -> list[Any]:
-        """Wait for all workers; returns what each says. Raises as `Call.wait`."""
-        results: list[Any] = [None] * len(references)
-        pending = {reference: rank for rank, reference in enumerate(references)}
+        """Wait for workers, by their ranks; returns what each says. Raises as `Call.wait`."""
+        results = dict[int, Any].fromkeys(references)
+        pending = {reference: rank for rank, reference in references.items()}
         vigil = None if self.watch is None else Vigil(self.watch, silence_counts=silence_counts)
         while pending:
             seconds = min(1.0, limit.left()) if vigil is None else vigil.interval_seconds
@@ -176,7 +186,7 @@ class WorkerGroup:
                 results[rank] = ray.get(done[0])
             except (RayActorError, RayTaskError) as error:
                 raise self._explain(rank, error, pending, stage) from error
-        return results
+        return [*results.values()]
 
     def _refuse_hang(
         self, pending: Sequence[int], limit: Limit, vigil: Vigil | None, stage: str
@@ -239,10 +249,10 @@ class WorkerGroup:
 
 
 class Call:
-    """A method that all workers of a group run, or have run."""
+    """A method that workers of a group run, or have run."""
 
     def __init__(
-        self, group: WorkerGroup, method: str, references: list[Any], kind: CallKind
+        self, group: WorkerGroup, method: str, references: Mapping[int, Any], kind: CallKind
     ) -> None:
         """Count the time from now on."""
         self.group, self.method, self.references, self.kind = group, method, references, kind

@@ -62,7 +62,9 @@ def _reference(config: RunConfig) -> Iterator[Finding]:
         need = "needs a reference; rl_config.init_kl_coef=0 loads none"
         yield broken(field, interval, need, 0)
     elif interval and config.layout("ref") != config.layout("actor"):
-        need = "needs a reference that is laid out as the actor; ref_config has a layout of its own"
+        elsewhere = config.role_devices("ref") != config.role_devices("actor")
+        own = "rl_config.reference_resource has devices" if elsewhere else "ref_config has a layout"
+        need = f"needs a reference that is laid out as the actor; {own} of its own"
         yield broken(field, interval, need, 0)
 
 

@@ -114,7 +114,8 @@ def _recomputation(config: RunConfig, role: _Learner) -> Iterator[Finding]:
 def _sharing(config: RunConfig, role: _Learner) -> Iterator[Finding]:
     """Let those that share divide the ranks of one part of the model."""
     layout, size = config.layout(role), _section(config, role).fsdp_size
-    if size is not None and config.world_size % layout.ranks_per_replica == 0:
+    devices = len(config.role_devices(role))
+    if size is not None and devices % layout.ranks_per_replica == 0:
         field = f"{role}_config.archon.fsdp_size"
         ranks = layout.dp * layout.cp
         yield from must_divide(field, size, "the data- and context-parallel ranks", ranks)

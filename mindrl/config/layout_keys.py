@@ -18,6 +18,13 @@ ROLLOUT_SIZE_KEYS = {
     "pp": "infer_pipeline_parallel_size",
     "ep": "infer_expert_parallel_size",
 }
+RESOURCES: dict[Role, str] = {
+    "actor": "rl_config.actor_resource",
+    "ref": "rl_config.reference_resource",
+    "critic": "rl_config.critic_resource",
+    "reward": "rl_config.reward_resource",
+}
+"""The section that says on which devices a role is."""
 DEVICES = "rl_config.actor_resource.num_npus"
 ROLLOUT_DEVICES = "rl_config.rollout_resource.num_npus"
 """Where rollout is apart; else it has those."""

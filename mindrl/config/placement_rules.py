@@ -4,12 +4,18 @@ from collections.abc import Iterator
 
 from mindrl.config.backends import ROLLOUT_BACKEND
 from mindrl.config.finding import Finding, broken
-from mindrl.config.layout_keys import DEVICES, ROLLOUT_DEVICES
+from mindrl.config.layout_keys import DEVICES, RESOURCES, ROLLOUT_DEVICES, Role
 from mindrl.config.run import RunConfig
 from mindrl.config.server_address import unfit_server
 
 _APART = "rl_config.use_integrated_worker"
 _ORDER = "rl_config.step_order"
+_BRINGS: dict[Role, str] = {
+    "ref": "rl_config.init_kl_coef above 0 brings it",
+    "critic": "rl_config.adv_estimator=gae brings it",
+    "reward": "reward_config brings it",
+}
+"""What lets a run have a role."""
 
 
 def placement_findings(config: RunConfig) -> Iterator[Finding]:
@@ -17,6 +23,7 @@ def placement_findings(config: RunConfig) -> Iterator[Finding]:
     rl = config.rl_config
     yield from _router(config)
     yield from _servers(config)
+    yield from _roles(config)
     if config.is_apart:
         yield from _apart(config)
         if rl.step_order != "in_turns":
@@ -55,6 +62,31 @@ def _router(config: RunConfig) -> Iterator[Finding]:
     if generate.router is not None and not (generate.servers and known):
         need = f"needs generate_config.servers, all of {ROLLOUT_BACKEND}: it asks nobody else"
         yield broken("generate_config.router", generate.router, need, None)
+
+
+def _roles(config: RunConfig) -> Iterator[Finding]:
+    """Every role that says where it is is there, and every device has one."""
+    for role, section in RESOURCES.items():
+        given = {name: config.value_of(f"{section}.{name}") for name in ("num_npus", "first_npu")}
+        unused = {name: value for name, value in given.items() if value is not None}
+        if role not in config.roles and config.learns and unused:
+            name, value = next(iter(unused.items()))
+            need = f"is of a role that this run does without: {_BRINGS[role]}"
+            yield broken(f"{section}.{name}", value, need, None)
+    held = {device for role in config.roles for device in config.role_devices(role)}
+    empty = [device for device in range(config.world_size) if device not in held]
+    if empty:
+        # The role behind the hole begins too late.
+        behind = {role: config.role_devices(role).start for role in config.roles}
+        role = min((each for each in behind if behind[each] > empty[0]), key=lambda r: behind[r])
+        key = f"{RESOURCES[role]}.first_npu"
+        owner = key if config.value_of(key) is not None else f"{RESOURCES['actor']}.first_npu"
+        last = f" to {behind[role] - 1}" if behind[role] - empty[0] > 1 else ""
+        need = f"leaves device {empty[0]}{last} without a role; nearest: {empty[0]}"
+        yield broken(owner, behind[role], need, empty[0])
+    if config.is_spread and config.rl_config.on_device_loss == "shrink":
+        field, need = "rl_config.on_device_loss", "needs all roles on the same devices"
+        yield broken(field, "shrink", f"{need}: no others are sought for each", "wait")
 
 
 def _servers(config: RunConfig) -> Iterator[Finding]:

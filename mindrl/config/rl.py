@@ -38,14 +38,27 @@ POLICY_LOSSES = (
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class ActorResource:
-    """Devices of the run."""
+    """Devices of the run, or of the actor, where other roles have others."""
 
     num_npus: Annotated[int, Field(ge=1, le=1 << 16)] = 1
     """Devices, one worker process on each. NPUs, GPUs or CPU slots by `rl_config.device`."""
+    first_npu: Annotated[int, Field(ge=0, le=1 << 16)] = 0
+    """The first of them, of all devices that train. Above 0 other roles have those before it."""
     npus_per_node: PositiveInt = 8
     """Devices of one machine: 8 on Atlas A2, 16 on Atlas A3. Each machine of the run gives as many.
     Weights are fetched from the own machine where they can be, and training groups stay inside
     one."""
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION)
+class RoleResource:
+    """Devices of a role beside the actor, where they are not the actor's."""
+
+    num_npus: Annotated[int, Field(ge=1, le=1 << 16)] | None = None
+    """Devices, which may be some of the actor's, or others. None with `first_npu` null takes the
+    actor's, else as many as the actor has."""
+    first_npu: Annotated[int, Field(ge=0, le=1 << 16)] | None = None
+    """The first of them, of all devices that train, from 0. None is the actor's first."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -106,7 +119,15 @@ class RLConfig:
     device: Literal["auto", "npu", "gpu", "cpu"] = "auto"
     """Kind of device. `auto` takes NPU, else GPU, else CPU, whichever is there first."""
     actor_resource: ActorResource = ActorResource()
-    """Devices of the run; where the rollout has its own, those that train."""
+    """Devices of the run; where the rollout has its own, those that train; of the actor alone,
+    where other roles have others."""
+    critic_resource: RoleResource = RoleResource()
+    """Devices of the critic, where it has others than the actor;
+    [Placement](../explanation/placement.md#roles-on-devices-of-their-own) says what that does."""
+    reference_resource: RoleResource = RoleResource()
+    """Devices of the reference, likewise."""
+    reward_resource: RoleResource = RoleResource()
+    """Devices of the reward model, likewise."""
     rollout_resource: RolloutResource = RolloutResource()
     """Devices of the rollout, with `use_integrated_worker: false`."""
     integrated_mode_config: IntegratedModeConfig = IntegratedModeConfig()

@@ -17,7 +17,7 @@ from mindrl.config.backends import (
 )
 from mindrl.config.data import DataConfig
 from mindrl.config.generate import GenerateConfig
-from mindrl.config.layout_keys import ROLLOUT_SIZE_KEYS, SIZE_KEYS, Role
+from mindrl.config.layout_keys import DEVICES, RESOURCES, ROLLOUT_SIZE_KEYS, SIZE_KEYS, Role
 from mindrl.config.megatron_training import MegatronTrainingConfig
 from mindrl.config.rl import COVARIANCE_LOSSES, RLConfig, RolloutCorrection
 from mindrl.config.role import ActorConfig, CriticConfig, LearningConfig, RefConfig, RewardConfig
@@ -57,7 +57,24 @@ class RunConfig:
     @property
     def world_size(self) -> int:
         """Processes that train, one per device; they roll out too, unless that is apart."""
-        return self.rl_config.actor_resource.num_npus
+        return max(self.role_devices(role).stop for role in self.roles)
+
+    def role_devices(self, role: Role) -> range:
+        """Return the devices of a role, of all that train."""
+        actor, own = self.rl_config.actor_resource, self.value_of(RESOURCES[role])
+        first = actor.first_npu if own.first_npu is None else own.first_npu
+        return range(first, first + (own.num_npus or actor.num_npus))
+
+    def devices_key(self, role: Role) -> str:
+        """Return the key that says how many devices a role has: its own, or the actor's."""
+        own = f"{RESOURCES[role]}.num_npus"
+        return own if self.value_of(own) else DEVICES
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether a role is on some of the training devices, and not on all."""
+        everywhere = range(self.world_size)
+        return any(self.role_devices(role) != everywhere for role in self.roles)
 
     @property
     def is_apart(self) -> bool:
@@ -144,7 +161,7 @@ class RunConfig:
     def layout(self, role: Role) -> TrainLayout:
         """Return a role's training layout, in the engine's own order of the ranks.
 
-        Sizes that a section does not give are the actor's; replicas take all the devices. One that
+        Sizes that a section does not give are the actor's; replicas take all its devices. One that
         has findings has sizes, and no order. Where nothing learns, nothing is cut.
         """
         if not self.learns:
@@ -152,7 +169,9 @@ class RunConfig:
         sizes = {name: self.value_of(key) for name, key in self.layout_keys(role).items()}
         layout = TrainLayout(**sizes)
         folds = layout.vpp == 2 and self.schedule(role) == "ZBVZeroBubble"
-        return replace(layout, dp=self.world_size // layout.ranks_per_replica, folds=folds)
+        devices = self.role_devices(role)
+        replicas = len(devices) // layout.ranks_per_replica
+        return replace(layout, dp=replicas, folds=folds, first_rank=devices.start)
 
     def schedule(self, role: Role) -> Schedule | None:
         """Return the order of the passes in a role's pipeline; None where Megatron has its own."""

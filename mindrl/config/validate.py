@@ -74,10 +74,11 @@ def _role(config: RunConfig, role: Role) -> Iterator[Finding]:
         """Return the key and the value of each of these sizes that cuts anything."""
         return {keys[name]: size for name in names if (size := getattr(layout, name)) > 1}
 
-    yield from _product_must_divide(cut("tp", "cp", "pp"), DEVICES, config.world_size)
-    if config.world_size % layout.pp == 0:
-        of_a_stage = f"{DEVICES} per pipeline stage" if layout.pp > 1 else DEVICES
-        ranks = config.world_size // layout.pp
+    key, devices = config.devices_key(role), len(config.role_devices(role))
+    yield from _product_must_divide(cut("tp", "cp", "pp"), key, devices)
+    if devices % layout.pp == 0:
+        of_a_stage = f"{key} per pipeline stage" if layout.pp > 1 else key
+        ranks = devices // layout.pp
         yield from _product_must_divide(cut("ep", "etp"), of_a_stage, ranks)
 
 
@@ -124,7 +125,8 @@ def _rollout(config: RunConfig) -> Iterator[Finding]:
     """Whole replicas fill the devices, and each has all experts."""
     rollout, devices = config.generate_config, config.rollout_devices
     tensor, expert = rollout.infer_tensor_parallel_size, rollout.infer_expert_parallel_size
-    key = ROLLOUT_DEVICES if config.is_apart else DEVICES
+    together = "the devices of all roles" if config.is_spread else DEVICES
+    key = ROLLOUT_DEVICES if config.is_apart else together
     # 0 are missing, which is a finding of its own.
     yield from must_divide(_ROLLOUT_TP, tensor, key, devices or tensor)
     need = (
@@ -144,7 +146,8 @@ def _shares(config: RunConfig) -> Iterator[Finding]:
         learns, layout = role in ("actor", "critic"), config.layout(role)
         field, step = (_MINI_BATCH, "update") if learns else (_BATCH, "step")
         value, replicas = config.value_of(field), layout.dp
-        if config.world_size % layout.ranks_per_replica or value * samples % replicas == 0:
+        devices = len(config.role_devices(role))
+        if devices % layout.ranks_per_replica or value * samples % replicas == 0:
             continue
         multiple = replicas // gcd(replicas, samples)
         owner = "" if role == "actor" else f" of {role}_config"

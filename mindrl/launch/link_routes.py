@@ -34,9 +34,10 @@ def whole_tensors(plan: RunPlan) -> Sharding:
 
 def broadcast_route(shardings: RunShardings) -> WeightRoute:
     """Return how the weights of a run come to training rank 0, which broadcasts them."""
-    plan, source = shardings.plan, shardings.training["actor"]
+    plan, source = shardings.plan, shardings.actor_over(shardings.plan.config.world_size)
     whole = whole_tensors(plan)
     return WeightRoute(
+        source=source,
         target=whole,
         plan=plan_reshard(source, whole, plan.topology, bucket_bytes=plan.bucket_bytes),
         timeout_seconds=plan.config.generate_config.reshard_timeout_seconds,

@@ -14,6 +14,7 @@ from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig
 from mindrl.errors import DeviceMemoryError
 from mindrl.launch.link_routes import broadcast_route, link_routes
+from mindrl.launch.role_worlds import inside, role_worlds, roles_here
 from mindrl.layouts.layout import TrainLayout
 from mindrl.memory.plan import MemoryPlan, with_kv_cache
 from mindrl.memory.schedule import Region
@@ -24,10 +25,12 @@ from mindrl.platform.device import Platform, configure_megatron
 from mindrl.platform.device_memory import device_account
 from mindrl.platform.host_arena import HostArena, require_host_memory
 from mindrl.platform.host_memory import memory_bound
+from mindrl.platform.rendezvous import World
 from mindrl.preflight.memory_plan import memory_plan, too_small, with_own_kv_cache
 from mindrl.preflight.run_shardings import RunPlan, RunShardings, role_head
 from mindrl.rollout.engine import RolloutEngine
 from mindrl.training.engine import Loss, TrainingEngine
+from mindrl.training.engine_in_world import EngineInWorld
 from mindrl.training.settings import EngineSettings
 from mindrl.workers.broadcast_links import BroadcastEnd
 from mindrl.workers.device import WorkerDevice
@@ -69,7 +72,7 @@ def build_integrated_worker(plan: RunPlan, platform: Platform) -> IntegratedWork
     assert kv_cache_bytes is not None, "the plan of a worker says how large it is"
     rollout = rollout_engine(plan, platform, kv_cache_bytes)
     parts.device.place_rollout(rollout)
-    sync = _weight_sync(parts.shardings, parts.engines["actor"], rollout, parts.device)
+    sync = _weight_sync(parts.shardings, parts.engines.get("actor"), rollout, parts.device)
     return IntegratedWorker(rollout=rollout, **parts.of_worker(sync))
 
 
@@ -79,14 +82,13 @@ def build_training_worker(plan: RunPlan, platform: Platform) -> TrainingWorker:
     Raises as `build_integrated_worker`.
     """
     parts = _Parts.of(plan, platform)
-    actor, shardings = parts.engines["actor"], parts.shardings
+    actor, shardings = parts.engines.get("actor"), parts.shardings
     end: TrainingEnd
     if plan.config.rollout_backend == ROLLOUT_BACKEND:
         end = LinkEnd(platform=platform, routes=link_routes(shardings), rank=dist.get_rank())
     else:
         end = BroadcastEnd(
             platform=platform,
-            model=actor,
             route=broadcast_route(shardings),
             server_ranks=plan.replica.world_size,
             verify=plan.config.generate_config.verify_weights,
@@ -120,6 +122,9 @@ class _Parts:
     shardings: RunShardings
     device: WorkerDevice
     engines: dict[Role, TrainingEngine]
+    """Of the roles that this rank has."""
+    worlds: dict[Role, World]
+    """Of those of them that are not on all ranks."""
 
     @classmethod
     def of(cls, plan: RunPlan, platform: Platform) -> "_Parts":
@@ -127,15 +132,19 @@ class _Parts:
         if plan.config.megatron_training.is_deterministic:
             make_deterministic()
         shardings = RunShardings(plan=plan)
-        groups = _megatron_groups(plan, platform)
+        worlds = role_worlds(plan, platform)
+        groups = _megatron_groups(plan, platform, worlds)
         device = _make_device(shardings, platform.device_type)
-        engines = _engines(shardings, platform, groups, device)
-        return cls(shardings=shardings, device=device, engines=engines)
+        engines = _engines(shardings, platform, groups, device, worlds)
+        if "actor" not in engines:
+            device.place_nothing(Region.ACTOR_WEIGHTS)
+        return cls(shardings=shardings, device=device, engines=engines, worlds=worlds)
 
     def of_worker(self, sync: WeightSync | None) -> dict[str, Any]:
         """Return what a worker has by the names of its fields; all but the rollout."""
         plan, device, engines = self.shardings.plan, self.device, self.engines
-        config, updates = plan.config, _updates(plan.config)
+        config = plan.config
+        updates = {role: how for role, how in _updates(config).items() if role in engines}
         return {
             "models": {
                 role: RoleModel(
@@ -144,7 +153,7 @@ class _Parts:
                 for role, engine in engines.items()
             },
             "updates": updates,
-            "resets_reference": "ref" in config.changing_roles,
+            "resets_reference": "ref" in config.changing_roles and "ref" in engines,
             "device": device,
             "sharding_manager": ShardingManager(
                 device.ledger, sync, movable=device.plan.movable, device_type=device.device_type
@@ -153,19 +162,22 @@ class _Parts:
                 role: WeightExport(
                     engines[role],
                     plan.train_dtype,
-                    plan.topology,
+                    plan.topology_of(role),
                     bucket_bytes=plan.bucket_bytes,
                     timeout_seconds=config.generate_config.reshard_timeout_seconds,
                     name=f"export {role}",
+                    world=self.worlds.get(role),
                 )
                 for role in updates
             },
         }
 
 
-def _megatron_groups(plan: RunPlan, platform: Platform) -> "dict[Role, ParallelGroups]":
-    """Make the groups of the roles that Megatron trains; without one it is left alone."""
-    training, roles = plan.config.megatron_training, plan.layouts.items()
+def _megatron_groups(
+    plan: RunPlan, platform: Platform, worlds: Mapping[Role, World]
+) -> "dict[Role, ParallelGroups]":
+    """Make the groups of the roles here that Megatron trains; without one it is left alone."""
+    training, roles = plan.config.megatron_training, roles_here(plan).items()
     layouts = {
         role: layout for role, layout in roles if plan.config.training_backend(role) == "megatron"
     }
@@ -177,7 +189,11 @@ def _megatron_groups(plan: RunPlan, platform: Platform) -> "dict[Role, ParallelG
     timeout_minutes = training.distributed_timeout_minutes
     # Roles with the same layout share its groups.
     made = cache(partial(ParallelGroups, seed=training.seed, timeout_minutes=timeout_minutes))
-    return {role: made(layout) for role, layout in layouts.items()}
+    groups = {}
+    for role, layout in layouts.items():
+        with inside(worlds, role):
+            groups[role] = made(layout)
+    return groups
 
 
 def _configure_megatron(
@@ -263,11 +279,13 @@ def _engines(
     platform: Platform,
     groups: "Mapping[Role, ParallelGroups]",
     device: WorkerDevice,
+    worlds: Mapping[Role, World],
 ) -> dict[Role, TrainingEngine]:
     """Build one model after the other, and let it leave the device."""
     plan, config = shardings.plan, shardings.plan.config
     engines: dict[Role, TrainingEngine] = {}
-    for role in (role for role in _IN_TURN if role in plan.layouts):
+    here = roles_here(plan)
+    for role in (role for role in _IN_TURN if role in here):
         source = None
         if role == "actor" and "ref" in engines and _begin_alike(plan):
             weights = engines["ref"].local_tensors()
@@ -283,14 +301,17 @@ def _engines(
             removes_padding=config.rl_config.use_remove_padding,
             logprob_chunk_tokens=config.actor_config.logprob_chunk_tokens,
         )
-        engines[role] = _maker(settings, groups.get(role), plan.models[role])(
-            config.model_path(role),
-            known=(plan.models[role], shardings.training[role]),
-            updates=config.total_updates(role) if role in ("actor", "critic") else None,
-            # A critic's head is drawn where the folder has none.
-            head_seed=config.megatron_training.seed if role == "critic" else None,
-            source=source,
-        )
+        with inside(worlds, role):
+            engines[role] = _maker(settings, groups.get(role), plan.models[role])(
+                config.model_path(role),
+                known=(plan.models[role], shardings.training[role]),
+                updates=config.total_updates(role) if role in ("actor", "critic") else None,
+                # A critic's head is drawn where the folder has none.
+                head_seed=config.megatron_training.seed if role == "critic" else None,
+                source=source,
+            )
+        if role in worlds:
+            engines[role] = EngineInWorld(engines[role], worlds[role])
         device.place(role, engines[role])
     return engines
 
@@ -353,10 +374,14 @@ def _updates(config: RunConfig) -> dict[Role, RoleUpdates]:
 
 
 def _weight_sync(
-    shardings: RunShardings, actor: TrainingEngine, rollout: RolloutEngine, device: WorkerDevice
+    shardings: RunShardings,
+    actor: TrainingEngine | None,
+    rollout: RolloutEngine,
+    device: WorkerDevice,
 ) -> WeightSync:
     generate = shardings.plan.config.generate_config
     route = WeightRoute(
+        source=shardings.source,
         target=shardings.rollout,
         plan=shardings.reshard,
         timeout_seconds=generate.reshard_timeout_seconds,

@@ -39,6 +39,8 @@ class TrainLayout:
     """Of the dense grid; None is the engine's own: tp, cp, dp, pp, the fastest first."""
     expert_order: RankOrder | None = None
     """Of the expert grid; None is the engine's own: etp, ep, dp, pp, the fastest first."""
+    first_rank: int = 0
+    """Which of the ranks that train is the first of these; all else here counts from it."""
 
     def __post_init__(self) -> None:
         """Assert what a V needs; what users write is checked before."""
@@ -48,6 +50,11 @@ class TrainLayout:
     def world_size(self) -> int:
         """Ranks of the layout."""
         return self.tp * self.cp * self.dp * self.pp
+
+    @property
+    def ranks(self) -> range:
+        """These ranks, as all that train are counted."""
+        return range(self.first_rank, self.first_rank + self.world_size)
 
     @property
     def ranks_per_replica(self) -> int:

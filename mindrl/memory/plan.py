@@ -3,7 +3,7 @@
 Pure. Weights, gradients, optimizers and messages are exact; activations are not here.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import NamedTuple
@@ -15,6 +15,7 @@ from mindrl.config.layout_keys import Role
 from mindrl.memory.schedule import (
     DEAD_AFTER_USE,
     NEEDS,
+    ROLE_REGIONS,
     ROLLOUT_REGIONS,
     Instant,
     Phase,
@@ -38,7 +39,10 @@ _RESHARD = (Region.ACTOR_WEIGHTS, Region.ROLLOUT_WEIGHTS, Region.STAGING)
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
-    """A step in a running training, which begins where an update of the actor has just ended."""
+    """A step in a running training, which begins where an update of the actor has just ended.
+
+    On devices without the actor it begins behind the last phase that they have a part in.
+    """
 
     capacity_bytes: int | None
     """Of a device; None where it is not known."""
@@ -53,6 +57,8 @@ class MemoryPlan:
     """What rounding adds at most to what each rank keeps on the host."""
     side: Side = "both"
     """What the devices have of the run; of one rollout replica where rollout is apart."""
+    places: tuple[tuple[Role, ...], ...] = ()
+    """The roles of each rank; empty where each has all of them."""
 
     @property
     def kv_cache_bytes(self) -> int | None:
@@ -68,18 +74,66 @@ class MemoryPlan:
 
     @cached_property
     def course(self) -> "Course":
-        """What comes and goes in a step."""
-        return _course(self.phases, self.movable, tuple(self.regions), self.side)
+        """What comes and goes in a step; where ranks have other roles, of one kind behind another.
+
+        What is copied is what any of them copies.
+        """
+        first, *others = (course for _, course in self.courses.values())
+        if not others:
+            return first
+        courses = (first, *others)
+        return Course(
+            [at for each in courses for at in each.instants],
+            np.concatenate([each.presence for each in courses]),
+            [*dict.fromkeys(region for each in courses for region in each.copied_out)],
+            [*dict.fromkeys(region for each in courses for region in each.copied_back)],
+        )
+
+    @cached_property
+    def courses(self) -> "dict[tuple[Role, ...], tuple[list[int], Course]]":
+        """The ranks of each kind, by the roles that they have, and what comes and goes there."""
+        kinds: dict[tuple[Role, ...], list[int]] = {}
+        for rank, roles in enumerate(self.places or (self.roles,) * self.world_size):
+            kinds.setdefault(roles, []).append(rank)
+        movable, side = self.movable, self.side
+        return {
+            roles: (ranks, _course(self._phases_of(roles), movable, self._of(roles), side))
+            for roles, ranks in kinds.items()
+        }
+
+    def _of(self, roles: Collection[Role]) -> tuple[tuple[Region, bool], ...]:
+        """Return each region, and whether ranks with these roles have a place for it.
+
+        All take part where the actor's weights travel.
+        """
+        elsewhere = {
+            region
+            for role, regions in ROLE_REGIONS.items()
+            for region in regions
+            if role not in roles and region is not Region.ACTOR_WEIGHTS
+        }
+        return tuple((region, region not in elsewhere) for region in self.regions)
 
     @property
     def phases(self) -> tuple[Phase, ...]:
         """The phases of a step, in order."""
-        return step_phases(self.roles, reads_actor=self.reads_actor, side=self.side)
+        return self._phases_of(self.roles)
+
+    def _phases_of(self, roles: Collection[Role]) -> tuple[Phase, ...]:
+        return step_phases(roles, reads_actor=self.reads_actor, side=self.side)
 
     @cached_property
     def totals(self) -> RankBytes:
-        """Bytes on the device at each moment (row) on each rank (column)."""
-        totals: RankBytes = self.course.presence @ np.stack([*self.regions.values()])
+        """Bytes on the device at each moment (row) on each rank (column).
+
+        0 on a rank that has no such moment.
+        """
+        sizes, blocks = np.stack([*self.regions.values()]), []
+        for ranks, course in self.courses.values():
+            block = np.zeros((len(course.instants), self.world_size), dtype=np.int64)
+            block[:, ranks] = course.presence @ sizes[:, ranks]
+            blocks.append(block)
+        totals: RankBytes = np.concatenate(blocks)
         return totals
 
     @cached_property
@@ -124,7 +178,11 @@ class MemoryPlan:
     @property
     def copied_bytes(self) -> tuple[RankBytes, RankBytes]:
         """Bytes that a step copies on each rank: to the host, and to the device."""
-        return self.sum(self.course.copied_out), self.sum(self.course.copied_back)
+        out, back = (np.zeros(self.world_size, dtype=np.int64) for _ in range(2))
+        for ranks, course in self.courses.values():
+            out[ranks] = self.sum(course.copied_out)[ranks]
+            back[ranks] = self.sum(course.copied_back)[ranks]
+        return out, back
 
     @property
     def fits(self) -> bool:
@@ -133,6 +191,8 @@ class MemoryPlan:
 
     def of_rank(self, rank: int) -> list[MemorySnapshot]:
         """Return what lies on one device, moment by moment, in the order of the regions."""
+        roles = self.places[rank] if self.places else self.roles
+        there = {region for region, is_there in self._of(roles) if is_there}
         return [
             MemorySnapshot(
                 label=instant.label,
@@ -140,10 +200,10 @@ class MemoryPlan:
                 region_bytes={
                     region.value: int(self.regions[region][rank])
                     for region in Region
-                    if region in instant.resident and region in self.regions
+                    if region in instant.resident and region in there
                 },
             )
-            for instant in self.course.instants
+            for instant in self.courses[roles][1].instants
         ]
 
     def sum(self, regions: Iterable[Region]) -> RankBytes:
@@ -201,12 +261,16 @@ class Course(NamedTuple):
 # Thousands of plans that are compared with each other have few courses between them.
 @cache
 def _course(
-    phases: tuple[Phase, ...], movable: frozenset[Region], regions: tuple[Region, ...], side: Side
+    phases: tuple[Phase, ...],
+    movable: frozenset[Region],
+    regions: tuple[tuple[Region, bool], ...],
+    side: Side,
 ) -> Course:
-    stays = set(regions) - movable - ROLLOUT_REGIONS - {Region.STAGING}
-    resident = stays | set(NEEDS[Phase.TRAIN])
+    there = {region for region, is_there in regions if is_there}
+    stays = there - movable - ROLLOUT_REGIONS - {Region.STAGING}
+    resident = stays | set(NEEDS[phases[-1]])
     instants = rollout_timeline() if side == "rollout" else timeline(phases, movable, resident)
-    lies = [[region in at.resident for region in regions] for at in instants]
+    lies = [[region in at.resident and region in there for region, _ in regions] for at in instants]
     if side == "rollout":
         return Course(instants, np.array(lies, np.int64), [], [])
     # What an update changed is copied in the step behind it.

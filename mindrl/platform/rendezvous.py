@@ -2,6 +2,8 @@
 
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -13,6 +15,8 @@ from mindrl.platform.device import Platform
 
 CALLED_OFF = "called off"
 """The key of a store that says why a meeting does not take place."""
+_MOST_GROUPS = 1_000_000
+"""Of one world: numbers that are left for the names of its groups."""
 _HCCL_SHARE = 0.9
 """Of the limit of a collective: HCCL's own."""
 
@@ -140,6 +144,40 @@ def join_beside(
     # Messages between two ranks look the ranks of their group up here.
     c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(seat.world_size)}
     return group
+
+
+class World:
+    """Some ranks of the default group that take themselves for all, as long as it is active.
+
+    Their default group is their own then: ranks are counted in it, and groups are made of it.
+    """
+
+    def __init__(
+        self, platform: Platform, ranks: range, name: str, number: int, timeout: timedelta
+    ) -> None:
+        """Meet the other ranks. A collective over them alone; `number` is no other world's."""
+        seat = Seat(rank=ranks.index(dist.get_rank()), world_size=len(ranks), local_device=0)
+        self.group = join_beside(platform, own_store(name), seat, name, timeout)
+        # torch names groups by how many a process has made, which differs between worlds.
+        self.groups_made = number * _MOST_GROUPS
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Be the world; afterwards that is the one of before."""
+        # torch has no public way to change its default group.
+        c10d: Any = dist.distributed_c10d
+        before, count = c10d._world.default_pg, c10d._world.group_count
+        if before is self.group:
+            yield
+            return
+        c10d._update_default_pg(self.group)
+        c10d._world.group_count = self.groups_made
+        try:
+            yield
+        finally:
+            self.groups_made = c10d._world.group_count
+            c10d._update_default_pg(before)
+            c10d._world.group_count = count
 
 
 def leave_group(group: dist.ProcessGroup) -> None:

@@ -25,6 +25,7 @@ def derived_numbers(config: RunConfig, platform: Platform) -> dict[str, str]:
         "devices (ranks)": f"{config.devices} x {platform.ray_resource}",
         **({"placement": placement_text(config)} if config.is_apart else {}),
         **({"order of steps": order} if (order := order_text(config)) else {}),
+        **({"roles": roles_text(config)} if config.is_spread else {}),
         "training": _role_sizes(config, "actor"),
         "rollout": spelled_sizes({name: getattr(rollout, name) for name in ("tp", "ep", "dp")}),
         "prompts per step": str(training.global_batch_size),
@@ -84,6 +85,12 @@ def order_text(config: RunConfig) -> str:
         "asynchronous": f"asynchronous, {ahead} prompts under way, {age}",
     }
     return orders[rl.step_order]
+
+
+def roles_text(config: RunConfig) -> str:
+    """Say which of the devices that train each role is on."""
+    places = {role: config.role_devices(role) for role in config.roles}
+    return "; ".join(f"{role} on {at.start} to {at.stop - 1}" for role, at in places.items())
 
 
 def _old_log_probs(config: RunConfig) -> str:

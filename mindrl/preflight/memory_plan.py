@@ -10,6 +10,7 @@ from math import ceil
 import numpy as np
 
 from mindrl.config.finding import Finding, Value, broken
+from mindrl.config.role_places import places
 from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError, DeviceMemoryError
 from mindrl.memory.activations import Passes, forward_estimate, logits_estimate, update_estimate
@@ -124,6 +125,7 @@ def plan_without_kv_cache(
         movable=frozenset(region for region, key in keys if config.value_of(key)),
         regions=regions,
         host_rounding=_host_rounding(models),
+        places=places(config),
         side="training" if trains_alone else "both",
     )
 
@@ -151,15 +153,14 @@ def region_bytes(
         Region.STAGING: staging,
     }
     for role, side in models.training.items():
-        regions = ROLE_REGIONS[role]
+        regions, layout = ROLE_REGIONS[role], models.plan.layouts[role]
         if len(regions) == 1:
-            found |= dict.fromkeys(regions, np.array(side.held_bytes()))
+            found[regions[0]] = models.of_all_ranks(role, np.array(side.held_bytes()))
             continue
-        layout = models.plan.layouts[role]
         trained_bytes = models.plan.planning(role).trained_bytes
         ranks = trained_bytes(side, layout, distributed_optimizer=distributed_optimizer)
         parts = [(rank.weights, rank.gradients, rank.optimizer) for rank in ranks]
-        found |= dict(zip(regions, np.array(parts).T, strict=True))
+        found |= dict(zip(regions, models.of_all_ranks(role, np.array(parts)).T, strict=True))
     return found
 
 
@@ -215,8 +216,8 @@ def activation_estimates(plan: RunPlan) -> dict[Phase, int]:
 def _host_rounding(models: RunShardings) -> RankBytes:
     """Return what rounding adds at most to what each rank keeps on the host."""
     tensors = np.zeros(models.plan.config.world_size, dtype=np.int64)
-    for side in models.training.values():
-        tensors += side.storages()
+    for role, side in models.training.items():
+        tensors += models.of_all_ranks(role, np.array(side.storages()))
     return tensors * _STORAGES_PER_TENSOR * rounded(1)
 
 

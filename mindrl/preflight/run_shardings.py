@@ -56,8 +56,16 @@ class RunPlan:
     @property
     def topology(self) -> Topology:
         """Which ranks share a machine."""
-        resource = self.config.rl_config.actor_resource
-        return Topology(ranks_per_node=min(resource.npus_per_node, resource.num_npus))
+        per_node = self.config.rl_config.actor_resource.npus_per_node
+        return Topology(ranks_per_node=min(per_node, self.config.world_size))
+
+    def topology_of(self, role: Role) -> Topology:
+        """Which ranks of a role share a machine, counted from its first."""
+        ranks, whole = self.layouts[role].ranks, self.topology
+        if len(ranks) == self.config.world_size:
+            return whole
+        nodes = tuple(rank // whole.ranks_per_node for rank in ranks)
+        return Topology(ranks_per_node=whole.ranks_per_node, placed=nodes)
 
     @property
     def bucket_bytes(self) -> int:
@@ -107,7 +115,10 @@ class RunShardings:
 
     @cached_property
     def training(self) -> dict[Role, Sharding]:
-        """Who holds which part of each role's model; roles that are alike share the answer."""
+        """Which rank of a role holds which part of its model, counted from the role's first.
+
+        Roles that are alike share the answer.
+        """
         plan, found = self.plan, dict[Role, Sharding]()
         of_engine = cache(lambda planning, *asked: planning.sharding(*asked))
         for role, layout in plan.layouts.items():
@@ -144,10 +155,21 @@ class RunShardings:
     @cached_property
     def source(self) -> Sharding:
         """Who has the actor's weights, of the ranks that `rollout` speaks of."""
-        training = self.training["actor"]
-        if not self.plan.config.is_apart:
+        config = self.plan.config
+        return self.actor_over(self.link_size if config.is_apart else config.world_size)
+
+    def actor_over(self, ranks: int) -> Sharding:
+        """Return who has the actor's weights, of so many ranks, those that train first."""
+        training, first = self.training["actor"], self.plan.layouts["actor"].first_rank
+        if len(training.held_by) == ranks:
             return training
-        return elsewhere(training, first_rank=0, world_size=self.link_size)
+        return elsewhere(training, first_rank=first, world_size=ranks)
+
+    def of_all_ranks(self, role: Role, of_its_own: RankBytes) -> RankBytes:
+        """Return numbers of a role's ranks for all that train; 0 where it is not."""
+        found = np.zeros((self.plan.config.world_size, *of_its_own.shape[1:]), dtype=np.int64)
+        found[self.plan.layouts[role].ranks] = of_its_own
+        return found
 
     @cached_property
     def slices(self) -> Slices:
@@ -216,7 +238,8 @@ class RunShardings:
         """
         plan = self.plan
         config = plan.config
-        if config.generate_config.rank_map == "default" or config.is_apart or not config.learns:
+        shared = config.learns and not (config.is_apart or config.is_spread)
+        if config.generate_config.rank_map == "default" or not shared:
             # No order lets a rank keep what only others need.
             return self
         own = plan.layouts["actor"]

@@ -15,6 +15,7 @@ from mindrl.preflight.derived_numbers import (
     batch_figures,
     order_text,
     placement_text,
+    roles_text,
     spelled_sizes,
 )
 from mindrl.preflight.memory_plan import memory_plan
@@ -61,6 +62,7 @@ class RoleFigures:
     sizes: dict[str, int]
     """Parallel sizes by their short names."""
     ranks: int
+    first_rank: int
     ranks_per_replica: int
     replicas: int
     groups: dict[str, Groups]
@@ -131,6 +133,7 @@ def _roles(plan: RunPlan) -> dict[str, RoleFigures]:
         engine=ROLLOUT_BACKEND,
         sizes=sizes | ({"ep": rollout.ep} if rollout.ep > 1 else {}),
         ranks=ranks,
+        first_rank=begin,
         ranks_per_replica=rollout.tp,
         replicas=rollout.dp,
         groups={"tp": replicas} if rollout.tp > 1 else {},
@@ -152,9 +155,14 @@ def _role(plan: RunPlan, role: Role) -> RoleFigures:
         engine=plan.config.training_backend(role),
         sizes=sizes,
         ranks=layout.world_size,
+        first_rank=layout.first_rank,
         ranks_per_replica=layout.ranks_per_replica,
         replicas=layout.dp,
-        groups={name: each for name, each in groups.items() if len(each[0]) > 1},
+        groups={
+            name: [[layout.ranks[rank] for rank in group] for group in each]
+            for name, each in groups.items()
+            if len(each[0]) > 1
+        },
     )
 
 
@@ -178,6 +186,8 @@ def _print(
     say(f"{name}: {config.devices} ranks on {counted(machines, 'machine')}")
     if config.is_apart:
         say(placement_text(config))
+    if config.is_spread:
+        say(f"devices of the roles: {roles_text(config)}")
     for title, rows in parts.items():
         say(f"\n{title}")
         print_rows((f"  {first}", *texts) for first, *texts in rows)

@@ -151,7 +151,8 @@ def _print_side(plan: MemoryPlan, models: RunShardings, advice: Sequence[Advice]
     """Print what lies on the fullest device phase by phase, and what follows from it."""
     moments = peak_moments(plan, models)
     size, unit = unit_of(plan.peak_bytes)
-    say(f"on the device of rank {plan.peak_rank}, in {unit}\n")
+    roles = f" ({', '.join(plan.places[plan.peak_rank])})" if plan.places else ""
+    say(f"on the device of rank {plan.peak_rank}{roles}, in {unit}\n")
     titles = ["", *(spaced(moment.label).replace(" ", "\n") for moment in moments)]
     justified = [Column(each, justify="right" if each else "left", no_wrap=True) for each in titles]
     print_rows(_moment_rows(moments, size), *justified)

@@ -146,7 +146,9 @@ class Checkpoints:
         best: Best | None,
     ) -> None:
         files = [file for rank in saved for file in rank.files]
-        record = {**self.record, **state, "step": step, "updates": saved[0].updates}
+        # A rank knows of the models that it has.
+        updates = {role: count for rank in saved for role, count in rank.updates.items()}
+        record = {**self.record, **state, "step": step, "updates": updates}
         self.commits.commit(step, files, record)
         self.best, self.nbytes = best, sum(file.nbytes for file in files)
         self.commits.prune(self.kept(self.commits.steps()))

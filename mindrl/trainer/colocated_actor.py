@@ -3,8 +3,8 @@
 Shapes: B sequences, T positions.
 """
 
-from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +24,7 @@ from mindrl.memory.plan import MemoryPlan
 from mindrl.observability.timeline import MeasuredSnapshot
 from mindrl.rollout.engine import Request, Sampling
 from mindrl.trainer.engines import Engines
-from mindrl.trainer.ranks import Ranks, ask_replicas
+from mindrl.trainer.ranks import Ranks, ReplicasCall, begin_replicas
 
 AnswerT = TypeVar("AnswerT", Logprobs, Values, SequenceScores)
 
@@ -33,8 +33,8 @@ AnswerT = TypeVar("AnswerT", Logprobs, Values, SequenceScores)
 class ColocatedActor:
     """Deals batches to the replicas of each role and joins what they return.
 
-    The roles that train share their devices: workers switch theirs themselves, from one role's call
-    to the next.
+    Roles that share devices take turns: workers switch theirs themselves, from one role's call to
+    the next.
     """
 
     group: Ranks
@@ -49,6 +49,10 @@ class ColocatedActor:
     work. None gives them equally many sequences, in order."""
     engine_rows: int = field(kw_only=True)
     """Sequences that an engine draws a token of in one step."""
+    begun: dict[str, deque[tuple[ReplicasCall, list[Tensor]]]] = field(
+        default_factory=lambda: defaultdict(deque), init=False
+    )
+    """Calls that were begun ahead, by their methods, and the rows of each replica."""
 
     def generate_sequences(
         self,
@@ -136,6 +140,14 @@ class ColocatedActor:
             for replica, (start, end) in enumerate(even_bounds(len(new), count))
         ]
 
+    def begin(self, method: str, role: Role, batches: Iterable[Sequences]) -> None:
+        """Let a role begin what it is going to be asked for with these batches, in their order.
+
+        Roles that are on other devices go on beside it. What was begun is asked for as ever.
+        """
+        for batch in batches:
+            self.begun[method].append(self._begin(method, role, batch))
+
     def compute_logprobs(self, sequences: Sequences) -> Logprobs:
         """Score sequences with the actor's current weights."""
         return self._asked("compute_logprobs", "actor", sequences, Logprobs)
@@ -146,7 +158,7 @@ class ColocatedActor:
 
     def reset_reference(self) -> None:
         """Give the reference the actor's weights."""
-        self.group.call_all("reset_reference")
+        self._tell("reset_reference", "ref")
 
     def compute_values(self, sequences: Sequences) -> Values:
         """Value sequences with the critic's current weights."""
@@ -173,7 +185,7 @@ class ColocatedActor:
     def export(self, role: Role, folder: Path, record: Mapping[str, object]) -> None:
         """Write a role's weights as a Hugging Face folder, with a record of them."""
         method = "export" if role == "actor" else f"export_{role}"
-        self.group.call_all(method, str(folder), record)
+        self._tell(method, role, str(folder), record)
 
     def save_bytes(self) -> int:
         """Count the bytes of a checkpoint, without names."""
@@ -236,6 +248,12 @@ class ColocatedActor:
                     metrics[f"throughput/idle_worker_{rank}"] = 1 - value / metrics[name]
         return metrics
 
+    def _tell(self, method: str, role: Role, *arguments: Any) -> None:
+        """Call a method on each rank of a role with the same arguments."""
+        layout = self.layouts[role]
+        calls = [arguments] * layout.world_size
+        self.group.begin(method, calls, (), first=layout.first_rank).wait()
+
     def _asked(self, method: str, role: Role, sequences: Sequences, kind: type[AnswerT]) -> AnswerT:
         """Deal sequences to the replicas of a role; put their answers in the order of the batch."""
         replies, dealt = self._ask(method, role, sequences)
@@ -247,6 +265,13 @@ class ColocatedActor:
 
     def _ask(self, method: str, role: Role, sequences: Sequences) -> tuple[list[Any], list[Tensor]]:
         """Deal sequences to the replicas of a role; return what each says, and its rows."""
+        ahead = self.begun[method]
+        call, dealt = ahead.popleft() if ahead else self._begin(method, role, sequences)
+        return call.wait(), dealt
+
+    def _begin(
+        self, method: str, role: Role, sequences: Sequences
+    ) -> tuple[ReplicasCall, list[Tensor]]:
         layout, count = self.layouts[role], self.layouts[role].replicas
         if self.costs is None:
             assert len(sequences) % count == 0, "validated: a batch divides over its replicas"
@@ -255,7 +280,7 @@ class ColocatedActor:
             costs = self.costs(sequences.lengths_B.tolist())
             dealt = [torch.tensor(share) for share in partition(costs, count)]
         shares = [(sequences.rows(rows),) for rows in dealt]
-        return ask_replicas(self.group, layout, method, shares), dealt
+        return begin_replicas(self.group, layout, method, shares), dealt
 
 
 def _joined(parts: Sequence[Tensor], dealt: Sequence[Tensor], shape: torch.Size) -> Tensor:

@@ -12,6 +12,7 @@ from mindrl.algorithms.estimators import Estimator, RatedResponses, estimated
 from mindrl.algorithms.kl import kl_estimate
 from mindrl.batch.experience import Experience, ValuedExperience
 from mindrl.batch.rollouts import Rollouts
+from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig
 from mindrl.observability.metrics import Metrics
 from mindrl.observability.timing import StageTimer
@@ -49,6 +50,8 @@ class Estimation:
         The critic is the last model asked, for its weights are what the first update needs.
         """
         config, rl, mask_BT = self.config, self.config.rl_config, rollouts.response_mask_BT
+        if config.is_spread:
+            self._begin(rollouts)
         old_logprobs_BT, ref_logprobs_BT = self._logprobs(rollouts)
         values_BT = penalty_BT = kl_BT = None
         if config.critic_config is not None:
@@ -90,6 +93,17 @@ class Estimation:
             return rollouts.into(Experience, **columns), metrics
         columns |= {"old_values_BT": values_BT, "returns_BT": estimate.returns_BT}
         return rollouts.into(ValuedExperience, **columns), metrics
+
+    def _begin(self, rollouts: Rollouts) -> None:
+        """Let models that are on devices of their own read beside each other."""
+        config, sequences = self.config, rollouts.sequences()
+        reads: dict[str, tuple[Role, bool]] = {
+            "compute_ref_logprobs": ("ref", config.uses_reference),
+            "compute_logprobs": ("actor", config.old_log_probs == "recompute"),
+            "compute_values": ("critic", config.critic_config is not None),
+        }
+        for method, (role, is_asked) in reads.items():
+            self.workers.begin(method, role, [sequences] if is_asked else [])
 
     def _logprobs(self, rollouts: Rollouts) -> tuple[Tensor | None, Tensor | None]:
         """Return the log-probs of the policy, and of the reference where there is one.

@@ -16,6 +16,7 @@ from mindrl.batch.experience import CriticMinibatch, Experience, Minibatch
 from mindrl.batch.prompts import Prompt
 from mindrl.checkpoint.fixed_models import fixed_models
 from mindrl.config.resume import recorded_config
+from mindrl.config.role_places import learn_beside
 from mindrl.config.run import RunConfig
 from mindrl.data.order import prompt_order
 from mindrl.data.run_data import RunData
@@ -282,18 +283,23 @@ class PolicyTrainer:
     def learn(self, step: int, experience: Experience) -> tuple[Metrics, Tensor | None]:
         """Take the optimizer steps of a step: of the critic on all minibatches, then the policy.
 
+        Beside each other where they share no device, and nothing that one does stops the other.
         Returns what `update_policy` does.
         """
-        dealt = self.minibatches.deal(experience.group_B)
+        dealt, is_warm = self.minibatches.deal(experience.group_B), step > self.rl.critic_warmup
         if self.config.critic_config is None:
             return self.update_policy(experience, dealt)
+        minibatches, learned = self.minibatches.cut(experience, dealt, CriticMinibatch), None
+        if is_warm and learn_beside(self.config):
+            minibatches = [*minibatches]
+            self.workers.begin("update_critic", "critic", minibatches)
+            learned = self.update_policy(experience, dealt)
         with self.timer("update_critic"):
-            minibatches = self.minibatches.cut(experience, dealt, CriticMinibatch)
             updates = self.taken(self.workers.update_critic, minibatches)
         metrics = update_metrics("critic", updates)
-        if step <= self.rl.critic_warmup or self.ends_with(updates[-1]):
+        if not is_warm or self.ends_with(updates[-1]):
             return metrics, experience.old_logprobs_BT
-        of_policy, logprobs_BT = self.update_policy(experience, dealt)
+        of_policy, logprobs_BT = learned or self.update_policy(experience, dealt)
         return metrics | of_policy, logprobs_BT
 
     def update_policy(

@@ -1,9 +1,17 @@
 """Worker processes as the trainer calls them."""
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
+
+
+class Call(Protocol):
+    """A method that ranks run, or have run."""
+
+    def wait(self) -> list[Any]:
+        """Wait for all of them; returns what each says."""
 
 
 class Ranks(Protocol):
@@ -20,6 +28,19 @@ class Ranks(Protocol):
     ) -> list[Any]:
         """Call a method on each rank with its own arguments; not all of them need to answer."""
 
+    def begin(
+        self,
+        method: str,
+        arguments: Sequence[tuple[Any, ...]],
+        answering: Collection[int] | None = None,
+        *,
+        first: int = 0,
+    ) -> Call:
+        """Call a method on as many ranks as there are arguments, from the first on.
+
+        What they are asked for before they are done they do in that order.
+        """
+
     def call_all(self, method: str, *arguments: Any) -> list[Any]:
         """Call a method on each rank with the same arguments."""
 
@@ -31,6 +52,31 @@ def ask_replicas(
     shares: Sequence[tuple[Any, ...]],
 ) -> list[Any]:
     """Give all ranks of a replica its share; return what the replicas' first ranks say."""
+    return begin_replicas(group, layout, method, shares).wait()
+
+
+@dataclass(frozen=True)
+class ReplicasCall:
+    """A method that the replicas of a layout run."""
+
+    call: Call
+    leaders: tuple[int, ...]
+    """Of the ranks that run it, those that answer."""
+
+    def wait(self) -> list[Any]:
+        """Wait for all ranks; returns what the replicas' first ranks say."""
+        replies = self.call.wait()
+        return [replies[rank] for rank in self.leaders]
+
+
+def begin_replicas(
+    group: Ranks,
+    layout: TrainLayout | RolloutLayout,
+    method: str,
+    shares: Sequence[tuple[Any, ...]],
+) -> ReplicasCall:
+    """Give all ranks of a replica its share, and wait for nobody."""
     arguments = [shares[layout.replica_of(rank)] for rank in range(layout.world_size)]
-    replies = group.call(method, arguments, layout.leaders)
-    return [replies[rank] for rank in layout.leaders]
+    first = layout.first_rank if isinstance(layout, TrainLayout) else 0
+    call = group.begin(method, arguments, layout.leaders, first=first)
+    return ReplicasCall(call, layout.leaders)

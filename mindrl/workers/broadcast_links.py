@@ -22,7 +22,6 @@ from mindrl.observability.progress import tick
 from mindrl.platform.device import Platform
 from mindrl.platform.rendezvous import Seat, join_beside, leave_group, link_name
 from mindrl.resharding.reshard import Reshard, WeightSource
-from mindrl.training.engine import TrainingEngine
 from mindrl.workers.weight_links import unless_called_off
 from mindrl.workers.weight_sync import WeightRoute
 
@@ -32,8 +31,6 @@ class BroadcastEnd:
     """What a training rank joins such links with. Needs the default process group."""
 
     platform: Platform
-    model: TrainingEngine
-    """The actor."""
     route: WeightRoute
     """From all training ranks to rank 0, with every tensor whole."""
     server_ranks: int
@@ -63,7 +60,7 @@ class BroadcastEnd:
             ReshardError: They did not come in time, or do not come.
         """
         name = link_name(replica, generation)
-        reshard = self.route.open(self.model, name)
+        reshard = self.route.open(self.platform.device_type, name)
         group = self._meet(store, name) if self.rank == 0 else None
         return BroadcastLink(reshard, group, self)
 

@@ -46,6 +46,13 @@ class WorkerDevice:
         release_free_heap()
         give_back_unused(self.device_type)
 
+    def place_nothing(self, name: Region) -> None:
+        """Enter a region that other ranks have, and that takes part where theirs is moved."""
+        self.held[name] = StoredRegion((), None, self.device_type)
+        self.ledger.add(name, self.held[name])
+        if name in self.plan.movable:
+            self.ledger.offload(name)
+
     def place_rollout(self, engine: RolloutEngine) -> None:
         """Enter a rollout engine into the account; it has left the device then.
 

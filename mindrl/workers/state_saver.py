@@ -65,11 +65,13 @@ class StateSaver:
             ]
             for role, engine in self.engines.items()
         }
+        # While files are written this process may act in another world.
+        place = dist.get_rank(), dist.get_world_size()
         updates = {str(role): engine.updates for role, engine in self.engines.items()}
         held = [region for regions in self.regions.values() for region in regions]
         for region in held:
             region.hold()
-        self.running = self.writer.submit(partial(_write, folder, slices, updates, held))
+        self.running = self.writer.submit(partial(_write, folder, slices, updates, held, place))
 
     def finish(self) -> SavedFiles:
         """Wait until the files are on the disk, or say why they could not be written."""
@@ -123,17 +125,19 @@ def _write(
     slices: Mapping[Role, list[NewSlice]],
     updates: Mapping[str, int],
     held: list[StoredRegion],
+    place: tuple[int, int],
 ) -> SavedFiles:
+    rank, ranks = place
     began = time.perf_counter()
     try:
         with writing(folder):
             files = tuple(
-                write_state(folder / f"{role}-{dist.get_rank():05}.safetensors", found)
+                write_state(folder / f"{role}-{rank:05}.safetensors", found)
                 for role, found in slices.items()
             )
             seconds = time.perf_counter() - began
             saved = SavedFiles(files=files, updates=updates, seconds=seconds, waited_seconds=0.0)
-            saved.report(folder, rank=dist.get_rank(), ranks=dist.get_world_size())
+            saved.report(folder, rank=rank, ranks=ranks)
             return saved
     finally:
         for region in held:

@@ -53,14 +53,14 @@ class RoleModel:
 
 @dataclass(kw_only=True)
 class TrainingWorker:
-    """Reads and learns on one device; every rank makes the same calls.
+    """Reads and learns on one device; every rank of a role makes the same calls for it.
 
-    All that it has has its place on the device, and has left it. A call for a role that the run
-    does without is a KeyError.
+    All that it has has its place on the device, and has left it. A call for a role that is not on
+    this rank is a KeyError.
     """
 
     models: Mapping[Role, RoleModel]
-    """Of the roles that the run has."""
+    """Of the roles that this rank has."""
     updates: Mapping[Role, RoleUpdates]
     """Of those that learn."""
     exports: Mapping[Role, WeightExport]
@@ -196,6 +196,8 @@ class TrainingWorker:
             CheckpointError: A file is damaged, or lacks something.
         """
         for role, count in updates.items():
+            if role not in self.models:
+                continue
             self.sharding_manager.enter(_CHANGES_IN[role])
             self.saver.restore(role, Path(folder), count)
             self.device.held[ROLE_REGIONS[role][0]].changed()

@@ -260,8 +260,8 @@ class WeightLinks:
     """The training side of all links, on one training rank. Needs the default process group."""
 
     end: TrainingEnd
-    model: TrainingEngine
-    """The actor."""
+    model: TrainingEngine | None
+    """The actor; None on a rank that it is not on."""
     links: dict[int, TrainingLink] = field(default_factory=dict)
     """Those that are open, by replica."""
     metrics: dict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -322,7 +322,8 @@ class WeightLinks:
         link = self.links.get(replica)
         if link is None:
             raise ReshardError(f"there is no link to replica {replica}")
-        link.run(TrainingWeights(self.model, None))
+        held = self.model.local_tensors() if self.model is not None else {}
+        link.run(TrainingWeights(held, None))
         for name, nbytes in link.bytes_moved().items():
             self.metrics[f"bytes/reshard_{name}"] += nbytes
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import Tensor
 from mindrl.checkpoint.export import exported_model
 from mindrl.models.decoder import DType
 from mindrl.models.sharding import Sharding, whole_sharding
-from mindrl.platform.rendezvous import own_store
+from mindrl.platform.rendezvous import World, own_store
 from mindrl.resharding.exchange import Channel
 from mindrl.resharding.plan import ReshardPlan, Topology, plan_reshard
 from mindrl.resharding.reshard import Reshard
@@ -24,25 +25,25 @@ from mindrl.training.engine import TrainingEngine
 
 @dataclass(frozen=True, kw_only=True)
 class WeightRoute:
-    """The planned way of a model's weights."""
+    """The planned way of a model's weights, over the ranks of the world as it is."""
 
+    source: Sharding
+    """Who has them."""
     target: Sharding
     """Who needs them."""
     plan: ReshardPlan
     timeout_seconds: float
     """Longest wait for a peer."""
 
-    def open(self, model: TrainingEngine, name: str) -> Reshard:
+    def open(self, device_type: str, name: str) -> Reshard:
         """Take this rank's part, over a channel of its own. Needs the default process group.
 
         `name` is the same on all ranks and no other transfer's.
         """
         rank, group = dist.get_rank(), dist.group.WORLD
         assert group is not None
-        device = torch.device(model.device_type)
-        channel = Channel(group, own_store(name), device, self.timeout_seconds)
-        source, target = model.sharding.table(rank), self.target.table(rank)
-        return Reshard(self.plan, channel, source, target)
+        channel = Channel(group, own_store(name), torch.device(device_type), self.timeout_seconds)
+        return Reshard(self.plan, channel, self.source.table(rank), self.target.table(rank))
 
 
 @dataclass
@@ -59,20 +60,31 @@ class WeightExport:
     """Longest wait for a peer."""
     name: str
     """Of these weights, the same on all ranks and no other's."""
+    world: World | None = None
+    """The ranks that the model is on, where those are not all."""
     exports: int = 0
 
     def write(self, folder: Path, record: Mapping[str, object] | None = None) -> None:
-        """Write the weights to a Hugging Face folder, by rank 0. A collective over all ranks.
+        """Write the weights to a Hugging Face folder, by the model's rank 0.
+
+        A collective over all ranks that the model is on.
 
         An older folder is replaced. `record` is what else is to be known of the weights.
 
         Raises:
             OutputError: The folder cannot be written.
         """
+        with self.world.active() if self.world is not None else nullcontext():
+            self._write(folder, record)
+
+    def _write(self, folder: Path, record: Mapping[str, object] | None) -> None:
         route, model = self._route, self.model
-        source, table = TrainingWeights(model, None), route.target.table(dist.get_rank())
+        source, table = (
+            TrainingWeights(model.local_tensors(), None),
+            route.target.table(dist.get_rank()),
+        )
         with exported_model(model.folder, folder, table, dtype=self.dtype, record=record) as sink:
-            route.open(model, f"{self.name} {self.exports}").run(source, sink)
+            route.open(model.device_type, f"{self.name} {self.exports}").run(source, sink)
         self.exports += 1
         dist.barrier()
 
@@ -88,7 +100,8 @@ class WeightExport:
             head=model.head,
         )
         plan = plan_reshard(model.sharding, whole, self.topology, bucket_bytes=self.bucket_bytes)
-        return WeightRoute(target=whole, plan=plan, timeout_seconds=self.timeout_seconds)
+        seconds = self.timeout_seconds
+        return WeightRoute(source=model.sharding, target=whole, plan=plan, timeout_seconds=seconds)
 
 
 @dataclass
@@ -98,7 +111,8 @@ class WeightSync:
     Needs the default process group.
     """
 
-    model: TrainingEngine
+    model: TrainingEngine | None
+    """None on a rank that the actor is not on."""
     rollout: RolloutEngine
     route: WeightRoute
     """From the one to the other."""
@@ -112,7 +126,7 @@ class WeightSync:
 
     def __post_init__(self) -> None:
         """Open the way."""
-        self.transfer = self.route.open(self.model, self.name)
+        self.transfer = self.route.open(self.rollout.device_type, self.name)
         self.verified = self.verify == "off"
 
     def reshard(self) -> None:
@@ -126,7 +140,8 @@ class WeightSync:
         expected = {name: entry.shape for name, entry in wanted.items()}
         found = sink.shapes()
         assert expected == found, sorted(expected.items() ^ found.items())[:6]
-        source = TrainingWeights(self.model, self.on_last_read)
+        held = self.model.local_tensors() if self.model is not None else {}
+        source = TrainingWeights(held, self.on_last_read)
         self.transfer.run(source, sink, verify=not self.verified)
         sink.finish()
         self.verified = self.verify != "always"
@@ -147,10 +162,10 @@ class TrainingWeights:
     """The training weights as one transfer reads them."""
 
     def __init__(
-        self, model: TrainingEngine, on_last_read: Callable[[Tensor], None] | None
+        self, tensors: dict[str, Tensor], on_last_read: Callable[[Tensor], None] | None
     ) -> None:
         self.on_last_read = on_last_read
-        self.tensors = model.local_tensors()
+        self.tensors = tensors
         self.unread = Counter(map(_storage_of, self.tensors.values()))
 
     def read(self, name: str) -> Tensor:

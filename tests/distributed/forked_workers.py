@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, Listener, Pipe
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,22 @@ class ForkedWorkers:
         self.process.wait(timeout=30)
 
 
+@dataclass(frozen=True)
+class ForkedCall:
+    """A method that ranks run; those of one rank are waited for in their order."""
+
+    ranks: Sequence[Connection]
+    answering: Collection[int] | None = None
+
+    def wait(self) -> list[Any]:
+        results = []
+        for place, rank in enumerate(self.ranks):
+            kind, value = receive(rank)
+            assert kind == "result", value
+            results.append(value if self.answering is None or place in self.answering else None)
+        return results
+
+
 class ForkedGroup:
     """Calls all ranks at once and waits for all of them."""
 
@@ -116,25 +133,27 @@ class ForkedGroup:
         arguments: Sequence[tuple[Any, ...]],
         answering: Collection[int] | None = None,
     ) -> list[Any]:
-        self.begin(method, arguments)
-        answers = enumerate(self.collect())
-        return [each if answering is None or rank in answering else None for rank, each in answers]
+        return self.begin(method, arguments, answering).wait()
 
-    def begin(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> None:
-        """Call all ranks; `collect` has to follow."""
-        for rank, given in zip(self.ranks, arguments, strict=True):
+    def begin(
+        self,
+        method: str,
+        arguments: Sequence[tuple[Any, ...]],
+        answering: Collection[int] | None = None,
+        *,
+        first: int = 0,
+    ) -> "ForkedCall":
+        """Call ranks from the first on; `wait`, or `collect` of all of them, has to follow."""
+        called = self.ranks[first : first + len(arguments)]
+        for rank, given in zip(called, arguments, strict=True):
             send(rank, (method, given))
+        return ForkedCall(called, answering)
 
     def call_all(self, method: str, *arguments: Any) -> list[Any]:
         return self.call(method, [arguments] * len(self.ranks))
 
     def collect(self) -> list[Any]:
-        results = []
-        for rank in self.ranks:
-            kind, value = receive(rank)
-            assert kind == "result", value
-            results.append(value)
-        return results
+        return ForkedCall(self.ranks).wait()
 
     def stop(self) -> None:
         for rank in self.ranks:

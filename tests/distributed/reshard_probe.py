@@ -74,7 +74,7 @@ def _into_engine(way: Way, prompts: Prompts, index: int) -> Arrived:
     sync = WeightSync(
         trained,
         engine,
-        WeightRoute(target=rollout, plan=plan, timeout_seconds=60),
+        WeightRoute(source=trained.sharding, target=rollout, plan=plan, timeout_seconds=60),
         verify="always",
         on_last_read=weights.offload_storage_of,
         name=f"way {index}",

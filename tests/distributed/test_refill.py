@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked_workers import ForkedGroup, ForkedWorkers
+from forked_workers import ForkedCall, ForkedGroup, ForkedWorkers
 
 from mindrl.batch.prompts import Prompt, sequence_seed
 from mindrl.batch.rollouts import Responses
@@ -46,15 +46,17 @@ class Noting:
     group: ForkedGroup
     more: list[list[int]] = field(default_factory=list)
 
-    def call(
+    def begin(
         self,
         method: str,
         arguments: Sequence[tuple[Any, ...]],
         answering: Collection[int] | None = None,
-    ) -> list[Any]:
+        *,
+        first: int = 0,
+    ) -> ForkedCall:
         if method == "advance_sequences":
             self.more.append([len(more) for _, more in arguments])
-        return self.group.call(method, arguments, answering)
+        return self.group.begin(method, arguments, answering, first=first)
 
 
 @pytest.fixture(scope="module")

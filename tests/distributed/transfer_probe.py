@@ -140,8 +140,8 @@ def second_damage(
     plan = plan_reshard(source, target, Topology(ranks_per_node=1), bucket_bytes=4096)
     sync = WeightSync(
         SimpleNamespace(sharding=source, device_type="cpu", local_tensors=lambda: ours),
-        SimpleNamespace(weight_sink=lambda: sinks.pop(0)),
-        WeightRoute(target=target, plan=plan, timeout_seconds=60),
+        SimpleNamespace(weight_sink=lambda: sinks.pop(0), device_type="cpu"),
+        WeightRoute(source=source, target=target, plan=plan, timeout_seconds=60),
         verify=verify,
         on_last_read=None,
         name=verify,

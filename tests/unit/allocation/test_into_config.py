@@ -31,6 +31,8 @@ PATH = {
     "mode": "rl_config.allocation_mode",
     "devices": "rl_config.actor_resource.num_npus",
     "rollout_devices": "rl_config.rollout_resource.num_npus",
+    "critic_devices": "rl_config.critic_resource.num_npus",
+    "critic_first": "rl_config.critic_resource.first_npu",
     "integrated": "rl_config.use_integrated_worker",
     "tp": "actor_config.tensor_model_parallel_size",
     "pp": "actor_config.pipeline_model_parallel_size",
@@ -169,6 +171,20 @@ def test_devices_of_the_rollout_are_counted_with_its_string() -> None:
     assert said == (
         "rl_config.allocation_mode=vllm:d4|megatron:d4 shares the devices, and "
         "rl_config.use_integrated_worker=false gives the rollout its own; write vllm:d4+megatron:d4"
+    )
+
+
+def test_a_string_of_a_role_with_devices_of_its_own_is_counted_with_those() -> None:
+    own = {"critic_devices": 2, "critic_first": 4}
+    config = loaded(actor="megatron:d4", critic="megatron:p2", rollout="vllm:d6", **own)
+    assert [config.layout(role).ranks for role in ("actor", "critic")] == [range(4), range(4, 6)]
+    assert refusal(actor="megatron:d4", critic="megatron:d4", **own) == (
+        "critic_config.backend=megatron:d4 has 4 ranks, and rl_config.critic_resource.num_npus=2; "
+        "write megatron:d2"
+    )
+    assert refusal(actor="megatron:d4", critic="megatron:p2", rollout="vllm:d4", **own) == (
+        "generate_config.backend=vllm:d4 has 4 ranks, and the number of devices of all roles=6; "
+        "write vllm:d6"
     )
 
 

@@ -75,3 +75,11 @@ def test_only_the_ranks_that_are_asked_send_their_results(
     assert group.call("add", [([5],)] * 4, (0, 2)) == [5, None, 7, None]
     assert group.call_all("add", [5]) == [5, 6, 7, 8]
     assert len(pickled) == 2
+
+
+def test_ranks_from_the_third_on_are_called_alone_and_counted_from_there(
+    group: WorkerGroup, pickled: list[bytes]
+) -> None:
+    call = group.begin("add", [([5],), ([50],)], (1,), first=2)
+    assert call.wait() == [None, 53]
+    assert len(pickled) == 2

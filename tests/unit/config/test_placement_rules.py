@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from mindrl.config.role_places import places
 from mindrl.config.run import RunConfig
 from mindrl.config.validate import findings
 from mindrl.preflight.derived_numbers import placement_text
@@ -149,3 +150,106 @@ def test_a_server_on_another_machine_has_to_be_asked_for(host: str, run_config: 
 def test_what_is_no_address_of_a_server_is_refused(address: str, run_config: MakeConfig) -> None:
     (told,) = found(run_config, SERVED | {SERVERS: [TWO[0], address]})
     assert f"{address} must begin with http:// or https://" in told
+
+
+ACTORS = "rl_config.actor_resource.num_npus"
+CRITICS = "rl_config.critic_resource"
+REFERENCES = "rl_config.reference_resource"
+PPO = {"rl_config.adv_estimator": "gae", "rl_config.init_kl_coef": 0.1, "critic_config.lr": 1e-3}
+HALVES = PPO | {
+    ACTORS: 2,
+    f"{CRITICS}.num_npus": 2,
+    f"{CRITICS}.first_npu": 2,
+    f"{REFERENCES}.num_npus": 4,
+}
+
+
+def test_each_role_fills_its_own_devices_of_one_world(run_config: MakeConfig) -> None:
+    sizes = {"actor_config.tensor_model_parallel_size": 2}
+    sizes |= {"critic_config.tensor_model_parallel_size": 1}
+    config = run_config(Path("model"), HALVES | sizes)
+    assert not findings(config)
+    assert (config.world_size, config.devices, config.rollout_layout.replicas) == (4, 4, 4)
+    layouts = {role: config.layout(role) for role in config.roles}
+    assert [(each.tp, each.dp, each.ranks) for each in layouts.values()] == [
+        (2, 1, range(2)),
+        (2, 2, range(4)),
+        (1, 2, range(2, 4)),
+    ]
+    both = ("actor", "ref")
+    assert places(config) == (both, both, ("ref", "critic"), ("ref", "critic"))
+
+
+def test_without_devices_of_its_own_a_role_has_the_actors(run_config: MakeConfig) -> None:
+    config = run_config(Path("model"), PPO | {ACTORS: 3})
+    assert {config.role_devices(role) for role in config.roles} == {range(3)}
+    assert places(config) == ()
+    later = {"rl_config.actor_resource.first_npu": 1, f"{CRITICS}.first_npu": 0}
+    config = run_config(Path("model"), PPO | {ACTORS: 2} | later)
+    assert [config.role_devices(role) for role in config.roles] == [
+        range(1, 3),
+        range(1, 3),
+        range(2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said", "legal"),
+    [
+        (
+            {f"{CRITICS}.first_npu": 5},
+            f"{CRITICS}.first_npu=5 leaves device 4 without a role; nearest: 4",
+            (4,),
+        ),
+        (
+            {"rl_config.actor_resource.first_npu": 2, f"{REFERENCES}.num_npus": 2},
+            "rl_config.actor_resource.first_npu=2 leaves device 0 to 1 without a role; nearest: 0",
+            (0,),
+        ),
+        (
+            {"critic_config.tensor_model_parallel_size": 3},
+            (
+                "critic_config.tensor_model_parallel_size=3 must divide "
+                f"{CRITICS}.num_npus=2; nearest: 2"
+            ),
+            (2, 1),
+        ),
+        (
+            {"generate_config.infer_tensor_parallel_size": 3},
+            (
+                "generate_config.infer_tensor_parallel_size=3 must divide the devices of all "
+                "roles=4; nearest: 2, 4"
+            ),
+            (4, 2, 1),
+        ),
+        (
+            {"rl_config.reward_resource.num_npus": 1},
+            (
+                "rl_config.reward_resource.num_npus=1 is of a role that this run does without: "
+                "reward_config brings it"
+            ),
+            (None,),
+        ),
+        (
+            {"rl_config.on_device_loss": "shrink"},
+            (
+                "rl_config.on_device_loss=shrink needs all roles on the same devices: "
+                "no others are sought for each"
+            ),
+            ("wait",),
+        ),
+        (
+            {"rl_config.ref_update_interval": 2},
+            (
+                "rl_config.ref_update_interval=2 needs a reference that is laid out as the actor; "
+                "rl_config.reference_resource has devices of its own"
+            ),
+            (0,),
+        ),
+    ],
+)
+def test_sets_of_devices_that_cannot_be_are_refused_with_the_nearest_that_can(
+    changes: dict[str, Any], said: str, legal: tuple[Any, ...], run_config: MakeConfig
+) -> None:
+    (finding,) = findings(run_config(Path("model"), HALVES | changes))
+    assert (str(finding), finding.legal) == (said, legal)

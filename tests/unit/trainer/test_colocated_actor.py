@@ -1,6 +1,7 @@
 """How whole batches are dealt to replicas and joined again; the workers are recorded."""
 
 from collections.abc import Collection, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ class RecordingGroup:
     def __init__(self) -> None:
         self.given: list[Sequence[tuple[Any, ...]]] = []
         self.asked: list[Collection[int] | None] = []
+        self.firsts: list[int] = []
 
     def call(
         self,
@@ -34,6 +36,18 @@ class RecordingGroup:
         self.asked.append(answering)
         answers = enumerate(self.answers(method, arguments))
         return [each if answering is None or rank in answering else None for rank, each in answers]
+
+    def begin(
+        self,
+        method: str,
+        arguments: Sequence[tuple[Any, ...]],
+        answering: Collection[int] | None = None,
+        *,
+        first: int = 0,
+    ) -> SimpleNamespace:
+        self.firsts.append(first)
+        said = self.call(method, arguments, answering)
+        return SimpleNamespace(wait=lambda: said)
 
     def answers(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         if method == "generate_sequences":
@@ -326,3 +340,29 @@ def test_bad_numbers_and_idle_time_are_told_of_each_worker_and_seconds_of_the_sl
         "throughput/idle_worker_3": 0.0,
         "nonfinite/worker_2/ref_logprobs": 3.0,
     }
+
+
+def test_a_role_is_asked_on_its_own_ranks_and_what_was_begun_ahead_is_asked_for_once() -> None:
+    group = RecordingGroup()
+    layouts: dict[Role, TrainLayout] = {
+        "actor": TrainLayout(tp=2),
+        "critic": TrainLayout(dp=2, first_rank=2),
+        "ref": TrainLayout(dp=4),
+    }
+    engines = ColocatedEngines(group, RolloutLayout(dp=4))
+    actor = ColocatedActor(group, layouts, engines, seed=1, engine_rows=8)
+    batch = four_sequences()
+    actor.begin("compute_ref_logprobs", "ref", [batch])
+    actor.begin("compute_values", "critic", [batch])
+    assert group.firsts == [0, 2]
+    assert [len(each) for each in group.given] == [4, 2]
+    values = actor.compute_values(batch).values_BT
+    assert torch.equal(values, batch.tokens_BT / 2)
+    assert torch.equal(actor.compute_ref_logprobs(batch).logprobs_BT, batch.tokens_BT.float())
+    assert len(group.given) == 2
+    actor.compute_values(batch)
+    actor.compute_logprobs(batch)
+    assert group.firsts == [0, 2, 2, 0]
+    assert [len(part) for (part,) in group.given[2]] == [2, 2]
+    # Both ranks of the actor have all.
+    assert [len(part) for (part,) in group.given[3]] == [4, 4]

@@ -1,0 +1,31 @@
+"""What follows from the devices that each role is on. Imports no torch."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from mindrl.config.layout_keys import Role
+from mindrl.config.run import RunConfig
+
+
+def places(config: RunConfig) -> tuple[tuple[Role, ...], ...]:
+    """Return the roles of each device that trains; empty where each has all of them."""
+    if not config.is_spread:
+        return ()
+    devices = {role: config.role_devices(role) for role in config.roles}
+    return tuple(
+        tuple(role for role in devices if rank in devices[role])
+        for rank in range(config.world_size)
+    )
+
+
+def learn_beside(config: RunConfig) -> bool:
+    """Say whether actor and critic share no device, and no update of one stops the other's."""
+    both = {*config.role_devices("actor")} & {*config.role_devices("critic")}
+    return not both and config.megatron_training.on_nonfinite != "stop"
+
+
+def end_of(place: Mapping[str, Any], actors: Mapping[str, Any]) -> int:
+    """Return the device behind the last of a role, from what its section and the actor's say."""
+    first = place.get("first_npu")
+    begin = actors.get("first_npu") if first is None else first
+    return int(begin or 0) + int(place.get("num_npus") or actors.get("num_npus") or 1)

@@ -1,0 +1,61 @@
+"""PPO with the actor on one worker, the critic on another, and the reference on both."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from disturbances import disturbance, environment, witnesses
+from program import KEEPS, STEPS, start_program
+from test_resume import kill, outcome, resume
+
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly, pytest.mark.timeout(1800)]
+
+ACTORS = "rl_config.actor_resource.num_npus=1"
+SPREAD = (
+    *(ACTORS, "rl_config.critic_resource.num_npus=1", "rl_config.critic_resource.first_npu=1"),
+    "rl_config.reference_resource.num_npus=2",
+)
+ASKED = (
+    "rl_config.test_freq=0",
+    # Both workers then read as many sequences at a time as one of them would alone.
+    "rl_config.ref_forward_micro_batch_size=128",
+    *KEEPS,
+)
+OF_THE_ENGINES = ("logprob_gap/", "memory/", "throughput/")
+"""Metrics of how many engines there are: other batches of theirs give other last bits."""
+
+
+def learned(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the metrics of what was learned, step by step."""
+    return [
+        {name: value for name, value in line.items() if not name.startswith(OF_THE_ENGINES)}
+        for line in found["metrics"]
+    ]
+
+
+def test_two_workers_with_a_model_each_learn_what_one_with_both_does_and_survive_a_kill(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    asked = [f"actor_config.load={tiny_model}", *ASKED]
+    shared = start_program(tmp_path / "shared", [*asked, ACTORS], program="train_ppo")
+    assert shared.process.wait(timeout=600) == 0, shared.text()
+    spread = start_program(tmp_path / "spread", [*asked, *SPREAD], program="train_ppo")
+    assert spread.process.wait(timeout=600) == 0, spread.text()
+    theirs, ours = outcome(shared.folder), outcome(spread.folder)
+    assert learned(ours) == learned(theirs)
+    assert (ours["model"], ours["critic"]) == (theirs["model"], theirs["critic"])
+    assert ours["samples"] == theirs["samples"]
+    assert {*ours["state"]} == {"actor-00000.safetensors", "critic-00001.safetensors"}
+
+    planned = [disturbance("step", "worker 1", "SIGKILL", call=4)]
+    around = environment(tmp_path / "disturbed", planned)
+    killed = start_program(tmp_path / "killed", [*asked, *SPREAD], around, program="train_ppo")
+    killed.wait_for_line("restart 1: ")
+    killed.wait_for_steps(4)
+    assert len(witnesses(tmp_path / "disturbed")) == 1
+    kill(killed)
+    resumed = resume(killed.folder, "train_ppo")
+    assert resumed.process.wait(timeout=600) == 0, resumed.text()
+    assert outcome(resumed.folder) == ours
+    assert [line["step"] for line in resumed.steps()] == list(range(1, STEPS + 1))

@@ -289,9 +289,8 @@ class PolicyTrainer:
         dealt, is_warm = self.minibatches.deal(experience.group_B), step > self.rl.critic_warmup
         if self.config.critic_config is None:
             return self.update_policy(experience, dealt)
-        minibatches, learned = self.minibatches.cut(experience, dealt, CriticMinibatch), None
+        minibatches, learned = [*self.minibatches.cut(experience, dealt, CriticMinibatch)], None
         if is_warm and learn_beside(self.config):
-            minibatches = [*minibatches]
             self.workers.begin("update_critic", "critic", minibatches)
             learned = self.update_policy(experience, dealt)
         with self.timer("update_critic"):

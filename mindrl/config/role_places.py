@@ -3,8 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from mindrl.config.layout_keys import Role
+from mindrl.config.layout_keys import DEVICES, RESOURCES, Role
 from mindrl.config.run import RunConfig
+
+
+def devices_key(config: RunConfig, role: Role) -> str:
+    """Return the key that says how many devices a role has: its own, or the actor's."""
+    own = f"{RESOURCES[role]}.num_npus"
+    return own if config.value_of(own) else DEVICES
 
 
 def places(config: RunConfig) -> tuple[tuple[Role, ...], ...]:

@@ -17,7 +17,7 @@ from mindrl.config.backends import (
 )
 from mindrl.config.data import DataConfig
 from mindrl.config.generate import GenerateConfig
-from mindrl.config.layout_keys import DEVICES, RESOURCES, ROLLOUT_SIZE_KEYS, SIZE_KEYS, Role
+from mindrl.config.layout_keys import RESOURCES, ROLLOUT_SIZE_KEYS, SIZE_KEYS, Role
 from mindrl.config.megatron_training import MegatronTrainingConfig
 from mindrl.config.rl import COVARIANCE_LOSSES, RLConfig, RolloutCorrection
 from mindrl.config.role import ActorConfig, CriticConfig, LearningConfig, RefConfig, RewardConfig
@@ -64,11 +64,6 @@ class RunConfig:
         actor, own = self.rl_config.actor_resource, self.value_of(RESOURCES[role])
         first = actor.first_npu if own.first_npu is None else own.first_npu
         return range(first, first + (own.num_npus or actor.num_npus))
-
-    def devices_key(self, role: Role) -> str:
-        """Return the key that says how many devices a role has: its own, or the actor's."""
-        own = f"{RESOURCES[role]}.num_npus"
-        return own if self.value_of(own) else DEVICES
 
     @property
     def is_spread(self) -> bool:

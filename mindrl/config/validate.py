@@ -22,6 +22,7 @@ from mindrl.config.layout_keys import DEVICES, ROLLOUT_DEVICES, Role
 from mindrl.config.placement_rules import placement_findings
 from mindrl.config.rl import ESTIMATORS, GROUP_ESTIMATORS, POLICY_LOSSES
 from mindrl.config.role import LearningConfig
+from mindrl.config.role_places import devices_key
 from mindrl.config.run import OTHER_REFERENCE, RunConfig
 from mindrl.config.spool_rules import spool_findings
 
@@ -74,7 +75,7 @@ def _role(config: RunConfig, role: Role) -> Iterator[Finding]:
         """Return the key and the value of each of these sizes that cuts anything."""
         return {keys[name]: size for name in names if (size := getattr(layout, name)) > 1}
 
-    key, devices = config.devices_key(role), len(config.role_devices(role))
+    key, devices = devices_key(config, role), len(config.role_devices(role))
     yield from _product_must_divide(cut("tp", "cp", "pp"), key, devices)
     if devices % layout.pp == 0:
         of_a_stage = f"{key} per pipeline stage" if layout.pp > 1 else key

@@ -48,7 +48,7 @@ def test_two_workers_with_a_model_each_learn_what_one_with_both_does_and_survive
     assert ours["samples"] == theirs["samples"]
     assert {*ours["state"]} == {"actor-00000.safetensors", "critic-00001.safetensors"}
 
-    planned = [disturbance("step", "worker 1", "SIGKILL", call=4)]
+    planned = [disturbance("critic's update", "worker 1", "SIGKILL", call=4)]
     around = environment(tmp_path / "disturbed", planned)
     killed = start_program(tmp_path / "killed", [*asked, *SPREAD], around, program="train_ppo")
     killed.wait_for_line("restart 1: ")

@@ -108,10 +108,9 @@ def plan_without_kv_cache(
     if not config.learns:
         weights = np.array(models.rollout.held_bytes())
         return rollout_side(capacity_bytes, weights, none)
-    if not config.rolls_out:
-        staging = none
     shares = config.megatron_training.use_distributed_optimizer
-    messages = models.staging if staging is None else staging
+    known = staging if config.rolls_out else none
+    messages = models.staging if known is None else known
     regions = region_bytes(models, messages, distributed_optimizer=shares)
     keys = offload_keys(config).items()
     trains_alone = config.is_apart or not config.rolls_out

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
 
 
-class Call(Protocol):
+class Pending(Protocol):
     """A method that ranks run, or have run."""
 
     def wait(self) -> list[Any]:
@@ -35,7 +35,7 @@ class Ranks(Protocol):
         answering: Collection[int] | None = None,
         *,
         first: int = 0,
-    ) -> Call:
+    ) -> Pending:
         """Call a method on as many ranks as there are arguments, from the first on.
 
         What they are asked for before they are done they do in that order.
@@ -59,7 +59,7 @@ def ask_replicas(
 class ReplicasCall:
     """A method that the replicas of a layout run."""
 
-    call: Call
+    call: Pending
     leaders: tuple[int, ...]
     """Of the ranks that run it, those that answer."""
 

@@ -6,13 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from geometry import check
 
 from mindrl.checkpoint.any_family import read_any_description
 from mindrl.errors import ModelError
-from mindrl.layouts.layout import TrainLayout
+from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.models.any_family import any_description
 from mindrl.models.decoder import layer_of, logical_shapes, parameters_of
 from mindrl.models.tensor_plans import installed_plan, shared_modules
+from mindrl.resharding.plan import Topology
+from mindrl.rollout.vllm.sharding import vllm_sharding
 from mindrl.training.archon.legality import archon_findings
 from mindrl.training.archon.sharding import archon_sharding
 
@@ -32,6 +35,17 @@ TENSORS = {
     "t.h.1.up.bias": (7,),
 }
 FILE = Path("there/config.json")
+PLANNED = GPT | {"model_type": "starcoder2"}
+"""Of a family that transformers has a plan of."""
+CUT: dict[str, tuple[int, ...]] = {
+    "head.weight": (5, 8),
+    "model.wte.weight": (5, 8),
+    "model.layers.0.norm.weight": (8,),
+    "model.layers.0.self_attn.q_proj.weight": (8, 8),
+    "model.layers.0.self_attn.q_proj.bias": (8,),
+    "model.layers.0.self_attn.o_proj.weight": (8, 8),
+    "model.layers.0.self_attn.o_proj.bias": (8,),
+}
 
 
 def test_sizes_have_the_names_of_transformers_and_tensors_those_of_the_files() -> None:
@@ -66,18 +80,8 @@ def test_tensor_parallelism_is_refused_of_what_transformers_has_no_plan_of() -> 
 
 def test_ranks_share_matrices_by_transformers_plan_and_ends_by_the_vocabulary() -> None:
     """Of 5 tokens two ranks have 3 and 2; of 7 columns no two ranks have as many."""
-    values = GPT | {"model_type": "starcoder2"}
     layer = "model.layers.0."
-    shapes = {
-        "head.weight": (5, 8),
-        "model.wte.weight": (5, 8),
-        f"{layer}norm.weight": (8,),
-        f"{layer}self_attn.q_proj.weight": (8, 8),
-        f"{layer}self_attn.q_proj.bias": (8,),
-        f"{layer}self_attn.o_proj.weight": (8, 8),
-        f"{layer}self_attn.o_proj.bias": (8,),
-    }
-    model = any_description(FILE, values, shapes)
+    model = any_description(FILE, PLANNED, CUT)
     assert not [*archon_findings(model, TrainLayout(tp=2), {"tp": "t"})]
     sharding = archon_sharding(model, TrainLayout(tp=2))
     assert [entry.shape for entry in sharding.table(1).values()] == [
@@ -90,13 +94,27 @@ def test_ranks_share_matrices_by_transformers_plan_and_ends_by_the_vocabulary() 
         (8,),
     ]
     assert sharding.table(1)["model.wte.weight"].placements[0].source == ((3, 5), (0, 8))
-    odd = any_description(FILE, values, shapes | {f"{layer}mlp.c_proj.weight": (8, 7)})
+    odd = any_description(FILE, PLANNED, CUT | {f"{layer}mlp.c_proj.weight": (8, 7)})
     (found,) = archon_findings(odd, TrainLayout(tp=2), {"tp": "t"})
     assert str(found).startswith(f"t=2 must divide the cut size of {layer}mlp.c_proj.weight=7")
     # A norm among heads that are cut, of which the plan says nothing, may see some of them or all.
-    silent = any_description(FILE, values, shapes | {f"{layer}self_attn.norm.weight": (8,)})
+    silent = any_description(FILE, PLANNED, CUT | {f"{layer}self_attn.norm.weight": (8,)})
     (found,) = archon_findings(silent, TrainLayout(tp=2), {"tp": "t"})
     assert str(found).startswith("t=2 needs to know how GPTLikeModel may be cut")
+
+
+def test_what_tensor_ranks_hold_arrives_whole_on_every_rank_of_an_engine_and_nothing_twice() -> (
+    None
+):
+    """Of 232 numbers the first lacks 2 rows of either end, and 68 of queries and outputs."""
+    model = any_description(FILE, PLANNED, CUT)
+    received = {}
+    for layout in (TrainLayout(tp=2), TrainLayout(dp=2, tp=2)):
+        target = vllm_sharding(model, RolloutLayout(dp=layout.world_size), dtype="float32")
+        plan = check(archon_sharding(model, layout), target, CUT, Topology(ranks_per_node=2), 200)
+        received[layout.dp] = plan.received.tolist()
+    assert received[1] == [4 * (2 * 2 * 8 + 68), 4 * (2 * 3 * 8 + 68)]
+    assert min(received[2]) > max(received[1])
 
 
 def test_a_value_head_takes_the_place_of_the_other_and_is_no_tensor_of_the_body() -> None:

@@ -185,7 +185,9 @@ class ApartEngines:
         if not numbers:
             return {}
         receiving = {each.number: _begin(each, "receive_weights", (version,)) for each in due}
-        lost: dict[int, str] = self.training.call_all("send_weights", numbers)[0]
+        sending = self.training.begin("send_weights", [(numbers,)] * len(self.training.handles))
+        # A replica that is frozen is no hang of those who wait for it.
+        lost: dict[int, str] = sending.wait(silence_counts=False)[0]
         lost |= _failures({number: receiving[number] for number in numbers if number not in lost})
         for each in due:
             if each.number in lost:

@@ -258,15 +258,19 @@ class Call:
         self.group, self.method, self.references, self.kind = group, method, references, kind
         self.limit = group.limits.of(kind)
 
-    def wait(self) -> list[Any]:
+    def wait(self, *, silence_counts: bool = True) -> list[Any]:
         """Wait for all of them; returns what each says.
+
+        Silence does not count where they wait for others with a limit of their own.
 
         Raises:
             WorkerDiedError: A worker died, raised, hangs, or took far longer than ever before;
                 names it, the method and its last log lines.
             MindrlError: Raised by a worker on purpose; passed on as it is.
         """
-        answers = self.group.answers(self.references, self.limit, self.method)
+        answers = self.group.answers(
+            self.references, self.limit, self.method, silence_counts=silence_counts
+        )
         ticks = max(ticks for ticks, _ in answers)
         self.group.limits.note(self.kind, self.limit.passed(), ticks)
         return [answer for _, answer in answers]

@@ -33,7 +33,7 @@ class Workers:
         del answering
         self.asked.append((method, arguments[0]))
         self.is_dead = self.is_dead or method == self.dies_in
-        return Asked(self, self.answer(method, arguments[0]))
+        return Asked(self, method, self.answer(method, arguments[0]))
 
     def call(self, *asked: Any, **more: Any) -> list[Any]:
         return self.begin(*asked, **more).wait()
@@ -55,10 +55,12 @@ class Workers:
 
 
 class Asked:
-    def __init__(self, workers: Workers, answer: Any) -> None:
-        self.workers, self.answer = workers, answer
+    def __init__(self, workers: Workers, method: str, answer: Any) -> None:
+        self.workers, self.method, self.answer = workers, method, answer
 
-    def wait(self) -> list[Any]:
+    def wait(self, *, silence_counts: bool = True) -> list[Any]:
+        # Those who send wait for replicas, which may be frozen.
+        assert silence_counts == (self.method != "send_weights")
         self.workers.meanwhile()
         if self.workers.is_dead:
             raise WorkerDiedError(f"{self.workers.name} died")

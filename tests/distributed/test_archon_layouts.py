@@ -73,7 +73,7 @@ SCHEDULES: Mapping[str, ArchonConfig] = {
 }
 SHARING: Mapping[str, int] = {"PP2+DP2, each has all": 1, "PP2+DP4, shared by two, IZB": 2}
 """Ranks that share a weight, where others have copies."""
-PARTS = {"TP2", "TP2+SP", "DP2+TP2+SP+EP2", "DP2+TP2+SP+EP2+ETP2"}
+PARTS = {"TP2", "TP2+SP", "DP2+TP2+SP+EP2"}
 """Layouts of which others have all that is in them, and more: taken at night."""
 TIED = {("qwen2 tied", name) for name in ("PP2", "PP2 ZBV")}
 """The first and the last stage have the embedding; of a V one rank has both."""

@@ -48,35 +48,33 @@ def test_values_rewards_and_five_updates_are_those_of_one_process_of_megatron(
     replies: list[list[Judged]] = forked_workers.run(
         "value_probe:judged", trials, sequences(), ranks=2
     )
-    for index, (name, case) in enumerate(LAYOUTS.items()):
-        for rank, reply in enumerate(replies):
-            found = reply[index]
-            size = len(LENGTHS) // case.layout.dp
-            start = case.layout.replica_of(rank) * size
-            rows = slice(start, start + size)
-            if case.layout.pp > 1 and rank not in case.layout.leaders:
-                assert found.values is None, name
-                continue
-            assert found.values is not None, name
-            assert found.rewards is not None, name
-            T = found.values.values_BT.size(1)
-            # Values of size 5 in float32.
-            torch.testing.assert_close(
-                found.values.values_BT,
-                one.values.values_BT[rows, :T],
-                atol=2e-5,
-                rtol=0,
-            )
-            torch.testing.assert_close(
-                found.rewards.rewards_B,
-                one.rewards.rewards_B[rows],
-                atol=2e-5,
-                rtol=0,
-            )
-            for ours, theirs in zip(found.metrics, one.metrics, strict=True):
-                assert ours["value_loss"] == pytest.approx(theirs["value_loss"], abs=2e-6), name
-            first = found.metrics[0]["grad_norm"]
-            assert first == pytest.approx(one.metrics[0]["grad_norm"], rel=2e-6), name
+    for index, case in enumerate(LAYOUTS.values()):
+        assert_judged_alike(case, [reply[index] for reply in replies], one)
+
+
+def assert_judged_alike(case: Case, ranks: list[Judged], one: Judged) -> None:
+    """Compare what ranks say of their shares, and what they learn, with one process of all."""
+    for rank, found in enumerate(ranks):
+        size = len(LENGTHS) // case.layout.dp
+        start = case.layout.replica_of(rank) * size
+        rows = slice(start, start + size)
+        if case.layout.pp > 1 and rank not in case.layout.leaders:
+            assert found.values is None, case
+            continue
+        assert found.values is not None, case
+        assert found.rewards is not None, case
+        T = found.values.values_BT.size(1)
+        # Values of size 5 in float32.
+        torch.testing.assert_close(
+            found.values.values_BT, one.values.values_BT[rows, :T], atol=2e-5, rtol=0
+        )
+        torch.testing.assert_close(
+            found.rewards.rewards_B, one.rewards.rewards_B[rows], atol=2e-5, rtol=0
+        )
+        for ours, theirs in zip(found.metrics, one.metrics, strict=True):
+            assert ours["value_loss"] == pytest.approx(theirs["value_loss"], abs=2e-6), case
+        first = found.metrics[0]["grad_norm"]
+        assert first == pytest.approx(one.metrics[0]["grad_norm"], rel=2e-6), case
 
 
 def test_a_drawn_head_is_the_same_on_every_rank_and_in_every_engine(

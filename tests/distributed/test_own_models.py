@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from forked_workers import ForkedWorkers
 from nightly import at_night_but
-from test_layout_table import LOGITS_BOUND, LOSS_BOUND, compare
+from test_layout_table import LOGITS_BOUND, LOSS_BOUND, compare, loss_of
 from test_training_layouts import LOSS, OPTIMIZER, minibatches, sequences
 from test_training_state import STOP, assert_equal, run, whole
 from training_messages import Case, Course, Trial
@@ -92,6 +92,23 @@ def test_logits_are_hugging_faces_and_updates_those_of_transformers_network(
         assert row.logits <= LOGITS_BOUND, case
         assert row.loss <= LOSS_BOUND, case
         assert row.grad_norm <= LOSS_BOUND, case
+
+
+@pytest.mark.nightly
+def test_compiled_layers_learn_alike(
+    courses: Mapping[str, Course], forked_workers: ForkedWorkers
+) -> None:
+    folder = next(iter(courses))
+    plain = replace(LAYOUTS["alone"], folder=folder)
+    compiled = replace(plain, settings={"archon": ArchonConfig(enable_compile=True)})
+    asked = [(case, course_of(folder, 3)) for case in (plain, compiled)]
+    ((one, other),) = forked_workers.run("archon_probe:lives", asked, sequences())
+    assert one.graphs == 0 < other.graphs
+    first, expected = (life.metrics[0]["grad_norm"] for life in (other, one))
+    # One kernel adds up in another order than the operations that are in it.
+    assert first == pytest.approx(expected, rel=1e-5)
+    for ours, theirs in zip(other.metrics, one.metrics, strict=True):
+        assert abs(loss_of(ours) - loss_of(theirs)) <= LOSS_BOUND
 
 
 def predicted(case: Case, head: Head) -> Iterator[dict[str, int]]:

@@ -31,7 +31,7 @@ from mindrl.propose.step_orders import Arrangement, Load, Worth, ways, worth_of
 from mindrl.rollout.planning import kv_bytes_per_token
 
 _MOST_SPLITS = 8
-_STEPS = 16
+_STEPS = 24
 """That are simulated."""
 
 

@@ -6,11 +6,15 @@ that trains fastest of those that fit it, or the engine's of the shared devices.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
+
+import numpy as np
 
 from mindrl.errors import DeviceMemoryError
 from mindrl.layouts.layout import RolloutLayout
 from mindrl.memory.plan import MemoryPlan
+from mindrl.memory.schedule import ROLE_REGIONS
 from mindrl.preflight.memory_plan import plan_without_kv_cache
 from mindrl.preflight.rollout_memory import rollout_memory_plan
 from mindrl.preflight.run_shardings import unordered_shardings
@@ -24,13 +28,14 @@ from mindrl.propose.candidates import (
     refusals,
     written_values,
 )
-from mindrl.propose.fitting import USABLE_SHARE, needs, prepared
+from mindrl.propose.fitting import USABLE_SHARE, least_sizes, needs, prepared
 from mindrl.propose.rates import rates_of
 from mindrl.propose.search import Proposal
 from mindrl.propose.step_orders import Arrangement, Load, Worth, ways, worth_of
 from mindrl.rollout.planning import kv_bytes_per_token
 
 _MOST_SPLITS = 8
+_HELD = {*chain(*ROLE_REGIONS.values())}
 _STEPS = 24
 """That are simulated."""
 
@@ -159,6 +164,8 @@ def _laid_out(task: Task, engine: RolloutLayout, training: int, rollout: int) ->
     )
     own = replace(task, devices=training, placement=keys)
     for candidate, settings, activations in _fastest(own, layout):
+        if _least_bytes(task, candidate) > task.device.memory_bytes * USABLE_SHARE:
+            continue
         if refusals(own, candidate, settings):
             continue
         models = unordered_shardings(candidate_config(own, candidate, settings))
@@ -198,6 +205,12 @@ def _fastest(
     for _, _, layout, settings, activations in every:
         candidate = Candidate(training=layout, rollout=engine)
         yield candidate, replace(settings, offloads=frozenset()), activations
+
+
+def _least_bytes(task: Task, candidate: Candidate) -> int:
+    """Return what the fullest training device holds at least, with all that it holds there."""
+    regions = least_sizes(task, candidate).plan.regions
+    return int(np.max(sum(sizes for each, sizes in regions.items() if each in _HELD)))
 
 
 def _room(task: Task, layout: RolloutLayout, plan: MemoryPlan) -> int:

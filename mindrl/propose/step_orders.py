@@ -92,7 +92,9 @@ class _Run:
         for step in range(1, self.bounds.last_step + 1):
             self._begin(step, self.bounds.to_begin(step, len(self.born)))
             while (taken := self._taken(step)) is None:
-                self._finish()
+                # Nothing changes before another group is whole.
+                while self._finish():
+                    pass
             groups = [[*self.born][place] for place in taken]
             ages = [step - self.born.pop(group) for group in groups]
             drawn = sum(self.sequences.pop(group) for group in groups)
@@ -133,9 +135,12 @@ class _Run:
             self.begun += 1
         self.fleet.add(drawings, self.now)
 
-    def _finish(self) -> None:
+    def _finish(self) -> int:
+        """Finish a response; returns how many its group lacks still."""
         self.now = max(self.now, self.fleet.next_end())
-        self.open_[self.fleet.finish_next().group] -= 1
+        group = self.fleet.finish_next().group
+        self.open_[group] -= 1
+        return self.open_[group]
 
     def _taken(self, step: int) -> list[int] | None:
         whole_G = [not self.open_[group] for group in self.born]

@@ -39,7 +39,8 @@ class PoolBounds:
         taken = [group for group, whole in enumerate(whole_G) if whole][: self.per_step]
         if len(taken) < self.per_step:
             return None
-        behind = [born for group, born in enumerate(born_G) if group not in {*taken}]
+        trained = {*taken}
+        behind = [born for group, born in enumerate(born_G) if group not in trained]
         in_time = (
             place < self.per_step * (born + self.max_staleness - step)
             for place, born in enumerate(behind)

@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from mindrl.observability.output_files import json_text, replace_file
+from mindrl.report.advice import Adviser
 from mindrl.report.charts import CHARTS
 from mindrl.report.config_text import differences, flat
 from mindrl.report.curves import curves_of
@@ -69,7 +70,9 @@ def page_data(folders: Sequence[Path]) -> dict[str, Any]:
 
 def run_data(run: RunRecord) -> dict[str, Any]:
     """Return what a page shows of one run."""
-    samples = shown_samples(run.folder, token_texts(run))
+    samples, adviser = shown_samples(run.folder, token_texts(run)), Adviser()
+    for row in run.metrics:
+        adviser.heed(row)
     return {
         "name": "/".join(run.folder.parts[-2:]),
         "folder": str(run.folder),
@@ -80,6 +83,7 @@ def run_data(run: RunRecord) -> dict[str, Any]:
         "overrides": run.overrides,
         "config": dict(flat(run.config)),
         "curves": {name: asdict(curve) for name, curve in curves_of(run).items()},
+        "advice": [asdict(each) for each in adviser.given.values()],
         "faults": run.faults,
         "memory": run.memory[-MOST_MOMENTS:],
         "samples": samples.rows,

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -20,6 +20,8 @@ from mindrl.observability.run_folder import best_folder
 from mindrl.observability.samples import Sample, SampleLog, render
 from mindrl.observability.timeline import MeasuredSnapshot
 from mindrl.observability.trackers import Tracker
+from mindrl.report.advice import Adviser
+from mindrl.report.run_record import json_lines
 from mindrl.rewards.scores import FailureKind, Failures
 from mindrl.trainer.step_checks import MODELS
 
@@ -177,6 +179,9 @@ class RunLog:
         self.evaluations = SampleLog(folder.evaluations)
         self.eval_sets: dict[str, SampleLog] = {}
         """By name, from the first evaluation on."""
+        self.adviser = Adviser()
+        for row in json_lines(folder.metrics):
+            self.adviser.heed(row)
         self.left_out: set[object] = set()
         self.of_next_step: Metrics = {}
         """Metrics that it has besides its own."""
@@ -267,6 +272,7 @@ class RunLog:
         for tracker in self.trackers:
             self.keep(tracker, tracker.close)
         folder, record = self.folder, self.summary.record(self.folder)
+        record["advice"] = [asdict(each) for each in self.adviser.given.values()]
         folder.reserve.unlink(missing_ok=True)
         self.keep(folder, lambda: write_json_atomically(folder.summary, record))
         return record
@@ -285,6 +291,9 @@ class RunLog:
         return None
 
     def _track(self, step: int, metrics: Metrics) -> None:
+        for advice in self.adviser.heed(metrics):
+            changes = "\n".join(f"  - {change}" for change in advice.change)
+            self.console.note(f"advice: {advice.title}: {advice.evidence}\n{changes}")
         for tracker in self.trackers:
             self.keep(tracker, partial(tracker.log, step, metrics))
 

@@ -72,6 +72,7 @@ def test_in_thirty_steps_it_learns_nearly_all_answers(tiny_model: Path, tmp_path
     assert program.process.wait(timeout=600) == 0, program.text()
     summary = program.summary()
     assert summary["steps"] == 30
+    assert summary["advice"] == []
     assert summary["accuracy_after"] >= 0.85
     assert summary["logprob_gap_max_mean"] < 1e-4
     check_worked(program)

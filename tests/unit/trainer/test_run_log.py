@@ -122,6 +122,7 @@ def test_the_summary_says_what_became_of_the_run(tmp_path: Path) -> None:
         "metrics": str(tmp_path / "metrics.jsonl"),
         "samples": str(tmp_path / "samples.jsonl"),
         "report": None,
+        "advice": [],
         "model": str(tmp_path / "model"),
         "model_step": 2,
         "model_best": str(tmp_path / "model_best"),

@@ -1,0 +1,281 @@
+"""What the metrics of a run say that a practitioner would act on, with the keys to change.
+
+Each rule states its evidence. A rule speaks once in a run.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from statistics import fmean, median
+
+from mindrl.observability.metrics import Metrics
+
+WINDOW = 5
+"""Steps that a rule takes the mean of."""
+_WORKER = "throughput/idle_worker_"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunAdvice:
+    """A finding, and what may help."""
+
+    name: str
+    title: str
+    evidence: str
+    change: tuple[str, ...]
+
+
+@dataclass(kw_only=True)
+class History:
+    """The first steps of a run and the newest ones."""
+
+    begun: list[Metrics] = field(default_factory=list)
+    newest: deque[Metrics] = field(default_factory=lambda: deque(maxlen=2 * WINDOW))
+    accuracies: list[Metrics] = field(default_factory=list)
+    """Of the evaluations on the held-out file, with the ends of their intervals."""
+
+    def add(self, metrics: Metrics) -> None:
+        """Take the metrics of a step, or of an evaluation."""
+        if "evaluation/accuracy" in metrics:
+            self.accuracies.append(metrics)
+        elif "seconds/step" in metrics:
+            if len(self.begun) < WINDOW:
+                self.begun.append(metrics)
+            self.newest.append(metrics)
+
+    def first(self, name: str) -> float | None:
+        """Return the mean over the first steps; None unless each has it."""
+        return _mean(self.begun, name)
+
+    def last(self, name: str) -> float | None:
+        """Return the mean over the newest steps; None unless each has it."""
+        return _mean([*self.newest][-WINDOW:], name)
+
+    def before(self, name: str) -> float | None:
+        """Return the mean over those before the newest; None unless each has it."""
+        return _mean([*self.newest][:-WINDOW], name)
+
+
+def _mean(steps: list[Metrics], name: str) -> float | None:
+    values = [step[name] for step in steps if name in step]
+    return fmean(values) if len(values) == WINDOW else None
+
+
+class Adviser:
+    """Looks at the metrics of each step, and says what it finds once."""
+
+    def __init__(self) -> None:
+        """Begin with nothing seen."""
+        self.history = History()
+        self.given: dict[str, RunAdvice] = {}
+
+    def heed(self, metrics: Mapping[str, float | None]) -> list[RunAdvice]:
+        """Take the metrics of a step or an evaluation; returns what they show for the first time.
+
+        None, for what was not finite, is as if it were not there.
+        """
+        self.history.add({name: value for name, value in metrics.items() if value is not None})
+        found = [
+            RunAdvice(name=rule.name, title=rule.title, evidence=evidence, change=rule.change)
+            for rule in RULES
+            if rule.name not in self.given and (evidence := rule.look(self.history)) is not None
+        ]
+        self.given |= {each.name: each for each in found}
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdviceRule:
+    """What is looked for."""
+
+    name: str
+    title: str
+    look: Callable[[History], str | None]
+    """Returns the evidence; None where there is none."""
+    change: tuple[str, ...]
+
+
+def _no_signal(history: History) -> str | None:
+    share, reward = history.last("advantage/zero_fraction"), history.last("reward/mean")
+    if share is None or reward is None or share < 0.9:
+        return None
+    return (
+        f"in the last {WINDOW} steps the responses to {share:.0%} of the prompts had equal rewards "
+        f"(mean reward {reward:.3f}): such prompts change nothing"
+    )
+
+
+def _entropy(history: History) -> str | None:
+    first, last = history.first("update/entropy"), history.last("update/entropy")
+    before, now = history.before("reward/mean"), history.last("reward/mean")
+    equal = history.last("advantage/zero_fraction")
+    if first is None or last is None or before is None or now is None or equal is None:
+        return None
+    if last > first / 5 or now > before + 0.01 or equal < 0.5:
+        return None
+    return (
+        f"entropy fell from {first:.3g} to {last:.3g} nats, the answers to {equal:.0%} of the "
+        f"prompts are worth the same, and the reward stands at {now:.3f}: nothing new is tried"
+    )
+
+
+def _length(history: History) -> str | None:
+    name = "rollout/response_length_mean"
+    first, last = history.first(name), history.last(name)
+    reward = history.first("reward/mean"), history.last("reward/mean")
+    if first is None or last is None or reward[0] is None or reward[1] is None:
+        return None
+    if len(history.accuracies) < 2 or last < 1.5 * first or reward[1] <= reward[0]:
+        return None
+    ends = history.accuracies[0], history.accuracies[-1]
+    begun, now = (each["evaluation/accuracy"] for each in ends)
+    if now > begun:
+        return None
+    return (
+        f"responses grew from {first:.0f} to {last:.0f} tokens and the reward from {reward[0]:.3f} "
+        f"to {reward[1]:.3f}, but the held-out accuracy went from {begun:.3f} to {now:.3f}"
+    )
+
+
+def _cut(history: History) -> str | None:
+    share = history.last("rollout/cut_fraction")
+    if share is None or share < 0.2:
+        return None
+    return f"{share:.0%} of the responses of the last {WINDOW} steps reached their longest length"
+
+
+def _gap(history: History) -> str | None:
+    first, last = history.first("logprob_gap/mean"), history.last("logprob_gap/mean")
+    if first is None or last is None or last < 1e-4 or last < 10 * first:
+        return None
+    return f"the mean gap of their log-probs grew from {first:.1e} to {last:.1e} nats"
+
+
+def _stale(history: History) -> str | None:
+    share = history.last("staleness/stale_tokens")
+    size = history.last("mismatch/effective_sample_size")
+    if share is None or size is None or share < 0.3 or size > 0.5:
+        return None
+    return (
+        f"{share:.0%} of the tokens are of older weights, and all together they count like "
+        f"{size:.0%} of as many fresh ones (effective sample size)"
+    )
+
+
+def _slow_worker(history: History) -> str | None:
+    # Twice as many steps as other rules: who answers last may be chance.
+    steps = [*history.newest]
+    names = [name for name in (steps[-1] if steps else {}) if name.startswith(_WORKER)]
+    if len(steps) < 2 * WINDOW or len(names) < 2:
+        return None
+    idle = {name: fmean(step.get(name, 0.0) for step in steps) for name in names}
+    slow = min(idle, key=lambda name: idle[name])
+    others = median(mean for name, mean in idle.items() if name != slow)
+    if idle[slow] > 0.05 or others < 0.3:
+        return None
+    return (
+        f"worker {slow.removeprefix(_WORKER)} answers last: the others wait for {others:.0%} of "
+        f"the generation, it for {idle[slow]:.0%}"
+    )
+
+
+def _rewards(history: History) -> str | None:
+    reward, step = history.last("seconds/reward"), history.last("seconds/step")
+    if reward is None or step is None or reward < 0.3 * step:
+        return None
+    return f"rewards take {reward:.1f} of the {step:.1f} s of a step"
+
+
+def _clipped(history: History) -> str | None:
+    share = history.last("update/clip_fraction")
+    if share is None or share < 0.3:
+        return None
+    return f"the ratio of {share:.0%} of the tokens left the clip range in the last {WINDOW} steps"
+
+
+RULES = (
+    AdviceRule(
+        name="no_signal",
+        title="Nothing to learn from",
+        look=_no_signal,
+        change=(
+            "rl_config.n_samples_per_prompt: more responses differ more often",
+            "rl_config.filter_groups_enable: true draws prompts until enough have a signal",
+            "the data: python cli/pass_rates.py finds rows neither solved nor out of reach",
+            "generate_config.sampling_config.temperature, where all responses read alike",
+        ),
+    ),
+    AdviceRule(
+        name="entropy_collapse",
+        title="The policy tries nothing new",
+        look=_entropy,
+        change=(
+            "actor_config.lr or the number of updates a step: less",
+            "rl_config.clip_ratio_high above rl_config.clip_ratio_low (DAPO's clip-higher)",
+            "rl_config.entropy_coeff: a small bonus",
+        ),
+    ),
+    AdviceRule(
+        name="length_hacking",
+        title="Responses grow, the reward with them, the accuracy does not",
+        look=_length,
+        change=(
+            "the reward: it pays for length; look at the longest samples in the report",
+            "rl_config.overlong_buffer_enable: true lets length cost something near the limit",
+        ),
+    ),
+    AdviceRule(
+        name="truncation",
+        title="Many responses have no end",
+        look=_cut,
+        change=(
+            "generate_config.sampling_config.max_tokens: longer, where memory allows",
+            "rl_config.overlong_buffer_enable, so that length costs something before it is cut",
+            "the stop tokens in the model's generation_config.json, where responses go on too long",
+        ),
+    ),
+    AdviceRule(
+        name="gap_grows",
+        title="Trainer and engine drift apart",
+        look=_gap,
+        change=(
+            "generate_config.verify_weights: always compares the weights of both",
+            "generate_config.dtype: as the trainer's",
+            "rollout_correction makes up for a gap that cannot be helped",
+        ),
+    ),
+    AdviceRule(
+        name="staleness",
+        title="Tokens are too old to count",
+        look=_stale,
+        change=("rl_config.max_staleness: less", "rl_config.groups_in_flight: less"),
+    ),
+    AdviceRule(
+        name="slow_worker",
+        title="All wait for one worker",
+        look=_slow_worker,
+        change=(
+            "its machine: python cli/doctor.py on it; other programs on its devices",
+            "rl_config.partial_rollout: true ends a step before its longest response",
+        ),
+    ),
+    AdviceRule(
+        name="slow_rewards",
+        title="Rewards hold the step up",
+        look=_rewards,
+        change=(
+            "rl_config.verifier_parallel: more processes",
+            "rl_config.blocking: false rates while the devices go on",
+            "rl_config.verifier_timeout: less, where single answers take long",
+        ),
+    ),
+    AdviceRule(
+        name="clipping",
+        title="Updates go too far",
+        look=_clipped,
+        change=(
+            "actor_config.lr: less",
+            "rl_config.mini_batch_size: more, or rl_config.epochs: less; fewer updates a step",
+        ),
+    ),
+)

@@ -35,16 +35,23 @@ def ray_cluster(*cpus: int) -> Iterator[tuple[Sequence[subprocess.Popen[bytes]],
         while not _accepts(port) and time.monotonic() < deadline:
             time.sleep(0.2)
         nodes = [head, *(_start_node(token, each, f"--address={address}") for each in cpus[1:])]
-        yield nodes, token | {"RAY_ADDRESS": address}
-        processes = []
-        for node in reversed(nodes):
-            if node.poll() is not None:
-                continue
-            processes += psutil.Process(node.pid).children(recursive=True)
-            node.terminate()
-            node.wait(timeout=30)
-        for process in psutil.wait_procs(processes, timeout=10)[1]:
-            process.kill()
+        try:
+            yield nodes, token | {"RAY_ADDRESS": address}
+        finally:
+            _end(nodes)
+
+
+def _end(nodes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """End the nodes that are left, the head last, with all that they have started."""
+    processes: list[psutil.Process] = []
+    for node in reversed(nodes):
+        if node.poll() is not None:
+            continue
+        processes += psutil.Process(node.pid).children(recursive=True)
+        node.terminate()
+        node.wait(timeout=30)
+    for process in psutil.wait_procs(processes, timeout=10)[1]:
+        process.kill()
 
 
 def _free_port() -> int:

@@ -94,6 +94,7 @@ class SpokenSglang:
                 dist.Backend(body["backend"]),
                 dist.PrefixStore(name, store),
                 group_name=name,
+                timeout=c10d.default_pg_timeout,
             )
         except (RuntimeError, ValueError) as error:
             return {"success": False, "message": str(error)}

@@ -13,10 +13,10 @@ from mindrl.layouts.layout import TrainLayout
 from mindrl.models.description import ModelDescription
 from mindrl.models.own_family import spec_at
 from mindrl.models.placement import Shape
-from mindrl.training.archon.given_network import holder_of
 from mindrl.training.archon.network import StagePart
 from mindrl.training.archon.own_network import built, own_of, regions_of
 from mindrl.training.archon.table import rows_by_chunk
+from mindrl.training.given_network import holder_of
 
 
 def try_network(folder: str, model: ModelDescription) -> None:

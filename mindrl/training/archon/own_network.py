@@ -19,8 +19,8 @@ from mindrl.models.config_file import read_config
 from mindrl.models.description import ModelDescription
 from mindrl.models.other_family import OwnFamily
 from mindrl.models.own_family import args_of, raised, spec_at
-from mindrl.training.archon.given_network import GivenNetwork, deal_out, enters, holder_of, leaves
 from mindrl.training.archon.network import NetworkSettings, StagePart, attend
+from mindrl.training.given_network import GivenNetwork, deal_out, enters, holder_of, leaves
 from mindrl.training.packs import Pack
 
 

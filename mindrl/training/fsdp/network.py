@@ -24,8 +24,8 @@ from mindrl.errors import ModelError
 from mindrl.models.decoder import logical_shapes
 from mindrl.models.description import ModelDescription
 from mindrl.training.archon.collectives import Collective, gathered_alike, own_part
-from mindrl.training.archon.given_network import GivenNetwork, deal_out, enters, leaves
 from mindrl.training.archon.network import NetworkSettings, StagePart, attend
+from mindrl.training.given_network import GivenNetwork, deal_out, enters, leaves
 from mindrl.training.packs import Pack
 
 _Turn = Callable[[Tensor], Tensor]

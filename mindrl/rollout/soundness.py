@@ -11,18 +11,12 @@ _LARGEST_LOGPROB = 1e-3
 """Above 0 by no more than rounding."""
 
 
-def unsound(
-    responses: Responses,
-    most: Sequence[int],
-    stop_token_ids: Sequence[int],
-    vocabulary: int,
-    *,
-    are_whole: bool,
-) -> str:
+def unsound(responses: Responses, most: Sequence[int], vocabulary: int, *, are_whole: bool) -> str:
     """Say what is wrong with responses; empty where nothing is.
 
-    `most` is how many tokens each was asked for; of those that `are_whole` each has ended, by a
-    stop token or there. Tokens of a vocabulary are below its size.
+    `most` is how many tokens each was asked for; of those that `are_whole` each has ended, by
+    itself or there: an engine may know more stop tokens than it was told of. Tokens of a
+    vocabulary are below its size.
     """
     lengths_B, tokens_N = responses.lengths_B, responses.token_ids_N
     if len(lengths_B) != len(most):
@@ -39,16 +33,9 @@ def unsound(
         (longer_B, lambda at: f"{lengths_B[at]} tokens, where {most[at]} were asked for")
     ]
     if are_whole:
-        # An empty one has no last token: it is found first.
-        last_B = torch.cat([tokens_N, tokens_N.new_zeros(1)])[(lengths_B.cumsum(0) - 1)]
-        stops_B = torch.isin(last_B, torch.tensor(stop_token_ids, dtype=torch.int64))
         cut_B = ~responses.finished_B & (lengths_B < most_B)
         by_response += [
             (lengths_B == 0, lambda _: "a response is empty"),
-            (
-                responses.finished_B & ~stops_B,
-                lambda at: f"a response ends by itself at token {last_B[at]}, no stop token",
-            ),
             (cut_B, lambda at: f"a response was cut at {lengths_B[at]} of {most[at]} tokens"),
         ]
     return next(

@@ -176,9 +176,7 @@ class RolloutWorker:
         self, responses: Responses, most: Sequence[int], *, are_whole: bool = True
     ) -> Responses:
         """Refuse what no engine can have drawn; log-probs the run judges by itself."""
-        assert self.sampling is not None, "it has begun"
         tokens = replace(responses, logprobs_N=torch.zeros_like(responses.logprobs_N))
-        stops = self.sampling.stop_token_ids
-        if what := unsound(tokens, most, stops, self.vocabulary, are_whole=are_whole):
+        if what := unsound(tokens, most, self.vocabulary, are_whole=are_whole):
             raise AnswerError(f"the engine of this replica answered with garbage: {what}")
         return responses

@@ -225,7 +225,6 @@ class HttpReplica:
             what = unsound(
                 _responses([answer]),
                 [sampling.section.max_tokens - request.drawn],
-                sampling.stop_token_ids,
                 self.vocabulary,
                 are_whole=answer.ending != "abort",
             )

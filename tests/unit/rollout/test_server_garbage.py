@@ -73,7 +73,6 @@ GARBAGE: dict[str, tuple[Change, str]] = {
         of_choice(token_ids=[7, 8], logprobs=content(-1, -1), finish_reason="length"),
         "cut at 2 of 3 tokens",
     ),
-    "no stop token": (of_choice(token_ids=[7, 8, 9]), "at token 9, no stop token"),
     "too few log-probs": (of_choice(logprobs=content(-1, -1)), "2 log-probs of 3 tokens"),
     "no log-probs": (of_choice(logprobs=None), "0 log-probs of 3 tokens"),
     "NaN": (of_choice(logprobs=content(-1, math.nan, -1)), r"logprob: .*finite number"),

@@ -7,7 +7,7 @@ import pytest
 from mindrl.batch.rollouts import Responses
 from mindrl.rollout.soundness import unsound
 
-# Two responses to requests for up to 3 tokens; 1 is the stop token of a vocabulary of 10.
+# Two responses to requests for up to 3 tokens; of a vocabulary of 10.
 SOUND: dict[str, Any] = {
     "token_ids": [[4, 1], [5, 6, 7]],
     "logprobs": [[-1.0, -0.5], [-2.0, -3.0, 0.0]],
@@ -17,7 +17,7 @@ SOUND: dict[str, Any] = {
 
 def found(*, whole: bool = True, most: tuple[int, ...] = (3, 3), **fields: Any) -> str:
     responses = Responses.of(**SOUND | fields)
-    return unsound(responses, most, (1,), 10, are_whole=whole)
+    return unsound(responses, most, 10, are_whole=whole)
 
 
 def test_sound_responses_have_no_fault_whole_or_not() -> None:
@@ -25,7 +25,7 @@ def test_sound_responses_have_no_fault_whole_or_not() -> None:
     assert (
         found(token_ids=[[], [5]], logprobs=[[], [-1.0]], finished=[False] * 2, whole=False) == ""
     )
-    assert unsound(Responses.of([], [], []), [], (1,), 10, are_whole=True) == ""
+    assert unsound(Responses.of([], [], []), [], 10, are_whole=True) == ""
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,6 @@ def test_sound_responses_have_no_fault_whole_or_not() -> None:
         ({"most": (3, 2)}, "3 tokens, where 2 were asked for"),
         ({"most": (3, 4)}, "a response was cut at 3 of 4 tokens"),
         ({"token_ids": [[4, 1], [5, 10, 7]]}, "token 10 is outside the vocabulary of 10"),
-        ({"token_ids": [[4, 2], [5, 6, 7]]}, "a response ends by itself at token 2, no stop token"),
         ({"token_ids": [[], [5, 6, 7]], "logprobs": [[], [-1.0] * 3]}, "a response is empty"),
         ({"logprobs": [[-1.0, float("nan")], [-1.0] * 3]}, "a log-prob is nan"),
         ({"logprobs": [[-1.0, 0.25], [-1.0] * 3]}, "a log-prob is 0.25, above 0"),

@@ -94,7 +94,7 @@ def served(
         server = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ)
     linked = LinkedGroups(forked_workers, plan)
     try:
-        group = join_server(plan, PLATFORMS["cpu"], 0, lambda: refuse_ended(server, folder))
+        group = join_server(plan, PLATFORMS["cpu"], None, 0, lambda: refuse_ended(server, folder))
         yield Served(linked, group.replica)
     finally:
         linked.stop()

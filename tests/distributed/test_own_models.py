@@ -8,12 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from forked_workers import ForkedWorkers
 from nightly import at_night_but
+from test_archon_roles import assert_judged_alike
 from test_layout_table import LOGITS_BOUND, LOSS_BOUND, compare, loss_of
 from test_training_layouts import LOSS, OPTIMIZER, minibatches, sequences
 from test_training_state import STOP, assert_equal, run, whole
-from training_messages import Case, Course, Trial
+from test_values import course as critic_course
+from test_values import plain_values, valued
+from training_messages import Case, Course, Life, Trial
+from transformers import AutoModelForTokenClassification
+from value_messages import Judged, ValueTrial
 
 from mindrl.batch.balance import MicroBatching
 from mindrl.config.archon import ArchonConfig
@@ -24,6 +30,7 @@ from mindrl.training.planning import Storage, planning_of
 
 pytestmark = pytest.mark.distributed
 
+__all__ = ["valued"]
 SPEC = "own_nemotron.spec:SPEC"
 LAYOUTS: Mapping[str, Case] = {
     name: Case(folder="", layout=layout, sequence_parallel="SP" in name, spec=SPEC)
@@ -94,21 +101,71 @@ def test_logits_are_hugging_faces_and_updates_those_of_transformers_network(
         assert row.grad_norm <= LOSS_BOUND, case
 
 
-@pytest.mark.nightly
-def test_compiled_layers_learn_alike(
+def test_a_critic_values_as_hugging_faces_does_and_learns_on_two_ranks_as_on_one(
+    valued: Callable[..., str], forked_workers: ForkedWorkers
+) -> None:
+    folder = valued("nemotron")
+    learning = critic_course(folder)
+    trials = {
+        name: ValueTrial(
+            case=replace(case, folder=folder, backend="archon", settings=SETTINGS.get(name, {})),
+            course=learning,
+        )
+        for name, case in LAYOUTS.items()
+    }
+    ((one,),) = forked_workers.run("value_probe:judged", [trials["alone"]], sequences())
+    model = AutoModelForTokenClassification.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        expected_BT = plain_values(model, sequences())
+    # As of other families: test_values.py.
+    torch.testing.assert_close(one.values.values_BT, expected_BT, atol=1e-4, rtol=0)
+    asked = [trial for trial in trials.values() if trial.case.layout.world_size == 2]
+    replies: list[list[Judged]] = forked_workers.run(
+        "value_probe:judged", asked, sequences(), ranks=2
+    )
+    for index, trial in enumerate(asked):
+        assert_judged_alike(trial.case, [reply[index] for reply in replies], one)
+
+
+def test_in_bfloat16_an_update_is_that_of_transformers_network_but_for_rounding(
     courses: Mapping[str, Course], forked_workers: ForkedWorkers
 ) -> None:
     folder = next(iter(courses))
-    plain = replace(LAYOUTS["alone"], folder=folder)
-    compiled = replace(plain, settings={"archon": ArchonConfig(enable_compile=True)})
+    course = course_of(folder, 1)
+    plain = Case(folder=folder, bf16=True)
+    ((expected,),) = forked_workers.run("archon_probe:trials", [(plain, course)], sequences())
+    assert compare(TrainLayout(), [expected], expected, folder).logits > LOGITS_BOUND
+    names = ("DP2", "TP2+SP", "PP2")
+    asked = [(replace(LAYOUTS[name], folder=folder, bf16=True), course) for name in names]
+    replies = forked_workers.run("archon_probe:trials", asked, sequences(), ranks=2)
+    for index, (case, _) in enumerate(asked):
+        row = compare(case.layout, [reply[index] for reply in replies], expected, folder)
+        # Of 8 bits.
+        assert row.loss <= 0.02 * abs(row.first_loss), case
+        assert row.grad_norm <= 0.01, case
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["alone", "TP2+SP", "PP2 ZBV"])
+def test_compiled_layers_learn_alike(
+    name: str, courses: Mapping[str, Course], forked_workers: ForkedWorkers
+) -> None:
+    folder = next(iter(courses))
+    options = SETTINGS.get(name, {}).get("archon", ArchonConfig())
+    plain = replace(LAYOUTS[name], folder=folder, settings={"archon": options})
+    compiled = replace(plain, settings={"archon": replace(options, enable_compile=True)})
     asked = [(case, course_of(folder, 3)) for case in (plain, compiled)]
-    ((one, other),) = forked_workers.run("archon_probe:lives", asked, sequences())
-    assert one.graphs == 0 < other.graphs
-    first, expected = (life.metrics[0]["grad_norm"] for life in (other, one))
-    # One kernel adds up in another order than the operations that are in it.
-    assert first == pytest.approx(expected, rel=1e-5)
-    for ours, theirs in zip(other.metrics, one.metrics, strict=True):
-        assert abs(loss_of(ours) - loss_of(theirs)) <= LOSS_BOUND
+    replies: list[list[Life]] = forked_workers.run(
+        "archon_probe:lives", asked, sequences(), ranks=plain.layout.world_size
+    )
+    for one, other in replies:
+        assert one.graphs == 0 < other.graphs
+        first, expected = (life.metrics[0]["grad_norm"] for life in (other, one))
+        # One kernel adds up in another order than the operations that are in it.
+        assert first == pytest.approx(expected, rel=1e-5)
+        for ours, theirs in zip(other.metrics, one.metrics, strict=True):
+            if "policy_loss" in theirs:
+                assert abs(loss_of(ours) - loss_of(theirs)) <= LOSS_BOUND
 
 
 def predicted(case: Case, head: Head) -> Iterator[dict[str, int]]:

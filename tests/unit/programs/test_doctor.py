@@ -115,4 +115,4 @@ def test_without_torch_the_program_says_so_and_how_it_comes(tmp_path: Path) -> N
     lines = ended.stdout.splitlines()
     place = lines.index("problem  torch: absent, needs torch==2.13.0")
     assert lines[place + 1] == "         -> in a checkout of mindrl: bash scripts/install.sh"
-    assert "ok       packages of mindrl: 19, as declared" in lines
+    assert f"ok       packages of mindrl: {len(declared().own)}, as declared" in lines

@@ -53,6 +53,11 @@ def composed_config(
     return on_its_own_devices(run_config(composed))
 
 
+def quoted(text: str) -> str:
+    """Write a text so that an override reads it as it is."""
+    return "'" + text.replace("'", r"\'") + "'"
+
+
 def run_config(composed: DictConfig) -> RunConfig:
     """Turn what Hydra composed into the configuration of a run; says what is deprecated.
 

@@ -72,6 +72,14 @@ PROGRAMS: Mapping[str, tuple[Callable[[], int], str]] = {
         partial(_start, "watch", "watch", "mindrl watch"),
         "show a run in the browser while it goes on",
     ),
+    "runs": (
+        partial(_start, "runs", "runs", "mindrl runs"),
+        "list runs: how each ended, what it reached, and what differs",
+    ),
+    "evaluate": (
+        partial(_start, "evaluate", "evaluate", "mindrl evaluate"),
+        "measure a model, or that of a run, as a run measures its own",
+    ),
     "pass-rates": (
         partial(_start, "pass_rates", "pass_rates", "mindrl pass-rates"),
         "measure how often a model answers each row of a data file right",

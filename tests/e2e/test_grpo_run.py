@@ -5,6 +5,8 @@ import os
 import random
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -157,6 +159,20 @@ def test_the_exported_model_answers_alike_in_vllm_and_transformers(whole_run: Pr
     answers = fresh_answers(summary["model"], count=32)
     assert answers["vllm"] == expected
     assert answers["transformers"] == expected[:32]
+
+
+def test_measured_alone_the_exported_model_answers_as_in_the_runs_last_evaluation(
+    whole_run: Program, tmp_path: Path
+) -> None:
+    run, output = Path(whole_run.summary()["run_dir"]), tmp_path / "measured"
+    command = [sys.executable, "cli/evaluate.py", str(run), "--output", str(output)]
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = [json.loads(line) for line in (output / "evaluations.jsonl").read_text().splitlines()]
+    assert found == whole_run.evaluations(whole_run.summary()["steps"])
+    (measured,) = map(json.loads, (output / "metrics.jsonl").read_text().splitlines())
+    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    assert measured == [row for row in rows if "evaluation/accuracy" in row][-1]
 
 
 def test_the_exported_models_say_what_they_are(whole_run: Program) -> None:

@@ -1,0 +1,50 @@
+"""How much of what a model answers is right, by the engine and the rewards of a run."""
+
+import logging
+from pathlib import Path
+
+from mindrl.data.run_data import RunData
+from mindrl.launch.attempts import Attempts, RunFiles
+from mindrl.launch.interrupts import interrupts_unwrapped
+from mindrl.launch.provenance import provenance
+from mindrl.observability.console import StepConsole
+from mindrl.observability.logs import configure_logging
+from mindrl.observability.trackers import JsonlTracker
+from mindrl.platform.device import Platform
+from mindrl.preflight.run_shardings import RunPlan
+from mindrl.trainer.run_log import RunFolder, RunLog, RunSummary
+
+
+def measure_model(
+    plan: RunPlan, platform: Platform, data: RunData, output: Path, *, step: int
+) -> dict[str, object]:
+    """Answer all that a run of this plan would evaluate on, and rate that.
+
+    Args:
+        plan: Of a run that only rolls out.
+        platform: Of the workers.
+        data: Its held-out file and evaluation sets are asked.
+        output: Folder for metrics, answers and logs, as a run leaves them.
+        step: Seeds the answers, as those of the evaluation behind that step.
+
+    Returns:
+        What `summary.json` in that folder holds.
+
+    Raises:
+        MindrlError: Workers cannot be started, or fail.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    folder, console = RunFolder(output), StepConsole(max(step, 1))
+    configure_logging(folder.logs / "driver.log", level=logging.INFO)
+    attempts = Attempts(plan, platform, data, RunFiles(folder, {}, console))
+    console.note(f"starting {plan.config.devices} worker(s), logs in {folder.logs}")
+    summary = RunSummary(exports={"actor": output / "model"}, provenance=provenance(plan.config))
+    run_log = RunLog(folder, summary, console, [JsonlTracker(folder.metrics)])
+    try:
+        with interrupts_unwrapped(), attempts.once(None, run_log) as trainer:
+            trainer.workers.engines.publish(step)
+            trainer.evaluate(step)
+            summary.status = "completed"
+    finally:
+        record = run_log.close()
+    return record

@@ -1,0 +1,51 @@
+"""The list of runs, as a person and as a program reads it."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from made_run import make_run
+
+from mindrl.programs.runs import runs
+
+
+def listed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> str:
+    monkeypatch.setattr("sys.argv", ["runs.py", *arguments])
+    assert runs() == 0
+    return capsys.readouterr().out
+
+
+def test_runs_are_listed_with_how_they_ended_and_what_differs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for place, (name, seed) in enumerate([("killed", 1), ("going", 1), ("over", 2)]):
+        make_run(tmp_path / "a" / name, seed=seed)
+        # The newest last; the first has been silent for an hour.
+        when = (tmp_path / "a" / name / "metrics.jsonl").stat().st_mtime - (3600, 60, 0)[place]
+        os.utime(tmp_path / "a" / name / "metrics.jsonl", (when, when))
+    summary = {"status": "completed", "seconds": 65.0}
+    (tmp_path / "a" / "over" / "summary.json").write_text(json.dumps(summary))
+    found = json.loads(listed(monkeypatch, capsys, str(tmp_path), "--json"))["runs"]
+    assert [(Path(run["run"]).name, run["status"]) for run in found] == [
+        ("over", "completed"),
+        ("going", "goes on"),
+        ("killed", "no end"),
+    ]
+    over = found[0]
+    assert (over["step"], over["steps"], over["accuracy"], over["reward"]) == (4, 14, 0.5, 0.54)
+    assert over["differs"] == {"megatron_training.seed": "2"}
+    text = listed(monkeypatch, capsys, str(tmp_path))
+    assert "0:01:05" in text
+    assert "completed" in text
+
+
+def test_where_there_are_none_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "no runs below" in listed(monkeypatch, capsys, str(tmp_path))
+    monkeypatch.setattr("sys.argv", ["runs.py", str(tmp_path / "missing")])
+    assert runs() == 1
+    assert "is no folder" in capsys.readouterr().err

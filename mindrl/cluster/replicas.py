@@ -31,15 +31,10 @@ class ReplicaGroup:
         """Take requests, as `RolloutEngine.begin`."""
         self._ask("begin_sequences", requests, sampling)
 
-    def advance(self, steps: int, more: Sequence[Request]) -> list[int]:
-        """Take so many steps, as `RolloutEngine.advance`."""
-        whole: list[int] = self._ask("advance_sequences", steps, more)
+    def advance(self, steps: int, more: Sequence[Request]) -> tuple[list[int], Responses]:
+        """Take so many steps, as `RolloutEngine.advance`; returns the responses to these places."""
+        whole: tuple[list[int], Responses] = self._ask("advance_sequences", steps, more)
         return whole
-
-    def answers(self, places: Sequence[int]) -> Responses:
-        """Return what was drawn for whole requests, as `RolloutEngine.answers`."""
-        responses: Responses = self._ask("answered_sequences", places)
-        return responses
 
     def take(self) -> Responses:
         """Return what was drawn, as `RolloutEngine.take_back`."""

@@ -4,7 +4,9 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
+from mindrl.batch.rollouts import Responses
 from mindrl.errors import WorkerDiedError
+from mindrl.rollout.engine import Request
 from mindrl.rollout.http.replica import HttpReplica
 
 _LOOK_SECONDS = 0.5
@@ -34,8 +36,7 @@ class ServerGroup:
             "receive_weights": replica.receive_weights,
             "generate_sequences": replica.generate,
             "begin_sequences": replica.begin,
-            "advance_sequences": replica.advance,
-            "answered_sequences": replica.answers,
+            "advance_sequences": self._advance,
             "take_sequences": replica.take,
             "flush_metrics": replica.flush_metrics,
         }
@@ -71,6 +72,10 @@ class ServerGroup:
         """Ask nothing any more."""
         self.thread.shutdown(wait=False, cancel_futures=True)
         self.replica.close()
+
+    def _advance(self, steps: int, more: Sequence[Request]) -> tuple[list[int], Responses]:
+        whole = self.replica.advance(steps, more)
+        return whole, self.replica.answers(whole)
 
     def _require_up(self) -> None:
         if not self.replica.client.is_up():

@@ -53,11 +53,8 @@ class Replica(Protocol):
     def begin(self, requests: Sequence[Request], sampling: Sampling) -> None:
         """Take requests, as `RolloutEngine.begin`."""
 
-    def advance(self, steps: int, more: Sequence[Request]) -> list[int]:
-        """Take so many steps, as `RolloutEngine.advance`."""
-
-    def answers(self, places: Sequence[int]) -> Responses:
-        """Return what was drawn for whole requests, as `RolloutEngine.answers`."""
+    def advance(self, steps: int, more: Sequence[Request]) -> tuple[list[int], Responses]:
+        """Take so many steps, as `RolloutEngine.advance`; returns the responses to these places."""
 
     def take(self) -> Responses:
         """Return what was drawn, as `RolloutEngine.take_back`."""

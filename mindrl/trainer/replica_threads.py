@@ -84,9 +84,8 @@ class ReplicaThread:
             began = time.perf_counter()
             if not asked:
                 self.replica.begin(more, self.sampling)
-            found = self.replica.advance(self.round_steps, more if asked else ())
+            found, responses = self.replica.advance(self.round_steps, more if asked else ())
             asked, left = asked + len(more), left + len(more) - len(found)
-            responses = self.replica.answers(found) if found else Responses.of([], [], [])
             self.busy_seconds += time.perf_counter() - began
             number, steps = self.replica.number, self.round_steps
             self.tell(Drawn(number=number, places=found, responses=responses, steps=steps))

@@ -105,19 +105,18 @@ class RolloutWorker:
         self._expect(requests)
         self.rollout.begin(requests, sampling)
 
-    def advance_sequences(self, steps: int, more: Sequence[Request]) -> list[int]:
+    def advance_sequences(self, steps: int, more: Sequence[Request]) -> tuple[list[int], Responses]:
         """Let the engine take steps, with more requests behind those that it has.
 
-        Returns the places of requests that are now answered whole.
+        Returns the places of requests that are now answered whole, and the responses to them;
+        raises as `generate_sequences`.
         """
         self._require_weights()
         self._expect(more)
         with self.timer("generate"):
-            return self.rollout.advance(steps, more)
-
-    def answered_sequences(self, places: Sequence[int]) -> Responses:
-        """Return what was drawn for whole requests, by their places; raises as above."""
-        return self._sound(self.rollout.answers(places), [self.most[place] for place in places])
+            whole = self.rollout.advance(steps, more)
+            responses = self.rollout.answers(whole)
+        return whole, self._sound(responses, [self.most[place] for place in whole])
 
     def take_sequences(self) -> Responses:
         """Return what was drawn for this replica's requests, in order; raises as above."""

@@ -35,7 +35,7 @@ class MemoryReplica:
         self.requests, self.drawn = [], []
         self._add(requests)
 
-    def advance(self, steps: int, more: Sequence[Request]) -> list[int]:
+    def advance(self, steps: int, more: Sequence[Request]) -> tuple[list[int], Responses]:
         self._live()
         time.sleep(self.pause_seconds())
         self._add(more)
@@ -45,11 +45,7 @@ class MemoryReplica:
             drawn.extend([100 + (self.version or 0)] * min(steps, before))
             if before and not self._left(place):
                 found.append(place)
-        return found
-
-    def answers(self, places: Sequence[int]) -> Responses:
-        self._live()
-        return self._responses(places)
+        return found, self._responses(found)
 
     def take(self) -> Responses:
         self._live()

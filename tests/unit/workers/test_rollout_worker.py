@@ -30,7 +30,9 @@ class Garbled:
     def begin(self, *_: Any) -> None:
         """Take requests."""
 
-    advance = begin
+    def advance(self, *_: Any) -> list[int]:
+        """Say that the first is whole."""
+        return [0]
 
     def answers(self, _places: Sequence[int]) -> Responses:
         return self.generate()
@@ -73,7 +75,7 @@ def test_garbage_never_leaves_the_worker(
         worker.generate_sequences([[5]], SAMPLING, [0])
     worker.begin_sequences([Request(token_ids=(5,), drawn=0, seed=0)], SAMPLING)
     with pytest.raises(AnswerError, match=said):
-        worker.answered_sequences([0])
+        worker.advance_sequences(1, [])
 
 
 def test_what_goes_on_may_have_what_is_left_of_its_length(

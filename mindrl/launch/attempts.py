@@ -23,12 +23,17 @@ from mindrl.launch.beginning import Beginning, beginning
 from mindrl.launch.interrupts import interrupts_unwrapped, stop_requests
 from mindrl.launch.memory_watch import MemoryWatch
 from mindrl.launch.parts import colocated_actor, trainer_of
+from mindrl.launch.plan_record import plan_record
 from mindrl.launch.provenance import provenance
 from mindrl.launch.restarts import Restarts
 from mindrl.launch.servers import join_server, open_router
 from mindrl.launch.shrink import shrunk
 from mindrl.observability.console import StepConsole
-from mindrl.observability.output_files import forget_later_steps, forget_unfinished
+from mindrl.observability.output_files import (
+    forget_later_steps,
+    forget_unfinished,
+    write_json_atomically,
+)
 from mindrl.observability.trackers import JsonlTracker, TensorboardTracker, Tracker
 from mindrl.platform.device import Platform
 from mindrl.preflight.derived_numbers import derived_numbers
@@ -173,8 +178,10 @@ class Attempts:
         config = self.plan.config
         with interrupts_unwrapped(), self._trainer(services, found, run_log) as trainer:
             if config.watched_steps:
-                memory = trainer.workers.memory_plan()
-                run_log.note_memory = MemoryWatch(memory, self.files.folder.root).note
+                folder, memory = self.files.folder, trainer.workers.memory_plan()
+                record = plan_record(self.plan, self.platform, memory)
+                run_log.keep(folder.plan, lambda: write_json_atomically(folder.plan, record))
+                run_log.note_memory = MemoryWatch(memory, folder.root).note
             if found is not None:
                 self.files.console.note(str(found))
             run_log.of_next_step = restarts.metrics()

@@ -238,7 +238,14 @@ function configuration(data) {
   const names = data.runs.map((run) => run.name);
   const differing = data.differences.length ? table(["key", ...names], data.differences.map((row) => [row.key, ...row.values.map((value) => value ?? "-")])) : make("p", {}, "The runs are configured alike.");
   const all = data.runs.map((run) => make("details", {}, make("summary", {}, `all keys of ${run.name}`), table([], Object.entries(run.config))));
-  section("Configuration", data.runs.length > 1 ? [make("h3", {}, "What differs"), differing] : null, all);
+  const follows = data.runs.filter((run) => Object.keys(run.numbers).length).map((run) => make("details", {}, make("summary", {}, `what follows from it for ${run.name}`), table([], Object.entries(run.numbers))));
+  section("Configuration", data.runs.length > 1 ? [make("h3", {}, "What differs"), differing] : null, follows, all);
+}
+
+function planned(data) {
+  const mib = (bytes) => Number((bytes / 2 ** 20).toFixed(1)), several = data.runs.length > 1;
+  const rows = data.runs.flatMap((run) => run.planned.map((each) => [several ? `${run.name} ${each.name}` : each.name, mib(each.planned), mib(each.median), mib(each.most)]));
+  if (rows.length) section("Plan", make("p", { class: "help" }, "MiB that the plan predicts, of the worker with most, or copied by all in a step; beside it what the steps measured."), table(["", "planned", "measured, middle step", "measured, most"], rows));
 }
 
 function show(data) {
@@ -249,6 +256,7 @@ function show(data) {
   overview(data);
   charts(data);
   faults(data);
+  planned(data);
   window.sampleBrowser(data);
   configuration(data);
   document.body.dataset.ready = "yes";

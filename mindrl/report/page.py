@@ -15,6 +15,7 @@ from mindrl.report.advice import Adviser
 from mindrl.report.charts import CHARTS
 from mindrl.report.config_text import differences, flat
 from mindrl.report.curves import curves_of
+from mindrl.report.planned import planned_numbers
 from mindrl.report.run_record import RunRecord, read_run
 from mindrl.report.shown_samples import shown_samples
 from mindrl.report.token_texts import token_texts
@@ -82,6 +83,8 @@ def run_data(run: RunRecord) -> dict[str, Any]:
         "summary": run.summary,
         "overrides": run.overrides,
         "config": dict(flat(run.config)),
+        "numbers": run.plan.get("numbers", {}),
+        "planned": [asdict(each) for each in planned_numbers(run)],
         "curves": {name: asdict(curve) for name, curve in curves_of(run).items()},
         "advice": [asdict(each) for each in adviser.given.values()],
         "faults": run.faults,

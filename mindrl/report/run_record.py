@@ -30,6 +30,8 @@ class RunRecord:
     """A row a step, and one an evaluation, each with its `step`."""
     faults: tuple[Line, ...]
     memory: tuple[Line, ...]
+    plan: Line
+    """What its plan predicted; `{}` where it wrote none."""
 
     @property
     def last_step(self) -> int:
@@ -63,6 +65,7 @@ def read_run(folder: Path) -> RunRecord:
         metrics=tuple(json_lines(folder / "metrics.jsonl")),
         faults=tuple(json_lines(folder / "faults.jsonl")),
         memory=tuple(json_lines(folder / "memory.jsonl")),
+        plan=_read(folder / "plan.json", json.loads) or {},
     )
 
 

@@ -56,6 +56,8 @@ class RunFolder:
         """The same of each set of `data_config.eval_sets`, in a file of its name."""
         self.rollouts = root / "rollouts"
         """All responses of the last steps, a file a step."""
+        self.plan = root / "plan.json"
+        """What the plan of the run predicts."""
         self.faults = root / "faults.jsonl"
         """What ended attempts at the run, one JSON line each."""
         self.checkpoints = root / CHECKPOINTS

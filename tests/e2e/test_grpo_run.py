@@ -17,6 +17,9 @@ from house_entries.entered_functions import COUNTED, FOLDER
 from house_run import PLANNERS, Process, read_processes
 from program import CHECKOUT, Program, fresh_answers, gone, start_program
 
+from mindrl.report.planned import planned_numbers
+from mindrl.report.run_record import read_run
+
 pytestmark = pytest.mark.e2e
 
 # Ten of the thirty steps, evaluated in between too.
@@ -173,6 +176,13 @@ def test_measured_alone_the_exported_model_answers_as_in_the_runs_last_evaluatio
     (measured,) = map(json.loads, (output / "metrics.jsonl").read_text().splitlines())
     rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     assert measured == [row for row in rows if "evaluation/accuracy" in row][-1]
+
+
+def test_the_plan_predicts_to_the_byte_what_the_steps_measure(whole_run: Program) -> None:
+    """Behind an evaluation more is there already, and less is copied; most steps have none."""
+    numbers = {each.name: each for each in planned_numbers(read_run(whole_run.folder))}
+    assert len(numbers) == 4
+    assert [each for each in numbers.values() if each.planned != each.median] == []
 
 
 def test_the_exported_models_say_what_they_are(whole_run: Program) -> None:

@@ -74,6 +74,9 @@ def make_run(
         "total_bytes": 1 << 20,
     }
     write_lines(folder / "memory.jsonl", [moment])
+    predicted = {"memory/worker_*/device_peak_bytes": 2 << 20}
+    plan = {"numbers": {"steps": f"{steps + 10}"}, "ranks": 99, "predicted": predicted}
+    (folder / "plan.json").write_text(json.dumps(plan))
     (folder / ".hydra").mkdir()
     config = f"megatron_training: {{train_iters: {steps + 10}, seed: {seed}}}\n"
     (folder / ".hydra" / "config.yaml").write_text(config)

@@ -105,3 +105,32 @@ def test_tables_hold_every_number_and_every_sample(tmp_path: Path) -> None:
         rows = [row for row in csv.DictReader(file) if row["name"] == "update/entropy"]
     assert [float(row["value"]) for row in rows] == [1, 1 / 2, 1 / 3, 1 / 4]
     assert pq.read_table(samples)["step"].to_pylist() == [1, 2]
+
+
+def test_what_the_plan_predicted_stands_beside_what_the_steps_measured(tmp_path: Path) -> None:
+    folder, mib = make_run(tmp_path / "run"), 1 << 20
+    measured = (
+        {
+            "bytes/to_host_actor_weights": 3.0 * step,
+            "bytes/to_host_actor_optimizer": 1.0,
+            "memory/worker_99/device_peak_bytes": 9.0 * mib,
+        }
+        for step in (1, 2, 3)
+    )
+    rows = ({**metrics_of(at), **each} for at, each in enumerate(measured, start=1))
+    write_lines(folder / "metrics.jsonl", rows)
+    predicted = {"memory/worker_*/device_peak_bytes": 2 * mib, "bytes/to_host_*": 7, "idle/*": 1}
+    plan = {"numbers": {"steps": "14"}, "ranks": 99, "predicted": predicted}
+    (folder / "plan.json").write_text(json.dumps(plan))
+    run = page_data([folder])["runs"][0]
+    assert run["numbers"] == {"steps": "14"}
+    # Worker 99 is behind the ranks of the plan; nothing measures what is idle here.
+    assert run["planned"] == [
+        {
+            "name": "memory/worker_*/device_peak_bytes",
+            "planned": 2 * mib,
+            "median": mib,
+            "most": mib,
+        },
+        {"name": "bytes/to_host_*", "planned": 7, "median": 7.0, "most": 10.0},
+    ]

@@ -1,0 +1,25 @@
+"""What the plan of a run predicts, on record for its page."""
+
+from mindrl.memory.plan import MemoryPlan
+from mindrl.platform.device import Platform
+from mindrl.preflight.derived_numbers import derived_numbers
+from mindrl.preflight.run_shardings import RunPlan
+
+
+def plan_record(plan: RunPlan, platform: Platform, memory: MemoryPlan) -> dict[str, object]:
+    """Return what `plan.json` holds: `memory` is that of the ranks that train.
+
+    Predictions have the names of the metrics that measure them, `*` for any text: of the worker
+    with most, bytes that are copied of all workers together.
+    """
+    out, back = memory.copied_bytes
+    return {
+        "numbers": derived_numbers(plan.config, platform),
+        "ranks": memory.world_size,
+        "predicted": {
+            "memory/worker_*/device_peak_bytes": memory.peak_bytes,
+            "memory/worker_*/host_arena_bytes": int(memory.host_bytes.max()),
+            "bytes/to_host_*": int(out.sum()),
+            "bytes/to_device_*": int(back.sum()),
+        },
+    }

@@ -49,8 +49,8 @@ def type_in_words(annotation: Any, limits: Sequence[Any] = ()) -> str:
         values = [f"`{plain(value)}`" for value in arguments]
         return f"only {values[0]}" if len(values) == 1 else "one of " + ", ".join(values)
     if origin in (Union, types.UnionType):
-        [kind] = [argument for argument in arguments if argument is not type(None)]
-        return f"{type_in_words(kind)}, or `null`"
+        words = [type_in_words(each) for each in arguments if each is not type(None)]
+        return ", or ".join([*words, "`null`"] if type(None) in arguments else words)
     if origin is tuple:
         return f"list, each entry a {type_in_words(arguments[0])}"
     return " ".join([_WORDS[annotation], *range_in_words(limits)])

@@ -1,13 +1,13 @@
 """Section `data_config`: data sets besides the two files of `megatron_training`."""
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
-from mindrl.config.section import LARGEST, SECTION, Fraction, PathText, PositiveInt
+from mindrl.config.section import LARGEST, SECTION, Count, Fraction, PositiveInt, is_path
 
 
 def _is_name(text: str) -> str:
@@ -18,7 +18,25 @@ def _is_name(text: str) -> str:
     return text
 
 
+def _are_paths(value: Any) -> Any:
+    """Refuse what is neither a path nor some, in one sentence."""
+    is_list = isinstance(value, (list, tuple)) and value
+    for each in value if is_list else [value]:
+        if not isinstance(each, str):
+            raise PydanticCustomError("paths", "must be a path, or a list of paths")
+        is_path(each)
+    return tuple(value) if is_list else value
+
+
 SetName = Annotated[str, AfterValidator(_is_name)]
+DataPath = Annotated[str | tuple[str, ...], BeforeValidator(_are_paths)]
+
+
+def paths_of(given: DataPath | None) -> tuple[str, ...]:
+    """Return the paths that a key gives: none, one or several."""
+    if given is None:
+        return ()
+    return (given,) if isinstance(given, str) else given
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -31,8 +49,8 @@ class TrainSet:
 
     name: SetName
     """Names its share and rewards among the metrics, unless its rows have a `data_source`."""
-    data_path: PathText
-    """Its prompts: a `.jsonl` or `.parquet` file."""
+    data_path: DataPath
+    """Its prompts: as `megatron_training.data_path`."""
     weight: Annotated[float, Field(gt=0.0)] = 1.0
     """Its share of the prompts, over the sum of all weights. However often that goes over its rows,
     each is visited once before any is visited again."""
@@ -65,8 +83,8 @@ class EvalSet:
 
     name: SetName
     """Names its metrics, `eval/<name>/avg@8`, and the file of its answers."""
-    data_path: PathText
-    """Its prompts: a `.jsonl` or `.parquet` file with the columns of the training data."""
+    data_path: DataPath
+    """Its prompts: as `megatron_training.data_path`, with the columns of the training data."""
     samples: PositiveInt = 1
     """Answers to each prompt, n of avg@n. More than one gives pass@2, pass@4, .. and pass@n too."""
     temperature: Annotated[float, Field(ge=0.0)] = 0.0
@@ -110,9 +128,22 @@ class DataConfig:
     """Least pass rate that stays."""
     pass_rate_high: Fraction = 1.0
     """Largest pass rate that stays."""
+    held_out_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """Share of the training prompts that is held out to be evaluated, in the place of
+    `megatron_training.test_data_path`. Equal prompts stay together."""
+    held_out_seed: Count = 0
+    """Which prompts these are: equal seeds choose equal ones, whatever the order of the rows."""
+    test_overlap_policy: Literal["error", "drop", "allow"] = "error"
+    """What test prompts that are training prompts too do: end the run before it starts, leave the
+    training prompts out, or nothing, where accuracy may count what is trained on."""
     eval_sets: tuple[EvalSet, ...] = ()
     """Sets that are evaluated when the held-out file would be, each with a name and sampling of its
     own."""
     best_by: str | None = None
     """The set of `eval_sets` whose avg@n says which model and which checkpoint is the best. None is
     the held-out file, `megatron_training.test_data_path`, or else the first of the sets."""
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether these keys say what is evaluated."""
+        return bool(self.eval_sets) or self.held_out_fraction > 0

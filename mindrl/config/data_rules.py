@@ -5,30 +5,38 @@ from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 
+from mindrl.config.data import paths_of
 from mindrl.config.finding import Finding, broken, spelled
 from mindrl.config.run import RunConfig
 
-_SUFFIXES = (".jsonl", ".parquet")
+SUFFIXES = (".jsonl", ".json", ".parquet", ".csv")
 """Of data files."""
 
 
-def data_files(config: RunConfig) -> dict[str, str]:
-    """Return the data files of a run by their keys; what evaluates comes last."""
-    training = config.megatron_training
-    keys = {f"megatron_training.{name}": name for name in ("data_path", "test_data_path")}
-    found = {key: getattr(training, name) for key, name in keys.items()}
+def data_keys(config: RunConfig) -> list[str]:
+    """Return the keys that name the data of a run; what evaluates comes last."""
+    keys = ["megatron_training.data_path", "megatron_training.test_data_path"]
     for name in ("train_sets", "eval_sets"):
-        for place, each in enumerate(getattr(config.data_config, name)):
-            found[f"data_config.{name}.{place}.data_path"] = each.data_path
-    return {key: path for key, path in found.items() if path is not None}
+        sets = getattr(config.data_config, name)
+        keys += [f"data_config.{name}.{place}.data_path" for place in range(len(sets))]
+    return [key for key in keys if config.value_of(key) is not None]
+
+
+def is_pattern(path: str) -> bool:
+    """Tell a pattern, which may find several files, from a path."""
+    return any(letter in path for letter in "*?[")
 
 
 def data_findings(config: RunConfig) -> Iterator[Finding]:
     """Say what keeps the data sets from being used."""
-    for field, path in data_files(config).items():
-        if Path(path).suffix.lower() not in _SUFFIXES:
-            yield broken(field, path, f"must end in {' or '.join(_SUFFIXES)}")
-    for rule in (_training, _order, _pass_rates, _evaluations, _rewards, _best):
+    for field in data_keys(config):
+        for path in paths_of(config.value_of(field)):
+            suffix = Path(path).suffix.lower()
+            # A folder needs no suffix, and may have any.
+            if not (suffix in ("", *SUFFIXES) or is_pattern(path) or Path(path).is_dir()):
+                need = f"must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}, or be a folder"
+                yield broken(field, path, need)
+    for rule in (_training, _held_out, _order, _pass_rates, _evaluations, _rewards, _best):
         yield from rule(config)
 
 
@@ -43,6 +51,14 @@ def _training(config: RunConfig) -> Iterator[Finding]:
         need = "and data_config.train_sets both say what trains; give one of them"
         yield broken(field, path, need, None)
     yield from _named("data_config.train_sets", [each.name for each in sets])
+
+
+def _held_out(config: RunConfig) -> Iterator[Finding]:
+    """One of two keys says what is held out."""
+    field, share = "data_config.held_out_fraction", config.data_config.held_out_fraction
+    if share and config.megatron_training.test_data_path is not None:
+        need = "and megatron_training.test_data_path both say what is held out; give one of them"
+        yield broken(field, share, need, 0)
 
 
 def _order(config: RunConfig) -> Iterator[Finding]:

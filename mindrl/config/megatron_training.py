@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from mindrl.config.data import DataPath
 from mindrl.config.section import SECTION, WEEK_SECONDS, Count, PathText, PositiveInt
 
 
@@ -18,15 +19,19 @@ class MegatronTrainingConfig:
     """Prompts per step, each sampled `rl_config.n_samples_per_prompt` times."""
     seq_length: PositiveInt
     """Longest sequence in tokens, prompt and response together, that the trainer accepts."""
-    data_path: PathText | None = None
-    """Training prompts: a `.jsonl` or `.parquet` file. None where `data_config.train_sets` has
+    data_path: DataPath | None = None
+    """Training prompts: a `.jsonl`, `.json`, `.parquet` or `.csv` file, a folder of them, a pattern
+    such as `data/train-*.parquet`, or a list of these. None where `data_config.train_sets` has
     them."""
-    test_data_path: PathText | None = None
-    """Held-out prompts for evaluation, same format. None evaluates nothing."""
+    test_data_path: DataPath | None = None
+    """Held-out prompts for evaluation, in the same forms. None evaluates nothing, unless
+    `data_config` says what."""
     prompt_column: str = "messages"
-    """Column of the prompt: a list of chat messages, or a string that becomes one user message."""
-    answer_column: str = "answer"
-    """Column of the reference answer. The tail behind `####` counts where there is one (GSM8K)."""
+    """Column of the prompt: a list of chat messages, or a string that becomes one user message.
+    Dots lead into a column with columns of its own."""
+    answer_column: str | None = "answer"
+    """Column of the reference answer; dots as above, `reward_model.ground_truth`. The tail behind
+    `####` counts where there is one (GSM8K). None has rewards that compare with nothing."""
     system_prompt: str | None = None
     """Put before every prompt as a system message. None adds nothing."""
     tokenizer_name_or_path: PathText | None = None

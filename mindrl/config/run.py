@@ -240,7 +240,7 @@ class RunConfig:
     def evaluates(self) -> bool:
         """Whether there is anything to evaluate on."""
         held_out = self.megatron_training.test_data_path is not None
-        return held_out or bool(self.data_config.eval_sets)
+        return held_out or self.data_config.evaluates
 
     @property
     def tokenizer_path(self) -> str:

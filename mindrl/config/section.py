@@ -27,7 +27,7 @@ _LONGEST_PATH, _LONGEST_NAME = 4000, 240
 """In bytes. Linux takes 4095 and 255; what is written stands for a while under a longer name."""
 
 
-def _is_path(text: str) -> str:
+def is_path(text: str) -> str:
     """Refuse what no file system takes."""
     path = text.encode()
     longest = max(map(len, path.split(b"/")))
@@ -43,7 +43,7 @@ def _is_path(text: str) -> str:
     return text
 
 
-PathText = Annotated[str, AfterValidator(_is_path)]
+PathText = Annotated[str, AfterValidator(is_path)]
 
 
 def documented_fields(section: type) -> dict[str, FieldInfo]:

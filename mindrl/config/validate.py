@@ -307,7 +307,7 @@ def _rewards(config: RunConfig) -> Iterator[Finding]:
 def _files(config: RunConfig) -> Iterator[Finding]:
     """What is read has one name; what evaluates has something to read."""
     ours, theirs = config.ref_config.load, config.value_of(OTHER_REFERENCE)
-    need = "needs megatron_training.test_data_path or data_config.eval_sets, found none"
+    need = "needs megatron_training.test_data_path, data_config.held_out_fraction or eval_sets"
     names = f"and {OTHER_REFERENCE}={theirs} are two names of one folder; give one of them"
     yield from _judged(
         config,

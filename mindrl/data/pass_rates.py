@@ -11,14 +11,20 @@ from mindrl.data.rows import read_rows
 from mindrl.errors import ConfigError
 from mindrl.observability.output_files import replace_file
 
+_FORMS = (".jsonl", ".parquet")
+
 
 def check_new_file(data: str, output: str) -> None:
     """Refuse a new file that is there already, or has another form than the data.
+
+    Rows are told by their place in one file, so it has to be one.
 
     Raises:
         ConfigError: With what is needed.
     """
     suffix = Path(data).suffix.lower()
+    if suffix not in _FORMS:
+        raise ConfigError(f"--data {data} must be one file that ends in {' or '.join(_FORMS)}")
     if Path(output).suffix.lower() != suffix:
         raise ConfigError(f"--output {output} must end in {suffix}, as --data {data} does")
     if Path(output).exists():

@@ -1,16 +1,20 @@
-"""From a JSONL or Parquet file to prompts as token ids."""
+"""From data files to prompts as token ids."""
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from mindrl.batch.prompts import Prompt
+from mindrl.config.data import DataPath, paths_of
 from mindrl.config.megatron_training import MegatronTrainingConfig
 from mindrl.config.rl import RLConfig
+from mindrl.data.columns import Columns, columns_of
+from mindrl.data.files import files_of
 from mindrl.data.reading import Reading
 from mindrl.data.rows import Row, column_of, read_rows, shown
 from mindrl.errors import DataError
@@ -18,13 +22,16 @@ from mindrl.errors import DataError
 _LOGGER = logging.getLogger(__name__)
 
 ChatMessage = dict[str, str]
+_WRITTEN_MESSAGES = re.compile(r"""\s*\[\s*\{\s*["'](role|content)["']\s*:""")
+"""What becomes of a list of messages that is written into a CSV file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptSet:
-    """The prompts of one file, in its order."""
+    """The prompts of one set of rows, in their order."""
 
     path: str
+    """Of its files, as they were named."""
     prompts: tuple[Prompt, ...]
     dropped: int
     """Prompts left out for their length."""
@@ -32,11 +39,25 @@ class PromptSet:
     """Rows left out for their pass rate."""
     ranks: tuple[float, ...] = ()
     """Of each prompt, the number that it is ordered by; empty where it is not."""
+    tests: int = 0
+    """Rows left out because they are tests."""
+    told: str = ""
+    """What else is to be told of its rows."""
 
     @property
     def rows(self) -> int:
-        """Rows of the file."""
-        return len(self.prompts) + self.dropped + self.filtered
+        """Rows of the files."""
+        return len(self.prompts) + self.dropped + self.filtered + self.tests
+
+    def without(self, texts: Collection[str]) -> "PromptSet":
+        """Leave the prompts with these texts out, since they are tests."""
+        kept = [at for at, each in enumerate(self.prompts) if each.text not in texts]
+        return replace(
+            self,
+            prompts=tuple(self.prompts[at] for at in kept),
+            ranks=tuple(self.ranks[at] for at in kept) if self.ranks else (),
+            tests=self.tests + len(self.prompts) - len(kept),
+        )
 
 
 def joined(sets: Sequence[PromptSet]) -> PromptSet:
@@ -48,6 +69,7 @@ def joined(sets: Sequence[PromptSet]) -> PromptSet:
         prompts=tuple(prompt for each in sets for prompt in each.prompts),
         dropped=sum(each.dropped for each in sets),
         filtered=sum(each.filtered for each in sets),
+        tests=sum(each.tests for each in sets),
     )
 
 
@@ -60,13 +82,13 @@ class _Rendered(NamedTuple):
 
 
 def load_prompts(
-    path: str,
+    paths: DataPath,
     training: MegatronTrainingConfig,
     rl: RLConfig,
     tokenizer: PreTrainedTokenizerBase,
     reading: Reading | None = None,
 ) -> PromptSet:
-    """Read a data file and render its prompts with the tokenizer's chat template.
+    """Read data files and render their prompts with the tokenizer's chat template.
 
     `reading` says what else is read of a row; None reads prompt and answer.
 
@@ -74,11 +96,11 @@ def load_prompts(
         DataError: The file or one of its rows breaks the stated format, a prompt is too
             long where the policy is "error", or no prompt is left.
     """
-    reading, rows = reading or Reading(), [*read_rows(path)]
-    if not rows:
-        raise DataError(f"data file {path}: no rows; needed at least one")
+    path, rows = ", ".join(paths_of(paths)), _rows_of(paths)
+    columns = columns_of(training, rows[0])
+    reading = (reading or Reading()).by_form(columns.source)
     chosen = reading.chosen(path, rows)
-    rendered = [_render(row, training, tokenizer) for row in chosen.values()]
+    rendered = [_render(row, training, columns, tokenizer) for row in chosen.values()]
     # The template has placed every special token, so the tokenizer must not add its own.
     token_ids = tokenizer([row.text for row in rendered], add_special_tokens=False)["input_ids"]
     prompts = tuple(
@@ -99,7 +121,19 @@ def load_prompts(
         dropped=len(prompts) - len(kept),
         filtered=len(rows) - len(chosen),
         ranks=tuple(rank for rank in ranks if rank is not None),
+        told=columns.told,
     )
+
+
+def _rows_of(paths: DataPath) -> list[Row]:
+    """Read all rows of all files, none of which may be empty."""
+    rows: list[Row] = []
+    for file in files_of(paths):
+        before = len(rows)
+        rows += read_rows(file)
+        if len(rows) == before:
+            raise DataError(f"data file {file}: no rows; needed at least one")
+    return rows
 
 
 def _limit_length(
@@ -128,14 +162,17 @@ def _limit_length(
 
 
 def _render(
-    row: Row, training: MegatronTrainingConfig, tokenizer: PreTrainedTokenizerBase
+    row: Row,
+    training: MegatronTrainingConfig,
+    columns: Columns,
+    tokenizer: PreTrainedTokenizerBase,
 ) -> _Rendered:
-    messages = _messages(row, training)
+    messages = _messages(row, training, columns.prompt)
     try:
         text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     except TemplateError as error:
         raise DataError(f"{row.place}: the chat template refuses the prompt: {error}") from error
-    answer = _answer(row, training)
+    answer = "" if columns.answer is None else _answer(row, columns.answer)
     try:
         f"{text}{answer}".encode()
     except UnicodeEncodeError as error:
@@ -143,9 +180,12 @@ def _render(
     return _Rendered(place=row.place, text=text, answer=answer)
 
 
-def _messages(row: Row, training: MegatronTrainingConfig) -> list[ChatMessage]:
-    where, value = column_of(row, training.prompt_column, "megatron_training.prompt_column")
+def _messages(row: Row, training: MegatronTrainingConfig, column: str) -> list[ChatMessage]:
+    where, value = column_of(row, column, "megatron_training.prompt_column")
     if isinstance(value, str):
+        if _WRITTEN_MESSAGES.match(value):
+            need = "messages written as text; needed a list of them, in .jsonl, .json or .parquet"
+            raise DataError(f"{where} holds {need}")
         value = [{"role": "user", "content": value}]
     if not isinstance(value, list) or not value:
         need = "needed text or a list of messages, not empty"
@@ -174,8 +214,8 @@ def _message(where: str, value: Any) -> ChatMessage:
     return present
 
 
-def _answer(row: Row, training: MegatronTrainingConfig) -> str:
-    where, value = column_of(row, training.answer_column, "megatron_training.answer_column")
+def _answer(row: Row, column: str) -> str:
+    where, value = column_of(row, column, "megatron_training.answer_column")
     answer = str(value) if type(value) in (int, float) else value
     if not isinstance(answer, str) or not answer.strip():
         need = "needed an answer: text, not empty, or a number"

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mindrl.data.rows import Row, column_of, shown
 from mindrl.errors import DataError
@@ -21,6 +21,11 @@ class Reading:
     pass_rate_column: str | None = None
     pass_rates: tuple[float, float] = (0.0, 1.0)
     """The least and the largest that stay."""
+
+    def by_form(self, source_column: str | None) -> "Reading":
+        """Take the source from the column of a known form, where nothing else says it."""
+        says = self.source or self.source_column
+        return self if says else replace(self, source_column=source_column)
 
     def chosen(self, path: str, rows: Sequence[Row]) -> dict[int, Row]:
         """Return the rows with a pass rate within its bounds, by place in the file.

@@ -1,19 +1,24 @@
-"""The rows of a JSONL or Parquet file, and what stands in their columns."""
+"""The rows of a data file, whatever its format, and what stands in their columns."""
 
+import csv
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import datasets
 from datasets.exceptions import DatasetGenerationError
 
+from mindrl.config.data_rules import SUFFIXES
 from mindrl.config.finding import did_you_mean
 from mindrl.errors import DataError
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_LONGEST_FIELD = 1 << 30
+"""Letters of a CSV field."""
 
 
 class Row(NamedTuple):
@@ -26,15 +31,15 @@ class Row(NamedTuple):
 
 
 def read_rows(path: str) -> Iterator[Row]:
-    """Yield the rows of a file, whose suffix says its format: .jsonl or .parquet.
+    """Yield the rows of a file, whose suffix says its format: one of `SUFFIXES`.
 
     Raises:
         DataError: The file is missing, unreadable, of another format, or malformed.
     """
     file = Path(path)
-    reader = {".jsonl": _read_jsonl, ".parquet": _read_parquet}.get(file.suffix.lower())
+    reader = _READERS.get(file.suffix.lower())
     if reader is None:
-        raise DataError(f"data file {path}: suffix {file.suffix!r}; needed .jsonl or .parquet")
+        raise DataError(f"data file {path}: suffix {file.suffix!r}; needed {' or '.join(SUFFIXES)}")
     if not file.exists():
         raise DataError(f"data file {path}: no such file")
     if not file.is_file():
@@ -56,20 +61,35 @@ def _read_jsonl(file: Path) -> Iterator[Row]:
             content = line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
             if content.strip():
                 place = f"{file}:{number}"
-                yield Row(place, _parse_object(place, content))
+                yield Row(place, _columns(place, _parsed(place, content)))
 
 
-def _parse_object(place: str, line: bytes) -> dict[str, Any]:
+def _read_json(file: Path) -> Iterator[Row]:
+    """Yield the objects of a list; a file that holds none has an object a line, as often is so."""
+    content = file.read_bytes().removeprefix(_BYTE_ORDER_MARK)
+    if not content.lstrip().startswith(b"["):
+        yield from _read_jsonl(file)
+        return
+    for index, value in enumerate(_parsed(f"data file {file}", content, "file")):
+        place = f"{file}, row {index} counted from 0"
+        yield Row(place, _columns(place, value))
+
+
+def _parsed(place: str, content: bytes, what: str = "line") -> Any:
     try:
-        value = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant)
+        return json.loads(content.decode("utf-8"), parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
-        wrong = f"byte {error.start + 1} of the line is not UTF-8 ({error.reason})"
+        wrong = f"byte {error.start + 1} of the {what} is not UTF-8 ({error.reason})"
         raise DataError(f"{place}: {wrong}") from error
     except json.JSONDecodeError as error:
-        wrong = f"{error.msg} at character {error.pos + 1} of the line"
+        of = "the line" if what == "line" else f"line {error.lineno}"
+        wrong = f"{error.msg} at character {error.colno} of {of}"
         raise DataError(f"{place}: not JSON: {wrong}") from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{place}: not JSON: {error}") from error
+
+
+def _columns(place: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise DataError(f"{place}: a {type(value).__name__}; needed a JSON object with columns")
     return value
@@ -77,6 +97,36 @@ def _parse_object(place: str, line: bytes) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON number")
+
+
+def _read_csv(file: Path) -> Iterator[Row]:
+    """Yield one row per record; every value is text.
+
+    The CSV reader of `datasets` is not used: it loses line numbers, and turns 007 into 7.
+    """
+    limit = csv.field_size_limit(_LONGEST_FIELD)
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as lines:
+            yield from _records(file, csv.reader(lines, strict=True))
+    except UnicodeDecodeError as error:
+        raise DataError(f"data file {file}: not UTF-8 ({error.reason})") from error
+    except csv.Error as error:
+        raise DataError(f"data file {file}: not CSV: {error}") from error
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _records(file: Path, records: Any) -> Iterator[Row]:
+    """Yield the records behind the names of the columns; blank lines are none."""
+    names: list[str] = next(records, [])
+    line = records.line_num + 1
+    for values in records:
+        place, line = f"{file}:{line}", records.line_num + 1
+        if values and len(values) != len(names):
+            need = f"the first line names {len(names)} columns"
+            raise DataError(f"{place}: {len(values)} values; {need}")
+        if values:
+            yield Row(place, dict(zip(names, values, strict=True)))
 
 
 def _read_parquet(file: Path) -> Iterator[Row]:
@@ -91,6 +141,14 @@ def _read_parquet(file: Path) -> Iterator[Row]:
         yield Row(f"{file}, row {index} counted from 0", values)
 
 
+_READERS: Mapping[str, Callable[[Path], Iterator[Row]]] = {
+    ".jsonl": _read_jsonl,
+    ".json": _read_json,
+    ".parquet": _read_parquet,
+    ".csv": _read_csv,
+}
+
+
 @contextmanager
 def _no_progress_bars() -> Iterator[None]:
     were_on = not datasets.are_progress_bars_disabled()
@@ -103,12 +161,38 @@ def _no_progress_bars() -> Iterator[None]:
 
 
 def column_of(row: Row, column: str, field: str) -> tuple[str, Any]:
-    """Return the place of a value, for messages, and the value."""
+    """Return the place of a value, for messages, and the value.
+
+    Dots lead into a column with columns of its own, unless a column has that whole name.
+
+    Raises:
+        DataError: There is none, with those that there are.
+    """
+    where = f"{row.place}: column {column!r}"
     if column in row.values:
-        return f"{row.place}: column {column!r}", row.values[column]
-    hint = did_you_mean(column, row.values)
-    found = ", ".join(row.values) or "none"
-    raise DataError(f"{row.place}: no column {field}={column!r}; found: {found}{hint}")
+        return where, row.values[column]
+    value: Any = row.values
+    for part in column.split("."):
+        if not isinstance(value, dict) or part not in value:
+            known = [*islice(_names(row.values), _MOST_COLUMNS)]
+            found = ", ".join(known) or "none"
+            hint = did_you_mean(column, known)
+            raise DataError(f"{row.place}: no column {field}={column!r}; found: {found}{hint}")
+        value = value[part]
+    return where, value
+
+
+_MOST_COLUMNS = 30
+"""Named in a message."""
+
+
+def _names(values: Mapping[str, Any], place: str = "") -> Iterator[str]:
+    """Name columns, and those inside them by dots."""
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _names(value, f"{place}{name}.")
+        else:
+            yield f"{place}{name}"
 
 
 def shown(value: Any) -> str:

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field, replace
 
 from transformers import PreTrainedTokenizerBase
 
-from mindrl.config.data import EvalSet, TrainSet
+from mindrl.config.data import DataPath, EvalSet, TrainSet
 from mindrl.config.finding import did_you_mean
 from mindrl.config.run import RunConfig
+from mindrl.data.held_out import hold_out, without_tests
 from mindrl.data.prompts import PromptSet, joined, load_prompts
 from mindrl.data.reading import Reading
 from mindrl.data.tokenizer import load_tokenizer, stop_token_ids
@@ -60,19 +61,24 @@ def read_data(config: RunConfig) -> RunData:
             config.tokenizer_path, trust_remote_code=config.generate_config.trust_remote_code
         )
 
-        def load(path: str, reading: Reading) -> PromptSet:
-            return load_prompts(path, training, config.rl_config, tokenizer, reading)
+        def load(paths: DataPath, reading: Reading) -> PromptSet:
+            return load_prompts(paths, training, config.rl_config, tokenizer, reading)
 
-        held_out = Reading(source_column=data.source_column)
-        train_sets = _train_sets(config, load)
+        train_sets, test = _train_sets(config, load), None
+        if data.held_out_fraction:
+            train_sets, test = hold_out(train_sets, data.held_out_fraction, data.held_out_seed)
+        elif training.test_data_path is not None:
+            test = load(training.test_data_path, Reading(source_column=data.source_column))
+        eval_sets = {
+            each.name: load(each.data_path, _source(config, each)) for each in data.eval_sets
+        }
+        train_sets = without_tests(data, train_sets, _tests(test, eval_sets))
         found = RunData(
             tokenizer=tokenizer,
             stop_token_ids=stop_token_ids(tokenizer, config.actor_config.load),
             train=joined(train_sets),
-            test=load(training.test_data_path, held_out) if training.test_data_path else None,
-            eval_sets={
-                each.name: load(each.data_path, _source(config, each)) for each in data.eval_sets
-            },
+            test=test,
+            eval_sets=eval_sets,
             parts=train_sets,
         )
     except (DataError, ModelError) as error:
@@ -82,12 +88,14 @@ def read_data(config: RunConfig) -> RunData:
 
 
 def _train_sets(
-    config: RunConfig, load: Callable[[str, Reading], PromptSet]
+    config: RunConfig, load: Callable[[DataPath, Reading], PromptSet]
 ) -> tuple[PromptSet, ...]:
     """Read what is trained on; rows are numbered on from one set to the next."""
     training, data = config.megatron_training, config.data_config
     alone = Reading(source_column=data.source_column)
-    readings = [(training.data_path, alone)] if training.data_path is not None else []
+    readings: list[tuple[DataPath, Reading]] = []
+    if training.data_path is not None:
+        readings.append((training.data_path, alone))
     readings += [(each.data_path, _source(config, each)) for each in data.train_sets]
     found: list[PromptSet] = []
     for path, reading in readings:
@@ -100,6 +108,10 @@ def _train_sets(
         )
         found.append(load(path, chosen))
     return tuple(found)
+
+
+def _tests(test: PromptSet | None, eval_sets: Mapping[str, PromptSet]) -> dict[str, PromptSet]:
+    return {**({"test": test} if test else {}), **eval_sets}
 
 
 def _source(config: RunConfig, chosen: TrainSet | EvalSet) -> Reading:
@@ -138,14 +150,9 @@ def reward_trials(config: RunConfig, data: RunData) -> Iterator[tuple[str, tuple
 def data_lines(data: RunData) -> Iterator[str]:
     """Say how much was read, what a test would find again, and what ends a response."""
     for found in data.all_sets:
-        longest = max(len(prompt.token_ids) for prompt in found.prompts)
-        dropped = f", {found.dropped} longer ones dropped" if found.dropped else ""
-        if found.filtered:
-            dropped += f", {found.filtered} left out for their pass rate"
-        yield f"{found.path}: {found.rows} rows, prompts of up to {longest} tokens{dropped}"
+        yield f"{found.path}: {_described(found)}"
     trained_on = {prompt.text for prompt in data.train.prompts}
-    tests = {"test": data.test} if data.test else {}
-    for name, test in {**tests, **data.eval_sets}.items():
+    for name, test in _tests(data.test, data.eval_sets).items():
         prompts = test.prompts
         if again := sum(prompt.text in trained_on for prompt in prompts):
             yield (
@@ -155,3 +162,17 @@ def data_lines(data: RunData) -> Iterator[str]:
     tokens = data.tokenizer.convert_ids_to_tokens(list(data.stop_token_ids))
     stops = (f"{token} ({id_})" for token, id_ in zip(tokens, data.stop_token_ids, strict=True))
     yield f"a response ends with {' or '.join(stops)}"
+
+
+def _described(found: PromptSet) -> str:
+    """Count the rows of a set, and say what became of those that are not prompts."""
+    longest = max(len(prompt.token_ids) for prompt in found.prompts)
+    repeated = len(found.prompts) - len({prompt.text for prompt in found.prompts})
+    counts = {
+        "longer ones dropped": found.dropped,
+        "left out for their pass rate": found.filtered,
+        "left out for they are tests": found.tests,
+        "equal to an earlier prompt": repeated,
+    }
+    told = "".join(f", {count} {what}" for what, count in counts.items() if count)
+    return f"{found.rows} rows, prompts of up to {longest} tokens{told}{found.told}"

@@ -278,14 +278,14 @@ def _data(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
         ("data.val_files", "megatron_training.test_data_path"),
     ):
         files = theirs.get(key, [])
-        files = [files] if isinstance(files, str) else list(files)
-        note = "one file" if len(files) == 1 else f"{len(files)} files: see data_config"
-        kind: Kind = "renamed" if len(files) == 1 else "open"
         if files or ours.endswith(".data_path"):
-            yield Mapped(key, kind, {ours: files[0] if files else "data/train.parquet"}, note)
-    note = "reward_model.ground_truth of a row there: a nested value; write it into a column"
-    yield Mapped("data.train_files.ground_truth", "open", note=note)
-    sets: dict[str, Any]
+            yield Mapped(key, "renamed", {ours: files or "data/train.parquet"}, "the same")
+    note = "where verl's rows have it"
+    sets: dict[str, Any] = {"megatron_training.answer_column": "reward_model.ground_truth"}
+    yield Mapped("data.train_files.ground_truth", "derived", sets, note)
+    if "data.reward_fn_key" not in theirs:
+        sets = {"data_config.source_column": "data_source"}
+        yield Mapped("data.reward_fn_key", "derived", sets, "not given: verl's default")
     if "data.shuffle" in theirs:
         sets = {"megatron_training.no_shuffle": not theirs["data.shuffle"]}
         yield Mapped("data.shuffle", "renamed", sets, "the other way round")

@@ -10,12 +10,14 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from mindrl.allocation.into_config import in_words_of_backend
-from mindrl.config.data_rules import data_files
-from mindrl.config.finding import Finding, Value, broken, once
+from mindrl.config.data import paths_of
+from mindrl.config.data_rules import data_keys, is_pattern
+from mindrl.config.finding import Finding, Value, broken, did_you_mean, once
 from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig, with_value
 from mindrl.config.validate import findings, learning_warnings
-from mindrl.errors import ConfigError, MindrlError
+from mindrl.data.files import files_of
+from mindrl.errors import ConfigError, DataError, MindrlError
 from mindrl.models.description import ModelDescription
 from mindrl.models.own_family import FIELD, spec_at
 from mindrl.observability.terminal import note
@@ -104,7 +106,7 @@ def checked_run(
     absent = {} if needs_files else missing_weights(config)
     missing = [*_files(config)]
     found = [*findings(config), *platform_findings(config, platform), *_rewards(config)]
-    found += _own_functions(config)
+    found += [*_own_functions(config), *_data_folders(config)]
     specs = [*_own_specs(config)]
     found += [*specs, *(missing if needs_files else [])]
     warnings = [*learning_warnings(config)]
@@ -241,11 +243,34 @@ def _own_networks(config: RunConfig, models: Mapping[Role, ModelDescription]) ->
     return once(found)
 
 
+def _data_paths(config: RunConfig) -> Iterator[tuple[str, str]]:
+    for key in data_keys(config):
+        yield from ((key, path) for path in paths_of(config.value_of(key)))
+
+
+def _trouble(path: str) -> str | None:
+    """Say why a folder or a pattern names no data; None where it does."""
+    try:
+        files_of(path)
+    except DataError as error:
+        return str(error)
+    return None
+
+
+def _data_folders(config: RunConfig) -> Iterator[Finding]:
+    for key, path in _data_paths(config):
+        if Path(path).is_dir() and (trouble := _trouble(path)):
+            yield Finding(f"{key}: {trouble}", key, path)
+
+
 def _files(config: RunConfig) -> Iterator[Finding]:
     training = config.megatron_training
-    for key, path in data_files(config).items():
-        if not Path(path).is_file():
-            yield broken(key, path, ": no such file")
+    for key, path in _data_paths(config):
+        if is_pattern(path) and (trouble := _trouble(path)):
+            yield Finding(f"{key}={trouble}", key, path)
+        elif not (is_pattern(path) or Path(path).exists()):
+            names = [each.name for each in Path(path).parent.glob("*")]
+            yield broken(key, path, f": no such file{did_you_mean(Path(path).name, names)}")
     token = config.generate_config.server_token_file
     if token is not None and not Path(token).is_file():
         yield broken("generate_config.server_token_file", token, ": no such file")

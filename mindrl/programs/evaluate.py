@@ -24,6 +24,7 @@ _WITHOUT = (
     *("megatron_training.train_iters=1", "megatron_training.keep_rollouts=1"),
     *("rl_config.debug=rollout_only", "rl_config.init_kl_coef=0"),
     *("rl_config.ref_update_interval=0", "data_config.best_by=null"),
+    "data_config.test_overlap_policy=allow",
 )
 """Parts of a training run that measuring its model does without."""
 _EXAMPLE = """\
@@ -101,7 +102,7 @@ def _overrides(options: argparse.Namespace, model: Path) -> Iterator[str]:
     if not options.data:
         return
     yield f"megatron_training.data_path={quoted(options.data[0])}"
-    yield "megatron_training.test_data_path=null"
+    yield from ("megatron_training.test_data_path=null", "data_config.held_out_fraction=0")
     names = [Path(path).stem for path in options.data]
     if len({*names}) < len(names):
         raise ConfigError(f"--data {' '.join(options.data)}: files need names of their own")

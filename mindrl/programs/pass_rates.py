@@ -25,7 +25,7 @@ _WITHOUT = (
     *("data_config.order=as_is", "data_config.order_column=null"),
     *("data_config.order_descending=false", "data_config.order_stages=null"),
     *("data_config.pass_rate_column=null", "data_config.pass_rate_low=0"),
-    "data_config.pass_rate_high=1",
+    *("data_config.pass_rate_high=1", "data_config.held_out_fraction=0"),
 )
 """Parts of a training run that answering each row once does without."""
 _EXAMPLE = """\

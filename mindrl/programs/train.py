@@ -12,9 +12,9 @@ from omegaconf import DictConfig
 
 from mindrl.checkpoint.commits import CHECKPOINTS
 from mindrl.config.backends import ROLLOUT_BACKEND, TRAINING_BACKEND
-from mindrl.config.data_rules import data_files
 from mindrl.config.halves import on_its_own_devices
 from mindrl.config.run import RunConfig
+from mindrl.data.files import data_is_here
 from mindrl.data.vocabulary import has_vocabulary
 from mindrl.errors import ConfigError, InstallationError, OutputError
 from mindrl.launch.interrupts import signals_as_errors
@@ -108,8 +108,9 @@ def explain(config: RunConfig) -> None:
 
 def _data_lines(config: RunConfig) -> Iterator[str]:
     trusts = config.generate_config.trust_remote_code
-    rows_here = all(Path(path).is_file() for path in data_files(config).values())
-    if not (rows_here and has_vocabulary(config.tokenizer_path, trust_remote_code=trusts)):
+    if not (
+        data_is_here(config) and has_vocabulary(config.tokenizer_path, trust_remote_code=trusts)
+    ):
         yield "rows and chat template not checked: a data file or the tokenizer is not here"
         return
     # Imported late: they bring transformers and sympy along.

@@ -39,7 +39,10 @@ def test_a_set_with_a_name_and_sampling_of_its_own_is_legal(run_config: MakeConf
                 "prompt are one"
             ),
         ),
-        ({"data_path": "math.csv"}, "data_path=math.csv must end in .jsonl or .parquet"),
+        (
+            {"data_path": "math.tsv"},
+            "data_path=math.tsv must end in .jsonl, .json, .parquet or .csv, or be a folder",
+        ),
         (
             {"max_tokens": 33},
             (
@@ -180,3 +183,12 @@ def test_what_is_no_list_of_sets_is_refused(
     with pytest.raises(ConfigError) as error:
         run_config(Path("model"), {SETS: sets})
     assert text in str(error.value)
+
+
+def test_a_path_of_data_is_one_or_several(run_config: MakeConfig) -> None:
+    assert texts(run_config, {DATA: ["a.csv", "more", "b-*.parquet"]}) == []
+    for wrong in ([], 5, ["a.csv", 5], [["a.csv"]]):
+        with pytest.raises(ConfigError, match=r"data_path=.* must be a path, or a list of paths"):
+            run_config(Path("model"), {DATA: wrong})
+    with pytest.raises(ConfigError, match="must be a path of at most 4000 bytes"):
+        run_config(Path("model"), {DATA: ["a.csv", "x" * 5000]})

@@ -257,7 +257,7 @@ def test_experts_are_grouped_in_bfloat16_only(run_config: MakeConfig) -> None:
 
 def test_evaluation_needs_held_out_prompts(run_config: MakeConfig) -> None:
     assert found(run_config, {"rl_config.test_freq": 10}) == [
-        f"rl_config.test_freq=10 needs {HELD_OUT} or data_config.eval_sets, found none"
+        f"rl_config.test_freq=10 needs {HELD_OUT}, data_config.held_out_fraction or eval_sets"
     ]
     held_out = {HELD_OUT: "test.jsonl"}
     assert found(run_config, {"rl_config.test_freq": 10} | held_out) == []

@@ -249,9 +249,9 @@ def test_a_file_without_rows_is_refused(load: Loader, text: str) -> None:
     [
         ("train.jsonl", "no such file"),
         ("train.parquet", "no such file"),
-        ("train.json", r"suffix '\.json'; needed \.jsonl or \.parquet"),
-        ("train", r"suffix ''; needed \.jsonl or \.parquet"),
-        ("folder.jsonl", "not a file"),
+        ("train.txt", r"suffix '\.txt'; needed \.jsonl or \.json or \.parquet or \.csv"),
+        ("train", r"suffix ''; needed \.jsonl or "),
+        ("folder.jsonl", r"folder .*folder\.jsonl holds no \.jsonl or .* file"),
     ],
 )
 def test_a_path_that_cannot_be_read_is_named_with_the_reason(

@@ -17,6 +17,7 @@ from mindrl.programs.train import explain
 
 Asked = Callable[..., RunConfig]
 DROPS = {"rl_config.overlong_prompt_policy": "drop"}
+OVERLAP = "data_config.test_overlap_policy"
 
 
 def rows(path: Path, *questions: str) -> str:
@@ -48,7 +49,7 @@ def test_a_dry_run_counts_rows_tokens_and_test_rows_that_are_trained_on(
     asked: Asked, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     test = rows(tmp_path / "test.jsonl", "11+11", "2+2", "1+1", "123+4567")
-    explain(asked({"megatron_training.test_data_path": test} | DROPS))
+    explain(asked({"megatron_training.test_data_path": test, OVERLAP: "allow"} | DROPS))
     lines = capsys.readouterr().out.splitlines()
     assert lines[-5:] == [
         f"{tmp_path}/train.jsonl: 2 rows, prompts of up to 13 tokens",

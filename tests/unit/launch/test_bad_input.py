@@ -45,6 +45,7 @@ def answer(tiny: Path, more: list[str], capsys: pytest.CaptureFixture[str]) -> t
     files = [
         f"megatron_training.{key}={tiny}/rows.jsonl" for key in ("data_path", "test_data_path")
     ]
+    files.append("data_config.test_overlap_policy=allow")
     overrides = [f"actor_config.load={tiny}/model", *files, *more]
     code = exit_code(lambda: prepared(overrides))
     return code, "".join(capsys.readouterr())

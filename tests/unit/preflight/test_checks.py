@@ -210,13 +210,14 @@ def test_files_that_are_not_there_are_named_with_their_keys(
     ]
 
 
-def test_a_folder_in_place_of_a_data_file_is_refused(
-    tmp_path: Path, run_config: MakeConfig
-) -> None:
-    folder = overrides(tmp_path) | {"megatron_training.data_path": str(tmp_path)}
+def test_a_folder_without_data_is_refused(tmp_path: Path, run_config: MakeConfig) -> None:
+    (tmp_path / "empty.v1").mkdir()
+    folder = {"megatron_training.data_path": f"{tmp_path}/empty.v1"}
     assert refused(run_config(model_folder(tmp_path / "model"), folder)) == [
-        f"megatron_training.data_path={tmp_path} must end in .jsonl or .parquet",
-        f"megatron_training.data_path={tmp_path}: no such file",
+        (
+            f"megatron_training.data_path: folder {tmp_path}/empty.v1 holds no .jsonl or .json or "
+            ".parquet or .csv file"
+        )
     ]
 
 

@@ -1,0 +1,73 @@
+"""Which prompts are tests, and that none of them is trained on."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from hashlib import sha256
+
+from mindrl.config.data import DataConfig
+from mindrl.data.prompts import PromptSet, joined
+from mindrl.errors import DataError
+
+
+def hold_out(
+    sets: Sequence[PromptSet], fraction: float, seed: int
+) -> tuple[tuple[PromptSet, ...], PromptSet]:
+    """Divide training sets into what is trained on and what is tested on.
+
+    Of each set the share of its different prompts is held out that has the smallest hash with the
+    seed: equal prompts stay together, and the order of the rows does not matter.
+
+    Raises:
+        DataError: A set has too few different prompts to be divided.
+    """
+    trained, tests = [], []
+    for each in sets:
+        texts = sorted({prompt.text for prompt in each.prompts}, key=lambda text: _hash(seed, text))
+        count = max(1, round(fraction * len(texts)))
+        if count >= len(texts):
+            raise DataError(
+                f"{each.path}: data_config.held_out_fraction={fraction:g} of {len(texts)} "
+                "different prompts leaves none to train on"
+            )
+        trained.append(each.without({*texts[:count]}))
+        held_out = each.without({*texts[count:]})
+        # What its other rows are is said of the training set.
+        path = f"{fraction:g} of {each.path}"
+        tests.append(replace(held_out, path=path, tests=0, dropped=0, filtered=0, told=""))
+    return tuple(trained), joined(tests)
+
+
+def without_tests(
+    data: DataConfig, train: Sequence[PromptSet], tests: Mapping[str, PromptSet]
+) -> tuple[PromptSet, ...]:
+    """Do what the policy says of training prompts that are tests too.
+
+    Raises:
+        DataError: The policy is "error" and there are some, or no training prompt is left.
+    """
+    texts = {prompt.text for test in tests.values() for prompt in test.prompts}
+    if data.test_overlap_policy == "drop":
+        left = tuple(each.without(texts) for each in train)
+        if empty := [each.path for each in left if not each.prompts]:
+            raise DataError(f"{empty[0]}: no prompt is left, all of them are test prompts too")
+        return left
+    if data.test_overlap_policy == "error":
+        trained_on = {prompt.text for each in train for prompt in each.prompts}
+        for name, test in tests.items():
+            _refuse_overlap(name, test, trained_on)
+    return tuple(train)
+
+
+def _refuse_overlap(name: str, test: PromptSet, trained_on: set[str]) -> None:
+    again = [prompt for prompt in test.prompts if prompt.text in trained_on]
+    if again:
+        raise DataError(
+            f"{test.path}: {len(again)} of the {len(test.prompts)} {name} prompts are training "
+            f"prompts too, the first is row {again[0].uid} counted from 0: accuracy would count "
+            "what is trained on. data_config.test_overlap_policy=drop leaves them out of training, "
+            "allow lets them be"
+        )
+
+
+def _hash(seed: int, text: str) -> bytes:
+    return sha256(f"{seed}/{text}".encode()).digest()

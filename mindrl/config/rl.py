@@ -14,6 +14,7 @@ from mindrl.config.section import (
     PositiveInt,
     Seconds,
 )
+from mindrl.config.tracking import Tracking
 
 NonNegative = Annotated[float, Field(ge=0.0)]
 GROUP_ESTIMATORS = (
@@ -330,6 +331,8 @@ class RLConfig:
     """Sampled responses stored per step."""
     use_tensorboard: bool = True
     """Write TensorBoard files into the run folder."""
+    tracking: Tracking = Tracking()
+    """Where the metrics go besides the run folder."""
     report: bool = True
     """Write `report.html` into the run folder: a page with curves, times, memory and samples, anew
     now and then while the run goes on, and at its end."""

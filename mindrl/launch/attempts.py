@@ -40,6 +40,7 @@ from mindrl.preflight.derived_numbers import derived_numbers
 from mindrl.preflight.run_shardings import RunPlan
 from mindrl.report.live_page import LivePage
 from mindrl.rewards.scorer import RewardScorer
+from mindrl.tracking.opened import opened_trackers
 from mindrl.trainer.colocated_actor import ColocatedActor
 from mindrl.trainer.gathering import Gathering
 from mindrl.trainer.policy_trainer import PolicyTrainer
@@ -75,6 +76,13 @@ class RunFiles:
         trackers: list[Tracker] = [JsonlTracker(self.folder.metrics)]
         if config.rl_config.use_tensorboard:
             trackers.append(TensorboardTracker(self.folder.tensorboard, first))
+        trackers += opened_trackers(
+            config,
+            self.folder.trackers,
+            metrics=self.folder.metrics,
+            logs=self.folder.logs,
+            goes_on=first > 0,
+        )
         summary = RunSummary(exports=self.exports, provenance=provenance(config))
         if config.rl_config.report:
             page = LivePage(self.folder.root)

@@ -34,8 +34,9 @@ def render_summary(summary: Mapping[str, object]) -> RenderableType:
     Keys: status ("completed", "interrupted" or "failed"), accuracy_before and accuracy_after
     (0 to 1), evaluations (before and after, by set and name), steps, seconds,
     response_tokens_per_second, logprob_gap_max_mean (nats), reward_failures (counts by function and
-    kind), restarts, steps_without_signal, the paths run_dir, report, metrics, tensorboard, samples,
-    logs, model and model_best, and the steps of the last two, model_step and model_best_step.
+    kind), trackers (their outcomes by name), restarts, steps_without_signal, the paths run_dir,
+    report, metrics, tensorboard, samples, logs, model and model_best, and the steps of the last
+    two, model_step and model_best_step.
     """
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
@@ -55,6 +56,8 @@ def render_summary(summary: Mapping[str, object]) -> RenderableType:
         place = "-" if path is None else printable(str(path))
         # Text, since a path may hold brackets that rich would take for markup.
         table.add_row(label, Text(place if step is None else f"{place} (step {step})"))
+    for label, text in _trackers(summary):
+        table.add_row(label, Text(printable(text)))
     status = str(summary["status"])
     title = Text(f"run {status}", style=STATUS_STYLES[status])
     return Panel(table, title=title, title_align="left", expand=False)
@@ -71,6 +74,14 @@ def _warnings(summary: Mapping[str, object]) -> Iterator[tuple[str, str]]:
         yield "restarts", f"{restarts}; faults.jsonl says why"
     if steps := summary.get("steps_without_signal"):
         yield "steps without signal", str(steps)
+
+
+def _trackers(summary: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    """Yield where each tracker has the run, and how much of it it lacks."""
+    trackers = summary.get("trackers")
+    for name, found in trackers.items() if isinstance(trackers, Mapping) else ():
+        missed = f" (without {found['missed']} records)" if found["missed"] else ""
+        yield name, f"{found['place'] or '-'}{missed}"
 
 
 def _evaluations(summary: Mapping[str, object]) -> Iterator[tuple[str, str]]:

@@ -28,6 +28,7 @@ from mindrl.preflight.rollout_memory import rollout_memory_findings
 from mindrl.preflight.run_folders import export_findings, export_places
 from mindrl.preflight.run_shardings import RunPlan, RunShardings, unordered_plan
 from mindrl.preflight.shipped import sizes_path, unknown_sizes
+from mindrl.preflight.tracker_checks import tracker_findings
 from mindrl.rewards.functions import BUILTIN_REWARDS
 from mindrl.rewards.resolve import resolve_reward
 
@@ -104,7 +105,7 @@ def checked_run(
     of a model that is not here the shipped sizes are taken then.
     """
     absent = {} if needs_files else missing_weights(config)
-    missing = [*_files(config)]
+    missing = [*_files(config), *tracker_findings(config)]
     found = [*findings(config), *platform_findings(config, platform), *_rewards(config)]
     found += [*_own_functions(config), *_data_folders(config)]
     specs = [*_own_specs(config)]

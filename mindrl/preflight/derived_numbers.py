@@ -9,6 +9,7 @@ from mindrl.config.layout_keys import SIZE_KEYS, Role
 from mindrl.config.run import RunConfig
 from mindrl.memory.schedule import PHASE_ROLES, UPDATES, step_phases
 from mindrl.platform.device import Platform
+from mindrl.tracking.opened import tracking_text
 
 _GAP_FLOAT32 = 0.01
 _GAP_BF16 = 0.1
@@ -49,6 +50,7 @@ def derived_numbers(config: RunConfig, platform: Platform) -> dict[str, str]:
         "reference": _role(config, "ref") or "none (init_kl_coef is 0)",
         **{name: text for name, text in further.items() if text},
         "rewards": _rewards(config),
+        **({"metrics go to": places} if (places := tracking_text(config)) else {}),
     }
 
 

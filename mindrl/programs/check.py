@@ -14,6 +14,7 @@ from mindrl.preflight.shipped import note_shipped_sizes, shipped_sizes
 from mindrl.programs.arguments import gib, parser_of
 from mindrl.programs.exits import FAILED, counted, exit_code, print_json, report
 from mindrl.programs.plan_options import add_run_options, asked_config, device_bytes
+from mindrl.tracking.opened import tracking_text
 
 _EXAMPLE = """\
 examples:
@@ -58,13 +59,14 @@ def _check(options: argparse.Namespace) -> int:
             "warnings": _as_json(checked.warnings),
             "not_checked": _as_json(checked.not_checked),
             "memory_checked": checked.memory_checked,
+            "metrics_go_to": tracking_text(config),
             "shipped_sizes": shipped_sizes(config) if options.elsewhere else {},
         }
         print_json(answer)
     else:
         if options.elsewhere:
             note_shipped_sizes(config)
-        _print(options.config_name, checked, capacity)
+        _print(options.config_name, checked, capacity, tracking_text(config))
     return FAILED if checked.findings else 0
 
 
@@ -73,7 +75,7 @@ def _as_json(findings: Iterable[Finding]) -> list[dict[str, Any]]:
     return [{key: getattr(finding, key) for key in keys} for finding in findings]
 
 
-def _print(name: str, checked: Checked, capacity: Capacity) -> None:
+def _print(name: str, checked: Checked, capacity: Capacity, places: str) -> None:
     """Print findings as every program prints errors, each with its way out below it."""
     for each in checked.findings:
         way = f"legal: {each.field}={' or '.join(map(_on_command_line, each.legal))}; "
@@ -89,6 +91,8 @@ def _print(name: str, checked: Checked, capacity: Capacity) -> None:
         elif checked.findings:
             remedy = "it is, once nothing else is found"
         say(f"memory of the devices not checked: {remedy}")
+    if places:
+        say(f"metrics go to: {places}")
     say(f"{name}: {counted(len(checked.findings), 'finding')}")
 
 

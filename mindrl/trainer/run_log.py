@@ -23,6 +23,7 @@ from mindrl.observability.trackers import Tracker
 from mindrl.report.advice import Adviser
 from mindrl.report.run_record import json_lines
 from mindrl.rewards.scores import FailureKind, Failures
+from mindrl.tracking.process import ProcessTracker
 from mindrl.trainer.step_checks import MODELS
 
 logger = logging.getLogger(__name__)
@@ -46,6 +47,8 @@ class RunFolder:
         """Log files, one per process."""
         self.tensorboard = root / "tensorboard"
         """TensorBoard event files."""
+        self.trackers = root / "trackers"
+        """What the trackers beside these keep, a folder each."""
         self.metrics = root / "metrics.jsonl"
         """All metrics, one JSON line per step."""
         self.samples = root / "samples.jsonl"
@@ -274,6 +277,8 @@ class RunLog:
         for tracker in self.trackers:
             self.keep(tracker, tracker.close)
         folder, record = self.folder, self.summary.record(self.folder)
+        others = [each for each in self.trackers if isinstance(each, ProcessTracker)]
+        record["trackers"] = {each.job.name: each.outcome() for each in others}
         record["advice"] = [asdict(each) for each in self.adviser.given.values()]
         folder.reserve.unlink(missing_ok=True)
         self.keep(folder, lambda: write_json_atomically(folder.summary, record))

@@ -83,6 +83,18 @@ def test_what_should_not_have_happened_is_in_the_table_where_it_has() -> None:
     ]
 
 
+def test_each_tracker_has_a_row_with_its_place_and_what_it_lacks() -> None:
+    trackers = {
+        "wandb": {"place": "https://a/\x1b[31mb", "kept": 9, "missed": 0, "problem": None},
+        "mlflow": {"place": None, "kept": 2, "missed": 7, "problem": "it has failed"},
+    }
+    lines = shown(SUMMARY | {"trackers": trackers})
+    assert [line.split(maxsplit=1) for line in lines[14:16]] == [
+        ["wandb", r"https://a/\x1b[31mb"],
+        ["mlflow", "- (without 7 records)"],
+    ]
+
+
 def test_a_run_that_failed_before_its_first_step_still_has_a_table() -> None:
     lines = shown({"status": "failed", "accuracy_before": None, "logs": "/runs/\x1b[31mb"})
     assert lines[0] == "run failed"

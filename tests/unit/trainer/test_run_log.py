@@ -123,6 +123,7 @@ def test_the_summary_says_what_became_of_the_run(tmp_path: Path) -> None:
         "samples": str(tmp_path / "samples.jsonl"),
         "report": None,
         "advice": [],
+        "trackers": {},
         "model": str(tmp_path / "model"),
         "model_step": 2,
         "model_best": str(tmp_path / "model_best"),

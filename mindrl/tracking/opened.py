@@ -1,0 +1,64 @@
+"""The trackers that a configuration asks for."""
+
+import re
+from pathlib import Path
+
+from mindrl.config.resume import recorded_config
+from mindrl.config.run import RunConfig
+from mindrl.observability.trackers import Tracker
+from mindrl.tracking.job import TrackerJob
+from mindrl.tracking.process import ProcessTracker
+from mindrl.tracking.prometheus import HOST, PrometheusEndpoint
+
+_NO_NAME = re.compile(r"\W+")
+
+
+def opened_trackers(
+    config: RunConfig, folder: Path, *, metrics: Path, logs: Path, goes_on: bool
+) -> list[Tracker]:
+    """Start the trackers of a run besides its own files.
+
+    Args:
+        config: Of the run.
+        folder: Takes what they keep.
+        metrics: What they read, which is there.
+        logs: Folder of what they print.
+        goes_on: The run goes on behind a step, and so do they.
+
+    Raises:
+        OutputError: A file of them cannot be written.
+    """
+    asked, found = config.rl_config.tracking, list[Tracker]()
+    for name in asked.trackers:
+        plain = _NO_NAME.sub("_", name)
+        job = TrackerJob(
+            name=name,
+            project=asked.project,
+            experiment=asked.experiment or "-".join(folder.parts[-3:-1]),
+            offline=asked.offline,
+            timeout_seconds=asked.timeout_seconds,
+            folder=str(folder / plain),
+            metrics=str(metrics),
+            config=recorded_config(config),
+        )
+        found.append(ProcessTracker(job, logs / f"tracker_{plain}.log", goes_on=goes_on))
+    if (port := port_of(config)) is not None:
+        found.append(PrometheusEndpoint(port))
+    return found
+
+
+def port_of(config: RunConfig) -> int | None:
+    """Return the port for Prometheus; a rollout job leaves it to the job that trains."""
+    is_beside = config.spool_config.job == "rollout"
+    return None if is_beside else config.rl_config.tracking.prometheus_port
+
+
+def tracking_text(config: RunConfig) -> str:
+    """Say where the metrics go; nothing where that is the run folder alone."""
+    asked = config.rl_config.tracking
+    name = "" if asked.experiment is None else f"/{asked.experiment}"
+    how = f"project {asked.project}{name}{', offline' if asked.offline else ''}"
+    places = [f"{each} ({how})" for each in asked.trackers]
+    if (port := port_of(config)) is not None:
+        places.append(f"http://{HOST}:{port}/metrics")
+    return "; ".join(places)

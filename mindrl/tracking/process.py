@@ -1,0 +1,106 @@
+"""A tracker in a process of its own: whatever it does, its run waits for nothing.
+
+It is handed nothing either: the file of the metrics is there anyway, and it reads that.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from mindrl.errors import OutputError
+from mindrl.observability.logs import tail
+from mindrl.observability.metrics import Metrics
+from mindrl.observability.output_files import output_errors
+from mindrl.tracking.job import TrackerJob, TrackerState
+
+_PROGRAM = """\
+import sys
+sys.path[:] = sys.argv[2:]
+from mindrl.tracking.child import hand_on
+hand_on(sys.argv[1])
+"""
+
+
+class ProcessTracker:
+    """Looks after the process of a tracker, as a place that keeps the metrics of each step."""
+
+    def __init__(self, job: TrackerJob, log: Path, *, goes_on: bool) -> None:
+        """Start it; where the run goes on, with what it has kept of it.
+
+        Raises:
+            OutputError: A file in the run folder cannot be written.
+        """
+        self.job, self.output, self.is_late = job, log, False
+        paths = [str(Path.cwd()) if path == "" else path for path in sys.path]
+        command = [sys.executable, "-c", _PROGRAM, str(job.place), *paths]
+        with output_errors(log):
+            Path(job.folder).mkdir(parents=True, exist_ok=True)
+            job.write()
+            (TrackerState.of(job.folder) if goes_on else TrackerState()).write(job.folder)
+            log.parent.mkdir(parents=True, exist_ok=True)
+            with log.open("ab") as output:
+                # A session of its own, which Ctrl-C does not reach.
+                self.process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                )
+
+    def log(self, step: int, metrics: Metrics) -> None:  # noqa: ARG002
+        """See that the process is there, which reads the metrics by itself.
+
+        Raises:
+            OutputError: It has ended.
+        """
+        if self.process.poll() is not None:
+            raise OutputError(self._problem())
+
+    def close(self) -> None:
+        """Let the process take what it has not taken; it is ended where that takes too long.
+
+        Raises:
+            OutputError: It had not taken all.
+        """
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(self.job.timeout_seconds)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        if code := self.process.returncode:
+            self.is_late = -code in (signal.SIGKILL, signal.SIGALRM)
+            raise OutputError(self._problem())
+
+    def outcome(self) -> dict[str, object]:
+        """Return what became of the metrics."""
+        state = TrackerState.of(self.job.folder)
+        return {
+            "place": state.place,
+            "kept": state.taken,
+            "missed": self._missed(state),
+            "problem": self._problem() if self.process.returncode else None,
+        }
+
+    def _missed(self, state: TrackerState) -> int:
+        try:
+            return Path(self.job.metrics).read_bytes().count(b"\n") - state.taken
+        except OSError:
+            return 0
+
+    def _problem(self) -> str:
+        state, seconds = TrackerState.of(self.job.folder), self.job.timeout_seconds
+        limit = f"{seconds} s (rl_config.tracking.timeout_seconds)"
+        if self.is_late:
+            said = f"lacked {self._missed(state)} record(s) {limit} behind the end"
+        elif self.process.returncode == -signal.SIGALRM:
+            said = f"has not answered for {limit}"
+        else:
+            said = f"has failed: {state.problem or tail(self.output, lines=1)}"
+        return f"the tracker {self.job.name} {said}; see {self.output}"

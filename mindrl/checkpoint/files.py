@@ -130,7 +130,7 @@ def open_tensors(folder: str, stack: ExitStack, *, framework: Framework) -> dict
         return _open_indexed(Path(folder), index, stack, framework)
     paths = sorted(Path(folder).glob("*.safetensors"))
     if not paths:
-        raise ModelError(f"model folder {folder} has no .safetensors file")
+        raise ModelError(f"model folder {folder} has no .safetensors file{_others(Path(folder))}")
     files: dict[str, Any] = {}
     found_in: dict[str, Path] = {}
     for path in paths:
@@ -235,3 +235,14 @@ def _stops(header: object) -> list[tuple[int, str]]:
             case {"data_offsets": [int(), int(stop)]}:
                 stops.append((stop, name))
     return sorted(stops)
+
+
+def _others(folder: Path) -> str:
+    """Say what to do with weights of another format; empty where there are none."""
+    found = sorted(each.name for each in folder.glob("*") if each.suffix in _OTHER_FORMATS)
+    return (
+        f"; it has {found[0]}: save_pretrained of transformers writes safetensors" if found else ""
+    )
+
+
+_OTHER_FORMATS = (".bin", ".pth", ".gguf")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mindrl.config.data import paths_of
 from mindrl.config.finding import Finding, broken, spelled
+from mindrl.config.megatron_training import PLAIN
 from mindrl.config.run import RunConfig
 
 SUFFIXES = (".jsonl", ".json", ".parquet", ".csv")
@@ -36,7 +37,16 @@ def data_findings(config: RunConfig) -> Iterator[Finding]:
             if not (suffix in ("", *SUFFIXES) or is_pattern(path) or Path(path).is_dir()):
                 need = f"must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}, or be a folder"
                 yield broken(field, path, need)
-    for rule in (_training, _held_out, _order, _pass_rates, _evaluations, _rewards, _best):
+    for rule in (
+        _training,
+        _plain_text,
+        _held_out,
+        _order,
+        _pass_rates,
+        _evaluations,
+        _rewards,
+        _best,
+    ):
         yield from rule(config)
 
 
@@ -51,6 +61,17 @@ def _training(config: RunConfig) -> Iterator[Finding]:
         need = "and data_config.train_sets both say what trains; give one of them"
         yield broken(field, path, need, None)
     yield from _named("data_config.train_sets", [each.name for each in sets])
+
+
+def _plain_text(config: RunConfig) -> Iterator[Finding]:
+    """What only a chat has, a plain text has not."""
+    training = config.megatron_training
+    if training.takes_plain_text and training.system_prompt is not None:
+        field = "megatron_training.system_prompt"
+        text = (
+            f"{field} has no place with megatron_training.chat_template={PLAIN}: put it into rows"
+        )
+        yield Finding(text, field, training.system_prompt, (None,))
 
 
 def _held_out(config: RunConfig) -> Iterator[Finding]:

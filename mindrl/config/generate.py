@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from mindrl.config.section import LARGEST, SECTION, PathText, PositiveInt, Seconds
+from mindrl.config.section import LARGEST, SECTION, Count, PathText, PositiveInt, Seconds
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -22,6 +22,11 @@ class SamplingConfig:
     """Most likely tokens that are sampled from. -1 or 0 keeps all."""
     min_p: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     """Least probability of a token, relative to the most likely one."""
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """A response ends behind the token that completes one of these texts, special tokens' included;
+    they are part of it."""
+    stop_token_ids: tuple[Count, ...] = ()
+    """Tokens that end a response besides those that end a text and a turn of this model."""
 
     @property
     def cuts(self) -> str:

@@ -8,6 +8,9 @@ from pydantic.dataclasses import dataclass
 from mindrl.config.data import DataPath
 from mindrl.config.section import SECTION, WEEK_SECONDS, Count, PathText, PositiveInt
 
+PLAIN = "plain"
+"""In the place of a chat template: none."""
+
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class MegatronTrainingConfig:
@@ -36,6 +39,12 @@ class MegatronTrainingConfig:
     """Put before every prompt as a system message. None adds nothing."""
     tokenizer_name_or_path: PathText | None = None
     """Folder with the tokenizer and its chat template. None takes `actor_config.load`."""
+    chat_template: PathText | None = None
+    """File with a Jinja chat template in the place of the tokenizer's own. `plain` takes prompts as
+    they stand, without any template, as base models read them. None is the tokenizer's own."""
+    allow_download: bool = False
+    """Models and data by their names on the Hugging Face hub, `Qwen/Qwen2.5-0.5B` or
+    `openai/gsm8k/main/train*`, are looked for in the hub's cache; this downloads what it lacks."""
     no_shuffle: bool = False
     """True reads the prompts in file order; False draws a fresh permutation per epoch."""
     seed: Annotated[int, Field(ge=0, lt=1 << 32)] = 1234
@@ -98,6 +107,11 @@ class MegatronTrainingConfig:
     """What a NaN or Inf does. `skip`: no rank takes an update that it would reach; the update is
     counted, and the run goes on until a model takes none in 3 steps. `stop`: nor is another update
     taken behind it, and the run ends with that step, its checkpoint and model written."""
+
+    @property
+    def takes_plain_text(self) -> bool:
+        """Whether prompts go to the model as they stand."""
+        return self.chat_template == PLAIN
 
     @property
     def exports_every(self) -> int:

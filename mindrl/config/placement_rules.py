@@ -1,5 +1,6 @@
 """Rules for who has which devices. Imports no torch."""
 
+import json
 from collections.abc import Iterator
 
 from mindrl.config.backends import ROLLOUT_BACKEND
@@ -24,6 +25,7 @@ def placement_findings(config: RunConfig) -> Iterator[Finding]:
     yield from _router(config)
     yield from _servers(config)
     yield from _roles(config)
+    yield from _stop_texts(config)
     if config.is_apart:
         yield from _apart(config)
         if rl.step_order != "in_turns":
@@ -39,6 +41,30 @@ def placement_findings(config: RunConfig) -> Iterator[Finding]:
     if order != "in_turns":
         ways = "; rl_config.partial_rollout goes on with what is not whole on shared devices"
         yield broken(_ORDER, order, only + ways, "in_turns")
+
+
+def _stop_texts(config: RunConfig) -> Iterator[Finding]:
+    """Texts end a response where one engine draws all of it, by the model's own tokenizer."""
+    field, stop = (
+        "generate_config.sampling_config.stop",
+        config.generate_config.sampling_config.stop,
+    )
+    own = config.megatron_training.tokenizer_name_or_path not in (None, config.actor_config.load)
+    whys = {
+        f"{_APART}=false": config.is_apart,
+        "rl_config.partial_rollout=true": config.rl_config.partial_rollout,
+    }
+    needs = [
+        f"needs one engine for all of a response, found {why}; there stop_token_ids work"
+        for why, holds in whys.items()
+        if holds
+    ]
+    if own:
+        key = "megatron_training.tokenizer_name_or_path"
+        needs.append(f"is found by the tokenizer in actor_config.load, found another in {key}")
+    for need in needs if stop else ():
+        # Line ends and the like stand in such texts.
+        yield Finding(f"{field}={json.dumps(stop)} {need}", field, stop, ((),))
 
 
 def _apart(config: RunConfig) -> Iterator[Finding]:

@@ -11,12 +11,13 @@ from transformers import PreTrainedTokenizerBase
 
 from mindrl.batch.prompts import Prompt
 from mindrl.config.data import DataPath, paths_of
-from mindrl.config.megatron_training import MegatronTrainingConfig
+from mindrl.config.megatron_training import PLAIN, MegatronTrainingConfig
 from mindrl.config.rl import RLConfig
 from mindrl.data.columns import Columns, columns_of
 from mindrl.data.files import files_of
 from mindrl.data.reading import Reading
 from mindrl.data.rows import Row, column_of, read_rows, shown
+from mindrl.data.tokenizer import plain_prefix
 from mindrl.errors import DataError
 
 _LOGGER = logging.getLogger(__name__)
@@ -102,11 +103,12 @@ def load_prompts(
     chosen = reading.chosen(path, rows)
     rendered = [_render(row, training, columns, tokenizer) for row in chosen.values()]
     # The template has placed every special token, so the tokenizer must not add its own.
+    prefix = plain_prefix(tokenizer) if training.takes_plain_text else []
     token_ids = tokenizer([row.text for row in rendered], add_special_tokens=False)["input_ids"]
     prompts = tuple(
         Prompt(
             uid=reading.first_uid + place,
-            token_ids=tuple(ids),
+            token_ids=(*prefix, *ids),
             text=row.text,
             answer=row.answer,
             source=reading.source_of(chosen[place]),
@@ -167,17 +169,31 @@ def _render(
     columns: Columns,
     tokenizer: PreTrainedTokenizerBase,
 ) -> _Rendered:
-    messages = _messages(row, training, columns.prompt)
-    try:
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    except TemplateError as error:
-        raise DataError(f"{row.place}: the chat template refuses the prompt: {error}") from error
+    messages, is_plain = _messages(row, training, columns.prompt), training.takes_plain_text
+    text = _plain(row, messages) if is_plain else _chat(row, messages, tokenizer)
     answer = "" if columns.answer is None else _answer(row, columns.answer)
     try:
         f"{text}{answer}".encode()
     except UnicodeEncodeError as error:
         raise DataError(f"{row.place}: half of a surrogate pair is no text ({error})") from error
     return _Rendered(place=row.place, text=text, answer=answer)
+
+
+def _chat(row: Row, messages: list[ChatMessage], tokenizer: PreTrainedTokenizerBase) -> str:
+    try:
+        text: str = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=False
+        )
+    except TemplateError as error:
+        raise DataError(f"{row.place}: the chat template refuses the prompt: {error}") from error
+    return text
+
+
+def _plain(row: Row, messages: list[ChatMessage]) -> str:
+    if len(messages) > 1:
+        need = f"megatron_training.chat_template={PLAIN} needs text, or one message"
+        raise DataError(f"{row.place}: {len(messages)} messages; {need}")
+    return messages[0]["content"]
 
 
 def _messages(row: Row, training: MegatronTrainingConfig, column: str) -> list[ChatMessage]:

@@ -31,6 +31,8 @@ class RunData:
     """Of `data_config.eval_sets`, by name."""
     parts: Sequence[PromptSet] = ()
     """What `train` is put together from, where that is more than one file."""
+    stop_texts: Sequence[str] = ()
+    """Text that ends a response too."""
 
     @property
     def all_sets(self) -> tuple[PromptSet, ...]:
@@ -58,12 +60,15 @@ def read_data(config: RunConfig) -> RunData:
     training, data = config.megatron_training, config.data_config
     try:
         tokenizer = load_tokenizer(
-            config.tokenizer_path, trust_remote_code=config.generate_config.trust_remote_code
+            config.tokenizer_path,
+            chat_template=training.chat_template,
+            trust_remote_code=config.generate_config.trust_remote_code,
         )
 
         def load(paths: DataPath, reading: Reading) -> PromptSet:
             return load_prompts(paths, training, config.rl_config, tokenizer, reading)
 
+        sampling = config.generate_config.sampling_config
         train_sets, test = _train_sets(config, load), None
         if data.held_out_fraction:
             train_sets, test = hold_out(train_sets, data.held_out_fraction, data.held_out_seed)
@@ -75,7 +80,10 @@ def read_data(config: RunConfig) -> RunData:
         train_sets = without_tests(data, train_sets, _tests(test, eval_sets))
         found = RunData(
             tokenizer=tokenizer,
-            stop_token_ids=stop_token_ids(tokenizer, config.actor_config.load),
+            stop_token_ids=stop_token_ids(
+                tokenizer, config.actor_config.load, sampling.stop_token_ids
+            ),
+            stop_texts=sampling.stop,
             train=joined(train_sets),
             test=test,
             eval_sets=eval_sets,
@@ -160,7 +168,8 @@ def data_lines(data: RunData) -> Iterator[str]:
                 "the accuracy counts what is trained on"
             )
     tokens = data.tokenizer.convert_ids_to_tokens(list(data.stop_token_ids))
-    stops = (f"{token} ({id_})" for token, id_ in zip(tokens, data.stop_token_ids, strict=True))
+    stops = [f"{token} ({id_})" for token, id_ in zip(tokens, data.stop_token_ids, strict=True)]
+    stops += map(repr, data.stop_texts)
     yield f"a response ends with {' or '.join(stops)}"
 
 

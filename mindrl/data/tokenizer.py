@@ -1,12 +1,14 @@
 """The tokenizer of a model folder, and the tokens that end a response."""
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from mindrl.config.megatron_training import PLAIN
 from mindrl.data.vocabulary import VOCABULARY_FILES, has_vocabulary
 from mindrl.errors import ModelError
 
@@ -14,8 +16,12 @@ _ANSWER = "mindrl"
 """Stands for an answer where the template is asked what comes behind one."""
 
 
-def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+def load_tokenizer(
+    path: str, *, chat_template: str | None = None, trust_remote_code: bool = False
+) -> PreTrainedTokenizerBase:
     """Load a tokenizer with a chat template from a local Hugging Face folder.
+
+    `chat_template` is that of `megatron_training`: a file, `plain` for none, or None.
 
     Raises:
         ModelError: The folder is missing or unreadable, or has no vocabulary or chat template.
@@ -33,23 +39,50 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> PreTrainedT
     except (OSError, ValueError, LookupError, TypeError, ImportError) as error:
         wrong = f"cannot be read ({type(error).__name__}: {error})"
         raise ModelError(f"tokenizer folder {path}: {wrong}") from error
+    if chat_template == PLAIN:
+        tokenizer.chat_template = None
+        return tokenizer
+    if chat_template is not None:
+        tokenizer.chat_template = _template(Path(chat_template))
     if not tokenizer.chat_template:
-        need = "needed chat_template.jinja, or chat_template in tokenizer_config.json"
-        raise ModelError(f"tokenizer folder {path}: no chat template; {need}")
+        raise ModelError(
+            f"tokenizer folder {path}: no chat template; needed chat_template.jinja, or "
+            "chat_template in tokenizer_config.json. megatron_training.chat_template names a file "
+            f"with one, and {PLAIN} takes prompts as they stand, as base models read them"
+        )
     return tokenizer
 
 
-def stop_token_ids(tokenizer: PreTrainedTokenizerBase, model_path: str) -> tuple[int, ...]:
+def _template(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"megatron_training.chat_template={file}: cannot be read ({error})"
+        ) from error
+
+
+def stop_token_ids(
+    tokenizer: PreTrainedTokenizerBase, model_path: str, more: Collection[int] = ()
+) -> tuple[int, ...]:
     """Return the tokens that end a response, by id.
 
-    What the chat template puts behind an answer, the tokenizer's end of sequence, and what the
-    model folder names for generation. A base model's end of sequence is often not the first.
+    What the chat template puts behind an answer, the tokenizer's end of sequence, what the
+    model folder names for generation, and `more`. A base model's end of sequence is often not the
+    first.
 
     Raises:
-        ModelError: There is none, or the folder's file cannot be read.
+        ModelError: There is none, the tokenizer does not have one of `more`, or the folder's file
+            cannot be read.
     """
+    for each in more:
+        if each >= len(tokenizer):
+            raise ModelError(
+                f"generate_config.sampling_config.stop_token_ids: {each} is no token of "
+                f"{model_path}, which has {len(tokenizer)}"
+            )
     found = {tokenizer.eos_token_id, _end_of_turn(tokenizer), *_named_for_generation(model_path)}
-    ids = sorted(found - {None})
+    ids = sorted((found | {*more}) - {None})
     if not ids:
         raise ModelError(
             f"tokenizer of {model_path}: no token ends a response; needed eos_token in "
@@ -61,6 +94,8 @@ def stop_token_ids(tokenizer: PreTrainedTokenizerBase, model_path: str) -> tuple
 
 def _end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """Return the special token that the chat template puts behind an answer, if there is one."""
+    if not tokenizer.chat_template:
+        return None
     messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
     try:
         text = tokenizer.apply_chat_template(messages, tokenize=False)
@@ -85,3 +120,9 @@ def _named_for_generation(model_path: str) -> list[int]:
     if any(type(each) is not int for each in ids):
         raise ModelError(f"{file}: eos_token_id is {value!r}; needed a number or a list of numbers")
     return ids
+
+
+def plain_prefix(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return what a tokenizer puts before a text that no template has placed: mostly one token."""
+    first: list[int] = tokenizer("")["input_ids"][:1]
+    return first if first == [tokenizer.bos_token_id] else []

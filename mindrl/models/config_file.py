@@ -20,9 +20,25 @@ def read_config(folder: str) -> tuple[Path, dict[str, Any]]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ModelError(f"model folder {path.parent} has no {path.name}") from None
+        raise ModelError(f"model folder {path.parent} {_without(path)}") from None
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from error
     if not isinstance(values, dict):
         raise ModelError(f"{path} must hold a JSON object")
     return path, values
+
+
+def _without(path: Path) -> str:
+    """Say what a folder without a config.json is."""
+    adapter = path.parent / "adapter_config.json"
+    if path.name != "config.json" or not adapter.is_file():
+        return f"has no {path.name}"
+    try:
+        base = json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"]
+    except (OSError, ValueError, LookupError, TypeError):
+        base = "its base model"
+    return (
+        f"holds an adapter of {base}, and no model: merge it with peft, AutoPeftModelForCausalLM."
+        "from_pretrained(folder).merge_and_unload().save_pretrained(new_folder), add the tokenizer "
+        "of the base, and name the new folder"
+    )

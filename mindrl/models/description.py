@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError
 from pydantic.dataclasses import dataclass
 
 from mindrl.errors import ModelError
+from mindrl.models.attention_window import attention_window, unsupported_window
 from mindrl.models.config_file import read_config
 from mindrl.models.other_family import OtherFamily
 from mindrl.models.rope import (
@@ -98,6 +99,8 @@ class ModelDescription:
     tie_word_embeddings: bool
     rope_scaling: RopeScaling | None = None
     """How rotary frequencies are scaled; latent attention has its own."""
+    sliding_window: Size | None = None
+    """Tokens that a token sees, itself included; None is all before it."""
     attention_bias: bool = False
     """Whether the projections to queries, keys and values have a bias."""
     qk_norm: bool = False
@@ -193,7 +196,7 @@ def _unsupported(values: Mapping[str, Any]) -> Iterator[str]:
         if values.get(name) and (name, values["model_type"]) != ("attention_bias", "qwen2"):
             yield f"{name}=true is not supported in this family"
     yield from unsupported_head(values)
-    yield from _unsupported_window(values)
+    yield from unsupported_window(values)
     if values["model_type"].startswith("deepseek"):
         yield from _unsupported_deepseek(values)
     else:
@@ -212,19 +215,6 @@ def unsupported_head(values: Mapping[str, Any]) -> Iterator[str]:
         yield f"num_labels={labels} is not supported; only 1"
     if _CLASSIFIERS[1] in named and values.get("token_classification_bias", True):
         yield "token_classification_bias=true is not supported; only false"
-
-
-def _unsupported_window(values: Mapping[str, Any]) -> Iterator[str]:
-    """Name what keeps a token from looking at all tokens before it."""
-    if values.get("use_sliding_window"):
-        yield "use_sliding_window=true is not supported"
-    for kind in sorted(set(values.get("layer_types") or ()) - {"full_attention"}):
-        yield f"layer_types with {kind!r} is not supported; only 'full_attention'"
-    family = values["model_type"]
-    # Left out, a Mistral has one of 4096. Qwen has a switch for its own.
-    window = values.get("sliding_window", 4096 if family == "mistral" else None)
-    if window is not None and not family.startswith("qwen"):
-        yield f"sliding_window={window!r} is not supported; only null"
 
 
 def _unsupported_deepseek(values: Mapping[str, Any]) -> Iterator[str]:
@@ -275,7 +265,7 @@ def _sizes(values: Mapping[str, Any]) -> dict[str, Any]:
     head_dim = values.get("head_dim")
     if head_dim is None and isinstance(heads, int) and isinstance(hidden, int) and heads:
         head_dim = hidden // heads
-    named = {field.name for field in fields(ModelDescription)}
+    named = {field.name for field in fields(ModelDescription)} - {"sliding_window"}
     found = _given(
         {
             "tie_word_embeddings": False,
@@ -284,6 +274,7 @@ def _sizes(values: Mapping[str, Any]) -> dict[str, Any]:
             "head_dim": head_dim,
             "rope_theta": rope_theta(values),
             "rope_scaling": rope_scaling(values),
+            "sliding_window": attention_window(values),
         }
     )
     family = values["model_type"]

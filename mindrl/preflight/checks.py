@@ -14,6 +14,7 @@ from mindrl.config.data import paths_of
 from mindrl.config.data_rules import data_keys, is_pattern
 from mindrl.config.finding import Finding, Value, broken, did_you_mean, once
 from mindrl.config.layout_keys import Role
+from mindrl.config.megatron_training import PLAIN
 from mindrl.config.run import RunConfig, with_value
 from mindrl.config.validate import findings, learning_warnings
 from mindrl.data.files import files_of
@@ -22,6 +23,7 @@ from mindrl.models.description import ModelDescription
 from mindrl.models.own_family import FIELD, spec_at
 from mindrl.observability.terminal import note
 from mindrl.platform.device import Platform
+from mindrl.preflight.hub import hub_hint
 from mindrl.preflight.memory_plan import Capacity, judged_memory
 from mindrl.preflight.model_checks import describe_models, missing_weights, model_findings
 from mindrl.preflight.rollout_memory import rollout_memory_findings
@@ -271,10 +273,15 @@ def _files(config: RunConfig) -> Iterator[Finding]:
             yield Finding(f"{key}={trouble}", key, path)
         elif not (is_pattern(path) or Path(path).exists()):
             names = [each.name for each in Path(path).parent.glob("*")]
-            yield broken(key, path, f": no such file{did_you_mean(Path(path).name, names)}")
+            hint = hub_hint(path, "dataset") or did_you_mean(Path(path).name, names)
+            yield broken(key, path, f": no such file{hint}")
+    template = training.chat_template
+    if template is not None and not (training.takes_plain_text or Path(template).is_file()):
+        yield broken("megatron_training.chat_template", template, ": no such file", PLAIN, None)
     token = config.generate_config.server_token_file
     if token is not None and not Path(token).is_file():
         yield broken("generate_config.server_token_file", token, ": no such file")
     folder = training.tokenizer_name_or_path
     if folder is not None and not Path(folder).is_dir():
-        yield broken("megatron_training.tokenizer_name_or_path", folder, ": no such folder", None)
+        need = f": no such folder{hub_hint(folder, 'model')}"
+        yield broken("megatron_training.tokenizer_name_or_path", folder, need, None)

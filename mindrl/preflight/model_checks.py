@@ -15,6 +15,7 @@ from mindrl.config.validate import layout_findings, sequence_limits
 from mindrl.errors import MindrlError
 from mindrl.layouts.layout import TrainLayout
 from mindrl.models.description import ModelDescription
+from mindrl.preflight.hub import hub_hint
 from mindrl.preflight.memory_plan import kv_cache_findings
 from mindrl.preflight.run_shardings import role_head
 from mindrl.preflight.shipped import description_of, families_of, sizes_path
@@ -47,7 +48,7 @@ def describe_models(
             head, draws = role_head(role), role == "critic"
             check_files(path, models[role], head=head, draws_missing_head=draws)
         except MindrlError as error:
-            unread.append(Finding(f"{key}: {error}", key, path))
+            unread.append(Finding(f"{key}: {error}{hub_hint(path, 'model')}", key, path))
     # Of a folder that several roles read the same is said once.
     return models, once(unread)
 
@@ -58,7 +59,7 @@ def missing_weights(config: RunConfig) -> dict[Role, Finding]:
     for role in config.roles:
         key, path = config.model_key(role), config.model_path(role)
         if not Path(path).is_dir():
-            found[role] = broken(key, path, ": no such folder")
+            found[role] = broken(key, path, f": no such folder{hub_hint(path, 'model')}")
         elif not any(Path(path).glob("*.safetensors")):
             found[role] = broken(key, path, ": no weight files")
     return found
@@ -77,14 +78,26 @@ def model_findings(config: RunConfig, models: Mapping[Role, ModelDescription]) -
         dtype = config.generate_config.dtype
         per_token = kv_bytes_per_token(actor, config.rollout_layout, dtype)
         found += kv_cache_findings(config, per_token)
-    longest = actor.max_position_embeddings
-    need = f"is beyond the model's max_position_embeddings={longest}"
-    limits = sequence_limits(config).items()
-    found += [broken(field, each, need, longest) for field, each in limits if each > longest]
+    found += _too_long(config, actor)
     for role, model in models.items():
         if role != "actor":
             found += _beside_the_actor(config, role, model, actor)
     return found
+
+
+def _too_long(config: RunConfig, actor: ModelDescription) -> Iterator[Finding]:
+    """Compare the longest sequences with the positions of the model, and with its window."""
+    longest, window = actor.max_position_embeddings, actor.sliding_window
+    for field, each in sequence_limits(config).items():
+        if each > longest:
+            need = f"is beyond the model's max_position_embeddings={longest}"
+            yield broken(field, each, need, longest)
+        if window is not None and each > window:
+            need = (
+                f"is beyond the model's sliding_window={window}: here every token sees all before "
+                "it, which is the same up to that length only"
+            )
+            yield broken(field, each, need, window)
 
 
 def _layouts(config: RunConfig, models: Mapping[Role, ModelDescription]) -> list[Finding]:
@@ -185,3 +198,7 @@ def _beside_the_actor(
     if longest < length <= actor.max_position_embeddings:
         text = f"{key}={path}: {field}={length} is beyond its max_position_embeddings={longest}"
         yield Finding(text, field, length, (longest,))
+    window = model.sliding_window
+    if window is not None and window < length and window != actor.sliding_window:
+        text = f"{key}={path}: {field}={length} is beyond its sliding_window={window}"
+        yield Finding(text, field, length, (window,))

@@ -24,6 +24,7 @@ from mindrl.config.run import RunConfig
 from mindrl.config.text import nested
 from mindrl.errors import ConfigError, MindrlError
 from mindrl.observability.terminal import note
+from mindrl.preflight.hub import with_local_folders
 from mindrl.preflight.shipped import config_folder
 
 _SUFFIX = ".yaml"
@@ -38,9 +39,15 @@ _AN_OVERRIDE = (
 
 
 def composed_config(
-    name: str, overrides: Sequence[str], own_folder: str | None = None
+    name: str,
+    overrides: Sequence[str],
+    own_folder: str | None = None,
+    *,
+    downloads: bool = False,
 ) -> RunConfig:
     """Read a configuration by name, with overrides such as `actor_config.lr=1e-6`.
+
+    With `downloads` what the hub's cache lacks comes from the hub, if the configuration allows it.
 
     Raises:
         ConfigError: It does not exist, or a key or a value is not legal.
@@ -50,7 +57,7 @@ def composed_config(
         initialize_config_dir(folder, version_base="1.3"),
     ):
         composed = compose(name, overrides=[*overrides, *more])
-    return on_its_own_devices(run_config(composed))
+    return with_local_folders(on_its_own_devices(run_config(composed)), downloads=downloads)
 
 
 def quoted(text: str) -> str:

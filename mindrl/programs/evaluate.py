@@ -79,7 +79,7 @@ def _evaluate(options: argparse.Namespace) -> int:
         )
     overrides = [*options.overrides, *_overrides(options, model)]
     name = "config" if is_run else options.config_name
-    config = composed_config(name, overrides, str(hydra) if is_run else None)
+    config = composed_config(name, overrides, str(hydra) if is_run else None, downloads=True)
     require_engines()
     platform = choose_platform(config.rl_config.device)
     plan = check(config, platform, goes_on=True)

@@ -77,7 +77,7 @@ def _measure(options: argparse.Namespace) -> int:
     from mindrl.data.pass_rates import check_new_file, write_pass_rates  # noqa: PLC0415
 
     check_new_file(options.data, options.output)
-    config = composed_config(options.config_name, _overrides(options))
+    config = composed_config(options.config_name, _overrides(options), downloads=True)
     if not config.rl_config.verifier_function:
         raise ConfigError(
             "rl_config.verifier_function is empty: its first entry says what is right"

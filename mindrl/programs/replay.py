@@ -53,7 +53,7 @@ def replay(name: str = "replay.py") -> int:
 @signals_as_errors()
 def _replay(options: argparse.Namespace) -> int:
     folder = run_folder("RUN", options.run)
-    config = composed_config("config", options.overrides, str(folder / ".hydra"))
+    config = composed_config("config", options.overrides, str(folder / ".hydra"), downloads=True)
     require_engines()
     platform = choose_platform(config.rl_config.device)
     # What the run has exported is there already, and is left as it is.

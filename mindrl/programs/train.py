@@ -24,6 +24,7 @@ from mindrl.platform.environment import prepare_driver
 from mindrl.platform.garbage import collect_again, planning
 from mindrl.preflight.checks import check, check_without_files
 from mindrl.preflight.derived_numbers import derived_numbers
+from mindrl.preflight.hub import with_local_folders
 from mindrl.preflight.shipped import note_shipped_sizes
 from mindrl.programs.compose import composing, run_config
 from mindrl.programs.exits import exit_code
@@ -64,6 +65,7 @@ def run_program(
     def task(composed: DictConfig) -> None:
         try:
             config = on_its_own_devices(of_program(run_config(composed)))
+            config = with_local_folders(config, downloads=not dry_run)
             _check_program(config.rl_config.adv_estimator, has_critic=has_critic)
             if dry_run:
                 explain(config)

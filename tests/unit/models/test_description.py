@@ -258,10 +258,9 @@ def test_a_head_size_of_its_own_is_taken_rather_than_derived(tmp_path: Path) -> 
                 "to add a family, follow docs/how-to/add-a-model.md" + OTHERS
             ),
         ),
-        ({"use_sliding_window": True}, "use_sliding_window=true is not supported"),
         (
             {"layer_types": ["full_attention", "sliding_attention"]},
-            "layer_types with 'sliding_attention' is not supported; only 'full_attention'",
+            "layer_types with 'sliding_attention' is not supported; only full_attention",
         ),
         ({"hidden_act": "gelu"}, "hidden_act='gelu' is not supported; only 'silu'"),
         (
@@ -342,3 +341,32 @@ def test_a_config_json_that_is_no_json_is_refused_with_its_path(
 def test_a_config_json_that_holds_a_list_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"config\.json must hold a JSON object"):
         read_description(folder_with(tmp_path, [QWEN_7B]))
+
+
+@pytest.mark.parametrize(
+    ("change", "window"),
+    [
+        ({"model_type": "mistral", "sliding_window": 4096}, 4096),
+        ({"model_type": "mistral"}, 4096),
+        ({"model_type": "mistral", "sliding_window": None}, None),
+        ({"model_type": "llama", "sliding_window": 0}, None),
+        ({"model_type": "qwen2", "sliding_window": 512, "use_sliding_window": False}, None),
+        ({"model_type": "qwen2", "sliding_window": 512, "use_sliding_window": True}, 512),
+    ],
+)
+def test_a_window_is_that_of_config_json_or_of_its_family(
+    change: dict[str, Any], window: int | None, tmp_path: Path
+) -> None:
+    plain = {key: value for key, value in QWEN_7B.items() if "window" not in key}
+    model = read_description(folder_with(tmp_path, plain | change))
+    assert model.sliding_window == window
+
+
+def test_an_adapter_is_told_how_it_becomes_a_model(tmp_path: Path) -> None:
+    adapter = {"base_model_name_or_path": "Qwen/Qwen2.5-7B"}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(adapter))
+    with pytest.raises(ModelError) as caught:
+        read_description(str(tmp_path))
+    assert str(caught.value).startswith(
+        f"model folder {tmp_path} holds an adapter of Qwen/Qwen2.5-7B, and no model: merge it with "
+    )

@@ -73,8 +73,7 @@ def test_llama_2_leaves_the_base_of_10000_and_the_scaling_out(tmp_path: Path) ->
     [
         ({"attention_bias": True}, "attention_bias=true is not supported in this family"),
         ({"mlp_bias": True}, "mlp_bias=true is not supported in this family"),
-        ({"sliding_window": 512}, "sliding_window=512 is not supported; only null"),
-        ({"model_type": "mistral"}, "sliding_window=4096 is not supported; only null"),
+        ({"sliding_window": "512"}, "sliding_window='512' must be a valid integer"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported; only 1.0"),
         (
             {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},

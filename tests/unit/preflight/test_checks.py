@@ -335,3 +335,15 @@ def test_without_files_a_model_that_is_there_is_checked(
     sizes = {DEVICES: 8, TRAIN_TP: 8}
     with pytest.raises(ConfigError, match="must divide num_attention_heads=28; nearest: 7, 14"):
         check_without_files(run_config(model_folder(tmp_path / "model"), sizes), CPU)
+
+
+def test_a_model_with_a_window_runs_up_to_it(tmp_path: Path, run_config: MakeConfig) -> None:
+    folder = model_folder(tmp_path / "model", model_type="mistral", sliding_window=64)
+    assert check(run_config(folder, overrides(tmp_path)), CPU).models["actor"].sliding_window == 64
+    longer = overrides(tmp_path, megatron_training__seq_length=65)
+    assert refused(run_config(folder, longer)) == [
+        (
+            "megatron_training.seq_length=65 is beyond the model's sliding_window=64: here every "
+            "token sees all before it, which is the same up to that length only"
+        )
+    ]

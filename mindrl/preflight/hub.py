@@ -1,0 +1,90 @@
+"""Models and data by their names on the Hugging Face hub, found in its cache on this machine."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from mindrl.config.data import paths_of
+from mindrl.config.data_rules import SUFFIXES, data_keys, is_pattern
+from mindrl.config.run import OTHER_REFERENCE, RunConfig, with_value
+from mindrl.errors import ConfigError
+from mindrl.observability.terminal import note
+
+HubKind = Literal["model", "dataset"]
+_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:/(.+))?")
+_OF_A_MODEL = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.tiktoken")
+_ALLOW = "megatron_training.allow_download"
+
+
+def with_local_folders(config: RunConfig, *, downloads: bool) -> RunConfig:
+    """Put folders of the hub's cache in the place of names that are no paths here.
+
+    What is not in the cache stays as it is, and is downloaded where the configuration allows it
+    and `downloads` says that the program is to.
+
+    Raises:
+        ConfigError: It cannot be downloaded.
+    """
+    fetches = downloads and config.megatron_training.allow_download
+    for key in _model_keys(config):
+        found = _found(key, str(config.value_of(key)), "model", fetches=fetches)
+        config = with_value(config, key, found)
+    for key in data_keys(config):
+        given = config.value_of(key)
+        found_all = tuple(_found(key, each, "dataset", fetches=fetches) for each in paths_of(given))
+        config = with_value(config, key, found_all[0] if isinstance(given, str) else found_all)
+    return config
+
+
+def hub_hint(path: str, kind: HubKind) -> str:
+    """Say what to do about a name that is neither here nor in the cache; empty of other paths."""
+    if _split(path, kind) is None or Path(path.partition("/")[0]).exists():
+        return ""
+    return (
+        f", nor is there a {kind} of that name in the hub's cache on this machine; "
+        f"{_ALLOW}=true downloads it, and so does `hf download"
+        f"{' --repo-type dataset' if kind == 'dataset' else ''} {'/'.join(path.split('/')[:2])}`"
+    )
+
+
+def _model_keys(config: RunConfig) -> Iterator[str]:
+    roles = (f"{role}_config.load" for role in ("actor", "ref", "critic", "reward"))
+    for key in (*roles, OTHER_REFERENCE, "megatron_training.tokenizer_name_or_path"):
+        if config.value_of(key):
+            yield key
+
+
+def _split(path: str, kind: HubKind) -> tuple[str, str] | None:
+    """Return name on the hub and path inside; None of what is a path of this machine."""
+    match = _NAME.fullmatch(path)
+    if match is None or Path(path).exists():
+        return None
+    name, inside = match[1], match[2] or ""
+    is_file = is_pattern(name) or Path(name).suffix.lower() in SUFFIXES
+    return None if is_file or (inside and kind == "model") else (name, inside)
+
+
+def _found(key: str, path: str, kind: HubKind, *, fetches: bool) -> str:
+    split = _split(path, kind)
+    if split is None:
+        return path
+    name, inside = split
+    # Imported late: it takes a while, and few runs name anything on the hub.
+    from huggingface_hub import snapshot_download  # noqa: PLC0415
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError  # noqa: PLC0415
+
+    wanted = [inside, f"{inside}/*"] if inside else [f"*{suffix}" for suffix in SUFFIXES]
+    patterns = [*_OF_A_MODEL] if kind == "model" else wanted
+    if fetches:
+        note(f"{key}={path}: looking for {name} on the hub")
+    try:
+        folder = snapshot_download(
+            name, repo_type=kind, allow_patterns=patterns, local_files_only=not fetches
+        )
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        if not fetches:
+            return path
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ConfigError(f"{key}={path}: cannot be downloaded from the hub: {first}") from error
+    return str(Path(folder, inside)) if inside else folder

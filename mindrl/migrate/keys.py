@@ -102,6 +102,7 @@ only with recompute_granularity: full = recompute_method recompute_num_layers
 off, as here = swap_optimizer@2.1
     rl_config: overlong_buffer_enable@2.2 filter_groups_enable@2.2 use_kl_in_reward@2.2
     is_multimodal@2.1 partial_rollout_max_split@2.2 multi_turn_enable@new share_backbone@new
+    use_wandb use_swanlab@new
 npu_deterministic has the last word = use_deter_comp@-2.2
 the verifiers are the rewards, as here = rl_config: rule_reward
 there is no critic without adv_estimator: gae = rl_config: critic_resource.num_npus@2.2
@@ -195,9 +196,9 @@ environment variables are set where the run is started = rl_config: runtime_env_
 use_dynamic_bsz deals sequences by their work; no gradient depends on it = rl_config:
     use_dp_batch_balance@2.2 dynamic_max_batch_size@2.2 ref_dynamic_max_batch_size@2.2
     actor_dynamic_max_batch_size@2.2 update_dynamic_max_batch_size@2.2
-no such tracker here: metrics go to metrics.jsonl and, where asked, to TensorBoard = rl_config:
-    use_wandb wandb_project wandb_exp_name wandb_save_dir use_swanlab@new swanlab_mode@new
-    swanlab_project@new swanlab_exp_name@new swanlab_save_dir@new
+only with use_wandb = rl_config: wandb_project wandb_exp_name
+only with use_swanlab = rl_config: swanlab_mode@new swanlab_project@new swanlab_exp_name@new
+what a tracker keeps lies in the run folder = rl_config: wandb_save_dir swanlab_save_dir@new
 throughput is a metric of every step = rl_config: log_max_throughput@2.1
 there are no images in a run here = rl_config: vit_resource.num_npus@2.2
     vit_forward_micro_batch_size@2.2 actor_image_embeds_dispatch_size@2.2 reuse_image_embeds@2.2

@@ -12,6 +12,7 @@ from mindrl.migrate.file import TheirRun, of_any_role
 from mindrl.migrate.keys import REASONS, RELEASES, SAME, SAME_OF_RUN
 from mindrl.migrate.mapped import Import, Mapped, at_least, default, same, same_of_model
 from mindrl.migrate.models import model_rules
+from mindrl.migrate.trackers import tracker_rules
 
 _TENSOR = "generate_config.infer_tensor_parallel_size"
 _EXPERT = "generate_config.infer_expert_parallel_size"
@@ -62,6 +63,7 @@ def _run_rules(theirs: TheirRun, devices_per_node: int) -> Iterator[Mapped]:
     yield from _optimizer_state(theirs)
     yield from _rollout_layout(theirs)
     yield from _sequences(theirs)
+    yield from tracker_rules(theirs)
 
 
 def _of_releases(theirs: TheirRun) -> Iterator[Mapped]:

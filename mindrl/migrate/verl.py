@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mindrl.migrate.mapped import Import, Kind, Mapped
+from mindrl.migrate.trackers import verl_trackers
 
 SECTIONS = frozenset({"actor_rollout_ref", "algorithm", "data", "trainer", "critic"})
 """One of these tells a file of verl."""
@@ -126,8 +127,8 @@ _WEIGHTS = {
 }
 _KINDS = {"kl", "k1", "k2", "k3", "mse", "abs", "low_var_kl"}
 _IGNORED: Mapping[str, Sequence[str]] = {
-    "names and trackers of theirs; metrics are in the run folder": (
-        *("trainer.project_name", "trainer.experiment_name", "trainer.logger"),
+    "names of theirs; metrics are in the run folder": (
+        *("trainer.project_name", "trainer.experiment_name"),
         *("trainer.default_local_dir", "trainer.default_hdfs_dir", "trainer.log_val_generations"),
     ),
     "Megatron trains here, and offload_* is on: no result depends on it": (
@@ -154,6 +155,7 @@ def import_verl(given: Mapping[str, Any]) -> Import:
     found = [*_names(theirs, {**_NAMES, **(_CRITIC if has_critic else {})})]
     for rule in (_advantage, _loss, _divergence, _groups, _correction, _data, _run, _engine):
         found += rule(theirs)
+    found += verl_trackers(theirs)
     accounted = {each.key for each in found}
     found += [_left(key, given[key]) for key in given if key not in accounted]
     return Import(mapped=found)

@@ -8,9 +8,9 @@ from datetime import timedelta
 from typing import Self, TextIO
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from mindrl.observability.live_bar import LiveBar
 from mindrl.observability.metrics import Metrics
 from mindrl.observability.terminal import printable
 
@@ -34,7 +34,8 @@ COLUMNS = (
 class StepConsole:
     """Show the progress of a run; use it as a context manager.
 
-    On a terminal: one row per step under a header, above a live bar with the time left.
+    On a terminal: one row per step under a header, above a live bar with the time left, the stage,
+    the rewards as a line, workers and memory.
     Elsewhere, such as in a log file: one self-contained line per step, flushed at once.
     Steps count from 1 to `total_steps`. A metric that is missing shows as "-".
     """
@@ -46,7 +47,7 @@ class StepConsole:
         self._stream = sys.stdout if stream is None else stream
         self._console = Console(file=self._stream, highlight=False)
         is_live = self._stream.isatty() and not self._console.is_dumb_terminal
-        self._progress = _live_bar(self._console) if is_live else None
+        self._progress = LiveBar(self._console) if is_live else None
 
     def __enter__(self) -> Self:
         if self._progress is not None:
@@ -56,7 +57,13 @@ class StepConsole:
 
     def __exit__(self, *_: object) -> None:
         if self._progress is not None:
+            self._progress.enter("")
             self._progress.stop()
+
+    def stage(self, name: str) -> None:
+        """Say what the run does from now on, where there is a place for it; it may be nothing."""
+        if self._progress is not None:
+            self._progress.enter(name)
 
     def step(self, step: int, metrics: Metrics) -> None:
         """Show that a step is done."""
@@ -73,6 +80,7 @@ class StepConsole:
             self._line(self._row("step", labels), "bold")
         self._rows += 1
         self._line(self._row(self._position(step), cells))
+        self._progress.take(metrics)
         self._progress.update(self._progress.task_ids[0], completed=step)
 
     def evaluation(self, step: int, accuracy: float) -> None:
@@ -127,17 +135,3 @@ class StepConsole:
         first, start = self._first_step
         seconds = (now - start) / (step - first) * (self._total_steps - step)
         return str(timedelta(seconds=round(seconds)))
-
-
-def _live_bar(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("left"),
-        console=console,
-        # rich forgets steps older than 30 s by default, and one step may take minutes.
-        speed_estimate_period=float("inf"),
-        refresh_per_second=2,
-    )

@@ -1,7 +1,7 @@
 """Wall-clock seconds of the stages of a step."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from mindrl.observability.metrics import Metrics
@@ -14,21 +14,25 @@ class StageTimer:
     but cannot be inside itself. A stage counts at its end, an exception included.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, enters: Callable[[str], None] = lambda _: None) -> None:
+        """Begin at 0; `enters` hears of the innermost stage whenever it is another, or empty."""
         self._seconds: dict[str, float] = {}
-        self._open: set[str] = set()
+        self._open: list[str] = []
+        self._enters = enters
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
         """Time the body of a `with` statement."""
         assert name not in self._open, f"stage {name!r} is already being timed"
-        self._open.add(name)
+        self._open.append(name)
+        self._enters(name)
         start = time.perf_counter()
         try:
             yield
         finally:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
             self._open.remove(name)
+            self._enters(self._open[-1] if self._open else "")
 
     def flush(self) -> Metrics:
         """Return `{"seconds/<name>": seconds}` of the stages ended since the last flush."""

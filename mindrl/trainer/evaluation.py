@@ -48,6 +48,7 @@ class Evaluation:
         Returns:
             None where nothing is evaluated.
         """
+        self.run_log.console.stage("evaluation")
         found: dict[str | None, float] = {}
         if self.data.test is not None:
             batch = self._answered(step, self.data.test.prompts, self.greedy)

@@ -78,7 +78,7 @@ class PolicyTrainer:
         self.checkpoints = Checkpoints(workers, self.training, record, run_log)
         self.first_step = 1
         self.run_log = run_log
-        self.timer = StageTimer()
+        self.timer = StageTimer(run_log.console.stage)
         self.checks = StepChecks(
             max_logprob_gap, self.rl.logprob_gap_steps, stops=self.training.on_nonfinite == "stop"
         )
@@ -372,6 +372,7 @@ class PolicyTrainer:
         summary = self.run_log.summary
         if not self.config.learns:
             return
+        self.run_log.console.stage("export")
         for role, folder in summary.exports.items():
             self.workers.export(role, folder, {"step": summary.steps, **summary.provenance})
         summary.model_step = summary.steps

@@ -8,6 +8,7 @@ import re
 import struct
 import termios
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 from rich.panel import Panel
 
 from mindrl.observability.console import StepConsole
+from mindrl.observability.live_bar import sparkline
 
 METRICS = {
     "reward/mean": 0.7126,
@@ -26,7 +28,12 @@ METRICS = {
 }
 
 
-def on_a_terminal(show: Callable[[StepConsole], None], total_steps: int, width: int = 100) -> str:
+def on_a_terminal(
+    show: Callable[[StepConsole], None],
+    total_steps: int,
+    width: int = 100,
+    encoding: str = "utf-8",
+) -> str:
     """Return all bytes that a terminal of this width receives."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
@@ -41,7 +48,10 @@ def on_a_terminal(show: Callable[[StepConsole], None], total_steps: int, width: 
 
     reader = threading.Thread(target=read)
     reader.start()
-    with os.fdopen(slave, "w") as stream, StepConsole(total_steps, stream) as console:
+    with (
+        os.fdopen(slave, "w", encoding=encoding) as stream,
+        StepConsole(total_steps, stream) as console,
+    ):
         show(console)
     reader.join()
     os.close(master)
@@ -193,3 +203,59 @@ def test_a_stream_that_takes_nothing_any_more_ends_no_run() -> None:
     with pytest.raises(OSError, match="No space left"):
         run()
     assert calls == ["the run goes on"]
+
+
+def test_a_line_of_values_goes_from_the_least_to_the_largest_with_gaps_for_what_is_not_finite() -> (
+    None
+):
+    assert sparkline([0.0, 0.5, 1.0, 0.0]) == "▁▅█▁"
+    assert sparkline([-7.0, float("nan"), 7.0, float("inf")]) == "▁ █ "
+    assert sparkline([0.25, 0.25]) == "▅▅"
+    assert sparkline([]) == ""
+
+
+@pytest.mark.usefixtures("_terminal")
+@pytest.mark.parametrize("width", [80, 120])
+def test_below_the_bar_are_stage_rewards_workers_and_memory_of_the_newest_step(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    memory = {"memory/worker_0/rss_bytes": 1.5 * 2**30, "memory/worker_1/rss_bytes": 0.5 * 2**30}
+    peaks = {f"memory/worker_{rank}/device_peak_bytes": (1 + rank) * 2.0**28 for rank in (0, 1)}
+
+    def show(console: StepConsole) -> None:
+        for step in range(1, 51):
+            console.step(step, METRICS | memory | peaks | {"reward/mean": step / 100})
+        console.stage("rollout")
+        time.sleep(2.2)
+
+    lines = without_escapes(on_a_terminal(show, 60, width)).replace("\r", "\n").split("\n")
+    found = [line for line in lines if line.startswith("rollout ")]
+    drawn = "".join(re.findall("[▁-█]", found[0]))
+    end = "2 workers  device 0.5 GiB  host 2.0 GiB"
+    assert found[0] == f"rollout 0:00:00  reward {drawn} 0.500  {end}"
+    # As many of the newest steps as there is room for, 40 at the most.
+    assert len(drawn) == {80: 9, 120: 40}[width]
+    assert (drawn[0], drawn[-1]) == ("▁", "█")
+    assert any(line.startswith("rollout 0:00:01  reward ") for line in found)
+    assert max(map(len, lines)) <= width
+    assert any(line.startswith("training ") and "50/60" in line for line in lines)
+
+
+@pytest.mark.usefixtures("_terminal")
+def test_a_terminal_that_has_no_blocks_gets_the_number_alone() -> None:
+    def show(console: StepConsole) -> None:
+        console.step(1, METRICS)
+        console.stage("update")
+        time.sleep(0.7)
+
+    raw = on_a_terminal(show, 5, encoding="ascii")
+    assert "update 0:00:00  reward 0.713" in without_escapes(raw)
+
+
+def test_stages_are_no_lines_where_there_is_no_terminal() -> None:
+    stream = io.StringIO()
+    with StepConsole(5, stream) as console:
+        for stage in ("rollout", "update", ""):
+            console.stage(stage)
+    assert stream.getvalue() == ""

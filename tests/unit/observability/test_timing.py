@@ -56,3 +56,14 @@ def test_a_stage_inside_itself_is_refused_since_it_would_count_twice() -> None:
     timer = StageTimer()
     with timer("step"), pytest.raises(AssertionError, match="'step' is already"), timer("step"):
         pass
+
+
+def test_whoever_listens_hears_of_the_innermost_stage_whenever_it_is_another() -> None:
+    heard: list[str] = []
+    timer = StageTimer(heard.append)
+    with timer("step"):
+        with timer("rollout"):
+            pass
+        with timer("update"):
+            pass
+    assert heard == ["step", "rollout", "step", "update", "step", ""]

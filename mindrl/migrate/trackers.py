@@ -1,0 +1,55 @@
+"""What becomes of the trackers of a file: W&B, SwanLab and MLflow by their names. Pure."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mindrl.config.tracking import TRACKERS
+from mindrl.migrate.file import TheirRun
+from mindrl.migrate.mapped import Mapped
+
+_NAMES, _OFFLINE, _TENSORBOARD = (
+    *(f"rl_config.tracking.{key}" for key in ("trackers", "offline")),
+    "rl_config.use_tensorboard",
+)
+_OURS = {"project": "rl_config.tracking.project", "exp_name": "rl_config.tracking.experiment"}
+
+
+def tracker_rules(theirs: TheirRun) -> Iterator[Mapped]:
+    """Say what becomes of those of a MindSpeed-RL file."""
+    given, mode_key = theirs.given, "rl_config.swanlab_mode"
+    mode = given.get(mode_key)
+    is_there = {
+        "wandb": bool(given.get("rl_config.use_wandb")),
+        "swanlab": bool(given.get("rl_config.use_swanlab")) and mode != "disabled",
+    }
+    names = [name for name, there in is_there.items() if there]
+    for name in names:
+        yield Mapped(f"rl_config.use_{name}", "renamed", {_NAMES: names}, "by its name")
+    for what, ours in _OURS.items():
+        keys = [f"rl_config.{name}_{what}" for name in names]
+        first, *others = [key for key in keys if given.get(key)] or [""]
+        if first:
+            yield Mapped(first, "renamed", {ours: str(given[first])}, "of all trackers")
+        for key in others:
+            yield Mapped(key, "derived", note=f"{given[key]} there; {ours} is that of all trackers")
+    if is_there["swanlab"] and mode is not None:
+        offline = mode in ("local", "offline")
+        note = f"{mode} there; of all trackers here"
+        yield Mapped(mode_key, "derived", {_OFFLINE: offline}, note)
+
+
+def verl_trackers(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
+    """Say what becomes of those of a verl run."""
+    key = "trainer.logger"
+    asked = theirs.get(key, [])
+    asked = [asked] if isinstance(asked, str) else asked
+    names = [name for name in asked if name in TRACKERS]
+    if key in theirs:
+        others = [name for name in asked if name not in (*TRACKERS, "console", "tensorboard")]
+        note = f"not here: {', '.join(map(str, others))}" if others else "by their names"
+        sets = {_NAMES: names, _TENSORBOARD: "tensorboard" in asked}
+        yield Mapped(key, "derived" if others else "renamed", sets, note)
+    for theirs_key, ours in zip(("project_name", "experiment_name"), _OURS.values(), strict=True):
+        if names and theirs.get(f"trainer.{theirs_key}"):
+            place = f"trainer.{theirs_key}"
+            yield Mapped(place, "renamed", {ours: str(theirs[place])}, "the same")

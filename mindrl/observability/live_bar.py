@@ -1,0 +1,95 @@
+"""What stands below the lines of a run on a terminal: how far it is, what it does, how it fares."""
+
+import math
+import re
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from mindrl.observability.metrics import Metrics
+from mindrl.observability.units import gib_text
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_NARROWEST, _WIDEST = 4, 40
+"""Of a sparkline, in columns."""
+_REWARD = "reward/mean"
+_DEVICE = re.compile(r"memory/worker_\d+/device_peak_bytes")
+_HOST = re.compile(r"memory/worker_\d+/rss_bytes")
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Draw values as blocks, from the least of them to the largest; a gap is one not finite."""
+    finite = [value for value in values if math.isfinite(value)]
+    least = min(finite, default=0.0)
+    span = max(finite, default=0.0) - least
+
+    def block(value: float) -> str:
+        if not math.isfinite(value):
+            return " "
+        # Where all are equal none is low.
+        share = (value - least) / span if span else 0.5
+        return _BLOCKS[round(share * (len(_BLOCKS) - 1))]
+
+    return "".join(map(block, values))
+
+
+class LiveBar(Progress):
+    """A bar with the time left, and below it a line that follows the newest step."""
+
+    def __init__(self, console: Console) -> None:
+        """Lay it out; nothing is drawn before `start`."""
+        self.stage, self.since = "start", time.monotonic()
+        self.rewards: deque[float] = deque(maxlen=_WIDEST)
+        self.newest: Metrics = {}
+        super().__init__(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("left"),
+            console=console,
+            # rich forgets steps older than 30 s by default, and one step may take minutes.
+            speed_estimate_period=float("inf"),
+            refresh_per_second=2,
+        )
+
+    def enter(self, stage: str) -> None:
+        """Say what the run does from now on; nothing is between two stages."""
+        self.stage, self.since = stage, time.monotonic()
+
+    def take(self, metrics: Metrics) -> None:
+        """Take the metrics of a step."""
+        self.newest = metrics
+        if _REWARD in metrics:
+            self.rewards.append(metrics[_REWARD])
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """Yield the bar, and the line below it."""
+        yield self.make_tasks_table(self.tasks)
+        yield Text(self._line(), no_wrap=True, overflow="ellipsis", style="dim")
+
+    def _line(self) -> str:
+        spent = timedelta(seconds=int(time.monotonic() - self.since))
+        parts = [f"{self.stage} {spent}"] if self.stage else []
+        rest = self._workers()
+        if self.rewards:
+            values = [*self.rewards]
+            value = f"{values[-1]:.3f}"
+            room = self.console.width - len("  ".join([*parts, f"reward  {value}", *rest]))
+            shown = values[-min(max(room, _NARROWEST), _WIDEST) :]
+            drawn = "" if self.console.options.ascii_only else f"{sparkline(shown)} "
+            parts.append(f"reward {drawn}{value}")
+        return "  ".join([*parts, *rest])
+
+    def _workers(self) -> list[str]:
+        """Say how many workers there are, and what the fullest has and all have of memory."""
+        device = [value for name, value in self.newest.items() if _DEVICE.fullmatch(name)]
+        host = [value for name, value in self.newest.items() if _HOST.fullmatch(name)]
+        parts = [f"{len(host)} worker{'s' if len(host) > 1 else ''}"] if host else []
+        parts += [f"device {gib_text(int(max(device)))}"] if device else []
+        return [*parts, *([f"host {gib_text(int(sum(host)))}"] if host else [])]

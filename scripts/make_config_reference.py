@@ -53,6 +53,8 @@ def type_in_words(annotation: Any, limits: Sequence[Any] = ()) -> str:
         return ", or ".join([*words, "`null`"] if type(None) in arguments else words)
     if origin is tuple:
         return f"list, each entry a {type_in_words(arguments[0])}"
+    if origin is dict:
+        return "section with any keys"
     return " ".join([_WORDS[annotation], *range_in_words(limits)])
 
 

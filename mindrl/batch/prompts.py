@@ -1,9 +1,24 @@
 """Prompts, as token ids, on their way to the rollout engine."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import Any
+
+ChatMessage = dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptRow:
+    """What rewards take of a row of the data besides."""
+
+    columns: Mapping[str, Any]
+    """As they are in the file."""
+    messages: tuple[ChatMessage, ...] = ()
+    """What the chat template got, where a reward takes it."""
+    is_chat: bool = False
+    """The file has messages, and no text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,6 +39,8 @@ class Prompt:
     """The right answer, which the reward compares with."""
     source: str = ""
     """Its `data_source`, which chooses the reward; empty where the run has no such thing."""
+    row: PromptRow | None = None
+    """None where no reward takes any of it."""
 
 
 def sample_numbers(uids: Iterable[int]) -> list[int]:

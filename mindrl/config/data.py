@@ -71,6 +71,8 @@ class SourceReward:
     """As `rl_config.verifier_function`, for these rows; the first measures accuracy on them."""
     verifier_weight: tuple[float, ...]
     """Weight of each, in the same order."""
+    verifier_kwargs: tuple[dict[str, Any], ...] = ()
+    """Arguments of each, in the same order. Empty gives none to any."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)

@@ -45,6 +45,7 @@ def data_findings(config: RunConfig) -> Iterator[Finding]:
         _pass_rates,
         _evaluations,
         _rewards,
+        _arguments,
         _best,
     ):
         yield from rule(config)
@@ -146,6 +147,25 @@ def _rewards(config: RunConfig) -> Iterator[Finding]:
                 yield from _rewarded(f"{field}.data_source", each.data_source, rewarded)
             else:
                 yield from _rewarded(f"{field}.name", each.name, rewarded)
+
+
+def _arguments(config: RunConfig) -> Iterator[Finding]:
+    """Each reward function has its arguments, and the same wherever it is named."""
+    sections = {"rl_config": config.rl_config.verifier_function}
+    for place, reward in enumerate(config.data_config.rewards):
+        sections[f"data_config.rewards.{place}"] = reward.verifier_function
+    seen: dict[str, object] = {}
+    for section, names in sections.items():
+        field, given = f"{section}.verifier_kwargs", config.value_of(f"{section}.verifier_kwargs")
+        if given and len(given) != len(names):
+            text = (
+                f"{field} has {len(given)} entries and verifier_function has {len(names)}; "
+                "each function needs one, {} where it has no arguments"
+            )
+            yield Finding(text, field)
+        for name, own in zip(names, given or ({},) * len(names), strict=False):
+            if seen.setdefault(name, own) != own:
+                yield Finding(f"{field} of {name} must be what it is elsewhere", field)
 
 
 def _rewarded(field: str, source: str, rewarded: list[str]) -> Iterator[Finding]:

@@ -92,9 +92,14 @@ def _imported(field: str, name: str, place: str) -> ModuleType:
 
 
 def _executed(path: Path) -> ModuleType:
-    """Import a file under a name of its own, so that two `rewards.py` do not collide."""
-    digest = hashlib.sha256(bytes(path)).hexdigest()[:12]
+    """Import a file under a name of its own, so that two `rewards.py` do not collide.
+
+    One that has not changed since is not executed again.
+    """
+    digest = hashlib.sha256(bytes(path) + str(path.stat().st_mtime_ns).encode()).hexdigest()[:12]
     module_name = f"mindrl_own_{path.stem}_{digest}"
+    if module_name in sys.modules:
+        return sys.modules[module_name]
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None
     assert spec.loader is not None

@@ -1,6 +1,6 @@
 """Section `rl_config`: the algorithm, its rewards, the devices and what is watched."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -255,10 +255,14 @@ class RLConfig:
     """Change of the weight behind each step, with `entropy_target`."""
 
     verifier_function: tuple[str, ...] = ("math_verify", "boxed_format")
-    """Rewards, by name or as `package.module:function`. The first one also measures accuracy. May
+    """Rewards, by name, as `package.module:function` or `path/to/file.py:function`, which may be a
+    class too. [What they get](../how-to/own-reward.md). The first one also measures accuracy. May
     be empty where there is a `reward_config` and nothing is evaluated."""
     verifier_weight: tuple[float, ...] = (1.0, 0.1)
     """Weight of each reward, in the same order."""
+    verifier_kwargs: tuple[dict[str, Any], ...] = ()
+    """Arguments of each reward, in the same order, for functions and for classes, which are made
+    with them: `[{}, {limit: 400}]`. Empty gives none to any."""
     overlong_buffer_enable: bool = False
     """Take from the reward of a response that comes near
     `generate_config.sampling_config.max_tokens` (DAPO, arXiv 2503.14476, eq. 13)."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from mindrl.batch.prompts import Prompt
+from mindrl.batch.prompts import ChatMessage, Prompt, PromptRow
 from mindrl.config.data import DataPath, paths_of
 from mindrl.config.megatron_training import PLAIN, MegatronTrainingConfig
 from mindrl.config.rl import RLConfig
@@ -22,7 +22,6 @@ from mindrl.errors import DataError
 
 _LOGGER = logging.getLogger(__name__)
 
-ChatMessage = dict[str, str]
 _WRITTEN_MESSAGES = re.compile(r"""\s*\[\s*\{\s*["'](role|content)["']\s*:""")
 """What becomes of a list of messages that is written into a CSV file."""
 
@@ -44,6 +43,8 @@ class PromptSet:
     """Rows left out because they are tests."""
     told: str = ""
     """What else is to be told of its rows."""
+    columns: tuple[str, ...] = ()
+    """Of all its rows."""
 
     @property
     def rows(self) -> int:
@@ -71,6 +72,7 @@ def joined(sets: Sequence[PromptSet]) -> PromptSet:
         dropped=sum(each.dropped for each in sets),
         filtered=sum(each.filtered for each in sets),
         tests=sum(each.tests for each in sets),
+        columns=tuple(dict.fromkeys(name for each in sets for name in each.columns)),
     )
 
 
@@ -80,6 +82,7 @@ class _Rendered(NamedTuple):
     place: str
     text: str
     answer: str
+    row: PromptRow | None
 
 
 def load_prompts(
@@ -101,7 +104,7 @@ def load_prompts(
     columns = columns_of(training, rows[0])
     reading = (reading or Reading()).by_form(columns.source)
     chosen = reading.chosen(path, rows)
-    rendered = [_render(row, training, columns, tokenizer) for row in chosen.values()]
+    rendered = [_render(row, training, columns, tokenizer, reading) for row in chosen.values()]
     # The template has placed every special token, so the tokenizer must not add its own.
     prefix = plain_prefix(tokenizer) if training.takes_plain_text else []
     token_ids = tokenizer([row.text for row in rendered], add_special_tokens=False)["input_ids"]
@@ -112,6 +115,7 @@ def load_prompts(
             text=row.text,
             answer=row.answer,
             source=reading.source_of(chosen[place]),
+            row=row.row,
         )
         for place, row, ids in zip(chosen, rendered, token_ids, strict=True)
     )
@@ -124,6 +128,7 @@ def load_prompts(
         filtered=len(rows) - len(chosen),
         ranks=tuple(rank for rank in ranks if rank is not None),
         told=columns.told,
+        columns=tuple(dict.fromkeys(name for row in rows for name in row.values)),
     )
 
 
@@ -168,6 +173,7 @@ def _render(
     training: MegatronTrainingConfig,
     columns: Columns,
     tokenizer: PreTrainedTokenizerBase,
+    reading: Reading,
 ) -> _Rendered:
     messages, is_plain = _messages(row, training, columns.prompt), training.takes_plain_text
     text = _plain(row, messages) if is_plain else _chat(row, messages, tokenizer)
@@ -176,7 +182,9 @@ def _render(
         f"{text}{answer}".encode()
     except UnicodeEncodeError as error:
         raise DataError(f"{row.place}: half of a surrogate pair is no text ({error})") from error
-    return _Rendered(place=row.place, text=text, answer=answer)
+    _, prompt = column_of(row, columns.prompt, "megatron_training.prompt_column")
+    given = reading.row_of(row, messages, is_chat=not isinstance(prompt, str))
+    return _Rendered(place=row.place, text=text, answer=answer, row=given)
 
 
 def _chat(row: Row, messages: list[ChatMessage], tokenizer: PreTrainedTokenizerBase) -> str:

@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from mindrl.batch.prompts import ChatMessage, PromptRow
+from mindrl.config.reward_columns import RewardColumns
 from mindrl.data.rows import Row, column_of, shown
 from mindrl.errors import DataError
 
@@ -21,6 +23,7 @@ class Reading:
     pass_rate_column: str | None = None
     pass_rates: tuple[float, float] = (0.0, 1.0)
     """The least and the largest that stay."""
+    rewards: RewardColumns = field(default_factory=RewardColumns)
 
     def by_form(self, source_column: str | None) -> "Reading":
         """Take the source from the column of a known form, where nothing else says it."""
@@ -68,6 +71,20 @@ class Reading:
         if self.order_column is None:
             return None
         return _number(row, self.order_column, "data_config.order_column")
+
+    def row_of(
+        self, row: Row, messages: Sequence[ChatMessage], *, is_chat: bool
+    ) -> PromptRow | None:
+        """Return what rewards take of a row; None where they take nothing."""
+        asked = self.rewards
+        names = row.values.keys() if asked.names is None else asked.names & row.values.keys()
+        if not names and not asked.takes_chat:
+            return None
+        return PromptRow(
+            columns={name: row.values[name] for name in sorted(names)},
+            messages=(*messages,) if asked.takes_chat else (),
+            is_chat=is_chat,
+        )
 
 
 def _number(row: Row, column: str, field: str) -> float:

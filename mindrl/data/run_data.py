@@ -8,6 +8,8 @@ from transformers import PreTrainedTokenizerBase
 
 from mindrl.config.data import DataPath, EvalSet, TrainSet
 from mindrl.config.finding import did_you_mean
+from mindrl.config.reward_columns import own_rewards, reward_columns
+from mindrl.config.reward_signature import RewardSignature
 from mindrl.config.run import RunConfig
 from mindrl.data.held_out import hold_out, without_tests
 from mindrl.data.prompts import PromptSet, joined, load_prompts
@@ -45,6 +47,11 @@ class RunData:
         """What is trained on, file by file."""
         return self.parts or (self.train,)
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Of the rows of all files."""
+        return tuple(dict.fromkeys(name for each in self.all_sets for name in each.columns))
+
     def decode(self, token_ids: list[int]) -> str:
         """Return a response as text, for rewards and for people."""
         text: str = self.tokenizer.decode(token_ids, skip_special_tokens=True)
@@ -59,6 +66,7 @@ def read_data(config: RunConfig) -> RunData:
     """
     training, data = config.megatron_training, config.data_config
     try:
+        rewards = reward_columns(config)
         tokenizer = load_tokenizer(
             config.tokenizer_path,
             chat_template=training.chat_template,
@@ -66,7 +74,8 @@ def read_data(config: RunConfig) -> RunData:
         )
 
         def load(paths: DataPath, reading: Reading) -> PromptSet:
-            return load_prompts(paths, training, config.rl_config, tokenizer, reading)
+            chosen = replace(reading, rewards=rewards)
+            return load_prompts(paths, training, config.rl_config, tokenizer, chosen)
 
         sampling = config.generate_config.sampling_config
         train_sets, test = _train_sets(config, load), None
@@ -92,6 +101,7 @@ def read_data(config: RunConfig) -> RunData:
     except (DataError, ModelError) as error:
         raise ConfigError(str(error)) from error
     _check_sources(config, found)
+    _check_columns(config, found)
     return found
 
 
@@ -147,12 +157,32 @@ def _check_sources(config: RunConfig, data: RunData) -> None:
             )
 
 
-def reward_trials(config: RunConfig, data: RunData) -> Iterator[tuple[str, tuple[str, ...], str]]:
-    """Yield key and reward functions of each `data_source`, and an answer that they will meet."""
+def _check_columns(config: RunConfig, data: RunData) -> None:
+    """Refuse rows without the columns that their reward names.
+
+    Raises:
+        ConfigError: With the columns that there are.
+    """
+    if not config.rolls_out:
+        return
     weights = config.reward_weights
-    first = {prompt.source: prompt.answer for prompt in reversed(data.train.prompts)}
-    for source, answer in first.items():
-        yield config.reward_key(source), tuple(weights.get(source, weights[""])), answer
+    for source, name, signature in own_rewards(config):
+        key = f"{config.reward_key(source)}={name!r}"
+        for found in data.all_sets:
+            rated = {each.source if each.source in weights else "" for each in found.prompts}
+            if source in rated:
+                _check_bound(key, signature, found, config.megatron_training.answer_column or "")
+
+
+def _check_bound(
+    key: str, signature: RewardSignature, found: PromptSet, answer_column: str
+) -> None:
+    try:
+        signature.bound(found.columns, answer_column)
+    except ValueError as error:
+        raise ConfigError(
+            f"{key} {error}; {found.path} has the columns {', '.join(found.columns)}"
+        ) from error
 
 
 def data_lines(data: RunData) -> Iterator[str]:

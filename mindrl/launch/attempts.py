@@ -26,6 +26,7 @@ from mindrl.launch.parts import colocated_actor, trainer_of
 from mindrl.launch.plan_record import plan_record
 from mindrl.launch.provenance import provenance
 from mindrl.launch.restarts import Restarts
+from mindrl.launch.reward_trials import reward_inputs
 from mindrl.launch.servers import join_server, open_router
 from mindrl.launch.shrink import shrunk
 from mindrl.observability.console import StepConsole
@@ -254,7 +255,8 @@ class Attempts:
         )
         weights = config.reward_weights
         rates = config.rolls_out and any(weights.values())
-        with RewardScorer(rl, weights) if rates else nullcontext() as scorer:
+        inputs = reward_inputs(config, self.data)
+        with RewardScorer(rl, weights, inputs) if rates else nullcontext() as scorer:
             try:
                 yield _Services(cluster, scorer)
             finally:

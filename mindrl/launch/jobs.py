@@ -16,18 +16,18 @@ from mindrl.checkpoint.fixed_models import fingerprint
 from mindrl.config.halves import records_per_step, version_of
 from mindrl.config.resume import recorded_config
 from mindrl.config.run import RunConfig
-from mindrl.data.run_data import RunData, data_lines, read_data, reward_trials
+from mindrl.data.run_data import RunData, data_lines, read_data
 from mindrl.errors import SpoolError, WorkerDiedError
 from mindrl.launch.attempts import Attempts, RunFiles
 from mindrl.launch.interrupts import interrupts_unwrapped, stop_requests
 from mindrl.launch.restarts import Restarts
+from mindrl.launch.reward_trials import try_all_rewards
 from mindrl.launch.train import train
 from mindrl.observability.console import StepConsole
 from mindrl.observability.logs import configure_logging
 from mindrl.observability.terminal import say
 from mindrl.platform.device import Platform
 from mindrl.preflight.run_shardings import RunPlan
-from mindrl.rewards.scorer import try_rewards
 from mindrl.spool.duties import Duties
 from mindrl.spool.folder import HowFar, Spool, SpoolLimits
 from mindrl.spool.leases import Leases
@@ -124,8 +124,7 @@ def rollout_job(plan: RunPlan, platform: Platform, run_dir: Path) -> None:
     with _part_of(spool, spool.rollout_name(folder.root), "a rollout job") as leases:
         data = read_data(config)
         say(*data_lines(data))
-        for trial in reward_trials(config, data):
-            try_rewards(*trial, timeout_seconds=config.rl_config.verifier_timeout)
+        try_all_rewards(config, data)
         spool.agree(agreed(config, data))
         console = StepConsole(config.megatron_training.train_iters)
         files = RunFiles(folder, {"actor": folder.root / "model"}, console)

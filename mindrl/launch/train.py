@@ -5,11 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mindrl.config.run import RunConfig
-from mindrl.data.run_data import data_lines, read_data, reward_trials
+from mindrl.data.run_data import data_lines, read_data
 from mindrl.errors import CheckpointError
 from mindrl.launch.attempts import Attempts, RunFiles
 from mindrl.launch.beginning import Beginning, beginning
 from mindrl.launch.interrupts import interrupts_unwrapped
+from mindrl.launch.reward_trials import try_all_rewards
 from mindrl.observability.console import StepConsole
 from mindrl.observability.logs import configure_logging
 from mindrl.observability.summary import render_summary
@@ -18,7 +19,6 @@ from mindrl.platform.device import Platform
 from mindrl.preflight.derived_numbers import derived_numbers
 from mindrl.preflight.run_folders import check_folders, export_folders
 from mindrl.preflight.run_shardings import RunPlan
-from mindrl.rewards.scorer import try_rewards
 from mindrl.trainer.gathering import Gathering
 from mindrl.trainer.policy_trainer import PolicyTrainer
 from mindrl.trainer.run_log import RunFolder
@@ -41,7 +41,7 @@ def train(
         MindrlError: A file or a folder does not serve, or the run failed. Once training has
             begun, the summary is written and shown however the run ends.
     """
-    config, rl, folder = plan.config, plan.config.rl_config, RunFolder(root=run_dir.resolve())
+    config, folder = plan.config, RunFolder(root=run_dir.resolve())
     goes_on, found = folder.checkpoints.is_dir(), _checkpoint(config, folder)
     exports = export_folders(config, folder.root, goes_on=goes_on)
     check_folders(plan, folder.root, exports)
@@ -50,8 +50,7 @@ def train(
     configure_logging(folder.logs / "driver.log", level=logging.INFO)
     data = read_data(config)
     say(*data_lines(data))
-    for trial in reward_trials(config, data):
-        try_rewards(*trial, timeout_seconds=rl.verifier_timeout)
+    try_all_rewards(config, data)
     print_rows(derived_numbers(config, platform).items())
     console = StepConsole(config.megatron_training.train_iters)
     attempts = Attempts(plan, platform, data, RunFiles(folder, exports, console), gathers=gathers)

@@ -15,6 +15,7 @@ from mindrl.config.data_rules import data_keys, is_pattern
 from mindrl.config.finding import Finding, Value, broken, did_you_mean, once
 from mindrl.config.layout_keys import Role
 from mindrl.config.megatron_training import PLAIN
+from mindrl.config.reward_columns import reward_kwargs
 from mindrl.config.run import RunConfig, with_value
 from mindrl.config.validate import findings, learning_warnings
 from mindrl.data.files import files_of
@@ -32,7 +33,7 @@ from mindrl.preflight.run_shardings import RunPlan, RunShardings, unordered_plan
 from mindrl.preflight.shipped import sizes_path, unknown_sizes
 from mindrl.preflight.tracker_checks import tracker_findings
 from mindrl.rewards.functions import BUILTIN_REWARDS
-from mindrl.rewards.resolve import resolve_reward
+from mindrl.rewards.resolve import check_reward
 
 _MOST_TRIED = 64
 _MOST_NAMED = 2
@@ -198,11 +199,12 @@ def _rewards(config: RunConfig) -> Iterator[Finding]:
     fields = ["rl_config.verifier_function"]
     rewards = range(len(config.data_config.rewards))
     fields += [f"data_config.rewards.{place}.verifier_function" for place in rewards]
+    given = reward_kwargs(config)
     for field in fields:
         names = config.value_of(field)
         for place, name in enumerate(names):
             try:
-                resolve_reward(name, field)
+                check_reward(name, field, given.get(name, {}))
             except MindrlError as error:
                 close = difflib.get_close_matches(name, BUILTIN_REWARDS, n=1, cutoff=0.5)
                 legal = tuple((*names[:place], near, *names[place + 1 :]) for near in close)

@@ -116,15 +116,14 @@ def _data_lines(config: RunConfig) -> Iterator[str]:
         yield "rows and chat template not checked: a data file or the tokenizer is not here"
         return
     # Imported late: they bring transformers and sympy along.
-    from mindrl.data.run_data import data_lines, read_data, reward_trials  # noqa: PLC0415
-    from mindrl.rewards.scorer import try_rewards  # noqa: PLC0415
+    from mindrl.data.run_data import data_lines, read_data  # noqa: PLC0415
+    from mindrl.launch.reward_trials import try_all_rewards  # noqa: PLC0415
 
     # Their compiled parts count what is left of them when the program ends.
     collect_again()
     data = read_data(config)
     yield from data_lines(data)
-    for trial in reward_trials(config, data):
-        try_rewards(*trial, timeout_seconds=config.rl_config.verifier_timeout)
+    try_all_rewards(config, data)
 
 
 def require_engines(config: RunConfig | None = None) -> None:

@@ -2,30 +2,76 @@
 
 import contextlib
 import inspect
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Callable, Mapping
+from functools import partial, update_wrapper
+from typing import Any, cast
 
 from mindrl.config.own_functions import named_function
+from mindrl.config.reward_signature import RewardSignature, signature_of
 from mindrl.errors import ConfigError
 from mindrl.observability.units import quoted
-from mindrl.rewards.functions import BUILTIN_REWARDS, RewardFunction, score_range
+from mindrl.rewards.functions import BUILTIN_REWARDS, score_range
 
 FIELD = "rl_config.verifier_function"
+_NOTHING: Mapping[str, Any] = {}
 
 
-def resolve_reward(name: str, field: str = FIELD) -> RewardFunction:
+def resolve_reward(
+    name: str, field: str = FIELD, kwargs: Mapping[str, Any] = _NOTHING
+) -> Callable[..., object]:
     """Return a builtin reward, `package.module:function` or `path/to/file.py:function`.
 
-    `field` is that of the configuration, for errors.
+    A class is made with `kwargs`, a function is called with them. `field` is that of the
+    configuration, for errors.
 
     Raises:
-        ConfigError: unknown name, failed import, missing attribute, or not a plain
-            callable of two arguments; or its `score_range` is none.
+        ConfigError: as `check_reward`; or a class cannot be made.
     """
-    found = named_function(field, name, BUILTIN_REWARDS, "reward")
-    if fault := _fault(found):
-        raise ConfigError(f"{field}={name!r} ({place_of(found)}) {fault}")
-    return cast(RewardFunction, found)
+    found = check_reward(name, field, kwargs)
+    if inspect.isclass(found):
+        try:
+            return cast(Callable[..., object], found(**kwargs))
+        except Exception as error:
+            raise ConfigError(
+                f"{_said(field, name, found)} cannot be made with {dict(kwargs)}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+    return update_wrapper(partial(found, **kwargs), found) if kwargs else found
+
+
+def check_reward(
+    name: str, field: str = FIELD, kwargs: Mapping[str, Any] = _NOTHING
+) -> Callable[..., object]:
+    """Return what a name stands for, without a call of it.
+
+    Raises:
+        ConfigError: unknown name, failed import, missing attribute, or not a callable that takes a
+            response and its arguments; or its `score_range` is none.
+    """
+    found: Callable[..., object] = named_function(field, name, BUILTIN_REWARDS, "reward")
+    try:
+        signature_of(found, kwargs).bound(None)
+        score_range(found)
+    except ValueError as error:
+        raise ConfigError(f"{_said(field, name, found)} {error}") from error
+    try:
+        if inspect.isclass(found):
+            inspect.signature(found).bind(**kwargs)
+        elif kwargs:
+            inspect.signature(found).bind_partial(**kwargs)
+    except TypeError as error:
+        key = field.replace("verifier_function", "verifier_kwargs")
+        raise ConfigError(
+            f"{key} of {name}: {dict(kwargs)} for {inspect.signature(found)}: {error}"
+        ) from error
+    return found
+
+
+def signature_of_reward(reward: Callable[..., object]) -> RewardSignature:
+    """Read the parameters of what `resolve_reward` returned, without those that it gave."""
+    if isinstance(reward, partial):
+        return signature_of(reward.func, reward.keywords)
+    return signature_of(reward)
 
 
 def place_of(function: Callable[..., object]) -> str:
@@ -37,22 +83,5 @@ def place_of(function: Callable[..., object]) -> str:
     return quoted(function)
 
 
-def _fault(found: Callable[..., object]) -> str | None:
-    """Say what can be seen of a function, without a call, that keeps it from serving."""
-    called = found if inspect.isroutine(found) else type(found).__call__
-    if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
-        return "is asynchronous; need a plain `def` that returns the score"
-    try:
-        inspect.signature(found).bind("response", "reference")
-    except TypeError as error:
-        return (
-            f"has the signature {inspect.signature(found)}; "
-            f"need (response: str, reference: str) -> float: {error}"
-        )
-    except ValueError:
-        pass  # a function written in C may have no signature; its calls are checked all the same
-    try:
-        score_range(found)
-    except ValueError as error:
-        return f"has {error}"
-    return None
+def _said(field: str, name: str, found: Callable[..., object]) -> str:
+    return f"{field}={name!r} ({place_of(found)})"

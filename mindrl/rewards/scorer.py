@@ -15,10 +15,12 @@ from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import Self
 
+from mindrl.batch.prompts import Prompt
 from mindrl.config.rl import RLConfig
 from mindrl.errors import ConfigError, MindrlError, RewardError
 from mindrl.observability.terminal import printable
 from mindrl.observability.units import quoted
+from mindrl.rewards.inputs import Answered, BatchTexts, RewardInputs
 from mindrl.rewards.scores import (
     Asked,
     FailureKind,
@@ -27,6 +29,7 @@ from mindrl.rewards.scores import (
     Outcomes,
     PoolPlan,
     Ranges,
+    Ready,
     Scores,
     WorstScores,
     failures_of,
@@ -71,28 +74,43 @@ class RewardService:
                 start_new_session=True,
             )
         self._connection.send(plan)
-        self.ranges: Ranges = {}
-        """Of the scores, by function; known once something is scored."""
+        self._facts: Ready | None = None
 
-    def score(self, asked: Asked) -> Outcomes:
-        """Score the responses of each function.
+    def ready(self) -> Ready:
+        """Wait until all functions are imported; returns what they take and give.
 
         Raises:
             ConfigError: a reward function cannot be resolved.
             RewardError: the service did not start, or ended.
         """
-        try:
-            if not self.ranges:
-                self.ranges = self._ready()
+        if self._facts is None:
+            with self._told():
+                self._facts = self._ready()
+        return self._facts
+
+    def score(self, asked: Asked) -> Outcomes:
+        """Score the responses of each function.
+
+        Raises:
+            ConfigError, RewardError: as `ready`.
+        """
+        self.ready()
+        with self._told():
             self._connection.send(asked)
             outcomes: Outcomes = self._connection.recv()
+        return outcomes
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Say so where the service has ended."""
+        try:
+            yield
         except (EOFError, OSError) as error:
             self.kill()
             raise RewardError(
                 f"the reward host ended with exit code {self._process.returncode}; "
                 "its stderr may say why"
             ) from error
-        return outcomes
 
     def stop(self) -> None:
         """Let the service reap its workers, then make sure that nothing is left."""
@@ -112,12 +130,12 @@ class RewardService:
             self._process.wait()
         self._connection.close()
 
-    def _ready(self) -> Ranges:
+    def _ready(self) -> Ready:
         if not self._connection.poll(START_SECONDS):
             raise RewardError(
                 f"rl_config.verifier_function: the imports took more than {START_SECONDS:.0f} s"
             )
-        reply: Ranges | MindrlError = self._connection.recv()
+        reply: Ready | MindrlError = self._connection.recv()
         if isinstance(reply, MindrlError):
             raise reply
         return reply
@@ -131,18 +149,23 @@ class RewardScorer:
     """
 
     def __init__(
-        self, rl: RLConfig, weights: Mapping[str, Mapping[str, float]] | None = None
+        self,
+        rl: RLConfig,
+        weights: Mapping[str, Mapping[str, float]] | None = None,
+        inputs: RewardInputs | None = None,
     ) -> None:
         """Take the functions and their limits; no process starts before `warm_up` or `score`.
 
         `weights` are those of the functions by `data_source`, as `RunConfig.reward_weights`; None
-        takes those of the section.
+        takes those of the section. Without `inputs` rows have no columns.
         """
         own = dict(zip(rl.verifier_function, rl.verifier_weight, strict=True))
         self._weights = weights or {"": own}
         functions = {name: None for each in self._weights.values() for name in each}
+        own_kwargs = dict(zip(rl.verifier_function, rl.verifier_kwargs, strict=False))
+        inputs = inputs or RewardInputs(kwargs=own_kwargs)
         self._plan = PoolPlan(
-            functions=tuple(functions),
+            rewards=tuple(inputs.named(name) for name in functions),
             timeout_seconds=rl.verifier_timeout,
             processes=rl.verifier_parallel,
         )
@@ -162,11 +185,16 @@ class RewardScorer:
         return self._service
 
     def score(
-        self, responses: Sequence[str], answers: Sequence[str], sources: Sequence[str] = ()
+        self,
+        responses: Sequence[str],
+        answers: Sequence[str],
+        sources: Sequence[str] = (),
+        answered: Answered | None = None,
     ) -> Scores:
         """Score each response against the right answer, by the functions of its source.
 
         One that has no functions of its own, or no source, has those of the empty source.
+        `answered` is what functions may take besides.
 
         Raises:
             ConfigError: a reward function cannot be resolved.
@@ -179,10 +207,11 @@ class RewardScorer:
                 "need one reference for each of at least 1 response"
             )
         service, rated = self.warm_up(), self._rated(sources or ("",) * len(responses))
-        pairs, places = list(zip(responses, answers, strict=True)), _places(rated, self._weights)
+        texts, places = BatchTexts(responses, answers, answered), _places(rated, self._weights)
         try:
+            ready = service.ready()
             outcomes = service.score(
-                {name: [pairs[row] for row in rows] for name, rows in places.items()}
+                {name: texts.rows(rows, ready.fields[name]) for name, rows in places.items()}
             )
         except BaseException:  # Ctrl-C too: a late reply must not answer the next request
             service.kill()
@@ -196,11 +225,11 @@ class RewardScorer:
         by_row = {
             name: dict(zip(rows, outcomes[name], strict=True)) for name, rows in places.items()
         }
-        rewards, components = self._weighed(rated, by_row, service.ranges)
+        rewards, components = self._weighed(rated, by_row, ready.ranges)
         return Scores(
             rewards=rewards,
             components=components,
-            ranges=service.ranges,
+            ranges=ready.ranges,
             failures=failures,
             sources=tuple(sources) if any(sources) else (),
             judges={source: next(iter(each)) for source, each in self._weights.items() if each},
@@ -228,9 +257,11 @@ class RewardScorer:
             own = {name: tuple(by_row[name][row] for row in rows) for name in weights}
             filled = self._worst[source].filled(own, ranges)
             for place, row in enumerate(rows):
-                rewards[row] = sum(each * filled[name][place] for name, each in weights.items())
-                for name in weights:
-                    parts[name][row] = filled[name][place]
+                given = {name: filled[name][place] for name in weights}
+                scores = [(name, each) for name, each in given.items() if each is not None]
+                rewards[row] = sum(weights[name] * score for name, score in scores)
+                for name, score in scores:
+                    parts[name][row] = score
         return tuple(rewards), {name: tuple(part) for name, part in parts.items()}
 
     def close(self) -> None:
@@ -271,12 +302,12 @@ def _places(
 
 
 def try_rewards(
-    field: str, functions: Sequence[str], answer: str, *, timeout_seconds: float
+    field: str, functions: Sequence[str], prompt: Prompt, inputs: RewardInputs, *, seconds: float
 ) -> None:
     """Let each function of the user's score a response with the right answer and an empty one.
 
     The calls are those of a run, in a process that can be killed. `field` is that of the
-    configuration, for errors.
+    configuration, for errors, `seconds` those for one answer.
 
     Raises:
         ConfigError: A function returns something that is no finite number, or fails for both.
@@ -285,11 +316,14 @@ def try_rewards(
     own = tuple(function for function in functions if ":" in function)
     if not own:
         return
-    responses = (_ANSWERED % answer, "")
-    service = RewardService(PoolPlan(functions=own, timeout_seconds=timeout_seconds, processes=1))
+    responses = (_ANSWERED % prompt.answer, "")
+    plan = PoolPlan(rewards=tuple(map(inputs.named, own)), timeout_seconds=seconds, processes=1)
+    service = RewardService(plan)
+    answered = Answered(prompts=(prompt,) * 2, groups=(0, 0), token_ids=((0,), ()))
+    texts = BatchTexts(responses, (prompt.answer,) * 2, answered)
     try:
-        pairs = [(response, answer) for response in responses]
-        outcomes = service.score(dict.fromkeys(own, pairs))
+        fields = service.ready().fields
+        outcomes = service.score({name: texts.rows(range(2), fields[name]) for name in own})
     finally:
         service.kill()
     if lines := [*_refusals(field, outcomes, responses)]:

@@ -2,22 +2,42 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Literal, Self
+from pathlib import Path
+from typing import Any, Literal, Self
 
 from mindrl.rewards.functions import ScoreRange
 
 FailureKind = Literal["timeout", "crash", "exception", "value"]
 """No score in time; the process died; the function raised; it returned no finite number."""
 
+_TAKEN = (
+    *("mean", "std", "model", "overlong", "baseline", "kl"),
+    *("timeouts", "crashes", "errors", "failed_share"),
+)
+"""Names of rewards and of what else is told of them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NamedReward:
+    """A reward function as a configuration and its data name it."""
+
+    name: str
+    kwargs: str = "{}"
+    """JSON; its arguments from the configuration."""
+    columns: tuple[str, ...] = ()
+    """Of the rows of the data."""
+    answer_column: str = ""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolPlan:
     """The scoring processes to start."""
 
-    functions: tuple[str, ...]
+    rewards: tuple[NamedReward, ...]
     timeout_seconds: float
     """For one response and one function."""
     processes: int
@@ -34,13 +54,25 @@ class Failure:
     """The calls that led to an exception, from the function on."""
 
 
-Pairs = Sequence[tuple[str, str]]
-"""Responses, each with the right answer."""
-Asked = Mapping[str, Pairs]
+TakenRows = Sequence[tuple[Any, ...]]
+"""Of each response, what a function takes, in the order of its parameters."""
+Asked = Mapping[str, TakenRows]
 """By function, what it is to score."""
 Ranges = Mapping[str, ScoreRange]
-"""Of the scores, by function: the service has imported all functions, and its workers run."""
-Outcome = float | Failure
+"""Of the scores, by function."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ready:
+    """The service has imported all functions, and its workers run."""
+
+    ranges: Ranges
+    fields: Mapping[str, tuple[str, ...]]
+    """By function, what it takes of each response, as `RewardSignature.bound` names it."""
+
+
+Outcome = float | Failure | None
+"""None: the function says that it does not apply to this response."""
 Outcomes = Mapping[str, tuple[Outcome, ...]]
 """By function, in the order of the responses."""
 
@@ -68,7 +100,8 @@ class Scores:
     rewards: tuple[float, ...]
     """Weighted sum over the functions."""
     components: Mapping[str, tuple[float | None, ...]]
-    """Unweighted scores by function: the worst one where it failed, None where it was not asked."""
+    """Unweighted scores by function: the worst one where it failed, None where it was not asked, or
+    said that it does not apply."""
     ranges: Ranges
     """Of the functions."""
     failures: tuple[Failures, ...]
@@ -150,7 +183,8 @@ class Scores:
 
     def parts(self, row: int) -> dict[str, float]:
         """Return what one reward is made of, by name."""
-        found = {name: part[row] for name, part in self.components.items()}
+        names = shown_names(self.ranges)
+        found = {names.get(name, name): part[row] for name, part in self.components.items()}
         return {name: score for name, score in found.items() if score is not None}
 
     def failed(self, *kinds: FailureKind) -> int:
@@ -170,15 +204,17 @@ class Scores:
         for row, source in enumerate(self.sources or ("",) * len(self.rewards)):
             judge = self.judges.get(source, function)
             score = self.components[judge][row]
-            assert score is not None, "what judges a source scores its rows"
-            shares.append(self.ranges[judge].share(score))
+            # What does not apply to a response does not say that it is right.
+            shares.append(0.0 if score is None else self.ranges[judge].share(score))
         return shares
 
     def metrics(self) -> dict[str, float]:
         """Return mean and population standard deviation, each component's mean, and the counts."""
+        names = shown_names(self.ranges)
         components = {
-            f"reward/{name}": _mean([each for each in part if each is not None])
+            f"reward/{names.get(name, name)}": _mean(given)
             for name, part in self.components.items()
+            if (given := [each for each in part if each is not None])
         }
         mean = _mean(self.rewards)
         return {
@@ -202,6 +238,30 @@ class Scores:
                 shares = self.shares(next(iter(self.judges.values())))
                 metrics[f"data/{source}/accuracy"] = _mean([shares[row] for row in rows])
         return metrics
+
+
+def shown_names(functions: Iterable[str]) -> dict[str, str]:
+    """Return what metrics call functions of a user's: the name of the function, or of file too.
+
+    Where several have that name, or something else among the metrics has it, the file comes before
+    it; where that is not enough, they keep the whole.
+    """
+    taken, left, shown = Counter(_TAKEN), [*functions], dict[str, str]()
+    for parts in (1, 2):
+        short = {name: _short_name(name, parts) for name in left}
+        met = Counter(short.values()) + taken
+        shown |= {name: text for name, text in short.items() if met[text] == 1}
+        left = [name for name in left if name not in shown]
+        taken = Counter([*_TAKEN, *shown.values()])
+    return shown | {name: name for name in left}
+
+
+def _short_name(name: str, parts: int) -> str:
+    place, _, function = name.rpartition(":")
+    if not place or "://" in name:
+        return name
+    file = Path(place).stem if place.endswith(".py") else place.rpartition(".")[2]
+    return function if parts == 1 else f"{file}.{function}"
 
 
 def _mean(numbers: Sequence[float]) -> float:
@@ -258,13 +318,13 @@ class WorstScores:
     """Of each function."""
     _worst: dict[str, float] = field(default_factory=dict)
 
-    def filled(self, outcomes: Outcomes, ranges: Ranges) -> dict[str, tuple[float, ...]]:
+    def filled(self, outcomes: Outcomes, ranges: Ranges) -> dict[str, tuple[float | None, ...]]:
         """Return the scores by function, with the worst one for each failure."""
         filled = {}
         for function, column in outcomes.items():
             ends, rewarded = ranges[function], self.weights[function] >= 0
             worse, end = (min, ends.lowest) if rewarded else (max, ends.highest)
-            given = (each for each in column if not isinstance(each, Failure))
+            given = (each for each in column if isinstance(each, float))
             worst = worse([self._worst.get(function, end), *given])
             self._worst[function] = worst
             filled[function] = tuple(

@@ -22,13 +22,12 @@ from pebble import ProcessExpired, ProcessPool
 from mindrl.errors import MindrlError, RewardError
 from mindrl.platform.guard import SWEEP
 from mindrl.rewards.functions import score_range
-from mindrl.rewards.scores import Asked, Failure, Outcome, Outcomes, PoolPlan
+from mindrl.rewards.scores import Asked, Failure, Outcome, Outcomes, PoolPlan, Ready
 from mindrl.rewards.worker import (
     SETTLING_SECONDS,
     isolate_worker,
     load_reward,
-    reward_place,
-    score_pairs,
+    score_rows,
 )
 
 WORKER_START_SECONDS = 60.0
@@ -37,6 +36,8 @@ STALL_SECONDS = 30.0
 EXIT_ZERO = 256
 RESPONSES_PER_CHUNK = 32
 """At most."""
+RESPONSES_PER_CALL = 64
+"""The same of a function that takes lists, or is asynchronous."""
 CHUNKS_PER_PROCESS = 4
 """At least, where there are responses enough: an even load matters more than the cost of a task."""
 LOSSES_ALLOWED = 3
@@ -52,7 +53,8 @@ class Chunk:
     times_lost: int = 0
 
 
-ChunkResult = list[Outcome] | Failure | None
+Scored = list[Outcome] | Failure
+ChunkResult = Scored | None
 """Outcomes of a first part of the chunk; why its worker was lost; None: lost without its fault."""
 
 
@@ -86,9 +88,12 @@ class WorkerPool:
             ConfigError: a function cannot be resolved.
             RewardError: no worker started in time.
         """
-        for name in plan.functions:
-            reward_place(name)
-        self.ranges = {name: score_range(load_reward(name)) for name in plan.functions}
+        self._rewards = {each.name: each for each in plan.rewards}
+        loaded = {name: load_reward(each) for name, each in self._rewards.items()}
+        self.ready = Ready(
+            ranges={name: score_range(each.call) for name, each in loaded.items()},
+            fields={name: tuple(field for _, field in each.taken) for name, each in loaded.items()},
+        )
         self._plan = plan
         self._connection_descriptor = connection_descriptor
         self._pool = self._start()
@@ -102,8 +107,8 @@ class WorkerPool:
         outcomes: dict[str, dict[int, Outcome]] = {name: {} for name in asked}
         chunks = [
             Chunk(function=function, indices=indices)
-            for function, pairs in asked.items()
-            for indices in self._shares(len(pairs))
+            for function, rows in asked.items()
+            for indices in self._shares(function, len(rows))
         ]
         while chunks:
             results = self._run(chunks, asked)
@@ -117,10 +122,12 @@ class WorkerPool:
             for function, by_index in outcomes.items()
         }
 
-    def _shares(self, count: int) -> Iterator[range]:
+    def _shares(self, function: str, count: int) -> Iterator[range]:
         """Cut the responses of a function into chunks."""
-        places, even = range(count), self._plan.processes * CHUNKS_PER_PROCESS
-        size = min(RESPONSES_PER_CHUNK, -(-count // even))
+        loaded, places = load_reward(self._rewards[function]), range(count)
+        is_plain = not loaded.signature.is_batch and not loaded.signature.is_async
+        even = self._plan.processes * (CHUNKS_PER_PROCESS if is_plain else 1)
+        size = min(RESPONSES_PER_CHUNK if is_plain else RESPONSES_PER_CALL, -(-count // even))
         for start in places[::size]:
             yield places[start : start + size]
 
@@ -134,7 +141,8 @@ class WorkerPool:
         if not self._pool.active:
             self._replace()
         futures = [(chunk, self._schedule(chunk, asked)) for chunk in chunks]
-        self._wait([future for _, future in futures])
+        longest = max(self._seconds(chunk) for chunk, _ in futures)
+        self._wait([future for _, future in futures], longest + STALL_SECONDS)
         return [(chunk, self._result(chunk.function, future)) for chunk, future in futures]
 
     def _start(self) -> ProcessPool:
@@ -158,27 +166,34 @@ class WorkerPool:
         self.close()
         self._pool = self._start()
 
-    def _schedule(self, chunk: Chunk, asked: Asked) -> Future[list[Outcome]]:
-        timeout, pairs = self._plan.timeout_seconds, asked[chunk.function]
-        chosen = [pairs[index] for index in chunk.indices]
+    def _seconds(self, chunk: Chunk) -> float:
+        """Return how long a worker may take for a chunk."""
+        loaded = load_reward(self._rewards[chunk.function])
+        if not (loaded.signature.is_batch or loaded.signature.is_async):
+            return self._plan.timeout_seconds
+        rounds = -(-len(chunk.indices) // loaded.concurrency)
+        return self._plan.timeout_seconds * rounds + loaded.signature.is_async
+
+    def _schedule(self, chunk: Chunk, asked: Asked) -> Future[Scored]:
+        rows = asked[chunk.function]
+        chosen = [rows[index] for index in chunk.indices]
         try:
-            future: Future[list[Outcome]] = self._pool.schedule(
-                score_pairs,
-                args=(chunk.function, chosen, timeout / 2),
-                timeout=timeout + SETTLING_SECONDS,
+            future: Future[Scored] = self._pool.schedule(
+                score_rows,
+                args=(self._rewards[chunk.function], chosen, self._plan.timeout_seconds),
+                timeout=self._seconds(chunk) + SETTLING_SECONDS,
             )
         except RuntimeError as error:  # the pool broke since it was last looked at
             future = Future()
             future.set_exception(error)
         return future
 
-    def _wait(self, futures: Iterable[Future[list[Outcome]]]) -> None:
+    def _wait(self, futures: Iterable[Future[Scored]], stall_seconds: float) -> None:
         """Wait for all, or until the pool breaks or stands still; then a new pool is made.
 
         A worker that dies while it holds pebble's locks (out of memory, say) would
         stop every other worker for ever.
         """
-        stall_seconds = self._plan.timeout_seconds + STALL_SECONDS
         pending = set(futures)
         deadline = time.monotonic() + stall_seconds
         while pending:
@@ -189,7 +204,7 @@ class WorkerPool:
                 self._replace()
                 return
 
-    def _result(self, function: str, future: Future[list[Outcome]]) -> ChunkResult:
+    def _result(self, function: str, future: Future[Scored]) -> ChunkResult:
         if not future.done():
             return None
         match future.exception():
@@ -203,7 +218,7 @@ class WorkerPool:
                 failure = Failure(kind="crash", detail=detail)
             case _:
                 return None
-        return replace(failure, detail=f"{detail} ({reward_place(function)})")
+        return replace(failure, detail=f"{detail} ({load_reward(self._rewards[function]).place})")
 
 
 def settled(chunk: Chunk, result: ChunkResult) -> tuple[dict[int, Outcome], list[Chunk]]:
@@ -229,7 +244,7 @@ def _exit_reason(exitcode: int) -> str:
 def serve(connection_descriptor: int) -> None:
     """Score what is `Asked` on the connection until it says None or closes.
 
-    Takes a `PoolPlan` first and answers `Ranges`, or the error that forbids it.
+    Takes a `PoolPlan` first and answers `Ready`, or the error that forbids it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     guard_pid = os.getppid()
@@ -241,7 +256,7 @@ def serve(connection_descriptor: int) -> None:
             connection.send(error)
             return
         with closing(pool):
-            connection.send(pool.ranges)
+            connection.send(pool.ready)
             for asked in _requests(connection):
                 outcomes = pool.score(asked)
                 os.kill(guard_pid, SWEEP)  # no call is under way: what is left was left behind

@@ -1,20 +1,26 @@
 """What runs inside a scoring process: isolation first, then foreign code on foreign text."""
 
-import math
-import numbers
+import asyncio
+import json
 import os
 import resource
 import time
 import traceback
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
+from typing import cast
 
 import psutil
 
 import mindrl.rewards.answers  # noqa: F401 - before the fork: no answer is to wait for sympy
+from mindrl.config.reward_signature import RewardSignature
+from mindrl.errors import ConfigError
 from mindrl.observability.units import quoted
 from mindrl.platform.guard import die_with
-from mindrl.rewards.resolve import place_of, resolve_reward
-from mindrl.rewards.scores import Failure, Outcome, Pairs
+from mindrl.rewards.resolve import FIELD, place_of, resolve_reward, signature_of_reward
+from mindrl.rewards.returned import hint_of, score_of, scores_of
+from mindrl.rewards.scores import Failure, NamedReward, Outcome, TakenRows
 
 EXTRA_ADDRESS_SPACE_BYTES = 4 * 2**30
 """What scoring may map beyond what the imports have mapped."""
@@ -26,14 +32,49 @@ TRACED_CALLS = 8
 """The innermost ones."""
 TRACE_CHARACTERS = 2000
 
-load_reward = cache(resolve_reward)
-"""Filled by the service before it forks, so that a replaced worker imports nothing."""
+MOST_BESIDE = 8
+"""Calls of an `async def` that one process has under way, unless its attribute `concurrency` says
+otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedReward:
+    """A function as a worker calls it."""
+
+    call: Callable[..., object]
+    signature: RewardSignature
+    taken: tuple[tuple[str, str], ...]
+    """By parameter, what it takes; one without a name is given by its place."""
+    place: str
+    """File and line."""
+
+    @property
+    def concurrency(self) -> int:
+        """Calls that may be under way at a time."""
+        alone = self.signature.is_batch or not self.signature.is_async
+        return 1 if alone else int(getattr(self.call, "concurrency", MOST_BESIDE))
+
+    def called(self, values: Iterable[object]) -> object:
+        """Call it with what it takes, in that order."""
+        pairs = [*zip(self.taken, values, strict=True)]
+        by_place = [value for (name, _), value in pairs if not name]
+        return self.call(*by_place, **{name: value for (name, _), value in pairs if name})
 
 
 @cache
-def reward_place(function: str) -> str:
-    """Return file and line of a function; also filled by the service."""
-    return place_of(load_reward(function))
+def load_reward(reward: NamedReward) -> LoadedReward:
+    """Import a function; filled by the service before it forks, so that no new worker does.
+
+    Raises:
+        ConfigError: It cannot serve.
+    """
+    call = resolve_reward(reward.name, kwargs=json.loads(reward.kwargs))
+    signature = signature_of_reward(call)
+    try:
+        taken = signature.bound(reward.columns, reward.answer_column)
+    except ValueError as error:
+        raise ConfigError(f"{FIELD}={reward.name!r} ({place_of(call)}) {error}") from error
+    return LoadedReward(call=call, signature=signature, taken=taken, place=place_of(call))
 
 
 def isolate_worker(service_pid: int, connection_descriptor: int) -> None:
@@ -49,43 +90,99 @@ def isolate_worker(service_pid: int, connection_descriptor: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def score_pairs(function: str, pairs: Pairs, budget_seconds: float) -> list[Outcome]:
-    """Score pairs until the budget is spent, but one at least.
+def score_rows(
+    reward: NamedReward, rows: TakenRows, timeout_seconds: float
+) -> list[Outcome] | Failure:
+    """Score responses, one at a time until half of the time for one is spent, but one at least.
 
     The caller sends the rest again, so that slow functions are not mistaken for hanging ones. A
-    pair alone is mostly one of those that were lost: this process may not survive it.
+    response alone is mostly one of those that were lost: this process may not survive it.
+
+    Returns:
+        Outcomes of the first of them, or why a function of lists has none.
     """
-    if len(pairs) == 1:
+    if len(rows) == 1:
         time.sleep(SETTLING_SECONDS)
+    loaded = load_reward(reward)
+    if loaded.signature.is_batch:
+        return _score_batch(loaded, rows)
+    if loaded.signature.is_async:
+        return asyncio.run(_score_beside(loaded, rows, timeout_seconds))
     started = time.monotonic()
     outcomes: list[Outcome] = []
-    for response, answer in pairs:
-        outcomes.append(_score_one(function, response, answer))
-        if time.monotonic() - started > budget_seconds:
+    for row in rows:
+        outcomes.append(_score_one(loaded, row))
+        if time.monotonic() - started > timeout_seconds / 2:
             break
     return outcomes
 
 
-def _score_one(function: str, response: str, answer: str) -> Outcome:
+def _score_one(loaded: LoadedReward, row: Sequence[object]) -> Outcome:
     try:
-        value: object = load_reward(function)(response, answer)
-        if isinstance(value, numbers.Real) and math.isfinite(value):
-            return float(value)
-        detail = f"returned {quoted(value)}; need a finite number ({reward_place(function)})"
-        return Failure(kind="value", detail=detail)
+        return _score(loaded, loaded.called(row))
     except BaseException as error:  # noqa: BLE001 - SystemExit of a reward must not end the worker
-        return _raised(function, error)
+        return _raised(loaded, error)
 
 
-def _raised(function: str, error: BaseException) -> Failure:
+async def _score_beside(
+    loaded: LoadedReward, rows: TakenRows, timeout_seconds: float
+) -> list[Outcome]:
+    """Let some responses be scored at a time, each within the time for one."""
+    slots = asyncio.Semaphore(loaded.concurrency)
+
+    async def score(row: Sequence[object]) -> Outcome:
+        async with slots:
+            try:
+                async with asyncio.timeout(timeout_seconds) as limit:
+                    return _score(loaded, await cast(Awaitable[object], loaded.called(row)))
+            except BaseException as error:  # noqa: BLE001 - as above
+                if limit.expired():
+                    detail = f"no score within {timeout_seconds:g} s ({loaded.place})"
+                    return Failure(kind="timeout", detail=detail)
+                return _raised(loaded, error)
+
+    return [*await asyncio.gather(*map(score, rows))]
+
+
+def _score_batch(loaded: LoadedReward, rows: TakenRows) -> list[Outcome] | Failure:
+    """Score responses by one call; where that fails, the caller asks of them one by one."""
+    try:
+        value = loaded.called([list(column) for column in zip(*rows, strict=True)])
+        if loaded.signature.is_async:
+            value = asyncio.run(_awaited(cast(Awaitable[object], value)))
+        try:
+            return [*scores_of(value, len(rows))]
+        except ValueError as error:
+            return _no_score(loaded, error, value)
+    except BaseException as error:  # noqa: BLE001 - as above
+        return _raised(loaded, error)
+
+
+async def _awaited(value: Awaitable[object]) -> object:
+    return await value
+
+
+def _score(loaded: LoadedReward, value: object) -> Outcome:
+    try:
+        return score_of(value)
+    except ValueError as error:
+        return _no_score(loaded, error, value)
+
+
+def _no_score(loaded: LoadedReward, error: ValueError, value: object) -> Failure:
+    hint = hint_of(value, is_batch=loaded.signature.is_batch)
+    return Failure(kind="value", detail=f"{error} ({loaded.place}){hint}")
+
+
+def _raised(loaded: LoadedReward, error: BaseException) -> Failure:
     """Tell of an exception by the innermost line of the function's own file."""
-    place = reward_place(function)
-    file = place.rpartition(":")[0]
-    calls = traceback.extract_tb(error.__traceback__)[1:]  # the first one is of this file
+    file = loaded.place.rpartition(":")[0]
+    tb = traceback.extract_tb(error.__traceback__)
+    calls = [call for call in tb if call.filename != __file__]
     lines = [f"{call.filename}:{call.lineno}" for call in calls if call.filename == file]
     message = quoted(traceback.format_exception_only(error)[-1].strip())
     return Failure(
         kind="exception",
-        detail=f"{message} ({[place, *lines][-1]})",
+        detail=f"{message} ({[loaded.place, *lines][-1]})",
         trace="".join(traceback.format_list(calls[-TRACED_CALLS:]))[-TRACE_CHARACTERS:],
     )

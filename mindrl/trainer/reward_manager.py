@@ -15,6 +15,7 @@ from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Rollouts
 from mindrl.observability.samples import Sample
 from mindrl.observability.timing import StageTimer
+from mindrl.rewards.inputs import Answered
 from mindrl.rewards.scorer import RewardScorer
 from mindrl.rewards.scores import Scores
 from mindrl.trainer.colocated_actor import ColocatedActor
@@ -116,15 +117,18 @@ class RewardManager:
     def by_rules(self, prompts: Sequence[Prompt], rollouts: Rollouts) -> Rewarded:
         """Read each response and rate it against its prompt's answer."""
         groups = rollouts.group_B.tolist()
-        responses = [self.decode(rollouts.response_tokens(row)) for row in range(len(groups))]
+        token_ids = [rollouts.response_tokens(row) for row in range(len(groups))]
+        responses = [*map(self.decode, token_ids)]
         if self.sources.scorer is None:
             nothing = Scores(rewards=(0.0,) * len(groups), components={}, ranges={}, failures=())
             return Rewarded(responses=responses, scores=nothing)
         asked = [prompts[group] for group in groups]
         answers = [prompt.answer for prompt in asked]
         named = [prompt.source for prompt in asked]
-        sources = (named,) if any(named) else ()
-        scores = self.sources.scorer.score(responses, answers, *sources)
+        answered = Answered(prompts=asked, groups=groups, token_ids=token_ids)
+        scores = self.sources.scorer.score(
+            responses, answers, named if any(named) else (), answered
+        )
         return Rewarded(responses=responses, scores=scores)
 
     @contextmanager

@@ -192,3 +192,23 @@ def test_a_path_of_data_is_one_or_several(run_config: MakeConfig) -> None:
             run_config(Path("model"), {DATA: wrong})
     with pytest.raises(ConfigError, match="must be a path of at most 4000 bytes"):
         run_config(Path("model"), {DATA: ["a.csv", "x" * 5000]})
+
+
+def test_each_reward_function_has_arguments_or_none_has(run_config: MakeConfig) -> None:
+    key = "rl_config.verifier_kwargs"
+    assert texts(run_config, {key: [{}, {"limit": 4}]}) == []
+    assert texts(run_config, {key: [{}]}) == [
+        (
+            f"{key} has 1 entries and verifier_function has 2; each function needs one, {{}} where "
+            "it has no arguments"
+        )
+    ]
+    again = {
+        "data_source": "sums",
+        "verifier_function": ["boxed_format"],
+        "verifier_weight": [1.0],
+        "verifier_kwargs": [{"limit": 5}],
+    }
+    assert texts(run_config, {key: [{}, {"limit": 4}], "data_config.rewards": [again]}) == [
+        "data_config.rewards.0.verifier_kwargs of boxed_format must be what it is elsewhere"
+    ]

@@ -10,7 +10,7 @@ from checked_runs import model_folder
 
 from mindrl.config.run import RunConfig
 from mindrl.data.order import prompt_order
-from mindrl.data.run_data import RunData, data_lines, read_data, reward_trials
+from mindrl.data.run_data import RunData, data_lines, read_data
 from mindrl.errors import ConfigError
 
 MakeConfig = Callable[..., RunConfig]
@@ -76,12 +76,8 @@ def test_rows_are_numbered_on_from_set_to_set_and_have_its_name(read: Read) -> N
 
 def test_a_column_says_the_source_of_a_row(read: Read) -> None:
     given = {f"{DATA}.source_column": "kind", f"{DATA}.rewards": [reward("even"), reward("odd")]}
-    config, data = read(given)
+    _, data = read(given)
     assert [prompt.source for prompt in data.train.prompts[:3]] == ["even", "odd", "even"]
-    assert sorted(reward_trials(config, data)) == [
-        ("data_config.rewards.0.verifier_function", ("math_verify",), "0"),
-        ("data_config.rewards.1.verifier_function", ("math_verify",), "1"),
-    ]
 
 
 def test_a_source_without_a_reward_is_refused_with_the_nearest(read: Read) -> None:
@@ -137,3 +133,47 @@ def test_rows_stay_whose_pass_rate_lies_within_the_bounds(read: Read) -> None:
     assert "4 rows, prompts of up to 11 tokens, 1 left out for their pass rate" in next(
         data_lines(data)
     )
+
+
+LEVELS = """
+def harder(response, reference, level):
+    return float(level)
+
+def everything(completions, **columns):
+    return [float(len(columns)) for _ in completions]
+
+def misspelt(response, reference, levels):
+    return 1.0
+"""
+
+
+def test_rows_keep_the_columns_that_rewards_name_and_no_others(read: Read, tmp_path: Path) -> None:
+    (tmp_path / "levels.py").write_text(LEVELS, "utf-8")
+    _, data = read({"rl_config.verifier_function": (f"{tmp_path}/levels.py:harder", "math_verify")})
+    rows_of_large = [prompt.row for prompt in data.train.prompts[4:6]]
+    assert [row and (row.columns, row.messages) for row in rows_of_large] == [
+        ({"level": 10}, ()),
+        ({"level": 9}, ()),
+    ]
+    _, data = read(
+        {"rl_config.verifier_function": (f"{tmp_path}/levels.py:everything", "math_verify")}
+    )
+    row = data.train.prompts[0].row
+    assert row is not None
+    assert {*row.columns} == {"messages", "answer", "level", "rate", "kind"}
+    assert (row.messages, row.is_chat) == (({"role": "user", "content": "0+0"},), False)
+    _, data = read({})
+    assert {prompt.row for prompt in data.train.prompts} == {None}
+
+
+def test_a_reward_that_names_no_column_of_the_rows_is_refused(read: Read, tmp_path: Path) -> None:
+    (tmp_path / "levels.py").write_text(LEVELS, "utf-8")
+    function = f"{tmp_path}/levels.py:misspelt"
+    with pytest.raises(ConfigError) as caught:
+        read({"rl_config.verifier_function": (function, "math_verify")})
+    text = str(caught.value)
+    assert text.startswith(
+        f"rl_config.verifier_function={function!r} takes 'levels', which is no column of the rows; "
+        "did you mean 'level'?"
+    )
+    assert text.endswith("small.jsonl has the columns messages, answer, level, rate, kind")

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from bad_inputs import CASES, Case, row
 
-from mindrl.data.run_data import read_data, reward_trials
+from mindrl.data.run_data import read_data
+from mindrl.launch.reward_trials import try_all_rewards
 from mindrl.platform.device import PLATFORMS
 from mindrl.preflight.checks import check
 from mindrl.programs.compose import composed_config
 from mindrl.programs.exits import exit_code
-from mindrl.rewards.scorer import try_rewards
 
 SCRIPTS = Path(__file__).parents[3] / "scripts"
 OF_A_PROGRAM = ("a run folder that cannot be written", "too few devices")
@@ -35,9 +35,7 @@ def prepared(overrides: list[str]) -> int:
     """Do what a training program does before it starts anything."""
     config = composed_config("grpo_tiny_cpu", overrides)
     check(config, PLATFORMS["cpu"])
-    data, rl = read_data(config), config.rl_config
-    for trial in reward_trials(config, data):
-        try_rewards(*trial, timeout_seconds=rl.verifier_timeout)
+    try_all_rewards(config, read_data(config))
     return 0
 
 

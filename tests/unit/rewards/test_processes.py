@@ -14,9 +14,9 @@ import pytest
 from scorers import scorer_of
 
 from mindrl.errors import RewardError
-from mindrl.rewards.scores import Failure
+from mindrl.rewards.scores import Failure, NamedReward
 from mindrl.rewards.service import Chunk, settled
-from mindrl.rewards.worker import score_pairs
+from mindrl.rewards.worker import score_rows
 
 OBEY = f"{Path(__file__).with_name('hostile_reward.py')}:obey"
 
@@ -182,5 +182,6 @@ def test_a_chunk_that_ran_out_of_budget_after_2_of_3_answers_sends_the_third_aga
 
 def test_a_worker_stops_after_the_answer_that_spends_its_budget() -> None:
     answers = [("fine", "1"), ("fine", "2"), ("fine", "3")]
-    assert score_pairs(OBEY, answers, budget_seconds=60.0) == [1.0, 2.0, 3.0]
-    assert score_pairs(OBEY, answers, budget_seconds=0.0) == [1.0]
+    obey = NamedReward(name=OBEY)
+    assert score_rows(obey, answers, timeout_seconds=120.0) == [1.0, 2.0, 3.0]
+    assert score_rows(obey, answers, timeout_seconds=0.0) == [1.0]

@@ -65,7 +65,7 @@ def test_metrics_of_rewards_1_and_2_are_mean_1_5_and_std_0_5(scorer: RewardScore
     assert scores.metrics() == {
         "reward/mean": 1.5,
         "reward/std": 0.5,
-        f"reward/{OBEY}": 1.5,
+        "reward/obey": 1.5,
         "reward/math_verify": 0.0,
         "reward/timeouts": 0.0,
         "reward/crashes": 0.0,

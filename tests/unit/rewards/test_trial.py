@@ -2,9 +2,12 @@
 
 import pytest
 
+from mindrl.batch.prompts import Prompt
 from mindrl.errors import ConfigError
+from mindrl.rewards.inputs import RewardInputs
 from mindrl.rewards.scorer import try_rewards
 
+PROMPT = Prompt(uid=0, token_ids=(7, 9), text="7+5", answer="12")
 FIELD = "data_config.rewards.1.verifier_function"
 FUNCTIONS = """
 import os
@@ -20,8 +23,8 @@ def good(response, reference):
 def late(response, reference):
     return waits(response, reference)
 
-def batch(responses, references):
-    return [1.0 for response in responses]
+def batch(response, reference):
+    return [1.0 for response in response]
 
 def forgetful(response, reference):
     if reference in response:
@@ -52,7 +55,7 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     file.write_text(FUNCTIONS, encoding="utf-8")
     names = ("good", "strict", "late", "batch", "forgetful", "broken", "slow", "fatal")
     with pytest.raises(ConfigError) as caught:
-        try_rewards(FIELD, [f"{file}:{name}" for name in names], "12", timeout_seconds=1.0)
+        try_rewards(FIELD, [f"{file}:{name}" for name in names], PROMPT, RewardInputs(), seconds=1)
     lines = str(caught.value).replace(f"{file}:", "own.py:").splitlines()
     start = f"{FIELD}='own.py:"
     assert all(each.startswith(start) for each in lines)
@@ -69,7 +72,7 @@ def test_a_function_that_scores_one_of_the_two_responses_and_raises_at_the_other
     ("name", "kind", "said", "place"),
     [
         ("late", "value", "returned <coroutine object waits at ", "def late(response, reference):"),
-        ("batch", "value", "returned [1.0, 1.0, ", "def batch(responses, references):"),
+        ("batch", "value", "returned [1.0, 1.0, ", "def batch(response, reference):"),
         ("forgetful", "value", "returned None; need a", "def forgetful(response, reference):"),
         ("broken", "exception", "\"AttributeError: 'str'", "    return response.no_such_method()"),
         ("slow", "timeout", "no score within 1 s", "def slow(response, reference):"),
@@ -80,8 +83,9 @@ def test_a_refusal_says_what_happened_and_names_the_line(
     name: str, kind: str, said: str, place: str, refusals: dict[str, str]
 ) -> None:
     assert refusals[name].startswith(f"{kind}: {said}")
-    assert f"(own.py:{line(place)}); the response was '" in refusals[name]
+    assert f"(own.py:{line(place)})" in refusals[name]
 
 
 def test_built_in_functions_need_no_trial() -> None:
-    try_rewards(FIELD, ["math_verify", "boxed_format"], "12", timeout_seconds=1e-9)
+    names = ["math_verify", "boxed_format"]
+    try_rewards(FIELD, names, PROMPT, RewardInputs(), seconds=1e-9)

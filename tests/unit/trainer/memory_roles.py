@@ -159,7 +159,7 @@ class MemoryRoles:
     def abort(self) -> None:
         self.calls.append("abort")
 
-    def score(self, responses: Sequence[str], answers: Sequence[str]) -> Scores:
+    def score(self, responses: Sequence[str], answers: Sequence[str], *_: object) -> Scores:
         """Reward 1 where the second token is 31, 0 elsewhere."""
         assert len(answers) == len(responses)
         self.calls.append("score")

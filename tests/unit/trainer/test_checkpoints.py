@@ -59,7 +59,7 @@ def test_the_newest_stay_and_multiples_of_a_step(
 class Learner(MemoryRoles):
     """Answers the held-out prompt right behind steps 2, 4 and 6, of which 4 has two of two."""
 
-    def score(self, responses: Sequence[str], answers: Sequence[str]) -> Scores:
+    def score(self, responses: Sequence[str], answers: Sequence[str], *_: object) -> Scores:
         scores, step = super().score(responses, answers), len(self.minibatches) // 2
         right = tuple(float(place < {2: 1, 4: 2, 6: 1}.get(step, 0)) for place in (0, 1))
         greedy = len(responses) == 2

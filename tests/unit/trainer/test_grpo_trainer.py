@@ -197,7 +197,7 @@ def test_engines_are_to_have_the_weights_behind_the_step_before_and_evaluations_
 
 def test_the_accuracy_of_a_reward_from_minus_1_to_1_lies_between_0_and_1(tmp_path: Path) -> None:
     class Halves(MemoryRoles):
-        def score(self, responses: Sequence[str], answers: Sequence[str]) -> Scores:
+        def score(self, responses: Sequence[str], answers: Sequence[str], *_: object) -> Scores:
             found = super().score(responses, answers)
             halves = tuple((-1.0, 1.0)[row % 2] for row in range(len(responses)))
             return replace(
@@ -216,7 +216,7 @@ class FailingRules(MemoryRoles):
         super().__init__()
         self.failed = list(failed)
 
-    def score(self, responses: Sequence[str], answers: Sequence[str]) -> Scores:
+    def score(self, responses: Sequence[str], answers: Sequence[str], *_: object) -> Scores:
         found, count = super().score(responses, answers), self.failed.pop(0)
         first = Failure(kind="exception", detail="'KeyError: 1' (/rewards.py:3)")
         return replace(
@@ -312,7 +312,7 @@ def test_an_export_says_its_step_and_what_the_run_was_made_with(tmp_path: Path) 
 class Learner(MemoryRoles):
     """Answers right in some steps' evaluations: those of the second update, and the fourth."""
 
-    def score(self, responses: Sequence[str], answers: Sequence[str]) -> Scores:
+    def score(self, responses: Sequence[str], answers: Sequence[str], *_: object) -> Scores:
         scores = super().score(responses, answers)
         greedy = len(responses) == 1
         right = (float(len(self.minibatches) in (4, 8)),)

@@ -110,7 +110,7 @@ class SlowRules(MemoryRoles):
         self.scored.set()
         return found
 
-    def score(self, responses: Sequence[str], answers: Sequence[str]) -> Scores:
+    def score(self, responses: Sequence[str], answers: Sequence[str], *_: object) -> Scores:
         self.in_time = self.scored.wait(PATIENCE)
         return super().score(responses, answers)
 
@@ -150,7 +150,7 @@ def test_without_blocking_log_probs_are_computed_while_the_rules_work_and_number
 class BrokenRules(MemoryRoles):
     """Rules whose process is lost."""
 
-    def score(self, responses: Sequence[str], answers: Sequence[str]) -> Scores:
+    def score(self, responses: Sequence[str], answers: Sequence[str], *_: object) -> Scores:
         raise RewardError(f"{len(responses)} responses, {len(answers)} answers: lost")
 
 
@@ -167,7 +167,7 @@ def test_an_error_of_the_devices_ends_the_rules_too() -> None:
     found = rollouts(roles)
 
     class HeldRules(MemoryRoles):
-        def score(self, responses: Sequence[str], answers: Sequence[str]) -> Scores:
+        def score(self, responses: Sequence[str], answers: Sequence[str], *_: object) -> Scores:
             in_time.append(held.wait(PATIENCE))
             return super().score(responses, answers)
 

@@ -31,7 +31,7 @@ class Easy(MemoryRoles):
         self.failing = iter(failing)
         """Batches for none of whose responses there is a score."""
 
-    def score(self, responses: Sequence[str], answers: Sequence[str]) -> Scores:
+    def score(self, responses: Sequence[str], answers: Sequence[str], *_: object) -> Scores:
         found = super().score(responses, answers)
         pairs = zip(found.rewards, answers, strict=True)
         scores = tuple(right if int(uid) in self.differing else 1.0 for right, uid in pairs)
@@ -134,7 +134,7 @@ def test_a_set_without_any_signal_ends_in_words_and_what_was_learned_is_exported
     class Mastered(Easy):
         """After two steps all responses are right."""
 
-        def score(self, responses: Sequence[str], answers: Sequence[str]) -> Scores:
+        def score(self, responses: Sequence[str], answers: Sequence[str], *_: object) -> Scores:
             if len(self.minibatches) >= 4:
                 self.differing = ()
             return super().score(responses, answers)

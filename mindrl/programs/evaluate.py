@@ -1,32 +1,51 @@
 """Measure a model, or that of a run, as a run measures its own: `python cli/evaluate.py`."""
 
 import argparse
-import json
+import re
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 
+from rich.markup import escape
+from rich.table import Column
+
+from mindrl.config.data import paths_of
+from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError
 from mindrl.launch.interrupts import signals_as_errors
-from mindrl.observability.terminal import say
+from mindrl.observability.terminal import print_rows, printable, say
 from mindrl.platform.device import choose_platform
 from mindrl.platform.environment import prepare_driver
 from mindrl.platform.garbage import collect_again, planning
 from mindrl.preflight.checks import check
 from mindrl.programs.arguments import count, parser_of
 from mindrl.programs.compose import composed_config, quoted
-from mindrl.programs.exits import exit_code
+from mindrl.programs.exits import exit_code, print_json
+from mindrl.programs.named_model import NamedModel, named_model
 from mindrl.programs.train import require_engines
+from mindrl.report.measured_sets import MeasuredSet, measured_sets
 
 _WITHOUT = (
     *("megatron_training.save_interval=0", "megatron_training.keep_best=false"),
     *("megatron_training.train_iters=1", "megatron_training.keep_rollouts=1"),
-    *("rl_config.debug=rollout_only", "rl_config.init_kl_coef=0"),
-    *("rl_config.ref_update_interval=0", "data_config.best_by=null"),
-    "data_config.test_overlap_policy=allow",
+    *("rl_config.debug=rollout_only", "rl_config.init_kl_coef=0", "reward_config=null"),
+    *("rl_config.ref_update_interval=0", "data_config.best_by=null", "spool_config.job=null"),
+    *("generate_config.servers=[]", "generate_config.server_token_file=null"),
+    *("generate_config.router=null", "data_config.test_overlap_policy=allow"),
+    *("rl_config.tracking.trackers=[]", "rl_config.tracking.prometheus_port=null"),
 )
 """Parts of a training run that measuring its model does without."""
+_NO_TRAINING_DATA = (
+    *("data_config.train_sets=[]", "data_config.order=as_is", "data_config.order_column=null"),
+    *("data_config.order_descending=false", "data_config.order_stages=null"),
+    *("data_config.pass_rate_column=null", "data_config.pass_rate_low=0"),
+    *("data_config.pass_rate_high=1", "data_config.held_out_fraction=0"),
+)
+"""What is left of the data, beside a file that is evaluated."""
+_NO_NAME = re.compile(r"[^A-Za-z0-9_.-]")
+"""What the name of a file may have and that of a set may not."""
 _EXAMPLE = """\
 examples:
   python cli/evaluate.py outputs/2026-11-22/09-00-00
@@ -49,15 +68,16 @@ def evaluate(name: str = "evaluate.py") -> int:
     add = parser.add_argument
     add("model", metavar="MODEL_OR_RUN", help="folder of a model, or of a run")
     add("--data", nargs="+", default=[], metavar="FILE", help="rows; each file is a set")
-    samples = "answers to each row of --data, drawn if more than 1 (default: %(default)s, greedy)"
+    samples = "answers to each row of --data (default: %(default)s)"
     add("--samples", type=count, default=1, metavar="N", help=samples)
-    drawn = "of drawn answers (default: %(default)s)"
-    add("--temperature", type=float, default=1.0, metavar="T", help=drawn)
+    drawn = "of answers to --data (default: 1, but 0, the most likely token, for one answer a row)"
+    add("--temperature", type=float, metavar="T", help=drawn)
     add("--best", action="store_true", help="of a run its best model, not its newest")
     configuration = "of a model: devices, sampling, rewards (default: grpo_tiny_cpu)"
     add("--config-name", default="grpo_tiny_cpu", metavar="NAME", help=configuration)
     into = "of metrics and answers (default: evaluate/<time> in the folder of the run, or here)"
     add("--output", type=Path, metavar="FOLDER", help=into)
+    add("--json", action="store_true", help="print one JSON object in the place of the table")
     add("overrides", nargs="*", metavar="key=value", help="changes, as for a training program")
     options = parser.parse_intermixed_args()
     prepare_driver()
@@ -67,19 +87,9 @@ def evaluate(name: str = "evaluate.py") -> int:
 
 @signals_as_errors()
 def _evaluate(options: argparse.Namespace) -> int:
-    folder = Path(options.model).resolve()
-    hydra, model = folder / ".hydra", folder
-    is_run = (hydra / "config.yaml").is_file()
-    if is_run:
-        model = folder / ("model_best" if options.best else "model")
-    if not (model / "config.json").is_file():
-        raise ConfigError(
-            f"MODEL_OR_RUN {options.model}: {model} has no config.json; it must be the folder of a "
-            "model, or of a run that has exported one"
-        )
-    overrides = [*options.overrides, *_overrides(options, model)]
-    name = "config" if is_run else options.config_name
-    config = composed_config(name, overrides, str(hydra) if is_run else None, downloads=True)
+    model = named_model(options.model, best=options.best)
+    output = _output(options, model)
+    config = measuring_config(options, model)
     require_engines()
     platform = choose_platform(config.rl_config.device)
     plan = check(config, platform, goes_on=True)
@@ -88,25 +98,81 @@ def _evaluate(options: argparse.Namespace) -> int:
     from mindrl.launch.evaluate import measure_model  # noqa: PLC0415
 
     collect_again()
-    root = folder if is_run else Path.cwd()
-    output: Path = options.output or root / "evaluate" / time.strftime("%Y-%m-%d_%H-%M-%S")
-    found = measure_model(plan, platform, read_data(config), output, step=_step(model))
-    say(f"written: {output}")
+    found = measure_model(plan, platform, read_data(config), output, step=model.step)
+    sets = [*measured_sets(output)]
+    if options.json:
+        print_json({"folder": str(output), "sets": [asdict(each) for each in sets]})
+    else:
+        _print(sets)
+        say(f"written: {output}")
     return 0 if found["status"] == "completed" else 1
 
 
-def _overrides(options: argparse.Namespace, model: Path) -> Iterator[str]:
-    """Yield what makes a training run one that measures this model."""
-    yield from _WITHOUT
-    yield f"actor_config.load={quoted(str(model))}"
-    if not options.data:
-        return
-    yield f"megatron_training.data_path={quoted(options.data[0])}"
+def _output(options: argparse.Namespace, model: NamedModel) -> Path:
+    """Return where metrics and answers go.
+
+    Raises:
+        ConfigError: There are some already.
+    """
+    root = model.run or Path.cwd()
+    output: Path = options.output or root / "evaluate" / time.strftime("%Y-%m-%d_%H-%M-%S")
+    if (output / "metrics.jsonl").exists():
+        raise ConfigError(f"--output {output} holds metrics already; name another folder")
+    return output
+
+
+def measuring_config(options: argparse.Namespace, model: NamedModel) -> RunConfig:
+    """Return the configuration of a run that measures a model and does nothing else.
+
+    Raises:
+        ConfigError: It is not legal, or there is nothing to measure on.
+    """
+    name = "config" if model.run else options.config_name
+
+    def composed(*changes: str) -> RunConfig:
+        # A run may be older than a key.
+        forced = (
+            f"++{each}" for each in (*changes, f"actor_config.load={quoted(str(model.folder))}")
+        )
+        return composed_config(name, [*options.overrides, *forced], model.hydra, downloads=True)
+
+    files = [*_of_files(options)] if options.data else []
+    config = composed(*files, *_WITHOUT)
+    if config.data_config.held_out_fraction:
+        # A part of the training data, which is found by all of it.
+        return config
+    # What is never trained on need not be read.
+    read = f"megatron_training.data_path={quoted(_held_out(config))}"
+    return composed(*files, *_WITHOUT, *_NO_TRAINING_DATA, read)
+
+
+def _held_out(config: RunConfig) -> str:
+    """Return a file that is evaluated.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    sets = (each.data_path for each in config.data_config.eval_sets)
+    found = next(
+        chain.from_iterable(map(paths_of, (config.megatron_training.test_data_path, *sets))), None
+    )
+    if found is None:
+        raise ConfigError(
+            "megatron_training.test_data_path and data_config.eval_sets are empty: there is "
+            "nothing to measure on; say --data FILE"
+        )
+    return found
+
+
+def _of_files(options: argparse.Namespace) -> Iterator[str]:
+    """Yield what makes each file of `--data` a set."""
     yield from ("megatron_training.test_data_path=null", "data_config.held_out_fraction=0")
-    names = [Path(path).stem for path in options.data]
+    names = [_NO_NAME.sub("_", Path(path).stem).lstrip("_.-") or "data" for path in options.data]
     if len({*names}) < len(names):
         raise ConfigError(f"--data {' '.join(options.data)}: files need names of their own")
-    temperature = options.temperature if options.samples > 1 else 0.0
+    temperature = options.temperature
+    if temperature is None:
+        temperature = 1.0 if options.samples > 1 else 0.0
     sets = (
         f"{{name:{quoted(name)},data_path:{quoted(path)},samples:{options.samples},"
         f"temperature:{temperature}}}"
@@ -115,8 +181,21 @@ def _overrides(options: argparse.Namespace, model: Path) -> Iterator[str]:
     yield f"data_config.eval_sets=[{','.join(sets)}]"
 
 
-def _step(model: Path) -> int:
-    """Return the step whose weights an exported model has; 0 of any other."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        return int(json.loads((model / "mindrl_export.json").read_text("utf-8"))["step"])
-    return 0
+def _print(sets: Sequence[MeasuredSet]) -> None:
+    """Print a row for each set; those with equally many answers have a table of their own."""
+    for samples in dict.fromkeys(each.samples for each in sets):
+        alike = [each for each in sets if each.samples == samples]
+        titles = ("set", "prompts", *alike[0].rates, "reward", "tokens", "cut off")
+        print_rows(map(_row, alike), *(Column(title, overflow="fold") for title in titles))
+
+
+def _row(measured: MeasuredSet) -> tuple[str, ...]:
+    rates = (f"{value:.3f} [{low:.3f}, {high:.3f}]" for value, low, high in measured.rates.values())
+    return (
+        escape(printable(measured.name)),
+        str(measured.prompts),
+        *map(escape, rates),
+        f"{measured.reward:.3f}",
+        f"{measured.response_tokens:.0f}",
+        f"{measured.cut_fraction:.1%}",
+    )

@@ -1,0 +1,141 @@
+"""What a model is measured on, by which configuration, and the table of what was found."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from made_run import sample, write_lines
+
+from mindrl.config.run import RunConfig
+from mindrl.config.validate import findings
+from mindrl.errors import ConfigError
+from mindrl.programs.evaluate import evaluate, measuring_config
+from mindrl.programs.named_model import NamedModel, named_model
+from mindrl.report.measured_sets import measured_sets
+
+APART = ("rl_config.use_integrated_worker=false", "rl_config.rollout_resource.num_npus=1")
+ITSELF = "data_config.train_sets=[{name:a,data_path:there.jsonl}]"
+KINDS = {
+    "on shared devices": (),
+    "ahead": (*APART, "rl_config.step_order=asynchronous", "rl_config.max_staleness=1"),
+    "on servers": (
+        *APART,
+        "generate_config.servers=['http://127.0.0.1:8000']",
+        "generate_config.server_token_file=token",
+    ),
+    "with a reward model": ("reward_config={load:models/reward,weight:1.0}",),
+    "with a reference": ("rl_config.init_kl_coef=0.1", "rl_config.use_kl_in_reward=true"),
+    "of several sets in an order": (
+        "megatron_training.data_path=null",
+        ITSELF,
+        "data_config.order=by_column",
+        "data_config.order_column=difficulty",
+    ),
+    "that is tracked": ("rl_config.tracking.trackers=[wandb]",),
+    "that saves": ("megatron_training.save_interval=5", "megatron_training.keep_best=true"),
+    "with other engines": ("actor_config.backend='archon:d2'",),
+}
+
+
+def config_of(
+    *overrides: str, name: str = "grpo_tiny_cpu", data: Sequence[str] = (), **changes: object
+) -> RunConfig:
+    given = {"config_name": name, "overrides": [*overrides], "data": [*data], "samples": 1}
+    options = argparse.Namespace(**given | {"temperature": None} | changes)
+    return measuring_config(options, NamedModel(folder=Path("models/it's here"), run=None))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_of_any_run_is_measured_by_engines_alone(kind: str) -> None:
+    config = config_of(*KINDS[kind])
+    assert findings(config) == []
+    assert (config.learns, config.rolls_out, config.roles) == (False, True, ("actor",))
+    assert config.actor_config.load == "models/it's here"
+    assert config.megatron_training.data_path == ".cache/tiny/data/test.jsonl"
+
+
+def test_what_was_held_out_of_the_training_data_is_found_by_all_of_it() -> None:
+    changes = ("data_config.held_out_fraction=0.1", "megatron_training.test_data_path=null")
+    config = config_of(*changes)
+    assert findings(config) == []
+    assert config.megatron_training.data_path == ".cache/tiny/data/train.jsonl"
+    on_files = config_of(*changes, data=("a/math.jsonl",))
+    assert on_files.data_config.held_out_fraction == 0
+    assert on_files.megatron_training.data_path == "a/math.jsonl"
+
+
+def test_the_model_of_a_run_with_a_critic_is_measured_too() -> None:
+    assert findings(config_of(name="ppo_tiny_cpu")) == []
+
+
+def test_each_file_is_a_set_of_its_name_and_one_answer_is_greedy() -> None:
+    data = ("a/math.jsonl", "b/my rows (1).jsonl")
+    config = config_of(data=data)
+    sets = config.data_config.eval_sets
+    assert [each.name for each in sets] == ["math", "my_rows__1_"]
+    assert [each.data_path for each in sets] == [*data]
+    assert {(each.samples, each.temperature) for each in sets} == {(1, 0.0)}
+    assert config.megatron_training.test_data_path is None
+    several = config_of(data=data, samples=8).data_config.eval_sets
+    assert {(each.samples, each.temperature) for each in several} == {(8, 1.0)}
+    assert config_of(data=data, temperature=0.5).data_config.eval_sets[0].temperature == 0.5
+    with pytest.raises(ConfigError, match="files need names of their own"):
+        config_of(data=("a/math.jsonl", "b/math.jsonl"))
+
+
+def test_without_anything_to_measure_on_it_says_what_to_give() -> None:
+    with pytest.raises(ConfigError, match=r"nothing to measure on; say --data FILE"):
+        config_of("megatron_training.test_data_path=null")
+
+
+def test_a_run_is_known_by_its_configuration_and_a_model_by_its_own(tmp_path: Path) -> None:
+    for name in ("run/model", "run/model_best", "alone"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.json").write_text("{}")
+    (tmp_path / "run/model/mindrl_export.json").write_text('{"step": 30}')
+    (tmp_path / "run/.hydra").mkdir()
+    (tmp_path / "run/.hydra/config.yaml").write_text("{}")
+    newest = named_model(str(tmp_path / "run"))
+    assert (newest.folder, newest.run, newest.step) == (
+        tmp_path / "run/model",
+        tmp_path / "run",
+        30,
+    )
+    assert newest.name == f"{tmp_path.name}/run"
+    assert named_model(str(tmp_path / "run"), best=True).folder == tmp_path / "run/model_best"
+    alone = named_model(str(tmp_path / "alone"))
+    assert (alone.run, alone.step, alone.name) == (None, 0, "alone")
+    for text, best in ((str(tmp_path), False), (str(tmp_path / "alone"), True)):
+        with pytest.raises(ConfigError, match=r"MODEL_OR_RUN|--best"):
+            named_model(text, best=best)
+
+
+def test_the_table_counts_prompts_and_has_every_rate_with_its_ends(tmp_path: Path) -> None:
+    rates = {"avg@2": 0.75, "avg@2_low": 0.3, "avg@2_high": 0.9}
+    rates |= {"pass@2": 1.0, "pass@2_low": 0.5, "pass@2_high": 1.0}
+    of_set = {f"eval/math/{name}": value for name, value in rates.items()}
+    accuracy = {"evaluation/accuracy": 0.5, "evaluation/accuracy_low": 0.1}
+    held_out = {"step": 30, **accuracy, "evaluation/accuracy_high": 0.9}
+    write_lines(tmp_path / "metrics.jsonl", [held_out, {"step": 30, **of_set}])
+    write_lines(tmp_path / "evaluations.jsonl", [sample(30), sample(30, reward=0.0)])
+    answers = [sample(30, response_tokens=at, finished=at > 1) for at in (1, 2, 3, 4)]
+    write_lines(tmp_path / "evaluations" / "math.jsonl", answers)
+    file, math = measured_sets(tmp_path)
+    assert (file.name, file.prompts, file.samples, file.reward) == ("held-out file", 2, 1, 0.5)
+    assert file.rates == {"avg@1": (0.5, 0.1, 0.9)}
+    assert (math.name, math.prompts, math.samples) == ("math", 2, 2)
+    assert math.rates == {"avg@2": (0.75, 0.3, 0.9), "pass@2": (1.0, 0.5, 1.0)}
+    assert (math.response_tokens, math.cut_fraction) == (2.5, 0.25)
+
+
+def test_a_folder_with_metrics_is_not_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({}))
+    (tmp_path / "metrics.jsonl").write_text("")
+    arguments = ["evaluate.py", str(tmp_path), "--output", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", arguments)
+    assert evaluate() == 2
+    assert "holds metrics already" in capsys.readouterr().err

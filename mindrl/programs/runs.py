@@ -1,10 +1,13 @@
 """All runs below a folder, a line each: `python cli/runs.py`."""
 
 import argparse
+import os
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from rich.markup import escape
 from rich.table import Column
@@ -58,13 +61,14 @@ def _list(options: argparse.Namespace) -> int:
     if not lines:
         say(f"no runs below {', '.join(map(str, folders))}")
         return 0
-    shown = (tuple(escape(printable(each)) for each in _cells(line)) for line in lines)
+    short = _shortened([key for line in lines for key in line["differs"]])
+    shown = (tuple(escape(printable(each)) for each in _cells(line, short)) for line in lines)
     titles = ("run", "status", "step", "accuracy", "reward", "time", "differs in")
     print_rows(shown, *(Column(title, overflow="fold") for title in titles))
     return 0
 
 
-def _line(run: RunRecord, differing: dict[str, str | None]) -> dict[str, object]:
+def _line(run: RunRecord, differing: dict[str, str | None]) -> dict[str, Any]:
     """Return what is known of a run."""
     summary = run.summary or {}
     accuracies = [row["evaluation/accuracy"] for row in run.metrics if "evaluation/accuracy" in row]
@@ -88,24 +92,30 @@ def _unended(run: RunRecord) -> str:
 
 
 def _differing(records: Sequence[RunRecord]) -> list[dict[str, str | None]]:
-    """Return by run the keys that are not alike in all runs."""
-    rows = differences([run.config for run in records])
+    """Return by run the keys that all runs have, and not alike; a key may be younger than a run."""
+    found = differences([run.config for run in records])
+    rows = [(key, values) for key, values in found if None not in values]
     return [{key: values[place] for key, values in rows} for place in range(len(records))]
 
 
-def _cells(line: dict[str, object]) -> tuple[str, ...]:
+def _shortened(keys: Iterable[str]) -> dict[str, str]:
+    """Return what keys are called where there is little room: the last part, if it is one's own."""
+    lasts = {key: key.rpartition(".")[2] for key in keys}
+    counts = Counter(lasts.values())
+    return {key: last if counts[last] == 1 else key for key, last in lasts.items()}
+
+
+def _cells(line: dict[str, Any], short: Mapping[str, str]) -> tuple[str, ...]:
     seconds = line["seconds"]
-    took = str(timedelta(seconds=round(seconds))) if isinstance(seconds, int | float) else "-"
-    differs = line["differs"]
-    keys = differs.items() if isinstance(differs, dict) else ()
+    took = "-" if seconds is None else str(timedelta(seconds=round(seconds)))
     return (
-        str(line["run"]),
+        os.path.relpath(line["run"]),
         str(line["status"]),
         f"{line['step']}/{line['steps'] or '?'}",
         " best ".join(_number(line[name]) for name in ("accuracy", "best_accuracy")),
         _number(line["reward"]),
         took,
-        " ".join(f"{key}={value}" for key, value in keys if value is not None),
+        "\n".join(f"{short[key]}={value}" for key, value in line["differs"].items()),
     )
 
 

@@ -4,13 +4,16 @@ Its standard input ends with the run, whatever ends that. A call that takes too 
 process by the kernel's alarm clock, whatever the library is doing.
 """
 
+import fcntl
 import json
 import logging
+import os
 import select
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,11 +32,14 @@ _POLL_SECONDS = 0.5
 def hand_on(place: str) -> None:
     """Do a job; returns when the run is over."""
     job = TrackerJob.read(Path(place))
-    state = TrackerState.of(job.folder)
-    state.taken, state.problem = 0, None
-    limit = _Limit(job.timeout_seconds)
+    limit, state = _Limit(job.timeout_seconds), TrackerState()
+    # One whose run was killed may still be there, for as long as its own limit.
+    folder = os.open(job.folder, os.O_RDONLY)
     try:
         with limit.call():
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            if job.goes_on:
+                state = replace(TrackerState.of(job.folder), taken=0, problem=None)
             tracker = _opened(job, state)
             state.id, state.place = tracker.id, tracker.place
             state.write(job.folder)

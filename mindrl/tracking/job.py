@@ -23,6 +23,8 @@ class TrackerJob:
     offline: bool
     timeout_seconds: int
     """For a record, and for all that is left at the end."""
+    goes_on: bool
+    """The run there is the one that it has the state of."""
     folder: str
     """Its own: its state, and what a library keeps that works offline."""
     metrics: str
@@ -65,6 +67,11 @@ class TrackerState:
     """Records of the file that this process is done with."""
     problem: str | None = None
     """What ended it."""
+
+    @classmethod
+    def forget(cls, folder: str) -> None:
+        """Let the next tracker begin anew."""
+        (Path(folder) / _STATE).unlink(missing_ok=True)
 
     @classmethod
     def of(cls, folder: str) -> "TrackerState":

@@ -37,11 +37,12 @@ def opened_trackers(
             experiment=asked.experiment or "-".join(folder.parts[-3:-1]),
             offline=asked.offline,
             timeout_seconds=asked.timeout_seconds,
+            goes_on=goes_on,
             folder=str(folder / plain),
             metrics=str(metrics),
             config=recorded_config(config),
         )
-        found.append(ProcessTracker(job, logs / f"tracker_{plain}.log", goes_on=goes_on))
+        found.append(ProcessTracker(job, logs / f"tracker_{plain}.log"))
     if (port := port_of(config)) is not None:
         found.append(PrometheusEndpoint(port))
     return found

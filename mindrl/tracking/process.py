@@ -27,8 +27,8 @@ hand_on(sys.argv[1])
 class ProcessTracker:
     """Looks after the process of a tracker, as a place that keeps the metrics of each step."""
 
-    def __init__(self, job: TrackerJob, log: Path, *, goes_on: bool) -> None:
-        """Start it; where the run goes on, with what it has kept of it.
+    def __init__(self, job: TrackerJob, log: Path) -> None:
+        """Start it.
 
         Raises:
             OutputError: A file in the run folder cannot be written.
@@ -39,7 +39,8 @@ class ProcessTracker:
         with output_errors(log):
             Path(job.folder).mkdir(parents=True, exist_ok=True)
             job.write()
-            (TrackerState.of(job.folder) if goes_on else TrackerState()).write(job.folder)
+            if not job.goes_on:
+                TrackerState.forget(job.folder)
             log.parent.mkdir(parents=True, exist_ok=True)
             with log.open("ab") as output:
                 # A session of its own, which Ctrl-C does not reach.

@@ -26,11 +26,12 @@ def run_of(root: Path, name: str, first: int, last: int) -> dict[str, object]:
         experiment="a run",
         offline=True,
         timeout_seconds=120,
+        goes_on=first > 1,
         folder=str(root / "trackers" / name),
         metrics=str(metrics),
         config={f"section.key_{number}": number for number in range(120)},
     )
-    tracker = ProcessTracker(job, root / f"{name}.log", goes_on=first > 1)
+    tracker = ProcessTracker(job, root / f"{name}.log")
     tracker.close()
     return tracker.outcome()
 

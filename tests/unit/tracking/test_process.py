@@ -29,11 +29,12 @@ def started(root: Path, name: str, *, seconds: int = 5, goes_on: bool = False) -
         experiment="one",
         offline=True,
         timeout_seconds=seconds,
+        goes_on=goes_on,
         folder=str(root / "trackers" / name),
         metrics=str(root / "metrics.jsonl"),
         config={"megatron_training.seed": 1},
     )
-    return ProcessTracker(job, root / "logs" / f"tracker_{name}.log", goes_on=goes_on)
+    return ProcessTracker(job, root / "logs" / f"tracker_{name}.log")
 
 
 def run_log(root: Path, shown: io.StringIO, *names: str, seconds: int = 5) -> RunLog:
@@ -206,6 +207,26 @@ def test_a_run_that_goes_on_tells_the_same_run_there_what_it_has_not_heard(tmp_p
         ["run+", "1"],
         ["run+", "-1"],
     ]
+
+
+def test_a_tracker_waits_for_the_one_of_a_run_that_was_killed(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text('{"step": 1}\n')
+    old = started(tmp_path, "HangsAtTheEnd", seconds=3)
+    until(lambda: TrackerState.of(old.job.folder).taken == 1)
+    assert old.process.stdin is not None
+    old.process.stdin.close()
+    new = started(tmp_path, "HangsAtTheEnd", seconds=8, goes_on=True)
+    with metrics.open("a") as file:
+        file.write('{"step": 2}\n')
+    until(lambda: TrackerState.of(old.job.folder).step == 2)
+    assert old.process.wait(10) == -signal.SIGALRM
+    assert [line.split()[:2] for line in kept(tmp_path, "HangsAtTheEnd")] == [
+        ["run+", "1"],
+        ["run++", "2"],
+    ]
+    new.process.kill()
+    new.process.wait()
 
 
 @pytest.mark.parametrize("name", ["FileTracker", "HangsAtTheEnd"])

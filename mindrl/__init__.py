@@ -1,1 +1,17 @@
 """Reinforcement-learning post-training for large language models, Ascend NPU first."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mindrl.programs.python_run import train
+
+__all__ = ["train"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for only then: workers and plans do without Hydra."""
+    if name != "train":
+        raise AttributeError(f"module 'mindrl' has no attribute {name!r}")
+    from mindrl.programs.python_run import train  # noqa: PLC0415
+
+    return train

@@ -61,6 +61,14 @@ def named_object(field: str, name: str) -> object:
     return found
 
 
+def being_imported() -> str | None:
+    """Return the module or file that is being imported for a function of its own, if one is."""
+    return _importing[-1] if _importing else None
+
+
+_importing: list[str] = []
+
+
 @contextmanager
 def trial(field: str, name: str, called_with: str) -> Iterator[None]:
     """Say of a function of the user's, which the body calls, what it raised.
@@ -83,12 +91,15 @@ def _imported(field: str, name: str, place: str) -> ModuleType:
         if not path.is_file():
             raise ConfigError(f"{field}={name!r}: no file at {path}")
         shown = f"file {path}"
+    _importing.append(shown)
     try:
         return importlib.import_module(place) if path is None else _executed(path)
     except (Exception, SystemExit) as error:
         raise ConfigError(
             f"{field}={name!r}: {shown} does not import: {type(error).__name__}: {error}"
         ) from error
+    finally:
+        _importing.pop()
 
 
 def _executed(path: Path) -> ModuleType:

@@ -20,6 +20,7 @@ from mindrl.errors import (
     WorkerDiedError,
 )
 from mindrl.launch.beginning import Beginning, beginning
+from mindrl.launch.callbacks import Callbacks
 from mindrl.launch.interrupts import interrupts_unwrapped, stop_requests
 from mindrl.launch.memory_watch import MemoryWatch
 from mindrl.launch.parts import colocated_actor, trainer_of
@@ -60,6 +61,7 @@ class RunFiles:
     folder: RunFolder
     exports: Mapping[Role, Path]
     console: StepConsole
+    callbacks: Callbacks = field(default_factory=Callbacks)
 
     def open(self, config: RunConfig, found: Beginning | None) -> RunLog:
         """Open the files of a run that goes on from a checkpoint; None begins it.
@@ -89,7 +91,7 @@ class RunFiles:
             page = LivePage(self.folder.root)
             trackers.append(page)
             summary.report = page.path
-        return RunLog(self.folder, summary, self.console, trackers)
+        return RunLog(self.folder, summary, self.console, [*trackers, self.callbacks])
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,8 @@ class Attempts:
         try:
             yield run_log
         except InterruptedRunError:
-            run_log.summary.status = "interrupted"
+            is_own = self.files.callbacks.stopped_behind is not None
+            run_log.summary.status = "stopped" if is_own else "interrupted"
             raise
         finally:
             self.record = run_log.close()
@@ -195,7 +198,12 @@ class Attempts:
                 self.files.console.note(str(found))
             run_log.of_next_step = restarts.metrics()
             self.started = run_log.summary.started = self.started or run_log.summary.started
-            with stop_requests(config.rl_config.grace_seconds) as heed:
+            with stop_requests(config.rl_config.grace_seconds) as signals:
+
+                def heed() -> None:
+                    signals()
+                    self.files.callbacks.heed()
+
                 trainer.run(heed)
 
     def _make_ready(self, services: _Services) -> None:

@@ -9,6 +9,7 @@ from mindrl.data.run_data import data_lines, read_data
 from mindrl.errors import CheckpointError
 from mindrl.launch.attempts import Attempts, RunFiles
 from mindrl.launch.beginning import Beginning, beginning
+from mindrl.launch.callbacks import Callbacks
 from mindrl.launch.interrupts import interrupts_unwrapped
 from mindrl.launch.reward_trials import try_all_rewards
 from mindrl.observability.console import StepConsole
@@ -31,11 +32,12 @@ def train(
     run_dir: Path,
     *,
     gathers: Callable[[PolicyTrainer], Gathering] | None = None,
+    callbacks: Callbacks | None = None,
 ) -> dict[str, object]:
     """Train with the algorithm of a checked run, export included; returns the summary.
 
     `run_dir` takes what the run leaves behind. `gathers` makes where steps get their responses,
-    where that is no engine of the run.
+    where that is no engine of the run. `callbacks` see each step.
 
     Raises:
         MindrlError: A file or a folder does not serve, or the run failed. Once training has
@@ -53,7 +55,8 @@ def train(
     try_all_rewards(config, data)
     print_rows(derived_numbers(config, platform).items())
     console = StepConsole(config.megatron_training.train_iters)
-    attempts = Attempts(plan, platform, data, RunFiles(folder, exports, console), gathers=gathers)
+    files = RunFiles(folder, exports, console, callbacks or Callbacks())
+    attempts = Attempts(plan, platform, data, files, gathers=gathers)
     try:
         with interrupts_unwrapped(), console:
             attempts.run(found)

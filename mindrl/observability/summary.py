@@ -10,7 +10,7 @@ from rich.text import Text
 
 from mindrl.observability.terminal import printable
 
-STATUS_STYLES = {"completed": "green", "interrupted": "yellow", "failed": "red"}
+STATUS_STYLES = {"completed": "green", "stopped": "green", "interrupted": "yellow", "failed": "red"}
 NUMBERS = (
     ("steps", "steps", "d"),
     ("response tokens/s", "response_tokens_per_second", ",.0f"),
@@ -31,8 +31,8 @@ PLACES = (
 def render_summary(summary: Mapping[str, object]) -> RenderableType:
     """Lay out the end of a run for a person; what is absent or None shows as "-".
 
-    Keys: status ("completed", "interrupted" or "failed"), accuracy_before and accuracy_after
-    (0 to 1), evaluations (before and after, by set and name), steps, seconds,
+    Keys: status ("completed", "stopped" by a callback, "interrupted" or "failed"), accuracy_before
+    and accuracy_after (0 to 1), evaluations (before and after, by set and name), steps, seconds,
     response_tokens_per_second, logprob_gap_max_mean (nats), reward_failures (counts by function and
     kind), trackers (their outcomes by name), restarts, steps_without_signal, the paths run_dir,
     report, metrics, tensorboard, samples, logs, model and model_best, and the steps of the last

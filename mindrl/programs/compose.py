@@ -4,6 +4,7 @@ Nothing is started and no run folder is made. What is wrong with either is said 
 """
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,17 +53,43 @@ def composed_config(
     Raises:
         ConfigError: It does not exist, or a key or a value is not legal.
     """
+    config = on_its_own_devices(run_config(composed(name, overrides, own_folder)))
+    return with_local_folders(config, downloads=downloads)
+
+
+def composed(name: str, overrides: Sequence[str], own_folder: str | None = None) -> DictConfig:
+    """Compose a configuration by name, as Hydra keeps it in a run folder; raises as above."""
     with (
         composing(name, own_folder, overrides) as (folder, more),
         initialize_config_dir(folder, version_base="1.3"),
     ):
-        composed = compose(name, overrides=[*overrides, *more])
-    return with_local_folders(on_its_own_devices(run_config(composed)), downloads=downloads)
+        found: DictConfig = compose(name, overrides=[*overrides, *more])
+    return found
+
+
+def override(key: str, value: object) -> str:
+    """Write an override from a value: a number, a text, a truth value, None, lists and sections."""
+    return f"{key}={_spelled(value)}"
+
+
+def _spelled(value: object) -> str:
+    match value:
+        case Mapping():
+            return "{" + ",".join(f"{key}:{_spelled(each)}" for key, each in value.items()) + "}"
+        case list() | tuple():
+            return f"[{','.join(map(_spelled, value))}]"
+        case str() | Path():
+            return quoted(str(value))
+        case _:
+            return "null" if value is None else str(value).lower()
 
 
 def quoted(text: str) -> str:
     """Write a text so that an override reads it as it is."""
-    return "'" + text.replace("'", r"\'") + "'"
+    # Backslashes count only before a quotation mark, and so do those at the end.
+    marked = re.sub(r"(\\*)'", r"\1\1\\'", text.replace("${", r"\${"))
+    last = len(marked) - len(marked.rstrip("\\"))
+    return "'" + marked + "\\" * last + "'"
 
 
 def run_config(composed: DictConfig) -> RunConfig:

@@ -1,0 +1,98 @@
+"""What a Python program hands over in the place of configuration values: rewards and rows."""
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mindrl.errors import ConfigError
+from mindrl.observability.output_files import output_errors, replace_file
+from mindrl.observability.units import quoted
+
+Reward = str | Callable[..., object]
+"""A builtin by its name, or a function that reward processes can import."""
+Rows = str | Path | Iterable[Mapping[str, Any]]
+"""A data file, or rows with the columns of one: a list, a `datasets.Dataset`, a generator."""
+
+
+def reward_values(rewards: Sequence[Reward] | Mapping[Reward, float]) -> dict[str, object]:
+    """Return the values of `rl_config` that stand for functions, with 1 for weights not given.
+
+    Raises:
+        ConfigError: A function is none that another process finds by its name.
+    """
+    weights = rewards if isinstance(rewards, Mapping) else dict.fromkeys(rewards, 1.0)
+    return {
+        "verifier_function": [reward_name(each) for each in weights],
+        "verifier_weight": [float(weight) for weight in weights.values()],
+    }
+
+
+def reward_name(reward: Reward) -> str:
+    """Return the name by which reward processes import a function.
+
+    Raises:
+        ConfigError: It has none: a lambda, a function inside another, one of a notebook's cell.
+    """
+    if isinstance(reward, str):
+        return reward
+    name = getattr(reward, "__qualname__", "")
+    module = sys.modules.get(getattr(reward, "__module__", ""))
+    if module is None or vars(module).get(name) is not reward:
+        raise _unnamed(reward, "no module has it by its name")
+    spec, file = vars(module).get("__spec__"), vars(module).get("__file__")
+    if spec is not None and spec.parent:
+        return f"{spec.name}:{name}"
+    if file is None:
+        raise _unnamed(reward, "it was written in a notebook or at a prompt")
+    # Found wherever the reward processes are.
+    return f"{Path(file).resolve()}:{name}"
+
+
+def _unnamed(reward: object, why: str) -> ConfigError:
+    return ConfigError(
+        f"reward_functions: {quoted(reward)} cannot reach the reward processes, which import "
+        f"rewards by name: {why}; write it as a `def` into a file of its own (in a notebook: "
+        "%%writefile my_reward.py in the first line of its cell), and import it from there"
+    )
+
+
+def rows_place(folder: Path, argument: str, rows: Rows) -> str:
+    """Return where the rows of a run are."""
+    if isinstance(rows, (str, Path)):
+        return str(rows)
+    return str(folder / "data" / f"{argument}.jsonl")
+
+
+def keep_rows(folder: Path, argument: str, rows: Rows, *, goes_on: bool) -> None:
+    """Write rows that came as objects, for the run and for whoever goes on with it.
+
+    Raises:
+        ConfigError: One of them is no row, or the run in this folder was begun with others.
+        OutputError: The file cannot be written.
+    """
+    if isinstance(rows, (str, Path)):
+        return
+    path = Path(rows_place(folder, argument, rows))
+    content = "".join(_line(argument, number, row) for number, row in enumerate(rows, 1)).encode()
+    with output_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if goes_on and path.exists() and path.read_bytes() != content:
+            raise ConfigError(
+                f"{argument}: its rows are not those that the run in {folder} was begun with, "
+                f"which are in {path}; name another output_dir"
+            )
+    replace_file(path, content)
+
+
+def _line(argument: str, number: int, row: object) -> str:
+    if not isinstance(row, Mapping):
+        raise ConfigError(
+            f"{argument}, row {number}: {quoted(row)} is no mapping of columns; of a pandas "
+            "DataFrame hand over frame.to_dict('records')"
+        )
+    try:
+        return json.dumps({**row}, ensure_ascii=False, allow_nan=False) + "\n"
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{argument}, row {number}: no JSON: {error}") from error

@@ -1,0 +1,139 @@
+"""Training from Python, in a script or a notebook: `from mindrl import train`."""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+from mindrl.checkpoint.commits import CHECKPOINTS
+from mindrl.config.halves import on_its_own_devices
+from mindrl.config.own_functions import being_imported
+from mindrl.config.run import RunConfig
+from mindrl.errors import ConfigError, StopRequestedError
+from mindrl.launch.callbacks import Callback, Callbacks
+from mindrl.launch.interrupts import signals_as_errors
+from mindrl.observability.output_files import output_errors
+from mindrl.platform.device import choose_platform
+from mindrl.platform.environment import prepare_driver
+from mindrl.platform.garbage import no_collection
+from mindrl.preflight.checks import check
+from mindrl.preflight.hub import with_local_folders
+from mindrl.programs.compose import composed, override, run_config
+from mindrl.programs.from_python import Reward, Rows, keep_rows, reward_values, rows_place
+from mindrl.programs.train import require_engines
+from mindrl.report.run_record import RunRecord, read_run
+
+_KEYS = {"train_dataset": "data_path", "eval_dataset": "test_data_path"}
+"""Of `megatron_training`, by the argument that stands for them."""
+_driver = cache(prepare_driver)
+"""Once: what has been imported since has read it."""
+
+
+def train(
+    config: str | Path = "grpo_tiny_cpu",
+    *,
+    reward_functions: Sequence[Reward] | Mapping[Reward, float] = (),
+    train_dataset: Rows | None = None,
+    eval_dataset: Rows | None = None,
+    callbacks: Sequence[Callback] = (),
+    output_dir: str | Path | None = None,
+    **sections: Mapping[str, object],
+) -> RunRecord:
+    """Train as `python cli/train_grpo.py` does, with the same checks, and wait for the end.
+
+    Call it in the main thread; in a script below `if __name__ == "__main__":` where a reward is
+    written in it, for the reward processes import the script.
+
+    Args:
+        config: Of the run: the name of a shipped configuration, or a YAML file of your own.
+        reward_functions: In the place of `rl_config.verifier_function`; with weights as a mapping,
+            else 1 each. The first one also measures accuracy.
+        train_dataset: In the place of `megatron_training.data_path`. Rows are written into the run
+            folder, where a run that goes on finds them.
+        eval_dataset: In the place of `megatron_training.test_data_path`, alike.
+        callbacks: Called with the metrics of each step and evaluation (`StepView`); one may ask
+            to stop, which is no failure.
+        output_dir: Run folder; what has checkpoints there goes on. None: a new one by the time, in
+            `outputs`.
+        **sections: Changes, such as `megatron_training={"train_iters": 4}`.
+
+    Returns:
+        What the run folder holds: metrics, summary, configuration.
+
+    Raises:
+        MindrlError: The run cannot start, or failed; its class says why.
+    """
+    _require_a_place_to_train()
+    _driver()
+    folder = Path(output_dir or time.strftime("outputs/%Y-%m-%d/%H-%M-%S")).resolve()
+    given = {"train_dataset": train_dataset, "eval_dataset": eval_dataset}
+    datasets = {argument: rows for argument, rows in given.items() if rows is not None}
+    places = {_KEYS[each]: rows_place(folder, each, rows) for each, rows in datasets.items()}
+    rewards = reward_values(reward_functions) if reward_functions else {}
+    changed = (*sections.items(), ("megatron_training", places), ("rl_config", rewards))
+    overrides = [
+        override(f"{section}.{key}", value)
+        for section, values in changed
+        for key, value in values.items()
+    ]
+    composition = _composition(config, overrides)
+    run = with_local_folders(on_its_own_devices(run_config(composition)), downloads=True)
+    for argument, rows in datasets.items():
+        keep_rows(folder, argument, rows, goes_on=(folder / CHECKPOINTS).is_dir())
+    _keep_configuration(folder, composition, overrides)
+    _train(run, folder, Callbacks(callbacks))
+    return read_run(folder)
+
+
+def _require_a_place_to_train() -> None:
+    """Refuse what would wait for itself, or could not be interrupted.
+
+    Raises:
+        ConfigError: It is one.
+    """
+    if (path := being_imported()) is not None:
+        raise ConfigError(
+            f"train() is called while {path} is imported for its own functions, as each process "
+            'that calls them does; put the call below `if __name__ == "__main__":`'
+        )
+    if threading.current_thread() is not threading.main_thread():
+        raise ConfigError("train() must be called in the main thread, which alone hears Ctrl-C")
+
+
+def _composition(config: str | Path, overrides: Sequence[str]) -> DictConfig:
+    path = Path(config)
+    if path.suffix != ".yaml":
+        return composed(str(config), overrides)
+    if not path.is_file():
+        raise ConfigError(f"config={str(config)!r}: no file at {path.resolve()}")
+    return composed(path.stem, overrides, str(path.parent))
+
+
+def _keep_configuration(folder: Path, composition: DictConfig, overrides: Sequence[str]) -> None:
+    """Write what a run is gone on with, where a program leaves it."""
+    hydra = folder / ".hydra"
+    with output_errors(hydra):
+        hydra.mkdir(parents=True, exist_ok=True)
+        OmegaConf.save(composition, hydra / "config.yaml")
+        (hydra / "overrides.yaml").write_text(yaml.safe_dump([*overrides]), encoding="utf-8")
+
+
+def _train(config: RunConfig, folder: Path, callbacks: Callbacks) -> None:
+    """Check and train; that a callback asks to stop is no failure."""
+    require_engines(config)
+    platform = choose_platform(config.rl_config.device)
+    with no_collection():
+        plan = check(config, platform, goes_on=(folder / CHECKPOINTS).is_dir())
+    # Imported late: it brings torch and Ray along, and a refusal costs what a check does.
+    from mindrl.launch.train import train as run_to_its_end  # noqa: PLC0415
+
+    with signals_as_errors():
+        try:
+            run_to_its_end(plan, platform, folder, callbacks=callbacks)
+        except StopRequestedError:
+            if callbacks.stopped_behind is None:
+                raise

@@ -1,0 +1,169 @@
+"""What a Python program hands over: rewards by name, rows as a file, sections as overrides."""
+
+import json
+import math
+import sys
+import threading
+from ast import literal_eval
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+from user_programs import python
+
+import mindrl
+from mindrl.errors import ConfigError, StopRequestedError
+from mindrl.launch.callbacks import Callbacks, StepView
+from mindrl.programs.compose import override
+from mindrl.programs.from_python import keep_rows, reward_name, reward_values
+from mindrl.rewards.resolve import resolve_reward
+
+TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]))
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS,
+    lambda inner: st.lists(inner) | st.dictionaries(st.from_regex("[a-z]+", fullmatch=True), inner),
+)
+
+
+@given(VALUES)
+def test_any_value_is_read_from_its_override_as_it_was(value: object) -> None:
+    parsed = OverridesParser.create().parse_override(override("section.key", value))
+    whole = OmegaConf.create({"key": parsed.value()})
+    assert OmegaConf.to_container(whole, resolve=True) == {"key": value}
+
+
+@pytest.fixture
+def nine_tenths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[str, str], float]]:
+    """Yield the function of a file beside a script."""
+    text = "def nine_tenths(response, reference):\n    return 0.9 * (response == reference)\n"
+    (tmp_path / "its_rewards.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    found: Callable[[str, str], float] = import_module("its_rewards").nine_tenths
+    yield found
+    del sys.modules["its_rewards"]
+
+
+def test_a_function_is_named_so_that_another_process_finds_it(
+    tmp_path: Path, nine_tenths: Callable[[str, str], float]
+) -> None:
+    name = reward_name(nine_tenths)
+    assert name == f"{tmp_path}/its_rewards.py:nine_tenths"
+    assert resolve_reward(name)("4", "4") == 0.9
+    assert reward_values(["math_verify", nine_tenths]) == {
+        "verifier_function": ["math_verify", name],
+        "verifier_weight": [1.0, 1.0],
+    }
+    assert reward_values({nine_tenths: 2})["verifier_weight"] == [2.0]
+
+
+def test_a_function_of_a_package_keeps_its_dotted_name() -> None:
+    assert reward_name(keep_rows) == "mindrl.programs.from_python:keep_rows"
+
+
+def test_what_no_other_process_finds_is_refused_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, nine_tenths: Callable[[str, str], float]
+) -> None:
+    notebook = ModuleType("a_notebook")
+    exec("def of_a_cell(response, reference):\n    return 1.0\n", vars(notebook))
+    monkeypatch.setitem(sys.modules, "a_notebook", notebook)
+
+    def inner(response: str, _reference: str) -> float:
+        return float(len(response))
+
+    unnamed = (lambda *_: 1.0, inner, partial(nine_tenths, "4"))
+    for reward in unnamed:
+        with pytest.raises(ConfigError, match="no module has it by its name"):
+            reward_name(reward)
+    with pytest.raises(ConfigError, match=r"in a notebook.*%%writefile my_reward.py"):
+        reward_name(notebook.of_a_cell)
+
+
+def test_rows_become_a_file_that_a_run_goes_on_with(tmp_path: Path) -> None:
+    rows = [{"messages": "1+2=?", "answer": "3"}, {"prompt": "\u4e8c", "answer": "2"}]
+    keep_rows(tmp_path, "train_dataset", iter(rows), goes_on=False)
+    lines = (tmp_path / "data/train_dataset.jsonl").read_text("utf-8").splitlines()
+    assert [json.loads(line) for line in lines] == rows
+    keep_rows(tmp_path, "train_dataset", rows, goes_on=True)
+    with pytest.raises(ConfigError, match="its rows are not those that the run in "):
+        keep_rows(tmp_path, "train_dataset", rows[:1], goes_on=True)
+    keep_rows(tmp_path, "train_dataset", rows[:1], goes_on=False)
+    assert len((tmp_path / "data/train_dataset.jsonl").read_text("utf-8").splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("prompt", r"row 2: 'prompt' is no mapping of columns; of a pandas DataFrame"),
+        ({"prompt": {1, 2}}, r"row 2: no JSON: Object of type set"),
+        ({"prompt": math.nan}, r"row 2: no JSON: Out of range float"),
+    ],
+)
+def test_a_row_that_is_none_is_named(tmp_path: Path, row: object, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"train_dataset, {said}"):
+        keep_rows(tmp_path, "train_dataset", [{"prompt": "a"}, row], goes_on=False)
+    assert not (tmp_path / "data/train_dataset.jsonl").exists()
+
+
+def test_a_callback_sees_metrics_that_it_cannot_change_and_may_stop_the_run() -> None:
+    seen: list[StepView] = []
+    callbacks = Callbacks([seen.append, lambda view: view.step == 2 and view.stop()])
+    for step in (1, 2, 3):
+        callbacks.log(step, {"reward/mean": 0.5})
+        assert (callbacks.stopped_behind is None) == (step == 1)
+    assert [each.step for each in seen] == [1, 2, 3]
+    with pytest.raises(TypeError):
+        seen[0].metrics["reward/mean"] = 1.0  # type: ignore[index]
+    with pytest.raises(StopRequestedError, match="behind step 2"):
+        callbacks.heed()
+
+
+def test_training_is_refused_where_it_could_not_be_interrupted_or_would_wait_for_itself(
+    tmp_path: Path,
+) -> None:
+    said: list[str] = []
+
+    def in_a_thread() -> None:
+        with pytest.raises(ConfigError) as error:
+            mindrl.train()
+        said.append(str(error.value))
+
+    thread = threading.Thread(target=in_a_thread)
+    thread.start()
+    thread.join()
+    assert "main thread" in said[0]
+    script = tmp_path / "script.py"
+    script.write_text("import mindrl\ndef reward(a, b): return 1.0\nmindrl.train()\n")
+    with pytest.raises(ConfigError, match=r"script.py does not import: .*below `if __name__ =="):
+        resolve_reward(f"{script}:reward")
+
+
+MISTAKES = {
+    "train('grpo_tiny')": "has no configuration grpo_tiny; did you mean grpo_tiny_cpu?",
+    "train('my.yaml')": "config='my.yaml': no file at ",
+    "train(rl_config={'n_sample_per_prompt': 4})": "did you mean rl_config.n_samples_per_prompt?",
+    "train(rl_confg={'device': 'cpu'})": "did you mean rl_config?",
+    "train(rl_config={'n_samples_per_prompt': 'many'})": "n_samples_per_prompt",
+    "train(reward_functions=['math_verifier'])": "did you mean 'math_verify'?",
+}
+
+
+def test_mistakes_are_named_before_anything_starts(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    lines = ["from mindrl import train"]
+    for call in MISTAKES:
+        lines += ["try:", f"    {call}", "except Exception as error:", "    print([str(error)])"]
+    program.write_text("\n".join(lines))
+    ended = python(str(program), folder=tmp_path)
+    said = ended.stdout.splitlines()
+    assert len(said) == len(MISTAKES), ended.stderr
+    for words, (call, need) in zip(said, MISTAKES.items(), strict=True):
+        assert need in literal_eval(words)[0], call

@@ -1,15 +1,24 @@
 """Measure what drawing ahead gains where the rollout has devices of its own, on a long tail.
 
     python scripts/make_long_tail.py --output .cache/tiny/tail
-    python scripts/bench_step_orders.py [--seeds 1 2 3] [--steps 20] [--json FILE] [key=value ...]
+    python scripts/bench_step_orders.py [--seeds 1 2 3] [--steps 20] [--json FILE]
+        [--device-seconds ENGINE_STEP UPDATE] [key=value ...]
 
 The same two processes, one that trains and one that rolls out, in each order of steps, in turns,
 from equal seeds. Seconds are those of whole steps behind the second but the last ones, in which
 the rollout has nothing left to draw. Runs that are in the JSON file already are not run again.
+
+Where few cores do the work of all sides, each slows the others. With `--device-seconds` a step of
+the engine and an update last at least so long and sleep for what they do not need, as on devices of
+their own: what is left is the order of steps.
 """
 
+import argparse
+import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import mean
 
 from tail_runs import PROMPTS, SAMPLES, SKIPPED, Figures, compare
@@ -36,8 +45,23 @@ WAYS: dict[str, tuple[str, ...]] = {
 }
 
 
+_CALLS = (
+    "vllm.v1.engine.llm_engine:LLMEngine.step",
+    "mindrl.workers.training_worker:TrainingWorker.update",
+)
+"""A step of the engine, and an update."""
+
+
 def main() -> int:
     """Run and print; returns the exit code."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--device-seconds", nargs=2, type=float)
+    options, sys.argv[1:] = parser.parse_known_args()
+    if options.device_seconds:
+        os.environ["MINDRL_BENCH_LEAST_SECONDS"] = json.dumps(
+            dict(zip(_CALLS, options.device_seconds, strict=True))
+        )
+        os.environ["PYTHONPATH"] = str(Path(__file__).parent / "lib" / "device_times")
     ratios = ("sequences a second",)
     return compare(__doc__.splitlines()[0], WAYS, of_run, steps=20, ratios=ratios)
 

@@ -12,7 +12,7 @@ from mindrl.observability.units import quoted
 
 Reward = str | Callable[..., object]
 """A builtin by its name, or a function that reward processes can import."""
-Rows = str | Path | Iterable[Mapping[str, Any]]
+RowSource = str | Path | Iterable[Mapping[str, Any]]
 """A data file, or rows with the columns of one: a list, a `datasets.Dataset`, a generator."""
 
 
@@ -58,14 +58,14 @@ def _unnamed(reward: object, why: str) -> ConfigError:
     )
 
 
-def rows_place(folder: Path, argument: str, rows: Rows) -> str:
+def rows_place(folder: Path, argument: str, rows: RowSource) -> str:
     """Return where the rows of a run are."""
     if isinstance(rows, (str, Path)):
         return str(rows)
     return str(folder / "data" / f"{argument}.jsonl")
 
 
-def keep_rows(folder: Path, argument: str, rows: Rows, *, goes_on: bool) -> None:
+def keep_rows(folder: Path, argument: str, rows: RowSource, *, goes_on: bool) -> None:
     """Write rows that came as objects, for the run and for whoever goes on with it.
 
     Raises:

@@ -23,7 +23,7 @@ from mindrl.platform.garbage import no_collection
 from mindrl.preflight.checks import check
 from mindrl.preflight.hub import with_local_folders
 from mindrl.programs.compose import composed, override, run_config
-from mindrl.programs.from_python import Reward, Rows, keep_rows, reward_values, rows_place
+from mindrl.programs.from_python import Reward, RowSource, keep_rows, reward_values, rows_place
 from mindrl.programs.train import require_engines
 from mindrl.report.run_record import RunRecord, read_run
 
@@ -37,8 +37,8 @@ def train(
     config: str | Path = "grpo_tiny_cpu",
     *,
     reward_functions: Sequence[Reward] | Mapping[Reward, float] = (),
-    train_dataset: Rows | None = None,
-    eval_dataset: Rows | None = None,
+    train_dataset: RowSource | None = None,
+    eval_dataset: RowSource | None = None,
     callbacks: Sequence[Callback] = (),
     output_dir: str | Path | None = None,
     **sections: Mapping[str, object],

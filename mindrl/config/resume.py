@@ -21,7 +21,7 @@ _FREE = re.compile(
     |rl_config\.(use_remove_padding|blocking|guarantee_order|check_memory|memory_timeline_steps)
     |rl_config\.(test_freq|max_logprob_gap|logprob_gap_steps|log_samples|use_tensorboard|worker_\w+|report)
     |rl_config\.(max_restarts|device_wait_seconds|on_device_loss|grace_seconds|heartbeat_\w+)
-    |rl_config\.(verifier_(timeout|parallel)|debug_rollouts|tracking\..*)
+    |rl_config\.(verifier_(timeout|parallel)|on_reward_failure|debug_rollouts|tracking\..*)
     |data_config\.(eval_sets|best_by)
     |spool_config\.(folder|job|max_records_mib|lease_seconds|poll_seconds|waits)
     |generate_config\.(max_num_\w+|max_model_len|gpu_memory_utilization|kv_cache_mib|enforce_eager)

@@ -311,6 +311,11 @@ class RLConfig:
     """Seconds for one answer; a later one gets the function's worst score and is counted."""
     verifier_parallel: PositiveInt = 1
     """Reward processes."""
+    on_reward_failure: Literal["stop_if_all_fail", "stop", "worst"] = "stop_if_all_fail"
+    """What a reward function does that raises, crashes, takes too long or returns no number.
+    `stop_if_all_fail` ends the run where a function fails for all responses of a step or of an
+    evaluation, and so does the first failure with `stop`; else, and in any case with `worst`, those
+    responses get the function's worst score."""
 
     device_memory_mib: PositiveInt | None = None
     """Memory of one device that the run may take, in MiB. None: what the device has; a CPU device

@@ -1,10 +1,13 @@
 """What the reward functions of a run are given, and their trial before anything is started."""
 
+from mindrl.batch.prompts import Prompt
 from mindrl.config.reward_columns import reward_kwargs
 from mindrl.config.run import RunConfig
 from mindrl.data.run_data import RunData
 from mindrl.rewards.inputs import RewardInputs
 from mindrl.rewards.scorer import try_rewards
+
+_MOST_SOURCES = 16
 
 
 def reward_inputs(config: RunConfig, data: RunData) -> RewardInputs:
@@ -17,15 +20,17 @@ def reward_inputs(config: RunConfig, data: RunData) -> RewardInputs:
 
 
 def try_all_rewards(config: RunConfig, data: RunData) -> None:
-    """Call each reward function of the user's for the first row of its `data_source`.
+    """Call each reward function of the user's for the first row of each `data_source`.
 
     Raises:
         ConfigError: One cannot serve.
         RewardError: The process that calls them is lost.
     """
     weights, inputs = config.reward_weights, reward_inputs(config, data)
-    first = {prompt.source: prompt for prompt in reversed(data.train.prompts)}
-    for source, prompt in first.items():
-        names = tuple(weights.get(source, weights[""]))
-        key, seconds = config.reward_key(source), config.rl_config.verifier_timeout
-        try_rewards(key, names, prompt, inputs, seconds=seconds)
+    by_key: dict[str, list[Prompt]] = {}
+    for prompt in {prompt.source: prompt for prompt in reversed(data.train.prompts)}.values():
+        by_key.setdefault(config.reward_key(prompt.source), []).append(prompt)
+    for key, prompts in by_key.items():
+        names = tuple(weights.get(prompts[0].source, weights[""]))
+        seconds = config.rl_config.verifier_timeout
+        try_rewards(key, names, prompts[:_MOST_SOURCES], inputs, seconds=seconds)

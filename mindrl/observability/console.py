@@ -29,6 +29,8 @@ COLUMNS = (
     ("step s", "seconds/step", ".1f"),
 )
 """Of the step lines: a label, the metric, and its format as for the built-in `format`."""
+FAILED = "reward/failed_share"
+"""Stands behind them in steps in which rewards failed."""
 
 
 class StepConsole:
@@ -71,15 +73,19 @@ class StepConsole:
         cells = [
             format(metrics[name], spec) if name in metrics else "-" for _, name, spec in COLUMNS
         ]
+        if share := metrics.get(FAILED):
+            labels.append("failed")
+            cells.append(f"{share:.0%}")
         if self._progress is None:
             pairs = zip(labels, cells, strict=True)
             text = "  ".join(f"{label} {cell}" for label, cell in pairs)
             self._line(f"step {self._position(step)}  {text}  left {self._time_left(step)}")
             return
         if self._rows % ROWS_PER_HEADER == 0:
-            self._line(self._row("step", labels), "bold")
+            self._line(self._row("step", [label for label, _, _ in COLUMNS]), "bold")
         self._rows += 1
-        self._line(self._row(self._position(step), cells))
+        more = f"  failed {cells.pop()}" if len(cells) > len(COLUMNS) else ""
+        self._line(f"{self._row(self._position(step), cells)}{more}")
         self._progress.take(metrics)
         self._progress.update(self._progress.task_ids[0], completed=step)
 

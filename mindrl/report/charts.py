@@ -38,7 +38,7 @@ class Chart:
     """Of what the patterns fit."""
 
 
-_FAILED = ("reward/timeouts", "reward/crashes", "reward/errors")
+_FAILED = ("reward/timeouts", "reward/crashes", "reward/errors", "reward/failed_share")
 
 CHARTS = (
     Chart(

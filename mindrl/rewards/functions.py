@@ -58,7 +58,7 @@ def score_range(function: Callable[..., object]) -> ScoreRange:
         ):
             return ScoreRange(float(lowest), float(highest))
         case _:
-            raise ValueError(f"score_range={found!r}: need (lowest, highest), both finite")
+            raise ValueError(f"has score_range={found!r}; need (lowest, highest), both finite")
 
 
 def math_verify(response: str, reference: str) -> float:

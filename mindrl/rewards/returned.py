@@ -25,13 +25,13 @@ def score_of(value: object) -> float:
     raise ValueError(f"returned {quoted(value)}; {NEED}")
 
 
-def scores_of(value: object, count: int) -> list[float | None]:
-    """Return what a function of lists says of as many responses; None: it does not apply to one.
+def scores_of(value: object, count: int) -> Sequence[object]:
+    """Return what a function of lists says of as many responses.
 
     Raises:
-        ValueError: It is no list of as many numbers.
+        ValueError: It is no list of as many.
     """
-    if getattr(value, "ndim", None) == 1:
+    if getattr(value, "ndim", None) == 1:  # of numpy, or a tensor
         value = value.tolist()  # type: ignore[attr-defined]
     if not isinstance(value, Sequence) or isinstance(value, str):
         raise ValueError(  # noqa: TRY004 - of a foreign value
@@ -39,7 +39,7 @@ def scores_of(value: object, count: int) -> list[float | None]:
         )
     if len(value) != count:
         raise ValueError(f"returned {len(value)} scores; need {count}, one for each response")
-    return [None if each is None else score_of(each) for each in value]
+    return value
 
 
 def hint_of(value: object, *, is_batch: bool) -> str:

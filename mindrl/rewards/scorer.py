@@ -302,9 +302,14 @@ def _places(
 
 
 def try_rewards(
-    field: str, functions: Sequence[str], prompt: Prompt, inputs: RewardInputs, *, seconds: float
+    field: str,
+    functions: Sequence[str],
+    prompts: Sequence[Prompt],
+    inputs: RewardInputs,
+    *,
+    seconds: float,
 ) -> None:
-    """Let each function of the user's score a response with the right answer and an empty one.
+    """Let each function of the user's score the right answer to each prompt, and an empty one.
 
     The calls are those of a run, in a process that can be killed. `field` is that of the
     configuration, for errors, `seconds` those for one answer.
@@ -316,27 +321,35 @@ def try_rewards(
     own = tuple(function for function in functions if ":" in function)
     if not own:
         return
-    responses = (_ANSWERED % prompt.answer, "")
+    responses = [text for prompt in prompts for text in (_ANSWERED % prompt.answer, "")]
+    asked = [prompt for prompt in prompts for _ in range(2)]
     plan = PoolPlan(rewards=tuple(map(inputs.named, own)), timeout_seconds=seconds, processes=1)
-    service = RewardService(plan)
-    answered = Answered(prompts=(prompt,) * 2, groups=(0, 0), token_ids=((0,), ()))
-    texts = BatchTexts(responses, (prompt.answer,) * 2, answered)
+    service, rows = RewardService(plan), range(len(responses))
+    answered = Answered(
+        prompts=asked,
+        groups=[row // 2 for row in rows],
+        token_ids=[((0,), ())[row % 2] for row in rows],
+    )
+    texts = BatchTexts(responses, [prompt.answer for prompt in asked], answered)
     try:
         fields = service.ready().fields
-        outcomes = service.score({name: texts.rows(range(2), fields[name]) for name in own})
+        outcomes = service.score({name: texts.rows(rows, fields[name]) for name in own})
     finally:
         service.kill()
-    if lines := [*_refusals(field, outcomes, responses)]:
-        raise ConfigError("\n".join(lines))
+    if found := [*_refusals(outcomes, responses)]:
+        first = {(each.function, each.kind): text for each, text in reversed(found)}
+        lines = dict.fromkeys(first[each.function, each.kind] for each, _ in found)
+        raise ConfigError("\n".join(f"{field}={line}" for line in lines))
 
 
-def _refusals(field: str, outcomes: Outcomes, responses: Sequence[str]) -> Iterator[str]:
-    failures = failures_of(outcomes)
-    asked = dict.fromkeys(outcomes, len(responses))
-    hopeless = {each.function for each in without_any_score(failures, asked)}
-    for each in failures:
-        if each.function in hopeless or each.kind == "value":
-            yield (
-                f"{field}={each.function!r} fails in a trial call: {each.kind}: "
-                f"{each.first.detail}; the response was {quoted(responses[each.response])}"
-            )
+def _refusals(outcomes: Outcomes, responses: Sequence[str]) -> Iterator[tuple[Failures, str]]:
+    """Yield what must not happen to the two responses to a prompt, with its words."""
+    for first in range(0, len(responses), 2):
+        of_prompt = {name: column[first : first + 2] for name, column in outcomes.items()}
+        failures = failures_of(of_prompt)
+        hopeless = without_any_score(failures, dict.fromkeys(outcomes, 2))
+        for each in failures:
+            if each.kind == "value" or each.function in {none.function for none in hopeless}:
+                response = quoted(responses[first + each.response])
+                text = f"{each.function!r} fails in a trial call: {each.kind}: {each.first.detail}"
+                yield each, f"{text}; the response was {response}"

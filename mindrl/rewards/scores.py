@@ -195,6 +195,16 @@ class Scores:
         """Return the first failures of each function that failed for the whole batch."""
         return without_any_score(self.failures, self.asked)
 
+    def fatal(self, on_failure: str) -> list[str]:
+        """Return a line for each function that ends the run, by `rl_config.on_reward_failure`."""
+        ending = {"stop": self.failures, "stop_if_all_fail": self.without_any_score(), "worst": ()}
+        return [
+            f"rl_config.verifier_function={each.function!r}: no score for "
+            f"{each.count if on_failure == 'stop' else 'any'} of {self.rated} responses; "
+            f"the first: {each.kind}: {each.first.detail}; rl_config.on_reward_failure={on_failure}"
+            for each in ending[on_failure]
+        ]
+
     def shares(self, function: str) -> list[float]:
         """Return where each score lies in the range of its function: 0 to 1.
 
@@ -224,8 +234,14 @@ class Scores:
             "reward/timeouts": float(self.failed("timeout")),
             "reward/crashes": float(self.failed("crash")),
             "reward/errors": float(self.failed("exception", "value")),
+            **self._failed_share(),
             **self._source_metrics(),
         }
+
+    def _failed_share(self) -> dict[str, float]:
+        """Return the share of all scores that were not given; nothing where all were."""
+        failed = sum(each.count for each in self.failures)
+        return {"reward/failed_share": failed / sum(self.asked.values())} if failed else {}
 
     def _source_metrics(self) -> dict[str, float]:
         """Return the share of each source, its mean reward and its accuracy."""

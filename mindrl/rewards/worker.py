@@ -145,15 +145,17 @@ async def _score_beside(
 
 
 def _score_batch(loaded: LoadedReward, rows: TakenRows) -> list[Outcome] | Failure:
-    """Score responses by one call; where that fails, the caller asks of them one by one."""
+    """Score responses by one call; where that raises, the caller asks of them one by one."""
     try:
         value = loaded.called([list(column) for column in zip(*rows, strict=True)])
         if loaded.signature.is_async:
             value = asyncio.run(_awaited(cast(Awaitable[object], value)))
         try:
-            return [*scores_of(value, len(rows))]
+            found = scores_of(value, len(rows))
         except ValueError as error:
-            return _no_score(loaded, error, value)
+            return [_no_score(loaded, error, value)] * len(rows)
+        # None: it does not apply to that response.
+        return [None if each is None else _score(loaded, each) for each in found]
     except BaseException as error:  # noqa: BLE001 - as above
         return _raised(loaded, error)
 

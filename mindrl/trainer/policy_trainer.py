@@ -356,16 +356,10 @@ class PolicyTrainer:
         return self.evaluation.measure(step, self._note_failures)
 
     def _note_failures(self, step: int, scores: Scores) -> None:
-        """Tell of rewards that failed, and end the run where a function gave no score at all."""
+        """Tell of rewards that failed, and end the run where `rl_config.on_reward_failure` does."""
         self.run_log.reward_failures(step, scores.failures)
-        lines = [
-            f"rl_config.verifier_function={each.function!r}: no score for any of "
-            f"{scores.rated} responses of step {step}; the first: {each.kind}: "
-            f"{each.first.detail}"
-            for each in scores.without_any_score()
-        ]
-        if lines:
-            raise RewardError("\n".join(lines))
+        if lines := scores.fatal(self.rl.on_reward_failure):
+            raise RewardError("\n".join(f"step {step}: {line}" for line in lines))
 
     def _export(self) -> None:
         """Export what the recorded steps have learned."""

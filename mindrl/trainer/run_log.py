@@ -25,6 +25,7 @@ from mindrl.report.run_record import json_lines
 from mindrl.rewards.scores import FailureKind, Failures
 from mindrl.tracking.process import ProcessTracker
 from mindrl.trainer.step_checks import MODELS
+from mindrl.trainer.step_notes import step_notes
 
 logger = logging.getLogger(__name__)
 
@@ -99,6 +100,8 @@ class RunSummary:
     reward_failures: dict[str, dict[FailureKind, int]] = field(default_factory=dict)
     """By function: how many scores it did not give, by what happened."""
     steps_without_signal: int = 0
+    told: list[str] = field(default_factory=list)
+    """What has been said of a step, and is said once."""
     skipped_checkpoints: int = 0
     model_step: int | None = None
     """Step of the newest exported model; None before the first."""
@@ -209,12 +212,10 @@ class RunLog:
         self.console.step(step, metrics)
         # It could not change the policy, or not by its rewards.
         if metrics.get("advantage/zero_fraction") == 1 or metrics.get("update/grad_norm") == 0:
-            if not summary.steps_without_signal:
-                self.warn(
-                    f"step {step} has nothing to learn from: the responses to each prompt have "
-                    "equal rewards, or the gradient is 0; the summary counts such steps"
-                )
             summary.steps_without_signal += 1
+        for name, text in step_notes(metrics, summary.told):
+            self.warn(f"step {step} {text}")
+            summary.told.append(name)
 
     def memory(self, step: int, workers: Moments) -> None:
         """Record what the devices held in a step."""

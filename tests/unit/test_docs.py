@@ -193,6 +193,7 @@ _OF_SOME_STEPS = {
     *("reward/<function>", "reward/model", "reward/overlong"),
     *("data/<source>/share", "data/<source>/reward", "data/<source>/accuracy"),
     *("eval/<set>/avg@<n>", "eval/<set>/pass@<k>"),
+    "reward/failed_share",
     *("nonfinite/worker_<rank>/<what>", "throughput/idle_worker_<rank>"),
 }
 

@@ -83,6 +83,13 @@ def test_a_log_file_gets_one_plain_line_per_step_with_a_dash_for_the_missing_met
     )
 
 
+def test_the_share_of_rewards_that_failed_ends_the_line_where_some_did() -> None:
+    stream = io.StringIO()
+    with StepConsole(60, stream) as console:
+        console.step(12, METRICS | {"reward/failed_share": 0.25})
+    assert "  step s -  failed 25%  left -\n" in stream.getvalue()
+
+
 def test_a_metric_that_is_no_number_is_shown_as_such() -> None:
     stream = io.StringIO()
     with StepConsole(9, stream) as console:

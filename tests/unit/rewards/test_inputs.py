@@ -104,7 +104,13 @@ def test_where_a_call_with_a_list_fails_its_responses_are_asked_of_one_by_one() 
 def test_a_list_of_another_length_is_a_failure_that_says_so() -> None:
     [failure] = scored("too_short").failures
     assert failure.count == 4
-    assert "returned 0 scores; need 1, one for each response" in failure.first.detail
+    assert "returned 3 scores; need 4, one for each response" in failure.first.detail
+
+
+def test_of_a_list_what_is_no_number_fails_alone() -> None:
+    scores = scored("half_said")
+    assert part(scores, "half_said") == (0.5, 0.0, 0.5, 0.0)
+    assert [(each.kind, each.count) for each in scores.failures] == [("value", 2)]
 
 
 def test_an_argument_that_a_function_does_not_take_is_refused() -> None:

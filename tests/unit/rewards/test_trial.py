@@ -1,5 +1,8 @@
 """Reward functions that cannot serve are refused before anything else is started."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from mindrl.batch.prompts import Prompt
@@ -55,7 +58,9 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     file.write_text(FUNCTIONS, encoding="utf-8")
     names = ("good", "strict", "late", "batch", "forgetful", "broken", "slow", "fatal")
     with pytest.raises(ConfigError) as caught:
-        try_rewards(FIELD, [f"{file}:{name}" for name in names], PROMPT, RewardInputs(), seconds=1)
+        try_rewards(
+            FIELD, [f"{file}:{name}" for name in names], [PROMPT], RewardInputs(), seconds=1
+        )
     lines = str(caught.value).replace(f"{file}:", "own.py:").splitlines()
     start = f"{FIELD}='own.py:"
     assert all(each.startswith(start) for each in lines)
@@ -88,4 +93,18 @@ def test_a_refusal_says_what_happened_and_names_the_line(
 
 def test_built_in_functions_need_no_trial() -> None:
     names = ["math_verify", "boxed_format"]
-    try_rewards(FIELD, names, PROMPT, RewardInputs(), seconds=1e-9)
+    try_rewards(FIELD, names, [PROMPT], RewardInputs(), seconds=1e-9)
+
+
+def test_the_first_row_of_each_source_is_tried_and_a_failure_is_told_once(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(
+        "def score(response, reference, data_source):\n"
+        "    if data_source == 'sums':\n        return 1.0\n"
+        "    raise NotImplementedError(data_source)\n",
+        encoding="utf-8",
+    )
+    prompts = [replace(PROMPT, source=source) for source in ("sums", "logic", "code")]
+    with pytest.raises(ConfigError, match=r"exception: 'NotImplementedError: logic'") as caught:
+        try_rewards(FIELD, [f"{file}:score"], prompts, RewardInputs(), seconds=10)
+    assert len(str(caught.value).splitlines()) == 1

@@ -238,8 +238,8 @@ def test_a_function_that_fails_for_a_whole_step_ends_the_run_before_the_step_is_
     with pytest.raises(RewardError) as caught:
         trainer.run()
     assert str(caught.value) == (
-        "rl_config.verifier_function='exact': no score for any of 4 responses of step 2; "
-        "the first: exception: 'KeyError: 1' (/rewards.py:3)"
+        "step 2: rl_config.verifier_function='exact': no score for any of 4 responses; the first: "
+        "exception: 'KeyError: 1' (/rewards.py:3); rl_config.on_reward_failure=stop_if_all_fail"
     )
     assert roles.calls.count("update") == 2
     # What the first step has learned is not lost.
@@ -247,11 +247,22 @@ def test_a_function_that_fails_for_a_whole_step_ends_the_run_before_the_step_is_
     assert trainer.run_log.close()["reward_failures"] == {"exact": {"exception": 5}}
 
 
+def test_a_run_may_end_with_the_first_reward_that_fails_or_go_on_without_any(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(RewardError, match=r"step 1: .* no score for 1 of 4 responses; the first"):
+        build(tmp_path / "a", FailingRules(1), train_iters=3, on_reward_failure="stop").run()
+    trainer = build(tmp_path / "b", FailingRules(4, 4), train_iters=2, on_reward_failure="worst")
+    trainer.run()
+    failed = [line["reward/failed_share"] for line in lines(tmp_path / "b/metrics.jsonl")]
+    assert failed == [1.0, 1.0]
+
+
 def test_a_function_that_fails_for_a_whole_evaluation_ends_the_run_before_it_trains(
     tmp_path: Path,
 ) -> None:
     roles = FailingRules(3)
-    with pytest.raises(RewardError, match="any of 3 responses of step 0"):
+    with pytest.raises(RewardError, match=r"step 0: .* no score for any of 3 responses"):
         build(tmp_path, roles, test=PROMPTS[:3]).run()
     assert roles.calls == ["generate", "score"]
 

@@ -1,0 +1,63 @@
+"""What is said once of a step that teaches nothing or wastes its time, as soon as it is seen."""
+
+from collections.abc import Collection, Iterator
+
+from mindrl.observability.metrics import Metrics
+
+_SLOW_SECONDS = 1.0
+"""Rewards that take less hold nothing up."""
+
+
+def step_notes(metrics: Metrics, told: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield name and text of each note that a step calls for, without those that were told."""
+    for name, text in (
+        ("no_signal", _no_signal(metrics)),
+        ("no_gradient", _no_gradient(metrics)),
+        ("all_cut", _all_cut(metrics)),
+        ("slow_rewards", _slow_rewards(metrics)),
+    ):
+        if text is not None and name not in told:
+            yield name, text
+
+
+def _no_signal(metrics: Metrics) -> str | None:
+    if metrics.get("advantage/zero_fraction") != 1:
+        return None
+    return (
+        "has nothing to learn from: the responses to each prompt have equal rewards, "
+        f"{metrics.get('reward/mean', 0.0):.3f} on average; other prompts, more "
+        "rl_config.n_samples_per_prompt or a reward that tells responses apart may help; the "
+        "summary counts such steps"
+    )
+
+
+def _no_gradient(metrics: Metrics) -> str | None:
+    if metrics.get("update/grad_norm") != 0 or metrics.get("advantage/zero_fraction") == 1:
+        return None
+    return (
+        "changed nothing: the gradient is 0, although rewards differ; something leaves all tokens "
+        "out, such as rl_config.overlong_filter_enable or rl_config.rollout_correction; the "
+        "summary counts such steps"
+    )
+
+
+def _all_cut(metrics: Metrics) -> str | None:
+    if metrics.get("rollout/cut_fraction") != 1:
+        return None
+    return (
+        "has no response that ended by itself: all were cut at "
+        f"{metrics.get('rollout/response_length_max', 0):.0f} tokens; raise "
+        "generate_config.sampling_config.max_tokens, or look in the samples for how the model "
+        "would end"
+    )
+
+
+def _slow_rewards(metrics: Metrics) -> str | None:
+    reward, step = metrics.get("seconds/reward", 0.0), metrics["seconds/step"]
+    if reward < max(step / 2, _SLOW_SECONDS):
+        return None
+    rate = metrics["rollout/response_tokens"] / reward
+    return (
+        f"waited for its rewards for {reward:.1f} of {step:.1f} s: they rate {rate:.0f} tokens a "
+        "second; more rl_config.verifier_parallel, or rl_config.blocking=false, may help"
+    )

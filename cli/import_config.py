@@ -2,6 +2,8 @@
 
 import sys
 
+import in_environment  # noqa: F401 - finds the environment of this checkout
+
 from mindrl.programs.import_config import import_config
 
 if __name__ == "__main__":

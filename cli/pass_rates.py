@@ -2,6 +2,8 @@
 
 import sys
 
+import in_environment  # noqa: F401 - finds the environment of this checkout
+
 from mindrl.programs.pass_rates import pass_rates
 
 if __name__ == "__main__":

@@ -10,12 +10,12 @@ from mindrl.config.section import SECTION, PathText, PositiveInt, Seconds
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class SpoolConfig:
-    """The folder that joins the jobs of `cli/job.py`, and how they wait for each other."""
+    """The folder that joins the jobs of `mindrl job`, and how they wait for each other."""
 
     folder: PathText | None = None
     """The spool: a folder that all jobs of it reach. The first job makes it."""
     job: Literal["train", "rollout"] | None = None
-    """Which of them this is; `cli/job.py` sets it."""
+    """Which of them this is; `mindrl job` sets it."""
     publish_every: PositiveInt = 1
     """Steps between two versions of the weights that the train job puts into the spool; at most
     `rl_config.max_staleness` + 1."""

@@ -13,7 +13,7 @@ def spool_findings(config: RunConfig) -> Iterator[Finding]:
     spool, rl = config.spool_config, config.rl_config
     if spool.job is None:
         if spool.folder is not None:
-            need = "has a meaning only for the jobs of cli/job.py; leave it out"
+            need = "has a meaning only for the jobs of mindrl job; leave it out"
             yield broken("spool_config.folder", spool.folder, need, None)
         return
     if spool.folder is None:
@@ -45,7 +45,7 @@ def _steps(config: RunConfig) -> Iterator[Finding]:
         need = ": its greedy answers are not in the spool"
         yield broken("rl_config.adv_estimator", rl.adv_estimator, need)
     if rl.debug is not None:
-        need = ": cli/job.py runs one half of each step already"
+        need = ": mindrl job runs one half of each step already"
         yield broken("rl_config.debug", rl.debug, need, None)
 
 

@@ -7,7 +7,7 @@ from mindrl.errors import ConfigError
 from mindrl.migrate.file import TheirRun
 from mindrl.migrate.mapped import Mapped, default, same
 
-_PROGRAMS = {"grpo": "train_grpo", "dapo": "train_grpo", "ppo": "train_ppo"}
+_PROGRAMS = {"grpo": "train-grpo", "dapo": "train-grpo", "ppo": "train-ppo"}
 _OURS = {"math_17k_acc": "math_verify", "acc_for_ppo": "math_verify"}
 _OURS |= {name: name for name in ("base_acc", "math_verify_reward", "acc_for_dapo")}
 """Verifiers of theirs, and the reward of ours that scores the same."""
@@ -42,7 +42,7 @@ def algorithm_rules(theirs: TheirRun) -> Iterator[Mapped]:
     place = theirs.actor.place("stage")
     if theirs.stage not in _PROGRAMS:
         raise ConfigError(f"{place}={theirs.stage}: read are ray_grpo, ray_dapo and ray_ppo")
-    yield Mapped(place, "derived", note=f"run it with cli/{_PROGRAMS[theirs.stage]}.py")
+    yield Mapped(place, "derived", note=f"run it with mindrl {_PROGRAMS[theirs.stage]}")
     yield from _batch(theirs)
     yield from _loss(theirs)
     yield from _divergence(theirs)

@@ -135,7 +135,7 @@ def too_small(plan: MemoryPlan) -> str:
     return (
         f"rl_config.check_memory=true: the run is predicted to need {mib_text(plan.peak_bytes)} "
         f"of device memory on rank {plan.peak_rank} at '{plan.peak_instant.label}', and the "
-        f"device has {mib_text(plan.capacity_bytes)}; python cli/plan.py memory shows each "
+        f"device has {mib_text(plan.capacity_bytes)}; mindrl plan memory shows each "
         "phase and which switch would help"
     )
 

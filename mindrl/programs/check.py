@@ -1,4 +1,4 @@
-"""Check a configuration and start nothing: `python cli/check.py`. Needs no torch."""
+"""Check a configuration and start nothing: `mindrl check`. Needs no torch."""
 
 import argparse
 from collections.abc import Iterable
@@ -18,14 +18,14 @@ from mindrl.tracking.opened import tracking_text
 
 _EXAMPLE = """\
 examples:
-  python cli/check.py --config-name grpo_tiny_cpu
-  python cli/check.py --config-name grpo_qwen25_7b --elsewhere --host-memory-gib 1024 --json
+  mindrl check --config-name grpo_tiny_cpu
+  mindrl check --config-name grpo_qwen25_7b --elsewhere --host-memory-gib 1024 --json
 
 The exit code is 1 where there are findings, 2 where the configuration cannot be read.
 """
 
 
-def check_config(name: str = "check.py") -> int:
+def check_config(name: str = "mindrl check") -> int:
     """Check what the command line asks for; returns the exit code."""
     about = (
         "Find everything that keeps a run from working before anything is started: "

@@ -6,37 +6,39 @@ Nothing is started and no run folder is made. What is wrong with either is said 
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
 from hydra import compose, initialize_config_dir
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mindrl.allocation.into_config import deprecation, with_sizes
 from mindrl.config.halves import on_its_own_devices
 from mindrl.config.hydra_defaults import plain_values, register_defaults
-from mindrl.config.load import field_names, load_run_config, suggest, wrong_sections
+from mindrl.config.load import load_run_config, wrong_sections
 from mindrl.config.run import RunConfig
-from mindrl.config.text import nested
 from mindrl.errors import ConfigError, MindrlError
 from mindrl.observability.terminal import note
 from mindrl.preflight.hub import with_local_folders
 from mindrl.preflight.shipped import config_folder
+from mindrl.programs.command_line import RECIPE, check_overrides
 
 _SUFFIX = ".yaml"
-RECIPE = "recipe"
-"""Folder of configurations that go on top of a run: `+recipe=gspo`."""
 _NO_RUN = "program"
 """A file that has a `defaults` list and is no run by itself."""
-_AN_OVERRIDE = (
-    "cannot be read: it must be key=value, and text with blanks or any of ,=:()[]{}' stands in "
-    "quotes of its own: \"key='a, b'\""
-)
+_DEFAULTS = "defaults: [mindrl_defaults, program, _self_]"
+"""What a configuration begins with."""
+_REFUSED = {
+    r"Could not append to config\. An item is already at '([^']+)'": (
+        "+{0}: the key is there already; leave the + out"
+    ),
+    r"Could not override '([^']+)'": "{0} is not in the configuration; write +{0}=VALUE",
+}
+"""What Hydra says of an override, and what is to be done."""
 
 
 def composed_config(
@@ -59,6 +61,7 @@ def composed_config(
 
 def composed(name: str, overrides: Sequence[str], own_folder: str | None = None) -> DictConfig:
     """Compose a configuration by name, as Hydra keeps it in a run folder; raises as above."""
+    name, own_folder = located(name, own_folder)
     with (
         composing(name, own_folder, overrides) as (folder, more),
         initialize_config_dir(folder, version_base="1.3"),
@@ -82,6 +85,15 @@ def _spelled(value: object) -> str:
             return quoted(str(value))
         case _:
             return "null" if value is None else str(value).lower()
+
+
+def located(name: str, own_folder: str | None) -> tuple[str, str | None]:
+    """Return name and folder of a configuration, which its path may name too."""
+    path = Path(name if name.endswith(_SUFFIX) else f"{name}{_SUFFIX}")
+    is_path = own_folder is None and ("/" in name or name.endswith(_SUFFIX))
+    if is_path and path.is_file():
+        return path.stem, str(path.parent)
+    return name.removesuffix(_SUFFIX), own_folder
 
 
 def quoted(text: str) -> str:
@@ -129,6 +141,7 @@ def composing(
     check_overrides(overrides)
     register_defaults()
     folders = [*dict.fromkeys([own, shipped])]
+    _check_defaults(own / f"{name}{_SUFFIX}")
     try:
         yield str(own), [f"hydra.searchpath=['file://{each}']" for each in folders[1:]]
     except MindrlError:
@@ -144,35 +157,6 @@ def composing(
         raise ConfigError(trouble or _in_words(error)) from error
 
 
-def check_overrides(arguments: Sequence[str]) -> None:
-    """Refuse overrides that cannot be read or whose keys do not exist.
-
-    Raises:
-        ConfigError: All of them, one a line, with what was probably meant.
-    """
-    texts = [argument for argument in arguments if "=" in argument[1:] and argument[0] != "-"]
-    if findings := [found for text in texts if (found := _trouble(text))]:
-        raise ConfigError("\n".join(findings))
-
-
-def _trouble(argument: str) -> str | None:
-    """Say what is wrong with an override."""
-    try:
-        override = OverridesParser.create().parse_override(argument)
-    except HydraException:
-        return f"{argument} {_AN_OVERRIDE}"
-    name = override.key_or_group
-    if name.startswith("hydra.") or "/" in name or name == RECIPE:
-        return None
-    path = name.split(".")
-    for depth, key in enumerate(path):
-        if key not in field_names(path[:depth]):
-            return f"{name} is not a configuration key; {suggest(path[:depth], key)}"
-    if override.is_delete() or override.is_sweep_override():
-        return None
-    return next(wrong_sections(nested({name: override.value()})), None)
-
-
 def run_names(folder: Path) -> list[str]:
     """Return the names of the runs in a folder of configurations.
 
@@ -180,6 +164,22 @@ def run_names(folder: Path) -> list[str]:
     """
     files = (path for path in folder.glob(f"*{_SUFFIX}") if path.stem != _NO_RUN)
     return sorted(path.stem for path in files if b"\ndefaults:" in b"\n" + path.read_bytes())
+
+
+def _check_defaults(path: Path) -> None:
+    """Refuse a file without the list that gives all keys their defaults.
+
+    The folder of a run has one that names every key.
+
+    Raises:
+        ConfigError: With the line that is missing.
+    """
+    if not path.is_file() or path.parent.name == ".hydra":
+        return
+    with suppress(yaml.YAMLError, OmegaConfBaseException, OSError, ValueError, RecursionError):
+        values = OmegaConf.to_container(OmegaConf.load(path))
+        if isinstance(values, dict) and "defaults" not in values:
+            raise ConfigError(f"{path} has no list of defaults; put this line first: {_DEFAULTS}")
 
 
 def _no_such_name(name: str, folders: Sequence[Path]) -> str:
@@ -194,10 +194,8 @@ def _no_such_name(name: str, folders: Sequence[Path]) -> str:
         files = (each for folder in folders for each in (folder / RECIPE).glob(f"*{_SUFFIX}"))
         known = there = sorted({each.stem for each in files})
     hint = f"there are: {', '.join(there)}"
-    if path.is_file() and path.parent.resolve() in folders:
-        hint = f"did you mean --config-name {path.stem}?"
-    elif path.is_file():
-        hint = f"did you mean --config-dir {path.parent} --config-name {path.stem}?"
+    if Path(name).is_file():
+        hint = f"a configuration's file ends in {_SUFFIX}"
     elif near := difflib.get_close_matches(path.stem, known, n=1):
         hint = f"did you mean {near[0]}? {hint}"
     return f"{folders[0]} has no configuration {name}; {hint}"
@@ -205,6 +203,9 @@ def _no_such_name(name: str, folders: Sequence[Path]) -> str:
 
 def _in_words(error: Exception) -> str:
     """Say in a line what Hydra or OmegaConf has raised."""
+    for pattern, words in _REFUSED.items():
+        if match := re.search(pattern, str(error)):
+            return words.format(*match.groups())
     # Behind the key OmegaConf says more, of classes.
     text = " ".join(str(error).partition("full_key:")[0].split()) or type(error).__name__
     key = getattr(error, "full_key", None)

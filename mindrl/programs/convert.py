@@ -1,4 +1,4 @@
-"""The program that converts weights between layouts: `python cli/convert_ckpt.py ...`."""
+"""The program that converts weights between layouts: `mindrl convert-ckpt ...`."""
 
 import argparse
 import shutil
@@ -41,15 +41,15 @@ _STORED: Mapping[str, DType] = {"F32": "float32", "BF16": "bfloat16"}
 """As safetensors calls the types."""
 _EXAMPLE = """\
 example: to one file per rank, and back to a Hugging Face folder
-  python cli/convert_ckpt.py --from models/Qwen2.5-7B --to cut/t4p2 --layout megatron:t4p2
-  python cli/convert_ckpt.py --from cut/t4p2 --to models/again
+  mindrl convert-ckpt --from models/Qwen2.5-7B --to cut/t4p2 --layout megatron:t4p2
+  mindrl convert-ckpt --from cut/t4p2 --to models/again
 
 The source may be a Hugging Face folder or one of rank files. Layouts are written as in
 plan.py --help.
 """
 
 
-def convert(name: str = "convert_ckpt.py") -> int:
+def convert(name: str = "mindrl convert-ckpt") -> int:
     """Convert what the command line asks for; returns the exit code."""
     about = (
         "Convert weights between a Hugging Face folder and the files of a training layout, "

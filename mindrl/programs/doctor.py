@@ -1,4 +1,4 @@
-"""The program that looks at this machine before a run does: `python cli/doctor.py`.
+"""The program that looks at this machine before a run does: `mindrl doctor`.
 
 Needs no torch and imports none: versions are read from what pip wrote down.
 """
@@ -21,10 +21,10 @@ from mindrl.programs.exits import FAILED, counted, print_json
 
 _EXAMPLE = """\
 examples:
-  python cli/doctor.py
-  python cli/doctor.py --device cpu --port 6379 --outputs /shared/runs
-  python cli/doctor.py --address 192.0.2.10:6379 --json
-  python cli/doctor.py --self-test
+  mindrl doctor
+  mindrl doctor --device cpu --port 6379 --outputs /shared/runs
+  mindrl doctor --address 192.0.2.10:6379 --json
+  mindrl doctor --self-test
 
 The exit code is 1 where there are problems, 2 where the command line is wrong. Nothing is changed.
 """
@@ -32,7 +32,7 @@ _STYLES: dict[Verdict, str] = {"ok": "green", "note": "yellow", "problem": "bold
 _WIDTH = 9
 
 
-def doctor(name: str = "doctor.py") -> int:
+def doctor(name: str = "mindrl doctor") -> int:
     """Look at this machine as the command line asks; returns the exit code."""
     options = _parser(name).parse_args()
     kind = choose_platform("auto").kind if options.device == "auto" else options.device

@@ -27,65 +27,64 @@ def _usage() -> str:
     )
 
 
-def _start(module: str, function: str, *name: str) -> int:
-    """Call a program; `name` is what its help calls it."""
-    code: int = getattr(import_module(f"mindrl.programs.{module}"), function)(*name)
+def _start(module: str, function: str) -> int:
+    code: int = getattr(import_module(f"mindrl.programs.{module}"), function)()
     return code
 
 
 PROGRAMS: Mapping[str, tuple[Callable[[], int], str]] = {
     "doctor": (
-        partial(_start, "doctor", "doctor", "mindrl doctor"),
+        partial(_start, "doctor", "doctor"),
         "look at this machine: versions, devices, memory, limits, ports, disks",
     ),
     "check": (
-        partial(_start, "check", "check_config", "mindrl check"),
+        partial(_start, "check", "check_config"),
         "find everything that keeps a run from working, before anything is started",
     ),
     "plan": (
-        partial(_start, "plan", "plan", "mindrl plan"),
+        partial(_start, "plan", "plan"),
         "predict memory, reshard and all derived numbers of a run",
     ),
     "import-config": (
-        partial(_start, "import_config", "import_config", "mindrl import-config"),
+        partial(_start, "import_config", "import_config"),
         "turn a configuration of MindSpeed-RL or verl into one of mindrl",
     ),
     "convert-ckpt": (
-        partial(_start, "convert", "convert", "mindrl convert-ckpt"),
+        partial(_start, "convert", "convert"),
         "turn a model folder into rank files of a layout, and back",
     ),
     "train-grpo": (partial(_start, "train", "train_grpo"), "train with GRPO"),
     "train-ppo": (partial(_start, "train", "train_ppo"), "train with PPO"),
     "job": (
-        partial(_start, "job", "job", "mindrl job"),
+        partial(_start, "job", "job"),
         "train and roll out as two jobs that a folder joins, and schedule them",
     ),
     "serve": (
-        partial(_start, "serve", "serve", "mindrl serve"),
+        partial(_start, "serve", "serve"),
         "start vLLM's own server as a replica of a run",
     ),
     "report": (
-        partial(_start, "report", "report", "mindrl report"),
+        partial(_start, "report", "report"),
         "write one page about a run, or several beside each other",
     ),
     "watch": (
-        partial(_start, "watch", "watch", "mindrl watch"),
+        partial(_start, "watch", "watch"),
         "show a run in the browser while it goes on",
     ),
     "runs": (
-        partial(_start, "runs", "runs", "mindrl runs"),
+        partial(_start, "runs", "runs"),
         "list runs: how each ended, what it reached, and what differs",
     ),
     "evaluate": (
-        partial(_start, "evaluate", "evaluate", "mindrl evaluate"),
+        partial(_start, "evaluate", "evaluate"),
         "measure a model, or that of a run, as a run measures its own",
     ),
     "pass-rates": (
-        partial(_start, "pass_rates", "pass_rates", "mindrl pass-rates"),
+        partial(_start, "pass_rates", "pass_rates"),
         "measure how often a model answers each row of a data file right",
     ),
     "replay": (
-        partial(_start, "replay", "replay", "mindrl replay"),
+        partial(_start, "replay", "replay"),
         "run a recorded step again, and compare every number",
     ),
 }

@@ -1,4 +1,4 @@
-"""Measure a model, or that of a run, as a run measures its own: `python cli/evaluate.py`."""
+"""Measure a model, or that of a run, as a run measures its own: `mindrl evaluate`."""
 
 import argparse
 import re
@@ -48,16 +48,16 @@ _NO_NAME = re.compile(r"[^A-Za-z0-9_.-]")
 """What the name of a file may have and that of a set may not."""
 _EXAMPLE = """\
 examples:
-  python cli/evaluate.py outputs/2026-11-22/09-00-00
-  python cli/evaluate.py outputs/2026-11-22/09-00-00 --data math.jsonl other.jsonl --samples 8
-  python cli/evaluate.py models/Qwen2.5-7B --config-name grpo_qwen25_7b --data math.jsonl
+  mindrl evaluate outputs/2026-11-22/09-00-00
+  mindrl evaluate outputs/2026-11-22/09-00-00 --data math.jsonl other.jsonl --samples 8
+  mindrl evaluate models/Qwen2.5-7B --config-name grpo_qwen25_7b --data math.jsonl
 
 Of a run its newest exported model is measured on what the run itself was, or on --data; start the
 program where the run was started, for its paths may be relative.
 """
 
 
-def evaluate(name: str = "evaluate.py") -> int:
+def evaluate(name: str = "mindrl evaluate") -> int:
     """Run the program; returns the exit code."""
     parser = parser_of(
         name,

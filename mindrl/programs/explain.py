@@ -1,4 +1,4 @@
-"""The numbers of a run as figures and tables: `cli/plan.py explain ...`. Needs no torch."""
+"""The numbers of a run as figures and tables: `mindrl plan explain ...`. Needs no torch."""
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ Groups = list[list[int]]
 
 _EXAMPLE = """\
 example:
-  python cli/plan.py explain --config-name grpo_qwen25_7b
+  mindrl plan explain --config-name grpo_qwen25_7b
 
 Of each model folder only config.json is read; where the folder is not here, the shipped sizes of
 configs/models are taken and named. docs/how-to/check-a-run.md derives the numbers of

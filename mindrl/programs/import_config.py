@@ -1,4 +1,4 @@
-"""Turn a file of MindSpeed-RL or verl into one of ours: `cli/import_config.py`. Needs no torch."""
+"""Turn a file of MindSpeed-RL or verl into one of ours: `mindrl import-config`. Needs no torch."""
 
 import argparse
 import json
@@ -44,15 +44,15 @@ _TITLES: Mapping[Kind, str] = {
 }
 _EXAMPLE = """\
 example:
-  python cli/import_config.py MindSpeed-RL/configs/grpo_qwen25_7b_A3.yaml -o configs/mine.yaml
-  python cli/train_grpo.py --config-name mine --dry-run
-  python cli/import_config.py outputs/VERL-RUN/.hydra/overrides.yaml data.seed=7 -o mine.yaml
+  mindrl import-config MindSpeed-RL/configs/grpo_qwen25_7b_A3.yaml -o configs/mine.yaml
+  mindrl train-grpo --config-name mine --dry-run
+  mindrl import-config outputs/VERL-RUN/.hydra/overrides.yaml data.seed=7 -o mine.yaml
 
 The model files are looked for in the folder model beside the file.
 """
 
 
-def import_config(name: str = "import_config.py") -> int:
+def import_config(name: str = "mindrl import-config") -> int:
     """Import what the command line asks for; returns the exit code."""
     about = (
         "Turn a GRPO, DAPO or PPO file of MindSpeed-RL, or the configuration or the overrides of a "

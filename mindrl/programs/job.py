@@ -1,4 +1,4 @@
-"""Two jobs that a folder joins, and their scheduler: `python cli/job.py`."""
+"""Two jobs that a folder joins, and their scheduler: `mindrl job`."""
 
 import sys
 from pathlib import Path
@@ -13,22 +13,22 @@ from mindrl.programs.schedule import schedule
 from mindrl.programs.train import require_engines, run_program
 
 _USAGE = """\
-usage: job.py train    spool_config.folder=SPOOL [--config-name NAME] [key=value ...]
-       job.py rollout  spool_config.folder=SPOOL [--config-name NAME] [key=value ...]
-       job.py schedule FOLDER [options] [key=value ...]
+usage: mindrl job train    spool_config.folder=SPOOL [--config-name NAME] [key=value ...]
+       mindrl job rollout  spool_config.folder=SPOOL [--config-name NAME] [key=value ...]
+       mindrl job schedule FOLDER [options] [key=value ...]
 
 train     learn from what rollout jobs draw, and put weights into the spool
 rollout   draw and rate with those weights; there may be several
-schedule  start both, watch them, start them again, stop them: job.py schedule --help
+schedule  start both, watch them, start them again, stop them: mindrl job schedule --help
 
-The first two take the options of train_grpo.py, --help, --dry-run and --resume among them.
+The first two take the options of mindrl train-grpo, --help, --dry-run and --resume among them.
 
 example:
-  python cli/job.py schedule outputs/two_jobs actor_config.load=.cache/tiny/model
+  mindrl job schedule outputs/two_jobs actor_config.load=.cache/tiny/model
 """
 
 
-def job(name: str = "job.py") -> int:
+def job(name: str = "mindrl job") -> int:
     """Start one of the programs; returns the exit code."""
     what = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if what in ("train", "rollout"):

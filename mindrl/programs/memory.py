@@ -1,4 +1,4 @@
-"""The plan of memory as figures and a table: `cli/plan.py memory ...`. Needs no torch."""
+"""The plan of memory as figures and a table: `mindrl plan memory ...`. Needs no torch."""
 
 import argparse
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ from mindrl.programs.plan_options import add_run_options, answer, asked_sharding
 
 _EXAMPLE = """\
 example:
-  python cli/plan.py memory --config-name grpo_qwen25_7b
+  mindrl plan memory --config-name grpo_qwen25_7b
 
 Of each model folder only config.json is read; where the folder is not here, the shipped sizes of
 configs/models are taken and named. The exit code is 1 where the run does not fit,

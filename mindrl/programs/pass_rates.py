@@ -1,4 +1,4 @@
-"""Measure how often a model answers each row of a data file: `python cli/pass_rates.py`."""
+"""Measure how often a model answers each row of a data file: `mindrl pass-rates`."""
 
 import argparse
 from pathlib import Path
@@ -30,8 +30,8 @@ _WITHOUT = (
 """Parts of a training run that answering each row once does without."""
 _EXAMPLE = """\
 examples:
-  python cli/pass_rates.py --data data/train.jsonl --output data/rated.jsonl --samples 8
-  python cli/pass_rates.py --data data/train.parquet --output data/rated.parquet \\
+  mindrl pass-rates --data data/train.jsonl --output data/rated.jsonl --samples 8
+  mindrl pass-rates --data data/train.parquet --output data/rated.parquet \\
       --config-name grpo_qwen25_7b actor_config.load=models/Qwen2.5-7B
 
 Train on the new file with
@@ -39,7 +39,7 @@ Train on the new file with
 """
 
 
-def pass_rates(name: str = "pass_rates.py") -> int:
+def pass_rates(name: str = "mindrl pass-rates") -> int:
     """Run the program; returns the exit code."""
     parser = parser_of(
         name,

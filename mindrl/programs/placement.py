@@ -1,4 +1,4 @@
-"""The orders of steps compared, as a sub-command: `python cli/plan.py placement ...`. No torch."""
+"""The orders of steps compared, as a sub-command: `mindrl plan placement ...`. No torch."""
 
 import argparse
 from collections.abc import Sequence
@@ -43,8 +43,8 @@ _RATES = {
 }
 _EXAMPLE = f"""\
 examples:
-  python cli/plan.py placement --model Qwen2.5-7B --devices 16 --device {EXAMPLE_DEVICE}
-  python cli/plan.py placement --devices 3 --rollouts outputs/mine/rollouts \\
+  mindrl plan placement --model Qwen2.5-7B --devices 16 --device {EXAMPLE_DEVICE}
+  mindrl plan placement --devices 3 --rollouts outputs/mine/rollouts \\
       --engine-step 0.012 --trained-token 0.0004
 
 devices: {", ".join(DEVICE_MODELS)}

@@ -1,4 +1,4 @@
-"""The program that plans without running: `python cli/plan.py PLAN ...`. Needs no torch."""
+"""The program that plans without running: `mindrl plan PLAN ...`. Needs no torch."""
 
 import argparse
 
@@ -22,14 +22,14 @@ _PLANS = {
 
 _EXAMPLES = """\
 examples:
-  python cli/plan.py explain --config-name grpo_qwen25_7b --device-memory-gib 60
-  python cli/plan.py reshard --model Qwen2.5-7B --from megatron:d4t2 --to vllm:d2t4
+  mindrl plan explain --config-name grpo_qwen25_7b --device-memory-gib 60
+  mindrl plan reshard --model Qwen2.5-7B --from megatron:d4t2 --to vllm:d2t4
 
 plan.py PLAN --help says more. Of a model only config.json is read; configs/models has some.
 """
 
 
-def plan(name: str = "plan.py") -> int:
+def plan(name: str = "mindrl plan") -> int:
     """Plan what the command line asks for; returns the exit code."""
     options = _options(_parser(name))
     with planning():

@@ -1,4 +1,4 @@
-"""A whole run proposed, as a sub-command: `python cli/plan.py run ...`. Needs no torch."""
+"""A whole run proposed, as a sub-command: `mindrl plan run ...`. Needs no torch."""
 
 import argparse
 import time
@@ -43,7 +43,7 @@ _ALL = "all"
 _END = "", "Seconds are estimates that order the proposals: docs/how-to/plan-a-run.md"
 _EXAMPLE = f"""\
 example:
-  python cli/plan.py run --model Qwen2.5-7B --devices 16 --device {EXAMPLE_DEVICE} \\
+  mindrl plan run --model Qwen2.5-7B --devices 16 --device {EXAMPLE_DEVICE} \\
       -o configs/mine.yaml
 
 devices: {", ".join(DEVICE_MODELS)}

@@ -43,7 +43,7 @@ def train(
     output_dir: str | Path | None = None,
     **sections: Mapping[str, object],
 ) -> RunRecord:
-    """Train as `python cli/train_grpo.py` does, with the same checks, and wait for the end.
+    """Train as `mindrl train-grpo` does, with the same checks, and wait for the end.
 
     Call it in the main thread; in a script below `if __name__ == "__main__":` where a reward is
     written in it, for the reward processes import the script.

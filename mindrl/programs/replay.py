@@ -1,4 +1,4 @@
-"""Run one recorded step again, and compare: `python cli/replay.py`."""
+"""Run one recorded step again, and compare: `mindrl replay`."""
 
 import argparse
 from typing import TYPE_CHECKING
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 _EXAMPLE = """\
 examples:
-  python cli/replay.py outputs/2026-11-22/09-00-00 --step 20
-  python cli/replay.py outputs/2026-11-22/09-00-00 --step 20 --generate --score
-  python cli/replay.py outputs/2026-11-22/09-00-00 --step 20 megatron_training.deterministic=true
+  mindrl replay outputs/2026-11-22/09-00-00 --step 20
+  mindrl replay outputs/2026-11-22/09-00-00 --step 20 --generate --score
+  mindrl replay outputs/2026-11-22/09-00-00 --step 20 megatron_training.deterministic=true
 """
 _MOST_SHOWN = 40
 
 
-def replay(name: str = "replay.py") -> int:
+def replay(name: str = "mindrl replay") -> int:
     """Run the program; returns the exit code."""
     parser = parser_of(
         name,

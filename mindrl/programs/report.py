@@ -1,4 +1,4 @@
-"""One page about a run, or several beside each other: `python cli/report.py`."""
+"""One page about a run, or several beside each other: `mindrl report`."""
 
 import argparse
 from pathlib import Path
@@ -10,13 +10,13 @@ from mindrl.report.live_page import PAGE
 
 _EXAMPLE = """\
 examples:
-  python cli/report.py outputs/2026-11-22/09-00-00
-  python cli/report.py outputs/2026-11-22/09-00-00 outputs/2026-11-22/10-00-00 --output both.html
-  python cli/report.py outputs/2026-11-22/09-00-00 --data tables
+  mindrl report outputs/2026-11-22/09-00-00
+  mindrl report outputs/2026-11-22/09-00-00 outputs/2026-11-22/10-00-00 --output both.html
+  mindrl report outputs/2026-11-22/09-00-00 --data tables
 """
 
 
-def report(name: str = "report.py") -> int:
+def report(name: str = "mindrl report") -> int:
     """Run the program; returns the exit code."""
     about = (
         "Write one HTML page about a run, or about several beside each other: curves, times, "

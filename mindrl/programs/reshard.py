@@ -1,4 +1,4 @@
-"""The plan of a reshard as a sub-command: `python cli/plan.py reshard ...`. Needs no torch."""
+"""The plan of a reshard as a sub-command: `mindrl plan reshard ...`. Needs no torch."""
 
 import argparse
 from collections.abc import Iterator, Sequence
@@ -47,7 +47,7 @@ from mindrl.training.planning import Storage, planning_of
 _ROLLOUT_KEYS = {"tp": "--to t", "pp": "--to p", "ep": "--to e"}
 _EXAMPLE = """\
 example:
-  python cli/plan.py reshard --model models/Qwen2.5-7B --from megatron:d4t2 --to vllm:d2t4
+  mindrl plan reshard --model models/Qwen2.5-7B --from megatron:d4t2 --to vllm:d2t4
 
 layouts are a backend and sizes: d data, p pipeline, t tensor, c context, e expert parallel,
 v virtual pipeline chunks. What is left out is 1; d follows from --world where that is given.

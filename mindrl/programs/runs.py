@@ -1,4 +1,4 @@
-"""All runs below a folder, a line each: `python cli/runs.py`."""
+"""All runs below a folder, a line each: `mindrl runs`."""
 
 import argparse
 import os
@@ -21,14 +21,14 @@ from mindrl.report.run_record import RunRecord, read_run
 
 _EXAMPLE = """\
 examples:
-  python cli/runs.py
-  python cli/runs.py outputs/2026-11-22 /shared/runs --json
+  mindrl runs
+  mindrl runs outputs/2026-11-22 /shared/runs --json
 """
 _QUIET_SECONDS = 600.0
 """A run without an end that has written nothing for so long is taken to have been killed."""
 
 
-def runs(name: str = "runs.py") -> int:
+def runs(name: str = "mindrl runs") -> int:
     """Run the program; returns the exit code."""
     about = (
         "List the runs below folders, the newest first: how each ended, what it reached, how long "

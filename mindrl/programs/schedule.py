@@ -1,4 +1,4 @@
-"""The scheduler of two jobs: `python cli/job.py schedule`."""
+"""The scheduler of two jobs: `mindrl job schedule`."""
 
 import argparse
 import shlex
@@ -15,10 +15,10 @@ from mindrl.spool.folder import Spool
 
 _EXAMPLE = """\
 examples:
-  python cli/job.py schedule outputs/two_jobs --config-name my_run megatron_training.save_interval=5
-  python cli/job.py schedule outputs/two_jobs --rollout-jobs 2 \\
+  mindrl job schedule outputs/two_jobs --config-name my_run megatron_training.save_interval=5
+  mindrl job schedule outputs/two_jobs --rollout-jobs 2 \\
       --train "rl_config.actor_resource.num_npus=8" --rollout "rl_config.actor_resource.num_npus=4"
-  python cli/job.py schedule outputs/two_jobs --in-turns
+  mindrl job schedule outputs/two_jobs --in-turns
 """
 _START = "from mindrl.programs.entry import main; main()"
 

@@ -1,4 +1,4 @@
-"""The self-test of a machine: `python cli/doctor.py --self-test`."""
+"""The self-test of a machine: `mindrl doctor --self-test`."""
 
 import shutil
 import tempfile

@@ -1,4 +1,4 @@
-"""The program that starts the server of a replica: `python cli/serve.py`."""
+"""The program that starts the server of a replica: `mindrl serve`."""
 
 import argparse
 import sys
@@ -16,13 +16,13 @@ from mindrl.programs.plan_options import asked_config
 
 _EXAMPLE = """\
 examples:
-  python cli/serve.py --config-name mine --replica 0
+  mindrl serve --config-name mine --replica 0
 
 The exit code is 2 where the configuration cannot be read or has findings; else it is the server's.
 """
 
 
-def serve(name: str = "serve.py") -> int:
+def serve(name: str = "mindrl serve") -> int:
     """Become the guard of the server that the command line asks for; returns where it cannot be."""
     about = (
         "Start vLLM's own server as a replica of a run, at its address of generate_config.servers; "

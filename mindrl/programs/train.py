@@ -1,4 +1,4 @@
-"""The training programs: `python cli/train_grpo.py` and `python cli/train_ppo.py`."""
+"""The training programs: `mindrl train-grpo` and `mindrl train-ppo`."""
 
 import os
 import sys
@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import hydra
+from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
@@ -26,7 +27,8 @@ from mindrl.preflight.checks import check, check_without_files
 from mindrl.preflight.derived_numbers import derived_numbers
 from mindrl.preflight.hub import with_local_folders
 from mindrl.preflight.shipped import note_shipped_sizes
-from mindrl.programs.compose import composing, run_config
+from mindrl.programs.command_line import taken
+from mindrl.programs.compose import composing, located, run_config
 from mindrl.programs.exits import exit_code
 
 _DRY_RUN, _RESUME = "--dry-run", "--resume"
@@ -76,7 +78,7 @@ def run_program(
 
     @signals_as_errors()
     def checked() -> int:
-        _start(task, default_config)
+        _start(task, default_config, dry_run=dry_run)
         for error in errors:
             raise error
         return 0
@@ -87,8 +89,8 @@ def run_program(
 
 def _check_program(found: str, *, has_critic: bool | None) -> None:
     if has_critic is not None and (found == "gae") != has_critic:
-        what = ("train_grpo trains without a critic", "train_ppo trains with gae")[has_critic]
-        other = ("train_ppo", "train_grpo")[has_critic]
+        what = ("train-grpo trains without a critic", "train-ppo trains with gae")[has_critic]
+        other = ("train-ppo", "train-grpo")[has_critic]
         raise ConfigError(f"rl_config.adv_estimator={found}: {what}; for {found} there is {other}")
 
 
@@ -159,18 +161,23 @@ def _train(config: RunConfig, run_dir: Path) -> None:
     train(plan, platform, run_dir)
 
 
-def _start(task: Callable[[DictConfig], None], default_config: str) -> None:
+def _start(task: Callable[[DictConfig], None], default_config: str, *, dry_run: bool) -> None:
     """Let Hydra compose the configuration that the command line names, and call the task."""
-    name = _taken("--config-name", "-cn")
+    name = taken("--config-name", "-cn")
     # Hydra would look for one of them beside this file, and for the other behind configs/.
-    own_folder = _taken("--config-dir", "-cd", "--config-path", "-cp")
-    if (resumed := _taken(_RESUME)) is not None:
+    own_folder = taken("--config-dir", "-cd", "--config-path", "-cp")
+    if (resumed := taken(_RESUME)) is not None:
         going_on = run_folder(_RESUME, resumed)
         sys.argv.append(f"hydra.run.dir='{going_on}'")
         if name is None:
             name, own_folder = "config", str(going_on / ".hydra")
-    name = name or default_config
+    name, own_folder = located(name or default_config, own_folder)
     with composing(name, own_folder, sys.argv[1:]) as (folder, more):
+        if dry_run and not any(each.startswith("-") for each in sys.argv[1:]):
+            # Hydra's own start would make a run folder.
+            with initialize_config_dir(folder, version_base="1.3"):
+                task(compose(name, overrides=[*sys.argv[1:], *more]))
+            return
         sys.argv += more
         program = hydra.main(version_base="1.3", config_path=folder, config_name=name)(task)
         try:
@@ -195,17 +202,3 @@ def run_folder(option: str, text: str) -> Path:
     if not (folder / ".hydra/config.yaml").is_file():
         raise ConfigError(f"{option} {text}: no run folder; it has no .hydra/config.yaml")
     return folder
-
-
-def _taken(*names: str) -> str | None:
-    """Take an option and its value out of the command line."""
-    value, rest = None, []
-    arguments = iter(sys.argv)
-    for argument in arguments:
-        name, equals, given = argument.partition("=")
-        if name in names:
-            value = given if equals else next(arguments, None)
-        else:
-            rest.append(argument)
-    sys.argv = rest
-    return value

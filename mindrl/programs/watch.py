@@ -1,4 +1,4 @@
-"""The page of a run in the browser, live: `python cli/watch.py`."""
+"""The page of a run in the browser, live: `mindrl watch`."""
 
 import argparse
 from pathlib import Path
@@ -9,16 +9,16 @@ from mindrl.programs.exits import exit_code
 
 _EXAMPLE = """\
 examples:
-  python cli/watch.py outputs/2026-11-22/09-00-00
-  python cli/watch.py outputs/2026-11-22/09-00-00 --port 8265
+  mindrl watch outputs/2026-11-22/09-00-00
+  mindrl watch outputs/2026-11-22/09-00-00 --port 8265
 
 The page is served to this machine alone. To watch a run on a server, open a tunnel to it first:
   ssh -L 8265:127.0.0.1:8265 SERVER
-and there: python cli/watch.py RUN --port 8265. Ctrl-C ends the server; the run goes on.
+and there: mindrl watch RUN --port 8265. Ctrl-C ends the server; the run goes on.
 """
 
 
-def watch(name: str = "watch.py") -> int:
+def watch(name: str = "mindrl watch") -> int:
     """Run the program; returns the exit code."""
     about = "Serve the page of a run on loopback. It asks for what is new every 5 seconds."
     parser = parser_of(name, about, _EXAMPLE)

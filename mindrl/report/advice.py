@@ -201,7 +201,7 @@ RULES = (
         change=(
             "rl_config.n_samples_per_prompt: more responses differ more often",
             "rl_config.filter_groups_enable: true draws prompts until enough have a signal",
-            "the data: python cli/pass_rates.py finds rows neither solved nor out of reach",
+            "the data: mindrl pass-rates finds rows neither solved nor out of reach",
             "generate_config.sampling_config.temperature, where all responses read alike",
         ),
     ),
@@ -255,7 +255,7 @@ RULES = (
         title="All wait for one worker",
         look=_slow_worker,
         change=(
-            "its machine: python cli/doctor.py on it; other programs on its devices",
+            "its machine: mindrl doctor on it; other programs on its devices",
             "rl_config.partial_rollout: true ends a step before its longest response",
         ),
     ),

@@ -63,7 +63,7 @@ class Duties:
     def _if_nobody_trains(self) -> str:
         if self.leases.living("train"):
             return ""
-        return f"; no train job is at work on {self.spool.root}: cli/job.py train starts one"
+        return f"; no train job is at work on {self.spool.root}: mindrl job train starts one"
 
     def _leased(self, place: Place, weights: Weights) -> Duty | None:
         if self.leases.take(str(place)) is not None:

@@ -97,5 +97,5 @@ class StepReader:
         self._told.add("nobody")
         self.tell(
             f"step {step} waits for a rollout job: none is at work on {self.spool.root}; "
-            "start one with cli/job.py rollout"
+            "start one with mindrl job rollout"
         )

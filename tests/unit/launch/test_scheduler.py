@@ -128,7 +128,7 @@ def test_the_program_says_how_it_is_used() -> None:
     root = Path(__file__).parents[3]
     assert LIMITS.poll_seconds < 1
     shown = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
-    assert "job.py schedule FOLDER [options]" in shown.stdout
+    assert "mindrl job schedule FOLDER [options]" in shown.stdout
     refused = subprocess.run(
         [*command, "learn"], cwd=root, capture_output=True, text=True, check=False
     )

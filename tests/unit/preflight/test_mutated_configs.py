@@ -46,7 +46,7 @@ MUTATIONS: dict[str, tuple[str | bytes, str]] = {
     "two documents": (f"{TEXT}---\na: 1\n", "expected a single document"),
     "a number": ("5\n", "Invalid loaded object type: int"),
     "a list": ("[1, 2]\n", "must hold sections with keys"),
-    "nothing": ("", "megatron_training is missing"),
+    "nothing": ("", "has no list of defaults; put this line first: defaults: [mindrl_"),
     "a list that holds itself": (actor("lr: &a [*a]"), "is nested without end"),
     "an anchor that is not there": (actor("lr: *a"), "found undefined alias 'a'"),
     "a reference to nothing": (actor("lr: ${nope}"), "actor_config.lr: Interpolation key 'nope'"),
@@ -145,8 +145,7 @@ def test_an_override_of_a_wrong_kind_ends_in_one_line_and_code_2(
     ("arguments", "words"),
     [
         (["--config-name", "grpo_qwen25_7"], "did you mean grpo_qwen25_7b?"),
-        (["--config-name", str(SHIPPED)], "did you mean --config-name grpo_qwen25_7b?"),
-        (["--config-name", "own/mine.yaml"], "did you mean --config-dir own --config-name mine?"),
+        (["--config-name", "own/grpo_qwen25_7.yaml"], "did you mean grpo_qwen25_7b?"),
         (["--config-dir", "own", "--config-name", "mein"], "did you mean mine?"),
         (["--config-dir", "nowhere", "--config-name", "mine"], "nowhere: no such folder"),
     ],

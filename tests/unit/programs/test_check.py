@@ -169,7 +169,7 @@ def test_an_answer_with_memory_costs_less_than_starting_the_program() -> None:
 def test_help_has_an_example() -> None:
     ended = started("--help")
     assert ended.returncode == 0
-    assert "python cli/check.py --config-name grpo_tiny_cpu" in ended.stdout
+    assert "mindrl check --config-name grpo_tiny_cpu" in ended.stdout
 
 
 def test_every_page_that_a_finding_names_is_there() -> None:

@@ -9,7 +9,7 @@ import pytest
 from user_programs import python
 
 from mindrl.errors import ConfigError
-from mindrl.programs.compose import check_overrides
+from mindrl.programs.command_line import check_overrides
 
 PROGRAM = Path(__file__).parents[3] / "cli" / "train_grpo.py"
 
@@ -179,8 +179,8 @@ def test_each_program_trains_with_its_own_algorithm_and_names_the_other(tmp_path
     done = started(tmp_path, "--config-name", "ppo_tiny_cpu", "--dry-run")
     assert done.returncode == 2
     assert done.stderr.strip() == (
-        "error: rl_config.adv_estimator=gae: train_grpo trains without a critic; for gae there is "
-        "train_ppo"
+        "error: rl_config.adv_estimator=gae: train-grpo trains without a critic; for gae there is "
+        "train-ppo"
     )
 
 

@@ -30,6 +30,7 @@ def watch():
 watcher = threading.Thread(target=watch)
 watcher.start()
 sys.argv = sys.argv[1:]
+sys.path.insert(0, "cli")
 try:
     runpy.run_path(sys.argv[0], run_name="__main__")
 finally:
@@ -291,6 +292,6 @@ def test_help_shows_an_example_without_torch() -> None:
     ended = python("-c", code, "convert-ckpt", "--help")
     assert ended.returncode == 0
     assert "usage: mindrl convert-ckpt" in ended.stdout
-    assert "python cli/convert_ckpt.py --from cut/t4p2 --to models/again" in ended.stdout
+    assert "mindrl convert-ckpt --from cut/t4p2 --to models/again" in ended.stdout
     ended = python("-c", code, "convert-ckpt", "--from", "no/folder", "--to", "new")
     assert (ended.returncode, ended.stderr) == (2, "error: model folder no/folder does not exist\n")

@@ -139,7 +139,7 @@ def test_what_cannot_run_is_refused_with_code_2() -> None:
 def test_help_has_an_example() -> None:
     ended = started("--help")
     assert ended.returncode == 0
-    assert "python cli/plan.py explain --config-name grpo_qwen25_7b" in ended.stdout
+    assert "mindrl plan explain --config-name grpo_qwen25_7b" in ended.stdout
 
 
 def test_ranks_that_only_generate_have_the_numbers_behind_those_that_train() -> None:

@@ -159,7 +159,7 @@ def test_a_ppo_file_has_a_critic_whose_keys_can_be_overridden(tmp_path: Path) ->
     )
     ended = ran(written(tmp_path, text + CRITIC))
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert "run it with cli/train_ppo.py" in ended.stdout
+    assert "run it with mindrl train-ppo" in ended.stdout
     assert "  - mindrl_critic_defaults\n" in (tmp_path / "ours.yaml").read_text()
     config = loaded(tmp_path)
     assert findings(config) == []

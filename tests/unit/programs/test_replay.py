@@ -17,8 +17,8 @@ def started(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]"
     ("arguments", "line"),
     [
         (("runs/none", "--step", "3"), "error: RUN runs/none: no run folder; it has no .hydra/"),
-        (("runs/none", "--step", "0"), "replay.py: error: argument --step: 0 must be 1 to "),
-        (("runs/none",), "replay.py: error: the following arguments are required: --step"),
+        (("runs/none", "--step", "0"), "mindrl replay: error: argument --step: 0 must be 1 to "),
+        (("runs/none",), "mindrl replay: error: the following arguments are required: --step"),
         (
             ("run", "--step", "3", "rl_config.epoch=2"),
             "error: rl_config.epoch is not a configuration key; did you mean rl_config.epochs?",

@@ -12,6 +12,7 @@ import runpy, sys
 for name in ("torch", "megatron", "vllm", "ray", "transformers"):
     sys.modules[name] = None  # import then raises ImportError, as where it is not installed
 sys.argv = sys.argv[1:]
+sys.path.insert(0, "cli")
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 

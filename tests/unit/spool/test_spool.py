@@ -181,7 +181,7 @@ def test_a_train_job_says_once_that_nobody_rolls_out_and_heeds_signals(tmp_path:
     with pytest.raises(StopRequestedError, match=r"stopped by .*signals/stop"):
         taking.take(1, IDS, "v0", heed)
     assert len(told) == 1
-    assert "start one with cli/job.py rollout" in told[0]
+    assert "start one with mindrl job rollout" in told[0]
     found.start()
     found.send("drain")
     with pytest.raises(StopRequestedError, match="step 1 is not whole"):

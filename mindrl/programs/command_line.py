@@ -1,0 +1,122 @@
+"""What is wrong with the command line of a program that Hydra reads, before Hydra does."""
+
+import sys
+from collections.abc import Iterator, Sequence
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
+from mindrl.config.finding import did_you_mean
+from mindrl.config.load import field_names, suggest, wrong_sections
+from mindrl.config.text import nested
+from mindrl.errors import ConfigError
+
+RECIPE = "recipe"
+"""Folder of configurations that go on top of a run: `+recipe=gspo`."""
+_VALUES = {"--config-name": "NAME", "--config-dir": "FOLDER", "--resume": "RUN", "--cfg": "job"}
+"""Options that need a value, and what it is."""
+_OPTIONS = (*_VALUES, "--dry-run", "--help", "--resolve", "--package", "--info", "--version")
+_SHORT = {"-c": "--cfg", "-h": "--help", "-p": "--package", "-i": "--info", "-r": "--run"}
+_SILENT = ("--run", "--hydra-help", "--shell-completion", "-sc")
+_SWEEPS = ("-m", "--multirun", "--experimental-rerun")
+_CFG = ("job", "hydra", "all")
+_AN_OVERRIDE = (
+    "cannot be read: it must be key=value, and text with blanks or any of ,=:()[]{}' stands in "
+    "quotes of its own: \"key='a, b'\""
+)
+
+
+def taken(option: str, *others: str) -> str | None:
+    """Take an option and its value, under any of its names, out of the command line.
+
+    Raises:
+        ConfigError: It has no value.
+    """
+    value, rest = None, []
+    arguments = iter(sys.argv)
+    for argument in arguments:
+        name, equals, given = argument.partition("=")
+        if name not in (option, *others):
+            rest.append(argument)
+            continue
+        value = given if equals else next(arguments, "")
+        if not value or value.startswith("-"):
+            raise ConfigError(f"{name} needs a value: {name} {_VALUES[option]}")
+    sys.argv = rest
+    return value
+
+
+def check_overrides(arguments: Sequence[str]) -> None:
+    """Refuse options that there are not, and overrides that cannot be read or have no such key.
+
+    Raises:
+        ConfigError: All of them, one a line, with what was probably meant.
+    """
+    if findings := [*_troubles([*arguments])]:
+        raise ConfigError("\n".join(findings))
+
+
+def _troubles(arguments: list[str]) -> Iterator[str]:
+    while arguments:
+        argument = arguments.pop(0)
+        if argument.startswith("-"):
+            yield from _option(argument, arguments)
+        elif "=" in argument or argument.startswith("~"):
+            yield from _override(argument)
+        else:
+            yield _alone(argument, arguments)
+
+
+def _option(argument: str, following: list[str]) -> Iterator[str]:
+    """Say what is wrong with an option, whose value is taken from what follows."""
+    name, equals, value = argument.partition("=")
+    option = _SHORT.get(name, name)
+    if option in ("--cfg", "--package", "--info") and not equals:
+        value = following.pop(0) if following and "=" not in following[0] else ""
+    if option == "--cfg" and value not in _CFG:
+        yield f"{name} {value or 'without a value'}: it must be one of {', '.join(_CFG)}"
+    elif option in _SWEEPS:
+        yield f"{name}: a program makes one run; start it once for each value"
+    elif option not in (*_OPTIONS, *_SILENT):
+        if field_names(name.lstrip("-").split(".")[:1]):
+            yield f"{name} is a key and no option; did you mean {argument.lstrip('-')}?"
+            return
+        hint = did_you_mean(option.replace("_", "-"), _OPTIONS)
+        yield f"{name} is no option; there are {', '.join(_OPTIONS)}{hint}"
+
+
+def _alone(argument: str, following: list[str]) -> str:
+    """Say what is wrong with an argument that is neither option nor override."""
+    if argument.endswith((".yaml", ".yml")):
+        return f"{argument} stands alone; did you mean --config-name {argument}?"
+    *path, name = argument.split(".")
+    if not path or name not in field_names(path):
+        return f"{argument} {_AN_OVERRIDE}"
+    if following and not following[0].startswith("-") and "=" not in following[0]:
+        return f"{argument} has no value; did you mean {argument}={following.pop(0)}?"
+    return f"{argument} has no value; it must be {argument}=VALUE"
+
+
+def _override(argument: str) -> Iterator[str]:
+    """Say what is wrong with an override."""
+    try:
+        override = OverridesParser.create().parse_override(argument)
+    except HydraException:
+        yield f"{argument} {_AN_OVERRIDE}"
+        return
+    name = override.key_or_group
+    if name == RECIPE and not override.is_add():
+        yield f"{argument}: a recipe goes on top; did you mean +{argument.lstrip('~')}?"
+    if name.startswith("hydra.") or "/" in name or name == RECIPE:
+        return
+    path = name.split(".")
+    for depth, key in enumerate(path):
+        if key not in field_names(path[:depth]):
+            yield f"{name} is not a configuration key; {suggest(path[:depth], key)}"
+            return
+    if override.is_sweep_override():
+        value = argument.partition("=")[2]
+        as_text = f"\"{name}='{value}'\""
+        yield f"{argument} has several values; a list is {name}=[{value}], a text {as_text}"
+    elif not override.is_delete():
+        yield from wrong_sections(nested({name: override.value()}))

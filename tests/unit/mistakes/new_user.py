@@ -1,0 +1,33 @@
+"""What a program says to a new user, asked in this process: its exit code and its lines."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from mindrl.programs.train import train_grpo
+
+
+class NewUser:
+    """Stands in a folder of its own, and starts `mindrl train-grpo`."""
+
+    def __init__(
+        self, folder: Path, patch: pytest.MonkeyPatch, capture: pytest.CaptureFixture[str]
+    ) -> None:
+        self.folder, self.patch, self.capture = folder, patch, capture
+        patch.chdir(folder)
+        # Which would have Hydra hide where an error of ours came from.
+        patch.setenv("HYDRA_FULL_ERROR", "1")
+        for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+            patch.setenv(name, "")
+
+    def is_told(self, arguments: Sequence[str], *, code: int = 2) -> list[str]:
+        """Start the program; returns the lines on stderr. Nothing may be left in the folder."""
+        before = sorted(self.folder.rglob("*"))
+        self.patch.setattr(sys, "argv", ["train_grpo.py", *arguments])
+        assert train_grpo() == code
+        assert sorted(self.folder.rglob("*")) == before
+        lines = self.capture.readouterr().err.splitlines()
+        assert not any("Traceback" in line for line in lines)
+        return [line.replace(f"{self.folder}/", "") for line in lines]

@@ -1,0 +1,170 @@
+"""Natural mistakes on the command line, and the exact words that answer them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from new_user import NewUser
+
+ROOT = Path(__file__).parents[3]
+OPTIONS = (
+    "there are --config-name, --config-dir, --resume, --cfg, --dry-run, --help, --resolve, "
+    "--package, --info, --version"
+)
+MISTAKES: dict[str, tuple[list[str], list[str]]] = {
+    "an option with the wrong dash": (
+        ["--dry_run"],
+        [f"--dry_run is no option; {OPTIONS}; did you mean '--dry-run'?"],
+    ),
+    "a key as an option": (
+        ["--rl_config.epochs=2"],
+        ["--rl_config.epochs is a key and no option; did you mean rl_config.epochs=2?"],
+    ),
+    "a blank for the sign": (
+        ["rl_config.epochs", "2"],
+        ["rl_config.epochs has no value; did you mean rl_config.epochs=2?"],
+    ),
+    "a key alone": (
+        ["rl_config.epochs"],
+        ["rl_config.epochs has no value; it must be rl_config.epochs=VALUE"],
+    ),
+    "a key that is misspelt": (
+        ["rl_config.n_sample=4"],
+        [
+            (
+                "rl_config.n_sample is not a configuration key; did you mean "
+                "rl_config.n_samples_per_prompt?"
+            )
+        ],
+    ),
+    "a key of another section": (
+        ["actor_config.seq_length=64"],
+        [
+            (
+                "actor_config.seq_length is not a configuration key; did you mean "
+                "megatron_training.seq_length?"
+            )
+        ],
+    ),
+    "two mistakes at once": (
+        ["rl_config.epoch=2", "lr=1e-6"],
+        [
+            "rl_config.epoch is not a configuration key; did you mean rl_config.epochs?",
+            "lr is not a configuration key; did you mean actor_config.lr?",
+        ],
+    ),
+    "a plus before a key that is there": (
+        ["+rl_config.epochs=2"],
+        ["+rl_config.epochs: the key is there already; leave the + out"],
+    ),
+    "no plus before a recipe": (
+        ["recipe=gspo"],
+        ["recipe=gspo: a recipe goes on top; did you mean +recipe=gspo?"],
+    ),
+    "several values": (
+        ["rl_config.epochs=1,2"],
+        [
+            (
+                "rl_config.epochs=1,2 has several values; a list is rl_config.epochs=[1,2], a text "
+                "\"rl_config.epochs='1,2'\""
+            )
+        ],
+    ),
+    "a sweep": (["-m"], ["-m: a program makes one run; start it once for each value"]),
+    "a text with commas": (
+        ["megatron_training.system_prompt=Think, then answer."],
+        [
+            (
+                "megatron_training.system_prompt=Think, then answer. has several values; a list is "
+                "megatron_training.system_prompt=[Think, then answer.], a text "
+                "\"megatron_training.system_prompt='Think, then answer.'\""
+            )
+        ],
+    ),
+    "a configuration without its option": (
+        ["mine.yaml"],
+        ["mine.yaml stands alone; did you mean --config-name mine.yaml?"],
+    ),
+    "an option without its value": (
+        ["--config-name"],
+        ["--config-name needs a value: --config-name NAME"],
+    ),
+    "a run that is none": (
+        ["--resume", "nowhere"],
+        ["--resume nowhere: no run folder; it has no .hydra/config.yaml"],
+    ),
+    "another form of the configuration": (
+        ["--cfg", "yaml"],
+        ["--cfg yaml: it must be one of job, hydra, all"],
+    ),
+    "a wrong type": (
+        ["rl_config.epochs=two"],
+        ['rl_config.epochs="two" must be a valid integer'],
+    ),
+}
+
+
+@pytest.fixture
+def user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> NewUser:
+    return NewUser(tmp_path, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize(("arguments", "lines"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_answered_in_words(
+    arguments: list[str], lines: list[str], user: NewUser
+) -> None:
+    assert user.is_told([*arguments, "--dry-run"]) == [f"error: {line}" for line in lines]
+
+
+def test_a_file_without_a_list_of_defaults_is_told_the_line(user: NewUser) -> None:
+    (user.folder / "mine.yaml").write_text("rl_config: {epochs: 2}\n")
+    assert user.is_told(["--config-name", "mine.yaml", "--dry-run"]) == [
+        (
+            "error: mine.yaml has no list of defaults; put this line first: defaults: "
+            "[mindrl_defaults, program, _self_]"
+        )
+    ]
+
+
+@pytest.mark.parametrize("name", ["mine.yaml", "./mine", "{folder}/mine.yaml", "in/deep.yaml"])
+def test_a_configuration_may_be_named_by_its_path(name: str, user: NewUser) -> None:
+    text = "defaults: [mindrl_defaults, program, _self_]\nrl_config: {epochs: 0}\n"
+    (user.folder / "in").mkdir()
+    for place in ("mine.yaml", "in/deep.yaml"):
+        (user.folder / place).write_text(text)
+    lines = user.is_told(["--config-name", name.format(folder=user.folder), "--dry-run"])
+    assert "error: rl_config.epochs=0 must be greater than or equal to 1" in lines
+
+
+def test_a_path_that_is_not_there_is_answered_with_the_names_there_are(user: NewUser) -> None:
+    [line] = user.is_told(["--config-name", "my/grpo_tiny_cp.yaml", "--dry-run"])
+    assert "has no configuration my/grpo_tiny_cp; did you mean grpo_tiny_cpu? there are: " in line
+
+
+def test_a_dry_run_leaves_nothing_behind(user: NewUser) -> None:
+    user.is_told(["--config-name", "grpo_qwen25_7b", "--dry-run"], code=0)
+
+
+def test_without_its_environment_a_program_takes_that_of_the_checkout() -> None:
+    """By the Python that the environment was made of, which has no packages."""
+    python = Path(sys.base_prefix, "bin", "python3")
+    command = [str(python), "-S", "cli/train_grpo.py", "--dry_run"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2, ended.stderr
+    assert ended.stderr.startswith("error: --dry_run is no option; ")
+
+
+def test_where_there_is_no_environment_the_words_say_how_to_make_one(tmp_path: Path) -> None:
+    for name in ("in_environment.py", "check.py"):
+        (tmp_path / "cli").mkdir(exist_ok=True)
+        (tmp_path / "cli" / name).write_text((ROOT / "cli" / name).read_text())
+    python = Path(sys.base_prefix, "bin", "python3")
+    command = [str(python), "-S", "cli/check.py"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr == (
+        f"error: {python} has no mindrl; make its environment: bash {tmp_path}/scripts/install.sh\n"
+    )

@@ -255,9 +255,10 @@ class RLConfig:
     """Change of the weight behind each step, with `entropy_target`."""
 
     verifier_function: tuple[str, ...] = ("math_verify", "boxed_format")
-    """Rewards, by name, as `package.module:function` or `path/to/file.py:function`, which may be a
-    class too. [What they get](../how-to/own-reward.md). The first one also measures accuracy. May
-    be empty where there is a `reward_config` and nothing is evaluated."""
+    """Rewards: by name, as `package.module:function` or `path/to/file.py:function`, which may be a
+    class too, or the address of a server. [What they get](../how-to/own-reward.md). The first one
+    also measures accuracy. May be empty where there is a `reward_config` and nothing is
+    evaluated."""
     verifier_weight: tuple[float, ...] = (1.0, 0.1)
     """Weight of each reward, in the same order."""
     verifier_kwargs: tuple[dict[str, Any], ...] = ()

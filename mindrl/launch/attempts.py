@@ -263,7 +263,7 @@ class Attempts:
         )
         weights = config.reward_weights
         rates = config.rolls_out and any(weights.values())
-        inputs = reward_inputs(config, self.data)
+        inputs = reward_inputs(config, self.data, self.files.folder.logs / "rewards.log")
         with RewardScorer(rl, weights, inputs) if rates else nullcontext() as scorer:
             try:
                 yield _Services(cluster, scorer)

@@ -1,5 +1,7 @@
 """What the reward functions of a run are given, and their trial before anything is started."""
 
+from pathlib import Path
+
 from mindrl.batch.prompts import Prompt
 from mindrl.config.reward_columns import reward_kwargs
 from mindrl.config.run import RunConfig
@@ -10,12 +12,13 @@ from mindrl.rewards.scorer import try_rewards
 _MOST_SOURCES = 16
 
 
-def reward_inputs(config: RunConfig, data: RunData) -> RewardInputs:
-    """Return what functions take besides responses."""
+def reward_inputs(config: RunConfig, data: RunData, prints: Path | None = None) -> RewardInputs:
+    """Return what functions take besides responses; `prints` takes what they print."""
     return RewardInputs(
         kwargs=reward_kwargs(config),
         columns=data.columns,
         answer_column=config.megatron_training.answer_column or "",
+        prints=prints,
     )
 
 

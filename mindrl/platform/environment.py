@@ -15,6 +15,11 @@ def ray_address() -> str | None:
     return os.environ.get("RAY_ADDRESS") or None
 
 
+def variable_named(name: str) -> str | None:
+    """Return the value of a variable that a configuration names; None where there is none."""
+    return os.environ.get(name) or None
+
+
 def ray_session_folder() -> Path:
     """Return where Ray is to keep its sockets and logs: in the user's cache folder of mindrl."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from mindrl.batch.prompts import ChatMessage, Prompt
@@ -22,6 +23,8 @@ class RewardInputs:
     columns: tuple[str, ...] = ()
     """Of the rows of the data."""
     answer_column: str = ""
+    prints: Path | None = None
+    """File that takes what functions print; None drops it."""
 
     def named(self, name: str) -> NamedReward:
         """Return a function as the reward service takes it."""

@@ -11,6 +11,7 @@ from mindrl.config.reward_signature import RewardSignature, signature_of
 from mindrl.errors import ConfigError
 from mindrl.observability.units import quoted
 from mindrl.rewards.functions import BUILTIN_REWARDS, score_range
+from mindrl.rewards.remote import SCHEMES, RemoteReward
 
 FIELD = "rl_config.verifier_function"
 _NOTHING: Mapping[str, Any] = {}
@@ -19,7 +20,7 @@ _NOTHING: Mapping[str, Any] = {}
 def resolve_reward(
     name: str, field: str = FIELD, kwargs: Mapping[str, Any] = _NOTHING
 ) -> Callable[..., object]:
-    """Return a builtin reward, `package.module:function` or `path/to/file.py:function`.
+    """Return a builtin reward, `package.module:function`, `path/to/file.py:function` or a server.
 
     A class is made with `kwargs`, a function is called with them. `field` is that of the
     configuration, for errors.
@@ -29,8 +30,9 @@ def resolve_reward(
     """
     found = check_reward(name, field, kwargs)
     if inspect.isclass(found):
+        at = (name,) if name.startswith(SCHEMES) else ()
         try:
-            return cast(Callable[..., object], found(**kwargs))
+            return cast(Callable[..., object], found(*at, **kwargs))
         except Exception as error:
             raise ConfigError(
                 f"{_said(field, name, found)} cannot be made with {dict(kwargs)}: "
@@ -48,7 +50,10 @@ def check_reward(
         ConfigError: unknown name, failed import, missing attribute, or not a callable that takes a
             response and its arguments; or its `score_range` is none.
     """
-    found: Callable[..., object] = named_function(field, name, BUILTIN_REWARDS, "reward")
+    at = (name,) if name.startswith(SCHEMES) else ()
+    found: Callable[..., object] = RemoteReward
+    if not at:
+        found = named_function(field, name, BUILTIN_REWARDS, "reward")
     try:
         signature_of(found, kwargs).bound(None)
         score_range(found)
@@ -56,7 +61,7 @@ def check_reward(
         raise ConfigError(f"{_said(field, name, found)} {error}") from error
     try:
         if inspect.isclass(found):
-            inspect.signature(found).bind(**kwargs)
+            inspect.signature(found).bind(*at, **kwargs)
         elif kwargs:
             inspect.signature(found).bind_partial(**kwargs)
     except TypeError as error:

@@ -168,6 +168,7 @@ class RewardScorer:
             rewards=tuple(inputs.named(name) for name in functions),
             timeout_seconds=rl.verifier_timeout,
             processes=rl.verifier_parallel,
+            prints=inputs.prints,
         )
         self._service: RewardService | None = None
         self._logged: set[tuple[str, FailureKind]] = set()

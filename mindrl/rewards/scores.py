@@ -41,6 +41,8 @@ class PoolPlan:
     timeout_seconds: float
     """For one response and one function."""
     processes: int
+    prints: Path | None = None
+    """File that takes what functions print; None drops it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,6 +22,7 @@ from pebble import ProcessExpired, ProcessPool
 from mindrl.errors import MindrlError, RewardError
 from mindrl.platform.guard import SWEEP
 from mindrl.rewards.functions import score_range
+from mindrl.rewards.prints import keep_prints
 from mindrl.rewards.scores import Asked, Failure, Outcome, Outcomes, PoolPlan, Ready
 from mindrl.rewards.worker import (
     SETTLING_SECONDS,
@@ -95,7 +96,7 @@ class WorkerPool:
             fields={name: tuple(field for _, field in each.taken) for name, each in loaded.items()},
         )
         self._plan = plan
-        self._connection_descriptor = connection_descriptor
+        self._descriptors = (connection_descriptor, keep_prints(plan.prints))
         self._pool = self._start()
 
     def score(self, asked: Asked) -> Outcomes:
@@ -149,7 +150,7 @@ class WorkerPool:
         pool = ProcessPool(
             max_workers=self._plan.processes,
             initializer=isolate_worker,
-            initargs=(os.getpid(), self._connection_descriptor),
+            initargs=(os.getpid(), *self._descriptors),
             context=WorkerContext(),
         )
         try:

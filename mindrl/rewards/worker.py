@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import resource
+import sys
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -18,6 +19,7 @@ from mindrl.config.reward_signature import RewardSignature
 from mindrl.errors import ConfigError
 from mindrl.observability.units import quoted
 from mindrl.platform.guard import die_with
+from mindrl.rewards.remote import RemoteReward
 from mindrl.rewards.resolve import FIELD, place_of, resolve_reward, signature_of_reward
 from mindrl.rewards.returned import hint_of, score_of, scores_of
 from mindrl.rewards.scores import Failure, NamedReward, Outcome, TakenRows
@@ -74,17 +76,21 @@ def load_reward(reward: NamedReward) -> LoadedReward:
         taken = signature.bound(reward.columns, reward.answer_column)
     except ValueError as error:
         raise ConfigError(f"{FIELD}={reward.name!r} ({place_of(call)}) {error}") from error
-    return LoadedReward(call=call, signature=signature, taken=taken, place=place_of(call))
+    place = reward.name if isinstance(call, RemoteReward) else place_of(call)
+    return LoadedReward(call=call, signature=signature, taken=taken, place=place)
 
 
-def isolate_worker(service_pid: int, connection_descriptor: int) -> None:
+def isolate_worker(service_pid: int, connection_descriptor: int, prints_descriptor: int) -> None:
     """Cut a new worker off from what it could harm; runs once in each, before any response."""
     die_with(service_pid)
     os.close(connection_descriptor)
-    silence = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(silence, 1)
-    os.dup2(silence, 2)
-    os.close(silence)
+    for descriptor in (1, 2):
+        os.dup2(prints_descriptor, descriptor)
+    # Line by line, whatever it is: a worker ends by a signal, and keeps no line for later.
+    sys.stdout, sys.stderr = (
+        os.fdopen(descriptor, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
+        for descriptor in (1, 2)
+    )
     limit_bytes = psutil.Process().memory_info().vms + EXTRA_ADDRESS_SPACE_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -11,6 +11,7 @@ from scorers import scorer_of
 from mindrl.config.rl import RLConfig
 from mindrl.errors import ConfigError, RewardError
 from mindrl.rewards.functions import math_verify
+from mindrl.rewards.inputs import RewardInputs
 from mindrl.rewards.scorer import RewardScorer
 from mindrl.rewards.scores import Scores
 
@@ -116,6 +117,27 @@ def test_printing_100_mb_neither_shows_nor_costs(
     scores = obeyed(scorer, 2, {0: "print 100 MB"})
     assert scores.components[OBEY] == (1.0, 1.0)
     assert capfd.readouterr() == ("", "")
+
+
+def test_what_a_function_prints_is_kept_up_to_8_mib(tmp_path: Path) -> None:
+    file, log = tmp_path / "own.py", tmp_path / "rewards.log"
+    file.write_text(
+        "def talk(r, a):\n    print('rated', r, '\\ud800')\n    print(a * 1000)\n    return 1.0\n"
+    )
+    rl = RLConfig(mini_batch_size=1, verifier_function=(f"{file}:talk",), verifier_weight=(1.0,))
+    with RewardScorer(rl, inputs=RewardInputs(prints=log)) as scorer:
+        assert scorer.score(["one"], ["x"]).rewards == (1.0,)
+        told = f"rated one \\ud800\n{'x' * 1000}\n"
+        deadline = time.monotonic() + 20.0
+        while log.read_text() != told and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert log.read_text() == told
+        assert scorer.score(["many"] * 3, ["y" * 4096] * 3).rewards == (1.0,) * 3
+        while log.stat().st_size < 8 << 20 and time.monotonic() < deadline:
+            time.sleep(0.05)
+    end = "\n[more is dropped]\n"
+    assert log.stat().st_size == (8 << 20) + len(end)
+    assert log.read_text().endswith(f"y{end}")
 
 
 def test_the_first_failure_of_each_kind_is_logged_with_the_calls_and_their_lines(

@@ -1,0 +1,112 @@
+"""Rewards from a server: one request for each response."""
+
+import asyncio
+import json
+import time
+from http.client import HTTPException, HTTPResponse
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+from mindrl.observability.units import quoted
+from mindrl.platform.environment import variable_named
+from mindrl.rewards.functions import ScoreRange
+
+SCHEMES = ("http://", "https://")
+_AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
+"""Answers that another try may better."""
+_MOST_BYTES = 1 << 20
+"""Of an answer."""
+
+
+class _StayHere(HTTPRedirectHandler):
+    """Takes a redirection for a refusal: nobody else gets the token."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        """Return none."""
+
+
+_OPENER = build_opener(_StayHere())
+
+
+class RemoteReward:
+    """Asks a server: what it answers, a number or `{"score": number}`, is the score.
+
+    The request is a JSON object of response, reference, prompt and data_source.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token_variable: str | None = None,
+        seconds: float = 4.0,
+        tries: int = 4,
+        concurrency: int = 8,
+        score_range: tuple[float, float] = (0.0, 1.0),
+    ) -> None:
+        """Take an address and how patient to be; the parameters are `verifier_kwargs`.
+
+        Args:
+            url: It begins with http:// or https://.
+            token_variable: Environment variable with the bearer token of each request.
+            seconds: For one response, all tries; less than `rl_config.verifier_timeout`.
+            tries: Behind one that fails comes a pause, twice as long each time.
+            concurrency: Requests that one reward process has under way at a time.
+            score_range: Lowest and highest score.
+
+        Raises:
+            ValueError: There is no such variable.
+        """
+        self.url, self.seconds, self.tries = url, seconds, tries
+        self.concurrency, self.score_range = concurrency, ScoreRange(*score_range)
+        self._headers = {"Content-Type": "application/json"}
+        if token_variable is not None:
+            if not (token := variable_named(token_variable)):
+                raise ValueError(f"the environment has no variable {token_variable}")
+            self._headers["Authorization"] = f"Bearer {token}"
+
+    async def __call__(
+        self, response: str, reference: str, prompt: str, data_source: str
+    ) -> object:
+        """Return what the server answers.
+
+        Raises:
+            OSError, HTTPException, ValueError: It gave no answer, or no JSON.
+        """
+        asked = {
+            "response": response,
+            "reference": reference,
+            "prompt": prompt,
+            "data_source": data_source,
+        }
+        body, ends = json.dumps(asked).encode(), time.monotonic() + self.seconds
+        for number in range(1, self.tries + 1):
+            try:
+                return await asyncio.to_thread(self._once, body, ends - time.monotonic())
+            except (OSError, HTTPException) as error:
+                pause = 0.1 * 2**number
+                lasting = isinstance(error, HTTPError) and error.code not in _AGAIN
+                if lasting or number == self.tries or time.monotonic() + pause >= ends:
+                    raise OSError(f"no score after {number} tries: {_said(error)}") from error
+            await asyncio.sleep(pause)
+        raise AssertionError("the last try returns or raises")
+
+    def _once(self, body: bytes, seconds: float) -> object:
+        request = Request(self.url, body, self._headers)  # noqa: S310 - one of SCHEMES
+        with _OPENER.open(request, timeout=max(seconds, 0.01)) as reply:
+            return _parsed(reply)
+
+
+def _parsed(reply: HTTPResponse) -> object:
+    text = reply.read(_MOST_BYTES)
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"answered {quoted(text[:60])}, which is no JSON") from error
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, HTTPError):
+        return f"HTTP {error.code} {error.read(200).decode(errors='replace')}".rstrip()
+    return f"{type(error).__name__}: {error}"

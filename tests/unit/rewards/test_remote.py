@@ -1,0 +1,131 @@
+"""Rewards of a server on the loopback address, in the processes of a run."""
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from mindrl.batch.prompts import Prompt
+from mindrl.config.rl import RLConfig
+from mindrl.errors import ConfigError
+from mindrl.rewards.inputs import Answered, RewardInputs
+from mindrl.rewards.scorer import RewardScorer, try_rewards
+from mindrl.rewards.scores import Scores
+
+PROMPT = Prompt(uid=0, token_ids=(7,), text="3+4", answer="7", source="sums")
+
+
+class Judge(ThreadingHTTPServer):
+    """Answers by what the response says, and writes down what it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.asked: list[dict[str, Any]] = []
+        self.tries: Counter[str] = Counter()
+        self.tokens: set[str | None] = set()
+        self.lock, self.under_way, self.most = threading.Lock(), 0, 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/rate"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Judge
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        judge, text = self.server, asked["response"]
+        with judge.lock:
+            judge.under_way += 1
+            judge.most = max(judge.most, judge.under_way)
+            judge.asked.append(asked)
+            judge.tokens.add(self.headers["Authorization"])
+            judge.tries[text] += 1
+        time.sleep(5.0 if text == "slow" else 0.1)
+        with judge.lock:
+            judge.under_way -= 1
+        flaky = text == "flaky" and judge.tries[text] < 3
+        code = {"bad": 400}.get(text, 503 if flaky else 200)
+        answer = {"text": b"fine", "number": b"0.25"}.get(text, b'{"score": 0.5}')
+        self.send_response(code)
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def judge() -> Iterator[Judge]:
+    with Judge() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def rated(judge: Judge, responses: list[str], **kwargs: Any) -> Scores:
+    rl = RLConfig(mini_batch_size=1, verifier_function=(judge.url,), verifier_weight=(1.0,))
+    answered = Answered(
+        prompts=[PROMPT] * len(responses),
+        groups=[0] * len(responses),
+        token_ids=[()] * len(responses),
+    )
+    inputs = RewardInputs(kwargs={judge.url: kwargs})
+    with RewardScorer(rl, inputs=inputs) as scorer:
+        return scorer.score(responses, ["7"] * len(responses), ["sums"] * len(responses), answered)
+
+
+def test_a_server_gets_texts_and_source_and_the_token_of_a_variable(
+    judge: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUDGE_TOKEN", "secret")
+    scores = rated(judge, ["number"], token_variable="JUDGE_TOKEN")
+    assert scores.rewards == (0.25,)
+    assert judge.asked == [
+        {"response": "number", "reference": "7", "prompt": "3+4", "data_source": "sums"}
+    ]
+    assert judge.tokens == {"Bearer secret"}
+
+
+def test_as_many_requests_are_under_way_as_the_bound_says(judge: Judge) -> None:
+    scores = rated(judge, [f"{n}" for n in range(12)], concurrency=3)
+    assert (scores.rewards, judge.most) == ((0.5,) * 12, 3)
+
+
+def test_a_server_that_is_busy_is_asked_again_and_one_that_refuses_is_not(judge: Judge) -> None:
+    scores = rated(judge, ["flaky", "bad", "text", "fine"])
+    assert scores.rewards == (0.5, 0.0, 0.0, 0.5)
+    assert judge.tries == {"flaky": 3, "bad": 1, "text": 1, "fine": 1}
+    [failure] = scores.failures
+    assert (failure.kind, failure.count) == ("exception", 2)
+    assert failure.first.detail.startswith("'OSError: no score after 1 tries: HTTP 400")
+    assert failure.first.detail.endswith(f"({judge.url})")
+
+
+def test_a_server_that_is_slow_costs_its_own_time_alone(judge: Judge) -> None:
+    started = time.monotonic()
+    scores = rated(judge, ["slow", "fine"], seconds=1.0)
+    assert scores.rewards == (0.0, 0.5)
+    # A second of waiting, and the start of the processes on a busy machine.
+    assert time.monotonic() - started < 15.0
+
+
+def test_a_server_that_is_not_there_is_found_by_the_trial_call() -> None:
+    with Judge() as gone:
+        url = gone.url
+    with pytest.raises(
+        ConfigError, match=r"no score after 4 tries: URLError: .*Connection refused"
+    ):
+        try_rewards("rl_config.verifier_function", [url], [PROMPT], RewardInputs(), seconds=5)
+
+
+def test_a_variable_that_is_not_set_is_named() -> None:
+    inputs = RewardInputs(kwargs={"http://127.0.0.1:9/": {"token_variable": "NO_SUCH_TOKEN"}})
+    with pytest.raises(ConfigError, match="the environment has no variable NO_SUCH_TOKEN"):
+        try_rewards("rl_config.verifier_function", [*inputs.kwargs], [PROMPT], inputs, seconds=5)

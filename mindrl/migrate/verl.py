@@ -295,10 +295,31 @@ def _data(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
         policy = "drop" if theirs["data.filter_overlong_prompts"] else "error"
         sets = {"rl_config.overlong_prompt_policy": policy}
         yield Mapped("data.filter_overlong_prompts", "renamed", sets, "the same")
-    sets = {"rl_config.verifier_function": ["math_verify"], "rl_config.verifier_weight": [1.0]}
-    note = "verl has a reward for each data_source, or your own function: name yours here"
-    key = "custom_reward_function.path"
-    yield Mapped(key if key in theirs else "reward_model.reward_manager", "open", sets, note)
+    yield from _reward(theirs)
+
+
+def _reward(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
+    """Take over a function of the user's, which is called as verl calls it."""
+    place = "custom_reward_function"
+    path = str(theirs.get(f"{place}.path", ""))
+    own = f"{path}:{theirs.get(f'{place}.name', 'compute_score')}"
+    name = own if path.endswith(".py") else "math_verify"
+    sets = {"rl_config.verifier_function": [name], "rl_config.verifier_weight": [1.0]}
+    if name != own:
+        note = "verl has a reward for each data_source, or your own function: name yours here"
+        yield Mapped(f"{place}.path" if path else "reward_model.reward_manager", "open", sets, note)
+        return
+    yield Mapped(f"{place}.path", "renamed", sets, "called as verl calls it")
+    if f"{place}.name" in theirs:
+        yield Mapped(f"{place}.name", "derived", note="part of rl_config.verifier_function")
+    given = f"{place}.reward_kwargs."
+    kwargs = {
+        key.removeprefix(given): value for key, value in theirs.items() if key.startswith(given)
+    }
+    for key in kwargs:
+        yield Mapped(
+            f"{given}{key}", "renamed", {"rl_config.verifier_kwargs": [kwargs]}, "the same"
+        )
 
 
 def _run(theirs: Mapping[str, Any]) -> Iterator[Mapped]:

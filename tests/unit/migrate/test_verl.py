@@ -127,3 +127,20 @@ def test_overrides_as_hydra_keeps_them_become_a_file_and_more_come_on_top(tmp_pa
     assert "# Imported from overrides.yaml, a file of verl." in text
     assert "  n_samples_per_prompt: 8\n" in text
     assert "trainer.esi_redundant_time\n      0 there: not understood" in ended.stdout
+
+
+def test_a_reward_function_of_the_user_comes_along_with_its_arguments() -> None:
+    place = "custom_reward_function"
+    own = {
+        f"{place}.path": "rewards/own.py",
+        f"{place}.name": "graded",
+        f"{place}.reward_kwargs.low": 0.1,
+        f"{place}.reward_kwargs.high": 2.0,
+    }
+    told = {each.key: each.kind for each in import_verl({**DAPO, **own}).mapped}
+    assert {told[key] for key in own} == {"renamed", "derived"}
+    rl = run_of({**DAPO, **own}).rl_config
+    assert rl.verifier_function == ("rewards/own.py:graded",)
+    assert rl.verifier_kwargs == ({"low": 0.1, "high": 2.0},)
+    unnamed = run_of({**DAPO, f"{place}.path": "own.py"}).rl_config
+    assert unnamed.verifier_function == ("own.py:compute_score",)

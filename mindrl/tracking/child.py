@@ -44,7 +44,7 @@ def hand_on(place: str) -> None:
             state.id, state.place = tracker.id, tracker.place
             state.write(job.folder)
         _hand_on(job, state, tracker, limit)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         logger.exception("%s", job.name)
         limit.last()
         state.problem = _in_words(error)
@@ -86,7 +86,7 @@ def _opened(job: TrackerJob, state: TrackerState) -> OpenTracker:
     return cast(OpenTracker, opens(job, state))
 
 
-def _in_words(error: Exception) -> str:
+def _in_words(error: Exception | SystemExit) -> str:
     """Say what happened on one line, safe to show."""
     said = str(error).strip().partition("\n")[0]
     return printable(quoted(f"{type(error).__name__}: {said}").strip("'\""))

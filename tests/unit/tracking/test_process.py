@@ -22,7 +22,7 @@ USER = Path(__file__).with_name("user_trackers.py")
 STEP = {"rollout/response_tokens": 1.0, "seconds/step": 1.0}
 
 
-def started(root: Path, name: str, *, seconds: int = 5, goes_on: bool = False) -> ProcessTracker:
+def started(root: Path, name: str, *, seconds: int = 60, goes_on: bool = False) -> ProcessTracker:
     job = TrackerJob(
         name=f"{USER}:{name}",
         project="mindrl",
@@ -37,7 +37,7 @@ def started(root: Path, name: str, *, seconds: int = 5, goes_on: bool = False) -
     return ProcessTracker(job, root / "logs" / f"tracker_{name}.log")
 
 
-def run_log(root: Path, shown: io.StringIO, *names: str, seconds: int = 5) -> RunLog:
+def run_log(root: Path, shown: io.StringIO, *names: str, seconds: int = 60) -> RunLog:
     folder = RunFolder(root)
     files = [JsonlTracker(folder.metrics)]
     summary = RunSummary(exports={"actor": root / "model"})
@@ -45,7 +45,7 @@ def run_log(root: Path, shown: io.StringIO, *names: str, seconds: int = 5) -> Ru
     return RunLog(folder, summary, StepConsole(9, shown), [*files, *others])
 
 
-def until(happens: Callable[[], bool], seconds: float = 30.0) -> None:
+def until(happens: Callable[[], bool], seconds: float = 60.0) -> None:
     ends = time.monotonic() + seconds
     while not happens():
         assert time.monotonic() < ends, "it did not happen"
@@ -117,7 +117,7 @@ def test_one_that_raises_is_told_once_in_safe_words_and_the_others_go_on(tmp_pat
 
 def test_one_that_hangs_in_a_step_costs_the_run_nothing_and_is_told_once(tmp_path: Path) -> None:
     shown = io.StringIO()
-    log = run_log(tmp_path, shown, "Hangs", seconds=1)
+    log = run_log(tmp_path, shown, "Hangs", seconds=5)
     hangs = log.trackers[1]
     assert isinstance(hangs, ProcessTracker)
     slowest, step = 0.0, 0
@@ -133,10 +133,10 @@ def test_one_that_hangs_in_a_step_costs_the_run_nothing_and_is_told_once(tmp_pat
     until(one_more_step)
     begun = time.monotonic()
     outcome = trackers_of(log.close())["Hangs"]
-    assert slowest < 0.5
-    assert time.monotonic() - begun < 0.5
+    assert slowest < 2.0
+    assert time.monotonic() - begun < 2.0
     problem = (
-        f"the tracker {USER}:Hangs has not answered for 1 s (rl_config.tracking.timeout_seconds); "
+        f"the tracker {USER}:Hangs has not answered for 5 s (rl_config.tracking.timeout_seconds); "
         f"see {tmp_path}/logs/tracker_Hangs.log"
     )
     assert shown.getvalue().count("has not answered") == 1
@@ -145,41 +145,44 @@ def test_one_that_hangs_in_a_step_costs_the_run_nothing_and_is_told_once(tmp_pat
 
 def test_one_that_hangs_at_the_end_costs_the_run_its_limit_once(tmp_path: Path) -> None:
     shown = io.StringIO()
-    log = run_log(tmp_path, shown, "HangsAtTheEnd", seconds=2)
+    log = run_log(tmp_path, shown, "HangsAtTheEnd", seconds=5)
     log.step(1, STEP, [])
     until(lambda: TrackerState.of(str(tmp_path / "trackers" / "HangsAtTheEnd")).taken == 1)
     begun = time.monotonic()
     outcome = trackers_of(log.close())["HangsAtTheEnd"]
-    assert 1.5 < time.monotonic() - begun < 4.0
+    assert 4.0 < time.monotonic() - begun < 10.0
     assert (outcome["kept"], outcome["missed"]) == (1, 0)
-    assert "lacked 0 record(s) 2 s" in shown.getvalue()
+    assert "lacked 0 record(s) 5 s" in shown.getvalue()
 
 
 def test_a_slow_one_holds_up_no_step_and_what_it_lacks_at_the_end_is_counted(
     tmp_path: Path,
 ) -> None:
     shown = io.StringIO()
-    log = run_log(tmp_path, shown, "Slow", seconds=2)
+    log = run_log(tmp_path, shown, "Slow", seconds=5)
     begun = time.monotonic()
     for step in range(1, 101):
         log.step(step, STEP, [])
-    assert time.monotonic() - begun < 5.0  # it needs 40 s
+    assert time.monotonic() - begun < 10.0  # it needs 40 s
     begun = time.monotonic()
     outcome = trackers_of(log.close())["Slow"]
-    assert time.monotonic() - begun < 4.0
+    assert time.monotonic() - begun < 10.0
     taken, missed = outcome["kept"], outcome["missed"]
     assert isinstance(taken, int)
     assert isinstance(missed, int)
-    assert 0 <= taken <= 6
+    assert 0 <= taken <= 40
     assert taken + missed == 100
-    assert shown.getvalue().count(f"lacked {missed} record(s) 2 s") == 1
+    assert shown.getvalue().count(f"lacked {missed} record(s) 5 s") == 1
 
 
-def test_a_process_that_is_gone_without_a_word_is_told_by_its_log(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["Dies", "Leaves"])
+def test_a_process_that_is_gone_without_a_word_is_told_too(name: str, tmp_path: Path) -> None:
     shown = io.StringIO()
-    log = run_log(tmp_path, shown, "Dies")
+    log = run_log(tmp_path, shown, name)
     log.step(1, STEP, [])
-    assert trackers_of(log.close())["Dies"]["missed"] == 1
+    outcome = trackers_of(log.close())[name]
+    assert (outcome["kept"], outcome["missed"]) == (0, 1)
+    assert str(outcome["problem"]).startswith(f"the tracker {USER}:{name} has failed: ")
     assert shown.getvalue().count("the tracker") == 1
 
 
@@ -212,15 +215,15 @@ def test_a_run_that_goes_on_tells_the_same_run_there_what_it_has_not_heard(tmp_p
 def test_a_tracker_waits_for_the_one_of_a_run_that_was_killed(tmp_path: Path) -> None:
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_text('{"step": 1}\n')
-    old = started(tmp_path, "HangsAtTheEnd", seconds=3)
+    old = started(tmp_path, "HangsAtTheEnd", seconds=5)
     until(lambda: TrackerState.of(old.job.folder).taken == 1)
     assert old.process.stdin is not None
     old.process.stdin.close()
-    new = started(tmp_path, "HangsAtTheEnd", seconds=8, goes_on=True)
+    new = started(tmp_path, "HangsAtTheEnd", seconds=60, goes_on=True)
     with metrics.open("a") as file:
         file.write('{"step": 2}\n')
     until(lambda: TrackerState.of(old.job.folder).step == 2)
-    assert old.process.wait(10) == -signal.SIGALRM
+    assert old.process.wait(30) == -signal.SIGALRM
     assert [line.split()[:2] for line in kept(tmp_path, "HangsAtTheEnd")] == [
         ["run+", "1"],
         ["run++", "2"],
@@ -236,7 +239,7 @@ def test_the_process_of_a_tracker_ends_with_a_run_that_is_killed(name: str, tmp_
         "sys.path.insert(0, sys.argv[3])\n"
         "from test_process import STEP, run_log, started\n"
         "import io\n"
-        "log = run_log(Path(sys.argv[1]), io.StringIO(), sys.argv[2], seconds=2)\n"
+        "log = run_log(Path(sys.argv[1]), io.StringIO(), sys.argv[2], seconds=5)\n"
         "log.step(1, STEP, [])\n"
         "print(log.trackers[1].process.pid, flush=True)\n"
         "time.sleep(600)\n"
@@ -246,7 +249,7 @@ def test_the_process_of_a_tracker_ends_with_a_run_that_is_killed(name: str, tmp_
         assert run.stdout is not None
         tracker = int(run.stdout.readline())
         run.send_signal(signal.SIGKILL)
-    until(lambda: not Path(f"/proc/{tracker}").exists() or _is_dead(tracker), seconds=20)
+    until(lambda: not Path(f"/proc/{tracker}").exists() or _is_dead(tracker), seconds=60)
     # What was on the disk when the run was killed is told all the same.
     assert kept(tmp_path, name)[0].split()[1] == "1"
 

@@ -42,6 +42,7 @@ _AGREED = (
     *("megatron_training.global_batch_size", "megatron_training.no_shuffle"),
     *("rl_config.n_samples_per_prompt", "rl_config.reproducible_sampling"),
     *("rl_config.max_staleness", "rl_config.verifier_function", "rl_config.verifier_weight"),
+    "rl_config.verifier_kwargs",
     *("generate_config.sampling_config", "data_config.order", "data_config.rewards"),
     *("spool_config.publish_every", "spool_config.prompts_per_record"),
 )

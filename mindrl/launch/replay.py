@@ -3,7 +3,7 @@
 import json
 import logging
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -131,7 +131,10 @@ def run_again(
     if batch is not None:
         rating: Rating = nullcontext(lambda: batch.rewarded)
         if scores:
-            rating = trainer.rewards.compute(batch.prompts, batch.rollouts, blocking=True)
+            # A file of rollouts has no columns of the rows, which rewards may take.
+            rows = {each.uid: each.row for each in trainer.data.train.prompts}
+            asked = [replace(each, row=rows.get(each.uid)) for each in batch.prompts]
+            rating = trainer.rewards.compute(asked, batch.rollouts, blocking=True)
         gathered = Gathered(prompts=batch.prompts, rollouts=batch.rollouts, rating=rating)
     learned, _ = trainer.train_on(recorded.step, gathered)
     metrics = computed(measured(merge(learned, ways, trainer.workers.flush_metrics())))

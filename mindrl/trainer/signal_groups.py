@@ -111,7 +111,10 @@ class SignalGroups:
     def _signals(self, batch: RatedBatch) -> list[bool]:
         """Say of each group whether its responses differ."""
         scores = batch.rewarded.scores
-        values = scores.rewards if self.metric is None else scores.components[self.metric]
+        values = scores.rewards
+        if self.metric is not None:
+            # A function that applies to none of a group tells none of it apart.
+            values = tuple(each or 0.0 for each in scores.components[self.metric])
         # As the advantages are made: exactly 0 where all are equal.
         centred_B = groups_of(torch.tensor(values), batch.rollouts.group_B).centred_B
         signal_G: list[bool] = (centred_B != 0).view(-1, self.samples).any(dim=1).tolist()

@@ -82,8 +82,11 @@ def _parsed(place: str, content: bytes, what: str = "line") -> Any:
         wrong = f"byte {error.start + 1} of the {what} is not UTF-8 ({error.reason})"
         raise DataError(f"{place}: {wrong}") from error
     except json.JSONDecodeError as error:
-        of = "the line" if what == "line" else f"line {error.lineno}"
-        wrong = f"{error.msg} at character {error.colno} of {of}"
+        wrong = f"{error.msg} at character {error.colno} of line {error.lineno}"
+        if what == "line":
+            wrong = f"{error.msg} at character {error.pos + 1} of the line"
+        if content.strip() in (b"{", b"["):
+            wrong = "an object has to stand on one line; a list of objects is a .json file"
         raise DataError(f"{place}: not JSON: {wrong}") from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{place}: not JSON: {error}") from error
@@ -176,7 +179,8 @@ def column_of(row: Row, column: str, field: str) -> tuple[str, Any]:
         if not isinstance(value, dict) or part not in value:
             known = [*islice(_names(row.values), _MOST_COLUMNS)]
             found = ", ".join(known) or "none"
-            hint = did_you_mean(column, known)
+            inside = [name for name in known if name.endswith(f".{column}")]
+            hint = f"; did you mean {inside[0]!r}?" if inside else did_you_mean(column, known)
             raise DataError(f"{row.place}: no column {field}={column!r}; found: {found}{hint}")
         value = value[part]
     return where, value

@@ -39,6 +39,8 @@ def with_local_folders(config: RunConfig, *, downloads: bool) -> RunConfig:
 
 def hub_hint(path: str, kind: HubKind) -> str:
     """Say what to do about a name that is neither here nor in the cache; empty of other paths."""
+    if path.startswith("~"):
+        return "; ~ is not read as your home folder here: write it out"
     if _split(path, kind) is None or Path(path.partition("/")[0]).exists():
         return ""
     return (

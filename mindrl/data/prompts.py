@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -85,6 +85,51 @@ class _Rendered(NamedTuple):
     row: PromptRow | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Longest:
+    """What may be no longer than so many tokens, and what becomes of it where it is."""
+
+    what: str
+    key: str
+    tokens: int
+    drops: bool
+
+
+Make = Callable[[Mapping[int, Row], Columns, Reading], tuple[Prompt, ...]]
+"""Makes a prompt of each of the chosen rows, which have their places in the file."""
+
+
+def load_set(
+    paths: DataPath,
+    training: MegatronTrainingConfig,
+    reading: Reading,
+    longest: Longest,
+    make: Make,
+) -> PromptSet:
+    """Read data files, and make prompts of their rows.
+
+    Raises:
+        DataError: A file or one of its rows breaks the stated format, a prompt is too long where
+            that is an error, or no prompt is left.
+    """
+    path, rows = ", ".join(paths_of(paths)), _rows_of(paths)
+    columns = columns_of(training, rows[0])
+    reading = reading.by_form(columns.source)
+    chosen = reading.chosen(path, rows)
+    prompts = make(chosen, columns, reading)
+    kept = _limit_length(prompts, [row.place for row in chosen.values()], path, longest)
+    ranks = (reading.rank_of(rows[prompt.uid - reading.first_uid]) for prompt in kept)
+    return PromptSet(
+        path=path,
+        prompts=kept,
+        dropped=len(prompts) - len(kept),
+        filtered=len(rows) - len(chosen),
+        ranks=tuple(rank for rank in ranks if rank is not None),
+        told=columns.told,
+        columns=tuple(dict.fromkeys(name for row in rows for name in row.values)),
+    )
+
+
 def load_prompts(
     paths: DataPath,
     training: MegatronTrainingConfig,
@@ -100,36 +145,31 @@ def load_prompts(
         DataError: The file or one of its rows breaks the stated format, a prompt is too
             long where the policy is "error", or no prompt is left.
     """
-    path, rows = ", ".join(paths_of(paths)), _rows_of(paths)
-    columns = columns_of(training, rows[0])
-    reading = (reading or Reading()).by_form(columns.source)
-    chosen = reading.chosen(path, rows)
-    rendered = [_render(row, training, columns, tokenizer, reading) for row in chosen.values()]
-    # The template has placed every special token, so the tokenizer must not add its own.
-    prefix = plain_prefix(tokenizer) if training.takes_plain_text else []
-    token_ids = tokenizer([row.text for row in rendered], add_special_tokens=False)["input_ids"]
-    prompts = tuple(
-        Prompt(
-            uid=reading.first_uid + place,
-            token_ids=(*prefix, *ids),
-            text=row.text,
-            answer=row.answer,
-            source=reading.source_of(chosen[place]),
-            row=row.row,
+
+    def make(chosen: Mapping[int, Row], columns: Columns, reading: Reading) -> tuple[Prompt, ...]:
+        rendered = [_render(row, training, columns, tokenizer, reading) for row in chosen.values()]
+        # The template has placed every special token, so the tokenizer must not add its own.
+        prefix = plain_prefix(tokenizer) if training.takes_plain_text else []
+        token_ids = tokenizer([row.text for row in rendered], add_special_tokens=False)["input_ids"]
+        return tuple(
+            Prompt(
+                uid=reading.first_uid + place,
+                token_ids=(*prefix, *ids),
+                text=row.text,
+                answer=row.answer,
+                source=reading.source_of(chosen[place]),
+                row=row.row,
+            )
+            for place, row, ids in zip(chosen, rendered, token_ids, strict=True)
         )
-        for place, row, ids in zip(chosen, rendered, token_ids, strict=True)
+
+    longest = Longest(
+        what="prompt",
+        key="rl_config.max_prompt_length",
+        tokens=rl.max_prompt_length,
+        drops=rl.overlong_prompt_policy == "drop",
     )
-    kept = _limit_length(prompts, [row.place for row in rendered], path, rl)
-    ranks = (reading.rank_of(rows[prompt.uid - reading.first_uid]) for prompt in kept)
-    return PromptSet(
-        path=path,
-        prompts=kept,
-        dropped=len(prompts) - len(kept),
-        filtered=len(rows) - len(chosen),
-        ranks=tuple(rank for rank in ranks if rank is not None),
-        told=columns.told,
-        columns=tuple(dict.fromkeys(name for row in rows for name in row.values)),
-    )
+    return load_set(paths, training, reading or Reading(), longest, make)
 
 
 def _rows_of(paths: DataPath) -> list[Row]:
@@ -144,28 +184,29 @@ def _rows_of(paths: DataPath) -> list[Row]:
 
 
 def _limit_length(
-    prompts: tuple[Prompt, ...], places: Sequence[str], path: str, rl: RLConfig
+    prompts: tuple[Prompt, ...], places: Sequence[str], path: str, longest: Longest
 ) -> tuple[Prompt, ...]:
-    key = f"rl_config.max_prompt_length={rl.max_prompt_length}"
+    what, key = longest.what, f"{longest.key}={longest.tokens}"
     lengths = [len(prompt.token_ids) for prompt in prompts]
-    too_long = [uid for uid, length in enumerate(lengths) if length > rl.max_prompt_length]
+    too_long = [uid for uid, length in enumerate(lengths) if length > longest.tokens]
     if not too_long:
         return prompts
-    if rl.overlong_prompt_policy == "error":
+    if not longest.drops:
         raise DataError(
-            f"{places[too_long[0]]}: prompt of {lengths[too_long[0]]} tokens is longer than {key}; "
-            f"{len(too_long)} of {len(prompts)} prompts are, the longest has {max(lengths)}. "
+            f"{places[too_long[0]]}: {what} of {lengths[too_long[0]]} tokens is longer than {key}; "
+            f"{len(too_long)} of {len(prompts)} {what}s are, the longest has {max(lengths)}. "
             "Raise the limit, or set rl_config.overlong_prompt_policy=drop"
         )
     if len(too_long) == len(prompts):
         raise DataError(
-            f"data file {path}: no prompt is left, all {len(prompts)} are longer than {key}; "
+            f"data file {path}: no {what} is left, all {len(prompts)} are longer than {key}; "
             f"the longest has {max(lengths)} tokens"
         )
     _LOGGER.warning(
-        "%s: dropped %d of %d prompts longer than %s tokens", path, len(too_long), len(prompts), key
+        "%s: dropped %d of %d %ss longer than %s tokens",
+        *(path, len(too_long), len(prompts), what, key),
     )
-    return tuple(prompt for prompt in prompts if len(prompt.token_ids) <= rl.max_prompt_length)
+    return tuple(prompt for prompt in prompts if len(prompt.token_ids) <= longest.tokens)
 
 
 def _render(
@@ -175,9 +216,9 @@ def _render(
     tokenizer: PreTrainedTokenizerBase,
     reading: Reading,
 ) -> _Rendered:
-    messages, is_plain = _messages(row, training, columns.prompt), training.takes_plain_text
+    messages, is_plain = question_of(row, training, columns.prompt), training.takes_plain_text
     text = _plain(row, messages) if is_plain else _chat(row, messages, tokenizer)
-    answer = "" if columns.answer is None else _answer(row, columns.answer)
+    answer = "" if columns.answer is None else answer_of(row, columns.answer)
     try:
         f"{text}{answer}".encode()
     except UnicodeEncodeError as error:
@@ -204,7 +245,25 @@ def _plain(row: Row, messages: list[ChatMessage]) -> str:
     return messages[0]["content"]
 
 
-def _messages(row: Row, training: MegatronTrainingConfig, column: str) -> list[ChatMessage]:
+def question_of(row: Row, training: MegatronTrainingConfig, column: str) -> list[ChatMessage]:
+    """Return the messages of a row that are to be answered.
+
+    Raises:
+        DataError: There are none, or they end with an answer.
+    """
+    messages = conversation_of(row, training, column)
+    if messages[-1]["role"] == "assistant":
+        where = f"{row.place}: column {column!r}"
+        raise DataError(f"{where} ends with an answer of the assistant; needed a question")
+    return messages
+
+
+def conversation_of(row: Row, training: MegatronTrainingConfig, column: str) -> list[ChatMessage]:
+    """Return the messages of a row, the configured system prompt before them.
+
+    Raises:
+        DataError: There are none, or one is no message.
+    """
     where, value = column_of(row, column, "megatron_training.prompt_column")
     if isinstance(value, str):
         if _WRITTEN_MESSAGES.match(value):
@@ -215,8 +274,6 @@ def _messages(row: Row, training: MegatronTrainingConfig, column: str) -> list[C
         need = "needed text or a list of messages, not empty"
         raise DataError(f"{where} holds {shown(value)}; {need}")
     messages = [_message(f"{where}, message {at}", each) for at, each in enumerate(value, start=1)]
-    if messages[-1]["role"] == "assistant":
-        raise DataError(f"{where} ends with an answer of the assistant; needed a question")
     if training.system_prompt is None:
         return messages
     if any(message["role"] == "system" for message in messages):
@@ -238,8 +295,13 @@ def _message(where: str, value: Any) -> ChatMessage:
     return present
 
 
-def _answer(row: Row, column: str) -> str:
-    where, value = column_of(row, column, "megatron_training.answer_column")
+def answer_of(row: Row, column: str, field: str = "megatron_training.answer_column") -> str:
+    """Return the answer in a column of a row.
+
+    Raises:
+        DataError: There is none.
+    """
+    where, value = column_of(row, column, field)
     answer = str(value) if type(value) in (int, float) else value
     if not isinstance(answer, str) or not answer.strip():
         need = "needed an answer: text, not empty, or a number"

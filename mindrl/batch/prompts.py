@@ -43,6 +43,15 @@ class Prompt:
     """None where no reward takes any of it."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Demonstration(Prompt):
+    """A conversation that is learned from: its token ids and its text are all of it."""
+
+    targets: tuple[bool, ...]
+    """Of each token, whether it is learned: those of answers, and what ends them. Never the
+    first."""
+
+
 def sample_numbers(uids: Iterable[int]) -> list[int]:
     """Count the responses to each prompt, from 0; `uids` says which each response answers.
 

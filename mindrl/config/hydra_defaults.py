@@ -9,11 +9,12 @@ from omegaconf import DictConfig, OmegaConf
 from mindrl.config.layout_keys import ROLLOUT_SIZE_KEYS, SIZE_KEYS
 from mindrl.config.role import CriticConfig, RewardConfig
 from mindrl.config.run import RunConfig
+from mindrl.config.sft import SFTConfig
 
 NAME = "mindrl_defaults"
 """First entry of the `defaults` list of a configuration file."""
 
-_OPTIONAL = {"critic": CriticConfig, "reward": RewardConfig}
+_OPTIONAL = {"critic": CriticConfig, "reward": RewardConfig, "sft": SFTConfig}
 """A file with a section of these has an entry, such as `mindrl_critic_defaults`, behind the first:
 all keys of the section can then be overridden."""
 _SIZES = frozenset({*SIZE_KEYS.values(), *ROLLOUT_SIZE_KEYS.values(), "num_npus"})

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from mindrl.config.run import RunConfig
 from mindrl.config.section import documented_fields
+from mindrl.config.supervision import supervised
 from mindrl.errors import ConfigError
 
 _LIKE_ENOUGH = 0.6
@@ -21,7 +22,7 @@ _NEEDS = {"dataclass_type": _A_SECTION, "tuple_type": "must be a list"}
 
 
 def load_run_config(values: Mapping[str, Any]) -> RunConfig:
-    """Build the configuration of a run from its sections.
+    """Build the configuration of a run from its sections, with what follows from its kind.
 
     Raises:
         ConfigError: Unknown keys, missing keys, wrong types and values out of range, all at once.
@@ -30,7 +31,7 @@ def load_run_config(values: Mapping[str, Any]) -> RunConfig:
         raise ConfigError("\n".join(unreadable))
     try:
         # JSON lets a list stand for a tuple while every other type stays strict.
-        return TypeAdapter(RunConfig).validate_json(json.dumps(values))
+        return supervised(TypeAdapter(RunConfig).validate_json(json.dumps(values)))
     except ValidationError as error:
         findings = [_describe(finding) for finding in error.errors(include_url=False)]
     raise ConfigError("\n".join(findings))

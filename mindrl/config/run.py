@@ -22,6 +22,7 @@ from mindrl.config.megatron_training import MegatronTrainingConfig
 from mindrl.config.rl import COVARIANCE_LOSSES, RLConfig, RolloutCorrection
 from mindrl.config.role import ActorConfig, CriticConfig, LearningConfig, RefConfig, RewardConfig
 from mindrl.config.section import SECTION
+from mindrl.config.sft import SFTConfig
 from mindrl.config.spool import SpoolConfig
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.layouts.placement import NodeMap, placed
@@ -53,6 +54,8 @@ class RunConfig:
     """Data sets besides the two files of `megatron_training`."""
     spool_config: SpoolConfig = SpoolConfig()
     """The folder that joins a train job and rollout jobs."""
+    sft_config: SFTConfig | None = None
+    """Supervised fine-tuning: what is learned from. None learns from rewards."""
 
     @property
     def world_size(self) -> int:
@@ -68,8 +71,7 @@ class RunConfig:
     @property
     def is_spread(self) -> bool:
         """Whether a role is on some of the training devices, and not on all."""
-        everywhere = range(self.world_size)
-        return any(self.role_devices(role) != everywhere for role in self.roles)
+        return any(self.role_devices(role) != range(self.world_size) for role in self.roles)
 
     @property
     def is_apart(self) -> bool:
@@ -184,8 +186,9 @@ class RunConfig:
 
     @property
     def rolls_out(self) -> bool:
-        """Whether this run has an engine; without one it trains on what another rolled out."""
-        return self.rl_config.debug != "train_only" and self.spool_config.job != "train"
+        """Whether this run has an engine; without one it trains on what is there."""
+        stored = self.rl_config.debug == "train_only" or self.spool_config.job == "train"
+        return not stored and self.sft_config is None
 
     @property
     def learns(self) -> bool:
@@ -239,8 +242,7 @@ class RunConfig:
     @property
     def evaluates(self) -> bool:
         """Whether there is anything to evaluate on."""
-        held_out = self.megatron_training.test_data_path is not None
-        return held_out or self.data_config.evaluates
+        return self.data_config.evaluates or self.megatron_training.test_data_path is not None
 
     @property
     def tokenizer_path(self) -> str:

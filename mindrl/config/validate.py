@@ -25,6 +25,7 @@ from mindrl.config.role import LearningConfig
 from mindrl.config.role_places import devices_key
 from mindrl.config.run import OTHER_REFERENCE, RunConfig
 from mindrl.config.spool_rules import spool_findings
+from mindrl.config.supervision import sft_findings
 from mindrl.config.tracking_rules import tracking_findings
 
 _ROLLOUT_TP = "generate_config.infer_tensor_parallel_size"
@@ -47,7 +48,8 @@ _Rule = tuple[object, str, str, *tuple[Value, ...]]
 
 def findings(config: RunConfig) -> list[Finding]:
     """Return everything that is wrong with a configuration; empty where nothing is."""
-    rules = (_shares, _lengths, _learning, _advantages, _rewards, _files, _checkpoints)
+    learned = (_advantages, _rewards) if config.sft_config is None else (sft_findings,)
+    rules = (_shares, _lengths, _learning, *learned, _files, _checkpoints)
     others = (engine_findings, algorithm_findings, data_findings, placement_findings)
     alone = (debug_findings, spool_findings, tracking_findings)
     found = (each for rule in (*rules, *others, *alone) for each in rule(config))

@@ -3,17 +3,21 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 
 from transformers import PreTrainedTokenizerBase
 
+from mindrl.batch.prompts import Demonstration
 from mindrl.config.data import DataPath, EvalSet, TrainSet
 from mindrl.config.finding import did_you_mean
 from mindrl.config.reward_columns import own_rewards, reward_columns
 from mindrl.config.reward_signature import RewardSignature
 from mindrl.config.run import RunConfig
+from mindrl.data.demonstrations import load_demonstrations
 from mindrl.data.held_out import hold_out, without_tests
 from mindrl.data.prompts import PromptSet, joined, load_prompts
 from mindrl.data.reading import Reading
+from mindrl.data.rows import shown
 from mindrl.data.tokenizer import load_tokenizer, stop_token_ids
 from mindrl.errors import ConfigError, DataError, ModelError
 
@@ -72,12 +76,15 @@ def read_data(config: RunConfig) -> RunData:
             chat_template=training.chat_template,
             trust_remote_code=config.generate_config.trust_remote_code,
         )
+        sampling = config.generate_config.sampling_config
+        stops = stop_token_ids(tokenizer, config.actor_config.load, sampling.stop_token_ids)
 
         def load(paths: DataPath, reading: Reading) -> PromptSet:
+            if config.sft_config is not None:
+                return load_demonstrations(paths, config, tokenizer, stops, reading)
             chosen = replace(reading, rewards=rewards)
             return load_prompts(paths, training, config.rl_config, tokenizer, chosen)
 
-        sampling = config.generate_config.sampling_config
         train_sets, test = _train_sets(config, load), None
         if data.held_out_fraction:
             train_sets, test = hold_out(train_sets, data.held_out_fraction, data.held_out_seed)
@@ -89,9 +96,7 @@ def read_data(config: RunConfig) -> RunData:
         train_sets = without_tests(data, train_sets, _tests(test, eval_sets))
         found = RunData(
             tokenizer=tokenizer,
-            stop_token_ids=stop_token_ids(
-                tokenizer, config.actor_config.load, sampling.stop_token_ids
-            ),
+            stop_token_ids=stops,
             stop_texts=sampling.stop,
             train=joined(train_sets),
             test=test,
@@ -201,11 +206,23 @@ def data_lines(data: RunData) -> Iterator[str]:
     stops = [f"{token} ({id_})" for token, id_ in zip(tokens, data.stop_token_ids, strict=True)]
     stops += map(repr, data.stop_texts)
     yield f"a response ends with {' or '.join(stops)}"
+    yield from _learned(data)
+
+
+def _learned(data: RunData) -> Iterator[str]:
+    """Say which tokens of demonstrations are learned, by the first of them."""
+    found = [each for each in data.train.prompts if isinstance(each, Demonstration)]
+    for first in found[:1]:
+        all_tokens = sum(len(each.token_ids) for each in found)
+        learned = sum(sum(each.targets) for each in found)
+        text = data.tokenizer.decode([*compress(first.token_ids, first.targets)])
+        yield f"{learned:,} of {all_tokens:,} tokens are learned, of the first row {shown(text)}"
 
 
 def _described(found: PromptSet) -> str:
     """Count the rows of a set, and say what became of those that are not prompts."""
     longest = max(len(prompt.token_ids) for prompt in found.prompts)
+    what = "conversations" if isinstance(found.prompts[0], Demonstration) else "prompts"
     repeated = len(found.prompts) - len({prompt.text for prompt in found.prompts})
     counts = {
         "longer ones dropped": found.dropped,
@@ -214,4 +231,4 @@ def _described(found: PromptSet) -> str:
         "equal to an earlier prompt": repeated,
     }
     told = "".join(f", {count} {what}" for what, count in counts.items() if count)
-    return f"{found.rows} rows, prompts of up to {longest} tokens{told}{found.told}"
+    return f"{found.rows} rows, {what} of up to {longest} tokens{told}{found.told}"

@@ -23,7 +23,7 @@ from mindrl.launch.beginning import Beginning, beginning
 from mindrl.launch.callbacks import Callbacks
 from mindrl.launch.interrupts import interrupts_unwrapped, stop_requests
 from mindrl.launch.memory_watch import MemoryWatch
-from mindrl.launch.parts import colocated_actor, trainer_of
+from mindrl.launch.parts import colocated_actor, loop_of
 from mindrl.launch.plan_record import plan_record
 from mindrl.launch.provenance import provenance
 from mindrl.launch.restarts import Restarts
@@ -48,6 +48,7 @@ from mindrl.trainer.gathering import Gathering
 from mindrl.trainer.policy_trainer import PolicyTrainer
 from mindrl.trainer.rollout_files import RolloutFiles
 from mindrl.trainer.run_log import RunFolder, RunLog, RunSummary
+from mindrl.trainer.training_loop import TrainingLoop
 
 _WORKER_FACTORY = "mindrl.launch.worker:build_worker"
 _LONE_FACTORY = "mindrl.launch.rollout_worker:build_lone_rollout_worker"
@@ -161,6 +162,7 @@ class Attempts:
     def once(self, found: Beginning | None, run_log: RunLog) -> Iterator[PolicyTrainer]:
         """Start workers with the state of a checkpoint, for what is not taken up again."""
         with self._services() as services, self._trainer(services, found, run_log) as trainer:
+            assert isinstance(trainer, PolicyTrainer), "its program refuses what learns otherwise"
             yield trainer
 
     def _attempt(
@@ -228,20 +230,21 @@ class Attempts:
             self.plan = shrunk(self.plan, self.platform, cluster.present())
             cluster.devices = self.plan.config.world_size
             numbers = derived_numbers(self.plan.config, self.platform)
-            layouts = ", ".join(f"{key} {numbers[key]}" for key in ("training", "rollout"))
+            sides = [key for key in ("training", "rollout") if key in numbers]
+            layouts = ", ".join(f"{key} {numbers[key]}" for key in sides)
             tell(f"rl_config.on_device_loss=shrink: on with {cluster.devices} device(s): {layouts}")
             cluster.reserve_again(rl.device_wait_seconds)
 
     @contextmanager
     def _trainer(
         self, services: _Services, found: Beginning | None, run_log: RunLog
-    ) -> Iterator[PolicyTrainer]:
+    ) -> Iterator[TrainingLoop]:
         """Start workers, and give them and their trainer the state of a checkpoint."""
         self._make_ready(services)
         with self._workers(services.cluster) as actor:
             self.has_begun = True
-            trainer = trainer_of(self.plan, self.data, actor, services.scorer, run_log)
-            if self.gathers is not None:
+            trainer = loop_of(self.plan, self.data, actor, services.scorer, run_log)
+            if self.gathers is not None and isinstance(trainer, PolicyTrainer):
                 trainer.gathering = self.gathers(trainer)
             actor.group.meanwhile = _meanwhile(trainer)
             if found is not None:
@@ -316,7 +319,7 @@ class Attempts:
         )
 
 
-def _meanwhile(trainer: PolicyTrainer) -> Callable[[], None]:
+def _meanwhile(trainer: TrainingLoop) -> Callable[[], None]:
     """Return what is done while processes that train are waited for."""
 
     def look() -> None:

@@ -15,6 +15,21 @@ from mindrl.trainer.policy_trainer import PolicyTrainer
 from mindrl.trainer.ranks import Ranks
 from mindrl.trainer.reward_manager import RewardSources
 from mindrl.trainer.run_log import RunLog
+from mindrl.trainer.supervised_trainer import SupervisedTrainer
+from mindrl.trainer.training_loop import TrainingLoop
+
+
+def loop_of(
+    plan: RunPlan,
+    data: RunData,
+    actor: ColocatedActor,
+    scorer: RewardScorer | None,
+    run_log: RunLog,
+) -> TrainingLoop:
+    """Put the parts of a run together: of one that learns from rewards, or from answers."""
+    if plan.config.sft_config is not None:
+        return SupervisedTrainer(plan.config, data, actor, run_log)
+    return trainer_of(plan, data, actor, scorer, run_log)
 
 
 def trainer_of(

@@ -57,6 +57,11 @@ def recorded_step(config: RunConfig, folder: RunFolder, step: int, *, generates:
         CheckpointError: The checkpoint is damaged.
         DataError: The file of the responses cannot be read.
     """
+    if config.sft_config is not None:
+        raise ConfigError(
+            f"--step {step}: {folder.root} is supervised fine-tuning, which draws nothing: "
+            "it is the run itself that is repeated, from the same seed, to the same numbers"
+        )
     lines, files = _lines(folder.metrics), RolloutFiles(folder.rollouts)
     commits = Commits(folder.checkpoints)
     before, stored = {each + 1 for each in commits.steps()}, {*files.steps()}

@@ -25,10 +25,14 @@ def reward_inputs(config: RunConfig, data: RunData, prints: Path | None = None) 
 def try_all_rewards(config: RunConfig, data: RunData) -> None:
     """Call each reward function of the user's for the first row of each `data_source`.
 
+    Where answers are learned as they are, none is called.
+
     Raises:
         ConfigError: One cannot serve.
         RewardError: The process that calls them is lost.
     """
+    if config.sft_config is not None:
+        return
     weights, inputs = config.reward_weights, reward_inputs(config, data)
     by_key: dict[str, list[Prompt]] = {}
     for prompt in {prompt.source: prompt for prompt in reversed(data.train.prompts)}.values():

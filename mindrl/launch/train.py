@@ -2,9 +2,11 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from mindrl.config.run import RunConfig
+from mindrl.config.supervision import in_epochs
 from mindrl.data.run_data import data_lines, read_data
 from mindrl.errors import CheckpointError
 from mindrl.launch.attempts import Attempts, RunFiles
@@ -12,7 +14,7 @@ from mindrl.launch.beginning import Beginning, beginning
 from mindrl.launch.callbacks import Callbacks
 from mindrl.launch.interrupts import interrupts_unwrapped
 from mindrl.launch.reward_trials import try_all_rewards
-from mindrl.observability.console import StepConsole
+from mindrl.observability.console import COLUMNS, SUPERVISED_COLUMNS, StepConsole
 from mindrl.observability.logs import configure_logging
 from mindrl.observability.summary import render_summary
 from mindrl.observability.terminal import print_rows, say
@@ -44,17 +46,19 @@ def train(
             begun, the summary is written and shown however the run ends.
     """
     config, folder = plan.config, RunFolder(root=run_dir.resolve())
-    goes_on, found = folder.checkpoints.is_dir(), _checkpoint(config, folder)
-    exports = export_folders(config, folder.root, goes_on=goes_on)
+    exports = export_folders(config, folder.root, goes_on=folder.checkpoints.is_dir())
     check_folders(plan, folder.root, exports)
     if config.rl_config.debug == "train_only":
         stored_rollouts(config)
     configure_logging(folder.logs / "driver.log", level=logging.INFO)
     data = read_data(config)
+    config = in_epochs(config, len(data.train.prompts))
+    plan, found = replace(plan, config=config), _checkpoint(config, folder)
     say(*data_lines(data))
     try_all_rewards(config, data)
     print_rows(derived_numbers(config, platform).items())
-    console = StepConsole(config.megatron_training.train_iters)
+    columns = COLUMNS if config.sft_config is None else SUPERVISED_COLUMNS
+    console = StepConsole(config.megatron_training.train_iters, columns=columns)
     files = RunFiles(folder, exports, console, callbacks or Callbacks())
     attempts = Attempts(plan, platform, data, files, gathers=gathers)
     try:

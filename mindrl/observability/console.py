@@ -31,6 +31,15 @@ COLUMNS = (
 """Of the step lines: a label, the metric, and its format as for the built-in `format`."""
 FAILED = "reward/failed_share"
 """Stands behind them in steps in which rewards failed."""
+SUPERVISED_COLUMNS = (
+    ("loss", "sft/loss", ".4f"),
+    ("norm", "update/grad_norm", ".3f"),
+    ("lr", "update/lr", ".1e"),
+    ("epoch", "sft/epoch", ".2f"),
+    ("tok/s", "throughput/tokens_per_second", ".0f"),
+    ("step s", "seconds/step", ".1f"),
+)
+"""The same of supervised fine-tuning."""
 
 
 class StepConsole:
@@ -42,8 +51,15 @@ class StepConsole:
     Steps count from 1 to `total_steps`. A metric that is missing shows as "-".
     """
 
-    def __init__(self, total_steps: int, stream: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        total_steps: int,
+        stream: TextIO | None = None,
+        *,
+        columns: Sequence[tuple[str, str, str]] = COLUMNS,
+    ) -> None:
         self._total_steps = total_steps
+        self._columns = columns
         self._rows = 0
         self._first_step: tuple[int, float] | None = None
         self._stream = sys.stdout if stream is None else stream
@@ -69,9 +85,10 @@ class StepConsole:
 
     def step(self, step: int, metrics: Metrics) -> None:
         """Show that a step is done."""
-        labels = [label for label, _, _ in COLUMNS]
+        labels = [label for label, _, _ in self._columns]
         cells = [
-            format(metrics[name], spec) if name in metrics else "-" for _, name, spec in COLUMNS
+            format(metrics[name], spec) if name in metrics else "-"
+            for _, name, spec in self._columns
         ]
         if share := metrics.get(FAILED):
             labels.append("failed")
@@ -128,7 +145,7 @@ class StepConsole:
         return f"{step:>{len(total)}}/{total}"
 
     def _row(self, first: str, cells: Sequence[str]) -> str:
-        widths = [max(len(label), NARROWEST_CELL) for label, _, _ in COLUMNS]
+        widths = [max(len(label), NARROWEST_CELL) for label, _, _ in self._columns]
         padded = (cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
         return "  ".join((first.rjust(max(len("step"), len(self._position(0)))), *padded))
 

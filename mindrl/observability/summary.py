@@ -93,7 +93,9 @@ def _evaluations(summary: Mapping[str, object]) -> Iterator[tuple[str, str]]:
             if not what.endswith(("_low", "_high")):
                 ends = [_number(after.get(f"{what}_{end}"), ".3f") for end in ("low", "high")]
                 values = [_number(each.get(what), ".3f") for each in (before, after)]
-                yield f"{name} {what}", f"{' -> '.join(values)}  [{', '.join(ends)}]"
+                # A loss has no interval.
+                interval = f"  [{', '.join(ends)}]" if f"{what}_low" in {*before, *after} else ""
+                yield f"{name} {what}", f"{' -> '.join(values)}{interval}"
 
 
 def _accuracy(summary: Mapping[str, object]) -> str:

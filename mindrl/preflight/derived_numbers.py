@@ -16,13 +16,19 @@ _GAP_BF16 = 0.1
 _GAP_BF16_EXPERTS = 0.3
 """Nats. Some tokens go to other experts on the two sides: healthy runs show 0.02 to 0.06."""
 
+_OF_REWARDS = (
+    *("rollout", "prompts per step", "old log-probs", "rollout correction", "log-prob gap"),
+    *("reference", "rewards"),
+)
+"""Numbers of runs that draw responses, and learn from rewards."""
+
 
 def derived_numbers(config: RunConfig, platform: Platform) -> dict[str, str]:
     """Return what a configuration comes to, in the order that a person asks."""
     generate, rl = config.generate_config, config.rl_config
     training, rollout = config.megatron_training, config.rollout_layout
     further = {"critic": _role(config, "critic"), "reward model": _role(config, "reward")}
-    return {
+    found = {
         "devices (ranks)": f"{config.devices} x {platform.ray_resource}",
         **({"placement": placement_text(config)} if config.is_apart else {}),
         **({"order of steps": order} if (order := order_text(config)) else {}),
@@ -52,6 +58,22 @@ def derived_numbers(config: RunConfig, platform: Platform) -> dict[str, str]:
         "rewards": _rewards(config),
         **({"metrics go to": places} if (places := tracking_text(config)) else {}),
     }
+    if config.sft_config is None:
+        return found
+    # Of what is drawn and rated there is nothing to say.
+    kept = {name: text for name, text in found.items() if name not in _OF_REWARDS}
+    precision = "bf16" if training.bf16 else "fp32"
+    longest = f"{training.seq_length} tokens"
+    return kept | {"longest sequence": longest, "precision": precision} | _lesson(config)
+
+
+def _lesson(config: RunConfig) -> dict[str, str]:
+    """Say what supervised fine-tuning learns."""
+    sft = config.sft_config
+    assert sft is not None, "the run is supervised"
+    column = sft.response_column
+    answers = "each answer of a conversation" if sft.turns == "all" else "its last answer"
+    return {"learns": answers if column is None else f"column {column}"}
 
 
 def placement_text(config: RunConfig) -> str:

@@ -55,6 +55,10 @@ PROGRAMS: Mapping[str, tuple[Callable[[], int], str]] = {
     ),
     "train-grpo": (partial(_start, "train", "train_grpo"), "train with GRPO"),
     "train-ppo": (partial(_start, "train", "train_ppo"), "train with PPO"),
+    "train-sft": (
+        partial(_start, "train", "train_sft"),
+        "fine-tune on answers that the data has",
+    ),
     "job": (
         partial(_start, "job", "job"),
         "train and roll out as two jobs that a folder joins, and schedule them",

@@ -1,8 +1,9 @@
-"""The training programs: `mindrl train-grpo` and `mindrl train-ppo`."""
+"""The training programs: `mindrl train-grpo`, `mindrl train-ppo` and `mindrl train-sft`."""
 
 import os
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from mindrl.checkpoint.commits import CHECKPOINTS
 from mindrl.config.backends import ROLLOUT_BACKEND, TRAINING_BACKEND
 from mindrl.config.halves import on_its_own_devices
 from mindrl.config.run import RunConfig
+from mindrl.config.sft import SFTConfig
+from mindrl.config.supervision import supervised
 from mindrl.data.files import data_is_here
 from mindrl.data.vocabulary import has_vocabulary
 from mindrl.errors import ConfigError, InstallationError, OutputError
@@ -44,6 +47,18 @@ def train_ppo() -> int:
     return run_program(_train, default_config="ppo_tiny_cpu", has_critic=True)
 
 
+def train_sft() -> int:
+    """Fine-tune on answers that the data has; returns the exit code."""
+    return run_program(
+        _train, default_config="sft_tiny_cpu", has_critic=None, of_program=with_answers
+    )
+
+
+def with_answers(config: RunConfig) -> RunConfig:
+    """Return the configuration as one of supervised fine-tuning, whether it says so or not."""
+    return supervised(replace(config, sft_config=config.sft_config or SFTConfig()))
+
+
 def run_program(
     train: Callable[[RunConfig, Path], object],
     *,
@@ -68,7 +83,7 @@ def run_program(
         try:
             config = on_its_own_devices(of_program(run_config(composed)))
             config = with_local_folders(config, downloads=not dry_run)
-            _check_program(config.rl_config.adv_estimator, has_critic=has_critic)
+            _check_program(config, has_critic=has_critic)
             if dry_run:
                 explain(config)
             else:
@@ -87,7 +102,11 @@ def run_program(
         return exit_code(checked)
 
 
-def _check_program(found: str, *, has_critic: bool | None) -> None:
+def _check_program(config: RunConfig, *, has_critic: bool | None) -> None:
+    found = config.rl_config.adv_estimator
+    if has_critic is not None and config.sft_config is not None:
+        what = ("train-grpo", "train-ppo")[has_critic]
+        raise ConfigError(f"sft_config is given: {what} learns from rewards; use train-sft")
     if has_critic is not None and (found == "gae") != has_critic:
         what = ("train-grpo trains without a critic", "train-ppo trains with gae")[has_critic]
         other = ("train-ppo", "train-grpo")[has_critic]

@@ -43,6 +43,18 @@ _FAILED = ("reward/timeouts", "reward/crashes", "reward/errors", "reward/failed_
 CHARTS = (
     Chart(
         section="Learning",
+        title="Loss of the answers",
+        names=["sft/loss", "evaluation/loss", "eval/*/loss"],
+        unit="nats",
+        help="Mean negative log-prob of the target tokens, of what is learned and what is not.",
+    ),
+    Chart(
+        section="Learning",
+        title="Perplexity on what is not learned",
+        names=["evaluation/perplexity", "eval/*/perplexity"],
+    ),
+    Chart(
+        section="Learning",
         title="Accuracy on held-out prompts",
         names=["evaluation/accuracy"],
         help="Greedy answers; the band is the 95 % interval.",
@@ -189,6 +201,12 @@ CHARTS = (
         section="Time",
         title="Response tokens a second",
         names=["throughput/response_tokens_per_second"],
+        unit="tokens/s",
+    ),
+    Chart(
+        section="Time",
+        title="Tokens a second",
+        names=["throughput/tokens_per_second"],
         unit="tokens/s",
     ),
     Chart(

@@ -4,7 +4,7 @@ Shapes: B sequences of a step, T positions.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,44 +14,30 @@ from torch import Tensor
 from mindrl.algorithms.estimators import resolve_estimator
 from mindrl.batch.experience import CriticMinibatch, Experience, Minibatch
 from mindrl.batch.prompts import Prompt
-from mindrl.checkpoint.fixed_models import fixed_models
-from mindrl.config.resume import recorded_config
 from mindrl.config.role_places import learn_beside
 from mindrl.config.run import RunConfig
 from mindrl.data.order import prompt_order
 from mindrl.data.run_data import RunData
 from mindrl.errors import (
-    ClusterError,
-    NonfiniteError,
-    NoSignalError,
-    ReshardError,
     RewardError,
-    SkippedUpdatesError,
-    StopRequestedError,
 )
 from mindrl.observability.metrics import Metrics, measured, merge, update_metrics
-from mindrl.observability.run_folder import best_folder
-from mindrl.observability.timing import StageTimer
 from mindrl.rewards.scores import Scores
 from mindrl.rollout.engine import Sampling
-from mindrl.trainer.checkpoints import Checkpoints
 from mindrl.trainer.colocated_actor import ColocatedActor
 from mindrl.trainer.estimation import Estimation
 from mindrl.trainer.evaluation import Evaluation
 from mindrl.trainer.gathering import Answering, Gathered, Gathering
 from mindrl.trainer.gatherings import gathering_of
-from mindrl.trainer.minibatches import MinibatchDealer, MinibatchT
+from mindrl.trainer.minibatches import MinibatchDealer
 from mindrl.trainer.mismatch import mismatch
 from mindrl.trainer.reward_manager import RatedBatch, RewardManager, RewardSources
 from mindrl.trainer.rollout_files import RolloutFiles
 from mindrl.trainer.run_log import RunLog
-from mindrl.trainer.step_checks import StepChecks
-
-_ENDS = (NonfiniteError, NoSignalError, RewardError, SkippedUpdatesError, StopRequestedError)
-"""What ends a run whose weights are as good as before."""
+from mindrl.trainer.training_loop import TrainingLoop
 
 
-class PolicyTrainer:
+class PolicyTrainer(TrainingLoop):
     """Trains a policy on its own responses, and a critic beside it where the run has one."""
 
     def __init__(
@@ -65,23 +51,9 @@ class PolicyTrainer:
         max_logprob_gap: float | None,
     ) -> None:
         """Take all parts of a run; `max_logprob_gap` in nats, None judges none that is a number."""
-        self.config = config
-        self.training, self.rl = config.megatron_training, config.rl_config
+        super().__init__(config, workers, run_log, max_logprob_gap=max_logprob_gap)
         self.data = data
         self.order = prompt_order(config, data.train_sets)
-        self.workers = workers
-        record = {
-            "config": recorded_config(config),
-            "fixed_models": fixed_models(config),
-            **run_log.summary.provenance,
-        }
-        self.checkpoints = Checkpoints(workers, self.training, record, run_log)
-        self.first_step = 1
-        self.run_log = run_log
-        self.timer = StageTimer(run_log.console.stage)
-        self.checks = StepChecks(
-            max_logprob_gap, self.rl.logprob_gap_steps, stops=self.training.on_nonfinite == "stop"
-        )
         longest = config.generate_config.sampling_config.max_tokens
         self.minibatches = MinibatchDealer(
             self.rl,
@@ -108,106 +80,34 @@ class PolicyTrainer:
         self.gathering: Gathering = gathering_of(config, self.answering, run_log.warn)
         estimator = resolve_estimator(self.rl.adv_estimator)
         self.estimation = Estimation(config, estimator, workers, self.timer)
-        self.heed: Callable[[], None] = lambda: None
-
-    def run(self, heed: Callable[[], None] = lambda: None) -> None:
-        """Train from the first step to the last, evaluate, and export what was trained.
-
-        `heed` raises StopRequestedError where the run has been asked to stop; what has been learned
-        is then exported first.
-
-        Raises:
-            LogprobGapError: The rollout engine did not have the trainer's weights.
-            RewardError: A reward function failed for all responses of a step.
-            NoSignalError: No prompt of the data has anything to teach.
-            StopRequestedError: The run was asked to stop.
-            SkippedUpdatesError: A model has taken no update for some steps.
-            NonfiniteError: A number was not finite, and `on_nonfinite` stops for it.
-            MindrlError: A metric is not finite, or whatever a role raises.
-        """
-        self.heed = heed
-        try:
-            self._run()
-        except _ENDS as end:
-            try:
-                # No step is left half learned: the weights are those of the last one on record.
-                self._save_now()
-                if self.run_log.summary.steps != (self.run_log.summary.model_step or 0):
-                    self._export()
-            except (ClusterError, ReshardError) as error:
-                # Whoever starts new workers for a lost one is not to take it for the end.
-                self.run_log.warn(f"what was learned last could not be saved: {error}")
-                raise end from error
-            raise
-
-    def _run(self) -> None:
-        training, rl, workers = self.training, self.rl, self.workers
-        if self.first_step == 1:
-            self.evaluate(0)
-        if self.config.watched_steps:
-            workers.record_memory(self.first_step <= self.config.watched_steps)
-        for step in range(self.first_step, training.train_iters + 1):
-            self.heed()
-            metrics, batch = self.step(step)
-            metrics |= self.checkpoints.finish()
-            self._record(step, metrics, batch)
-            self._note_memory(step)
-            for warning in self.checks.warnings(step, metrics):
-                self.run_log.warn(warning)
-            last, accuracy = step == training.train_iters, None
-            tests = last or (rl.test_freq and step % rl.test_freq == 0)
-            # The weights are still there from the update; an evaluation sends them away.
-            if last or (training.exports_every and step % training.exports_every == 0):
-                self._export()
-            if tests and self.config.learns:
-                accuracy = self.evaluate(step)
-                self._keep_best(accuracy)
-            if self.checkpoints.is_due(step):
-                self.checkpoints.begin(step, self.state(), accuracy)
-        self.checkpoints.finish()
-
-    def _note_memory(self, step: int) -> None:
-        """Write what was noted of a step at the start of the run."""
-        if step <= (watched := self.config.watched_steps):
-            moments = self.workers.flush_moments()
-            if any(moments):
-                self.run_log.memory(step, moments)
-            self.workers.record_memory(step < watched)
 
     def state(self) -> dict[str, object]:
         """Return what the run has to know besides its models to go on behind this step."""
         return {
-            "summary": self.run_log.summary.counts(),
-            "checks": self.checks.counts(),
+            **super().state(),
             "minibatches": self.minibatches.state(),
             **self.minibatches.entropy_state(),
             "gathering": self.gathering.state(self.run_log.summary.steps),
         }
 
     def resume(self, step: int, state: Mapping[str, Any]) -> None:
-        """Go on behind a step, with those parts of a state that there are.
-
-        The models have theirs already.
-        """
-        self.first_step, self.checkpoints.newest = step + 1, step
-        taking: dict[str, Callable[[Any], None]] = {
-            "summary": self.run_log.summary.take_counts,
-            "checks": self.checks.take_counts,
-            "minibatches": self.minibatches.take_state,
-            "entropy": self.minibatches.take_entropy,
-            "best": self.checkpoints.take_best,
-        }
-        for part in taking.keys() & state.keys():
-            taking[part](state[part])
+        """Go on behind a step, with those parts of a state that there are."""
+        super().resume(step, state)
         self.gathering.resume(step, state.get("gathering", {}))
 
-    def _save_now(self) -> None:
-        """Write the state behind the last recorded step, unless that has been done."""
-        self.checkpoints.finish()
-        step = self.run_log.summary.steps
-        if self.training.save_interval and step > self.checkpoints.newest:
-            self.checkpoints.begin(step, self.state())
-            self.checkpoints.finish()
+    def taking(self) -> dict[str, Callable[[Any], None]]:
+        """Return what takes each part of a state, by its name."""
+        return super().taking() | {
+            "minibatches": self.minibatches.take_state,
+            "entropy": self.minibatches.take_entropy,
+        }
+
+    def recorded_step(self, step: int) -> Metrics:
+        """Take a step and record it; returns its metrics."""
+        metrics, batch = self.step(step)
+        metrics |= self.checkpoints.finish()
+        self._record(step, metrics, batch)
+        return metrics
 
     def step(self, step: int) -> tuple[Metrics, RatedBatch]:
         """Roll out, rate, estimate and learn once."""
@@ -334,21 +234,6 @@ class PolicyTrainer:
         logprobs_BT[dealt[0], : read[0].size(1)] = read[0]
         return merge(metrics, mismatch(first, read[0], correction)), logprobs_BT
 
-    def taken(
-        self, update: Callable[[MinibatchT], Metrics], minibatches: Iterable[MinibatchT]
-    ) -> list[Metrics]:
-        """Take one optimizer step on each minibatch, and none behind one that stops the run."""
-        updates = []
-        for minibatch in minibatches:
-            updates.append(update(minibatch))
-            if self.ends_with(updates[-1]):
-                break
-        return updates
-
-    def ends_with(self, update: Metrics) -> bool:
-        """Say whether an update was skipped that no other may follow."""
-        return bool(update["skipped"]) and self.training.on_nonfinite == "stop"
-
     def evaluate(self, step: int) -> float | None:
         """Measure the model; returns what the best is chosen by, None where nothing is measured."""
         if not self.config.rolls_out:
@@ -360,29 +245,3 @@ class PolicyTrainer:
         self.run_log.reward_failures(step, scores.failures)
         if lines := scores.fatal(self.rl.on_reward_failure):
             raise RewardError("\n".join(f"step {step}: {line}" for line in lines))
-
-    def _export(self) -> None:
-        """Export what the recorded steps have learned."""
-        summary = self.run_log.summary
-        if not self.config.learns:
-            return
-        self.run_log.console.stage("export")
-        for role, folder in summary.exports.items():
-            self.workers.export(role, folder, {"step": summary.steps, **summary.provenance})
-        summary.model_step = summary.steps
-        # What the switches of an export cost belongs to no step.
-        self.workers.flush_metrics()
-
-    def _keep_best(self, accuracy: float | None) -> None:
-        """Keep an export that was evaluated as the best so far, before the next one replaces it."""
-        summary = self.run_log.summary
-        best = -math.inf if summary.accuracy_best is None else summary.accuracy_best
-        if summary.model_step != summary.steps or accuracy is None or accuracy <= best:
-            return
-
-        def keep() -> None:
-            for newest in summary.exports.values():
-                self.workers.keep_export(newest, best_folder(newest))
-            summary.accuracy_best, summary.model_best_step = accuracy, summary.steps
-
-        self.run_log.keep("best model", keep)

@@ -1,6 +1,7 @@
 """What a run leaves behind and shows while it goes on."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -33,8 +34,12 @@ T = TypeVar("T")
 Moments = Sequence[Sequence[MeasuredSnapshot]]
 """What the workers noted in a step, by rank."""
 
+_LEARNED_TOKENS = ("rollout/response_tokens", "sft/target_tokens")
+"""Tokens of answers, drawn or given."""
 _RESERVE_BYTES = 64 << 10
 """More than a summary takes."""
+_LARGEST_LOSS = 700.0
+"""In nats; of more there is no perplexity in 64 bits."""
 _OF_THIS_START = frozenset({"exports", "provenance", "report", "started", "status", "restarts"})
 """What of a summary is no count."""
 
@@ -202,7 +207,7 @@ class RunLog:
         metrics, self.of_next_step = metrics | self.of_next_step, {}
         summary = self.summary
         summary.steps = step
-        summary.response_tokens += metrics["rollout/response_tokens"]
+        summary.response_tokens += sum(metrics.get(name, 0.0) for name in _LEARNED_TOKENS)
         summary.step_seconds += metrics["seconds/step"]
         gap = metrics.get("logprob_gap/mean", 0.0)
         summary.logprob_gap_max_mean = max(summary.logprob_gap_max_mean, gap)
@@ -263,6 +268,16 @@ class RunLog:
         self.keep(f"answers to {name}", lambda: self._answers_to(name).log(step, samples))
         shown = "  ".join(f"{what} {rate}" for what, rate in rates.items())
         self.console.measured(step, f"{name}  {shown}")
+
+    def held_out_loss(self, step: int, name: str | None, loss: float) -> None:
+        """Record the loss on a set of that name, None for the held-out file; step 0 is before."""
+        found = {"loss": loss, "perplexity": math.exp(min(loss, _LARGEST_LOSS))}
+        when, told = "after" if step else "before", name or "held-out"
+        self.summary.evaluations.setdefault(told, {})[when] = found
+        place = "evaluation" if name is None else f"eval/{name}"
+        self._track(step, {f"{place}/{what}": value for what, value in found.items()})
+        shown = "  ".join(f"{what} {value:.4g}" for what, value in found.items())
+        self.console.measured(step, f"{told} {shown}")
 
     def _answers_to(self, name: str) -> SampleLog:
         if name not in self.eval_sets:

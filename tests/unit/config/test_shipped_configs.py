@@ -74,7 +74,8 @@ def test_a_value_of_the_command_line_wins_over_the_file_and_the_file_over_the_de
 
 def test_each_key_of_the_dataclasses_is_known_to_hydra_with_its_default() -> None:
     values = composed("grpo_tiny_cpu", [])
-    values |= composed("mindrl_critic_defaults", []) | composed("mindrl_reward_defaults", [])
+    for section in ("critic", "reward", "sft"):
+        values |= composed(f"mindrl_{section}_defaults", [])
     # Required keys are left out of what nobody set.
     values["reward_config"]["load"] = "model"
     for path, section in sections():

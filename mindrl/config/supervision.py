@@ -1,0 +1,115 @@
+"""Supervised fine-tuning as the run that it is: no engine, no rewards, one answer to a prompt."""
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from typing import Any
+
+from mindrl.config.finding import Finding, broken
+from mindrl.config.generate import SamplingConfig
+from mindrl.config.rl import RLConfig, RolloutCorrection
+from mindrl.config.run import RunConfig
+
+_LEARNS = "supervised fine-tuning learns from the answers of the rows"
+_LOSS = "the loss is the mean negative log-prob of the target tokens of an update"
+_NO_ROLLOUT = "nothing is rolled out"
+_NO_REWARD = "nothing is rated"
+_ALONE = {
+    "n_samples_per_prompt": "each row has one answer",
+    "epochs": "passes over the rows are sft_config.epochs",
+    "adv_estimator": "there are no advantages",
+    "policy_loss": _LOSS,
+    "loss_aggregation": _LOSS,
+    "token_level_loss": _LOSS,
+    "entropy_coeff": _LOSS,
+    "entropy_target": _LOSS,
+    "init_kl_coef": "there is no reference",
+    "shuffle_mini_batch": "rows are shuffled by data_config.order",
+    "verifier_function": _NO_REWARD,
+    "verifier_weight": _NO_REWARD,
+    "filter_groups_enable": _NO_REWARD,
+    "overlong_buffer_enable": _NO_REWARD,
+    "overlong_filter_enable": _NO_REWARD,
+    "partial_rollout": _NO_ROLLOUT,
+    "step_order": _NO_ROLLOUT,
+    "use_integrated_worker": _NO_ROLLOUT,
+    "debug": _NO_ROLLOUT,
+}
+"""Keys of `rl_config` that would say something else, and why they are not heeded."""
+_OWN: dict[str, Any] = {
+    "n_samples_per_prompt": 1,
+    "policy_loss": "plain",
+    "verifier_function": (),
+    "verifier_weight": (),
+}
+"""What the defaults of some of them become."""
+
+
+def supervised(config: RunConfig) -> RunConfig:
+    """Return supervised fine-tuning with all that follows from it; another run as it is.
+
+    What describes rollouts is not read. What contradicts stays, for `sft_findings` to name.
+    """
+    if config.sft_config is None:
+        return config
+    rl, longest, unset = config.rl_config, config.megatron_training.seq_length, _defaults()
+    own = {key: value for key, value in _OWN.items() if getattr(rl, key) == unset[key]}
+    return replace(
+        config,
+        rl_config=replace(
+            rl,
+            # A sequence may be as long as the trainer takes, whatever of it is the answer.
+            max_prompt_length=max(1, longest - 1),
+            old_log_probs="recompute",
+            rollout_correction=RolloutCorrection(level="off"),
+            **own,
+        ),
+        generate_config=replace(
+            config.generate_config,
+            backend="",
+            servers=(),
+            router=None,
+            infer_tensor_parallel_size=1,
+            infer_expert_parallel_size=1,
+            max_num_seqs=1,
+            max_model_len=longest,
+            max_num_batched_tokens=longest,
+            sampling_config=SamplingConfig(
+                max_tokens=1, stop_token_ids=config.generate_config.sampling_config.stop_token_ids
+            ),
+        ),
+    )
+
+
+def sft_findings(config: RunConfig) -> Iterator[Finding]:
+    """Say which keys contradict supervised fine-tuning."""
+    if config.sft_config is None:
+        return
+    unset = _defaults()
+    for key, why in _ALONE.items():
+        value = getattr(config.rl_config, key)
+        if value not in (unset[key], _OWN.get(key, unset[key])):
+            yield broken(f"rl_config.{key}", value, f": {_LEARNS}: {why}; leave it out", unset[key])
+    if config.megatron_training.takes_plain_text and config.sft_config.response_column is None:
+        key, what = "sft_config.response_column", "megatron_training.chat_template=plain"
+        yield Finding(f"{key} is missing: {what} has no turns; name the column of the answer", key)
+    given = {
+        "critic_config": config.critic_config is not None,
+        "reward_config": config.reward_config is not None,
+        "data_config.rewards": bool(config.data_config.rewards),
+        "spool_config.job": config.spool_config.job is not None,
+    }
+    for key in (key for key, is_given in given.items() if is_given):
+        yield Finding(f"{key} is given: {_LEARNS} alone; leave it out", key, "given")
+
+
+def in_epochs(config: RunConfig, rows: int) -> RunConfig:
+    """Return the configuration with the steps that its epochs take, if those are fewer."""
+    sft, training = config.sft_config, config.megatron_training
+    if sft is None or sft.epochs is None:
+        return config
+    steps = min(training.train_iters, -(-sft.epochs * rows // training.global_batch_size))
+    return replace(config, megatron_training=replace(training, train_iters=steps))
+
+
+def _defaults() -> dict[str, Any]:
+    return {each.name: each.default for each in fields(RLConfig)}

@@ -1,0 +1,223 @@
+"""From rows to conversations that are learned from, and which of their tokens are learned."""
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Literal
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from mindrl.batch.prompts import ChatMessage, Demonstration, Prompt
+from mindrl.config.data import DataPath
+from mindrl.config.megatron_training import PLAIN
+from mindrl.config.run import RunConfig
+from mindrl.data.columns import Columns
+from mindrl.data.prompts import (
+    Longest,
+    PromptSet,
+    answer_of,
+    conversation_of,
+    load_set,
+    question_of,
+)
+from mindrl.data.reading import Reading
+from mindrl.data.rows import Row
+from mindrl.data.tokenizer import plain_prefix
+from mindrl.errors import DataError
+
+_MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
+"""With which a chat template says what of it the model generates."""
+_FIELD = "sft_config.response_column"
+
+
+def load_demonstrations(
+    paths: DataPath,
+    config: RunConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    stop_token_ids: Collection[int],
+    reading: Reading,
+) -> PromptSet:
+    """Read data files, and render whole conversations with the tokenizer's chat template.
+
+    A token of an answer is learned, and the one that ends it; no other is.
+
+    Raises:
+        DataError: The file or one of its rows breaks the stated format, it cannot be told which
+            tokens are learned, or a conversation is too long where that is an error.
+    """
+    training, sft = config.megatron_training, config.sft_config
+    assert sft is not None, "the run is supervised"
+    lesson = Lesson(
+        tokenizer=tokenizer,
+        stop_token_ids=stop_token_ids,
+        turns=sft.turns,
+        is_plain=training.takes_plain_text,
+    )
+
+    def messages_of(row: Row, columns: Columns) -> list[ChatMessage]:
+        if sft.response_column is None:
+            return conversation_of(row, training, columns.prompt)
+        question = question_of(row, training, columns.prompt)
+        answer = answer_of(row, sft.response_column, _FIELD)
+        return [*question, {"role": "assistant", "content": answer}]
+
+    def make(chosen: Mapping[int, Row], columns: Columns, reading: Reading) -> tuple[Prompt, ...]:
+        return tuple(
+            lesson.demonstration(
+                messages_of(row, columns),
+                row.place,
+                uid=reading.first_uid + place,
+                source=reading.source_of(row),
+            )
+            for place, row in chosen.items()
+        )
+
+    longest = Longest(
+        what="conversation",
+        key="megatron_training.seq_length",
+        tokens=training.seq_length,
+        drops=config.rl_config.overlong_prompt_policy == "drop",
+    )
+    return load_set(paths, training, reading, longest, make)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lesson:
+    """Renders conversations, and says which tokens of them are learned."""
+
+    tokenizer: PreTrainedTokenizerBase
+    stop_token_ids: Collection[int]
+    """A response ends behind the first of these, so one ends each answer here."""
+    turns: Literal["all", "last"]
+    is_plain: bool = False
+    """Question and answer stand one behind the other, without a template."""
+
+    def demonstration(
+        self, messages: list[ChatMessage], place: str, *, uid: int, source: str
+    ) -> Demonstration:
+        """Render a conversation that ends with an answer of the assistant.
+
+        Raises:
+            DataError: It does not, or it cannot be told which tokens are learned.
+        """
+        if messages[-1]["role"] != "assistant":
+            need = f"needed an answer of the assistant, or its column in {_FIELD}"
+            raise DataError(f"{place}: the conversation ends with a question; {need}")
+        text = "".join(each["content"] for each in messages)
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(f"{place}: half of a surrogate pair is no text ({error})") from error
+        if self.is_plain:
+            token_ids, targets = self._plain(messages, place)
+        else:
+            text = self._rendered(messages, place)
+            by_marks = _MARKS.search(self.tokenizer.get_chat_template()) is not None
+            found = self._by_marks(messages) if by_marks else None
+            token_ids, marked = found or self._by_prefixes(messages, text, place)
+            targets = self._with_ends(token_ids, marked, place)
+        return Demonstration(
+            uid=uid,
+            token_ids=tuple(token_ids),
+            text=text,
+            answer="",
+            source=source,
+            targets=tuple(targets),
+        )
+
+    def _plain(self, messages: list[ChatMessage], place: str) -> tuple[list[int], list[bool]]:
+        """Learn what stands behind a question, cut into tokens as it is asked, and an end."""
+        if len(messages) != 2:
+            need = f"megatron_training.chat_template={PLAIN} needs text, or one message"
+            raise DataError(f"{place}: {len(messages) - 1} messages; {need}")
+        question, answer = (
+            self.tokenizer(each["content"], add_special_tokens=False)["input_ids"]
+            for each in messages
+        )
+        asked = [*plain_prefix(self.tokenizer), *question]
+        own = self.tokenizer.eos_token_id
+        end = own if own in self.stop_token_ids else min(self.stop_token_ids)
+        targets = [False] * len(asked) + [True] * (len(answer) + 1)
+        return [*asked, *answer, end], targets
+
+    def _rendered(self, messages: list[ChatMessage], place: str, *, asks: bool = False) -> str:
+        try:
+            text: str = self.tokenizer.apply_chat_template(
+                messages, add_generation_prompt=asks, tokenize=False
+            )
+        except TemplateError as error:
+            wrong = f"the chat template refuses the conversation: {error}"
+            raise DataError(f"{place}: {wrong}") from error
+        return text
+
+    def _by_marks(self, messages: list[ChatMessage]) -> tuple[list[int], list[bool]]:
+        """Learn what the template itself marks."""
+        found = self.tokenizer.apply_chat_template(
+            messages, return_dict=True, return_assistant_tokens_mask=True
+        )
+        return found["input_ids"], [bool(each) for each in found["assistant_masks"]]
+
+    def _by_prefixes(
+        self, messages: list[ChatMessage], text: str, place: str
+    ) -> tuple[list[int], list[bool]]:
+        """Learn what comes between a question as it is asked and the same with its answer."""
+        if not self.tokenizer.is_fast:
+            need = "needed a fast one, which says where its tokens lie, or {% generation %} marks"
+            raise DataError(f"{place}: {type(self.tokenizer).__name__} is slow; {need}")
+        answers = [at for at, each in enumerate(messages) if each["role"] == "assistant"]
+        spans = [
+            self._span(messages, at, text, place)
+            for at in (answers[-1:] if self.turns == "last" else answers)
+        ]
+        # The template has placed every special token, so the tokenizer must not add its own.
+        found = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        marked = [
+            any(start < last and end > first for first, last in spans)
+            for start, end in found["offset_mapping"]
+        ]
+        return found["input_ids"], marked
+
+    def _span(self, messages: list[ChatMessage], at: int, text: str, place: str) -> tuple[int, int]:
+        """Return between which letters a message lies."""
+        asked = self._rendered(messages[:at], place, asks=True)
+        answered = self._rendered(messages[: at + 1], place)
+        if not (text.startswith(answered) and answered.startswith(asked)):
+            last = at == len(messages) - 1
+            hint = "" if last else "; sft_config.turns=last learns the last answer alone"
+            raise DataError(
+                f"{place}, message {at + 1}: the chat template renders what comes before it "
+                "otherwise when more follows, so its tokens cannot be told from others; needed a "
+                f"template with {{% generation %}} marks, or one that only appends{hint}"
+            )
+        return len(asked), len(answered)
+
+    def _with_ends(self, token_ids: list[int], marked: list[bool], place: str) -> list[bool]:
+        """Learn of each answer what it has up to the token that ends it, and that token."""
+        targets, runs = [False] * len(marked), [*_runs(marked)]
+        for first, last in runs[-1:] if self.turns == "last" else runs:
+            # What a template writes behind the end of an answer is never drawn.
+            ends = [at for at in range(first, last) if token_ids[at] in self.stop_token_ids]
+            if not ends and last < len(token_ids) and token_ids[last] in self.stop_token_ids:
+                ends = [last]
+            if not ends:
+                names = self.tokenizer.convert_ids_to_tokens(sorted(self.stop_token_ids))
+                raise DataError(
+                    f"{place}: the chat template writes no token behind an answer that ends it; "
+                    f"needed {' or '.join(map(str, names))}: without it a model learns not to stop"
+                )
+            targets[first : ends[-1] + 1] = [True] * (ends[-1] + 1 - first)
+        if targets[0] or not runs:
+            raise DataError(f"{place}: nothing comes before the answer, or there is none")
+        return targets
+
+
+def _runs(marked: list[bool]) -> Iterator[tuple[int, int]]:
+    """Return where each run of tokens begins and ends."""
+    at = 0
+    for is_marked, run in groupby(marked):
+        end = at + sum(1 for _ in run)
+        if is_marked:
+            yield at, end
+        at = end

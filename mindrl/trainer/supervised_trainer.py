@@ -1,0 +1,138 @@
+"""The loop of supervised fine-tuning: the answers of the rows are learned as they are.
+
+Shapes: B sequences, T positions.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from mindrl.algorithms.token_weights import token_mean_weights
+from mindrl.batch.experience import Minibatch
+from mindrl.batch.prompts import Demonstration, Prompt
+from mindrl.batch.sequences import Sequences
+from mindrl.config.run import RunConfig
+from mindrl.data.order import prompt_order
+from mindrl.data.prompts import PromptSet
+from mindrl.data.run_data import RunData
+from mindrl.observability.metrics import Metrics, measured, merge, update_metrics
+from mindrl.trainer.colocated_actor import ColocatedActor
+from mindrl.trainer.run_log import RunLog
+from mindrl.trainer.training_loop import TrainingLoop
+
+_LOSS = "update/policy_loss"
+_OF_POLICIES = frozenset({_LOSS, "update/clip_fraction", "update/ratio", "update/kl_old"})
+"""What an update says of a policy that is compared with an earlier one."""
+
+
+class SupervisedTrainer(TrainingLoop):
+    """Raises the probability of answers that others gave."""
+
+    def __init__(
+        self, config: RunConfig, data: RunData, workers: ColocatedActor, run_log: RunLog
+    ) -> None:
+        """Take all parts of a run."""
+        super().__init__(config, workers, run_log, max_logprob_gap=None)
+        self.data = data
+        self.order = prompt_order(config, data.train_sets)
+
+    def recorded_step(self, step: int) -> Metrics:
+        """Learn from the next rows in order, and record what that was; returns its metrics."""
+        metrics = self.step(step) | self.checkpoints.finish()
+        self.run_log.step(step, metrics, [])
+        return metrics
+
+    def step(self, step: int) -> Metrics:
+        """Learn from the next rows in order."""
+        count = self.training.global_batch_size
+        with self.timer("step"):
+            rows = self.order.indices((step - 1) * count, count)
+            prompts = [self.data.train.prompts[row] for row in rows]
+            batches = [
+                sequences_of(prompts[first : first + self.rl.mini_batch_size])
+                for first in range(0, count, self.rl.mini_batch_size)
+            ]
+            with self.timer("update"):
+                updates = self.taken(self._update, map(minibatch_of, batches))
+        found = update_metrics("update", updates)
+        if _LOSS in found:
+            found["sft/loss"] = found[_LOSS]
+        spent = merge(self.timer.flush(), self.workers.flush_metrics())
+        tokens = sum(int(each.lengths_B.sum()) for each in batches)
+        own = {
+            "sft/epoch": step * count / len(self.data.train.prompts),
+            "sft/tokens": float(tokens),
+            "sft/target_tokens": float(sum(int(each.response_mask_BT.sum()) for each in batches)),
+            "throughput/tokens_per_second": tokens / spent["seconds/step"],
+        }
+        asked = {name: value for name, value in found.items() if name not in _OF_POLICIES}
+        return measured(merge(asked, own, spent))
+
+    def _update(self, minibatch: Minibatch) -> Metrics:
+        return self.workers.update(minibatch).metrics
+
+    def evaluate(self, step: int) -> float | None:
+        """Measure the loss on rows that are not learned; returns what the best is chosen by.
+
+        That is the held-out file, or the set that `data_config.best_by` names, and the lowest loss.
+        """
+        sets: list[tuple[str | None, PromptSet]] = [*self.data.eval_sets.items()]
+        if self.data.test is not None:
+            sets.insert(0, (None, self.data.test))
+        losses = {name: self._loss(each.prompts) for name, each in sets}
+        for name, loss in losses.items():
+            self.run_log.held_out_loss(step, name, loss)
+        if not losses:
+            return None
+        # What the switches of an evaluation cost belongs to no step.
+        self.workers.flush_metrics()
+        best_by = self.config.data_config.best_by
+        return -(losses[best_by] if best_by in losses else next(iter(losses.values())))
+
+    def _keep_best(self, accuracy: float | None) -> None:
+        """Keep no export besides the newest: the best is one of accuracy, which nobody measures."""
+
+    def _loss(self, prompts: Sequence[Prompt]) -> float:
+        """Return the mean negative log-prob of the target tokens, in nats."""
+        count, total, targets = self.rl.mini_batch_size, 0.0, 0
+        for first in range(0, len(prompts), count):
+            batch = sequences_of(prompts[first : first + count])
+            logprobs_BT = self.workers.compute_logprobs(self._filled(batch)).logprobs_BT
+            total -= logprobs_BT[: len(batch)].double().sum().item()
+            targets += int(batch.response_mask_BT.sum())
+        return total / targets
+
+    def _filled(self, batch: Sequences) -> Sequences:
+        """Repeat sequences until all replicas have equally many."""
+        replicas = self.workers.layouts["actor"].replicas
+        rows = torch.arange(-(-len(batch) // replicas) * replicas) % len(batch)
+        return batch.rows(rows)
+
+
+def sequences_of(prompts: Sequence[Prompt]) -> Sequences:
+    """Lay demonstrations out, one below the other."""
+    shown = [each for each in prompts if isinstance(each, Demonstration)]
+    assert len(shown) == len(prompts), "data is read for a supervised run"
+    return Sequences(
+        tokens_BT=_padded([torch.tensor(each.token_ids) for each in shown]),
+        lengths_B=torch.tensor([len(each.token_ids) for each in shown]),
+        response_mask_BT=_padded([torch.tensor(each.targets) for each in shown]),
+    )
+
+
+def minibatch_of(batch: Sequences) -> Minibatch:
+    """Return the update whose loss is the mean negative log-prob of the target tokens."""
+    mask_BT = batch.response_mask_BT
+    return batch.into(
+        Minibatch,
+        old_logprobs_BT=None,
+        advantages_BT=mask_BT.float(),
+        token_weights_BT=token_mean_weights(mask_BT),
+        ref_logprobs_BT=None,
+    )
+
+
+def _padded(rows: Sequence[Tensor]) -> Tensor:
+    return pad_sequence(list(rows), batch_first=True)

@@ -1,0 +1,204 @@
+"""A run from its first step to its last: what is recorded, saved, exported and evaluated between.
+
+What a step is, and what an evaluation, says who inherits it.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from mindrl.checkpoint.fixed_models import fixed_models
+from mindrl.config.resume import recorded_config
+from mindrl.config.run import RunConfig
+from mindrl.errors import (
+    ClusterError,
+    NonfiniteError,
+    NoSignalError,
+    ReshardError,
+    RewardError,
+    SkippedUpdatesError,
+    StopRequestedError,
+)
+from mindrl.observability.metrics import Metrics
+from mindrl.observability.run_folder import best_folder
+from mindrl.observability.timing import StageTimer
+from mindrl.trainer.checkpoints import Checkpoints
+from mindrl.trainer.colocated_actor import ColocatedActor
+from mindrl.trainer.minibatches import MinibatchT
+from mindrl.trainer.run_log import RunLog
+from mindrl.trainer.step_checks import StepChecks
+
+_ENDS = (NonfiniteError, NoSignalError, RewardError, SkippedUpdatesError, StopRequestedError)
+"""What ends a run whose weights are as good as before."""
+
+
+class TrainingLoop(ABC):
+    """Takes the steps of a run, and leaves behind what it is gone on from."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        workers: ColocatedActor,
+        run_log: RunLog,
+        *,
+        max_logprob_gap: float | None,
+    ) -> None:
+        """Take what any run has; `max_logprob_gap` in nats, None judges none that is a number."""
+        self.config = config
+        self.training, self.rl = config.megatron_training, config.rl_config
+        self.workers = workers
+        self.run_log = run_log
+        record = {
+            "config": recorded_config(config),
+            "fixed_models": fixed_models(config),
+            **run_log.summary.provenance,
+        }
+        self.checkpoints = Checkpoints(workers, self.training, record, run_log)
+        self.first_step = 1
+        self.timer = StageTimer(run_log.console.stage)
+        self.checks = StepChecks(
+            max_logprob_gap, self.rl.logprob_gap_steps, stops=self.training.on_nonfinite == "stop"
+        )
+        self.heed: Callable[[], None] = lambda: None
+
+    @abstractmethod
+    def recorded_step(self, step: int) -> Metrics:
+        """Take a step and record it; returns its metrics."""
+
+    @abstractmethod
+    def evaluate(self, step: int) -> float | None:
+        """Measure the model; returns what the best is chosen by, None where nothing is measured."""
+
+    def run(self, heed: Callable[[], None] = lambda: None) -> None:
+        """Train from the first step to the last, evaluate, and export what was trained.
+
+        `heed` raises StopRequestedError where the run has been asked to stop; what has been learned
+        is then exported first.
+
+        Raises:
+            LogprobGapError: The rollout engine did not have the trainer's weights.
+            RewardError: A reward function failed for all responses of a step.
+            NoSignalError: No prompt of the data has anything to teach.
+            StopRequestedError: The run was asked to stop.
+            SkippedUpdatesError: A model has taken no update for some steps.
+            NonfiniteError: A number was not finite, and `on_nonfinite` stops for it.
+            MindrlError: A metric is not finite, or whatever a role raises.
+        """
+        self.heed = heed
+        try:
+            self._run()
+        except _ENDS as end:
+            try:
+                # No step is left half learned: the weights are those of the last one on record.
+                self._save_now()
+                if self.run_log.summary.steps != (self.run_log.summary.model_step or 0):
+                    self._export()
+            except (ClusterError, ReshardError) as error:
+                # Whoever starts new workers for a lost one is not to take it for the end.
+                self.run_log.warn(f"what was learned last could not be saved: {error}")
+                raise end from error
+            raise
+
+    def _run(self) -> None:
+        training, rl, workers = self.training, self.rl, self.workers
+        if self.first_step == 1:
+            self.evaluate(0)
+        if self.config.watched_steps:
+            workers.record_memory(self.first_step <= self.config.watched_steps)
+        for step in range(self.first_step, training.train_iters + 1):
+            self.heed()
+            metrics = self.recorded_step(step)
+            self._note_memory(step)
+            for warning in self.checks.warnings(step, metrics):
+                self.run_log.warn(warning)
+            last, accuracy = step == training.train_iters, None
+            tests = last or (rl.test_freq and step % rl.test_freq == 0)
+            # The weights are still there from the update; an evaluation sends them away.
+            if last or (training.exports_every and step % training.exports_every == 0):
+                self._export()
+            if tests and self.config.learns:
+                accuracy = self.evaluate(step)
+                self._keep_best(accuracy)
+            if self.checkpoints.is_due(step):
+                self.checkpoints.begin(step, self.state(), accuracy)
+        self.checkpoints.finish()
+
+    def _note_memory(self, step: int) -> None:
+        """Write what was noted of a step at the start of the run."""
+        if step <= (watched := self.config.watched_steps):
+            moments = self.workers.flush_moments()
+            if any(moments):
+                self.run_log.memory(step, moments)
+            self.workers.record_memory(step < watched)
+
+    def state(self) -> dict[str, object]:
+        """Return what the run has to know besides its models to go on behind this step."""
+        return {"summary": self.run_log.summary.counts(), "checks": self.checks.counts()}
+
+    def resume(self, step: int, state: Mapping[str, Any]) -> None:
+        """Go on behind a step, with those parts of a state that there are.
+
+        The models have theirs already.
+        """
+        self.first_step, self.checkpoints.newest = step + 1, step
+        taking = self.taking()
+        for part in taking.keys() & state.keys():
+            taking[part](state[part])
+
+    def taking(self) -> dict[str, Callable[[Any], None]]:
+        """Return what takes each part of a state, by its name."""
+        return {
+            "summary": self.run_log.summary.take_counts,
+            "checks": self.checks.take_counts,
+            "best": self.checkpoints.take_best,
+        }
+
+    def _save_now(self) -> None:
+        """Write the state behind the last recorded step, unless that has been done."""
+        self.checkpoints.finish()
+        step = self.run_log.summary.steps
+        if self.training.save_interval and step > self.checkpoints.newest:
+            self.checkpoints.begin(step, self.state())
+            self.checkpoints.finish()
+
+    def taken(
+        self, update: Callable[[MinibatchT], Metrics], minibatches: Iterable[MinibatchT]
+    ) -> list[Metrics]:
+        """Take one optimizer step on each minibatch, and none behind one that stops the run."""
+        updates = []
+        for minibatch in minibatches:
+            updates.append(update(minibatch))
+            if self.ends_with(updates[-1]):
+                break
+        return updates
+
+    def ends_with(self, update: Metrics) -> bool:
+        """Say whether an update was skipped that no other may follow."""
+        return bool(update["skipped"]) and self.training.on_nonfinite == "stop"
+
+    def _export(self) -> None:
+        """Export what the recorded steps have learned."""
+        summary = self.run_log.summary
+        if not self.config.learns:
+            return
+        self.run_log.console.stage("export")
+        for role, folder in summary.exports.items():
+            self.workers.export(role, folder, {"step": summary.steps, **summary.provenance})
+        summary.model_step = summary.steps
+        # What the switches of an export cost belongs to no step.
+        self.workers.flush_metrics()
+
+    def _keep_best(self, accuracy: float | None) -> None:
+        """Keep an export that was evaluated as the best so far, before the next one replaces it."""
+        summary = self.run_log.summary
+        best = -math.inf if summary.accuracy_best is None else summary.accuracy_best
+        if summary.model_step != summary.steps or accuracy is None or accuracy <= best:
+            return
+
+        def keep() -> None:
+            for newest in summary.exports.values():
+                self.workers.keep_export(newest, best_folder(newest))
+            summary.accuracy_best, summary.model_best_step = accuracy, summary.steps
+
+        self.run_log.keep("best model", keep)

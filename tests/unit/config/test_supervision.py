@@ -1,0 +1,78 @@
+"""Supervised fine-tuning: what follows from it, and what contradicts it."""
+
+from pathlib import Path
+
+import pytest
+from checked_runs import MakeConfig, model_folder
+
+from mindrl.config.run import RunConfig
+from mindrl.config.supervision import in_epochs, supervised
+from mindrl.config.validate import findings
+from mindrl.platform.device import Platform, planned_platform
+from mindrl.preflight.derived_numbers import derived_numbers
+from mindrl.programs.train import require_engines
+
+SFT = {"sft_config": {}, "rl_config.n_samples_per_prompt": 8}
+"""The second as by default."""
+REWARD = {"data_source": "a", "verifier_function": ["exact"], "verifier_weight": [1.0]}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    return str(model_folder(tmp_path / "model"))
+
+
+def test_a_row_is_one_sequence_and_may_be_as_long_as_the_trainer_takes(
+    run_config: MakeConfig, model: str
+) -> None:
+    config = run_config(model, SFT | {"generate_config.sampling_config.temperature": 0.5})
+    assert not config.rolls_out
+    assert config.learns
+    assert config.sequences_per_step == config.megatron_training.global_batch_size == 4
+    assert config.rl_config.max_prompt_length + 1 == config.megatron_training.seq_length == 64
+    assert config.rollout_correction is None
+    # Of what is drawn nothing counts: the loss is that of the model itself.
+    assert config.generate_config.sampling_config.temperature == 1.0
+    assert supervised(config) == config
+    assert findings(config) == []
+    require_engines(config)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("rl_config.n_samples_per_prompt", 4, "each row has one answer"),
+        ("rl_config.policy_loss", "gspo", "the loss is the mean negative log-prob"),
+        ("rl_config.init_kl_coef", 0.1, "there is no reference"),
+        ("rl_config.epochs", 2, "passes over the rows are sft_config.epochs"),
+        ("rl_config.verifier_function", ["exact"], "nothing is rated"),
+        ("rl_config.partial_rollout", True, "nothing is rolled out"),
+        ("critic_config", {}, "alone; leave it out"),
+        ("data_config.rewards", [REWARD], "alone; leave it out"),
+    ],
+)
+def test_a_key_that_says_something_else_is_named_with_the_reason(
+    key: str, value: object, why: str, run_config: MakeConfig, model: str
+) -> None:
+    found = [str(each) for each in findings(run_config(model, SFT | {key: value}))]
+    assert any(text.startswith(key) and why in text for text in found), found
+
+
+@pytest.mark.parametrize(
+    ("epochs", "rows", "steps"), [(None, 10, 3), (1, 8, 2), (1, 9, 3), (2, 4, 2), (9, 100, 3)]
+)
+def test_epochs_end_a_run_before_its_steps_do(
+    epochs: int | None, rows: int, steps: int, run_config: MakeConfig, model: str
+) -> None:
+    """Of 3 steps of 4 rows each."""
+    config = run_config(model, {"sft_config": {"epochs": epochs}})
+    assert in_epochs(config, rows).megatron_training.train_iters == steps
+
+
+def test_its_numbers_say_nothing_of_rollouts(run_config: MakeConfig, model: str) -> None:
+    platform: Platform = planned_platform("cpu")
+    config: RunConfig = run_config(model, {"sft_config": {"response_column": "out"}})
+    numbers = derived_numbers(config, platform)
+    assert numbers["longest sequence"] == "64 tokens"
+    assert numbers["learns"] == "column out"
+    assert not {"rollout", "rewards", "log-prob gap", "prompts per step"} & numbers.keys()

@@ -173,6 +173,6 @@ def signature_of(target: Callable[..., object], given: Collection[str] = ()) -> 
     return RewardSignature(
         text=str(signature),
         parameters=tuple(each for each in parameters if each.name not in {*keywords, *given}),
-        is_async=inspect.iscoroutinefunction(inspect.unwrap(called))
-        or (isinstance(target, partial) and inspect.iscoroutinefunction(target.func)),
+        # Not of what it wraps: a decorator may wait for that itself.
+        is_async=inspect.iscoroutinefunction(called),
     )

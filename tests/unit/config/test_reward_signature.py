@@ -2,8 +2,9 @@
 
 # ruff: noqa: ARG005 - what counts is how they are called
 
+import asyncio
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import pytest
@@ -82,12 +83,13 @@ def test_functions_of_lists_and_asynchronous_ones_are_told_apart() -> None:
     async def judged(completions: list[str], **columns: object) -> list[float]:
         return [float(len(columns)) for _ in completions]
 
-    found = [signature_of(each) for each in (limited, judge, judged)]
-    assert [(each.is_batch, each.is_async) for each in found] == [
-        (False, False),
-        (False, True),
-        (True, True),
-    ]
+    @wraps(judge)
+    def waits(*args: str) -> float:
+        return asyncio.run(judge(*args))
+
+    found = [signature_of(each) for each in (limited, judge, judged, partial(judge), waits)]
+    assert [each.is_batch for each in found] == [False, False, True, False, False]
+    assert [each.is_async for each in found] == [False, True, True, True, False]
 
 
 def test_verls_parameters_are_bound_by_their_names() -> None:

@@ -17,6 +17,7 @@ CHECKOUT = Path(__file__).parents[1]
 STEPS_ALONE = (
     *("rl_config.test_freq=0", "megatron_training.test_data_path=null"),
     *("megatron_training.export_interval=0", "rl_config.memory_timeline_steps=0"),
+    "profiler_config.trace_steps=0",
 )
 """Overrides without which a run does more than its steps, and one export at its end."""
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from mindrl.batch.rollouts import Responses
 from mindrl.errors import WorkerDiedError
+from mindrl.observability.trace import span
 from mindrl.rollout.engine import Request
 from mindrl.rollout.http.replica import HttpReplica
 
@@ -49,7 +50,12 @@ class ServerGroup:
     ) -> "ServerCall":
         """Call a method, and wait for nobody; see `WorkerGroup.begin`."""
         (given,) = arguments
-        return ServerCall(self, self.thread.submit(self.methods[method], *given))
+
+        def carry_out() -> Any:
+            with span(method):
+                return self.methods[method](*given)
+
+        return ServerCall(self, self.thread.submit(carry_out))
 
     def call(
         self,

@@ -12,9 +12,10 @@ from ray.exceptions import RayActorError, RayTaskError
 from mindrl.cluster.call_limits import CallKind, CallLimits, Limit, kind_of
 from mindrl.cluster.group_watch import GroupWatch, Vigil
 from mindrl.cluster.ray_cluster import RayCluster
-from mindrl.cluster.worker_process import Identity, WorkerPlan, WorkerProcess
+from mindrl.cluster.worker_process import Identity, Reply, WorkerPlan, WorkerProcess
 from mindrl.errors import ClusterError, MindrlError, WorkerDiedError
 from mindrl.observability.logs import tail
+from mindrl.observability.trace import TRACE, span
 
 _GRACE_SECONDS = 3.0
 """A worker that dies makes its peers fail too: wait so long to see which one was first."""
@@ -115,13 +116,17 @@ class WorkerGroup:
         assert first + len(arguments) <= len(self.handles), "each is for a worker of this group"
         shares = {id(given): given for given in arguments}
         stored = {key: ray.put(given) for key, given in shares.items()}
+        asked = TRACE.now()
         references = {
             first + place: self.handles[first + place].call.remote(
-                method, stored[id(given)], answers=answering is None or place in answering
+                method,
+                stored[id(given)],
+                answers=answering is None or place in answering,
+                step=TRACE.step,
             )
             for place, given in enumerate(arguments)
         }
-        return Call(self, method, references, kind_of(method, arguments))
+        return Call(self, method, references, kind_of(method, arguments), asked)
 
     def call(
         self,
@@ -252,11 +257,16 @@ class Call:
     """A method that workers of a group run, or have run."""
 
     def __init__(
-        self, group: WorkerGroup, method: str, references: Mapping[int, Any], kind: CallKind
+        self,
+        group: WorkerGroup,
+        method: str,
+        references: Mapping[int, Any],
+        kind: CallKind,
+        asked: int,
     ) -> None:
-        """Count the time from now on."""
+        """Count the time from now on; `asked` is when it began on the clock of the trace."""
         self.group, self.method, self.references, self.kind = group, method, references, kind
-        self.limit = group.limits.of(kind)
+        self.limit, self.asked = group.limits.of(kind), asked
 
     def wait(self, *, silence_counts: bool = True) -> list[Any]:
         """Wait for all of them; returns what each says.
@@ -268,12 +278,15 @@ class Call:
                 names it, the method and its last log lines.
             MindrlError: Raised by a worker on purpose; passed on as it is.
         """
-        answers = self.group.answers(
-            self.references, self.limit, self.method, silence_counts=silence_counts
-        )
-        ticks = max(ticks for ticks, _ in answers)
+        with span(f"wait for {self.method}"):
+            answers: list[Reply] = self.group.answers(
+                self.references, self.limit, self.method, silence_counts=silence_counts
+            )
+        for rank, reply in zip(self.references, answers, strict=True):
+            TRACE.take(f"{self.group.name}-{rank}", reply.trace, asked=self.asked)
+        ticks = max(reply.ticks for reply in answers)
         self.group.limits.note(self.kind, self.limit.passed(), ticks)
-        return [answer for _, answer in answers]
+        return [reply.result for reply in answers]
 
 
 def worker_names(ranks: Sequence[int], identities: Sequence[Identity], name: str = "worker") -> str:

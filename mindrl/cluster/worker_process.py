@@ -8,15 +8,17 @@ from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import psutil
 import ray
 
 from mindrl.cluster.node_watch import ProcessKey
+from mindrl.cluster.profiled_calls import ProfiledCalls
 from mindrl.config.run import RunConfig
 from mindrl.observability.logs import configure_logging, redirect_output, stacks_on_signal
 from mindrl.observability.progress import PROGRESS
+from mindrl.observability.trace import TRACE, TracePart, span
 from mindrl.platform.device import PLATFORMS, DeviceKind, prepare_process
 from mindrl.platform.rendezvous import Seat, join_process_group, listen
 
@@ -46,6 +48,17 @@ class Identity:
     """Where the other ranks find rank 0; None for them."""
 
 
+class Reply(NamedTuple):
+    """What a worker says of a call."""
+
+    ticks: int
+    """That it took."""
+    result: Any
+    """None where it was not to answer."""
+    trace: TracePart | None
+    """What was done meanwhile, where that was to be recorded."""
+
+
 class WorkerProcess:
     """A process on one device. Nothing heavy is imported before `build`."""
 
@@ -57,6 +70,7 @@ class WorkerProcess:
         self.page = PROGRESS.share()
         self.platform = PLATFORMS[device]
         self.rank, self.world_size = rank, world_size
+        self.log = log
         self.listener: socket.socket | None = None
         self.worker: Any = None
 
@@ -89,6 +103,9 @@ class WorkerProcess:
             local_device=self.platform.device_index(device) if device else self.rank % per_node,
         )
         timeout = timedelta(minutes=config.megatron_training.distributed_timeout_minutes)
+        kind, name = self.platform.kind, self.log.stem
+        folder = self.log.parents[1]
+        self.profiles = ProfiledCalls(config.profiler_config, kind, self.rank, name, folder)
         module, function = factory.split(":")
         with self._failures_logged():
             backends = {config.training_backend(role) for role in config.roles}
@@ -99,18 +116,17 @@ class WorkerProcess:
             self.worker = getattr(import_module(module), function)(plan, self.platform)
         logger.info("worker %d is ready", self.rank)
 
-    def call(self, method: str, arguments: tuple[Any, ...], *, answers: bool) -> tuple[int, Any]:
-        """Call a method of the worker.
-
-        Returns:
-            The ticks that it took; its result, where this rank is to answer.
-        """
+    def call(
+        self, method: str, arguments: tuple[Any, ...], *, answers: bool, step: int | None
+    ) -> Reply:
+        """Call a method of the worker, and record it where a step is given."""
         logger.info("%s begins", method)
         PROGRESS.begin()
-        with self._failures_logged():
+        TRACE.begin(step)
+        with self._failures_logged(), span(method), self.profiles.of(method, step):
             result = getattr(self.worker, method)(*arguments)
         logger.info("%s ends", method)
-        return PROGRESS.done(), result if answers else None
+        return Reply(PROGRESS.done(), result if answers else None, TRACE.end())
 
     @contextmanager
     def _failures_logged(self) -> Iterator[None]:

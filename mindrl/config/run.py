@@ -1,7 +1,6 @@
 """The whole configuration of a run, and the numbers that follow from it."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 from pydantic.dataclasses import dataclass
@@ -19,6 +18,7 @@ from mindrl.config.data import DataConfig
 from mindrl.config.generate import GenerateConfig
 from mindrl.config.layout_keys import RESOURCES, ROLLOUT_SIZE_KEYS, SIZE_KEYS, Role
 from mindrl.config.megatron_training import MegatronTrainingConfig
+from mindrl.config.profiler import ProfilerConfig
 from mindrl.config.rl import COVARIANCE_LOSSES, RLConfig, RolloutCorrection
 from mindrl.config.role import ActorConfig, CriticConfig, LearningConfig, RefConfig, RewardConfig
 from mindrl.config.section import SECTION
@@ -56,6 +56,8 @@ class RunConfig:
     """The folder that joins a train job and rollout jobs."""
     sft_config: SFTConfig | None = None
     """Supervised fine-tuning: what is learned from. None learns from rewards."""
+    profiler_config: ProfilerConfig = ProfilerConfig()
+    """Timelines of steps, and profiles of what workers do in them."""
 
     @property
     def world_size(self) -> int:
@@ -375,26 +377,3 @@ class RunConfig:
     def reward_kl_coef(self) -> float:
         """Weight of the KL term in the reward of each token."""
         return self.rl_config.init_kl_coef if self.rl_config.use_kl_in_reward else 0.0
-
-
-def with_absolute_paths(config: RunConfig) -> RunConfig:
-    """Return the configuration with model paths that mean the same from every working folder."""
-    sections = ("actor_config", "ref_config", "critic_config", "reward_config")
-    for key in (*(f"{section}.load" for section in sections), OTHER_REFERENCE):
-        if (path := config.value_of(key)) is not None:
-            config = with_value(config, key, str(Path(path).absolute()))
-    return config
-
-
-def with_value(section: Any, key: str, value: object) -> Any:
-    """Return a section with another value of a dotted key below it.
-
-    Raises:
-        ValidationError: The key does not take the value.
-    """
-    name, _, inner = key.partition(".")
-    if isinstance(section, tuple):
-        place = int(name)
-        return (*section[:place], with_value(section[place], inner, value), *section[place + 1 :])
-    changed = with_value(getattr(section, name), inner, value) if inner else value
-    return replace(section, **{name: changed})

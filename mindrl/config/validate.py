@@ -20,6 +20,7 @@ from mindrl.config.finding import (
 )
 from mindrl.config.layout_keys import DEVICES, ROLLOUT_DEVICES, Role
 from mindrl.config.placement_rules import placement_findings
+from mindrl.config.profiler_rules import profiler_findings
 from mindrl.config.rl import ESTIMATORS, GROUP_ESTIMATORS, POLICY_LOSSES
 from mindrl.config.role import LearningConfig
 from mindrl.config.role_places import devices_key
@@ -51,7 +52,7 @@ def findings(config: RunConfig) -> list[Finding]:
     learned = (_advantages, _rewards) if config.sft_config is None else (sft_findings,)
     rules = (_shares, _lengths, _learning, *learned, _files, _checkpoints)
     others = (engine_findings, algorithm_findings, data_findings, placement_findings)
-    alone = (debug_findings, spool_findings, tracking_findings)
+    alone = (debug_findings, spool_findings, tracking_findings, profiler_findings)
     found = (each for rule in (*rules, *others, *alone) for each in rule(config))
     return [*layout_findings(config), *found]
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from mindrl.cluster.apart_engines import ApartEngines
@@ -10,8 +11,9 @@ from mindrl.cluster.call_limits import CallLimits
 from mindrl.cluster.ray_cluster import RayCluster
 from mindrl.cluster.replicas import ReplicaFleet, ReplicaWorkers
 from mindrl.cluster.worker_group import Crew, WorkerGroup
+from mindrl.config.changed import with_absolute_paths
 from mindrl.config.layout_keys import Role
-from mindrl.config.run import RunConfig, with_absolute_paths
+from mindrl.config.run import RunConfig
 from mindrl.data.run_data import RunData
 from mindrl.errors import (
     ClusterError,
@@ -36,6 +38,7 @@ from mindrl.observability.output_files import (
     forget_unfinished,
     write_json_atomically,
 )
+from mindrl.observability.step_traces import StepTraces
 from mindrl.observability.trackers import JsonlTracker, TensorboardTracker, Tracker
 from mindrl.platform.device import Platform
 from mindrl.preflight.derived_numbers import derived_numbers
@@ -63,6 +66,7 @@ class RunFiles:
     exports: Mapping[Role, Path]
     console: StepConsole
     callbacks: Callbacks = field(default_factory=Callbacks)
+    traces: StepTraces | None = None
 
     def open(self, config: RunConfig, found: Beginning | None) -> RunLog:
         """Open the files of a run that goes on from a checkpoint; None begins it.
@@ -92,7 +96,11 @@ class RunFiles:
             page = LivePage(self.folder.root)
             trackers.append(page)
             summary.report = page.path
-        return RunLog(self.folder, summary, self.console, [*trackers, self.callbacks])
+        run_log = RunLog(self.folder, summary, self.console, [*trackers, self.callbacks])
+        if self.traces is not None:
+            self.traces.forget_later(first - 1)
+            run_log.traced = partial(self.traces.steps, run_log.keep)
+        return run_log
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,16 @@ def stop_requests(grace_seconds: float | None = None) -> Iterator[Callable[[], N
 
 
 @contextmanager
+def trace_requests(ask: Callable[[], None]) -> Iterator[None]:
+    """Take SIGUSR1 for the wish to see what the run does; it goes on as before."""
+    before = signal.signal(signal.SIGUSR1, lambda _number, _frame: ask())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@contextmanager
 def interrupts_unwrapped() -> Iterator[None]:
     """Raise an interrupt as itself: Ray's compiled code wraps one that comes while it waits."""
     try:

@@ -5,8 +5,9 @@ from itertools import product
 from math import prod
 
 from mindrl.cluster.ray_cluster import fits, node_shares
+from mindrl.config.changed import with_value
 from mindrl.config.layout_keys import DEVICES, ROLLOUT_SIZE_KEYS, SIZE_KEYS
-from mindrl.config.run import RunConfig, with_value
+from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError
 from mindrl.platform.device import Platform
 from mindrl.preflight.checks import check

@@ -12,10 +12,11 @@ from mindrl.errors import CheckpointError
 from mindrl.launch.attempts import Attempts, RunFiles
 from mindrl.launch.beginning import Beginning, beginning
 from mindrl.launch.callbacks import Callbacks
-from mindrl.launch.interrupts import interrupts_unwrapped
+from mindrl.launch.interrupts import interrupts_unwrapped, trace_requests
 from mindrl.launch.reward_trials import try_all_rewards
 from mindrl.observability.console import COLUMNS, SUPERVISED_COLUMNS, StepConsole
 from mindrl.observability.logs import configure_logging
+from mindrl.observability.step_traces import StepTraces
 from mindrl.observability.summary import render_summary
 from mindrl.observability.terminal import print_rows, say
 from mindrl.platform.device import Platform
@@ -59,14 +60,21 @@ def train(
     print_rows(derived_numbers(config, platform).items())
     columns = COLUMNS if config.sft_config is None else SUPERVISED_COLUMNS
     console = StepConsole(config.megatron_training.train_iters, columns=columns)
-    files = RunFiles(folder, exports, console, callbacks or Callbacks())
+    traces = step_traces(config, folder, console)
+    files = RunFiles(folder, exports, console, callbacks or Callbacks(), traces)
     attempts = Attempts(plan, platform, data, files, gathers=gathers)
     try:
-        with interrupts_unwrapped(), console:
+        with trace_requests(traces.ask), interrupts_unwrapped(), console:
             attempts.run(found)
     finally:
         console.show(render_summary(attempts.record), folds=False)
     return attempts.record
+
+
+def step_traces(config: RunConfig, folder: RunFolder, console: StepConsole) -> StepTraces:
+    """Record the timelines of the steps that a configuration names."""
+    first, also = config.profiler_config.trace_steps, config.profiler_config.profiled_steps
+    return StepTraces(folder.traces, console.note, first=first, also=also)
 
 
 def _checkpoint(config: RunConfig, folder: RunFolder) -> Beginning | None:

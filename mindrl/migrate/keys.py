@@ -55,6 +55,13 @@ SAME = _keys("""
     sampling_config.max_tokens sampling_config.top_p sampling_config.top_k sampling_config.min_p
 """)
 """Keys with the same section, name and meaning here."""
+PROFILER = _keys("""
+    profiler_config: integrated.profile integrated.profile_save_path integrated.profile_export_type
+    integrated.profile_level integrated.profile_with_memory integrated.profile_record_shapes
+    integrated.profile_with_module integrated.profile_with_cpu integrated.profile_with_npu
+    integrated.profile_step_start integrated.profile_step_end integrated.profile_analysis
+""")
+"""Keys that are here without `integrated`."""
 _RULED = _keys("""
     load save_interval no_save_optim data_path global_batch_size seq_length sequence_parallel
     prompt_type stage
@@ -63,6 +70,7 @@ _RULED = _keys("""
     mini_batch_size use_remove_padding@2.1 init_kl_coef verifier_function verifier_weight
     generate_config: infer_tensor_parallel_size infer_expert_parallel_size max_model_len
     max_num_batched_tokens max_num_seqs offload_train_optimizer
+    profiler_config: integrated.stage integrated.profile_ranks
 """)
 """Keys that rules look at; where none has anything to say, they are as here."""
 
@@ -212,12 +220,9 @@ no family that is trained here needs code of its own; set it where yours does = 
 the log-prob of each sampled token is always kept, and text is made for rewards alone =
     generate_config: sampling_config.logprobs sampling_config.detokenize
 megatron_training.seed seeds the sampling too = generate_config: sampling_config.seed
-no such tool here; timings, memory and log-prob gaps are metrics of every step = profiler_config:
-    integrated.profile integrated.mstx integrated.stage integrated.profile_save_path
-    integrated.profile_export_type integrated.profile_level integrated.profile_with_memory
-    integrated.profile_record_shapes integrated.profile_with_module integrated.profile_with_cpu
-    integrated.profile_with_npu integrated.profile_step_start integrated.profile_step_end
-    integrated.profile_analysis integrated.profile_ranks
+off; profiler_config.trace_steps says which steps have a timeline of as light marks =
+    profiler_config: integrated.mstx
+no such tool here; log-prob gaps and bad numbers are metrics of every step =
     msprobe_config: msprobe dump_path key_data_dump configurations_dump actor_train_dump
     actor_infer_dump reference_dump critic_train_dump@2.2 step_start step_end token_range_start@2.2
     token_range_end@2.2
@@ -244,6 +249,7 @@ KEYS: Mapping[str, range] = {
     **SAME_OF_RUN,
     **SAME_OF_ROLE,
     **SAME,
+    **PROFILER,
     **_RULED,
     **{key: releases for _, keys in _reasons() for key, releases in keys.items()},
 }

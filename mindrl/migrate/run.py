@@ -9,7 +9,7 @@ from math import gcd
 from mindrl.config.layout_keys import DEVICES
 from mindrl.migrate.algorithm import algorithm_rules
 from mindrl.migrate.file import TheirRun, of_any_role
-from mindrl.migrate.keys import REASONS, RELEASES, SAME, SAME_OF_RUN
+from mindrl.migrate.keys import PROFILER, REASONS, RELEASES, SAME, SAME_OF_RUN
 from mindrl.migrate.mapped import Import, Mapped, at_least, default, same, same_of_model
 from mindrl.migrate.models import model_rules
 from mindrl.migrate.trackers import tracker_rules
@@ -64,6 +64,7 @@ def _run_rules(theirs: TheirRun, devices_per_node: int) -> Iterator[Mapped]:
     yield from _rollout_layout(theirs)
     yield from _sequences(theirs)
     yield from tracker_rules(theirs)
+    yield from _profiler(theirs)
 
 
 def _of_releases(theirs: TheirRun) -> Iterator[Mapped]:
@@ -244,3 +245,25 @@ def _sequences(theirs: TheirRun) -> Iterator[Mapped]:
         f"{_replica_ranks(theirs)} here, and all devices decode as many sequences as there"
     )
     yield Mapped(_SEQUENCES, "derived", {_SEQUENCES: here}, note)
+
+
+def _profiler(theirs: TheirRun) -> Iterator[Mapped]:
+    """What is profiled, which has one section less around it here."""
+    for key in PROFILER:
+        if key in theirs.given:
+            # A folder without a name is none.
+            found = None if theirs.given[key] == "" else theirs.given[key]
+            yield Mapped(key, "renamed", {key.replace("integrated.", ""): found}, "the same")
+    for name in ("stage", "profile_ranks"):
+        key, ours = f"profiler_config.integrated.{name}", f"profiler_config.{name}"
+        found = theirs.given.get(key)
+        if found == "all":
+            yield Mapped(key, "renamed", {ours: None}, "null is all here")
+        elif found is not None:
+            several = tuple(found) if isinstance(found, (list, tuple)) else (found,)
+            yield Mapped(key, "renamed", {ours: several}, "the same")
+    marks = "profiler_config.integrated.mstx"
+    if theirs.given.get(marks):
+        last = theirs.given.get("profiler_config.integrated.profile_step_end", 2) - 1
+        note = "the timeline of the first steps has as light marks, on any device"
+        yield Mapped(marks, "derived", {"profiler_config.trace_steps": last}, note)

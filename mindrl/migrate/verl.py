@@ -153,7 +153,8 @@ def import_verl(given: Mapping[str, Any]) -> Import:
     theirs = {key: value for key, value in given.items() if value is not None}
     has_critic = theirs.get("algorithm.adv_estimator", "gae") == "gae"
     found = [*_names(theirs, {**_NAMES, **(_CRITIC if has_critic else {})})]
-    for rule in (_advantage, _loss, _divergence, _groups, _correction, _data, _run, _engine):
+    rules = (_advantage, _loss, _divergence, _groups, _correction, _data, _run, _engine, _profiler)
+    for rule in rules:
         found += rule(theirs)
     found += verl_trackers(theirs)
     accounted = {each.key for each in found}
@@ -177,8 +178,10 @@ def _left(key: str, value: Any) -> Mapped:
     for reason, places in _IGNORED.items():
         if any(key == place or (place.endswith(".") and key.startswith(place)) for place in places):
             return Mapped(key, "ignored", note=reason)
-    if key.endswith("._target_") or "profiler" in key:
-        return Mapped(key, "ignored", note="of verl's own classes and profilers")
+    if "profiler" in key:
+        return Mapped(key, "ignored", note="profiler_config says what is profiled here")
+    if key.endswith("._target_"):
+        return Mapped(key, "ignored", note="of verl's own classes")
     return Mapped(key, "open", note=f"{value!r} there: not understood; see what it is here")
 
 
@@ -377,3 +380,18 @@ def _engine(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
     betas = theirs.get(key, (0.9, 0.999))
     sets = {"actor_config.adam_beta1": betas[0], "actor_config.adam_beta2": betas[1]}
     yield Mapped(key, "renamed", sets, "the same, or verl's default")
+
+
+def _profiler(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
+    """Which steps are profiled, by tools that are here too."""
+    key, tool = "global_profiler.steps", theirs.get("global_profiler.tool")
+    steps = theirs.get(key)
+    if steps and tool in ("torch", "npu"):
+        ours = ("profile", "profile_step_start", "profile_step_end")
+        values = (True, min(steps), max(steps) + 1)
+        sets = {f"profiler_config.{name}": value for name, value in zip(ours, values, strict=True)}
+        yield Mapped(key, "derived", sets, "from the first of them to the last")
+        ranks = f"{_ACTOR}.profiler.ranks"
+        if theirs.get(ranks) and not theirs.get(f"{_ACTOR}.profiler.all_ranks"):
+            sets = {"profiler_config.profile_ranks": tuple(theirs[ranks])}
+            yield Mapped(ranks, "renamed", sets, "the same")

@@ -5,13 +5,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from mindrl.observability.metrics import Metrics
+from mindrl.observability.trace import TRACE
 
 
 class StageTimer:
     """Add up the seconds spent under each name: `with timer("rollout"): ...`.
 
     Stages may nest; an outer stage includes its inner ones. A name used twice adds up,
-    but cannot be inside itself. A stage counts at its end, an exception included.
+    but cannot be inside itself. A stage counts at its end, an exception included. The trace of the
+    process has the same stages.
     """
 
     def __init__(self, enters: Callable[[str], None] = lambda _: None) -> None:
@@ -26,11 +28,13 @@ class StageTimer:
         assert name not in self._open, f"stage {name!r} is already being timed"
         self._open.append(name)
         self._enters(name)
-        start = time.perf_counter()
+        start = time.perf_counter_ns()
         try:
             yield
         finally:
-            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
+            end = time.perf_counter_ns()
+            TRACE.add(name, start, end)
+            self._seconds[name] = self._seconds.get(name, 0.0) + (end - start) / 1e9
             self._open.remove(name)
             self._enters(self._open[-1] if self._open else "")
 

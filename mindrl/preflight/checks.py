@@ -10,13 +10,14 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from mindrl.allocation.into_config import in_words_of_backend
+from mindrl.config.changed import with_value
 from mindrl.config.data import paths_of
 from mindrl.config.data_rules import data_keys, is_pattern
 from mindrl.config.finding import Finding, Value, broken, did_you_mean, once
 from mindrl.config.layout_keys import Role
 from mindrl.config.megatron_training import PLAIN
 from mindrl.config.reward_columns import reward_kwargs
-from mindrl.config.run import RunConfig, with_value
+from mindrl.config.run import RunConfig
 from mindrl.config.validate import findings, learning_warnings
 from mindrl.data.files import files_of
 from mindrl.errors import ConfigError, DataError, MindrlError

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
+from mindrl.config.changed import with_value
 from mindrl.config.data import paths_of
 from mindrl.config.data_rules import SUFFIXES, data_keys, is_pattern
-from mindrl.config.run import OTHER_REFERENCE, RunConfig, with_value
+from mindrl.config.run import OTHER_REFERENCE, RunConfig
 from mindrl.errors import ConfigError
 from mindrl.observability.terminal import note
 

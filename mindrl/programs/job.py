@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Literal
 
 from mindrl.checkpoint.commits import CHECKPOINTS
-from mindrl.config.run import RunConfig, with_value
+from mindrl.config.changed import with_value
+from mindrl.config.run import RunConfig
 from mindrl.platform.device import choose_platform
 from mindrl.platform.garbage import collect_again
 from mindrl.preflight.checks import check

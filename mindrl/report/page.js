@@ -165,8 +165,14 @@ function charts(data) {
       });
     });
     const extra = title === "Memory" ? data.runs.filter((run) => run.memory.length).map(memoryChart) : [];
+    if (title === "Time") data.runs.filter((run) => run.traces.length).forEach((run) => extra.push(tracesOf(run)));
     if (cards.length || extra.length) section(title, make("div", { class: "charts" }, cards, extra));
   }
+}
+
+function tracesOf(run) {
+  const where = `${run.folder}: ${run.traces.join(", ")}. Perfetto (ui.perfetto.dev) and chrome://tracing open them.`;
+  return make("div", { class: "chart" }, make("h3", {}, "Timelines of steps"), make("p", {}, where));
 }
 
 // ---- memory, moment by moment

@@ -89,6 +89,7 @@ def run_data(run: RunRecord) -> dict[str, Any]:
         "advice": [asdict(each) for each in adviser.given.values()],
         "faults": run.faults,
         "memory": run.memory[-MOST_MOMENTS:],
+        "traces": run.traces,
         "samples": samples.rows,
         "samples_total": samples.total,
     }

@@ -32,6 +32,8 @@ class RunRecord:
     memory: tuple[Line, ...]
     plan: Line
     """What its plan predicted; `{}` where it wrote none."""
+    traces: tuple[str, ...]
+    """Files with timelines of steps, in their order."""
 
     @property
     def last_step(self) -> int:
@@ -66,7 +68,13 @@ def read_run(folder: Path) -> RunRecord:
         faults=tuple(json_lines(folder / "faults.jsonl")),
         memory=tuple(json_lines(folder / "memory.jsonl")),
         plan=_read(folder / "plan.json", json.loads) or {},
+        traces=tuple(_traces(folder)),
     )
+
+
+def _traces(folder: Path) -> list[str]:
+    names = [path.name for path in folder.glob("trace/step-*.json")]
+    return [f"trace/{name}" for name in sorted(names, key=lambda name: (len(name), name))]
 
 
 def json_lines(path: Path) -> Iterator[Line]:

@@ -18,6 +18,7 @@ from torch import Tensor
 from mindrl.errors import ReshardError
 from mindrl.models.placement import volume
 from mindrl.observability.progress import tick
+from mindrl.observability.trace import span
 from mindrl.resharding.plan import Transfer
 
 _LARGE_BYTES = 256 << 10
@@ -176,6 +177,10 @@ class Channel:
         Raises:
             ReshardError: A peer is silent for longer than the time limit, or is gone.
         """
+        with span("wait for messages", messages=len(messages)):
+            self._wait(messages)
+
+    def _wait(self, messages: Sequence[Message]) -> None:
         start = time.monotonic()
         for message in messages:
             tick()

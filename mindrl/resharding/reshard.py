@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mindrl.models.decoder import always_float32
 from mindrl.models.orientation import oriented
+from mindrl.observability.trace import span
 from mindrl.resharding.exchange import Channel, Message, Staging, messages_of
 from mindrl.resharding.plan import RankRound, ReshardPlan, Transfer
 from mindrl.resharding.verify import Checksums, Sums, checksum
@@ -124,14 +125,16 @@ class _Run:
                 self.sink.close(name)
         flying: list[Message] = []
         for index, step in enumerate(reshard.rounds):
-            starting = self._start(index, step)
-            for transfer in step.copies:
-                self._target(transfer).copy_(self._read(transfer))
-                self._has_read(transfer)
-                self._has_written(transfer)
-            self._finish(flying)
+            with span("reshard round", round=index):
+                starting = self._start(index, step)
+                for transfer in step.copies:
+                    self._target(transfer).copy_(self._read(transfer))
+                    self._has_read(transfer)
+                    self._has_written(transfer)
+                self._finish(flying)
             flying = starting
-        self._finish(flying)
+        with span("last reshard messages"):
+            self._finish(flying)
         if self.checksums:
             self.checksums.compare(reshard.channel)
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
 from mindrl.observability.metrics import Metrics
+from mindrl.observability.trace import span
 from mindrl.rollout.engine import Request, Sampling
 from mindrl.trainer.dealt_groups import DealtGroups, DealtRow
 from mindrl.trainer.engines import Replica, SeparateEngines
@@ -77,10 +78,11 @@ class ReplicaPool:
                 self._hear(lambda: None)
             self._seconds["waited"] += time.perf_counter() - began
             began = time.perf_counter()
-            for thread in self.threads.values():
-                thread.stop()
-            while self.threads:
-                self._hear(lambda: None)
+            with span("pause of the replicas"):
+                for thread in self.threads.values():
+                    thread.stop()
+                while self.threads:
+                    self._hear(lambda: None)
             self._seconds["pause"] += time.perf_counter() - began
             if is_enough() or not self._living():
                 return
@@ -89,7 +91,8 @@ class ReplicaPool:
         """Give the replicas, and those that took the place of lost ones, new weights."""
         assert not self.threads, "they draw nothing while weights come"
         began = time.perf_counter()
-        self.engines.publish(version)
+        with span("publish"):
+            self.engines.publish(version)
         self.version = version
         self.dead.clear()
         self._seconds["publish"] += time.perf_counter() - began

@@ -15,6 +15,7 @@ from mindrl.batch.prompts import Prompt
 from mindrl.batch.rollouts import Rollouts
 from mindrl.observability.samples import Sample
 from mindrl.observability.timing import StageTimer
+from mindrl.observability.trace import span
 from mindrl.rewards.inputs import Answered
 from mindrl.rewards.scorer import RewardScorer
 from mindrl.rewards.scores import Scores
@@ -126,9 +127,10 @@ class RewardManager:
         answers = [prompt.answer for prompt in asked]
         named = [prompt.source for prompt in asked]
         answered = Answered(prompts=asked, groups=groups, token_ids=token_ids)
-        scores = self.sources.scorer.score(
-            responses, answers, named if any(named) else (), answered
-        )
+        with span("reward call", responses=len(responses)):
+            scores = self.sources.scorer.score(
+                responses, answers, named if any(named) else (), answered
+            )
         return Rewarded(responses=responses, scores=scores)
 
     @contextmanager
@@ -179,7 +181,7 @@ class RewardManager:
                 rewarded = self.by_rules(prompts, rollouts)
             yield lambda: rewarded
             return
-        pool = ThreadPoolExecutor(max_workers=1)
+        pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rewards")
         work = pool.submit(self.by_rules, prompts, rollouts)
 
         def wait() -> Rewarded:

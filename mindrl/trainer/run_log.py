@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import chain
@@ -51,6 +51,8 @@ class RunFolder:
         self.root = root
         self.logs = root / "logs"
         """Log files, one per process."""
+        self.traces = root / "trace"
+        """Timelines of steps, a file each."""
         self.tensorboard = root / "tensorboard"
         """TensorBoard event files."""
         self.trackers = root / "trackers"
@@ -188,6 +190,8 @@ class RunLog:
         self.trackers = trackers
         self.note_memory: Callable[[int, Moments], str | None] | None = None
         """Keeps what the devices held in a step; returns what a person should know, or None."""
+        self.traced: Callable[[Iterable[int]], Iterable[int]] = lambda steps: steps
+        """Passes steps on, and records the timeline of some."""
         self.samples = SampleLog(folder.samples)
         self.evaluations = SampleLog(folder.evaluations)
         self.eval_sets: dict[str, SampleLog] = {}

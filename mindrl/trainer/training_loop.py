@@ -106,7 +106,7 @@ class TrainingLoop(ABC):
             self.evaluate(0)
         if self.config.watched_steps:
             workers.record_memory(self.first_step <= self.config.watched_steps)
-        for step in range(self.first_step, training.train_iters + 1):
+        for step in self.run_log.traced(range(self.first_step, training.train_iters + 1)):
             self.heed()
             metrics = self.recorded_step(step)
             self._note_memory(step)

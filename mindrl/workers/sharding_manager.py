@@ -20,6 +20,7 @@ from mindrl.memory.schedule import (
     moves,
 )
 from mindrl.observability.timeline import MeasuredSnapshot
+from mindrl.observability.trace import TRACE
 from mindrl.platform.device_memory import device_account
 from mindrl.workers.device_ledger import DeviceLedger
 from mindrl.workers.weight_sync import WeightSync
@@ -62,7 +63,9 @@ class ShardingManager:
             ResidueError: Something that had to leave is still there.
         """
         if phase is self.phase:
+            TRACE.mark(phase.value)
             return
+        TRACE.mark(f"swap to {phase.value}")
         logger.info("swap to %s begins", phase.value)
         if self.phase is None:
             # Nothing yet, or a switch that failed, and what was on its way then is not there.
@@ -79,6 +82,7 @@ class ShardingManager:
         for region in CHANGED_BY.get(phase, ()):
             self.ledger.regions[region].changed()
         self.phase = phase
+        TRACE.mark(phase.value)
         self._note(phase.value, phase)
         logger.info("phase %s begins", phase.value)
 
@@ -110,10 +114,11 @@ class ShardingManager:
         return metrics | {"memory/device_peak_bytes": float(self.ledger.flush_peak())}
 
     def _timed(self, move: Move) -> None:
-        start = time.perf_counter()
+        start = time.perf_counter_ns()
         self._carry_out(move)
-        name = label_of(move).replace(" ", "_")
-        self._add(f"seconds/swap_{name}", time.perf_counter() - start)
+        end, name = time.perf_counter_ns(), f"swap_{label_of(move).replace(' ', '_')}"
+        TRACE.add(name, start, end)
+        self._add(f"seconds/{name}", (end - start) / 1e9)
 
     def _carry_out(self, move: Move) -> None:
         match move.kind:

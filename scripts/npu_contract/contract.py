@@ -20,6 +20,7 @@ from mindrl.platform.npu_versions import (
     Pin,
 )
 from npu_contract.entry import Entry
+from npu_contract.profiler import PROFILER
 
 _DEVICE = "mindrl/platform/device.py"
 _SETTINGS = "mindrl/platform/environment.yaml"
@@ -125,6 +126,7 @@ _TORCH_NPU = (
     *_names(TORCH_NPU, _MEMORY, "torch_npu.npu", "memory_snapshot"),
     *_names(TORCH_NPU, _MEMORY, "torch_npu.npu", "reset_peak_memory_stats", "empty_cache"),
     *_names(TORCH_NPU, _RENDEZVOUS, "torch_npu.npu", "set_device"),
+    *PROFILER,
     *(
         Entry(
             pin=TORCH_NPU,

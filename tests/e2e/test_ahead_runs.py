@@ -9,6 +9,7 @@ from clusters import ray_cluster
 from disturbances import Disturbance, environment, witnesses
 from program import Program, start_program
 from test_resume import kill, outcome, resume
+from timelines import check_step
 
 from mindrl.trainer.rollout_files import RolloutFiles
 
@@ -85,6 +86,8 @@ def test_one_step_off_a_run_that_loses_one_of_two_replicas_computes_what_it_had_
 ) -> None:
     straight = ran(tmp_path / "straight", tiny_model, monkeypatch, ONE_OFF, replicas(2))
     check(straight, staleness=1)
+    timeline = check_step(straight, 2)
+    assert timeline.named("driver", "wait for advance_sequences", "replica-1")
     assert [line["staleness/max"] for line in straight.steps()] == [0, *[1] * (STEPS - 1)]
     killed = [happens("advance_sequences", "SIGKILL", call=3)]
     run = ran(tmp_path / "killed", tiny_model, monkeypatch, ONE_OFF, replicas(2), planned=killed)

@@ -12,6 +12,7 @@ import torch
 from clusters import ray_cluster
 from program import Program, start_program, workers_below
 from safetensors.torch import load_file
+from timelines import check_step
 
 pytestmark = pytest.mark.e2e
 SHORT = (
@@ -77,6 +78,8 @@ def test_two_that_train_and_two_that_generate_compute_what_two_that_do_both_comp
     shared = finished(run(tmp_path / "shared", tiny_model, four_devices, *layouts))
     apart = finished(run(tmp_path / "apart", tiny_model, four_devices, *layouts, APART))
     assert_equal(apart, shared)
+    sides = ["worker-0", "worker-1", "rollout_0-0", "rollout_1-0"]
+    assert check_step(apart, 2).processes() == ["driver", *sides]
     for step in apart.steps()[1:]:
         # Each of the two replicas gets every weight once, and no byte more.
         assert step["bytes/reshard_sent"] == step["bytes/reshard_received"]

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from program import STEPS, Program, start_program
+from timelines import check_step
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
@@ -19,6 +20,9 @@ def test_the_engine_of_a_string_trains_as_megatron_does(
     run = start_program(tmp_path / "run", asked)
     assert run.process.wait(timeout=600) == 0, run.text()
     assert "were predicted" not in run.text()
+    timeline = check_step(run, 2)
+    for name in ("forward", "backward", "optimizer step"):
+        assert timeline.named("worker-1", name), name
     for ours, theirs in zip(run.steps()[:2], kept_run.steps()[:2], strict=True):
         # Sums of float32 in another order.
         assert [ours[key] for key in SAME] == pytest.approx([theirs[key] for key in SAME], rel=1e-5)

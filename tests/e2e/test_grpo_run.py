@@ -16,6 +16,7 @@ import pytest
 from house_entries.entered_functions import COUNTED, FOLDER
 from house_run import PLANNERS, Process, read_processes
 from program import CHECKOUT, Program, fresh_answers, gone, start_program
+from timelines import check_step
 
 from mindrl.report.planned import planned_numbers
 from mindrl.report.run_record import read_run
@@ -52,6 +53,8 @@ def watched_run(
         for connection in process.net_connections(kind="tcp")
         if connection.status == psutil.CONN_LISTEN
     }
+    program.wait_for_steps(2)
+    program.process.send_signal(signal.SIGUSR1)
     code = program.process.wait(timeout=600)
     assert code == 0, program.text()
     return program, listening
@@ -137,6 +140,27 @@ def test_every_step_tells_its_stage_times_bytes_and_memory(whole_run: Program) -
             assert (f"seconds/swap_{swap}" in step) is not behind_evaluation
         assert step["bytes/to_device_actor_weights"] > 0
         assert step["memory/worker_1/rss_bytes"] > 1 << 20
+
+
+def test_the_timelines_of_two_steps_and_of_one_on_request_tell_what_the_metrics_tell(
+    whole_run: Program,
+) -> None:
+    steps = sorted(int(path.stem[5:]) for path in (whole_run.folder / "trace").iterdir())
+    assert steps[:2] == [1, 2]
+    (asked,) = steps[2:]
+    assert asked > 2
+    for step in steps:
+        timeline = check_step(whole_run, step)
+        assert timeline.processes() == ["driver", "worker-0", "worker-1"]
+        assert timeline.about["clock_shift_ns"] == dict.fromkeys(timeline.processes(), 0)
+        assert timeline.named("driver", "reward call")
+        for worker in timeline.processes()[1:]:
+            for name in ("engine step", "forward", "backward", "optimizer step"):
+                assert timeline.named(worker, name), name
+            # Behind an evaluation the engine is awake, with these very weights.
+            assert bool(timeline.named(worker, "reshard round")) is (step not in (1, 6))
+            phases = [event.name for event in timeline.tracks[worker, "phase"]]
+            assert {"rollout", "swap to train", "train"} <= {*phases}
 
 
 def test_final_answers_are_worked_and_not_a_format_trick(whole_run: Program) -> None:

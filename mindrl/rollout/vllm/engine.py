@@ -26,6 +26,7 @@ from mindrl.batch.rollouts import Responses
 from mindrl.config.generate import GenerateConfig
 from mindrl.models.placement import Shape
 from mindrl.observability.progress import PROGRESS, tick
+from mindrl.observability.trace import span
 from mindrl.observability.units import mib_text
 from mindrl.platform.device import Platform
 from mindrl.platform.device_memory import free_bytes, give_back_unused
@@ -260,7 +261,8 @@ def _ticking(step: Callable[[], Any]) -> Callable[[], Any]:
 
     def ticking_step() -> Any:
         tick()
-        return step()
+        with span("engine step"):
+            return step()
 
     return ticking_step
 

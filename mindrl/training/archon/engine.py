@@ -19,6 +19,7 @@ from mindrl.batch.sequences import Sequences
 from mindrl.models.decoder import EMBEDDING, HEAD, Head, padded_vocab_size
 from mindrl.models.description import ModelDescription
 from mindrl.models.sharding import Sharding
+from mindrl.observability.trace import span
 from mindrl.platform.determinism import deterministic_gradients
 from mindrl.training.archon.chunks import chunks_of_rank
 from mindrl.training.archon.learning import Learning
@@ -184,7 +185,8 @@ class ArchonEngine:
             keep(self._reading.joined(update.kept, rows_of, minibatch.tokens_BT.size(1)))
         if self._is_head_a_copy and {EMBEDDING, HEAD} & learning.leaves.keys():
             learning.join((EMBEDDING, HEAD), self.ends)
-        step = learning.step(update.losses)
+        with span("optimizer step"):
+            step = learning.step(update.losses)
         found = self._reading.total(metrics) if metrics else {}
         return found | self._balanced() | step
 

@@ -25,6 +25,7 @@ from torch.nn import functional
 from mindrl.config.archon import Schedule
 from mindrl.layouts.layout import TrainLayout
 from mindrl.observability.progress import tick
+from mindrl.observability.trace import span
 from mindrl.training.archon.network import Network
 from mindrl.training.archon.shards import give_back
 from mindrl.training.packs import Pack
@@ -109,8 +110,10 @@ class Pipeline:
             (network,) = self.networks.values()
             for pack in packs:
                 tick()
-                found = loss(pack, network(pack.tokens_1S, pack), network.head_weight())
-                found.backward()  # type: ignore[no-untyped-call]
+                with span("forward"):
+                    found = loss(pack, network(pack.tokens_1S, pack), network.head_weight())
+                with span("backward"):
+                    found.backward()  # type: ignore[no-untyped-call]
         else:
             self._scheduled(packs, loss)
         self._give_back()
@@ -125,7 +128,8 @@ class Pipeline:
             tick()
             if work is not None:
                 work.wait()
-            hidden_1SH = self.networks[chunk](given, pack)
+            with span("forward"):
+                hidden_1SH = self.networks[chunk](given, pack)
             if chunk == self._last or chunk + 1 in self.networks:
                 kept.append(hidden_1SH)
             else:
@@ -158,11 +162,11 @@ class Pipeline:
                 number=numbers,
             )
 
-    def _stage(self, chunk: int, network: Network, width: int) -> PipelineStage:
+    def _stage(self, chunk: int, network: Network, width: int) -> "_TracedStage":
         """Describe a chunk to the schedules; with its shapes said no pass is spent on them."""
         # Gradients travel for what is said to need them.
         hidden = self._room(width, "meta").requires_grad_()
-        return PipelineStage(
+        return _TracedStage(
             network,
             chunk,
             self._last + 1,
@@ -237,3 +241,19 @@ class Pipeline:
     def _give_back(self) -> None:
         for network in self.networks.values():
             give_back(network)
+
+
+class _TracedStage(PipelineStage):
+    """A chunk whose passes are in the trace, in whatever order a schedule asks for them."""
+
+    def forward_one_chunk(self, *given: Any, **named: Any) -> Any:
+        with span("forward"):
+            return super().forward_one_chunk(*given, **named)
+
+    def backward_one_chunk(self, *given: Any, **named: Any) -> Any:
+        with span("backward"):
+            return super().backward_one_chunk(*given, **named)
+
+    def backward_weight_one_chunk(self, *given: Any, **named: Any) -> Any:
+        with span("backward of weights"):
+            return super().backward_weight_one_chunk(*given, **named)

@@ -19,6 +19,7 @@ from mindrl.batch.sequences import Sequences
 from mindrl.models.decoder import Head, padded_vocab_size
 from mindrl.models.description import ModelDescription
 from mindrl.models.sharding import Sharding
+from mindrl.observability.trace import span
 from mindrl.platform.determinism import deterministic_gradients
 from mindrl.training.engine import Batch, Loss, StatePart
 from mindrl.training.first_weights import first_weights
@@ -169,7 +170,8 @@ class MegatronEngine:
                 found = forward_backward(training_state.chunks, packs, terms_of, forward_only=False)
             if keep is not None and update.kept:
                 keep(self._reading.joined(update.kept, rows_of, minibatch.tokens_BT.size(1)))
-            step = training_state.step(update.losses)
+            with span("optimizer step"):
+                step = training_state.step(update.losses)
             metrics = self._reading.total(found) if found else {}
             return metrics | self._balance(len(packs)) | step
 

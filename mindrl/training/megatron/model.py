@@ -18,6 +18,7 @@ from mindrl.training.megatron.balance import balance_sequences
 from mindrl.training.megatron.modules import HeadInput, block_spec
 from mindrl.training.megatron.parallel import ParallelGroups, parallel_sizes
 from mindrl.training.megatron.rotary import scale_rotary
+from mindrl.training.megatron.traced_timers import TracedTimers
 from mindrl.training.settings import EngineSettings
 
 
@@ -60,6 +61,7 @@ def transformer_config(model: ModelDescription, settings: ModelSettings) -> Tran
         use_cpu_initialization=True,
         perform_initialization=False,
         finalize_model_grads_func=finalize_model_grads,
+        timers=TracedTimers(),
         bias_dropout_fusion=False,
         gradient_accumulation_fusion=False,
         masked_softmax_fusion=False,

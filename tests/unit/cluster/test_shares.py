@@ -1,6 +1,7 @@
 """What a call of all workers sends and brings back; pickled here as Ray would."""
 
 import pickle
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,8 +9,10 @@ import pytest
 import ray
 
 from mindrl.cluster.call_limits import CallLimits
+from mindrl.cluster.profiled_calls import ProfiledCalls
 from mindrl.cluster.worker_group import WorkerGroup
 from mindrl.cluster.worker_process import WorkerProcess
+from mindrl.config.profiler import ProfilerConfig
 
 
 class Worker:
@@ -31,9 +34,10 @@ def handle(rank: int) -> Any:
     """A worker process that is called in place, with what lies in the object store."""
     process = object.__new__(WorkerProcess)
     process.worker = Worker(rank)
+    process.profiles = ProfiledCalls(ProfilerConfig(), "cpu", rank, "worker", Path("run"))
 
-    def remote(method: str, stored: bytes, *, answers: bool) -> object:
-        return Reference(process.call(method, pickle.loads(stored), answers=answers))
+    def remote(method: str, stored: bytes, *, answers: bool, step: int | None) -> object:
+        return Reference(process.call(method, pickle.loads(stored), answers=answers, step=step))
 
     return SimpleNamespace(call=SimpleNamespace(remote=remote))
 
@@ -41,7 +45,7 @@ def handle(rank: int) -> Any:
 @pytest.fixture
 def group() -> WorkerGroup:
     made = object.__new__(WorkerGroup)
-    made.handles = [handle(rank) for rank in range(4)]
+    made.name, made.handles = "worker", [handle(rank) for rank in range(4)]
     made.limits, made.watch = CallLimits(first_seconds=60, least_seconds=60), None
     return made
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from mindrl.config.changed import with_value
 from mindrl.config.finding import Finding
-from mindrl.config.run import RunConfig, with_value
+from mindrl.config.run import RunConfig
 from mindrl.config.validate import findings
 from mindrl.errors import ConfigError
 

@@ -10,8 +10,9 @@ import yaml
 from omegaconf import OmegaConf
 
 from mindrl.batch.balance import MicroBatching
+from mindrl.config.changed import with_absolute_paths
 from mindrl.config.load import field_names, load_run_config
-from mindrl.config.run import RunConfig, with_absolute_paths
+from mindrl.config.run import RunConfig
 from mindrl.errors import ConfigError
 
 MakeConfig = Callable[..., RunConfig]

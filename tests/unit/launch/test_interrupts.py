@@ -9,7 +9,12 @@ import time
 import pytest
 
 from mindrl.errors import InterruptedRunError, StopRequestedError
-from mindrl.launch.interrupts import interrupts_unwrapped, signals_as_errors, stop_requests
+from mindrl.launch.interrupts import (
+    interrupts_unwrapped,
+    signals_as_errors,
+    stop_requests,
+    trace_requests,
+)
 
 BOTH = (signal.SIGINT, signal.SIGTERM)
 
@@ -138,3 +143,12 @@ def test_who_heeds_it_within_the_grace_is_left_alone() -> None:
             with pytest.raises(StopRequestedError):
                 heed()
         time.sleep(0.5)
+
+
+def test_each_sigusr1_is_a_request_that_stops_nothing() -> None:
+    before, asked = signal.getsignal(signal.SIGUSR1), []
+    with trace_requests(lambda: asked.append("a step")):
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGUSR1)
+    assert asked == ["a step", "a step"]
+    assert signal.getsignal(signal.SIGUSR1) == before

@@ -101,6 +101,14 @@ def test_the_kl_term_is_where_verl_has_it(
     assert (rl.init_kl_coef, rl.use_kl_in_reward) == (coefficient, in_reward)
 
 
+def test_the_steps_and_ranks_of_a_profile_are_those_of_verl() -> None:
+    steps = {"global_profiler.tool": "torch", "global_profiler.steps": [2, 5]}
+    found = run_of({**DAPO, **steps, f"{ACTOR}.profiler.ranks": [0, 3]}).profiler_config
+    assert (list(found.profiled_steps), found.profile_ranks) == ([2, 3, 4, 5], (0, 3))
+    other = run_of({**DAPO, **steps, "global_profiler.tool": "nsys"}).profiler_config
+    assert list(other.profiled_steps) == []
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [

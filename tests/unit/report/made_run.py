@@ -77,6 +77,9 @@ def make_run(
     predicted = {"memory/worker_*/device_peak_bytes": 2 << 20}
     plan = {"numbers": {"steps": f"{steps + 10}"}, "ranks": 99, "predicted": predicted}
     (folder / "plan.json").write_text(json.dumps(plan))
+    (folder / "trace").mkdir()
+    for step in (10, 2):
+        (folder / "trace" / f"step-{step}.json").write_text("{}")
     (folder / ".hydra").mkdir()
     config = f"megatron_training: {{train_iters: {steps + 10}, seed: {seed}}}\n"
     (folder / ".hydra" / "config.yaml").write_text(config)

@@ -28,6 +28,11 @@ def test_each_metric_is_a_curve_over_the_steps_that_have_it(tmp_path: Path) -> N
     assert "memory/worker_99/device_peak_bytes" not in curves
 
 
+def test_the_timelines_of_a_run_are_named_in_the_order_of_their_steps(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    assert page_data([folder])["runs"][0]["traces"] == ("trace/step-2.json", "trace/step-10.json")
+
+
 def test_a_long_run_keeps_every_third_step_and_its_last(tmp_path: Path) -> None:
     steps = 2 * MOST_POINTS + 4
     write_lines(tmp_path / "metrics.jsonl", map(metrics_of, range(1, steps + 1)))

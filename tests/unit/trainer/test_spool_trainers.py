@@ -8,9 +8,10 @@ from threading import Thread
 import pytest
 from memory_roles import PROMPTS, MemoryRoles, config, data, lines, rewards, run_log
 
+from mindrl.config.changed import with_value
 from mindrl.config.finding import Finding
 from mindrl.config.halves import records_per_step, version_of
-from mindrl.config.run import RunConfig, with_value
+from mindrl.config.run import RunConfig
 from mindrl.config.spool import SpoolConfig
 from mindrl.config.spool_rules import spool_findings
 from mindrl.config.validate import findings

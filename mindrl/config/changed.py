@@ -1,0 +1,31 @@
+"""A configuration with other values of some keys."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mindrl.config.run import OTHER_REFERENCE, RunConfig
+
+
+def with_absolute_paths(config: RunConfig) -> RunConfig:
+    """Return the configuration with paths of workers that mean the same from every folder."""
+    sections = ("actor_config", "ref_config", "critic_config", "reward_config")
+    loads = (f"{section}.load" for section in sections)
+    for key in (*loads, OTHER_REFERENCE, "profiler_config.profile_save_path"):
+        if (path := config.value_of(key)) is not None:
+            config = with_value(config, key, str(Path(path).absolute()))
+    return config
+
+
+def with_value(section: Any, key: str, value: object) -> Any:
+    """Return a section with another value of a dotted key below it.
+
+    Raises:
+        ValidationError: The key does not take the value.
+    """
+    name, _, inner = key.partition(".")
+    if isinstance(section, tuple):
+        place = int(name)
+        return (*section[:place], with_value(section[place], inner, value), *section[place + 1 :])
+    changed = with_value(getattr(section, name), inner, value) if inner else value
+    return replace(section, **{name: changed})

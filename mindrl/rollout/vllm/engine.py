@@ -78,7 +78,8 @@ class VllmEngine:
             self.llm = LLM(
                 model=folder,
                 load_format="dummy",
-                skip_tokenizer_init=True,
+                # A tokenizer is needed by texts alone that end a response.
+                skip_tokenizer_init=not generate.sampling_config.stop,
                 distributed_executor_backend="external_launcher",
                 tensor_parallel_size=generate.infer_tensor_parallel_size,
                 # Else each expert is cut over the ranks of the replica.
@@ -187,7 +188,7 @@ class VllmEngine:
         with _own_random_state(state), PROGRESS.steady():
             outputs = self.llm.generate(
                 [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts],
-                [_sampling_params(sampling, seed) for seed in seeds],
+                [sampling_params(sampling, seed) for seed in seeds],
                 use_tqdm=False,
             )
         answers = [output.outputs[0] for output in outputs]
@@ -235,7 +236,7 @@ class VllmEngine:
             raise RuntimeError(f"the engine is asked while only {sorted(self.awake)} are awake")
 
 
-def _sampling_params(sampling: Sampling, seed: int, *, drawn: int = 0) -> SamplingParams:
+def sampling_params(sampling: Sampling, seed: int, *, drawn: int = 0) -> SamplingParams:
     """Say how one response is drawn, or the rest of one of which some tokens are `drawn`."""
     section, greedy = sampling.section, sampling.is_greedy
     return SamplingParams(
@@ -248,12 +249,24 @@ def _sampling_params(sampling: Sampling, seed: int, *, drawn: int = 0) -> Sampli
         stop_token_ids=list(sampling.stop_token_ids),
         seed=None if greedy or not sampling.is_seeded else seed,
         logprobs=None if greedy else 0,
-        detokenize=False,
+        detokenize=bool(section.stop),
+        **_ends(section.stop),
     )
 
 
+def _ends(stop: Sequence[str]) -> dict[str, Any]:
+    """Say which texts end a response: searched in all that is drawn, where they stay."""
+    if not stop:
+        return {}
+    return {
+        "stop": list(stop),
+        "skip_special_tokens": False,
+        "include_stop_str_in_output": True,
+    }
+
+
 def _params_of(sampling: Sampling, request: Request) -> SamplingParams:
-    return _sampling_params(sampling, request.seed, drawn=request.drawn)
+    return sampling_params(sampling, request.seed, drawn=request.drawn)
 
 
 def _ticking(step: Callable[[], Any]) -> Callable[[], Any]:

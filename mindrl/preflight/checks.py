@@ -33,9 +33,10 @@ from mindrl.preflight.run_folders import export_findings, export_places
 from mindrl.preflight.run_shardings import RunPlan, RunShardings, unordered_plan
 from mindrl.preflight.shipped import sizes_path, unknown_sizes
 from mindrl.preflight.tracker_checks import tracker_findings
-from mindrl.rewards.functions import BUILTIN_REWARDS
+from mindrl.rewards.functions import BUILTIN_REWARDS, COMPARING_REWARDS
 from mindrl.rewards.resolve import check_reward
 
+_ANSWER = "megatron_training.answer_column"
 _MOST_TRIED = 64
 _MOST_NAMED = 2
 """Of the legal values of a finding."""
@@ -204,6 +205,9 @@ def _rewards(config: RunConfig) -> Iterator[Finding]:
     for field in fields:
         names = config.value_of(field)
         for place, name in enumerate(names):
+            if name in COMPARING_REWARDS and config.megatron_training.answer_column is None:
+                text = f"{field}: {name} compares with a reference answer"
+                yield Finding(f"{text}; {_ANSWER}=null reads none", field, names)
             try:
                 check_reward(name, field, given.get(name, {}))
             except MindrlError as error:

@@ -167,3 +167,5 @@ def _equal(found: str, reference: str) -> bool:
 
 _BUILTIN = (acc_for_dapo, base_acc, boxed_format, math_verify, math_verify_reward)
 BUILTIN_REWARDS: dict[str, RewardFunction] = {each.__name__: each for each in _BUILTIN}
+COMPARING_REWARDS = frozenset(BUILTIN_REWARDS) - {boxed_format.__name__}
+"""Those that compare with a reference answer."""

@@ -148,6 +148,7 @@ def test_a_dry_run_leaves_nothing_behind(user: NewUser) -> None:
     user.is_told(["--config-name", "grpo_qwen25_7b", "--dry-run"], code=0)
 
 
+@pytest.mark.skipif(not (ROOT / ".venv").exists(), reason="the checkout has no environment")
 def test_without_its_environment_a_program_takes_that_of_the_checkout() -> None:
     """By the Python that the environment was made of, which has no packages."""
     python = Path(sys.base_prefix, "bin", "python3")

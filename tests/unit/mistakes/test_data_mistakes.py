@@ -178,6 +178,13 @@ MISTAKES: dict[str, tuple[Given, str]] = {
         keys(f"{DATA}=data/train.txt"),
         f"{DATA}=data/train.txt must end in .jsonl, .json, .parquet or .csv, or be a folder",
     ),
+    "no answers for a reward that compares": (
+        keys(f"{ANSWER}=null"),
+        (
+            f"rl_config.verifier_function: math_verify compares with a reference answer; {ANSWER}="
+            "null reads none"
+        ),
+    ),
     "two ways to hold rows out": (
         keys("data_config.held_out_fraction=0.1"),
         f"data_config.held_out_fraction=0.1 and {TEST} both say what is held out; give one of them",

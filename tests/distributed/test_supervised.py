@@ -1,40 +1,58 @@
-"""Supervised fine-tuning against a loop of Hugging Face's model and torch's AdamW.
+"""Supervised fine-tuning on real workers, against a loop of Hugging Face's model and torch's AdamW.
 
 Shapes: B sequences, T positions.
 """
 
+import io
+import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
+from shutil import rmtree
+from typing import Any
 
 import pytest
 import torch
 from forked_workers import ForkedWorkers
-from training_messages import OPTIMIZER, Case, Course, Updated
-from transformers import AutoModelForCausalLM
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from mindrl.algorithms.losses import PolicyLoss
-from mindrl.algorithms.policy_losses import PolicyLossOptions, plain
-from mindrl.batch.balance import MicroBatching
 from mindrl.batch.prompts import Demonstration
 from mindrl.batch.sequences import Sequences
-from mindrl.trainer.supervised_trainer import minibatch_of, sequences_of
+from mindrl.config.run import RunConfig
+from mindrl.data.prompts import PromptSet
+from mindrl.data.run_data import RunData
+from mindrl.launch.beginning import beginning
+from mindrl.launch.parts import colocated_actor
+from mindrl.observability.console import StepConsole
+from mindrl.observability.metrics import computed
+from mindrl.observability.trackers import JsonlTracker
+from mindrl.platform.device import PLATFORMS
+from mindrl.preflight.checks import check
+from mindrl.trainer.run_log import RunFolder, RunLog, RunSummary
+from mindrl.trainer.supervised_trainer import SupervisedTrainer, sequences_of
 
 pytestmark = pytest.mark.distributed
 
-LOSS = PolicyLoss(
-    kl_kind="k3",
-    kl_coef=0.0,
-    entropy_coef=0.0,
-    options=PolicyLossOptions(clip_low=0.2, clip_high=0.2),
-    function=plain,
-)
-"""As `launch/worker.py` makes it of `policy_loss: plain`."""
-STEPS = 5
+STEPS, ROWS, LR = 5, 4, 1e-2
+KEYS = {
+    "sft_config": {},
+    "rl_config.n_samples_per_prompt": 8,
+    "rl_config.memory_timeline_steps": 0,
+    "megatron_training.train_iters": STEPS,
+    "megatron_training.no_shuffle": True,
+    "megatron_training.save_interval": 2,
+    "megatron_training.keep_last": 3,
+    "actor_config.micro_batch_size": 2,
+    "actor_config.lr": LR,
+    "actor_config.weight_decay": 0.1,
+    # Wide, so that the step of a gradient near zero does not hang on its rounding.
+    "actor_config.adam_eps": 1e-2,
+}
 
 
-def batches(vocabulary: int = 96) -> list[Sequences]:
-    """Make five batches of four conversations, each with two answers of some tokens."""
+def demonstrations(vocabulary: int = 96) -> tuple[Demonstration, ...]:
+    """Make the rows of five steps: conversations with two answers of some tokens."""
     generator = torch.Generator().manual_seed(3)
 
     def drawn(low: int, high: int) -> int:
@@ -48,7 +66,7 @@ def batches(vocabulary: int = 96) -> list[Sequences]:
             uid=uid, token_ids=tuple(token_ids.tolist()), text="", answer="", targets=targets
         )
 
-    return [sequences_of([conversation(uid) for uid in range(4)]) for _ in range(STEPS)]
+    return tuple(conversation(uid) for uid in range(STEPS * ROWS))
 
 
 def of_hugging_face(folder: Path, steps: list[Sequences]) -> list[tuple[float, float]]:
@@ -56,13 +74,8 @@ def of_hugging_face(folder: Path, steps: list[Sequences]) -> list[tuple[float, f
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     matrices = [weight for weight in model.parameters() if weight.dim() > 1]
     vectors = [weight for weight in model.parameters() if weight.dim() == 1]
-    decay = OPTIMIZER["weight_decay"]
-    adam = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}],
-        lr=OPTIMIZER["lr"],
-        betas=(OPTIMIZER["adam_beta1"], OPTIMIZER["adam_beta2"]),
-        eps=OPTIMIZER["adam_eps"],
-    )
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    adam = torch.optim.AdamW(groups, lr=LR, betas=(0.9, 0.95), eps=1e-2)
     found = []
     for batch in steps:
         inside_BT = torch.arange(batch.tokens_BT.size(1)) < batch.lengths_B[:, None]
@@ -72,36 +85,64 @@ def of_hugging_face(folder: Path, steps: list[Sequences]) -> list[tuple[float, f
         ).loss
         adam.zero_grad()
         loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), OPTIMIZER["clip_grad"])
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         adam.step()
         found.append((loss.item(), norm.item()))
     return found
 
 
-LAYOUTS = {
-    "one": Case(folder=""),
-}
+def learned(
+    root: Path, config: RunConfig, workers: ForkedWorkers, *, from_step_2: bool = False
+) -> list[dict[str, Any]]:
+    """Run the loop of `train-sft` on workers of its own; returns the metrics of its steps."""
+    plan, folder = check(config, PLATFORMS["cpu"], goes_on=from_step_2), RunFolder(root=root)
+    data = RunData(
+        tokenizer=PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({}))),
+        stop_token_ids=(1,),
+        train=PromptSet(path="none", prompts=demonstrations(), dropped=0),
+        test=PromptSet(path="none", prompts=demonstrations()[:3], dropped=0),
+    )
+    summary = RunSummary(exports={"actor": root / "model"})
+    log = RunLog(folder, summary, StepConsole(STEPS, io.StringIO()), [JsonlTracker(folder.metrics)])
+    group = workers.start(plan)
+    try:
+        actor = colocated_actor(group, plan)
+        trainer = SupervisedTrainer(config, data, actor, log)
+        if from_step_2:
+            found = beginning(config, folder)
+            assert found is not None
+            assert found.step == 2
+            actor.restore(found.folder, found.updates)
+            trainer.resume(found.step, found.state)
+        trainer.run()
+    finally:
+        group.stop()
+        log.close()
+    lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+    return [computed(line) for line in lines if "sft/loss" in line]
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_five_updates_have_the_losses_and_gradient_norms_of_a_hugging_face_loop(
-    name: str, forked_workers: ForkedWorkers, random_model: Callable[[bool], Path]
+def test_five_updates_are_those_of_a_hugging_face_loop_and_the_same_from_a_checkpoint(
+    forked_workers: ForkedWorkers,
+    random_model: Callable[[bool], Path],
+    run_config: Callable[..., RunConfig],
+    tmp_path: Path,
 ) -> None:
-    folder, steps = random_model(False), batches()
-    case = replace(LAYOUTS[name], folder=str(folder))
-    course = Course(
-        minibatches=[minibatch_of(batch) for batch in steps],
-        loss=LOSS,
-        optimizer=OPTIMIZER | {"updates": STEPS},
-        micro_batching=MicroBatching(sequences=2),
-    )
-    ranks = case.layout.world_size
-    replies: list[list[Updated]] = forked_workers.run(
-        "training_probe:updates", [case], course, ranks=ranks
-    )
-    expected = of_hugging_face(folder, steps)
-    for (found,) in replies:
-        for ours, (loss, norm) in zip(found.metrics, expected, strict=True):
-            # Sums of float32 in another order: packed, two micro-batches.
-            assert ours["policy_loss"] == pytest.approx(loss, rel=1e-6)
-            assert ours["grad_norm"] == pytest.approx(norm, rel=2e-6)
+    model, rows = random_model(False), tmp_path / "rows.jsonl"
+    rows.write_text("{}\n")
+    given = KEYS | {"megatron_training.data_path": str(rows)}
+    config, root = run_config(model, given), tmp_path / "run"
+    root.mkdir()
+    ours = learned(root, config, forked_workers)
+    shown = demonstrations()
+    steps = [sequences_of(shown[at : at + ROWS]) for at in range(0, len(shown), ROWS)]
+    for step, (loss, norm) in zip(ours, of_hugging_face(model, steps), strict=True):
+        # Sums of float32 in another order: packed, two micro-batches.
+        assert step["sft/loss"] == pytest.approx(loss, rel=1e-6)
+        assert step["update/grad_norm"] == pytest.approx(norm, rel=2e-6)
+    weights = (root / "model/model.safetensors").read_bytes()
+    (root / "metrics.jsonl").unlink()
+    for later in ("step-00000004", "step-00000005"):
+        rmtree(root / "checkpoints" / later)
+    assert learned(root, config, forked_workers, from_step_2=True) == ours[2:]
+    assert (root / "model/model.safetensors").read_bytes() == weights

@@ -1,7 +1,7 @@
 """What a program says to a new user, asked in this process: its exit code and its lines."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -23,12 +23,17 @@ class NewUser:
             patch.setenv(name, "")
 
     def is_told(
-        self, arguments: Sequence[str], *, code: int = 2, leaves: bool = False
+        self,
+        arguments: Sequence[str],
+        *,
+        code: int = 2,
+        leaves: bool = False,
+        start: Callable[[], int] = train_grpo,
     ) -> list[str]:
         """Start the program; returns the lines on stderr. It `leaves` nothing in the folder."""
         before = sorted(self.folder.rglob("*"))
         self.patch.setattr(sys, "argv", ["train_grpo.py", *arguments])
-        assert train_grpo() == code
+        assert start() == code
         assert leaves or sorted(self.folder.rglob("*")) == before
         lines = self.capture.readouterr().err.splitlines()
         assert not any("Traceback" in line for line in lines)

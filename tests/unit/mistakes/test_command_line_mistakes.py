@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from new_user import NewUser
 
+from mindrl.programs.train import train_sft
+
 ROOT = Path(__file__).parents[3]
 OPTIONS = (
     "there are --config-name, --config-dir, --resume, --cfg, --dry-run, --help, --resolve, "
@@ -117,6 +119,20 @@ def test_a_mistake_is_answered_in_words(
     arguments: list[str], lines: list[str], user: NewUser
 ) -> None:
     assert user.is_told([*arguments, "--dry-run"]) == [f"error: {line}" for line in lines]
+
+
+def test_supervised_fine_tuning_and_learning_from_rewards_have_programs_of_their_own(
+    user: NewUser,
+) -> None:
+    assert user.is_told(["--config-name", "sft_tiny_cpu", "--dry-run"]) == [
+        "error: sft_config is given: train-grpo learns from rewards; use train-sft"
+    ]
+    learns = "supervised fine-tuning learns from the answers of the rows"
+    assert user.is_told(["--config-name", "ppo_tiny_cpu", "--dry-run"], start=train_sft) == [
+        f"error: rl_config.adv_estimator=gae: {learns}: there are no advantages; leave it out",
+        f"error: rl_config.init_kl_coef=0.001: {learns}: there is no reference; leave it out",
+        f"error: critic_config is given: {learns} alone; leave it out",
+    ]
 
 
 def test_a_file_without_a_list_of_defaults_is_told_the_line(user: NewUser) -> None:

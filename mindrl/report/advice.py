@@ -13,6 +13,7 @@ from mindrl.observability.metrics import Metrics
 WINDOW = 5
 """Steps that a rule takes the mean of."""
 _WORKER = "throughput/idle_worker_"
+_TOKENS = "rollout/response_tokens"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,6 +194,18 @@ def _clipped(history: History) -> str | None:
     return f"the ratio of {share:.0%} of the tokens left the clip range in the last {WINDOW} steps"
 
 
+def _small_cache(history: History) -> str | None:
+    taken_back, tokens = history.last("throughput/preemptions"), history.last(_TOKENS)
+    length = history.last("rollout/response_length_mean")
+    if not taken_back or not tokens or not length or taken_back < 0.05 * tokens / length:
+        return None
+    return (
+        f"the KV cache was full {taken_back:.0f} times in each of the last {WINDOW} steps of "
+        f"{tokens / length:.0f} responses: an engine took a sequence back each time (preemption), "
+        "and computed its tokens again"
+    )
+
+
 RULES = (
     AdviceRule(
         name="no_signal",
@@ -267,6 +280,16 @@ RULES = (
             "rl_config.verifier_parallel: more processes",
             "rl_config.blocking: false rates while the devices go on",
             "rl_config.verifier_timeout: less, where single answers take long",
+        ),
+    ),
+    AdviceRule(
+        name="small_kv_cache",
+        title="The KV cache is too small",
+        look=_small_cache,
+        change=(
+            "generate_config.gpu_memory_utilization, or generate_config.kv_cache_mib: more",
+            "generate_config.infer_tensor_parallel_size: more ranks share the cache of a sequence",
+            "generate_config.max_num_seqs: fewer at a time, which wait before they have begun",
         ),
     ),
     AdviceRule(

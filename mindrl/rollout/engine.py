@@ -96,6 +96,12 @@ class RolloutEngine(Protocol):
     def forget(self) -> None:
         """Empty the KV cache, which stays: its weights are about to change. Nothing may be open."""
 
+    def flush_preemptions(self) -> float:
+        """Return how often a sequence was taken back for want of KV cache since the last call.
+
+        Of a replica's ranks each returns its share: the sum over all ranks counts each once.
+        """
+
     def weight_sink(self) -> RolloutSink:
         """Return where the weights go; they have to be on the device."""
 

@@ -57,8 +57,13 @@ class IntegratedWorker(TrainingWorker):
         self.saver.request(Path(folder))
 
     def flush_metrics(self) -> dict[str, float]:
-        """Return also the seconds of the engine's answers."""
-        return super().flush_metrics() | {"seconds/generate": 0.0, **self.timer.flush()}
+        """Return also the seconds of the engine's answers, and how often its cache was full."""
+        return {
+            **super().flush_metrics(),
+            "seconds/generate": 0.0,
+            **self.timer.flush(),
+            "throughput/preemptions": self.rollout.flush_preemptions(),
+        }
 
     def _begin_rollout(self) -> None:
         self.sharding_manager.enter(Phase.ROLLOUT)

@@ -127,13 +127,14 @@ class RolloutWorker:
         return self.plan
 
     def flush_metrics(self) -> dict[str, float]:
-        """Return seconds and bytes since the last call, this process's memory, bad numbers."""
+        """Return what was measured since the last call, and this process's memory."""
         memory = process_memory()
         metrics, self.metrics = dict(self.metrics), defaultdict(float)
         return {
             **metrics,
             "seconds/generate": 0.0,
             **self.timer.flush(),
+            "throughput/preemptions": self.rollout.flush_preemptions(),
             "memory/device_peak_bytes": float(self.ledger.flush_peak()),
             "memory/rss_bytes": float(memory.rss_bytes),
             "memory/peak_rss_bytes": float(memory.peak_rss_bytes),

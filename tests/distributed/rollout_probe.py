@@ -83,11 +83,31 @@ def seconds(group: dist.ProcessGroup) -> float:
     return float(backend.options._timeout.total_seconds())
 
 
-def sleeping_engine(folder: str, **changes: Any) -> VllmEngine:
+def full_cache(folder: str, question: Question) -> tuple[list[Responses], list[float]]:
+    """Ask an engine with room for four blocks of 128 tokens: one by one, then all together.
+
+    Returns both answers to all prompts, and how often each took a sequence back.
+    """
+    engine = sleeping_engine(
+        folder, kv_cache_bytes=5 * 128 << 10, max_model_len=160, max_num_batched_tokens=160
+    )
+    engine.onload("weights")
+    load_one_by_one(engine.weight_sink(), folder, rollout_table(folder, ONE_RANK))
+    engine.onload("kv_cache")
+    rows = range(len(question.prompts))
+    alone = Responses.joined([ask(engine, question.only(row)) for row in rows])
+    counts = [engine.flush_preemptions()]
+    together = ask(engine, question)
+    counts += [engine.flush_preemptions(), engine.flush_preemptions()]
+    return [alone, together], counts
+
+
+def sleeping_engine(folder: str, *, kv_cache_bytes: int = 4 << 20, **changes: Any) -> VllmEngine:
     """Start an engine and put it to sleep, as a worker does.
 
     Args:
         folder: Of the model.
+        kv_cache_bytes: As for `VllmEngine`.
         changes: Keys of `GenerateConfig`.
     """
     keys = {
@@ -101,7 +121,7 @@ def sleeping_engine(folder: str, **changes: Any) -> VllmEngine:
         folder,
         GenerateConfig(**{**keys, **changes}),
         PLATFORMS["cpu"],
-        kv_cache_bytes=4 << 20,
+        kv_cache_bytes=kv_cache_bytes,
         seed=3,
         timeout_seconds=540,
     )

@@ -313,3 +313,17 @@ def test_the_engine_leaves_the_random_numbers_of_the_trainer_alone(
     engine: tuple[Life, Path, Path],
 ) -> None:
     assert engine[0].random_state_kept
+
+
+def test_a_sequence_that_a_full_cache_takes_back_is_counted_and_answered_all_the_same(
+    forked_workers: ForkedWorkers, random_model: MakeModel, tmp_path: Path
+) -> None:
+    folder = _with_positions(random_model(True), 192, tmp_path / "model")
+    # A block of the cache has 128 tokens: each needs a second one behind its third token.
+    prompts = tuple(tuple(3 + (at + first) * at % 91 for at in range(125)) for first in range(4))
+    question = Question(prompts=prompts, sampling=GREEDY, seeds=SEEDS[:4])
+    ((asked, counts),) = forked_workers.run("rollout_probe:full_cache", str(folder), question)
+    alone, together = asked
+    assert torch.equal(together.token_ids_N, alone.token_ids_N)
+    assert counts[0] == counts[2] == 0
+    assert counts[1] >= 1

@@ -31,6 +31,7 @@ from mindrl.observability.units import mib_text
 from mindrl.platform.device import Platform
 from mindrl.platform.device_memory import free_bytes, give_back_unused
 from mindrl.rollout.engine import EngineTag, Request, Sampling
+from mindrl.rollout.vllm.preemptions import Preemptions
 from mindrl.rollout.vllm.rounds import Rounds, token_logprobs
 from mindrl.rollout.vllm.shards import EngineShards
 from mindrl.rollout.vllm.whole_tensors import WholeTensors
@@ -70,8 +71,7 @@ class VllmEngine:
         # A class object instead of a name spares a subprocess that imports all of vLLM.
         for model in _MODELS:
             ModelRegistry.register_model(model.__name__, model)
-        self.device_type = platform.device_type
-        self.seed = seed
+        self.device_type, self.seed = platform.device_type, seed
         self.whole: Mapping[str, Shape] | None = None
         """Of a family whose layout here is not known: what the engine is to load by itself."""
         with _own_random_state(seed):
@@ -104,6 +104,7 @@ class VllmEngine:
                 **platform.engine_options,
             )
         self.llm.llm_engine.step = _ticking(self.llm.llm_engine.step)
+        self._preemptions = Preemptions(self.llm.llm_engine, generate.infer_tensor_parallel_size)
         self.awake: set[EngineTag] = {"weights", "kv_cache"}
         self._sizes: dict[EngineTag, int] = {
             "weights": EngineShards(self._worker).nbytes(),
@@ -230,6 +231,10 @@ class VllmEngine:
         """Empty the KV cache: see `RolloutEngine`."""
         if self._rounds is not None or not self.llm.reset_prefix_cache():
             raise RuntimeError("new weights come while the engine has requests that are not whole")
+
+    def flush_preemptions(self) -> float:
+        """Return how often a sequence was taken back: see `RolloutEngine`."""
+        return self._preemptions.flush()
 
     def _must_be_awake(self) -> None:
         if self.awake != {"weights", "kv_cache"}:

@@ -17,10 +17,12 @@ HEALTHY = {
     "update/entropy": 0.5,
     "update/clip_fraction": 0.01,
     "rollout/response_length_mean": 100.0,
+    "rollout/response_tokens": 25600.0,
     "rollout/cut_fraction": 0.02,
     "logprob_gap/mean": 2e-7,
     "staleness/stale_tokens": 0.2,
     "mismatch/effective_sample_size": 0.99,
+    "throughput/preemptions": 2.0,
     "throughput/idle_worker_0": 0.1,
     "throughput/idle_worker_1": 0.2,
     "throughput/idle_worker_2": 0.1,
@@ -34,6 +36,7 @@ ILL: Mapping[str, Mapping[str, float]] = {
     "staleness": {"staleness/stale_tokens": 0.9, "mismatch/effective_sample_size": 0.4},
     "slow_worker": {f"throughput/idle_worker_{rank}": (0.01, 0.5, 0.4)[rank] for rank in range(3)},
     "slow_rewards": {"seconds/reward": 4.0},
+    "small_kv_cache": {"throughput/preemptions": 13.0},
     "clipping": {"update/clip_fraction": 0.4},
 }
 """By rule: what the steps of the second half have."""

@@ -43,6 +43,11 @@ def prepare_driver() -> None:
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
 
+def take_on(variables: Mapping[str, str]) -> None:
+    """Set variables for what this process imports from now on, and for its children."""
+    os.environ.update(variables)
+
+
 def become(command: Sequence[str], variables: Mapping[str, str]) -> NoReturn:
     """Become another program, with more variables than this one has."""
     os.execvpe(command[0], [*command], {**os.environ, **variables})  # noqa: S606

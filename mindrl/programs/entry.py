@@ -65,7 +65,7 @@ PROGRAMS: Mapping[str, tuple[Callable[[], int], str]] = {
     ),
     "serve": (
         partial(_start, "serve", "serve"),
-        "start vLLM's own server as a replica of a run",
+        "serve a model, or that of a run, by vLLM's own server; or start a replica of a run",
     ),
     "report": (
         partial(_start, "report", "report"),
@@ -78,6 +78,10 @@ PROGRAMS: Mapping[str, tuple[Callable[[], int], str]] = {
     "runs": (
         partial(_start, "runs", "runs"),
         "list runs: how each ended, what it reached, and what differs",
+    ),
+    "generate": (
+        partial(_start, "generate", "generate"),
+        "ask a model, or that of a run, once or in a conversation",
     ),
     "evaluate": (
         partial(_start, "evaluate", "evaluate"),

@@ -4,6 +4,7 @@ import ctypes
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,10 +13,13 @@ from rich.console import Console
 from rich.markup import escape
 
 from mindrl.errors import ConfigError, InterruptedRunError, MindrlError
+from mindrl.observability.terminal import printable
 
 FAILED = 1
 BAD_CONFIG = 2
 INTERRUPTED = 130
+_SHOWN_BYTES = 4000
+"""Of what was kept back when something failed."""
 
 
 def exit_code(action: Callable[[], int], *bad_input: type[Exception]) -> int:
@@ -67,6 +71,34 @@ def stdout_unspoilt() -> Iterator[None]:
         _flush()
         os.dup2(stdout, 1)
         os.close(stdout)
+
+
+@contextmanager
+def output_kept_back() -> Iterator[None]:
+    """Keep what anybody prints meanwhile; where the body fails its end is shown, on stderr."""
+    with tempfile.TemporaryFile() as kept:
+        _flush()
+        before = [os.dup(descriptor) for descriptor in (1, 2)]
+        for descriptor in (1, 2):
+            os.dup2(kept.fileno(), descriptor)
+        try:
+            yield
+        except Exception:
+            _put_back(before)
+            kept.seek(max(0, kept.tell() - _SHOWN_BYTES))
+            sys.stderr.write(printable(kept.read().decode("utf-8", "replace")))
+            raise
+        finally:
+            _put_back(before)
+
+
+def _put_back(before: list[int]) -> None:
+    """Give stdout and stderr back what they were, once."""
+    _flush()
+    for descriptor, kept in zip((1, 2), before, strict=False):
+        os.dup2(kept, descriptor)
+        os.close(kept)
+    before.clear()
 
 
 def _flush() -> None:

@@ -169,6 +169,20 @@ def require_engines(config: RunConfig | None = None) -> None:
         )
 
 
+def require_rollout_engine() -> None:
+    """Refuse to answer without torch and the engine that does.
+
+    Raises:
+        InstallationError: One of them is not installed.
+    """
+    absent = [name for name in ("torch", ROLLOUT_BACKEND) if find_spec(name) is None]
+    if absent:
+        raise InstallationError(
+            f"an answer needs {', '.join(absent)}, which this Python does not have; "
+            "`mindrl doctor` says what to install on this machine"
+        )
+
+
 def _train(config: RunConfig, run_dir: Path) -> None:
     require_engines(config)
     platform = choose_platform(config.rl_config.device)

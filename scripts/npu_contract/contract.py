@@ -33,10 +33,10 @@ _EXPERTS = "mindrl/platform/patches/npu_grouped_experts.py"
 _FLASH_ATTENTION = "mindrl/platform/patches/npu_without_dummy_flash_attn.py"
 _WORKER = "mindrl/launch/worker.py"
 _ENGINE = "mindrl/rollout/vllm/engine.py"
+_PREEMPTIONS = "mindrl/rollout/vllm/preemptions.py"
 _ROUNDS = "mindrl/rollout/vllm/rounds.py"
 _SHARDS = "mindrl/rollout/vllm/shards.py"
 _WHOLE = "mindrl/rollout/vllm/whole_tensors.py"
-_RANDOM = "mindrl/rollout/vllm/engine.py"
 _SCRIPT = "scripts/lib/ascend.sh"
 _NODES = "scripts/lib/ray_nodes.sh"
 _VERSIONS = "mindrl/platform/npu_versions.py"
@@ -132,7 +132,7 @@ _TORCH_NPU = (
             pin=TORCH_NPU,
             kind="name",
             name=f"torch_npu.npu.{name}",
-            used_by=_RANDOM,
+            used_by=_ENGINE,
             spelled="fork_rng",
         )
         for name in ("get_rng_state", "set_rng_state")
@@ -231,6 +231,9 @@ _VLLM_ASCEND = (
 _LAYERS = "vllm.model_executor.layers"
 _RELOAD = "vllm.model_executor.model_loader.reload"
 _MODELS = "vllm.model_executor.models"
+_DEEPSEEK = f"{_MODELS}.deepseek_v2"
+_LLM_ENGINE = "vllm.v1.engine.llm_engine.LLMEngine"
+_EXECUTOR = "vllm.v1.executor.uniproc_executor.ExecutorWithExternalLauncher"
 
 _VLLM = (
     Entry(
@@ -284,21 +287,19 @@ _VLLM = (
     _callable(VLLM, _ENGINE, "vllm.LLM.generate", "prompts", "sampling_params", "use_tqdm"),
     *_names(VLLM, _ENGINE, "vllm", "ModelRegistry"),
     *_names(VLLM, _ENGINE, "vllm.LLM", "llm_engine", "reset_prefix_cache"),
-    *_names(VLLM, _ENGINE, "vllm.v1.engine.llm_engine.LLMEngine", "model_executor", "step"),
-    *_names(
-        VLLM,
-        _ENGINE,
-        "vllm.v1.executor.uniproc_executor.ExecutorWithExternalLauncher",
-        "driver_worker",
-    ),
+    *_names(VLLM, _ENGINE, _LLM_ENGINE, "model_executor", "step"),
+    *_names(VLLM, _PREEMPTIONS, _LLM_ENGINE, "engine_core"),
+    *_names(VLLM, _PREEMPTIONS, "vllm.v1.engine.core_client.InprocClient", "engine_core"),
+    *_names(VLLM, _PREEMPTIONS, "vllm.v1.engine.core.EngineCore", "scheduler"),
+    *_names(VLLM, _PREEMPTIONS, "vllm.v1.core.sched.scheduler.Scheduler", "_preempt_request"),
+    *_names(VLLM, _ENGINE, _EXECUTOR, "driver_worker"),
     *_names(VLLM, _ENGINE, "vllm.v1.worker.worker_base.WorkerWrapperBase", "worker"),
     *_names(VLLM, _ENGINE, "vllm.outputs.RequestOutput", "outputs"),
     *_names(
         VLLM, _ENGINE, "vllm.outputs.CompletionOutput", "token_ids", "logprobs", "finish_reason"
     ),
     *_names(VLLM, _ENGINE, f"{_MODELS}.registry._ModelRegistry", "register_model"),
-    *_names(VLLM, _ENGINE, f"{_MODELS}.deepseek_v2", "DeepseekV2ForCausalLM"),
-    *_names(VLLM, _ENGINE, f"{_MODELS}.deepseek_v2", "DeepseekV3ForCausalLM"),
+    *_names(VLLM, _ENGINE, _DEEPSEEK, "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"),
     *_names(VLLM, _ENGINE, f"{_MODELS}.llama", "LlamaForCausalLM"),
     *_names(VLLM, _ENGINE, f"{_MODELS}.mistral", "MistralForCausalLM"),
     *_names(VLLM, _ENGINE, f"{_MODELS}.phi3", "Phi3ForCausalLM"),
@@ -313,13 +314,8 @@ _VLLM = (
     *_names(VLLM, _SHARDS, f"{_LAYERS}.quantization.base_config", "QuantizeMethodBase"),
     *_names(VLLM, _SHARDS, f"{_LAYERS}.vocab_parallel_embedding", "VocabParallelEmbedding"),
     *_names(VLLM, _SHARDS, f"{_RELOAD}.layerwise", "get_layerwise_info"),
-    *_names(
-        VLLM,
-        _WHOLE,
-        f"{_RELOAD}.layerwise",
-        "initialize_layerwise_reload",
-        "finalize_layerwise_reload",
-    ),
+    *_names(VLLM, _WHOLE, f"{_RELOAD}.layerwise", "initialize_layerwise_reload"),
+    *_names(VLLM, _WHOLE, f"{_RELOAD}.layerwise", "finalize_layerwise_reload"),
     *_names(
         VLLM, _SHARDS, f"{_RELOAD}.types.LayerReloadingInfo", "restore_metadata", "restore_device"
     ),

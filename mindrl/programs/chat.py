@@ -1,0 +1,104 @@
+"""A person asks and a model answers, in the terminal."""
+
+import sys
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from importlib import import_module
+
+from mindrl.data.conversation import Conversation
+from mindrl.errors import DataError, StopRequestedError
+from mindrl.launch.interrupts import stop_requests
+from mindrl.observability.terminal import note, printable, say
+from mindrl.rollout.speaking import AnswerDraw, Speaker
+
+_RESET = "/reset"
+
+
+@dataclass(kw_only=True)
+class Chat:
+    """What is said is shown as it comes; nothing in it commands the terminal."""
+
+    conversation: Conversation
+    asked: AnswerDraw
+    longest: int
+    """Tokens that the model takes, its answer included."""
+
+    def ask(self, text: str) -> Sequence[int]:
+        """Add what a person says; returns all that was said as token ids.
+
+        Raises:
+            DataError: It is too long, no text, or not what the chat template takes.
+        """
+        token_ids = self.conversation.ask(text)
+        if len(token_ids) >= self.longest:
+            self.conversation.take_back()
+            raise DataError(
+                f"the prompt, with all that was said before, has {len(token_ids)} tokens; it must "
+                f"be below {self.longest}, which --max-length may raise as far as the model takes"
+            )
+        return token_ids
+
+    def answer(self, speaker: Speaker, token_ids: Sequence[int]) -> str:
+        """Show the answers; returns the first.
+
+        Raises:
+            StopRequestedError: A signal has ended it; what there is of an answer was heard.
+        """
+        room = self.longest - len(token_ids)
+        asked = replace(self.asked, max_tokens=min(self.asked.max_tokens, room))
+        texts, cut = [""] * asked.samples, [False] * asked.samples
+        try:
+            with stop_requests() as heed, closing(speaker.answers(token_ids, asked)) as pieces:
+                for piece in pieces:
+                    texts[piece.answer] += piece.text
+                    cut[piece.answer] |= piece.is_cut
+                    # Several would come mixed.
+                    _write(piece.text * (asked.samples == 1))
+                    heed()
+        finally:
+            self.conversation.hear(texts[0])
+            if asked.samples == 1:
+                _write("\n")
+        if asked.samples > 1:
+            for number, text in enumerate(texts, start=1):
+                say(f"--- answer {number} of {asked.samples}", printable(text))
+        if any(cut):
+            note(f"cut off at {asked.max_tokens} tokens (--max-tokens)")
+        return texts[0]
+
+    def talk(self, speaker: Speaker) -> None:
+        """Answer line by line, to the end of stdin."""
+        if sys.stdin.isatty():
+            say(f"{_RESET} forgets what was said, Ctrl-C ends an answer, Ctrl-D the conversation")
+            with suppress(ImportError):
+                import_module("readline")
+        while (line := _line()) is not None:
+            if line.strip() == _RESET:
+                self.conversation.reset()
+                note("all that was said is forgotten")
+            elif line.strip():
+                self._reply(speaker, line)
+
+    def _reply(self, speaker: Speaker, line: str) -> None:
+        try:
+            self.answer(speaker, self.ask(line))
+        except DataError as error:
+            note(f"{error}; {_RESET} forgets what was said before")
+        except StopRequestedError:
+            note("stopped")
+
+
+def _line() -> str | None:
+    """Read what a person says; None where that is all."""
+    try:
+        return input("> " if sys.stdin.isatty() else "")
+    except (EOFError, KeyboardInterrupt):
+        if sys.stdin.isatty():
+            _write("\n")
+        return None
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(printable(text))
+    sys.stdout.flush()

@@ -1,0 +1,71 @@
+"""What the programs that speak for a model share: its options, and its engine's."""
+
+import argparse
+from typing import get_args
+
+from mindrl.config.run import RunConfig
+from mindrl.errors import ConfigError
+from mindrl.models.config_file import read_config
+from mindrl.platform.device import DeviceKind, Platform, choose_platform
+from mindrl.programs.arguments import count
+from mindrl.programs.compose import composed_config
+from mindrl.programs.named_model import NamedModel, named_model
+from mindrl.rollout.speaking import SpeakerSettings
+
+_LONGEST = 8192
+"""Tokens of a prompt and its answer, where the model takes more and nobody asks for them."""
+_HOST_CACHE_BYTES = 512 << 20
+
+
+def add_speaker_options(parser: argparse.ArgumentParser) -> None:
+    """Add what says which model speaks, and where."""
+    add = parser.add_argument
+    add("--best", action="store_true", help="of a run its best model, not its newest")
+    room = "of a prompt and its answer (default: what the model takes, 8192 at most)"
+    add("--max-length", type=count, metavar="N", help=f"tokens {room}")
+    add(
+        "--device",
+        choices=("auto", *get_args(DeviceKind)),
+        help="(default: the run's, or the best one here)",
+    )
+    ranks = "devices that share the model (default: those of a replica of the run, or 1)"
+    add("--tensor-parallel-size", type=count, metavar="N", help=ranks)
+    add("--seed", type=count, default=1, metavar="N", help="of what is drawn (default: 1)")
+    add("--trust-remote-code", action="store_true", help="run Python code of the model's folder")
+
+
+def asked_speaker(
+    options: argparse.Namespace,
+) -> tuple[NamedModel, RunConfig | None, Platform, SpeakerSettings]:
+    """Return who is asked for, and how its engine is started: as that of its run, if it has one.
+
+    Raises:
+        ConfigError: There is no such model, or it takes less than is asked for.
+        ClusterError: There is no such device.
+    """
+    model = named_model(options.model, best=options.best)
+    config = None if model.hydra is None else composed_config("config", [], model.hydra)
+    platform = choose_platform(options.device or (config.rl_config.device if config else "auto"))
+    generate = config.generate_config if config else None
+    cache = generate.kv_cache_mib if generate else None
+    own = _HOST_CACHE_BYTES if cache is None else cache << 20
+    ranks, trusted = options.tensor_parallel_size, options.trust_remote_code
+    settings = SpeakerSettings(
+        folder=str(model.folder),
+        dtype=generate.dtype if generate else "auto",
+        longest=_longest(model, options.max_length),
+        tensor_parallel_size=ranks or (generate.infer_tensor_parallel_size if generate else 1),
+        # The memory of a host is for others too.
+        kv_cache_bytes=own if platform.kind == "cpu" else None,
+        trust_remote_code=trusted or bool(generate and generate.trust_remote_code),
+        seed=options.seed,
+    )
+    return model, config, platform, settings
+
+
+def _longest(model: NamedModel, asked: int | None) -> int:
+    values = read_config(str(model.folder))[1]
+    most = values.get("max_position_embeddings") or values.get("n_positions") or _LONGEST
+    if asked is not None and asked > most:
+        raise ConfigError(f"--max-length {asked}: the model takes {most} tokens")
+    return asked or min(most, _LONGEST)

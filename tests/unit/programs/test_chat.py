@@ -1,0 +1,153 @@
+"""A conversation in the terminal, with a model whose answers are written here."""
+
+import io
+import os
+import signal
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from mindrl.data.conversation import Conversation
+from mindrl.errors import DataError
+from mindrl.programs.chat import Chat
+from mindrl.programs.generate import generate
+from mindrl.rollout.speaking import AnswerDraw, Piece
+
+HOSTILE = "\x1b]0;taken\x07 \x1b[2J\u202e"
+
+
+@dataclass
+class Writer:
+    """Answers with what was written, in pieces of three characters."""
+
+    tokenizer: PreTrainedTokenizerFast
+    answer: str
+    heard: list[str] = field(default_factory=list)
+    asked: list[AnswerDraw] = field(default_factory=list)
+    stops_at: int | None = None
+
+    def answers(self, token_ids: Sequence[int], asked: AnswerDraw) -> Generator[Piece]:
+        self.heard.append(self.tokenizer.decode(token_ids))
+        self.asked.append(asked)
+        for first in range(0, len(self.answer), 3):
+            if first == self.stops_at:
+                os.kill(os.getpid(), signal.SIGINT)
+            for number in range(asked.samples):
+                yield Piece(answer=number, text=self.answer[first : first + 3])
+        yield Piece(answer=asked.samples - 1, text="", is_cut=True)
+
+    def close(self) -> None:
+        pass
+
+
+def chat_of(
+    tokenizer: PreTrainedTokenizerFast, *, plain: bool = False, samples: int = 1, longest: int = 100
+) -> Chat:
+    return Chat(
+        conversation=Conversation(tokenizer=tokenizer, is_plain=plain, system=None),
+        asked=AnswerDraw(max_tokens=40, samples=samples),
+        longest=longest,
+    )
+
+
+def talks(chat: Chat, writer: Writer, monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+    chat.talk(writer)
+
+
+def test_the_model_hears_all_that_was_said_until_it_is_forgotten(
+    tokenizer: PreTrainedTokenizerFast,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    writer = Writer(tokenizer, "fine")
+    talks(chat_of(tokenizer), writer, monkeypatch, "one", "", "two", "/reset", "three")
+    first, second, third = writer.heard
+    messages = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "fine"}]
+    messages += [{"role": "user", "content": "two"}]
+    assert second == tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, tokenize=False
+    )
+    assert "one" not in third
+    assert len(first) == len(third) - len("three") + len("one")
+    assert capsys.readouterr().out == "fine\nfine\nfine\n"
+
+
+def test_plain_text_reaches_the_model_as_it_is(
+    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = Writer(tokenizer, "5.")
+    talks(chat_of(tokenizer, plain=True), writer, monkeypatch, "2+3=", "4+4=")
+    assert writer.heard == ["2+3=", "2+3=5.4+4="]
+
+
+def test_an_answer_cannot_command_the_terminal(
+    tokenizer: PreTrainedTokenizerFast, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat = chat_of(tokenizer)
+    assert chat.answer(Writer(tokenizer, HOSTILE), chat.ask("?")) == HOSTILE
+    shown = capsys.readouterr().out
+    assert shown == "\\x1b]0;taken\\x07 \\x1b[2J\\u202e\n"
+
+
+def test_several_answers_stand_one_below_the_other_and_a_cut_one_is_told(
+    tokenizer: PreTrainedTokenizerFast, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat = chat_of(tokenizer, samples=2)
+    chat.answer(Writer(tokenizer, "seven"), chat.ask("?"))
+    said = capsys.readouterr()
+    assert said.out == "--- answer 1 of 2\nseven\n--- answer 2 of 2\nseven\n"
+    assert "cut off at 40 tokens" in said.err
+
+
+def test_a_conversation_that_no_longer_fits_is_told_and_goes_on_behind_a_reset(
+    tokenizer: PreTrainedTokenizerFast,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    writer, chat = Writer(tokenizer, "x" * 20), chat_of(tokenizer, longest=60)
+    talks(chat, writer, monkeypatch, "a" * 15, "b" * 15, "/reset", "c" * 15)
+    assert len(writer.heard) == 2
+    assert all(writer_asked.max_tokens < 60 - 15 for writer_asked in writer.asked)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "must be below 60" in said
+    assert "/reset forgets what was said before" in said
+    with pytest.raises(DataError, match="no text"):
+        chat_of(tokenizer).ask("\ud800")
+
+
+def test_ctrl_c_ends_an_answer_and_the_conversation_goes_on(
+    tokenizer: PreTrainedTokenizerFast,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    writer = Writer(tokenizer, "abcdefghi", stops_at=3)
+    talks(chat_of(tokenizer), writer, monkeypatch, "one", "two")
+    said = capsys.readouterr()
+    assert said.out == "abcdef\nabcdef\n"
+    assert said.err.count("stopped") >= 2
+    assert "abcdef" in writer.heard[1]
+
+
+def test_what_cannot_be_asked_is_said_before_an_engine_starts(
+    tmp_path: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 64}')
+    # The environment of an engine is not that of other tests.
+    monkeypatch.setattr("mindrl.programs.generate.take_on", lambda _: None)
+    for arguments, reason in {
+        ("/nothing",): "has no config.json",
+        (str(tmp_path), "--samples", "2"): "--samples 2 needs a PROMPT",
+        (str(tmp_path), "1", "--max-length", "65"): "the model takes 64 tokens",
+        (str(tmp_path), "1" * 80): "must be below 64",
+    }.items():
+        monkeypatch.setattr("sys.argv", ["generate.py", *arguments, "--device", "cpu"])
+        assert generate() == 2, arguments
+        assert reason in " ".join(capsys.readouterr().err.split()), arguments

@@ -8,13 +8,14 @@ from typing import Any
 import psutil
 import pytest
 from disturbances import disturbance, environment, witnesses
-from program import KEEPS, STEPS, Program, gone, start_program
+from program import CHECKOUT, KEEPS, STEPS, Program, gone, start_program
 
 from mindrl.checkpoint.commits import read_checkpoint
 
 # Three programs one behind the other, each of which may take 600 s.
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
+TRACKERS = CHECKOUT / "tests/unit/tracking/user_trackers.py"
 OF_THIS_START = ("seconds/", "idle/", "memory/", "bytes/", "throughput/")
 """Metrics that say how a step was carried out."""
 RUNS = {
@@ -75,7 +76,10 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(
         disturbance("to rollout", "worker 0", "exception", call=2),
     ]
     around = environment(tmp_path / "disturbed", planned)
-    killed = start_program(tmp_path / "killed", asked, around, program=program)
+    tracked = f"rl_config.tracking.trackers=['{TRACKERS}:FileTracker','{TRACKERS}:Hangs']"
+    limit = "rl_config.tracking.timeout_seconds=5"
+    again = [*asked, tracked, limit]
+    killed = start_program(tmp_path / "killed", again, around, program=program)
     killed.wait_for_line("restart 2: ")
     killed.wait_for_steps(4)
     assert len(witnesses(tmp_path / "disturbed")) == 2
@@ -88,9 +92,27 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(
 
     assert outcome(resumed.folder) == outcome(straight.folder)
     assert [line["step"] for line in resumed.steps()] == list(range(1, STEPS + 1))
+    check_trackers(resumed)
     assert resumed.summary()["status"] == "completed"
     for kept in ("accuracy_after", "model_best_step", "steps", "skipped_updates"):
         assert resumed.summary()[kept] == straight.summary()[kept]
+
+
+def check_trackers(resumed: Program) -> None:
+    """See that one has each record once, in one run, and that another held nothing up."""
+    told = (resumed.folder / "trackers").glob("*FileTracker/kept.txt")
+    records = [line.split()[:2] for line in next(told).read_text().splitlines()]
+    lines = (resumed.folder / "metrics.jsonl").read_text().splitlines()
+    # Each start closes what it has opened.
+    steps = [int(step) for _, step in records if step != "-1"]
+    assert steps == [json.loads(line)["step"] for line in lines]
+    starts = list(dict.fromkeys(name for name, _ in records))
+    assert starts == [f"run{'+' * count}" for count in range(1, len(starts) + 1)]
+    assert len(starts) > 1
+    outcomes = resumed.summary()["trackers"]
+    assert (outcomes[f"{TRACKERS}:FileTracker"]["missed"]) == 0
+    assert "Hangs has not answered for 5 s" in resumed.text()
+    assert outcomes[f"{TRACKERS}:Hangs"]["kept"] == 0
 
 
 @pytest.mark.nightly

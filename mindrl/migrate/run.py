@@ -109,11 +109,13 @@ def _data(theirs: TheirRun) -> Iterator[Mapped]:
     policy = {"rl_config.overlong_prompt_policy": "drop"}
     note = "longer prompts are left out, as there"
     yield Mapped("rl_config.max_prompt_length", "derived", policy, note)
-    split, template = actor.given("split", ""), actor.given("prompt_type")
+    split, template = str(actor.given("split", "")).strip("[]"), actor.given("prompt_type")
     # The first share trains; in the others nothing but zeros is as if they were not there.
-    if str(split).strip("[]").partition(",")[2].strip("0., "):
-        note = f"{split} there; here all rows of data_path train: cut the file first"
-        yield Mapped(actor.place("split"), "open", note=note)
+    if split.partition(",")[2].strip("0., "):
+        first, *others = map(float, split.split(","))
+        held_out = {"data_config.held_out_fraction": round(sum(others) / (first + sum(others)), 4)}
+        note = f"{split} there; here as many rows, but not the same, are held out"
+        yield Mapped(actor.place("split"), "derived", held_out, note)
     if template is not None:
         note = f"{template}: the tokenizer's own chat template is used here; see that it says the "
         yield Mapped(actor.place("prompt_type"), "open", note=f"{note}same")

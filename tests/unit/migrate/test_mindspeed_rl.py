@@ -183,10 +183,10 @@ def test_paths_are_left_open_and_the_tokenizers_folder_stands_in_for_the_checkpo
     assert imported({"actor_config.save": "new"}).values["actor_config.save"] == "new"
 
 
-def test_a_split_that_keeps_rows_from_the_training_is_left_open() -> None:
-    assert of(imported({"megatron_training.split": "95,5,0"}), "megatron_training.split").kind == (
-        "open"
-    )
+def test_a_split_that_keeps_rows_from_the_training_holds_out_as_many() -> None:
+    cut = imported({"megatron_training.split": "95,4,1"})
+    assert of(cut, "megatron_training.split").kind == "derived"
+    assert cut.values["data_config.held_out_fraction"] == 0.05
     whole = of(imported({"megatron_training.split": "100,0,0"}), "megatron_training.split")
     assert (whole.kind, whole.note) == ("ignored", "all rows train, as here")
 

@@ -5,7 +5,7 @@ Shapes: B sequences, T positions.
 
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
@@ -48,6 +48,13 @@ KEYS = {
     "actor_config.weight_decay": 0.1,
     # Wide, so that the step of a gradient near zero does not hang on its rounding.
     "actor_config.adam_eps": 1e-2,
+}
+
+
+WAYS: Mapping[str, Mapping[str, Any]] = {
+    "megatron": {},
+    "by tokens": {"rl_config.use_dynamic_bsz": True, "rl_config.max_packing_token_size": 64},
+    "archon": {"actor_config.backend": "archon:d1"},
 }
 
 
@@ -122,7 +129,9 @@ def learned(
     return [computed(line) for line in lines if "sft/loss" in line]
 
 
+@pytest.mark.parametrize("way", WAYS)
 def test_five_updates_are_those_of_a_hugging_face_loop_and_the_same_from_a_checkpoint(
+    way: str,
     forked_workers: ForkedWorkers,
     random_model: Callable[[bool], Path],
     run_config: Callable[..., RunConfig],
@@ -130,7 +139,7 @@ def test_five_updates_are_those_of_a_hugging_face_loop_and_the_same_from_a_check
 ) -> None:
     model, rows = random_model(False), tmp_path / "rows.jsonl"
     rows.write_text("{}\n")
-    given = KEYS | {"megatron_training.data_path": str(rows)}
+    given = KEYS | WAYS[way] | {"megatron_training.data_path": str(rows)}
     config, root = run_config(model, given), tmp_path / "run"
     root.mkdir()
     ours = learned(root, config, forked_workers)

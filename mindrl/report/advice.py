@@ -189,7 +189,7 @@ def _rewards(history: History) -> str | None:
 
 def _clipped(history: History) -> str | None:
     share = history.last("update/clip_fraction")
-    if share is None or share < 0.3:
+    if share is None or share < 0.1:
         return None
     return f"the ratio of {share:.0%} of the tokens left the clip range in the last {WINDOW} steps"
 

@@ -147,7 +147,7 @@ def _cut(history: History) -> str | None:
 
 def _gap(history: History) -> str | None:
     first, last = history.first("logprob_gap/mean"), history.last("logprob_gap/mean")
-    if first is None or last is None or last < 1e-4 or last < 10 * first:
+    if first is None or last is None or last < 1e-4 or last < 5 * first:
         return None
     return f"the mean gap of their log-probs grew from {first:.1e} to {last:.1e} nats"
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from forked_workers import ForkedWorkers
+from nightly import at_night_but
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
@@ -50,12 +51,16 @@ KEYS = {
     "actor_config.adam_eps": 1e-2,
 }
 
-
+TWO = {"rl_config.actor_resource.num_npus": 2}
 WAYS: Mapping[str, Mapping[str, Any]] = {
     "megatron": {},
     "by tokens": {"rl_config.use_dynamic_bsz": True, "rl_config.max_packing_token_size": 64},
     "archon": {"actor_config.backend": "archon:d1"},
+    "TP2": TWO | {"actor_config.tensor_model_parallel_size": 2},
+    "DP2": TWO,
+    "archon DP2": TWO | {"actor_config.backend": "archon:d2"},
 }
+EVERY_CHANGE = ("megatron", "by tokens", "archon")
 
 
 def demonstrations(vocabulary: int = 96) -> tuple[Demonstration, ...]:
@@ -129,7 +134,7 @@ def learned(
     return [computed(line) for line in lines if "sft/loss" in line]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", at_night_but(EVERY_CHANGE, WAYS))
 def test_five_updates_are_those_of_a_hugging_face_loop_and_the_same_from_a_checkpoint(
     way: str,
     forked_workers: ForkedWorkers,
@@ -146,7 +151,7 @@ def test_five_updates_are_those_of_a_hugging_face_loop_and_the_same_from_a_check
     shown = demonstrations()
     steps = [sequences_of(shown[at : at + ROWS]) for at in range(0, len(shown), ROWS)]
     for step, (loss, norm) in zip(ours, of_hugging_face(model, steps), strict=True):
-        # Sums of float32 in another order: packed, two micro-batches.
+        # Sums of float32 in another order: packed, two micro-batches, two ranks.
         assert step["sft/loss"] == pytest.approx(loss, rel=1e-6)
         assert step["update/grad_norm"] == pytest.approx(norm, rel=2e-6)
     weights = (root / "model/model.safetensors").read_bytes()

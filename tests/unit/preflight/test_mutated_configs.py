@@ -118,7 +118,7 @@ OVERRIDES = {
         for key in ("actor_config.load", "actor_config.save", "megatron_training.data_path")
         for folder in ("", "/tmp/")
     },
-    "critic_config.lr=1": "Could not override 'critic_config.lr'",
+    "critic_config.lr=1": "critic_config.lr is not in the configuration",
 }
 
 

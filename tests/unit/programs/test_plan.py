@@ -242,7 +242,7 @@ def test_what_cannot_be_read_ends_with_code_2_and_one_line(
 def test_wrong_options_end_with_code_2_and_the_usage(more: tuple[str, ...], message: str) -> None:
     ended = reshard("Qwen2.5-7B", "megatron:t2", "vllm:t2", *more)
     assert ended.returncode == 2
-    assert errors(ended)[-1] == f"plan.py reshard: error: {message}"
+    assert errors(ended)[-1] == f"mindrl plan reshard: error: {message}"
 
 
 def test_the_table_shows_both_orders_in_units_of_a_thousand() -> None:

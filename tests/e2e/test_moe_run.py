@@ -63,7 +63,7 @@ def test_a_penalty_for_length_teaches_random_weights_to_end_their_responses(
     assert -0.5 <= costs[0] < -0.25
     assert costs[0] / 2 < costs[-1] <= 0
     for step in moe_run.steps():
-        (earned,) = (step[name] for name in step if name.endswith("reward.py:length"))
+        earned = step["reward/length"]
         assert step["reward/mean"] == pytest.approx(earned + step["reward/overlong"])
 
 

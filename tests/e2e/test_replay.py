@@ -52,7 +52,7 @@ def test_of_a_replayed_step_all_is_equal_to_the_bit_but_a_changed_learning_rate(
 
     assert contents(folder) == before
     logs = {path.name for path in (folder / f"replays/step-0000000{STEPS}/logs").iterdir()}
-    assert logs == {"driver.log", "worker_0.log", "worker_1.log"}
+    assert logs == {"driver.log", "rewards.log", "worker_0.log", "worker_1.log"}
 
 
 @pytest.mark.nightly

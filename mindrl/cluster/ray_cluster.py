@@ -15,7 +15,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from mindrl.errors import ClusterError
+from mindrl.errors import ClusterError, MindrlError
 from mindrl.platform.device import Platform
 from mindrl.platform.environment import has_room_for_sockets, ray_address, ray_session_folder
 from mindrl.platform.patches import ray_on_loopback
@@ -131,18 +131,29 @@ class RayCluster:
                 raise ClusterError(f"RAY_ADDRESS={self.address}: cannot join: {error}") from error
             return
         ray_on_loopback.install()
-        context = ray.init(
-            # Without an address Ray may join another user's cluster that it finds a trace of.
-            address="local",
-            **self.platform.ray_options(self.devices),
-            object_store_memory=1 << 30,
-            include_dashboard=False,
-            namespace=namespace,
-            log_to_driver=False,
-            configure_logging=False,
-            _node_ip_address=ray_on_loopback.LOOPBACK,
-            _temp_dir=_session_folder(),
-        )
+        folder = _session_folder()
+        try:
+            context = ray.init(
+                # Without an address Ray may join another user's cluster that it finds a trace of.
+                address="local",
+                **self.platform.ray_options(self.devices),
+                object_store_memory=1 << 30,
+                include_dashboard=False,
+                namespace=namespace,
+                log_to_driver=False,
+                configure_logging=False,
+                _node_ip_address=ray_on_loopback.LOOPBACK,
+                _temp_dir=folder,
+            )
+        except MindrlError:
+            # Such as Ctrl-C.
+            raise
+        except Exception as error:
+            # Ray raises the plain one where its processes are not there in time.
+            raise ClusterError(
+                f"Ray did not start on this machine: {error!r}; one that was too busy may do it at "
+                f"another time. Its logs are in {folder or 'its own folder for sessions'}"
+            ) from error
         self.session = Path(context["session_dir"])
 
     def _check_local_devices(self) -> None:

@@ -48,6 +48,17 @@ def test_a_setting_that_breaks_the_engine_is_refused_before_ray_starts(
     )
 
 
+def test_a_ray_that_does_not_come_up_in_time_is_told_in_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_gcs_server_port_wait_time_s", "0")
+    cluster = cluster_of(PLATFORMS["cpu"], devices=1)
+    with pytest.raises(ClusterError, match=r"Ray did not start on this machine: .*Its logs are in"):
+        cluster.start()
+    assert not ray.is_initialized()
+
+
 def test_a_named_cluster_is_joined_and_not_counted_on_this_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -140,7 +151,7 @@ def test_no_cluster_that_somebody_else_started_here_is_joined_unasked(
         raise ConnectionError
 
     monkeypatch.setattr(ray, "init", init)
-    with pytest.raises(ConnectionError):
+    with pytest.raises(ClusterError):
         cluster_of(PLATFORMS["cpu"], devices=1).start()
     assert asked["_temp_dir"] is None
     assert canonicalize_bootstrap_address(None, None) == "192.0.2.9:6379"

@@ -1,7 +1,8 @@
 """What a program that trains from Python does with the metrics of each step."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 
 from mindrl.errors import StopRequestedError
@@ -29,12 +30,11 @@ class Callbacks:
     functions: Sequence[Callback] = ()
     stopped_behind: int | None = None
     """The step behind which one of them has asked to stop."""
-    _newest: int = field(default=0, init=False)
 
     def log(self, step: int, metrics: Metrics) -> None:
         """Show one record to each."""
-        self._newest = step
-        view = StepView(step=step, metrics=MappingProxyType(metrics), stop=self._stop)
+        stop = partial(self._stop, step)
+        view = StepView(step=step, metrics=MappingProxyType(metrics), stop=stop)
         for function in self.functions:
             function(view)
 
@@ -50,6 +50,6 @@ class Callbacks:
         if self.stopped_behind is not None:
             raise StopRequestedError(f"a callback asked to stop behind step {self.stopped_behind}")
 
-    def _stop(self) -> None:
+    def _stop(self, step: int) -> None:
         if self.stopped_behind is None:
-            self.stopped_behind = self._newest
+            self.stopped_behind = step

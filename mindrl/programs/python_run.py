@@ -17,14 +17,12 @@ from mindrl.errors import ConfigError, StopRequestedError
 from mindrl.launch.callbacks import Callback, Callbacks
 from mindrl.launch.interrupts import signals_as_errors
 from mindrl.observability.output_files import output_errors
-from mindrl.platform.device import choose_platform
 from mindrl.platform.environment import prepare_driver
 from mindrl.platform.garbage import no_collection
-from mindrl.preflight.checks import check
 from mindrl.preflight.hub import with_local_folders
 from mindrl.programs.compose import composed, override, run_config
 from mindrl.programs.from_python import Reward, RowSource, keep_rows, reward_values, rows_place
-from mindrl.programs.train import require_engines
+from mindrl.programs.train import check_and_train
 from mindrl.report.run_record import RunRecord, read_run
 
 _KEYS = {"train_dataset": "data_path", "eval_dataset": "test_data_path"}
@@ -106,11 +104,9 @@ def _require_a_place_to_train() -> None:
 
 def _composition(config: str | Path, overrides: Sequence[str]) -> DictConfig:
     path = Path(config)
-    if path.suffix != ".yaml":
-        return composed(str(config), overrides)
-    if not path.is_file():
+    if path.suffix == ".yaml" and not path.is_file():
         raise ConfigError(f"config={str(config)!r}: no file at {path.resolve()}")
-    return composed(path.stem, overrides, str(path.parent))
+    return composed(str(config), overrides)
 
 
 def _keep_configuration(folder: Path, composition: DictConfig, overrides: Sequence[str]) -> None:
@@ -124,16 +120,9 @@ def _keep_configuration(folder: Path, composition: DictConfig, overrides: Sequen
 
 def _train(config: RunConfig, folder: Path, callbacks: Callbacks) -> None:
     """Check and train; that a callback asks to stop is no failure."""
-    require_engines(config)
-    platform = choose_platform(config.rl_config.device)
-    with no_collection():
-        plan = check(config, platform, goes_on=(folder / CHECKPOINTS).is_dir())
-    # Imported late: it brings torch and Ray along, and a refusal costs what a check does.
-    from mindrl.launch.train import train as run_to_its_end  # noqa: PLC0415
-
-    with signals_as_errors():
+    with signals_as_errors(), no_collection():
         try:
-            run_to_its_end(plan, platform, folder, callbacks=callbacks)
+            check_and_train(config, folder, callbacks)
         except StopRequestedError:
             if callbacks.stopped_behind is None:
                 raise

@@ -21,6 +21,7 @@ from mindrl.config.supervision import supervised
 from mindrl.data.files import data_is_here
 from mindrl.data.vocabulary import has_vocabulary
 from mindrl.errors import ConfigError, InstallationError, OutputError
+from mindrl.launch.callbacks import Callbacks
 from mindrl.launch.interrupts import signals_as_errors
 from mindrl.observability.terminal import print_rows, say
 from mindrl.platform.device import choose_platform, planned_platform
@@ -39,18 +40,18 @@ _DRY_RUN, _RESUME = "--dry-run", "--resume"
 
 def train_grpo() -> int:
     """Train with GRPO; returns the exit code."""
-    return run_program(_train, default_config="grpo_tiny_cpu", has_critic=False)
+    return run_program(check_and_train, default_config="grpo_tiny_cpu", has_critic=False)
 
 
 def train_ppo() -> int:
     """Train with PPO; returns the exit code."""
-    return run_program(_train, default_config="ppo_tiny_cpu", has_critic=True)
+    return run_program(check_and_train, default_config="ppo_tiny_cpu", has_critic=True)
 
 
 def train_sft() -> int:
     """Fine-tune on answers that the data has; returns the exit code."""
     return run_program(
-        _train, default_config="sft_tiny_cpu", has_critic=None, of_program=with_answers
+        check_and_train, default_config="sft_tiny_cpu", has_critic=None, of_program=with_answers
     )
 
 
@@ -183,7 +184,8 @@ def require_rollout_engine() -> None:
         )
 
 
-def _train(config: RunConfig, run_dir: Path) -> None:
+def check_and_train(config: RunConfig, run_dir: Path, callbacks: Callbacks | None = None) -> None:
+    """Check a run and train it to its end; raises as `check`, and as `mindrl.launch.train`."""
     require_engines(config)
     platform = choose_platform(config.rl_config.device)
     plan = check(config, platform, goes_on=(run_dir / CHECKPOINTS).is_dir())
@@ -191,7 +193,7 @@ def _train(config: RunConfig, run_dir: Path) -> None:
     from mindrl.launch.train import train  # noqa: PLC0415
 
     collect_again()
-    train(plan, platform, run_dir)
+    train(plan, platform, run_dir, callbacks=callbacks)
 
 
 def _start(task: Callable[[DictConfig], None], default_config: str, *, dry_run: bool) -> None:

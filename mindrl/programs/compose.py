@@ -82,7 +82,7 @@ def _spelled(value: object) -> str:
         case list() | tuple():
             return f"[{','.join(map(_spelled, value))}]"
         case str() | Path():
-            return quoted(str(value))
+            return _quoted(str(value))
         case _:
             return "null" if value is None else str(value).lower()
 
@@ -96,7 +96,7 @@ def located(name: str, own_folder: str | None) -> tuple[str, str | None]:
     return name.removesuffix(_SUFFIX), own_folder
 
 
-def quoted(text: str) -> str:
+def _quoted(text: str) -> str:
     """Write a text so that an override reads it as it is."""
     # Backslashes count only before a quotation mark, and so do those at the end.
     marked = re.sub(r"(\\*)'", r"\1\1\\'", text.replace("${", r"\${"))

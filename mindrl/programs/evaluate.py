@@ -21,7 +21,7 @@ from mindrl.platform.environment import prepare_driver
 from mindrl.platform.garbage import collect_again, planning
 from mindrl.preflight.checks import check
 from mindrl.programs.arguments import count, parser_of
-from mindrl.programs.compose import composed_config, quoted
+from mindrl.programs.compose import composed_config, override
 from mindrl.programs.exits import exit_code, print_json
 from mindrl.programs.named_model import NamedModel, named_model
 from mindrl.programs.train import require_engines
@@ -131,9 +131,7 @@ def measuring_config(options: argparse.Namespace, model: NamedModel) -> RunConfi
 
     def composed(*changes: str) -> RunConfig:
         # A run may be older than a key.
-        forced = (
-            f"++{each}" for each in (*changes, f"actor_config.load={quoted(str(model.folder))}")
-        )
+        forced = (f"++{each}" for each in (*changes, override("actor_config.load", model.folder)))
         return composed_config(name, [*options.overrides, *forced], model.hydra, downloads=True)
 
     files = [*_of_files(options)] if options.data else []
@@ -142,7 +140,7 @@ def measuring_config(options: argparse.Namespace, model: NamedModel) -> RunConfi
         # A part of the training data, which is found by all of it.
         return config
     # What is never trained on need not be read.
-    read = f"megatron_training.data_path={quoted(_held_out(config))}"
+    read = override("megatron_training.data_path", _held_out(config))
     return composed(*files, *_WITHOUT, *_NO_TRAINING_DATA, read)
 
 
@@ -173,12 +171,11 @@ def _of_files(options: argparse.Namespace) -> Iterator[str]:
     temperature = options.temperature
     if temperature is None:
         temperature = 1.0 if options.samples > 1 else 0.0
-    sets = (
-        f"{{name:{quoted(name)},data_path:{quoted(path)},samples:{options.samples},"
-        f"temperature:{temperature}}}"
-        for name, path in zip(names, options.data, strict=True)
+    drawn = {"samples": options.samples, "temperature": temperature}
+    sets = zip(names, options.data, strict=True)
+    yield override(
+        "data_config.eval_sets", [{"name": name, "data_path": path, **drawn} for name, path in sets]
     )
-    yield f"data_config.eval_sets=[{','.join(sets)}]"
 
 
 def _print(sets: Sequence[MeasuredSet]) -> None:

@@ -13,7 +13,7 @@ from mindrl.platform.environment import prepare_driver
 from mindrl.platform.garbage import collect_again, planning
 from mindrl.preflight.checks import check
 from mindrl.programs.arguments import count, parser_of
-from mindrl.programs.compose import composed_config, quoted
+from mindrl.programs.compose import composed_config, override
 from mindrl.programs.exits import exit_code
 from mindrl.programs.train import require_engines
 
@@ -66,7 +66,7 @@ def _overrides(options: argparse.Namespace) -> list[str]:
     """Return what makes a training run one that answers each row once, and learns nothing."""
     return [
         *options.overrides,
-        f"megatron_training.data_path={quoted(options.data)}",
+        override("megatron_training.data_path", options.data),
         f"rl_config.n_samples_per_prompt={options.samples}",
         *_WITHOUT,
     ]

@@ -38,7 +38,7 @@ from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.models.decoder import logical_shapes
 from mindrl.models.description import ModelDescription, MoeDescription
 from mindrl.models.orientation import oriented
-from mindrl.models.placement import ShardingTable
+from mindrl.models.placement import Box, ShardingTable, index_of
 from mindrl.resharding.exchange import Channel, Staging, messages_of
 from mindrl.resharding.plan import ReshardPlan, Topology, Transfer, plan_reshard
 from mindrl.resharding.reshard import Reshard
@@ -131,9 +131,9 @@ class Weights:
     def __init__(self, tensors: Tensors) -> None:
         self.tensors = tensors
 
-    def read(self, name: str) -> Tensor:
-        """Return a tensor."""
-        return self.tensors[name]
+    def read(self, name: str, box: Box) -> Tensor:
+        """Return a box of a tensor."""
+        return self.tensors[name][index_of(box)]
 
     def open(self, name: str) -> Tensor:
         """Return a tensor."""

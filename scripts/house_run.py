@@ -3,7 +3,7 @@
 import ast
 import resource
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -96,7 +96,7 @@ def read_processes(folder: Path, code: Path) -> list[Process]:
     processes = []
     for file in files:
         lines = [line.split("\t") for line in file.read_text("utf-8").splitlines()]
-        kind = _kind(" ".join(lines[0][1:]))
+        kind = _kind(" ".join(lines[0][1:]), {fields[1] for fields in lines[1:]})
         names[kind] += 1
         process = Process(name=kind if kind == "driver" else f"{kind} {names[kind]}")
         for what, *fields in lines[1:]:
@@ -110,9 +110,14 @@ def read_processes(folder: Path, code: Path) -> list[Process]:
     return processes
 
 
-def _kind(command: str) -> str:
+def _kind(command: str, entered: Collection[str]) -> str:
+    """Name a process by its command, and by the files whose functions it has entered."""
     if "train_grpo.py" in command:
         return "driver"
+    if "stem_process" in command:
+        # Workers are forked off it, and have its command.
+        forked = any(path.endswith("mindrl/launch/worker.py") for path in entered)
+        return "worker" if forked else "stem"
     return "worker" if "default_worker.py" in command else "rewards"
 
 

@@ -191,6 +191,8 @@ class ExportedModel:
     target: Path
     files: Mapping[str, TensorFile]
     """Where each tensor belongs."""
+    folder: Path | None = None
+    """What is going to be the target, and may take further files; None where nothing is written."""
     filling: dict[str, Tensor] = field(default_factory=dict)
     complete: set[str] = field(default_factory=set)
 
@@ -238,7 +240,7 @@ def exported_model(
     with new_folder(source, target, dtype=dtype, head=head, record=record) as building:
         with writing(target):
             files = _new_files(building, table, dtype, shard_bytes)
-        model = ExportedModel(target, files)
+        model = ExportedModel(target, files, building)
         yield model
         missing = len(files.keys() - model.complete)
         assert not missing, f"{missing} tensors never came"

@@ -14,7 +14,9 @@ _BLOCKS, _BLOCK_BYTES = 64, 64 << 10
 
 def fixed_models(config: RunConfig) -> dict[str, str]:
     """Return what tells the model of each such role from another, by the key of its folder."""
-    roles = (role for role in _FIXED if role in config.roles)
+    # Beside adapters the actor's own weights are in no checkpoint.
+    fixed = (*_FIXED, *(("actor",) if config.actor_config.lora.r else ()))
+    roles = (role for role in config.roles if role in fixed)
     return {config.model_key(role): fingerprint(Path(config.model_path(role))) for role in roles}
 
 

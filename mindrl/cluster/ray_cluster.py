@@ -6,6 +6,7 @@ import shutil
 import signal
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,15 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from mindrl.cluster.stem import Stem
 from mindrl.errors import ClusterError, MindrlError
 from mindrl.platform.device import Platform
 from mindrl.platform.environment import has_room_for_sockets, ray_address, ray_session_folder
-from mindrl.platform.patches import ray_on_loopback
+from mindrl.platform.patches import (
+    ray_forks_workers,
+    ray_on_loopback,
+    ray_without_services,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +42,8 @@ class RayCluster:
     """Devices of each node; none fills one node after the other."""
     rollout_devices: int = 0
     """Of the devices, those of a rollout apart."""
+    stem: Stem | None = None
+    """Forks the workers of a cluster that is started here."""
     address: str | None = field(default_factory=ray_address)
     """None starts a cluster on this machine."""
     session: Path | None = None
@@ -112,10 +120,12 @@ class RayCluster:
             one_machine=self.started_here,
             deterministic=deterministic,
         )
+        # Those of the stem have theirs already.
+        has_it = self.stem is not None and environment == self.stem.environment
         return {
             **self.platform.ray_options(1),
             "max_restarts": 0,
-            "runtime_env": {"env_vars": environment},
+            "runtime_env": {} if has_it else {"env_vars": environment},
             "scheduling_strategy": PlacementGroupSchedulingStrategy(
                 placement_group=self.placement,
                 placement_group_bundle_index=node,
@@ -130,21 +140,10 @@ class RayCluster:
             except (ConnectionError, RuntimeError, ValueError) as error:
                 raise ClusterError(f"RAY_ADDRESS={self.address}: cannot join: {error}") from error
             return
-        ray_on_loopback.install()
         folder = _session_folder()
         try:
-            context = ray.init(
-                # Without an address Ray may join another user's cluster that it finds a trace of.
-                address="local",
-                **self.platform.ray_options(self.devices),
-                object_store_memory=1 << 30,
-                include_dashboard=False,
-                namespace=namespace,
-                log_to_driver=False,
-                configure_logging=False,
-                _node_ip_address=ray_on_loopback.LOOPBACK,
-                _temp_dir=folder,
-            )
+            with nullcontext() if self.stem is None else self.stem.serving():
+                self.session = self._begin(namespace, folder)
         except MindrlError:
             # Such as Ctrl-C.
             raise
@@ -154,7 +153,28 @@ class RayCluster:
                 f"Ray did not start on this machine: {error!r}; one that was too busy may do it at "
                 f"another time. Its logs are in {folder or 'its own folder for sessions'}"
             ) from error
-        self.session = Path(context["session_dir"])
+
+    def _begin(self, namespace: str, folder: str | None) -> Path:
+        """Start a cluster on this machine; returns the folder of its session."""
+        ray_on_loopback.install()
+        ray_without_services.install()
+        if self.stem is not None:
+            ray_forks_workers.install()
+        context = ray.init(
+            # Without an address Ray may join another user's cluster that it finds a trace of.
+            address="local",
+            **self.platform.ray_options(self.devices),
+            object_store_memory=1 << 30,
+            include_dashboard=False,
+            namespace=namespace,
+            log_to_driver=False,
+            configure_logging=False,
+            # No worker before one is asked for: those would have another environment.
+            _system_config={"enable_worker_prestart": False, "prestart_worker_first_driver": False},
+            _node_ip_address=ray_on_loopback.LOOPBACK,
+            _temp_dir=folder,
+        )
+        return Path(context["session_dir"])
 
     def _check_local_devices(self) -> None:
         if not self.started_here:

@@ -1,7 +1,8 @@
 """The worker processes of a run, called together, watched while they work."""
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ class Crew:
     """Of each, before its rank, in errors and of its log."""
     meanwhile: Callable[[], None] = lambda: None
     """Done again and again while they start; may raise to give that up."""
+    show: Callable[[str], None] = lambda _: None
+    """Takes what they do now, whenever that changes while they start."""
 
 
 class WorkerGroup:
@@ -71,6 +74,7 @@ class WorkerGroup:
         self.identities: list[Identity] = []
         self.watch: GroupWatch | None = None
         self.handles: list[Any] = []
+        self.show: Callable[[str], None] | None = None
         self.meanwhile = crew.meanwhile
         """Done again and again while calls are waited for; does not take long."""
         for rank, (node, log) in enumerate(zip(crew.nodes, self.logs, strict=True)):
@@ -88,13 +92,17 @@ class WorkerGroup:
             self.watch = GroupWatch(self.identities, rl.heartbeat_timeout_seconds, limit.left())
             self.vigil = Vigil(self.watch, silence_counts=False)
             refuse_misplaced(self.identities, cluster.devices_per_node)
-            tell(f"{size} {crew.name}(s) started; loading the models")
+            tell(f"{size} {crew.name}(s) started ({limit.passed():.1f} s); loading the models")
             address = self.identities[0].address
             handles = self.handles
             calls = (handle.build.remote(address, plan, crew.factory) for handle in handles)
             building = dict(enumerate(calls))
             # Engines are silent while they compile and load; the start has a limit of its own.
-            self.answers(building, limit, _START, silence_counts=False)
+            self.show = crew.show
+            seconds_of = self.answers(building, limit, _START, silence_counts=False)
+            self.show = None
+            for line in start_lines(seconds_of, crew.name):
+                tell(line)
         except BaseException:
             self.stop()
             raise
@@ -185,6 +193,12 @@ class WorkerGroup:
             if not done:
                 self.meanwhile()
                 self._refuse_hang(list(pending.values()), limit, vigil, stage)
+                if self.show is not None and vigil is not None:
+                    self.show(
+                        stages_now(
+                            {rank: each.count.stage for rank, each in vigil.seen.items()}, self.name
+                        )
+                    )
                 continue
             rank = pending.pop(done[0])
             try:
@@ -299,6 +313,33 @@ def worker_names(ranks: Sequence[int], identities: Sequence[Identity], name: str
     if len(ranks) > _MOST_NAMED:
         names.append(f"{len(ranks) - _MOST_NAMED} more")
     return ", ".join(names)
+
+
+def stages_now(stages: Mapping[int, str], name: str) -> str:
+    """Say what workers do, by their ranks: `worker-0 starts the engine, ...`; silent ones wait."""
+    said = defaultdict(list)
+    for rank, stage in sorted(stages.items()):
+        said[stage or "waits"].append(f"{name}-{rank}")
+    return ", ".join(f"{_few(who)} {stage}" for stage, who in said.items())
+
+
+def start_lines(seconds: Sequence[Mapping[str, float]], name: str) -> Iterator[str]:
+    """Say what each worker took for what, or, where they are many, the slowest of all."""
+    if len(seconds) > _MOST_NAMED:
+        slowest = {stage: max(each.get(stage, 0.0) for each in seconds) for stage in seconds[0]}
+        yield f"{len(seconds)} {name}s, the slowest in each: {_seconds(slowest)}"
+        return
+    for rank, each in enumerate(seconds):
+        yield f"{name}-{rank}: {_seconds(each)}"
+
+
+def _seconds(stages: Mapping[str, float]) -> str:
+    return ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in stages.items())
+
+
+def _few(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMED
+    return " ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def refuse_misplaced(identities: Sequence[Identity], devices_per_node: int) -> None:

@@ -1,8 +1,9 @@
 """What runs inside a Ray actor process: it becomes a worker and then obeys calls."""
 
+import gc
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,6 +21,7 @@ from mindrl.observability.logs import configure_logging, redirect_output, stacks
 from mindrl.observability.progress import PROGRESS
 from mindrl.observability.trace import TRACE, TracePart, span
 from mindrl.platform.device import PLATFORMS, DeviceKind, prepare_process
+from mindrl.platform.garbage import no_collection
 from mindrl.platform.rendezvous import Seat, join_process_group, listen
 
 logger = logging.getLogger(__name__)
@@ -89,8 +91,12 @@ class WorkerProcess:
             address=address,
         )
 
-    def build(self, address: tuple[str, int], plan: WorkerPlan, factory: str) -> None:
+    def build(
+        self, address: tuple[str, int], plan: WorkerPlan, factory: str
+    ) -> Mapping[str, float]:
         """Join the other ranks, at rank 0's address, and become a worker. A collective.
+
+        Returns the seconds of each stage, by the names of `STAGES`.
 
         `factory` is the `module:function` that builds it. A name, because its module imports the
         engines, which only a prepared process may do.
@@ -109,12 +115,20 @@ class WorkerProcess:
         module, function = factory.split(":")
         with self._failures_logged():
             backends = {config.training_backend(role) for role in config.roles}
-            prepare_process(self.platform, megatron="megatron" in backends)
+            PROGRESS.enter("imports libraries")
+            with no_collection():
+                prepare_process(self.platform, megatron="megatron" in backends)
+                import_module(module)
+            gc.freeze()
+            PROGRESS.enter("meets the others")
             join_process_group(
                 self.platform, seat, address, timeout=timeout, listener=self.listener
             )
+            PROGRESS.enter("builds the models")
             self.worker = getattr(import_module(module), function)(plan, self.platform)
+        PROGRESS.enter("")
         logger.info("worker %d is ready", self.rank)
+        return PROGRESS.stages
 
     def call(
         self, method: str, arguments: tuple[Any, ...], *, answers: bool, step: int | None

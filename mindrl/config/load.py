@@ -82,12 +82,14 @@ def suggest(path: Sequence[str], key: str) -> str:
     known = field_names(path)
     if not known:
         return f"{'.'.join(path)} has no keys"
+    for place in filter(None, _SECTIONS):
+        within = key.removeprefix(f"{place[-1]}_")
+        for name in (key, within):
+            if name in field_names(place):
+                return f"did you mean {'.'.join([*place, name])}?"
     near = max(known, key=lambda name: _likeness(key, name), default=None)
     if near is not None and _likeness(key, near) > _LIKE_ENOUGH:
         return f"did you mean {'.'.join([*path, near])}?"
-    for place in _SECTIONS:
-        if place and key in field_names(place):
-            return f"did you mean {'.'.join([*place, key])}?"
     return f"known keys: {', '.join(known)}"
 
 

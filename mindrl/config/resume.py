@@ -32,8 +32,8 @@ _FREE = re.compile(
     re.VERBOSE,
 )
 """Keys that say how a run is carried out, and not what it is."""
-_WEIGHTS = re.compile(r"(actor|critic)_config\.load")
-"""Keys that say of what model the weights are."""
+_WEIGHTS = re.compile(r"(actor|critic)_config\.load|actor_config\.lora\.(r|target_modules)")
+"""Keys that say of what model the weights are, and of which of them a checkpoint is."""
 
 
 def recorded_config(config: RunConfig) -> dict[str, Any]:

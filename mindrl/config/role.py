@@ -6,6 +6,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from mindrl.config.archon import ArchonConfig
+from mindrl.config.lora import LoRAConfig
 from mindrl.config.section import SECTION, Fraction, PathText, PositiveInt
 
 
@@ -92,6 +93,9 @@ class ActorConfig(LearningConfig):
     `rl_config.use_dynamic_bsz`."""
     logprob_chunk_tokens: PositiveInt = 1024
     """Tokens whose logits are in memory at a time."""
+    lora: LoRAConfig = LoRAConfig()
+    """Adapters of low rank that learn in place of the weights; see
+    [LoRA](../how-to/train-with-lora.md)."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)

@@ -115,11 +115,14 @@ class RunConfig:
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The models of the run that lie in training layouts; of one that rolls out, its sizes."""
+        """The models of the run that lie in training layouts; of one that rolls out, its sizes.
+
+        A reference that is the actor's base is none of its own.
+        """
         if not self.learns:
             return ("actor",)
         there = {
-            "ref": self.uses_reference,
+            "ref": self.uses_reference and not self.reference_is_base,
             "critic": self.critic_config is not None,
             "reward": self.reward_config is not None,
         }
@@ -317,12 +320,13 @@ class RunConfig:
     @property
     def needs_log_prob_pass(self) -> str:
         """Why an update cannot find the old log-probs itself; empty where it can."""
-        rl = self.rl_config
+        rl, dropout = self.rl_config, self.actor_config.lora.dropout
         reasons = {
             f"{self.updates_per_step} updates a step": self.updates_per_step > 1,
             "rl_config.use_kl_in_reward=true": self.reward_kl_coef > 0,
             f"rl_config.critic_warmup={rl.critic_warmup}": rl.critic_warmup > 0,
             f"rl_config.policy_loss={rl.policy_loss}": rl.policy_loss in COVARIANCE_LOSSES,
+            f"actor_config.lora.dropout={dropout:g}": dropout > 0,
         }
         return ", ".join(reason for reason, holds in reasons.items() if holds)
 
@@ -349,6 +353,18 @@ class RunConfig:
     def uses_reference(self) -> bool:
         """Whether a reference model is loaded at all."""
         return self.rl_config.init_kl_coef > 0
+
+    @property
+    def reference_is_base(self) -> bool:
+        """Whether the reference is the actor without its adapters, in the same memory."""
+        same = (self.training_backend, self.layout, self.model_path)
+        alike = all(of("ref") == of("actor") for of in same)
+        return self.learns and self.uses_reference and self.actor_config.lora.r > 0 and alike
+
+    @property
+    def reads_actor(self) -> bool:
+        """Whether a pass before the update reads the actor, as it is or as the reference."""
+        return self.old_log_probs == "recompute" or self.reference_is_base
 
     @property
     def changing_roles(self) -> tuple[Role, ...]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from math import gcd, lcm, prod
 
+from mindrl.config.adapter_rules import adapter_findings, adapter_warnings
 from mindrl.config.algorithm_rules import algorithm_findings
 from mindrl.config.archon_rules import engine_findings
 from mindrl.config.backends import TRAINING_ENGINE
@@ -52,7 +53,7 @@ def findings(config: RunConfig) -> list[Finding]:
     learned = (_advantages, _rewards) if config.sft_config is None else (sft_findings,)
     rules = (_shares, _lengths, _learning, *learned, _files, _checkpoints)
     others = (engine_findings, algorithm_findings, data_findings, placement_findings)
-    alone = (debug_findings, spool_findings, tracking_findings, profiler_findings)
+    alone = (adapter_findings, debug_findings, spool_findings, tracking_findings, profiler_findings)
     found = (each for rule in (*rules, *others, *alone) for each in rule(config))
     return [*layout_findings(config), *found]
 
@@ -62,6 +63,7 @@ def learning_warnings(config: RunConfig) -> Iterator[Finding]:
     need = ": an update of Adam moves a weight by up to about this much; 1e-7 to 1e-3 are usual"
     for section, learner in _learners(config).items():
         yield from _judged(config, (learner.lr > _HIGH_RATE, f"{section}.lr", need))
+    yield from adapter_warnings(config)
 
 
 def layout_findings(config: RunConfig) -> list[Finding]:

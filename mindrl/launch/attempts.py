@@ -1,5 +1,6 @@
 """The attempts at a run: a lost worker ends one of them, and new workers begin the next."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,7 @@ from mindrl.cluster.apart_engines import ApartEngines
 from mindrl.cluster.call_limits import CallLimits
 from mindrl.cluster.ray_cluster import RayCluster
 from mindrl.cluster.replicas import ReplicaFleet, ReplicaWorkers
+from mindrl.cluster.stem import Stem
 from mindrl.cluster.worker_group import Crew, WorkerGroup
 from mindrl.config.changed import with_absolute_paths
 from mindrl.config.layout_keys import Role
@@ -41,6 +43,7 @@ from mindrl.observability.output_files import (
 from mindrl.observability.step_traces import StepTraces
 from mindrl.observability.trackers import JsonlTracker, TensorboardTracker, Tracker
 from mindrl.platform.device import Platform
+from mindrl.platform.process_age import seconds_since_start
 from mindrl.preflight.derived_numbers import derived_numbers
 from mindrl.preflight.run_shardings import RunPlan
 from mindrl.report.live_page import LivePage
@@ -127,6 +130,8 @@ class Attempts:
     """What calls of the workers have taken so far, of which new workers hear."""
     gathers: Callable[[PolicyTrainer], Gathering] | None = None
     """Makes where steps get it from, where the trainer itself does not know."""
+    stem: Stem | None = None
+    """Has imported, or imports, what workers need; they are forked off it."""
     started: float | None = None
     """When the run began, on the clock of its summary, which counts what faults cost too."""
 
@@ -226,8 +231,7 @@ class Attempts:
         if services.scorer is not None:
             services.scorer.warm_up()
         if not self.has_begun:
-            cluster.start()
-            tell("Ray is up; starting the workers' processes")
+            self._start(cluster)
             return
         try:
             cluster.reserve_again(rl.device_wait_seconds)
@@ -242,6 +246,19 @@ class Attempts:
             layouts = ", ".join(f"{key} {numbers[key]}" for key in sides)
             tell(f"rl_config.on_device_loss=shrink: on with {cluster.devices} device(s): {layouts}")
             cluster.reserve_again(rl.device_wait_seconds)
+
+    def _start(self, cluster: RayCluster) -> None:
+        """Start Ray, while the stem imports what workers need."""
+        tell, stage, began = self.files.console.note, self.files.console.stage, time.monotonic()
+        stage("Ray starts")
+        cluster.start()
+        tell(f"Ray is up ({time.monotonic() - began:.1f} s); starting the workers' processes")
+        if self.stem is not None:
+            stage("libraries are imported for all workers")
+            self.stem.wait()
+            if self.stem.seconds is not None:
+                tell(f"libraries imported for all workers ({self.stem.seconds:.1f} s, meanwhile)")
+        stage("workers start")
 
     @contextmanager
     def _trainer(
@@ -271,6 +288,7 @@ class Attempts:
             timeout_seconds=rl.worker_start_timeout_seconds,
             own_shares=config.placement.shares if config.is_apart else (),
             rollout_devices=config.devices - config.world_size,
+            stem=self.stem,
         )
         weights = config.reward_weights
         rates = config.rolls_out and any(weights.values())
@@ -293,7 +311,7 @@ class Attempts:
             if fleet is not None:
                 stack.callback(fleet.stop)
             factory = _WORKER_FACTORY if config.learns else _LONE_FACTORY
-            crew = Crew(factory=factory, nodes=nodes)
+            crew = Crew(factory=factory, nodes=nodes, show=self.files.console.stage)
             group = WorkerGroup(cluster, whole, logs, crew, tell)
             stack.callback(group.stop)
             self.limits = group.limits = self.limits or group.limits
@@ -301,7 +319,7 @@ class Attempts:
             if fleet is not None:
                 fleet.wait_for_all()
                 engines = ApartEngines(group, fleet)
-            tell("the models are loaded")
+            tell(f"the models are loaded; {seconds_since_start():.1f} s since the program began")
             yield colocated_actor(group, self.plan, engines)
 
     def _fleet(self, cluster: RayCluster, whole: RunPlan, stack: ExitStack) -> ReplicaFleet:

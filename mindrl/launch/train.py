@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from mindrl.cluster.stem import Stem
 from mindrl.config.run import RunConfig
 from mindrl.config.supervision import in_epochs
 from mindrl.data.run_data import data_lines, read_data
@@ -36,11 +37,13 @@ def train(
     *,
     gathers: Callable[[PolicyTrainer], Gathering] | None = None,
     callbacks: Callbacks | None = None,
+    stem: Stem | None = None,
 ) -> dict[str, object]:
     """Train with the algorithm of a checked run, export included; returns the summary.
 
     `run_dir` takes what the run leaves behind. `gathers` makes where steps get their responses,
-    where that is no engine of the run. `callbacks` see each step.
+    where that is no engine of the run. `callbacks` see each step. Workers are forked off the
+    `stem`, where there is one.
 
     Raises:
         MindrlError: A file or a folder does not serve, or the run failed. Once training has
@@ -62,7 +65,7 @@ def train(
     console = StepConsole(config.megatron_training.train_iters, columns=columns)
     traces = step_traces(config, folder, console)
     files = RunFiles(folder, exports, console, callbacks or Callbacks(), traces)
-    attempts = Attempts(plan, platform, data, files, gathers=gathers)
+    attempts = Attempts(plan, platform, data, files, gathers=gathers, stem=stem)
     try:
         with trace_requests(traces.ask), interrupts_unwrapped(), console:
             attempts.run(found)

@@ -19,6 +19,7 @@ from mindrl.layouts.layout import TrainLayout
 from mindrl.memory.plan import MemoryPlan, with_kv_cache
 from mindrl.memory.schedule import Region
 from mindrl.models.description import ModelDescription
+from mindrl.observability.progress import PROGRESS
 from mindrl.platform.attention import attention_kernel
 from mindrl.platform.determinism import make_deterministic
 from mindrl.platform.device import Platform, configure_megatron
@@ -70,6 +71,7 @@ def build_integrated_worker(plan: RunPlan, platform: Platform) -> IntegratedWork
     parts = _Parts.of(plan, platform)
     kv_cache_bytes = parts.device.plan.kv_cache_bytes
     assert kv_cache_bytes is not None, "the plan of a worker says how large it is"
+    PROGRESS.enter("starts the engine")
     rollout = rollout_engine(plan, platform, kv_cache_bytes)
     parts.device.place_rollout(rollout)
     sync = _weight_sync(parts.shardings, parts.engines.get("actor"), rollout, parts.device)
@@ -98,8 +100,7 @@ def build_training_worker(plan: RunPlan, platform: Platform) -> TrainingWorker:
 
 def rollout_engine(plan: RunPlan, platform: Platform, kv_cache_bytes: int) -> RolloutEngine:
     """Start the engine of this rank, awake. A collective."""
-    # Imported late: whoever trains alone needs none.
-    from mindrl.rollout.vllm.engine import VllmEngine  # noqa: PLC0415
+    from mindrl.rollout.vllm.engine import VllmEngine  # noqa: PLC0415 - not where none is needed
 
     config, training = plan.config, plan.config.megatron_training
     engine = VllmEngine(
@@ -145,13 +146,15 @@ class _Parts:
         plan, device, engines = self.shardings.plan, self.device, self.engines
         config = plan.config
         updates = {role: how for role, how in _updates(config).items() if role in engines}
+        models = {
+            role: RoleModel(engine=engine, micro_batching=config.micro_batching(role, learns=False))
+            for role, engine in engines.items()
+        }
+        if config.reference_is_base and (actor := models.get("actor")):
+            asked = config.micro_batching("ref", learns=False)
+            models["ref"] = replace(actor, micro_batching=asked, is_base=True)
         return {
-            "models": {
-                role: RoleModel(
-                    engine=engine, micro_batching=config.micro_batching(role, learns=False)
-                )
-                for role, engine in engines.items()
-            },
+            "models": models,
             "updates": updates,
             "resets_reference": "ref" in config.changing_roles and "ref" in engines,
             "device": device,
@@ -300,6 +303,8 @@ def _engines(
             temperature=config.generate_config.sampling_config.temperature,
             removes_padding=config.rl_config.use_remove_padding,
             logprob_chunk_tokens=config.actor_config.logprob_chunk_tokens,
+            low_rank=plan.low_rank if role == "actor" else None,
+            adapter_folder=config.actor_config.lora.load,
         )
         with inside(worlds, role):
             engines[role] = _maker(settings, groups.get(role), plan.models[role])(

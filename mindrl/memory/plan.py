@@ -4,7 +4,7 @@ Pure. Weights, gradients, optimizers and messages are exact; activations are not
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import NamedTuple
 
@@ -53,6 +53,8 @@ class MemoryPlan:
     """May leave the device while it is not needed, besides what belongs to the rollout."""
     regions: RegionBytes
     """Every region of the run; without the KV cache where its size is not known."""
+    unchanging: RegionBytes = field(default_factory=dict)
+    """What of a region no update changes: it is copied to the host once, before the first step."""
     host_rounding: RankBytes
     """What rounding adds at most to what each rank keeps on the host."""
     side: Side = "both"
@@ -180,7 +182,10 @@ class MemoryPlan:
         """Bytes that a step copies on each rank: to the host, and to the device."""
         out, back = (np.zeros(self.world_size, dtype=np.int64) for _ in range(2))
         for ranks, course in self.courses.values():
-            out[ranks] = self.sum(course.copied_out)[ranks]
+            stays = sum(
+                self.unchanging[each] for each in course.copied_out if each in self.unchanging
+            )
+            out[ranks] = (self.sum(course.copied_out) - stays)[ranks]
             back[ranks] = self.sum(course.copied_back)[ranks]
         return out, back
 

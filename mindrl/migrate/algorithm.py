@@ -22,12 +22,10 @@ _DEVICES = (
     "the roles that train share their devices here, and left out they do; the rollout alone can "
     "have its own: rl_config.use_integrated_worker=false with rl_config.rollout_resource.num_npus"
 )
-_ADAPTERS = "there are no adapters here; left out, the reference is a model of its own"
 _CONSTANT = "the KL coefficient is constant here; left out, it stays at init_kl_coef"
 _PARTS: tuple[tuple[str, Any, str], ...] = (
     ("rule_reward", True, "a reward model is reward_config here: write that section"),
     ("multi_turn_enable", False, "no tools here; left out, a response is one turn"),
-    ("share_backbone", False, _ADAPTERS),
     ("is_multimodal", False, "no model with images is trained here"),
     ("use_integrated_worker", True, _DEVICES),
     ("kl_ctrl_type", "fixed", _CONSTANT),

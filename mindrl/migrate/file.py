@@ -25,7 +25,7 @@ _COUNTS = words("""
     filter_groups_train_batch_size seq_length max_prompt_length max_tokens max_model_len
     max_num_seqs max_num_batched_tokens max_packing_token_size actor_max_packing_token_size
     ref_max_packing_token_size update_max_packing_token_size infer_tensor_parallel_size
-    infer_expert_parallel_size num_npus profile_step_end
+    infer_expert_parallel_size num_npus profile_step_end lora_r
 """)
 """Keys that rules calculate with."""
 _LISTS: Mapping[str, tuple[str, tuple[type, ...]]] = {

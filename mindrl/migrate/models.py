@@ -23,7 +23,6 @@ _PARTS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         "no optimizer of theirs is read here: finish the run there, or begin from its weights",
     ),
     ("mm_model", bool, "no model with images is trained here"),
-    ("lora_target_modules", bool, "there are no adapters here; left out, all weights train"),
 )
 """Keys of a model, which of their values ask for a part that is not there, and what to do."""
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from math import gcd
 
 from mindrl.config.layout_keys import DEVICES
+from mindrl.migrate.adapters import adapter_rules
 from mindrl.migrate.algorithm import algorithm_rules
 from mindrl.migrate.file import TheirRun, of_any_role
 from mindrl.migrate.keys import PROFILER, REASONS, RELEASES, SAME, SAME_OF_RUN
@@ -28,6 +29,7 @@ def import_run(theirs: TheirRun, devices_per_node: int = 8) -> Import:
     found = [*_run_rules(theirs, devices_per_node), *algorithm_rules(theirs)]
     for model in theirs.learners:
         found += model_rules(model)
+    found += adapter_rules(theirs)
     accounted = {each.key for each in found}
     left = [key for key in (*theirs.given, *theirs.nulls) if key not in accounted]
     rest = [Mapped(key, "ignored", note=_why_ignored(theirs, key)) for key in left]

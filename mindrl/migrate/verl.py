@@ -8,6 +8,7 @@ from typing import Any
 
 from mindrl.migrate.mapped import Import, Kind, Mapped
 from mindrl.migrate.trackers import verl_trackers
+from mindrl.migrate.verl_adapters import verl_adapters
 
 SECTIONS = frozenset({"actor_rollout_ref", "algorithm", "data", "trainer", "critic"})
 """One of these tells a file of verl."""
@@ -156,7 +157,7 @@ def import_verl(given: Mapping[str, Any]) -> Import:
     rules = (_advantage, _loss, _divergence, _groups, _correction, _data, _run, _engine, _profiler)
     for rule in rules:
         found += rule(theirs)
-    found += verl_trackers(theirs)
+    found += [*verl_trackers(theirs), *verl_adapters(theirs)]
     accounted = {each.key for each in found}
     found += [_left(key, given[key]) for key in given if key not in accounted]
     return Import(mapped=found)

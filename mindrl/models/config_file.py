@@ -34,11 +34,15 @@ def _without(path: Path) -> str:
     if path.name != "config.json" or not adapter.is_file():
         return f"has no {path.name}"
     try:
-        base = json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"]
+        values = json.loads(adapter.read_text(encoding="utf-8"))
+        base = values["base_model_name_or_path"]
     except (OSError, ValueError, LookupError, TypeError):
-        base = "its base model"
+        values, base = {}, None
+    kind = (("r", values.get("r")), ("alpha", values.get("lora_alpha")))
+    given = "".join(f" actor_config.lora.{name}={value}" for name, value in kind if value)
     return (
-        f"holds an adapter of {base}, and no model: merge it with peft, AutoPeftModelForCausalLM."
-        "from_pretrained(folder).merge_and_unload().save_pretrained(new_folder), add the tokenizer "
-        "of the base, and name the new folder"
+        f"holds an adapter of {base or 'its base model'}, and no model: go on training it with "
+        f"actor_config.load={base or 'BASE_MODEL'} actor_config.lora.load={path.parent}{given}, or "
+        "merge it with peft, AutoPeftModelForCausalLM.from_pretrained(folder).merge_and_unload()."
+        "save_pretrained(new_folder), add the tokenizer of the base, and name the new folder"
     )

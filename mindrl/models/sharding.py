@@ -12,7 +12,7 @@ from math import prod
 
 from mindrl.models.decoder import ELEMENT_BYTES, DType, Head, always_float32, logical_shapes
 from mindrl.models.description import ModelDescription
-from mindrl.models.placement import LocalTensor, Placement, ShardingTable, whole
+from mindrl.models.placement import LocalTensor, Placement, Shape, ShardingTable, whole
 
 
 class LazyTables(Mapping[str, ShardingTable]):
@@ -117,6 +117,13 @@ def whole_sharding(
 ) -> Sharding:
     """Give some ranks every logical tensor whole, under its own name."""
     shapes = logical_shapes(model, head=head)
+    return held_whole(shapes, world_size=world_size, holders=holders, dtype=dtype)
+
+
+def held_whole(
+    shapes: Mapping[str, Shape], *, world_size: int, holders: Sequence[int], dtype: DType
+) -> Sharding:
+    """Give some ranks logical tensors of these shapes whole, under their own names."""
     table = {name: whole(name, shape) for name, shape in shapes.items()}
     held_by = tuple(("whole",) if rank in holders else () for rank in range(world_size))
     return Sharding(shards={"whole": table}, held_by=held_by, dtype=dtype)

@@ -54,8 +54,10 @@ def write_json_atomically(path: Path, mapping: Mapping[str, object]) -> None:
     replace_file(path, (json_text(mapping, indent=2) + "\n").encode("ascii"))
 
 
-def replace_file(path: Path, content: bytes | memoryview) -> None:
+def replace_file(path: Path, content: bytes | memoryview, *, waits: bool = True) -> None:
     """Write a file so that a reader, or a crash, finds the old one or the new one whole.
+
+    One that does not wait for the disk may be lost, or empty, if the machine itself fails.
 
     Raises:
         OutputError: if it cannot be written; what was there before is kept.
@@ -63,13 +65,18 @@ def replace_file(path: Path, content: bytes | memoryview) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}{_UNFINISHED}")
     with output_errors(path):
         try:
-            with temporary.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+            _write(temporary, content, waits=waits)
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def _write(path: Path, content: bytes | memoryview, *, waits: bool) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        if waits:
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def forget_unfinished(folder: Path) -> None:

@@ -7,6 +7,7 @@ process that may be stopped, or hold its interpreter's lock for ever.
 
 import mmap
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from pathlib import Path
 from threading import get_ident
 
 _BYTES = mmap.PAGESIZE
+STAGES = ("", "imports libraries", "meets the others", "builds the models", "starts the engine")
+"""What a worker does before it is there, by the number in its page; nothing is behind it."""
 _MEMORY = "/dev/shm"  # noqa: S108 - what is made there has no name
 
 
@@ -27,6 +30,8 @@ class Ticks:
     """Since the call began that it is in."""
     is_steady: bool
     """It ticks by itself, whatever other processes do."""
+    stage: str = ""
+    """Of `STAGES`."""
 
 
 class Progress:
@@ -37,6 +42,9 @@ class Progress:
         self.cells = memoryview(bytearray(_BYTES)).cast("Q")
         self.thread: int | None = None
         self.waits = False
+        self.stages: dict[str, float] = {}
+        """Seconds of each stage that is over."""
+        self.entered = 0.0
 
     def share(self) -> int:
         """Let other processes read the count of this thread; returns the descriptor of its page."""
@@ -59,6 +67,13 @@ class Progress:
         """Count the beginning of a call."""
         self.tick()
         self.cells[1] = self.cells[0]
+
+    def enter(self, stage: str) -> None:
+        """Begin a stage, which ends the one before; nothing ends the last."""
+        before, now = STAGES[self.cells[3]], time.monotonic()
+        if before:
+            self.stages[before] = self.stages.get(before, 0.0) + now - self.entered
+        self.cells[3], self.entered = STAGES.index(stage), now
 
     def done(self) -> int:
         """Return the ticks since the call began."""
@@ -98,8 +113,10 @@ class ProgressPage:
 
     def read(self) -> Ticks:
         """Return what it says now."""
-        ticks, begun, is_steady = self.cells[:3]
-        return Ticks(ticks=ticks, work=ticks - begun, is_steady=bool(is_steady))
+        ticks, begun, is_steady, stage = self.cells[:4]
+        return Ticks(
+            ticks=ticks, work=ticks - begun, is_steady=bool(is_steady), stage=STAGES[stage]
+        )
 
 
 PROGRESS = Progress()

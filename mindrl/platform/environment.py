@@ -2,7 +2,8 @@
 
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,10 +21,15 @@ def variable_named(name: str) -> str | None:
     return os.environ.get(name) or None
 
 
+def cache_folder() -> Path:
+    """Return the user's cache folder of mindrl."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "mindrl"
+
+
 def ray_session_folder() -> Path:
     """Return where Ray is to keep its sockets and logs: in the user's cache folder of mindrl."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "mindrl" / "ray"
+    return cache_folder() / "ray"
 
 
 def has_room_for_sockets(folder: Path) -> bool:
@@ -48,6 +54,32 @@ def take_on(variables: Mapping[str, str]) -> None:
     os.environ.update(variables)
 
 
+def with_variables(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of this process with more variables, for a child of it."""
+    return {**os.environ, **variables}
+
+
+def replace_environment(variables: Mapping[str, str]) -> None:
+    """Have this environment, and no other, in this process from now on."""
+    os.environ.clear()
+    os.environ.update(variables)
+
+
+@contextmanager
+def in_environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Have these variables for a while, for what is started meanwhile."""
+    before = {**os.environ}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in variables:
+            if name in before:
+                os.environ[name] = before[name]
+            else:
+                del os.environ[name]
+
+
 def become(command: Sequence[str], variables: Mapping[str, str]) -> NoReturn:
     """Become another program, with more variables than this one has."""
-    os.execvpe(command[0], [*command], {**os.environ, **variables})  # noqa: S606
+    os.execvpe(command[0], [*command], with_variables(variables))  # noqa: S606

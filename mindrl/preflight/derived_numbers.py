@@ -53,7 +53,7 @@ def derived_numbers(config: RunConfig, platform: Platform) -> dict[str, str]:
         "old log-probs": _old_log_probs(config),
         "rollout correction": _correction(config),
         "log-prob gap": logprob_gap_text(config),
-        "reference": _role(config, "ref") or "none (init_kl_coef is 0)",
+        "reference": _reference(config),
         **{name: text for name, text in further.items() if text},
         "rewards": _rewards(config),
         **({"metrics go to": places} if (places := tracking_text(config)) else {}),
@@ -133,6 +133,12 @@ def _correction(config: RunConfig) -> str:
     return "; ".join([*parts, *([f"reject {' or '.join(rejected)}"] if rejected else [])])
 
 
+def _reference(config: RunConfig) -> str:
+    if config.reference_is_base:
+        return "the actor without its adapters"
+    return _role(config, "ref") or "none (init_kl_coef is 0)"
+
+
 def _role(config: RunConfig, role: Role) -> str:
     """Say where a role beside the actor comes from, and its layout where that is its own."""
     if role not in config.roles:
@@ -198,7 +204,7 @@ def _micro_batches(config: RunConfig) -> dict[str, int]:
             // config.micro_batching(role, learns=phase in UPDATES).sequences
         )
         for phase, role in PHASE_ROLES.items()
-        if phase in step_phases(config.roles, reads_actor=config.old_log_probs == "recompute")
+        if phase in step_phases(config.roles, reads_actor=config.reads_actor)
     }
 
 

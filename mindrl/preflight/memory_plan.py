@@ -4,7 +4,7 @@ Needs no torch.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from math import ceil
 
 import numpy as np
@@ -112,7 +112,6 @@ def plan_without_kv_cache(
     known = staging if config.rolls_out else none
     messages = models.staging if known is None else known
     regions = region_bytes(models, messages, distributed_optimizer=shares)
-    keys = offload_keys(config).items()
     trains_alone = config.is_apart or not config.rolls_out
     if trains_alone:
         del regions[Region.ROLLOUT_WEIGHTS]
@@ -120,10 +119,14 @@ def plan_without_kv_cache(
     return MemoryPlan(
         capacity_bytes=capacity_bytes,
         roles=config.roles,
-        reads_actor=config.old_log_probs == "recompute",
-        movable=frozenset(region for region, key in keys if config.value_of(key)),
+        reads_actor=config.reads_actor,
+        movable=frozenset(
+            name for name, key in offload_keys(config).items() if config.value_of(key)
+        ),
+        unchanging=models.unchanging,
         regions=regions,
-        host_rounding=_host_rounding(models),
+        # What rounding adds at most.
+        host_rounding=models.storages * _STORAGES_PER_TENSOR * rounded(1),
         places=places(config),
         side="training" if trains_alone else "both",
     )
@@ -152,14 +155,12 @@ def region_bytes(
         Region.STAGING: staging,
     }
     for role, side in models.training.items():
-        regions, layout = ROLE_REGIONS[role], models.plan.layouts[role]
-        if len(regions) == 1:
+        if len(regions := ROLE_REGIONS[role]) == 1:
             found[regions[0]] = models.of_all_ranks(role, np.array(side.held_bytes()))
             continue
-        trained_bytes = models.plan.planning(role).trained_bytes
-        ranks = trained_bytes(side, layout, distributed_optimizer=distributed_optimizer)
-        parts = [(rank.weights, rank.gradients, rank.optimizer) for rank in ranks]
-        found |= dict(zip(regions, models.of_all_ranks(role, np.array(parts)).T, strict=True))
+        ranks = models.trained_bytes(role, distributed_optimizer=distributed_optimizer)
+        parts = np.array([astuple(rank) for rank in ranks])
+        found |= dict(zip(regions, models.of_all_ranks(role, parts).T, strict=True))
     return found
 
 
@@ -210,14 +211,6 @@ def activation_estimates(plan: RunPlan) -> dict[Phase, int]:
             chunk = config.actor_config.logprob_chunk_tokens
             found[phase] += logits_estimate(model, layout.tp, chunk)
     return found
-
-
-def _host_rounding(models: RunShardings) -> RankBytes:
-    """Return what rounding adds at most to what each rank keeps on the host."""
-    tensors = np.zeros(models.plan.config.world_size, dtype=np.int64)
-    for role, side in models.training.items():
-        tensors += models.of_all_ranks(role, np.array(side.storages()))
-    return tensors * _STORAGES_PER_TENSOR * rounded(1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from mindrl.config.validate import layout_findings, sequence_limits
 from mindrl.errors import MindrlError
 from mindrl.layouts.layout import TrainLayout
 from mindrl.models.description import ModelDescription
+from mindrl.preflight.adapter_checks import adapter_findings_on
 from mindrl.preflight.hub import hub_hint
 from mindrl.preflight.memory_plan import kv_cache_findings
 from mindrl.preflight.run_shardings import role_head
@@ -73,6 +74,7 @@ def model_findings(config: RunConfig, models: Mapping[Role, ModelDescription]) -
     actor = models["actor"]
     if not layout_findings(config):
         found += _layouts(config, models)
+        found += adapter_findings_on(config, actor)
         words = ROLLOUT_KEYS | {"model": config.model_key("actor")}
         found += rollout_findings(actor, config.rollout_layout, words)
         dtype = config.generate_config.dtype

@@ -9,6 +9,7 @@ from mindrl.config.finding import Finding, broken
 from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig
 from mindrl.errors import OutputError
+from mindrl.models.adapters import factor_shapes
 from mindrl.models.decoder import logical_shapes
 from mindrl.models.sharding import table_bytes, whole_sharding
 from mindrl.observability.run_folder import Need, best_folder, check_room
@@ -138,6 +139,8 @@ def export_bytes(plan: RunPlan, role: Role) -> int:
 def state_bytes(plan: RunPlan, role: Role) -> int:
     """Count the bytes of a model in a checkpoint, in float32: weights, and moments if it learns."""
     shapes = logical_shapes(plan.models[role], head=role_head(role))
+    if role == "actor" and plan.low_rank is not None:
+        shapes = factor_shapes(plan.models[role], plan.low_rank)
     return (1 if role == "ref" else 3) * 4 * sum(map(prod, shapes.values()))
 
 

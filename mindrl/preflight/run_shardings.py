@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 
 import numpy as np
 
@@ -10,6 +10,8 @@ from mindrl.config.layout_keys import Role
 from mindrl.config.run import RunConfig
 from mindrl.layouts.layout import RolloutLayout, TrainLayout
 from mindrl.memory.plan import RankBytes
+from mindrl.memory.schedule import Region
+from mindrl.models.adapters import LowRank, adapter_sharding
 from mindrl.models.decoder import DType, Head
 from mindrl.models.description import ModelDescription
 from mindrl.models.sharding import Sharding, elsewhere
@@ -20,6 +22,7 @@ from mindrl.resharding.rank_map import choose_orders
 from mindrl.resharding.slices import Slices
 from mindrl.rollout.planning import kv_bytes_per_token, rollout_sharding
 from mindrl.training.planning import EnginePlanning, Storage, planning_of
+from mindrl.training.trained_bytes import TrainedBytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +85,11 @@ class RunPlan:
         return planning_of(self.config.training_backend(role))
 
     @property
+    def low_rank(self) -> LowRank | None:
+        """The adapters that learn in place of the actor's weights; None where those do."""
+        return LowRank.of(self.config.actor_config.lora)
+
+    @property
     def kv_bytes_per_token(self) -> int:
         """Of the KV cache of a rank."""
         dtype = self.config.generate_config.dtype
@@ -131,6 +139,41 @@ class RunShardings:
             )
             found[role] = of_engine(planning, plan.models[role], layout, storage)
         return found
+
+    @cached_property
+    def adapters(self) -> Sharding | None:
+        """Who holds what of the actor's adapters; None where it has none."""
+        low_rank = self.plan.low_rank
+        return None if low_rank is None else adapter_sharding(self.training["actor"], low_rank)
+
+    @cached_property
+    def unchanging(self) -> dict[Region, RankBytes]:
+        """What of a region no update changes: the weights that adapters are put on."""
+        if self.adapters is None:
+            return {}
+        held = np.array(self.training["actor"].held_bytes())
+        return {Region.ACTOR_WEIGHTS: self.of_all_ranks("actor", held)}
+
+    @property
+    def storages(self) -> RankBytes:
+        """How many tensors each rank's models have."""
+        found: RankBytes = np.zeros(self.plan.config.world_size, dtype=np.int64)
+        for role, side in self.training.items():
+            found += self.of_all_ranks(role, np.array(side.storages()))
+        if self.adapters is not None:
+            found += self.of_all_ranks("actor", np.array(self.adapters.storages()))
+        return found
+
+    def trained_bytes(self, role: Role, *, distributed_optimizer: bool) -> tuple[TrainedBytes, ...]:
+        """Return what each rank of a role that learns allocates; weights that stay come on top."""
+        of_engine = partial(
+            self.plan.planning(role).trained_bytes, distributed_optimizer=distributed_optimizer
+        )
+        side, layout = self.training[role], self.plan.layouts[role]
+        if role != "actor" or self.adapters is None:
+            return of_engine(side, layout)
+        pairs = zip(of_engine(self.adapters, layout), side.held_bytes(), strict=True)
+        return tuple(replace(each, weights=each.weights + held) for each, held in pairs)
 
     @cached_property
     def rollout(self) -> Sharding:

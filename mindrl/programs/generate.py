@@ -122,10 +122,12 @@ def chat_of(
         temperature=temperature,
         top_p=drawn.top_p if drawn else None,
         top_k=drawn.top_k if drawn else None,
+        min_p=drawn.min_p if drawn else None,
         max_tokens=options.max_tokens or (drawn.max_tokens if drawn else _ANSWER),
         stop_token_ids=stop_token_ids(
             tokenizer, settings.folder, drawn.stop_token_ids if drawn else ()
         ),
+        stop=drawn.stop if drawn else (),
     )
     is_plain = template == PLAIN
     system = training.system_prompt if training and not is_plain else None

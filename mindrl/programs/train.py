@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +24,7 @@ from mindrl.data.vocabulary import has_vocabulary
 from mindrl.errors import ConfigError, InstallationError, OutputError
 from mindrl.launch.callbacks import Callbacks
 from mindrl.launch.interrupts import signals_as_errors
+from mindrl.launch.stems import stem_of
 from mindrl.observability.terminal import print_rows, say
 from mindrl.platform.device import choose_platform, planned_platform
 from mindrl.platform.environment import prepare_driver
@@ -189,11 +191,12 @@ def check_and_train(config: RunConfig, run_dir: Path, callbacks: Callbacks | Non
     require_engines(config)
     platform = choose_platform(config.rl_config.device)
     plan = check(config, platform, goes_on=(run_dir / CHECKPOINTS).is_dir())
-    # Imported late: it brings torch and Ray along, and a refusal costs what a check does.
-    from mindrl.launch.train import train  # noqa: PLC0415
+    with stem_of(config, platform) or nullcontext() as stem:
+        # Imported late: it brings torch and Ray along, and a refusal costs what a check does.
+        from mindrl.launch.train import train  # noqa: PLC0415
 
-    collect_again()
-    train(plan, platform, run_dir, callbacks=callbacks)
+        collect_again()
+        train(plan, platform, run_dir, callbacks=callbacks, stem=stem)
 
 
 def _start(task: Callable[[DictConfig], None], default_config: str, *, dry_run: bool) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mindrl.models.decoder import always_float32
 from mindrl.models.orientation import oriented
+from mindrl.models.placement import Box, relative
 from mindrl.observability.trace import span
 from mindrl.resharding.exchange import Channel, Message, Staging, messages_of
 from mindrl.resharding.plan import RankRound, ReshardPlan, Transfer
@@ -24,8 +25,8 @@ from mindrl.resharding.verify import Checksums, Sums, checksum
 class WeightSource(Protocol):
     """This rank's tensors of the source side."""
 
-    def read(self, name: str) -> Tensor:
-        """Return a local tensor in the shape of the table, on the device."""
+    def read(self, name: str, box: Box) -> Tensor:
+        """Return a box of a local tensor of the table, with its dimensions, on the device."""
 
     def release(self, name: str) -> None:
         """Take note that the last reader of a local tensor has finished."""
@@ -162,7 +163,8 @@ class _Run:
 
     def _read(self, transfer: Transfer) -> Tensor:
         name, box, axes = transfer.source
-        return oriented(self.source.read(name), box, axes)
+        part = self.source.read(name, box)
+        return part if axes is None else oriented(part, relative(box, box), axes)
 
     def _target(self, transfer: Transfer) -> Tensor:
         name, box, axes = transfer.slice.target

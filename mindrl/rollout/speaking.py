@@ -31,8 +31,11 @@ class AnswerDraw:
     """0 takes the most likely token each time."""
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
     max_tokens: int
     stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    """Texts that end an answer, and stay in it."""
 
 
 @dataclass(frozen=True, kw_only=True)

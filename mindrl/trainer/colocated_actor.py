@@ -153,8 +153,9 @@ class ColocatedActor:
         return self._asked("compute_logprobs", "actor", sequences, Logprobs)
 
     def compute_ref_logprobs(self, sequences: Sequences) -> Logprobs:
-        """Score sequences with the reference."""
-        return self._asked("compute_ref_logprobs", "ref", sequences, Logprobs)
+        """Score sequences with the reference, which may be the actor's base."""
+        role: Role = "ref" if "ref" in self.layouts else "actor"
+        return self._asked("compute_ref_logprobs", role, sequences, Logprobs)
 
     def reset_reference(self) -> None:
         """Give the reference the actor's weights."""

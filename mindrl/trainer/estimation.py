@@ -98,7 +98,7 @@ class Estimation:
         """Let models that are on devices of their own read beside each other."""
         config, sequences = self.config, rollouts.sequences()
         reads: dict[str, tuple[Role, bool]] = {
-            "compute_ref_logprobs": ("ref", config.uses_reference),
+            "compute_ref_logprobs": ("ref", "ref" in config.roles),
             "compute_logprobs": ("actor", config.old_log_probs == "recompute"),
             "compute_values": ("critic", config.critic_config is not None),
         }

@@ -4,6 +4,7 @@ Shapes: B sequences, T positions.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from enum import Enum
 from typing import Protocol, TypeVar
 
@@ -13,8 +14,10 @@ from mindrl.algorithms.losses import LossTerms
 from mindrl.algorithms.policy_losses import Total
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.sequences import Sequences
+from mindrl.models.adapters import LowRank
 from mindrl.models.decoder import Head
 from mindrl.models.description import ModelDescription
+from mindrl.models.placement import Box
 from mindrl.models.sharding import Sharding
 from mindrl.training.state_slice import ReadState, StateSlice
 
@@ -22,6 +25,25 @@ Batch = TypeVar("Batch", bound=Sequences)
 Loss = Callable[[tuple[Tensor, ...], Batch, Tensor, Total], LossTerms]
 """From what the head says of each token, [B, T] each, the batch on the host, a weight [B, T]: 1 for
 the tokens that this rank has read, 0 for all others; and the sum over the ranks that read them."""
+
+
+class Adapters(Protocol):
+    """Factors of low rank that learn in place of a model's weights; this rank's part of them."""
+
+    low_rank: LowRank
+
+    @property
+    def sharding(self) -> Sharding:
+        """Who holds which part of the factors."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the factors by their local names, in the shapes of their table."""
+
+    def difference(self, name: str, box: Box) -> Tensor | None:
+        """Return what is added to a box of a local weight, float32; None where nothing is."""
+
+    def off(self) -> AbstractContextManager[None]:
+        """Leave them out: the model is what they were put on."""
 
 
 class StatePart(Enum):
@@ -42,6 +64,10 @@ class TrainingEngine(Protocol):
     device_type: str
     sharding: Sharding
     """Who holds which part of the model."""
+
+    @property
+    def adapters(self) -> Adapters | None:
+        """What learns in place of the weights; None where those do."""
 
     def forward(
         self, sequences: Sequences, micro_batching: MicroBatching, *, at_end: bool = False

@@ -7,7 +7,7 @@ from torch import Tensor
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.sequences import Sequences
 from mindrl.platform.rendezvous import World
-from mindrl.training.engine import Batch, Loss, StatePart, TrainingEngine
+from mindrl.training.engine import Adapters, Batch, Loss, StatePart, TrainingEngine
 from mindrl.training.state_slice import ReadState, StateSlice
 
 
@@ -22,6 +22,11 @@ class EngineInWorld:
             engine.device_type,
             engine.sharding,
         )
+
+    @property
+    def adapters(self) -> Adapters | None:
+        """What learns in place of the weights."""
+        return self.engine.adapters
 
     @property
     def updates(self) -> int:

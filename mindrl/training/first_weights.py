@@ -1,14 +1,18 @@
 """The weights that a model begins with, whichever engine trains it."""
 
+import zlib
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from mindrl.checkpoint.readers import fill, folder_reader
+from mindrl.checkpoint.adapter_folder import open_adapters
+from mindrl.checkpoint.readers import ReadBox, fill, folder_reader
 from mindrl.models.decoder import VALUE_HEAD
-from mindrl.models.placement import ShardingTable
+from mindrl.models.placement import Box, Shape, ShardingTable, index_of
 
 
 def first_weights(
@@ -50,6 +54,47 @@ def import_weights(
         read = folder_reader(folder, stack, drawn)
         for name, entry in table.items():
             fill(local[name], entry, read)
+
+
+def first_factors(
+    local: Mapping[str, Tensor],
+    table: ShardingTable,
+    shapes: Mapping[str, Shape],
+    source: str | int,
+) -> None:
+    """Fill a rank's factors of adapters from a PEFT folder, or draw them by a seed.
+
+    `shapes` are those of the logical factors.
+
+    Raises:
+        ModelError: A file or tensor is missing, unreadable or of another shape.
+    """
+    with ExitStack() as stack:
+        if isinstance(source, str):
+            file = open_adapters(source, shapes, stack, framework="pt")
+            read: ReadBox = partial(_stored_factor, file)
+        else:
+            read = partial(_drawn_factor, shapes, source)
+        for name, entry in table.items():
+            fill(local[name], entry, read)
+
+
+def _stored_factor(file: Any, name: str, box: Box) -> Tensor:
+    part: Tensor = file.get_slice(name)[index_of(box)]
+    return part
+
+
+def _drawn_factor(shapes: Mapping[str, Shape], seed: int, name: str, box: Box) -> Tensor:
+    """Draw A as PEFT does, evenly between the bounds of 1 / sqrt(in); B is zero at first.
+
+    The same numbers in every layout.
+    """
+    whole = torch.zeros(shapes[name])
+    if name.endswith("lora_A.weight"):
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+        bound = whole.size(1) ** -0.5
+        whole.uniform_(-bound, bound, generator=generator)
+    return whole[index_of(box)]
 
 
 def drawn_value_head(hidden_size: int, seed: int) -> Tensor:

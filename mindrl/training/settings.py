@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from mindrl.config.megatron_training import MegatronTrainingConfig
 from mindrl.config.role import LearningConfig
 from mindrl.layouts.layout import TrainLayout
+from mindrl.models.adapters import LowRank
 from mindrl.models.decoder import Head
 from mindrl.platform.attention import Kernel
 
@@ -28,3 +29,7 @@ class EngineSettings:
     """Sequences are packed one behind the other; False pads each to the longest."""
     logprob_chunk_tokens: int = 1024
     """Tokens whose logits exist at a time."""
+    low_rank: LowRank | None = None
+    """Adapters that learn in place of the weights."""
+    adapter_folder: str | None = None
+    """PEFT's, that they begin with; None draws them."""

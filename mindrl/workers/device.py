@@ -37,7 +37,10 @@ class WorkerDevice:
         for part, name in zip(StatePart, ROLE_REGIONS[role], strict=False):
             is_kept = name in self.plan.movable and name not in DEAD_AFTER_USE
             arena = self.arena if is_kept else None
-            self.held[name] = StoredRegion(engine.state(part), arena, self.device_type)
+            still = part is StatePart.PARAMETERS and engine.adapters is not None
+            unchanging = engine.local_tensors().values() if still else ()
+            tensors = engine.state(part)
+            self.held[name] = StoredRegion(tensors, arena, self.device_type, unchanging)
             self.ledger.add(name, self.held[name])
         # Another role is going to be built.
         for name in ROLE_REGIONS[role]:

@@ -26,6 +26,8 @@ class _Stored:
     nbytes: int
     place: HostPlace | None
     """None where the contents are not kept."""
+    changes: bool = True
+    """Its contents do, once the host has a copy."""
 
     def device_parts(self, place: HostPlace) -> Sequence[Tensor]:
         """Look at the bytes on the device as they are cut on the host."""
@@ -41,18 +43,25 @@ class StoredRegion:
     """
 
     def __init__(
-        self, tensors: Iterable[Tensor], arena: HostArena | None, device_type: str
+        self,
+        tensors: Iterable[Tensor],
+        arena: HostArena | None,
+        device_type: str,
+        unchanging: Iterable[Tensor] = (),
     ) -> None:
         """Take over the storages behind some views, all of them on the device.
 
-        Their contents are kept in the arena. None drops them: they come back as garbage.
+        Their contents are kept in the arena. None drops them: they come back as garbage. The
+        storages behind views that are `unchanging` are copied to the host once.
         """
+        still = {tensor.untyped_storage()._cdata for tensor in unchanging}
         storages = {each._cdata: each for each in (tensor.untyped_storage() for tensor in tensors)}
         self.stored = {
             key: _Stored(
                 storage=storage,
                 nbytes=storage.nbytes(),
                 place=None if arena is None else arena.take(storage.nbytes()),
+                changes=key not in still,
             )
             for key, storage in storages.items()
             if storage.nbytes()
@@ -62,6 +71,8 @@ class StoredRegion:
         self.keeps = arena is not None
         """Its contents are on the host while it is not on the device; else they are lost."""
         self.is_clean = False
+        self.was_kept = False
+        """The host has had a copy of all of it."""
         self.is_whole = True
         """All of it is on the device."""
         self.offloaded_bytes = 0
@@ -86,7 +97,7 @@ class StoredRegion:
         copied, self.offloaded_bytes = self.offloaded_bytes, 0
         copied += sum(self._offload(each) for each in self.stored.values())
         self.copies.finish()
-        self.is_clean = self.keeps
+        self.is_clean = self.was_kept = self.keeps
         return copied
 
     def offload_storage_of(self, tensor: Tensor) -> None:
@@ -140,7 +151,8 @@ class StoredRegion:
         if stored.storage.nbytes() == 0:
             return 0
         self.is_whole = False
-        if stored.place is None or self.is_clean:
+        is_there = self.is_clean or (self.was_kept and not stored.changes)
+        if stored.place is None or is_there:
             stored.storage.resize_(0)
             return 0
         began = time.perf_counter()

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,8 @@ class RoleModel:
 
     engine: TrainingEngine
     micro_batching: MicroBatching
+    is_base: bool = False
+    """It is the model of the engine without its adapters."""
 
 
 @dataclass(kw_only=True)
@@ -112,8 +115,9 @@ class TrainingWorker:
         return self._logprobs("actor", Phase.FORWARD, sequences)
 
     def compute_ref_logprobs(self, sequences: Sequences) -> Logprobs | None:
-        """Give this replica's sequences log-probs of the reference."""
-        return self._logprobs("ref", Phase.REFERENCE, sequences)
+        """Give this replica's sequences log-probs of the reference, or of the actor's base."""
+        own = Region.REFERENCE_WEIGHTS in self.device.held
+        return self._logprobs("ref", Phase.REFERENCE if own else Phase.FORWARD, sequences)
 
     def reset_reference(self) -> None:
         """Give the reference the actor's weights.
@@ -262,7 +266,9 @@ class TrainingWorker:
     ) -> tuple[Tensor, ...] | None:
         self.sharding_manager.enter(phase)
         model = self.models[role]
-        return model.engine.forward(sequences, model.micro_batching, at_end=at_end)
+        adapters = model.engine.adapters if model.is_base else None
+        with nullcontext() if adapters is None else adapters.off():
+            return model.engine.forward(sequences, model.micro_batching, at_end=at_end)
 
     def _update(
         self,

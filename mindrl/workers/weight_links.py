@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mindrl.errors import ReshardError
+from mindrl.models.placement import Box
 from mindrl.models.sharding import Sharding
 from mindrl.observability.progress import tick
 from mindrl.platform.device import Platform
@@ -322,8 +323,7 @@ class WeightLinks:
         link = self.links.get(replica)
         if link is None:
             raise ReshardError(f"there is no link to replica {replica}")
-        held = self.model.local_tensors() if self.model is not None else {}
-        link.run(TrainingWeights(held, None))
+        link.run(TrainingWeights.of(self.model))
         for name, nbytes in link.bytes_moved().items():
             self.metrics[f"bytes/reshard_{name}"] += nbytes
 
@@ -375,10 +375,11 @@ class ReceivingEnd:
 class _Nothing:
     """The side that a rank of a link is not on."""
 
-    def read(self, name: str) -> Tensor:
-        raise AssertionError(f"{name} is not here")
+    def read(self, name: str, box: Box) -> Tensor:
+        raise AssertionError(f"{name} {box} is not here")
 
-    open = read
+    def open(self, name: str) -> Tensor:
+        raise AssertionError(f"{name} is not here")
 
     def release(self, name: str) -> None:
         raise AssertionError(f"{name} is not here")

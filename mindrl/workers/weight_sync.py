@@ -12,15 +12,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mindrl.checkpoint.export import exported_model
+from mindrl.checkpoint.adapter_export import ExportedAdapters
+from mindrl.checkpoint.adapter_folder import adapter_config
+from mindrl.checkpoint.export import exported_model, writing
+from mindrl.models.adapters import whole_adapters
 from mindrl.models.decoder import DType
+from mindrl.models.placement import Box, index_of
 from mindrl.models.sharding import Sharding, whole_sharding
 from mindrl.platform.rendezvous import World, own_store
 from mindrl.resharding.exchange import Channel
 from mindrl.resharding.plan import ReshardPlan, Topology, plan_reshard
 from mindrl.resharding.reshard import Reshard
 from mindrl.rollout.engine import RolloutEngine
-from mindrl.training.engine import TrainingEngine
+from mindrl.training.engine import Adapters, TrainingEngine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,14 +83,27 @@ class WeightExport:
 
     def _write(self, folder: Path, record: Mapping[str, object] | None) -> None:
         route, model = self._route, self.model
-        source, table = (
-            TrainingWeights(model.local_tensors(), None),
-            route.target.table(dist.get_rank()),
-        )
+        source, table = TrainingWeights.of(model), route.target.table(dist.get_rank())
+        adapters = None if model.adapters is None else self._gathered(model.adapters)
         with exported_model(model.folder, folder, table, dtype=self.dtype, record=record) as sink:
             route.open(model.device_type, f"{self.name} {self.exports}").run(source, sink)
+            if adapters is not None and sink.folder is not None:
+                with writing(folder):
+                    adapters.write(sink.folder)
         self.exports += 1
         dist.barrier()
+
+    def _gathered(self, adapters: Adapters) -> ExportedAdapters:
+        """Gather what learns in place of the weights, on rank 0 too."""
+        model, low_rank = self.model, adapters.low_rank
+        ranks, dtype = dist.get_world_size(), self.dtype
+        whole = whole_adapters(model.description, low_rank, world_size=ranks, dtype=dtype)
+        config = adapter_config(low_rank, model.folder)
+        found = ExportedAdapters(whole.table(dist.get_rank()), dtype, config)
+        way = self._routed(adapters.sharding, whole)
+        name = f"{self.name} adapters {self.exports}"
+        way.open(model.device_type, name).run(TrainingWeights(adapters.tensors()), found)
+        return found
 
     @cached_property
     def _route(self) -> WeightRoute:
@@ -99,9 +116,12 @@ class WeightExport:
             dtype=self.dtype,
             head=model.head,
         )
-        plan = plan_reshard(model.sharding, whole, self.topology, bucket_bytes=self.bucket_bytes)
+        return self._routed(model.sharding, whole)
+
+    def _routed(self, source: Sharding, whole: Sharding) -> WeightRoute:
+        plan = plan_reshard(source, whole, self.topology, bucket_bytes=self.bucket_bytes)
         seconds = self.timeout_seconds
-        return WeightRoute(source=model.sharding, target=whole, plan=plan, timeout_seconds=seconds)
+        return WeightRoute(source=source, target=whole, plan=plan, timeout_seconds=seconds)
 
 
 @dataclass
@@ -140,8 +160,7 @@ class WeightSync:
         expected = {name: entry.shape for name, entry in wanted.items()}
         found = sink.shapes()
         assert expected == found, sorted(expected.items() ^ found.items())[:6]
-        held = self.model.local_tensors() if self.model is not None else {}
-        source = TrainingWeights(held, self.on_last_read)
+        source = TrainingWeights.of(self.model, self.on_last_read)
         self.transfer.run(source, sink, verify=not self.verified)
         sink.finish()
         self.verified = self.verify != "always"
@@ -159,18 +178,33 @@ class WeightSync:
 
 
 class TrainingWeights:
-    """The training weights as one transfer reads them."""
+    """Local tensors as one transfer reads them, with what adapters add to them."""
 
     def __init__(
-        self, tensors: dict[str, Tensor], on_last_read: Callable[[Tensor], None] | None
+        self,
+        tensors: Mapping[str, Tensor],
+        adapters: Adapters | None = None,
+        on_last_read: Callable[[Tensor], None] | None = None,
     ) -> None:
-        self.on_last_read = on_last_read
         self.tensors = tensors
+        self.adapters = adapters
+        self.on_last_read = on_last_read
         self.unread = Counter(map(_storage_of, self.tensors.values()))
 
-    def read(self, name: str) -> Tensor:
-        """Return a local tensor, on the device."""
-        return self.tensors[name]
+    @classmethod
+    def of(
+        cls, model: TrainingEngine | None, on_last_read: Callable[[Tensor], None] | None = None
+    ) -> "TrainingWeights":
+        """Read a model; None on a rank that it is not on."""
+        if model is None:
+            return cls({})
+        return cls(model.local_tensors(), model.adapters, on_last_read)
+
+    def read(self, name: str, box: Box) -> Tensor:
+        """Return a box of a local tensor, on the device."""
+        part = self.tensors[name][index_of(box)]
+        added = None if self.adapters is None else self.adapters.difference(name, box)
+        return part if added is None else (part.float() + added).to(part.dtype)
 
     def release(self, name: str) -> None:
         """Let a storage leave the device after its last tensor was read.

@@ -14,7 +14,7 @@ from mindrl.errors import ReshardError
 from mindrl.models.decoder import logical_shapes
 from mindrl.models.description import ModelDescription
 from mindrl.models.orientation import oriented
-from mindrl.models.placement import ShardingTable, index_of
+from mindrl.models.placement import Box, ShardingTable, index_of
 from mindrl.models.sharding import Sharding
 from mindrl.platform.rendezvous import own_store
 from mindrl.resharding.exchange import Channel
@@ -35,9 +35,9 @@ class Shards:
         self.closed: list[str] = []
         self.damaged: str | None = None
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str, box: Box) -> Tensor:
         assert name not in self.released, f"{name} is read after its release"
-        return self.tensors[name]
+        return self.tensors[name][index_of(box)]
 
     def release(self, name: str) -> None:
         self.released.append(name)
@@ -139,7 +139,9 @@ def second_damage(
     sinks[1].damaged = "model.layers.1.self_attn.qkv_proj.weight"
     plan = plan_reshard(source, target, Topology(ranks_per_node=1), bucket_bytes=4096)
     sync = WeightSync(
-        SimpleNamespace(sharding=source, device_type="cpu", local_tensors=lambda: ours),
+        SimpleNamespace(
+            sharding=source, device_type="cpu", local_tensors=lambda: ours, adapters=None
+        ),
         SimpleNamespace(weight_sink=lambda: sinks.pop(0), device_type="cpu"),
         WeightRoute(source=source, target=target, plan=plan, timeout_seconds=60),
         verify=verify,

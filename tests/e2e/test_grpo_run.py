@@ -109,7 +109,7 @@ def test_nothing_is_printed_behind_the_summary(whole_run: Program) -> None:
 def test_each_process_plans_once(whole_run: Program) -> None:
     """The memory timeline plans nothing, and only an export has a plan beside the run's."""
     processes = read_processes(whole_run.folder.with_name(ENTRIES), CHECKOUT)
-    driver, *workers = (each for each in processes if not each.name.startswith("rewards"))
+    driver, *workers = (each for each in processes if each.name.startswith(("driver", "worker")))
     assert [each.name for each in (driver, *workers)] == ["driver", "worker 1", "worker 2"]
     for process in (driver, *workers):
         assert process.calls

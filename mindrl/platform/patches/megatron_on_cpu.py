@@ -17,16 +17,24 @@ that it does not.
 
 import ast
 import contextlib
+import hashlib
+import marshal
 import sys
 import types
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.util import MAGIC_NUMBER
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import torch
+
+from mindrl.platform.environment import cache_folder
 
 _NAMESPACE = "mindrl_cpu_device"
 _PACKAGE = "megatron.core"
@@ -141,16 +149,43 @@ class _Renamer(ast.NodeTransformer):
 
 
 class _Loader(SourceFileLoader):
-    """Compiles the rewritten source; never reads or writes the package's own bytecode."""
+    """Compiles the rewritten source; never reads or writes the package's own bytecode.
+
+    What it compiles is kept in a folder of its own, by all that it is made of.
+    """
 
     def get_code(self, fullname: str) -> types.CodeType:
         path = self.get_filename(fullname)
-        tree = _Renamer().visit(ast.parse(self.get_data(path), path))
-        return compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True)
+        source = self.get_data(path)
+        made_of = hashlib.sha256(b"\0".join((source, path.encode(), _kind())))
+        kept = cache_folder() / "megatron" / f"{made_of.hexdigest()}.bin"
+        with suppress(OSError, EOFError, ValueError, TypeError):
+            code = marshal.loads(kept.read_bytes())  # noqa: S302 - the user's own folder
+            if isinstance(code, types.CodeType):
+                return code
+        tree = _Renamer().visit(ast.parse(source, path))
+        code = compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True)
+        with suppress(OSError):
+            _keep(kept, marshal.dumps(code))
+        return code
 
     def exec_module(self, module: types.ModuleType) -> None:
         vars(module)[_NAMESPACE] = sys.modules[_NAMESPACE]
         super().exec_module(module)
+
+
+@cache
+def _kind() -> bytes:
+    """Return what besides the source decides what is compiled."""
+    return Path(__file__).read_bytes() + MAGIC_NUMBER
+
+
+def _keep(path: Path, content: bytes) -> None:
+    """Write a file that other processes may be writing too."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        file.write(content)
+    Path(file.name).replace(path)
 
 
 class _Finder(MetaPathFinder):

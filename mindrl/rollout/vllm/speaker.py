@@ -70,8 +70,11 @@ class VllmSpeaker:
             dist.destroy_process_group()
 
     def _params(self, asked: AnswerDraw) -> SamplingParams:
-        given = {"temperature": asked.temperature, "top_p": asked.top_p, "top_k": asked.top_k}
+        names = ("temperature", "top_p", "top_k", "min_p")
+        given = {name: getattr(asked, name) for name in names}
         values = self.llm.llm_engine.model_config.get_diff_sampling_param()
         values |= {name: value for name, value in given.items() if value is not None}
         values |= {"max_tokens": asked.max_tokens, "stop_token_ids": [*asked.stop_token_ids]}
+        if asked.stop:
+            values |= {"stop": [*asked.stop], "include_stop_str_in_output": True}
         return SamplingParams(**values, n=asked.samples, output_kind=RequestOutputKind.DELTA)

@@ -27,7 +27,7 @@ from mindrl.training.archon.meshes import meshes_of
 from mindrl.training.archon.network import Network, NetworkSettings, StagePart
 from mindrl.training.archon.own_network import OwnNetwork
 from mindrl.training.archon.pipeline import Hidden, Pipeline
-from mindrl.training.engine import Batch, Loss, StatePart
+from mindrl.training.engine import Adapters, Batch, Loss, StatePart
 from mindrl.training.first_weights import first_weights
 from mindrl.training.logprobs import Vocabulary
 from mindrl.training.packs import Pack, PackRules
@@ -39,6 +39,8 @@ from mindrl.training.state_slice import ReadState, StateKind, StateSlice, take_o
 
 class ArchonEngine:
     """This rank's part of a model; see `TrainingEngine`."""
+
+    adapters: Adapters | None = None
 
     def __init__(
         self,

@@ -4,7 +4,9 @@ Shapes: B sequences of this data-parallel rank, T positions, S tokens of a pack,
 numbers of the head for each token.
 """
 
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from itertools import cycle, islice
 
@@ -16,14 +18,16 @@ from torch import Tensor, nn
 
 from mindrl.batch.balance import MicroBatching
 from mindrl.batch.sequences import Sequences
+from mindrl.models.adapters import adapter_sharding, factor_shapes
 from mindrl.models.decoder import Head, padded_vocab_size
 from mindrl.models.description import ModelDescription
 from mindrl.models.sharding import Sharding
 from mindrl.observability.trace import span
 from mindrl.platform.determinism import deterministic_gradients
 from mindrl.training.engine import Batch, Loss, StatePart
-from mindrl.training.first_weights import first_weights
+from mindrl.training.first_weights import first_factors, first_weights
 from mindrl.training.logprobs import Vocabulary
+from mindrl.training.megatron.adapters import ModelAdapters, put_adapters
 from mindrl.training.megatron.model import (
     ModelSettings,
     build_model,
@@ -81,15 +85,29 @@ class MegatronEngine:
             self.chunks: list[nn.Module] = build_model(self.description, self.config, settings)
         self.table = self.sharding.table(dist.get_rank())
         check_table(self.chunks, self.table)
-        for chunk in self.chunks:
-            mark_parameters(chunk)
         drawn_head = None if head_seed is None else (self.description.hidden_size, head_seed)
         whence = folder if source is None else source
         first_weights(self.local_tensors(), self.table, whence, drawn_head)
+        self.adapters = self._adapters()
+        for chunk in self.chunks:
+            mark_parameters(chunk)
         self.training_state: TrainingState | None = None
         if updates is not None:
             with settings.groups.active():
                 self.training_state = TrainingState(self.chunks, self.config, settings, updates)
+
+    def _adapters(self) -> ModelAdapters | None:
+        """Put adapters on the model, where they are to learn in its place."""
+        low_rank = self.settings.low_rank
+        if low_rank is None:
+            return None
+        sharding = adapter_sharding(self.sharding, low_rank)
+        with self.settings.groups.active():
+            adapters = put_adapters(self.chunks, self.table, sharding, low_rank)
+        shapes = factor_shapes(self.description, low_rank)
+        source: str | int = self.settings.adapter_folder or self.settings.training.seed
+        first_factors(adapters.tensors(), adapters.table, shapes, source)
+        return adapters
 
     def local_tensors(self) -> dict[str, Tensor]:
         """Return this rank's weights by their local names, in the shapes of its table."""
@@ -103,10 +121,11 @@ class MegatronEngine:
 
     def state_slices(self) -> Iterator[StateSlice]:
         """Yield what a checkpoint holds of this rank: see `TrainingEngine`."""
+        table = self.table if self.adapters is None else self.adapters.table
         with self.settings.groups.active():
             if self.training_state is None:
-                return iter(list(state_slices(made_tensors(self.chunks), self.table, None)))
-            return iter(list(self.training_state.slices(self.table)))
+                return iter(list(state_slices(made_tensors(self.chunks), table, None)))
+            return iter(list(self.training_state.slices(table)))
 
     @property
     def updates(self) -> int:
@@ -117,7 +136,10 @@ class MegatronEngine:
     def restore(self, updates: int, read: ReadState) -> None:
         """Take weights and moments over: see `TrainingEngine`."""
         slices = () if self.training_state is None else self.state_slices()
-        take_over(read, self.local_tensors(), self.table, slices)
+        if self.adapters is None:
+            take_over(read, self.local_tensors(), self.table, slices)
+        else:
+            take_over(read, self.adapters.tensors(), self.adapters.table, slices)
         if self.training_state is not None:
             self.training_state.updates = updates
 
@@ -166,7 +188,7 @@ class MegatronEngine:
                 terms = update.terms(pack, hidden_1SH, self._head_weight())
                 return terms.loss * undo_averages, terms.metrics
 
-            with deterministic_gradients():
+            with deterministic_gradients(), self._dropping():
                 found = forward_backward(training_state.chunks, packs, terms_of, forward_only=False)
             if keep is not None and update.kept:
                 keep(self._reading.joined(update.kept, rows_of, minibatch.tokens_BT.size(1)))
@@ -174,6 +196,14 @@ class MegatronEngine:
                 step = training_state.step(update.losses)
             metrics = self._reading.total(found) if found else {}
             return metrics | self._balance(len(packs)) | step
+
+    def _dropping(self) -> AbstractContextManager[None]:
+        """Let adapters drop inputs: others in each update, and of each replica."""
+        if self.adapters is None:
+            return nullcontext()
+        replica = parallel_state.get_data_parallel_rank(with_context_parallel=True)
+        drawn = (self.settings.training.seed, self.updates, replica)
+        return self.adapters.dropping(zlib.crc32(repr(drawn).encode()))
 
     @property
     def _learning(self) -> TrainingState:

@@ -14,6 +14,7 @@ from megatron.core.transformer.moe.experts import GroupedMLP
 from torch import Tensor, nn
 
 from mindrl.models.placement import ShardingTable
+from mindrl.training.megatron.adapters import Adapter
 from mindrl.training.megatron.model import unwrap
 from mindrl.training.megatron.modules import HeadInput
 
@@ -58,6 +59,11 @@ def _cut_weights(module: nn.Module) -> list[tuple[Tensor, int]]:
         case GroupedMLP():
             # Transposed: see `sharding`.
             return [(module.weight1, 1), (module.weight2, 0)]
+        case Adapter(is_expert=True):
+            # Each rank has experts of its own.
+            return [(module.lora_A, 1), (module.lora_B, 0)]
+        case Adapter():
+            return [(module.lora_B, 0) if module.cuts_rows else (module.lora_A, 1)]
         case ColumnParallelLinear() | VocabParallelEmbedding() | HeadInput(is_cut=True):
             dim = 0
         case RowParallelLinear():

@@ -11,7 +11,13 @@ from ray.exceptions import RayTaskError
 from mindrl.cluster import worker_group
 from mindrl.cluster.call_limits import CallLimits
 from mindrl.cluster.node_watch import ProcessKey
-from mindrl.cluster.worker_group import WorkerGroup, refuse_misplaced, worker_names
+from mindrl.cluster.worker_group import (
+    WorkerGroup,
+    refuse_misplaced,
+    stages_now,
+    start_lines,
+    worker_names,
+)
 from mindrl.cluster.worker_process import Identity
 from mindrl.errors import ClusterError, WorkerDiedError
 
@@ -153,4 +159,25 @@ def test_a_rank_that_failed_because_it_waited_too_long_names_whom_it_waited_for(
         "worker-0 (rank 0, process 0 on host-a) failed: RuntimeError: Timed out",
         "no answer yet from worker-1 (rank 1, process 1 on host-a)",
         "during: update",
+    ]
+
+
+def test_what_workers_do_while_they_start_is_said_by_what_they_do() -> None:
+    stages = {0: "starts the engine", 1: "builds the models", 2: "starts the engine", 3: ""}
+    assert stages_now(stages, "worker") == (
+        "worker-0 worker-2 starts the engine, worker-1 builds the models, worker-3 waits"
+    )
+    assert stages_now(dict.fromkeys(range(10), "builds the models"), "rollout_0") == (
+        " ".join(f"rollout_0-{rank}" for rank in range(8)) + " and 2 more builds the models"
+    )
+
+
+def test_what_a_start_took_is_said_of_each_worker_or_of_the_slowest_of_many() -> None:
+    seconds = [{"builds the models": 1.04, "starts the engine": 0.5 + rank} for rank in range(9)]
+    assert [*start_lines(seconds[:2], "worker")] == [
+        "worker-0: builds the models 1.0 s, starts the engine 0.5 s",
+        "worker-1: builds the models 1.0 s, starts the engine 1.5 s",
+    ]
+    assert [*start_lines(seconds, "worker")] == [
+        "9 workers, the slowest in each: builds the models 1.0 s, starts the engine 8.5 s"
     ]

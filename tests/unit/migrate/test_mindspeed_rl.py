@@ -238,11 +238,6 @@ def test_a_kl_term_is_there_only_where_its_loss_or_reward_has_one(
         ({"rl_config.multi_turn_enable": True}, "rl_config.multi_turn_enable", {}),
         ({"rl_config.kl_ctrl_type": "adaptive"}, "rl_config.kl_ctrl_type", {}),
         ({"rl_config.rule_reward": False}, "rl_config.rule_reward", {}),
-        (
-            {"megatron_training.lora_target_modules": ["linear_qkv"]},
-            "megatron_training.lora_target_modules",
-            {},
-        ),
         ({"actor_config.no_load_optim": False}, "actor_config.no_load_optim", {}),
         ({"megatron_training.hidden_dropout": 0.1}, "megatron_training.hidden_dropout", {}),
     ],

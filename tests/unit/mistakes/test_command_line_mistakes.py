@@ -49,6 +49,46 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
             )
         ],
     ),
+    "adapters for the critic": (
+        ["critic_config.lora.r=8"],
+        ["critic_config.lora.r is not a configuration key; did you mean actor_config.lora?"],
+    ),
+    "adapters by PEFT's name of the key": (
+        ["actor_config.lora_alpha=32"],
+        [
+            (
+                "actor_config.lora_alpha is not a configuration key; did you mean "
+                "actor_config.lora.alpha?"
+            )
+        ],
+    ),
+    "adapters on another engine": (
+        ["actor_config.lora.r=16", "actor_config.backend=archon:d2"],
+        [
+            (
+                "actor_config.lora.r=16 needs the engine megatron, and actor_config.backend names "
+                "archon"
+            )
+        ],
+    ),
+    "layers by Megatron's names": (
+        ["actor_config.lora.r=16", "actor_config.lora.target_modules=[linear_fc1]"],
+        [
+            (
+                "actor_config.lora.target_modules: linear_fc1 is a name of Megatron's; here it is "
+                "gate_proj,up_proj"
+            )
+        ],
+    ),
+    "alpha without a rank": (
+        ["actor_config.lora.alpha=32"],
+        [
+            (
+                "actor_config.lora.alpha=32 has a meaning only with actor_config.lora.r of 1 or "
+                "more, found 0"
+            )
+        ],
+    ),
     "two mistakes at once": (
         ["rl_config.epoch=2", "lr=1e-6"],
         [

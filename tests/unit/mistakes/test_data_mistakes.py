@@ -247,6 +247,7 @@ MISSING: dict[str, tuple[Given, str]] = {
         adapter,
         (
             "actor_config.load: model folder lora holds an adapter of acme/base, and no model: "
+            "go on training it with actor_config.load=acme/base actor_config.lora.load=lora, or "
             "merge it "
             "with peft, AutoPeftModelForCausalLM.from_pretrained(folder).merge_and_unload()."
             "save_pretrained(new_folder), add the tokenizer of the base, and name the new folder"

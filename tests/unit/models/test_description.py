@@ -363,10 +363,12 @@ def test_a_window_is_that_of_config_json_or_of_its_family(
 
 
 def test_an_adapter_is_told_how_it_becomes_a_model(tmp_path: Path) -> None:
-    adapter = {"base_model_name_or_path": "Qwen/Qwen2.5-7B"}
+    adapter = {"base_model_name_or_path": "Qwen/Qwen2.5-7B", "r": 8, "lora_alpha": 16}
     (tmp_path / "adapter_config.json").write_text(json.dumps(adapter))
     with pytest.raises(ModelError) as caught:
         read_description(str(tmp_path))
     assert str(caught.value).startswith(
-        f"model folder {tmp_path} holds an adapter of Qwen/Qwen2.5-7B, and no model: merge it with "
+        f"model folder {tmp_path} holds an adapter of Qwen/Qwen2.5-7B, and no model: go on "
+        f"training it with actor_config.load=Qwen/Qwen2.5-7B actor_config.lora.load={tmp_path} "
+        "actor_config.lora.r=8 actor_config.lora.alpha=16, or merge it with peft, "
     )

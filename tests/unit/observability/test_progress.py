@@ -4,6 +4,8 @@ import subprocess
 import sys
 import threading
 
+import pytest
+
 from mindrl.observability.progress import Progress, ProgressPage, Ticks
 
 CHILD = """
@@ -31,6 +33,11 @@ def test_another_process_reads_the_ticks_and_those_of_the_call() -> None:
                 "on = PROGRESS.steady(); on.__enter__(); tick()",
                 Ticks(ticks=9, work=1, is_steady=True),
             ),
+            (
+                "PROGRESS.enter('builds the models')",
+                Ticks(ticks=9, work=1, is_steady=True, stage="builds the models"),
+            ),
+            ("PROGRESS.enter('')", Ticks(ticks=9, work=1, is_steady=True)),
         ):
             child.stdin.write(f"{line}\n")
             child.stdin.flush()
@@ -39,6 +46,15 @@ def test_another_process_reads_the_ticks_and_those_of_the_call() -> None:
         child.stdin.close()
     # The memory is there for as long as somebody looks at it.
     assert page.read().ticks == 9
+
+
+def test_stages_count_the_seconds_until_the_next_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = iter([10.0, 12.5, 13.0, 14.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(moments))
+    progress = Progress()
+    for stage in ("imports libraries", "meets the others", "imports libraries", ""):
+        progress.enter(stage)
+    assert progress.stages == {"imports libraries": 3.5, "meets the others": 0.5}
 
 
 def test_a_process_that_shares_nothing_counts_for_itself() -> None:

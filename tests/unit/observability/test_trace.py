@@ -1,6 +1,7 @@
 """What a process records of itself, and the file that is made of what several have recorded."""
 
 import json
+import os
 import pickle
 import threading
 import time
@@ -178,6 +179,17 @@ def test_the_first_steps_and_those_that_are_asked_for_have_a_file_each(tmp_path:
         f"the timeline of step {step} is in {tmp_path / 'trace'}/step-{step}.json"
         for step in (5, 8)
     ]
+
+
+def test_the_next_step_does_not_wait_until_a_disk_has_a_timeline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[int] = []
+    monkeypatch.setattr(os, "fsync", waited.append)
+    traces = StepTraces(tmp_path / "trace", print, first=1)
+    assert list(traces.steps(at_once, [1])) == [1]
+    assert read_timeline(tmp_path / "trace/step-1.json").about["step"] == 1
+    assert waited == []
 
 
 def test_a_run_that_goes_on_from_a_step_has_no_timelines_of_later_ones(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Each patch is still needed; a test here that fails says that one can go."""
 
 import json
+import marshal
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from mindrl.platform import stem_shoot
 from mindrl.platform.device import PLATFORMS, configure_megatron
 
 PATCHES = Path(__file__).parents[3] / "mindrl" / "platform" / "patches"
@@ -121,6 +123,55 @@ def test_ray_on_loopback_is_needed_while_ray_replaces_the_loopback_address(
     assert "resolve_ip_for_localhost" in upstream["init_names"]
     assert upstream["loopback_becomes"] == "192.0.2.7"
     assert upstream["patched_loopback_becomes"] == "127.0.0.1"
+
+
+def test_ray_forks_workers_is_needed_while_ray_looks_for_the_program_of_a_worker_by_its_name(
+    upstream: dict[str, Any],
+) -> None:
+    assert "SETUP_WORKER_FILENAME" in upstream["node_names"]
+    # What it is joined to then counts for nothing.
+    program = Path(stem_shoot.__file__)
+    assert program.is_absolute()
+    assert Path("/ray/_private/workers") / program == program
+
+
+def test_ray_without_services_is_needed_while_ray_starts_them_unasked(
+    upstream: dict[str, Any],
+) -> None:
+    assert {"start_monitor", "start_api_server"} <= {*upstream["head_names"]}
+    assert "start_log_monitor" in upstream["ray_names"]
+
+
+def test_vllm_cpu_kernels_is_needed_while_kernels_are_looked_for_in_all_that_is_imported(
+    upstream: dict[str, Any],
+) -> None:
+    assert upstream["kernel_is_replaced"] == {"vllm.probe": True, "elsewhere": True}
+    assert upstream["patched_kernel_is_replaced"] == {"vllm.probe": True, "elsewhere": False}
+
+
+def test_megatron_on_cpu_keeps_what_it_compiles_for_as_long_as_nothing_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mindrl.platform.patches.megatron_on_cpu import _Loader
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    source = tmp_path / "part.py"
+
+    def device_of(text: str) -> object:
+        source.write_text(text, encoding="utf-8")
+        found: dict[str, object] = {}
+        exec(_Loader("megatron.core.part", str(source)).get_code("megatron.core.part"), found)
+        return found["device"]
+
+    assert device_of("device = 'cuda'") == device_of("device = 'cuda'") == "cpu"
+    (kept,) = (tmp_path / "cache/mindrl/megatron").iterdir()
+    # What is kept is what is run; what is broken is made anew.
+    kept.write_bytes(marshal.dumps(compile("device = 'kept'", str(source), "exec")))
+    assert device_of("device = 'cuda'") == "kept"
+    kept.write_bytes(b"no code")
+    assert device_of("device = 'cuda'") == "cpu"
+    assert device_of("device = 'cuda:0', 1") == ("cpu", 1)
+    assert len([*kept.parent.iterdir()]) == 2
 
 
 def test_the_npu_patch_imports_torch_npu_and_then_mindspeed_and_nothing_here_installs_either(

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from datetime import timedelta
 from itertools import permutations
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -22,12 +22,13 @@ import vllm.v1.engine.core as engine_core
 from megatron.core import parallel_state
 from megatron.core.transformer import multi_latent_attention
 from megatron.core.transformer.moe import grouped_gemm_util, moe_utils
-from ray._private import services, worker
+from ray._private import node, services, worker
 from torch._C._distributed_c10d import HashStore
 from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.config import FusedMoEQuantConfig
 from vllm.model_executor.layers.fused_moe.experts import cpu_moe
+from vllm.triton_utils import dispatcher
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from mindrl.config.megatron_training import MegatronTrainingConfig
@@ -35,12 +36,20 @@ from mindrl.config.role import LearningConfig
 from mindrl.layouts.layout import TrainLayout
 from mindrl.models.description import read_description
 from mindrl.platform.attention import attention_kernel
-from mindrl.platform.patches import ray_on_loopback, vllm_cpu_experts, vllm_keeps_process_groups
+from mindrl.platform.patches import (
+    ray_on_loopback,
+    vllm_cpu_experts,
+    vllm_cpu_kernels,
+    vllm_keeps_process_groups,
+)
 from mindrl.training.megatron.engine import MegatronEngine
 from mindrl.training.megatron.model import ModelSettings
 from mindrl.training.megatron.parallel import initialise_model_parallel
 from mindrl.training.megatron.sharding import megatron_sharding
 from mindrl.training.megatron.training_state import TrainingState
+
+HOLDERS = ("vllm.probe", "elsewhere")
+"""Modules, one of vLLM's and one of another library."""
 
 
 def join_alone() -> None:
@@ -126,6 +135,18 @@ def groups_survive_clean_up() -> bool:
     return survived
 
 
+def kernel_is_replaced(name: str) -> bool:
+    """Say whether a kernel is replaced in a module of that name, which holds it too."""
+    kernel, other = object(), object()
+    sys.modules[name] = module = ModuleType(name)
+    module.held = kernel  # type: ignore[attr-defined]
+    try:
+        dispatcher._rebind_kernels([(kernel, other)])
+    finally:
+        del sys.modules[name]
+    return module.held is other
+
+
 def loopback_becomes() -> str:
     """Say what Ray makes of 127.0.0.1 on a machine whose own address is 192.0.2.7."""
     own_address = services.get_node_ip_address
@@ -191,10 +212,17 @@ def facts(folder: str) -> dict[str, object]:
         "answer_of_experts_that_are_elsewhere": answer_of_experts_that_are_elsewhere(),
         "init_names": inspect.unwrap(worker.init).__code__.co_names,
         "loopback_becomes": loopback_becomes(),
+        "node_names": [*node.Node.__init__.__code__.co_names],
+        "head_names": [*node.Node.start_head_processes.__code__.co_names],
+        "ray_names": [*node.Node.start_ray_processes.__code__.co_names],
+        "kernel_is_replaced": {name: kernel_is_replaced(name) for name in HOLDERS},
     }
     vllm_keeps_process_groups.install()
     ray_on_loopback.install()
     vllm_cpu_experts.install()
+    vllm_cpu_kernels.install()
+    replaced = {name: kernel_is_replaced(name) for name in HOLDERS}
+    found["patched_kernel_is_replaced"] = replaced
     found["patched_groups_survive_clean_up"] = groups_survive_clean_up()
     found["patched_loopback_becomes"] = loopback_becomes()
     patched = answer_of_experts_that_are_elsewhere()

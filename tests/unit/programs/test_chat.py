@@ -3,18 +3,20 @@
 import io
 import os
 import signal
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from mindrl.config.run import RunConfig
 from mindrl.data.conversation import Conversation
 from mindrl.errors import DataError
 from mindrl.programs.chat import Chat
-from mindrl.programs.generate import generate
-from mindrl.rollout.speaking import AnswerDraw, Piece
+from mindrl.programs.generate import _parser, generate
+from mindrl.programs.generate import chat_of as asked_chat
+from mindrl.rollout.speaking import AnswerDraw, Piece, SpeakerSettings
 
 HOSTILE = "\x1b]0;taken\x07 \x1b[2J\u202e"
 
@@ -151,3 +153,26 @@ def test_what_cannot_be_asked_is_said_before_an_engine_starts(
         monkeypatch.setattr("sys.argv", ["generate.py", *arguments, "--device", "cpu"])
         assert generate() == 2, arguments
         assert reason in " ".join(capsys.readouterr().err.split()), arguments
+
+
+def test_the_model_of_a_run_is_asked_as_the_run_draws(
+    tokenizer_folder: Path, run_config: Callable[..., RunConfig]
+) -> None:
+    drawn = {"top_p": 0.9, "min_p": 0.05, "stop": ("\n\n",), "max_tokens": 7}
+    keys = {f"generate_config.sampling_config.{name}": value for name, value in drawn.items()}
+    options = _parser("mindrl generate").parse_args(["run", "47+38=?", "--temperature", "0.5"])
+    settings = SpeakerSettings(
+        folder=str(tokenizer_folder),
+        dtype="float32",
+        longest=64,
+        tensor_parallel_size=1,
+        kv_cache_bytes=None,
+        trust_remote_code=False,
+        seed=1,
+    )
+    asked = asked_chat(options, settings, run_config(tokenizer_folder, keys)).asked
+    assert {name: getattr(asked, name) for name in drawn} == drawn
+    assert asked.temperature == 0.5
+    # Of the model itself nothing is known but its own defaults.
+    alone = asked_chat(options, settings, None).asked
+    assert (alone.min_p, alone.stop, alone.max_tokens) == (None, (), 1024)

@@ -40,6 +40,8 @@ class Loaded:
     tensors: dict[str, Tensor]
     device_type: str = "cpu"
 
+    adapters = None
+
     def local_tensors(self) -> dict[str, Tensor]:
         return self.tensors
 

@@ -1,0 +1,89 @@
+"""Folders of adapters as PEFT writes and reads them: a config beside one file of factors."""
+
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from mindrl.checkpoint.files import Framework, check_shapes, open_file, shapes_in
+from mindrl.errors import ModelError
+from mindrl.models.adapters import LowRank
+from mindrl.models.placement import Shape
+
+ADAPTER_FOLDER = "adapter"
+"""Beside the files of an exported model, which has the adapters in its weights."""
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+_ASKER = "actor_config.lora"
+_OTHER_KINDS = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "modules_to_save")
+"""Keys of PEFT that make of factors something else than their product."""
+
+
+def open_adapters(
+    folder: str, shapes: Mapping[str, Shape], stack: ExitStack, *, framework: Framework
+) -> Any:
+    """Open the file of exactly these factors; the stack closes it.
+
+    Raises:
+        ModelError: It is missing or unreadable, or has other factors.
+    """
+    path = Path(folder) / WEIGHTS_FILE
+    if not path.is_file():
+        raise ModelError(f"{path} is missing")
+    file = stack.enter_context(open_file(path, framework))
+    names = [*file.keys()]
+    check_shapes(str(path), shapes_in(dict.fromkeys(names, file)), shapes, _ASKER)
+    for name in sorted(set(names) - shapes.keys()):
+        raise ModelError(f"{path}: tensor {name} is of no layer that {_ASKER} names")
+    return file
+
+
+def check_adapters(folder: str, low_rank: LowRank, shapes: Mapping[str, Shape]) -> None:
+    """Compare a folder of adapters with those that a run asks for. Reads no factor.
+
+    Raises:
+        ModelError: A file is missing or unreadable, or is of other adapters.
+    """
+    path = Path(folder) / CONFIG_FILE
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        rank, alpha = values["r"], values["lora_alpha"]
+    except FileNotFoundError:
+        raise ModelError(f"{path} is missing; {_no_folder(path.parent)}") from None
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    asked = {"r": low_rank.r, "lora_alpha": low_rank.alpha}
+    for (name, wanted), found in zip(asked.items(), (rank, alpha), strict=True):
+        if found != wanted:
+            key = name.removeprefix("lora_")
+            raise ModelError(f"{path} has {name}={found}: {_ASKER}.{key}={wanted:g} must be equal")
+    for name in _OTHER_KINDS:
+        if values.get(name):
+            raise ModelError(f"{path}: {name}={values[name]} is not read here")
+    with ExitStack() as stack:
+        open_adapters(folder, shapes, stack, framework="np")
+
+
+def _no_folder(folder: Path) -> str:
+    """Say what a folder without the config of an adapter is."""
+    within = folder / ADAPTER_FOLDER
+    if (within / CONFIG_FILE).is_file():
+        return f"the folder of a model whose adapter is in {within}: name that"
+    return "it is no folder of a PEFT adapter"
+
+
+def adapter_config(low_rank: LowRank, model: str) -> dict[str, Any]:
+    """Return what adapter_config.json says of adapters on a model."""
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": model,
+        "r": low_rank.r,
+        "lora_alpha": low_rank.alpha,
+        "lora_dropout": low_rank.dropout,
+        "target_modules": sorted(low_rank.targets),
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "init_lora_weights": True,
+    }

@@ -1,0 +1,92 @@
+"""What the stem does: import, then fork a worker for each command line that arrives.
+
+A process of one thread can be forked whatever it has imported; this one opens no device and starts
+no thread.
+"""
+
+import gc
+import json
+import os
+import runpy
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, cast
+
+from mindrl.platform.device import PLATFORMS, DeviceKind, prepare_process
+from mindrl.platform.environment import replace_environment
+from mindrl.platform.garbage import no_collection
+from mindrl.platform.guard import die_with
+
+_LANGUAGE = "--language="
+_OOM_SCORE = 1000
+"""What Ray gives its workers: where memory ends, the kernel is to take one of them."""
+
+
+def main() -> None:
+    """Serve the driver that started this process, until it ends."""
+    driver, path, answer, kind, megatron, modules = sys.argv[1:]
+    die_with(int(driver))
+    # Workers that end are nobody's to wait for.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(path)
+        listener.listen()
+        began = time.monotonic()
+        _import(cast("DeviceKind", kind), modules.split(","), megatron=megatron == "True")
+        os.write(int(answer), f"{time.monotonic() - began}\n".encode())
+        os.close(int(answer))
+        while True:
+            connection, _ = listener.accept()
+            if os.fork() == 0:
+                listener.close()
+                _become_worker(connection)
+            connection.close()
+
+
+def _import(kind: DeviceKind, modules: Sequence[str], *, megatron: bool) -> None:
+    """Import what workers need; no worker is to look for garbage in what all of them share."""
+    # Ray reads at its import which job a worker is of, so each imports it for itself; the engines
+    # do without where they do not find it, and use it nowhere.
+    sys.modules["ray"] = None  # type: ignore[assignment]
+    with no_collection():
+        prepare_process(PLATFORMS[kind], megatron=megatron)
+        for name in modules:
+            import_module(name)
+    del sys.modules["ray"]
+    gc.freeze()
+
+
+def _become_worker(connection: socket.socket) -> None:
+    """Run the program that Ray's command line names, to its end."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    order = _received(connection)
+    # Ray ends what is left in the process group of a worker that has ended.
+    os.setpgrp()
+    replace_environment(order["environment"])
+    os.chdir(order["folder"])
+    Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE), "ascii")
+    # In front of the program there may be flags of the interpreter.
+    arguments = [each for each in order["arguments"] if not each.startswith(_LANGUAGE)]
+    while arguments[0].startswith("-"):
+        del arguments[0]
+    sys.argv = arguments
+    runpy.run_path(arguments[0], run_name="__main__")
+    os._exit(0)
+
+
+def _received(connection: socket.socket) -> dict[str, Any]:
+    """Read an order, and take its outputs for those of this process; answered it is over there."""
+    with connection:
+        _, outputs, _, _ = socket.recv_fds(connection, 1, 2)
+        for own, given in enumerate(outputs, start=1):
+            os.dup2(given, own)
+            os.close(given)
+        with connection.makefile("rb") as file:
+            order: dict[str, Any] = json.load(file)
+        connection.sendall(b"+")
+    return order

@@ -1,0 +1,55 @@
+"""Rules of adapters of low rank."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from difflib import get_close_matches
+
+from mindrl.config.backends import TRAINING_BACKEND
+from mindrl.config.finding import Finding, broken, did_you_mean
+from mindrl.config.lora import LINEARS, OF_MEGATRON, LoRAConfig
+from mindrl.config.run import RunConfig
+
+SECTION = "actor_config.lora"
+_LOW_RATE = 1e-5
+
+
+def adapter_findings(config: RunConfig) -> Iterator[Finding]:
+    """Return what keeps the adapters of a run from being made, whatever its model."""
+    lora, usual = config.actor_config.lora, asdict(LoRAConfig())
+    if not lora.r:
+        for name, value in asdict(lora).items():
+            if value != usual[name]:
+                need = f"has a meaning only with {SECTION}.r of 1 or more, found 0"
+                yield broken(f"{SECTION}.{name}", value, need, usual[name])
+        return
+    backend = config.training_backend("actor")
+    if backend != TRAINING_BACKEND:
+        need = f"needs the engine {TRAINING_BACKEND}, and actor_config.backend names {backend}"
+        yield broken(f"{SECTION}.r", lora.r, need, 0)
+    yield from _unknown_layers(lora.target_modules)
+    interval = config.rl_config.ref_update_interval
+    if interval:
+        need = f": with {SECTION}.r={lora.r} the reference stays what the adapters were put on"
+        yield broken("rl_config.ref_update_interval", interval, need, 0)
+
+
+def adapter_warnings(config: RunConfig) -> Iterator[Finding]:
+    """Say so where adapters learn at the rate of whole weights."""
+    actor = config.actor_config
+    if actor.lora.r and actor.lr < _LOW_RATE:
+        need = f": with {SECTION}.r={actor.lora.r} adapters hardly learn; 1e-5 to 1e-3 are usual"
+        yield broken("actor_config.lr", actor.lr, need)
+
+
+def _unknown_layers(names: tuple[str, ...]) -> Iterator[Finding]:
+    """Name the layers that no model has by these names, and those that may be meant."""
+    field = f"{SECTION}.target_modules"
+    for name in names:
+        if name in LINEARS:
+            continue
+        meant = OF_MEGATRON.get(name) or get_close_matches(name, LINEARS, n=1)
+        text = f"{field}: {name} is none of {', '.join(LINEARS)}{did_you_mean(name, LINEARS)}"
+        if name in OF_MEGATRON:
+            text = f"{field}: {name} is a name of Megatron's; here it is {','.join(meant)}"
+        legal = [each for given in names for each in (meant if given == name else (given,))]
+        yield Finding(text, field, names, (tuple(dict.fromkeys(legal)),) if meant else ())

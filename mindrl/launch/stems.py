@@ -1,0 +1,31 @@
+"""Which runs have their workers forked, and what these are to find imported."""
+
+from mindrl.cluster.stem import Stem
+from mindrl.config.run import RunConfig
+from mindrl.platform.device import Platform
+from mindrl.platform.environment import ray_address
+
+_WORKER = ("mindrl.launch.worker",)
+_TRAINS = {"megatron": ("mindrl.training.megatron.parallel", "mindrl.training.megatron.engine")}
+_ROLLS_OUT = ("mindrl.rollout.vllm.engine",)
+
+
+def stem_of(config: RunConfig, platform: Platform) -> Stem | None:
+    """Begin to import what the workers of a checked run need; None where each does it by itself.
+
+    That is where they are on other machines too, or on devices that a process cannot be forked for.
+    """
+    if not platform.forks_workers or ray_address() is not None:
+        return None
+    backends = {config.training_backend(role) for role in config.roles}
+    modules = [*_WORKER, *(name for each in sorted(backends) for name in _TRAINS.get(each, ()))]
+    if config.rolls_out:
+        modules += _ROLLS_OUT
+        if own := platform.engine_options.get("worker_cls"):
+            modules.append(str(own).rpartition(".")[0])
+    environment = platform.worker_environment(
+        workers=config.devices,
+        one_machine=True,
+        deterministic=config.megatron_training.is_deterministic,
+    )
+    return Stem(platform.kind, modules, environment, megatron="megatron" in backends)

@@ -1,0 +1,110 @@
+"""Rules of a MindSpeed-RL import for adapters of low rank, which the actor alone has here."""
+
+from collections.abc import Iterator
+
+from mindrl.config.lora import OF_MEGATRON
+from mindrl.migrate.file import TheirModel, TheirRun
+from mindrl.migrate.mapped import Mapped, default
+
+_OURS = "actor_config.lora"
+_TARGETS = "lora_target_modules"
+_SHARED = "rl_config.share_backbone"
+_OTHERS = ("lora_r", "lora_alpha", "lora_fusion", "lora_ckpt_filter")
+_OF_LATENT = {
+    "linear_qkv": ("q_a_proj", "kv_a_proj_with_mqa"),
+    "linear_qb": ("q_b_proj",),
+    "linear_kvb": ("kv_b_proj",),
+}
+"""Where attention is latent, and the queries are too."""
+_A_OF_A_MATRIX = "a fused layer has one A there; here each matrix in it has its own, as PEFT's have"
+_CRITIC_LEARNS = "the critic learns all of its weights here"
+
+
+def adapter_rules(theirs: TheirRun) -> Iterator[Mapped]:
+    """Say what becomes of the adapters of each model."""
+    actor = theirs.actor
+    names = _texts(actor.given(_TARGETS))
+    if names:
+        yield from _of_actor(actor, names)
+    asked = theirs.given.get(_SHARED)
+    if asked is not None and (asked or names):
+        yield _reference(theirs, has_adapters=bool(names))
+    if theirs.has_critic:
+        yield from _of_critic(theirs)
+
+
+def _of_actor(actor: TheirModel, names: list[str]) -> Iterator[Mapped]:
+    """Which layers, and what kind of adapters."""
+    place, known = actor.place(_TARGETS), _linears(actor)
+    found = [linear for name in names for linear in known.get(name, ())]
+    sets = {f"{_OURS}.target_modules": list(dict.fromkeys(found))} if found else {}
+    critic = TheirModel(run=actor.run, role="critic")
+    if unknown := [name for name in names if name not in known]:
+        left = "those of the other names" if found else "none: all weights train"
+        note = f"{', '.join(unknown)}: known are {', '.join(known)}; left out, adapters are {left}"
+        yield Mapped(place, "refused", sets, note)
+    elif actor.run.has_critic and critic.place(_TARGETS) == place:
+        note = f"the critic's too there; {_CRITIC_LEARNS}: left out, the actor alone has adapters"
+        yield Mapped(place, "refused", sets, note)
+    else:
+        yield Mapped(place, "renamed", sets, _A_OF_A_MATRIX)
+    if found:
+        yield from _kind(actor)
+
+
+def _linears(actor: TheirModel) -> dict[str, tuple[str, ...]]:
+    """Return the layers that each name of theirs stands for in this model."""
+    latent = actor.value("multi_latent_attention") or actor.value("multi_head_latent_attention")
+    if not latent:
+        return {**OF_MEGATRON}
+    found = {**OF_MEGATRON, **_OF_LATENT}
+    if not actor.value("q_lora_rank"):
+        found["linear_qkv"] = ("q_proj", "kv_a_proj_with_mqa")
+        del found["linear_qb"]
+    return found
+
+
+def _kind(actor: TheirModel) -> Iterator[Mapped]:
+    for key, theirs in (("lora_r", 8), ("lora_alpha", 16)):
+        place, ours = actor.place(key), f"{_OURS}.{key.removeprefix('lora_')}"
+        if place in actor.run.given:
+            yield Mapped(place, "renamed", {ours: actor.given(key)}, "the same")
+        else:
+            yield default(place, ours, theirs)
+    for key, note in (
+        ("lora_fusion", "a matter of speed; no result depends on it"),
+        ("lora_ckpt_filter", "checkpoints hold the adapters alone here, exports the whole model"),
+    ):
+        if actor.given(key) is not None:
+            yield Mapped(actor.place(key), "ignored", note=note)
+
+
+def _reference(theirs: TheirRun, *, has_adapters: bool) -> Mapped:
+    """Say whose weights the reference reads."""
+    own = "a folder of its own is ref_config.load"
+    if not theirs.given[_SHARED]:
+        why = "the reference is the actor without its adapters in any case, with the same log-probs"
+        return Mapped(_SHARED, "ignored", note=f"{why}; {own}")
+    if not has_adapters:
+        note = f"true there needs {_TARGETS}; left out, the reference is a model of its own"
+        return Mapped(_SHARED, "refused", note=note)
+    if theirs.stage == "dapo":
+        return Mapped(_SHARED, "ignored", note="DAPO has no reference")
+    return Mapped(_SHARED, "derived", note=f"the actor without its adapters, as there; {own}")
+
+
+def _of_critic(theirs: TheirRun) -> Iterator[Mapped]:
+    """Keys of its own section."""
+    targets = f"critic_config.{_TARGETS}"
+    if theirs.given.get(targets):
+        note = f"{_CRITIC_LEARNS}, and the actor alone has adapters; left out, it does"
+        yield Mapped(targets, "refused", note=note)
+    for key in _OTHERS:
+        if f"critic_config.{key}" in theirs.given:
+            yield Mapped(f"critic_config.{key}", "ignored", note=_CRITIC_LEARNS)
+
+
+def _texts(value: object) -> list[str]:
+    """Read a list of names, or one."""
+    several = value if isinstance(value, list) else [value]
+    return [str(each) for each in several if each]

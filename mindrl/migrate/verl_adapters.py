@@ -1,0 +1,168 @@
+"""Rules of a verl import for adapters of low rank. Pure.
+
+verl has two families of keys: those of PEFT, where FSDP trains, and `lora.*` of Megatron-Bridge.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mindrl.config.lora import LINEARS, OF_MEGATRON
+from mindrl.migrate.mapped import Mapped
+
+_MODEL, _OURS = "actor_rollout_ref.model", "actor_config.lora"
+_OF_PEFT = ("lora_rank", "lora_alpha", "target_modules", "exclude_modules")
+_BRIDGE = f"{_MODEL}.lora"
+_OF_BRIDGE: Mapping[str, tuple[str, ...]] = {
+    **OF_MEGATRON,
+    "linear_q": ("q_proj",),
+    "linear_k": ("k_proj",),
+    "linear_v": ("v_proj",),
+    "linear_fc1_gate": ("gate_proj",),
+    "linear_fc1_up": ("up_proj",),
+    "linear_q_proj": ("q_proj",),
+    "linear_q_down_proj": ("q_a_proj",),
+    "linear_q_up_proj": ("q_b_proj",),
+    "linear_kv_down_proj": ("kv_a_proj_with_mqa",),
+    "linear_kv_up_proj": ("kv_b_proj",),
+}
+"""Its names of layers, by kind: fused, each for itself, and of latent attention."""
+_KINDS = {
+    "lora": "a fused layer has one A there; here each matrix in it has its own",
+    "canonical_lora": "each matrix has its own A, as here",
+}
+_MERGED, _NO_IMAGES = "the engine gets merged weights here", "there are no images in a run here"
+_NO_RESULT: Mapping[str, str] = {
+    **dict.fromkeys(("merge", "a2a_experimental", "fully_sharded_loras"), _MERGED),
+    **{f"freeze_{part}": _NO_IMAGES for part in ("vision_model", "vision_projection")},
+    "freeze_language_model": "as here",
+    "lora_A_init_method": "A is drawn as PEFT draws it",
+}
+_AS_HERE: Mapping[str, object] = {"dropout_position": "pre", "lora_B_init_method": "zero"}
+_BASE = "the reference is the actor without its adapters, as there"
+
+
+def verl_adapters(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
+    """Say what becomes of the adapters of the actor and of the critic; null is as if left out."""
+    rank, folder = theirs.get(f"{_MODEL}.lora_rank", 0), theirs.get(f"{_MODEL}.lora_adapter_path")
+    if rank > 0 or folder is not None:
+        yield from _of_peft(theirs, rank, folder)
+    else:
+        yield from _unused(theirs, "lora_rank", [f"{_MODEL}.{name}" for name in _OF_PEFT])
+    if theirs.get(f"{_BRIDGE}.rank", 0) > 0 and not rank > 0:
+        yield from _of_bridge(theirs)
+    else:
+        keys = [key for key in theirs if key.startswith(f"{_BRIDGE}.")]
+        yield from _unused(theirs, "lora.rank", keys)
+    for key, note in (
+        (f"{_MODEL}.use_shm", "a matter of speed; no result depends on it"),
+        ("actor_rollout_ref.rollout.layered_summon", "weights travel slice by slice in any case"),
+    ):
+        if key in theirs:
+            yield Mapped(key, "ignored", note=note)
+    yield from _of_critic(theirs)
+
+
+def _unused(theirs: Mapping[str, Any], rank: str, keys: list[str]) -> Iterator[Mapped]:
+    for key in keys:
+        if key in theirs:
+            is_rank = key == f"{_MODEL}.{rank}"
+            note = "no such adapters" if is_rank else f"only with {_MODEL}.{rank} above 0"
+            yield Mapped(key, "ignored", note=note)
+
+
+def _of_peft(theirs: Mapping[str, Any], rank: int, folder: str | None) -> Iterator[Mapped]:
+    """The keys of FSDP; a folder to begin with says the rest itself there."""
+    if folder is not None:
+        note = "a folder of PEFT, as there; r, alpha and layers are given beside it"
+        sets = {f"{_OURS}.load": folder}
+        yield Mapped(f"{_MODEL}.lora_adapter_path", "renamed", sets, note)
+    if rank > 0:
+        yield Mapped(f"{_MODEL}.lora_rank", "renamed", {f"{_OURS}.r": rank}, _BASE)
+    else:
+        note = "adapter_config.json in that folder says it there; write it here: 8 stands here"
+        yield Mapped(f"{_MODEL}.lora_rank", "open", {f"{_OURS}.r": 8}, note)
+    alpha = f"{_MODEL}.lora_alpha"
+    if alpha in theirs:
+        yield Mapped(alpha, "renamed", {f"{_OURS}.alpha": theirs[alpha]}, "the same")
+    yield from _targets(theirs)
+    excluded = f"{_MODEL}.exclude_modules"
+    if theirs.get(excluded):
+        note = "name in target_modules the layers that have adapters; left out, none is excluded"
+        yield Mapped(excluded, "refused", note=note)
+    elif excluded in theirs:
+        yield Mapped(excluded, "ignored", note="excludes nothing")
+
+
+def _targets(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
+    key = f"{_MODEL}.target_modules"
+    given = theirs.get(key, "all-linear")
+    names = [given] if isinstance(given, str) else [*given]
+    known = [name for name in names if name in LINEARS]
+    if "all-linear" in names:
+        note = "all of attention and feed-forward; routers and heads have none"
+        yield Mapped(key, "derived", {f"{_OURS}.target_modules": []}, note)
+    elif len(known) == len(names):
+        yield Mapped(key, "renamed", {f"{_OURS}.target_modules": known}, "the same")
+    else:
+        other = ", ".join(str(name) for name in names if name not in known)
+        left = "those of the other names" if known else "all that there are"
+        note = f"{other}: known are {', '.join(LINEARS)}; left out, layers are {left}"
+        yield Mapped(key, "refused", {f"{_OURS}.target_modules": known}, note)
+
+
+def _of_bridge(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
+    """The keys of Megatron-Bridge."""
+    given = {key.removeprefix(f"{_BRIDGE}."): value for key, value in theirs.items()}
+    yield Mapped(f"{_BRIDGE}.rank", "renamed", {f"{_OURS}.r": given["rank"]}, _BASE)
+    kind = given.get("type", "lora")
+    if kind in _KINDS:
+        yield Mapped(f"{_BRIDGE}.type", "derived", note=_KINDS[kind])
+    else:
+        note = f"{kind}: {' and '.join(_KINDS)} are understood; left out, it is lora"
+        yield Mapped(f"{_BRIDGE}.type", "refused", note=note)
+    alpha, note = f"{_BRIDGE}.alpha", "the same, or verl's default"
+    yield Mapped(alpha, "renamed", {f"{_OURS}.alpha": given.get("alpha", 32)}, note)
+    if "dropout" in given:
+        sets = {f"{_OURS}.dropout": given["dropout"]}
+        yield Mapped(f"{_BRIDGE}.dropout", "renamed", sets, "the same")
+    yield from _bridge_targets(theirs)
+    if "adapter_path" in given:
+        note = f"{given['adapter_path']} there, in Megatron's format; {_OURS}.load reads PEFT's"
+        yield Mapped(f"{_BRIDGE}.adapter_path", "open", note=note)
+    for name, note in _NO_RESULT.items():
+        if name in given:
+            yield Mapped(f"{_BRIDGE}.{name}", "ignored", note=note)
+    for name, value in _AS_HERE.items():
+        if given.get(name) == value:
+            yield Mapped(f"{_BRIDGE}.{name}", "ignored", note="as here")
+
+
+def _bridge_targets(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
+    key, excluded = f"{_BRIDGE}.target_modules", f"{_BRIDGE}.exclude_modules"
+    names = theirs.get(key) or [*OF_MEGATRON]
+    found = [linear for name in names for linear in _OF_BRIDGE.get(name, ())]
+    sets = {f"{_OURS}.target_modules": list(dict.fromkeys(found))}
+    if unknown := [str(name) for name in names if name not in _OF_BRIDGE]:
+        left = "those of the other names" if found else "all that there are"
+        note = f"{', '.join(unknown)}: known are {', '.join(_OF_BRIDGE)}; left out, layers are "
+        yield Mapped(key, "refused", sets, f"{note}{left}")
+    else:
+        yield Mapped(key, "derived", sets, "the same layers, or those of verl's default")
+    if theirs.get(excluded):
+        note = "name in target_modules the layers that have adapters; left out, none is excluded"
+        yield Mapped(excluded, "refused", note=note)
+    elif excluded in theirs:
+        yield Mapped(excluded, "ignored", note="excludes nothing")
+
+
+def _of_critic(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
+    """The critic has none here."""
+    has_critic = theirs.get("algorithm.adv_estimator", "gae") == "gae"
+    for rank in ("lora_rank", "lora.rank"):
+        key = f"critic.model.{rank}"
+        if has_critic and theirs.get(key, 0) > 0:
+            note = "the critic learns all of its weights here; left out, it does"
+            yield Mapped(key, "refused", note=note)
+        elif key in theirs:
+            note = "all weights of a critic train, as here"
+            yield Mapped(key, "ignored", note=note)

@@ -1,0 +1,21 @@
+"""A Ray cluster of one run without the processes that nobody asks for.
+
+Upstream: ray 2.60. Reason: `ray.init` starts an autoscaler, a server behind the dashboard even
+where there is none, and a reader of log files whose lines are shown to nobody; each is an
+interpreter that imports for a second while the workers are to start, and stays. It is no longer
+needed when `ray.init` has options for them: tests/unit/platform checks for the methods.
+"""
+
+from typing import Any
+
+from ray._private.node import Node
+
+
+def install() -> None:
+    """Start none of them."""
+
+    def no_server(node: Any, **_: object) -> None:
+        node._webui_url = ""
+
+    Node.start_monitor = Node.start_log_monitor = lambda _: None
+    Node.start_api_server = no_server

@@ -1,0 +1,50 @@
+"""What Ray starts in the place of a worker: it has the stem fork a process that becomes one.
+
+Run by path, with the arguments of Ray's own `setup_worker.py`, whose place it takes. It imports
+nothing of mindrl: a worker takes as long to be there as this does. Where no stem answers, it
+becomes what it stands for.
+"""
+
+import array
+import json
+import os
+import socket
+import sys
+from contextlib import suppress
+from importlib.util import find_spec
+
+STEM = "MINDRL_STEM"
+"""The variable that names the socket of the stem."""
+_ENVIRONMENT = "--serialized-runtime-env-context="
+"""Of a worker that is to have an environment of its own, and so to begin anew."""
+
+
+def main() -> None:
+    """Hand the command line, the environment and the outputs of this process over."""
+    path = os.environ.get(STEM)
+    if path and not any(each.startswith(_ENVIRONMENT) for each in sys.argv):
+        with suppress(OSError):
+            _ask(path)
+            return
+    ray = find_spec("ray")
+    assert ray is not None, "it has started this process"
+    assert ray.origin is not None, "it is a package"
+    own = os.path.join(os.path.dirname(ray.origin), "_private/workers/setup_worker.py")  # noqa: PTH118, PTH120
+    os.execv(sys.executable, [sys.executable, own, *sys.argv[1:]])  # noqa: S606
+
+
+def _ask(path: str) -> None:
+    folder = os.getcwd()  # noqa: PTH109 - pathlib takes as long to import as all the rest
+    order = {"arguments": sys.argv[1:], "environment": dict(os.environ), "folder": folder}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stem:
+        stem.connect(path)
+        outputs = array.array("i", [1, 2])
+        stem.sendmsg([b"+"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, outputs)])
+        stem.sendall(json.dumps(order).encode())
+        stem.shutdown(socket.SHUT_WR)
+        if not stem.recv(1):
+            raise ConnectionResetError("the stem has ended")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Rules between the adapters of a run and the model that they are put on."""
+
+from collections.abc import Iterator
+
+from mindrl.checkpoint.adapter_folder import check_adapters
+from mindrl.config.adapter_rules import SECTION
+from mindrl.config.finding import Finding, broken
+from mindrl.config.lora import LINEARS
+from mindrl.config.run import RunConfig
+from mindrl.errors import ModelError
+from mindrl.models.adapters import LowRank, factor_shapes
+from mindrl.models.decoder import logical_shapes
+from mindrl.models.description import ModelDescription
+
+_TARGETS = f"{SECTION}.target_modules"
+_EXPERTS = ".experts."
+
+
+def adapter_findings_on(config: RunConfig, model: ModelDescription) -> Iterator[Finding]:
+    """Return what keeps the adapters of a run from being put on its actor."""
+    lora = config.actor_config.lora
+    low_rank = LowRank.of(lora)
+    if low_rank is None:
+        return
+    layers = {name.split(".")[-2] for name in logical_shapes(model) if name.endswith(".weight")}
+    has = [name for name in LINEARS if name in layers]
+    for name in lora.target_modules:
+        if name in LINEARS and name not in has:
+            left = tuple(each for each in lora.target_modules if each in has)
+            text = f"{_TARGETS}: the model has no layer {name}; it has {', '.join(has)}"
+            yield Finding(text, _TARGETS, lora.target_modules, (left,) if left else ())
+    factors = factor_shapes(model, low_rank)
+    if any(_EXPERTS in name for name in factors):
+        yield from _on_experts(config, has)
+    if lora.load is not None:
+        try:
+            check_adapters(lora.load, low_rank, factors)
+        except ModelError as error:
+            yield Finding(f"{SECTION}.load: {error}", f"{SECTION}.load", lora.load)
+
+
+def _on_experts(config: RunConfig, has: list[str]) -> Iterator[Finding]:
+    """Adapters lie on whole experts, each of which is multiplied by itself."""
+    beside = [name for name in has if name not in ("gate_proj", "up_proj", "down_proj")]
+    asked = config.actor_config.lora.target_modules
+    named = ",".join([name for name in beside if name in asked] or beside)
+    hint = f"or name {_TARGETS}=[{named}], without those of the experts"
+    actor = config.actor_config
+    if actor.moe_grouped_gemm:
+        need = f": adapters lie on experts that are multiplied by themselves; needs false, {hint}"
+        yield broken("actor_config.moe_grouped_gemm", True, need, False)
+    if actor.expert_tensor_parallel_size > 1:
+        need = f": adapters lie on whole experts; needs 1, {hint}"
+        size = actor.expert_tensor_parallel_size
+        yield broken("actor_config.expert_tensor_parallel_size", size, need, 1)

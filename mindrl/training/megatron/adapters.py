@@ -1,0 +1,301 @@
+"""Adapters of low rank on Megatron's linear layers (LoRA, arXiv 2106.09685).
+
+The weights of a layer stay; besides what it gives goes scale * B A of what it reads. The factors
+are cut as the matrix is, and what ranks exchange for them is r numbers of a token.
+
+Shapes: S tokens of this rank, r rank, M adapted matrices that a layer fuses.
+"""
+
+import zlib
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.tensor_parallel.mappings import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+    reduce_from_tensor_model_parallel_region,
+    reduce_scatter_to_sequence_parallel_region,
+)
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mindrl.models.adapters import LowRank, adapted, adapted_rows, local_factor_names
+from mindrl.models.placement import Bounds, Box, LocalTensor, ShardingTable
+from mindrl.models.sharding import Sharding
+from mindrl.training.megatron.model import unwrap
+
+
+@dataclass
+class AdapterUse:
+    """How the adapters of a model are used at the moment; all of them share it."""
+
+    is_on: bool = True
+    drops: int | None = None
+    """A seed of what inputs are dropped; None drops none."""
+
+
+class Adapter(nn.Module):
+    """What lies on one linear layer: the factors of each matrix that it fuses."""
+
+    def __init__(
+        self,
+        linear: nn.Module,
+        shapes: tuple[Sequence[int], Sequence[int]],
+        places: "FactorPlaces",
+        use: AdapterUse,
+        dropout: "Dropout",
+    ) -> None:
+        """Make room for factors of these shapes, A and B, on the device of the layer."""
+        super().__init__()
+        layer: Any = linear
+        weight: Tensor = layer.weight
+        assert not getattr(layer, "gather_output", False), "what it gives is cut as its rows are"
+        first, second = (weight.new_empty(tuple(shape)) for shape in shapes)
+        self.lora_A, self.lora_B = nn.Parameter(first), nn.Parameter(second)
+        self.places, self.use, self.dropout = places, use, dropout
+        self.cuts_rows = isinstance(linear, ColumnParallelLinear)
+        self.is_expert = bool(layer.is_expert)
+        self.sequence_parallel = bool(layer.sequence_parallel) and not self.is_expert
+        group = None if self.is_expert else parallel_state.get_tensor_model_parallel_group()
+        self.group = group if group is not None and group.size() > 1 else None
+        # Each tensor-parallel rank sees its part of the sequence: Megatron adds these gradients up.
+        whole = self.lora_A if self.cuts_rows else self.lora_B
+        whole.sequence_parallel = self.sequence_parallel  # type: ignore[attr-defined]
+
+    def forward(self, read: Tensor, given: Tensor) -> Tensor:
+        """Add to what the layer gives for what it reads."""
+        if not self.use.is_on:
+            return given
+        low = self._exchanged(functional.linear(self._dropped(read), self.lora_A))
+        parts = [
+            functional.linear(part, self.lora_B[rows])
+            for part, rows in zip(
+                torch.split(low, self.places.r, dim=-1), self.places.rows, strict=True
+            )
+        ]
+        added = torch.cat(parts, dim=-1) * self.places.scale
+        if self.places.columns is None:
+            return given + added
+        return given.index_add(-1, self.places.columns, added)
+
+    def difference(self, box: Box) -> Tensor | None:
+        """Return what is added to a box of the local matrix, float32; None where nothing is."""
+        found = self.places.factors(box)
+        if found is None:
+            return None
+        of_first, of_second = found
+        rows, columns = (slice(*bounds) for bounds in (of_second, box[1]))
+        second, first = self.lora_B.detach()[rows], self.lora_A.detach()[slice(*of_first), columns]
+        return (second.float() @ first.float()) * self.places.scale
+
+    def _exchanged(self, low: Tensor) -> Tensor:
+        """Give this rank the sum over ranks that read other columns, of the tokens it works on."""
+        if self.group is None:
+            return low
+        if self.cuts_rows:
+            if self.sequence_parallel:
+                gathered: Tensor = gather_from_sequence_parallel_region(low)
+                return gathered
+            copied: Tensor = copy_to_tensor_model_parallel_region(low)
+            return copied
+        if self.sequence_parallel:
+            scattered: Tensor = reduce_scatter_to_sequence_parallel_region(low)
+            return scattered
+        reduced: Tensor = reduce_from_tensor_model_parallel_region(low)
+        return reduced
+
+    def _dropped(self, read: Tensor) -> Tensor:
+        """Drop inputs; each rank draws for all ranks, and takes its part."""
+        if self.use.drops is None or not self.dropout.share:
+            return read
+        shape, dim = list(read.shape), 0 if self.cuts_rows else read.dim() - 1
+        ranks, rank = 1, 0
+        if self.group is not None and (self.sequence_parallel or not self.cuts_rows):
+            ranks, rank = self.group.size(), self.group.rank()
+        shape[dim] *= ranks
+        kept = self.dropout.kept(shape, self.use.drops, read.device)
+        return read * kept.chunk(ranks, dim)[rank] / (1 - self.dropout.share)
+
+
+@dataclass
+class Dropout:
+    """Draws which inputs of one layer are kept, the same again where its pass is made again.
+
+    By a generator of its own: Megatron's, and torch's, are drawn from by others too.
+    """
+
+    share: float
+    name: str
+    """Of the layer."""
+    seed: int | None = None
+    """Of the passes that are counted."""
+    passes: int = 0
+    again: deque[int] = field(default_factory=deque)
+    """Passes that kept nothing for the backward pass, which makes them again in their order."""
+
+    def kept(self, shape: Sequence[int], seed: int, device: torch.device) -> Tensor:
+        """Draw for a pass; the seed is that of the update."""
+        if seed != self.seed:
+            self.seed, self.passes = seed, 0
+            self.again.clear()
+        if torch.is_grad_enabled() and self.again:
+            number = self.again.popleft()
+        else:
+            number, self.passes = self.passes, self.passes + 1
+            if not torch.is_grad_enabled():
+                self.again.append(number)
+        drawn = zlib.crc32(f"{seed} {self.name} {number}".encode())
+        generator = torch.Generator(device).manual_seed(drawn)
+        return torch.rand(*shape, device=device, generator=generator) >= self.share
+
+
+@dataclass(frozen=True, kw_only=True)
+class FactorPlaces:
+    """Which rows of a layer's factors belong together."""
+
+    r: int
+    scale: float
+    rows: list[slice | Tensor]
+    """Of each fused matrix, the rows of B."""
+    columns: Tensor | None
+    """Where what those give belongs, one matrix behind the other; None where all is in order."""
+    pieces: list[tuple[Bounds, int, int]]
+    """Rows of the local matrix, the first row of A and the first of B that belong to them."""
+
+    @classmethod
+    def of(cls, entry: LocalTensor, low_rank: LowRank, device: torch.device) -> "FactorPlaces":
+        """Read them off the table of a local matrix."""
+        matrices, pieces, at = adapted(entry, low_rank), [], 0
+        rows: list[list[int]] = [[] for _ in matrices]
+        columns: list[list[int]] = [[] for _ in matrices]
+        for each in adapted_rows(entry, low_rank):
+            index, (start, stop) = matrices.index(each.tensor), each.local[0]
+            pieces.append(((start, stop), index * low_rank.r, at))
+            rows[index] += range(at, at + stop - start)
+            columns[index] += range(start, stop)
+            at += stop - start
+        order = [column for each in columns for column in each]
+        in_order = order == list(range(entry.shape[0]))
+        return cls(
+            r=low_rank.r,
+            scale=low_rank.scale,
+            rows=[_index(each, device) for each in rows],
+            columns=None if in_order else torch.tensor(order, device=device),
+            pieces=pieces,
+        )
+
+    def factors(self, box: Box) -> tuple[Bounds, Bounds] | None:
+        """Return the rows of A and of B for a box of one matrix; None where there are none."""
+        first, last = box[0]
+        for (start, stop), of_first, of_second in self.pieces:
+            if start <= first and last <= stop:
+                offset = of_second - start
+                return (of_first, of_first + self.r), (first + offset, last + offset)
+            assert last <= start or stop <= first, "a box of several matrices"
+        return None
+
+
+def _index(rows: list[int], device: torch.device) -> slice | Tensor:
+    """Return rows as a run, where they are one."""
+    if rows == list(range(rows[0], rows[-1] + 1)):
+        return slice(rows[0], rows[-1] + 1)
+    return torch.tensor(rows, device=device)
+
+
+@dataclass
+class ModelAdapters:
+    """All adapters of this rank's part of a model."""
+
+    on: Mapping[str, Adapter]
+    """By the local name of the matrix."""
+    sharding: Sharding
+    """Of the factors."""
+    table: ShardingTable
+    """Of this rank's."""
+    low_rank: LowRank
+    use: AdapterUse = field(default_factory=AdapterUse)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the factors by their local names."""
+        return {
+            name: factor.data
+            for matrix, each in self.on.items()
+            for name, factor in zip(
+                local_factor_names(matrix), (each.lora_A, each.lora_B), strict=True
+            )
+        }
+
+    def difference(self, name: str, box: Box) -> Tensor | None:
+        """Return what is added to a box of a local tensor, float32; None where nothing is."""
+        adapter = self.on.get(name)
+        return None if adapter is None else adapter.difference(box)
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Leave the adapters out: the model is what they were put on."""
+        self.use.is_on = False
+        try:
+            yield
+        finally:
+            self.use.is_on = True
+
+    @contextmanager
+    def dropping(self, seed: int) -> Iterator[None]:
+        """Drop inputs, others with each seed."""
+        self.use.drops = seed
+        try:
+            yield
+        finally:
+            self.use.drops = None
+
+
+def put_adapters(
+    chunks: Sequence[nn.Module], base: ShardingTable, sharding: Sharding, low_rank: LowRank
+) -> ModelAdapters:
+    """Put adapters without values on a model, whose own weights stay from now on.
+
+    `base` is this rank's table of its weights, and `sharding` is that of the factors.
+    """
+    use, on, table = AdapterUse(), {}, sharding.table(dist.get_rank())
+    for name, entry in base.items():
+        if not adapted(entry, low_rank):
+            continue
+        chunk, _, path = name.removesuffix(".weight").partition(".")
+        linear = unwrap(chunks[int(chunk.removeprefix("chunk"))]).get_submodule(path)
+        assert isinstance(linear, ColumnParallelLinear | RowParallelLinear), (
+            f"{name}: no linear layer"
+        )
+        first, second = (table[factor].shape for factor in local_factor_names(name))
+        places = FactorPlaces.of(entry, low_rank, linear.weight.device)
+        dropout = Dropout(low_rank.dropout, adapted(entry, low_rank)[0])
+        on[name] = Adapter(linear, (first, second), places, use, dropout)
+        for parameter in linear.parameters():
+            parameter.requires_grad_(False)
+        linear.adapter = on[name]
+        linear.register_forward_hook(_add)
+    learning = {id(factor) for each in on.values() for factor in each.parameters()}
+    for network in map(unwrap, chunks):
+        for parameter in network.parameters():
+            parameter.requires_grad_(id(parameter) in learning)
+        if hasattr(network, "embedding"):
+            embedding: Any = network.embedding
+            # What is made again backward needs an input that has a gradient.
+            embedding.register_forward_hook(_has_gradient)
+    return ModelAdapters(on, sharding, table, low_rank, use)
+
+
+def _add(linear: Any, read: tuple[Tensor, ...], given: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
+    output, bias = given
+    return linear.adapter(read[0], output), bias
+
+
+def _has_gradient(embedding: nn.Module, read: object, given: Tensor) -> None:  # noqa: ARG001
+    if torch.is_grad_enabled():
+        given.requires_grad_()

@@ -1,0 +1,165 @@
+"""Workers are forked off a process that has imported what they need, and begin anew without it."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mindrl.cluster import stem as stem_module
+from mindrl.cluster.stem import Stem
+from mindrl.config.run import RunConfig
+from mindrl.launch import stems
+from mindrl.launch.stems import stem_of
+from mindrl.platform import stem_shoot
+from mindrl.platform.device import PLATFORMS
+
+WITHOUT_ENGINES = """
+import mindrl.cluster.stem_process as stem
+stem.prepare_process = lambda platform, megatron: None
+stem.main()
+"""
+"""What is imported for them takes 10 s."""
+WORKER = """
+import json, os, signal, sys
+from pathlib import Path
+found = {
+    "arguments": sys.argv[1:], "parent": os.getppid(), "leads": os.getpgrp() == os.getpid(),
+    "folder": os.getcwd(), "mark": os.environ.get("MARK"), "of_stem": os.environ.get("OF_STEM"),
+    "imported": "wave" in sys.modules, "threads": len(os.listdir("/proc/self/task")),
+    "ray": "ray" in sys.modules,
+}
+print("to the output of the shoot", flush=True)
+Path(sys.argv[1]).with_suffix(".part").write_text(json.dumps(found))
+Path(sys.argv[1]).with_suffix(".part").rename(sys.argv[1])
+"""
+SECONDS = 60.0
+
+
+@pytest.fixture
+def stem(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stem]:
+    monkeypatch.setattr(stem_module, "_PROGRAM", WITHOUT_ENGINES)
+    with Stem("cpu", ["wave"], {"OF_STEM": "yes"}, megatron=False) as stem:
+        yield stem
+
+
+def started(folder: Path, stem: Stem | None, *more: str) -> tuple[dict[str, Any], str]:
+    """Start a worker as Ray does; returns what it found, and what was printed."""
+    program, said = folder / "worker.py", folder / "said.json"
+    program.write_text(WORKER, encoding="utf-8")
+    socket = {} if stem is None else {stem_shoot.STEM: str(stem._socket)}
+    ended = subprocess.run(
+        [sys.executable, stem_shoot.__file__, program, str(said), *more],
+        env={**os.environ, **socket, "MARK": "mine"},
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=SECONDS,
+        check=True,
+    )
+    deadline = time.monotonic() + SECONDS
+    while not said.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return json.loads(said.read_text()), ended.stdout
+
+
+def test_a_worker_is_forked_with_what_ray_gave_it(stem: Stem, tmp_path: Path) -> None:
+    stem.wait()
+    assert stem.seconds is not None
+    found, printed = started(tmp_path, stem, "--language=PYTHON", "--worker-id=7")
+    assert found.pop("parent") == stem._process.pid
+    assert found == {
+        # Ray's own program would take the language away too.
+        "arguments": [str(tmp_path / "said.json"), "--worker-id=7"],
+        "leads": True,
+        "folder": str(tmp_path),
+        "mark": "mine",
+        # What the worker has is what Ray gave it, and no more.
+        "of_stem": None,
+        "imported": True,
+        "threads": 1,
+        "ray": False,
+    }
+    assert printed == "to the output of the shoot\n"
+
+
+@pytest.mark.parametrize("why", ["no stem", "it has ended", "its own environment"])
+def test_else_a_worker_begins_anew(why: str, stem: Stem, tmp_path: Path) -> None:
+    stem.wait()
+    if why == "it has ended":
+        stem.stop()
+    own = ['--serialized-runtime-env-context={"env_vars": {"MARK": "own"}}']
+    more = ["--language=PYTHON", *(own if why == "its own environment" else [])]
+    found, _ = started(tmp_path, None if why == "no stem" else stem, *more)
+    assert not found["imported"]
+    assert found["mark"] == ("own" if why == "its own environment" else "mine")
+
+
+def test_a_cluster_that_is_started_meanwhile_knows_the_stem_and_the_driver_does_not(
+    stem: Stem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OF_STEM", "before")
+    with stem.serving():
+        assert os.environ["OF_STEM"] == "yes"
+        assert os.environ[stem_shoot.STEM] == str(stem._socket)
+    assert os.environ["OF_STEM"] == "before"
+    assert stem_shoot.STEM not in os.environ
+
+
+def test_a_stem_whose_imports_fail_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stem_module, "_PROGRAM", WITHOUT_ENGINES)
+    with Stem("cpu", ["no_such_module"], {}, megatron=False) as stem:
+        stem.wait()
+        assert stem.seconds is None
+
+
+def test_a_stem_whose_imports_hang_is_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "hangs.py").write_text("import time\ntime.sleep(600)\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(stem_module, "_PROGRAM", WITHOUT_ENGINES)
+    monkeypatch.setattr(stem_module, "_IMPORT_SECONDS", 0.5)
+    with Stem("cpu", ["hangs"], {}, megatron=False) as stem:
+        stem.wait()
+        assert stem.seconds is None
+        assert not started(tmp_path, stem, "--language=PYTHON")[0]["imported"]
+
+
+@pytest.mark.parametrize("engine", ["megatron", "fsdp"])
+def test_megatron_is_imported_where_it_trains(
+    engine: str,
+    monkeypatch: pytest.MonkeyPatch,
+    run_config: Callable[..., RunConfig],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    asked: list[Any] = []
+    monkeypatch.setattr(stems, "Stem", lambda *given, megatron: asked.append((given[1], megatron)))
+    config = run_config(tmp_path, {"actor_config.backend": f"{engine}:d1"})
+    stem_of(config, PLATFORMS["cpu"])
+    ((modules, megatron),) = asked
+    assert megatron is (engine == "megatron")
+    assert any("megatron" in name for name in modules) is megatron
+    assert "mindrl.rollout.vllm.engine" in modules
+
+
+@pytest.mark.parametrize("where", ["on devices", "in a cluster that is joined"])
+def test_only_workers_of_this_machine_and_its_cpus_are_forked(
+    where: str,
+    monkeypatch: pytest.MonkeyPatch,
+    run_config: Callable[..., RunConfig],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if where == "in a cluster that is joined":
+        monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
+    assert (
+        stem_of(run_config(tmp_path), PLATFORMS["npu" if where == "on devices" else "cpu"]) is None
+    )

@@ -12,7 +12,8 @@ from typing import Any
 
 import yaml
 from hydra import compose, initialize_config_dir
-from hydra.errors import MissingConfigException
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -71,20 +72,38 @@ def composed(name: str, overrides: Sequence[str], own_folder: str | None = None)
 
 
 def override(key: str, value: object) -> str:
-    """Write an override from a value: a number, a text, a truth value, None, lists and sections."""
+    """Write an override from a value: a number, a text, a truth value, None, lists and sections.
+
+    Raises:
+        ConfigError: No override can name a key of a section.
+    """
     return f"{key}={_spelled(value)}"
 
 
 def _spelled(value: object) -> str:
     match value:
         case Mapping():
-            return "{" + ",".join(f"{key}:{_spelled(each)}" for key, each in value.items()) + "}"
+            pairs = (f"{_key(key)}:{_spelled(each)}" for key, each in value.items())
+            return f"{{{','.join(pairs)}}}"
         case list() | tuple():
             return f"[{','.join(map(_spelled, value))}]"
         case str() | Path():
             return _quoted(str(value))
         case _:
             return "null" if value is None else str(value).lower()
+
+
+def _key(key: object) -> str:
+    """Write a key of a section, which Hydra takes without quotation marks only."""
+    parser = OverridesParser.create()
+    try:
+        read = parser.parse_override(f"section={{{key}:null}}").value()
+    except HydraException:
+        read = None
+    # It reads nan and inf as numbers, null and true as what they stand for.
+    if not isinstance(read, dict) or list(read) != [key]:
+        raise ConfigError(f"{key!r} cannot be a key in an override; write it in a YAML file")
+    return str(key)
 
 
 def located(name: str, own_folder: str | None) -> tuple[str, str | None]:

@@ -25,10 +25,14 @@ from mindrl.programs.compose import override
 from mindrl.programs.from_python import keep_rows, reward_name, reward_values
 from mindrl.rewards.resolve import resolve_reward
 
+NAMES = st.from_regex("[a-z]+", fullmatch=True)
+NOT_NAMES = ["null", "true", "false", "nan", "inf", "", "a=b", "a:b", "é", "1"]
 TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]))
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS,
-    lambda inner: st.lists(inner) | st.dictionaries(st.from_regex("[a-z]+", fullmatch=True), inner),
+    lambda inner: (
+        st.lists(inner) | st.dictionaries(NAMES.filter(lambda name: name not in NOT_NAMES), inner)
+    ),
 )
 
 
@@ -37,6 +41,12 @@ def test_any_value_is_read_from_its_override_as_it_was(value: object) -> None:
     parsed = OverridesParser.create().parse_override(override("section.key", value))
     whole = OmegaConf.create({"key": parsed.value()})
     assert OmegaConf.to_container(whole, resolve=True) == {"key": value}
+
+
+@pytest.mark.parametrize("key", NOT_NAMES)
+def test_a_key_that_an_override_cannot_name_is_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key!r} cannot be a key in an override"):
+        override("rl_config.weights", {"fine": 1, key: 2})
 
 
 @pytest.fixture

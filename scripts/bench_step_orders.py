@@ -1,7 +1,7 @@
 """Measure what drawing ahead gains where the rollout has devices of its own, on a long tail.
 
     python scripts/make_long_tail.py --output .cache/tiny/tail
-    python scripts/bench_step_orders.py [--seeds 1 2 3] [--steps 20] [--json FILE]
+    python scripts/bench_step_orders.py [--seeds 1 2 3] [--steps 20] [--json FILE] [--keep FOLDER]
         [--device-seconds ENGINE_STEP UPDATE] [key=value ...]
 
 The same two processes, one that trains and one that rolls out, in each order of steps, in turns,
@@ -10,7 +10,8 @@ the rollout has nothing left to draw. Runs that are in the JSON file already are
 
 Where few cores do the work of all sides, each slows the others. With `--device-seconds` a step of
 the engine and an update last at least so long and sleep for what they do not need, as on devices of
-their own: what is left is the order of steps.
+their own: what is left is the order of steps. `scripts/simulated_runs.py` sets kept runs beside the
+simulation.
 """
 
 import argparse

@@ -2,17 +2,18 @@
 
     python scripts/simulated_runs.py IN_TURNS [OTHER ...]
 
-Folders of runs apart, one replica, with `megatron_training.keep_rollouts` of all steps; the first
-is one in turns. Its engine's seconds are fitted: of a step, and more for each sequence in it.
+Folders of runs with one replica, apart or on a shared device, and with
+`megatron_training.keep_rollouts` of all steps; the first is one in turns, apart.
 
-Each run is simulated with its own lengths in their order, twice. Once with the seconds of the first
-run, which are those of sides that do not disturb each other. And once with its own: an update takes
-what it took by the token, new weights what they took, and engine steps so much longer that the
-engine works for as many seconds as it did. What that leaves is the order of steps: how long one
-takes, and how long each side waits.
+Each run is simulated with its own lengths in their order, twice. Once with its own seconds: of a
+step of the engine, and more for each sequence in it, calls included; of the training of a step, and
+more for each token; of new weights. All are fitted to what was drawn and trained and how long it
+took, not to how long a step was or who waited. And once with the seconds of the first run, which
+are those of sides that do not disturb each other.
 """
 
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from statistics import mean
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 from bench_step_orders import LAST
 from rich.console import Console
 from rich.table import Table
@@ -31,10 +33,9 @@ from mindrl.propose import step_orders
 from mindrl.propose.decoding import Rates
 from mindrl.propose.lengths import stored_groups
 from mindrl.propose.step_orders import WARM, Arrangement, Load, Worth, worth_of
+from mindrl.trainer.rollout_files import RolloutFiles
 
 Rows = Sequence[Mapping[str, Any]]
-_ROUNDS = 5
-"""In which the seconds of the engine settle."""
 
 
 class _InOrder(Random):
@@ -49,45 +50,48 @@ class _InOrder(Random):
 
 def main() -> int:
     """Print three lines for each run; returns the exit code."""
-    first, *others = map(Path, sys.argv[1:])
-    titles = ("run", "", "s a step", "trainer idle", "rollout idle", "an engine step", "an update")
-    table, alone = Table(*titles), fitted(first)
+    folders = [*map(Path, sys.argv[1:])]
+    titles = ("run", "", "s a step", "trainer idle", "rollout idle", "s an engine step")
+    table, alone = Table(*titles), fitted(folders[0])
     print(f"engine: {alone.engine_step:.2e} s a step, {alone.sequence_more:.2e} s a sequence more")
+    print(f"training: {alone.update:.2e} s a step, {alone.trained_token:.2e} s a token more")
     step_orders.Random = _InOrder  # type: ignore[misc,attr-defined]
-    for folder in (first, *others):
-        rows = counted(folder)
-        seconds, busy = (mean(row[f"seconds/{of}"] for row in rows) for of in ("step", "generate"))
-        waits = 1 - mean(trains(row) for row in rows) / seconds
-        table.add_row(folder.name, "measured", *_cells(seconds, waits, 1 - busy / seconds))
-        own = settled(folder, with_update(alone, rows), busy)
-        slower = own.engine_step / alone.engine_step, own.trained_token / alone.trained_token
-        for name, rates, ratios in (("its own seconds", own, slower), ("the first's", alone, ())):
+    for folder in folders:
+        rows, own = counted(folder), its_own(folder, alone)
+        seconds = mean(row["seconds/step"] for row in rows)
+        waits, idle = (1 - mean(map(of, rows)) / seconds for of in (trains, draws))
+        if not way_of(folder).is_apart:
+            waits = idle = waits + idle - 1
+        table.add_row(folder.name, "measured", *_cells(seconds, waits, idle, own.engine_step))
+        for name, rates in (("its own seconds", own), ("the first's", alone)):
             worth = simulated(folder, rates)
-            cells = (worth.step_seconds, worth.idle_training, worth.idle_rollout, *ratios)
-            table.add_row("", f"simulated, {name}", *_cells(*cells))
+            cells = _cells(worth.step_seconds, worth.idle_training, worth.idle_rollout)
+            table.add_row("", f"simulated, {name}", *cells)
     Console(width=110, highlight=False).print(table)
     return 0
+
+
+def way_of(folder: Path) -> Arrangement:
+    """Return the order of steps of a run."""
+    rl = composed_config("config", [], str(folder / ".hydra")).rl_config
+    order = "partial" if rl.partial_rollout else rl.step_order
+    return Arrangement(
+        order=order,
+        max_staleness={"in_turns": 0, "one_step_off": 1}.get(order, rl.max_staleness),
+        training=1,
+        rollout=1,
+        is_apart=not rl.use_integrated_worker,
+        round_steps=rl.rollout_round_steps,
+    )
 
 
 def simulated(folder: Path, rates: Rates) -> Worth:
     """Simulate a run."""
     config = composed_config("config", [], str(folder / ".hydra"))
     groups, prompt_tokens = stored_groups(folder / "rollouts")
-    per_step, order = config.megatron_training.global_batch_size, config.rl_config.step_order
+    per_step = config.megatron_training.global_batch_size
     load = Load(groups=groups, prompts=per_step, prompt_tokens=round(prompt_tokens))
-    age = {"in_turns": 0, "one_step_off": 1}.get(order, config.rl_config.max_staleness)
-    way = Arrangement(order=order, max_staleness=age, training=1, rollout=1, is_apart=True)
-    return worth_of(load, rates, way, steps=len(recorded(folder)) - LAST)
-
-
-def settled(folder: Path, rates: Rates, busy: float) -> Rates:
-    """Make the engine's steps longer or shorter until it works for so many seconds a step."""
-    for _ in range(_ROUNDS):
-        worth = simulated(folder, rates)
-        gained = busy / (worth.step_seconds * (1 - worth.idle_rollout))
-        more = rates.sequence_more * gained
-        rates = replace(rates, engine_step=rates.engine_step * gained, sequence_more=more)
-    return rates
+    return worth_of(load, rates, way_of(folder), steps=len(recorded(folder)) - LAST)
 
 
 def trains(row: Mapping[str, Any]) -> float:
@@ -96,26 +100,81 @@ def trains(row: Mapping[str, Any]) -> float:
     return float(row["seconds/step"] * (1 - waits))
 
 
+def draws(row: Mapping[str, Any]) -> float:
+    """Return the seconds in which the replica worked, or was called."""
+    if "idle/rollout" in row:
+        return float(row["seconds/step"] * (1 - row["idle/rollout"]))
+    return float(row["seconds/generate"])
+
+
 def counted(folder: Path) -> Rows:
     """Return the steps that count in the simulation too, which has no last ones."""
     rows = recorded(folder)[:-LAST]
     return rows[len(rows) // WARM :]
 
 
+def drawn(folder: Path) -> dict[int, tuple[int, int]]:
+    """Return how many steps an engine took, and how many tokens it drew, with weights of each step.
+
+    Each response is drawn from when the engine has those weights on: one that is not whole before
+    the next has a token of each step.
+    """
+    found: dict[int, tuple[int, int]] = defaultdict(lambda: (0, 0))
+    files = RolloutFiles(folder / "rollouts")
+    for step in files.steps():
+        table = pq.ParquetFile(files.path(step)).read()
+        of_none = [[0] * len(tokens) for tokens in table["response_token_ids"].to_pylist()]
+        ages = table["ages"].to_pylist() if "ages" in table.column_names else of_none
+        for age, count in (each for row in ages for each in Counter(row).items()):
+            most, tokens = found[step - age]
+            found[step - age] = max(most, count), tokens + count
+    return found
+
+
 def fitted(folder: Path) -> Rates:
-    """Fit the seconds of an engine's step to a run in turns, whose batches begin together."""
-    rows = counted(folder)
-    work = [(row["rollout/response_length_max"], row["rollout/response_tokens"]) for row in rows]
-    took = [row["seconds/generate"] for row in rows]
-    (step, more), *_ = np.linalg.lstsq(np.array(work), np.array(took), rcond=None)
-    return with_update(Rates(engine_step=float(step), sequence_more=float(more)), rows)
+    """Fit the seconds of an engine's step to a run in turns, in which all sequences begin with it.
+
+    Their number then falls from all to one; where others come and go it hardly changes.
+    """
+    rows, drawn_of = counted(folder), drawn(folder)
+    step, more = _shared_out([drawn_of[row["step"]] for row in rows], [*map(draws, rows)])
+    return _with_training(Rates(engine_step=step, sequence_more=more), rows)
 
 
-def with_update(rates: Rates, rows: Rows) -> Rates:
-    """Take what an update took by the token, and what new weights took."""
-    tokens = sum(row["rollout/response_tokens"] for row in rows)
-    publish = mean(row.get("seconds/rollout_pause", row["seconds/send_weights"]) for row in rows)
-    return replace(rates, trained_token=sum(map(trains, rows)) / tokens, publish=publish)
+def its_own(folder: Path, alone: Rates) -> Rates:
+    """Fit the seconds of another run: steps of its engine are by so much longer, or shorter."""
+    rows, drawn_of = counted(folder), drawn(folder)
+    work = [drawn_of[row["step"]] for row in rows]
+    took = sum(steps * alone.engine_step + tokens * alone.sequence_more for steps, tokens in work)
+    longer = sum(map(draws, rows)) / took
+    step, more = alone.engine_step * longer, alone.sequence_more * longer
+    return _with_training(Rates(engine_step=step, sequence_more=more), rows)
+
+
+def _with_training(rates: Rates, rows: Rows) -> Rates:
+    work = [(1.0, row["rollout/response_tokens"]) for row in rows]
+    update, token = _shared_out(work, [*map(trains, rows)])
+    moved = mean(map(_moves, rows))
+    return replace(rates, trained_token=token, update=update, publish=moved, switch=moved)
+
+
+def _moves(row: Mapping[str, Any]) -> float:
+    """Return the seconds of new weights, or of the way to the rollout and back.
+
+    Not what a round lasts on behind an update, which is simulated.
+    """
+    if "seconds/send_weights" in row:
+        return float(row.get("seconds/publish", row["seconds/send_weights"]))
+    return float(row["seconds/rollout"] - row["seconds/generate"])
+
+
+def _shared_out(work: Sequence[tuple[float, float]], took: Sequence[float]) -> tuple[float, float]:
+    """Fit what each of two kinds of work takes, none of which takes less than nothing."""
+    both = np.linalg.lstsq(np.array(work), np.array(took), rcond=None)[0]
+    if both.min() >= 0:
+        return float(both[0]), float(both[1])
+    alone = [sum(took) / sum(kind) for kind in zip(*work, strict=True)]
+    return (alone[0], 0.0) if both[0] > 0 else (0.0, alone[1])
 
 
 def _cells(*numbers: float) -> tuple[str, ...]:

@@ -49,14 +49,19 @@ def compare(
     parser.add_argument("--only", nargs="+", choices=sorted(ways), default=list(ways))
     parser.add_argument("--steps", type=int, default=steps, help="of a run; default: %(default)s")
     parser.add_argument("--json", type=Path, help="figures are kept there, and read again")
+    parser.add_argument("--keep", type=Path, help="folder for the runs, with all their rollouts")
     options, overrides = parser.parse_known_args()
 
     def measured(way: str, seed: int) -> Figures:
         key = "megatron_training"
-        own = (f"{key}.seed={seed}", f"{key}.train_iters={options.steps}")
+        own = [f"{key}.seed={seed}", f"{key}.train_iters={options.steps}"]
         with tempfile.TemporaryDirectory() as folder:
-            trained(Path(folder), *_TASK, *ways[way], *own, *overrides)
-            return of_run(recorded(Path(folder), "step"))
+            place = Path(folder)
+            if options.keep:
+                place = options.keep.absolute() / f"{way} {seed}".replace(" ", "-")
+                own += [f"{key}.keep_rollouts={options.steps}"]
+            trained(place, *_TASK, *ways[way], *own, *overrides)
+            return of_run(recorded(place, "step"))
 
     turns = [(way, seed) for seed in options.seeds for way in options.only]
     found = kept(turns, measured, options.json)

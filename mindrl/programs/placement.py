@@ -38,6 +38,7 @@ _RATES = {
     "context_token": "more of a step for each token of the KV cache",
     "prompt_token": "a token that a replica reads",
     "trained_token": "a token of a response that a device trains on",
+    "update": "training, of each step, however few tokens it has",
     "switch": "from training to rollout and back, on shared devices",
     "publish": "the way of new weights to devices apart",
 }
@@ -91,7 +92,7 @@ def _run(options: argparse.Namespace) -> int:
         return 0
     groups = f"{load.prompts} prompts x {len(load.groups[0])} responses a step"
     say(f"{groups}; tokens of a response: mean {mean:.0f}, 99th percentile {p99}, most {longest}")
-    Console(width=120, highlight=False).print(_table(found))
+    Console(width=130, highlight=False).print(_table(found))
     say("Useful: share of the devices' time that the trained tokens would take in full batches.")
     return 0
 

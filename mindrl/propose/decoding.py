@@ -1,13 +1,14 @@
-"""Rollout replicas in simulated time: each draws a token of every sequence that it has, in steps.
+"""A rollout replica in simulated time: it draws a token of every sequence that it has, in steps.
 
-Pure. Sequences begin where fewest are; one that is taken back is read anew where it goes on.
+Pure. It is looked at behind rounds of so many steps, as a run looks at it. A sequence that is taken
+back is read anew where it goes on.
 """
 
 import heapq
-import math
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,8 @@ class Rates:
     """Of a replica: a token that it reads before it draws."""
     trained_token: float = 0.0
     """Of a device: a token of a response that it trains on."""
+    update: float = 0.0
+    """Of the devices that train together: a step's training, however few tokens it has."""
     switch: float = 0.0
     """From training to rollout and back, on shared devices."""
     publish: float = 0.0
@@ -40,64 +43,101 @@ class Rates:
         return least + sequences * self.sequence_more
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Drawing:
     """A response under way."""
 
     group: int
     left: int
-    """Tokens that it lacks."""
+    """Tokens that it lacks, at least one."""
     context: int
     """Tokens of its prompt and of itself, so far."""
+    is_begun: bool = False
+    """It has tokens of its own."""
 
 
 @dataclass(eq=False)
-class _Decoder:
-    """One replica."""
+class SimulatedReplica:
+    """One replica, between two rounds."""
 
     rates: Rates
+    round_steps: int
+    """Steps of a round."""
     now: float = 0.0
     busy: float = 0.0
     steps: int = 0
     context: int = 0
     ends: list[tuple[int, int, Drawing]] = field(default_factory=list)
     """A heap: the step behind which each is whole."""
+    waiting: deque[Drawing] = field(default_factory=deque)
+    """For room among those."""
     begun: int = 0
 
-    def add(self, drawing: Drawing, at: float) -> None:
+    @property
+    def count(self) -> int:
+        """How many sequences it has, whole ones not counted."""
+        return len(self.ends) + len(self.waiting)
+
+    def add(self, drawings: Iterable[Drawing], at: float) -> None:
+        """Take sequences, behind those that it has; it has none, or is between two rounds."""
         if not self.ends:
             self.now = max(self.now, at)
-        self._spend(drawing.context * self.rates.prompt_token)
-        self.begun += 1
-        heapq.heappush(self.ends, (self.steps + drawing.left, self.begun, drawing))
-        self.context += drawing.context
+        self.waiting.extend(drawings)
+        self._fill()
 
-    def next_end(self) -> float:
-        return self.now + self._seconds(self.ends[0][0] - self.steps) if self.ends else math.inf
+    def rounds_left(self) -> int:
+        """Return behind how many rounds the next response is whole."""
+        return -(-(self.ends[0][0] - self.steps) // self.round_steps)
 
-    def finish(self) -> Drawing:
-        """Go on until the first is whole."""
-        self._advance(self.ends[0][0] - self.steps)
-        _, _, drawing = heapq.heappop(self.ends)
-        self.context -= drawing.context + drawing.left
-        return drawing
+    def behind(self, rounds: int) -> tuple["SimulatedReplica", list[Drawing]]:
+        """Return what it is so many rounds later, and what has become whole by then.
 
-    def take_back(self, at: float) -> list[Drawing]:
-        """Take the whole steps up to a time, and give all back."""
-        low, high = 0, self.ends[0][0] - self.steps if self.ends else 0
+        A round ends early where nothing is left.
+        """
+        found = copy(self)
+        found.ends, found.waiting = [*self.ends], deque(self.waiting)
+        return found, found._drawn(self.steps + rounds * self.round_steps)
+
+    def rounds_until(self, at: float) -> int:
+        """Return how many rounds have begun before a time, but none behind the next whole one."""
+        low, high = 0, self.rounds_left() if self.ends else 0
         while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (
-                (middle, high) if self.now + self._seconds(middle) <= at else (low, middle - 1)
-            )
-        self._advance(low)
-        left = []
+            middle = (low + high) // 2
+            is_late = self.now + self._seconds(middle * self.round_steps) >= at
+            low, high = (low, middle) if is_late else (middle + 1, high)
+        return low
+
+    def give_back(self) -> list[Drawing]:
+        """Return what is not whole, as far as it has come, and drop it."""
+        open_ = []
         for end, _, drawing in self.ends:
-            lacking = end - self.steps
-            context = drawing.context + drawing.left - lacking
-            left.append(Drawing(group=drawing.group, left=lacking, context=context))
-        self.ends, self.context = [], 0
-        return left
+            more = drawing.left - (end - self.steps)
+            context, is_begun = drawing.context + more, drawing.is_begun or more > 0
+            open_.append(
+                replace(drawing, left=end - self.steps, context=context, is_begun=is_begun)
+            )
+        open_ += self.waiting
+        self.ends, self.waiting, self.context = [], deque(), 0
+        return open_
+
+    def _drawn(self, last: int) -> list[Drawing]:
+        whole = []
+        while self.ends and self.steps < last:
+            self._advance(min(last, self.ends[0][0]) - self.steps)
+            while self.ends and self.ends[0][0] == self.steps:
+                drawing = heapq.heappop(self.ends)[2]
+                self.context -= drawing.context + drawing.left
+                whole.append(drawing)
+            self._fill()
+        return whole
+
+    def _fill(self) -> None:
+        while self.waiting and len(self.ends) < self.rates.at_a_time:
+            drawing = self.waiting.popleft()
+            self._spend(drawing.context * self.rates.prompt_token)
+            self.begun += 1
+            heapq.heappush(self.ends, (self.steps + drawing.left, self.begun, drawing))
+            self.context += drawing.context
 
     def _seconds(self, steps: int) -> float:
         count = len(self.ends)
@@ -112,48 +152,3 @@ class _Decoder:
     def _spend(self, seconds: float) -> None:
         self.now += seconds
         self.busy += seconds
-
-
-class Fleet:
-    """All replicas, and what waits for room on one of them."""
-
-    def __init__(self, rates: Rates, replicas: int) -> None:
-        """Begin with nothing to do."""
-        self.rates = rates
-        self.decoders = [_Decoder(rates) for _ in range(replicas)]
-        self.waiting: deque[Drawing] = deque()
-
-    @property
-    def busy_seconds(self) -> float:
-        """What all replicas have worked, in seconds of a device."""
-        return sum(each.busy for each in self.decoders) * self.rates.replica_devices
-
-    def add(self, drawings: Iterable[Drawing], at: float) -> None:
-        """Take responses that are to be drawn."""
-        self.waiting.extend(drawings)
-        self._fill(at)
-
-    def next_end(self) -> float:
-        """Return when the next response is whole."""
-        return min(each.next_end() for each in self.decoders)
-
-    def finish_next(self) -> Drawing:
-        """Go on until then; returns the response."""
-        decoder = min(self.decoders, key=_Decoder.next_end)
-        drawing = decoder.finish()
-        self._fill(decoder.now)
-        return drawing
-
-    def take_back(self, at: float) -> list[Drawing]:
-        """Stop all at a time, up to which none becomes whole; returns what is not whole."""
-        left = [drawing for each in self.decoders for drawing in each.take_back(at)]
-        left += self.waiting
-        self.waiting.clear()
-        return left
-
-    def _fill(self, at: float) -> None:
-        while self.waiting:
-            decoder = min(self.decoders, key=lambda each: len(each.ends))
-            if len(decoder.ends) >= self.rates.at_a_time:
-                return
-            decoder.add(self.waiting.popleft(), at)

@@ -10,7 +10,8 @@ from itertools import islice
 from random import Random
 from typing import Literal
 
-from mindrl.propose.decoding import Drawing, Fleet, Rates
+from mindrl.propose.decoding import Drawing, Rates
+from mindrl.propose.fleet import Dealing, Fleet, Seen
 from mindrl.trainer.pool_bounds import PoolBounds
 
 Order = Literal["in_turns", "partial", "one_step_off", "asynchronous"]
@@ -40,6 +41,15 @@ class Arrangement:
     rollout: int
     """Devices that roll out: the same, where `is_apart` is false."""
     is_apart: bool = False
+    round_steps: int = 32
+    """Engine steps behind which it is looked at what is whole; in turns all is waited for."""
+
+    @property
+    def dealing(self) -> Dealing:
+        """Who answers what, and when it is looked at."""
+        if self.order == "in_turns":
+            return "bounds"
+        return "rounds" if self.order == "partial" else "groups"
 
     @property
     def devices(self) -> int:
@@ -83,7 +93,9 @@ class _Run:
 
     def __post_init__(self) -> None:
         """Start the replicas."""
-        self.fleet = Fleet(self.rates, self.way.rollout // self.rates.replica_devices)
+        way, rates = self.way, self.rates
+        replicas = way.rollout // rates.replica_devices
+        self.fleet = Fleet(rates, replicas, way.dealing, way.round_steps)
         self.trained_seconds = 0.0
         self.held: list[Drawing] = []
 
@@ -93,14 +105,14 @@ class _Run:
             self._begin(step, self.bounds.to_begin(step, len(self.born)))
             while (taken := self._taken(step)) is None:
                 # Nothing changes before another group is whole.
-                while self._finish():
+                while not self._go_on():
                     pass
             groups = [[*self.born][place] for place in taken]
             ages = [step - self.born.pop(group) for group in groups]
             drawn = sum(self.sequences.pop(group) for group in groups)
             tokens = sum(self.tokens.pop(group) for group in groups)
             if self.way.order == "partial":
-                self.held = self.fleet.take_back(self.now)
+                self._stop(self.now)
             elif self.way.is_apart:
                 self._begin(step, self.bounds.to_begin_behind(step, len(self.born)))
             self._learn(tokens)
@@ -108,16 +120,16 @@ class _Run:
 
     def _learn(self, tokens: int) -> None:
         """Train, beside the rollout where that is apart; then new weights."""
-        spent = tokens * self.rates.trained_token
-        self.trained_seconds += spent
-        end = self.now + spent / self.way.training
+        spent = self.rates.update + tokens * self.rates.trained_token / self.way.training
+        self.trained_seconds += spent * self.way.training
+        end = self.now + spent
         if self.way.order == "one_step_off":
             while any(self.open_.values()):
-                self._finish()
+                self._go_on()
         elif self.way.order == "asynchronous":
-            while self.fleet.next_end() <= end:
-                self._finish()
-            self.held = self.fleet.take_back(end)
+            while self.fleet.next_look() <= end:
+                self._go_on()
+            self._stop(end)
         change = self.rates.publish if self.way.is_apart else self.rates.switch
         self.now = max(self.now, end) + change
 
@@ -129,18 +141,27 @@ class _Run:
             self.born[self.begun], self.open_[self.begun] = step, len(lengths)
             self.tokens[self.begun], self.sequences[self.begun] = sum(lengths), len(lengths)
             drawings += [
-                Drawing(group=self.begun, left=length, context=self.load.prompt_tokens)
+                Drawing(group=self.begun, left=max(1, length), context=self.load.prompt_tokens)
                 for length in lengths
             ]
             self.begun += 1
         self.fleet.add(drawings, self.now)
 
-    def _finish(self) -> int:
-        """Finish a response; returns how many its group lacks still."""
-        self.now = max(self.now, self.fleet.next_end())
-        group = self.fleet.finish_next().group
-        self.open_[group] -= 1
-        return self.open_[group]
+    def _go_on(self) -> bool:
+        """Draw until a response is seen to be whole; says whether a group is."""
+        return self._note(self.fleet.go_on())
+
+    def _stop(self, at: float) -> None:
+        """Have all replicas stop at a time, each behind its round."""
+        seen = self.fleet.stop(at)
+        self._note(seen)
+        self.held = seen.left
+
+    def _note(self, seen: Seen) -> bool:
+        self.now = max(self.now, seen.at)
+        for drawing in seen.whole:
+            self.open_[drawing.group] -= 1
+        return not all(self.open_[drawing.group] for drawing in seen.whole)
 
     def _taken(self, step: int) -> list[int] | None:
         whole_G = [not self.open_[group] for group in self.born]

@@ -38,23 +38,24 @@ def test_orders_are_printed_without_torch_the_most_useful_first() -> None:
 def test_lengths_of_an_earlier_run_and_seconds_that_were_measured_are_enough(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Responses of 100 tokens, 16 a step: 1 s of an engine, 1.6 s of a device that trains."""
+    """Responses of 100 tokens, 16 a step: 1 s of an engine, 1.6 s of a device and 0.25 s more."""
     columns = {
         "group": [0, 0, 0, 0],
         "prompt_token_ids": [[1]] * 4,
         "response_token_ids": [[7] * 100] * 4,
     }
     pq.write_table(pa.table(columns), tmp_path / "step_000001.parquet")
-    rates = ("--engine-step", "0.01", "--trained-token", "0.001", "--max-staleness", "1")
-    assert ran(monkeypatch, "--rollouts", str(tmp_path), *rates, "--json") == 0
+    rates = ("--engine-step", "0.01", "--trained-token", "0.001", "--update", "0.25")
+    given = ("--rollouts", str(tmp_path), *rates, "--max-staleness", "1", "--json")
+    assert ran(monkeypatch, *given) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["lengths"] == {"mean": 100, "p99": 100, "longest": 100}
     seconds = {
         (each["order"], each["training"], each["rollout"]): each["step_seconds"]
         for each in answer["orders"]
     }
-    assert seconds["in_turns", 3, 3] == pytest.approx(1.0 + 1.6 / 3)
-    assert seconds["one_step_off", 2, 1] == pytest.approx(1.0)
+    assert seconds["in_turns", 3, 3] == pytest.approx(1.0 + 1.6 / 3 + 0.25)
+    assert seconds["one_step_off", 2, 1] == pytest.approx(1.6 / 2 + 0.25)
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,13 @@
 """What the orders of steps are worth, in cases that can be counted by hand."""
 
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from mindrl.config.rl import RLConfig
 from mindrl.errors import DataError
 from mindrl.propose.decoding import Rates
 from mindrl.propose.lengths import described, drawn_groups, stored_groups
@@ -61,6 +63,49 @@ def test_where_a_step_costs_by_the_sequence_it_does_so() -> None:
     more = Rates(engine_step=0.01, sequence_more=0.002, trained_token=0.001)
     found = worth_of(EQUAL, more, apart("in_turns"))
     assert found.step_seconds == pytest.approx(100 * (0.01 + 16 * 0.002) + 1.6)
+
+
+def test_training_takes_its_time_however_few_tokens_it_has_and_however_many_devices() -> None:
+    rates = Rates(engine_step=0.01, trained_token=0.001, update=0.7)
+    for training in (1, 2):
+        found = worth_of(EQUAL, rates, apart("in_turns", training=training))
+        assert found.step_seconds == pytest.approx(1.0 + 0.7 + 1.6 / training)
+        assert found.idle_training == pytest.approx(1.0 / found.step_seconds)
+
+
+def test_new_weights_and_groups_that_are_whole_wait_for_the_end_of_a_round() -> None:
+    """One response of 100 tokens a step, 1 s to draw and 0.5 s to train on; two are under way.
+
+    Every other step finds one whole, and trains while 50 tokens of the other are drawn: the round
+    of 64 steps ends 0.14 s behind the update. The next one waits for the other 36 of those, which
+    are seen behind 64 steps too, for the new one goes on; the update hides what is left of that.
+    """
+    rates = Rates(engine_step=0.01, trained_token=0.005, publish=0.25)
+    load = Load(groups=[[100]], prompts=1)
+    for round_steps, seconds in ((1, (0.5 + 0.5 + 0.5) / 2), (64, (0.64 + 0.64 + 0.5) / 2)):
+        way = replace(apart("asynchronous", 1), round_steps=round_steps)
+        assert worth_of(load, rates, way).step_seconds == pytest.approx(seconds + 0.25)
+
+
+def test_responses_to_a_prompt_are_shared_out_in_turns_and_stay_together_ahead() -> None:
+    """Four responses, two replicas: steps of two sequences on each, or of four on one."""
+    rates = Rates(engine_step=0.01, sequence_more=0.002)
+    load = Load(groups=[[100] * 4], prompts=1)
+    for order, seconds in (("in_turns", 100 * 0.014), ("one_step_off", 100 * 0.018)):
+        found = worth_of(load, rates, apart(order, rollout=2))
+        assert found.step_seconds == pytest.approx(seconds)
+
+
+def test_rounds_are_as_long_as_those_of_a_run_that_says_nothing_of_them() -> None:
+    defaults = {each.name: each.default for each in fields(RLConfig)}
+    assert apart("asynchronous", 1).round_steps == defaults["rollout_round_steps"]
+
+
+def test_what_waits_for_room_on_a_replica_stays_there() -> None:
+    rates = Rates(engine_step=0.01, at_a_time=1)
+    load = Load(groups=[[100, 100, 10, 10]], prompts=1)
+    found = worth_of(load, rates, apart("in_turns", rollout=2))
+    assert found.step_seconds == pytest.approx(2.0)
 
 
 def test_what_a_step_reads_of_the_cache_grows_with_the_responses() -> None:

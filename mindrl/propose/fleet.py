@@ -1,0 +1,136 @@
+"""All rollout replicas in simulated time: dealt to, looked at and stopped as a run does it.
+
+Pure. In turns (`bounds`) each replica has as many of the sequences as any other, and answers all of
+them in one call. Where replicas draw ahead (`groups`) the responses to a prompt stay together, with
+whoever has least tokens, and each replica has rounds of its own. In a partial rollout (`rounds`)
+those that go on are dealt in turn, the others by bounds, and all replicas share each round.
+"""
+
+import math
+import sys
+from collections import deque
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Literal, NamedTuple
+
+from mindrl.layouts.layout import even_bounds
+from mindrl.propose.decoding import Drawing, Rates, SimulatedReplica
+
+Dealing = Literal["bounds", "groups", "rounds"]
+
+
+class Seen(NamedTuple):
+    """What is seen of replicas that were looked at."""
+
+    at: float
+    whole: list[Drawing]
+    left: list[Drawing]
+    """What they have given back, as far as it has come; nothing unless they were stopped."""
+
+
+class Fleet:
+    """The replicas of a run, and what waits for room on one of them."""
+
+    def __init__(self, rates: Rates, count: int, dealing: Dealing, round_steps: int) -> None:
+        """Begin with nothing to do."""
+        self.dealing, self.most = dealing, 2 * rates.at_a_time
+        self.replica_devices = rates.replica_devices
+        steps = sys.maxsize if dealing == "bounds" else round_steps
+        self.replicas = [SimulatedReplica(rates, steps) for _ in range(count)]
+        self.ahead: dict[int, tuple[SimulatedReplica, list[Drawing]]] = {}
+        """Replicas behind the round in which their next response is whole, as far as asked for."""
+        self.waiting: deque[Drawing] = deque()
+        """In a partial rollout, what no replica has been asked for."""
+
+    @property
+    def busy_seconds(self) -> float:
+        """What all replicas have worked, in seconds of a device."""
+        return sum(each.busy for each in self.replicas) * self.replica_devices
+
+    def add(self, drawings: Sequence[Drawing], at: float) -> None:
+        """Deal responses that are to be drawn, the oldest first, to replicas that have none."""
+        for replica, share in zip(self.replicas, self._shares(drawings), strict=True):
+            replica.add(share, at)
+        self.ahead.clear()
+
+    def next_look(self) -> float:
+        """Return when the next response is seen to be whole."""
+        return min(
+            self._ahead(place)[0].now if each.ends else math.inf
+            for place, each in enumerate(self.replicas)
+        )
+
+    def go_on(self) -> Seen:
+        """Go on until then."""
+        if self.dealing == "rounds":
+            return self._go_on_together()
+        busy = [place for place, each in enumerate(self.replicas) if each.ends]
+        place = min(busy, key=lambda place: self._ahead(place)[0].now)
+        self.replicas[place], whole = self._ahead(place)
+        del self.ahead[place]
+        return Seen(self.replicas[place].now, whole, [])
+
+    def stop(self, at: float) -> Seen:
+        """Stop each behind the round that it has begun by then; take back what is not whole."""
+        whole, left = [], [*self.waiting]
+        for place, each in enumerate(self.replicas):
+            self.replicas[place], found = each.behind(each.rounds_until(at))
+            whole += found
+            left += self.replicas[place].give_back()
+        self.waiting.clear()
+        self.ahead.clear()
+        ends = max(each.now for each in self.replicas)
+        return Seen(max(at, ends), whole, sorted(left, key=lambda drawing: drawing.group))
+
+    def _ahead(self, place: int) -> tuple[SimulatedReplica, list[Drawing]]:
+        if place not in self.ahead:
+            replica = self.replicas[place]
+            self.ahead[place] = replica.behind(replica.rounds_left())
+        return self.ahead[place]
+
+    def _go_on_together(self) -> Seen:
+        """Take rounds that all replicas begin together, until a response is whole.
+
+        Of several rounds the one that takes longest over all of them counts, not over each.
+        """
+        rounds = min(each.rounds_left() for each in self.replicas if each.ends)
+        found = [each.behind(rounds) for each in self.replicas]
+        self.replicas = [replica for replica, _ in found]
+        now = max(each.now for each in self.replicas)
+        for each in self.replicas:
+            each.now = now
+        while self.waiting:
+            least = min(self.replicas, key=lambda each: each.count)
+            if least.count >= self.most:
+                break
+            least.add([self.waiting.popleft()], now)
+        return Seen(now, [drawing for _, whole in found for drawing in whole], [])
+
+    def _shares(self, drawings: Sequence[Drawing]) -> list[list[Drawing]]:
+        """Deal responses, in order; returns what each replica gets."""
+        count = len(self.replicas)
+        if self.dealing == "groups":
+            return _with_least_tokens(drawings, count)
+        begun = [each for each in drawings if each.is_begun and self.dealing == "rounds"]
+        new = [each for each in drawings if not each.is_begun or self.dealing == "bounds"]
+        shares = [
+            begun[replica::count] + new[start:end]
+            for replica, (start, end) in enumerate(even_bounds(len(new), count))
+        ]
+        if self.dealing == "bounds":
+            return shares
+        over = [drawing for share in shares for drawing in share[self.most :]]
+        self.waiting.extend(sorted(over, key=lambda drawing: drawing.group))
+        return [share[: self.most] for share in shares]
+
+
+def _with_least_tokens(drawings: Sequence[Drawing], replicas: int) -> list[list[Drawing]]:
+    """Deal group by group, each to who has least tokens of prompts and responses."""
+    shares: list[list[Drawing]] = [[] for _ in range(replicas)]
+    loads = [0] * replicas
+    for _, group in groupby(drawings, key=lambda drawing: drawing.group):
+        rows = [*group]
+        least = loads.index(min(loads))
+        shares[least] += rows
+        loads[least] += sum(drawing.context for drawing in rows)
+    return shares

@@ -42,6 +42,8 @@ class RayCluster:
     """Devices of each node; none fills one node after the other."""
     rollout_devices: int = 0
     """Of the devices, those of a rollout apart."""
+    is_spread: bool = False
+    """Roles have training devices of their own."""
     stem: Stem | None = None
     """Forks the workers of a cluster that is started here."""
     address: str | None = field(default_factory=ray_address)
@@ -62,6 +64,8 @@ class RayCluster:
         apart = f" and rl_config.rollout_resource.num_npus={self.rollout_devices}"
         training = self.devices - self.rollout_devices
         said = f"rl_config.actor_resource.num_npus={training}"
+        if self.is_spread:
+            said = f"roles on {training} devices in all (rl_config.*_resource)"
         return said + (apart if self.rollout_devices else "")
 
     @property

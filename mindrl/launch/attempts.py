@@ -288,6 +288,7 @@ class Attempts:
             timeout_seconds=rl.worker_start_timeout_seconds,
             own_shares=config.placement.shares if config.is_apart else (),
             rollout_devices=config.devices - config.world_size,
+            is_spread=config.is_spread,
             stem=self.stem,
         )
         weights = config.reward_weights

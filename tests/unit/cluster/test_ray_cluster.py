@@ -1,6 +1,7 @@
 """What a cluster refuses before it is started, and what it asks of Ray."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,19 @@ def test_more_devices_than_the_machine_has_are_refused_before_ray_starts(
     assert str(caught.value) == (
         f"rl_config.actor_resource.num_npus={CORES + 1}: this machine has {CORES} CPU device(s); "
         f"use {CORES} or fewer, or set RAY_ADDRESS to join a larger cluster"
+    )
+
+
+def test_devices_of_spread_roles_are_not_said_to_be_the_actors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    asked = cluster_of(PLATFORMS["cpu"], devices=CORES + 2)
+    with pytest.raises(ClusterError) as caught:
+        replace(asked, rollout_devices=1, is_spread=True).start()
+    assert str(caught.value).startswith(
+        f"roles on {CORES + 1} devices in all (rl_config.*_resource) and "
+        f"rl_config.rollout_resource.num_npus=1: this machine has {CORES} CPU device(s); "
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Literal, assert_never
 
 import torch
-from tiny_arithmetic import Question
+from tiny_arithmetic import Question, boxed, careful_answer
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import (
@@ -128,6 +128,36 @@ def encode_batch(
         ids_BT[row, :end] = torch.tensor(prompt + tail)
         labels_BT[row, len(prompt) : end] = torch.tensor(tail)
     return ids_BT, labels_BT
+
+
+def greedy_accuracy(
+    model: TinyModel, tokenizer: PreTrainedTokenizerFast, questions: Sequence[Question]
+) -> float:
+    """Share of questions whose greedy answer boxes the right sum."""
+    answers = greedy_answers(model, tokenizer, questions)
+    pairs = zip(questions, answers, strict=True)
+    return sum(boxed(question.sum) in answer for question, answer in pairs) / len(questions)
+
+
+@torch.no_grad()
+def careful_skill(
+    model: TinyModel, tokenizer: PreTrainedTokenizerFast, questions: Sequence[Question]
+) -> float:
+    """Share of questions whose careful answer the model can follow to the end.
+
+    Each token must be the likeliest one, save the two that choose the habit:
+    the first, and the last plus sign, where careless answers have "=".
+    """
+    answers = [careful_answer(question) for question in questions]
+    ids_BT, labels_BT = encode_batch(tokenizer, questions, answers)
+    guesses_BT = model(input_ids=ids_BT).logits[:, :-1].argmax(dim=-1)
+    targets_BT = labels_BT[:, 1:]
+    plus_BT = targets_BT == tokenizer.convert_tokens_to_ids("+")
+    last_plus_BT = plus_BT & (plus_BT.cumsum(dim=-1) == 3)
+    judged_BT = targets_BT != IGNORED_LABEL
+    judged_BT[:, len(encode_prompt(tokenizer, questions[0])) - 1] = False
+    wrong_BT = judged_BT & ~last_plus_BT & (guesses_BT != targets_BT)
+    return float((~wrong_BT.any(dim=-1)).float().mean())
 
 
 @torch.no_grad()

@@ -163,7 +163,8 @@ _FAMILY_VALUES: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 32,
         },
     },
-    "mistral": {"head_dim": 48, "sliding_window": None},
+    # What is trained and rolled out here fits its window.
+    "mistral": {"head_dim": 48, "sliding_window": 64},
     "phi3": {"pad_token_id": None},
     "qwen2": {},
     "qwen3": {"head_dim": 32},

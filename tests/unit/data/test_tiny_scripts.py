@@ -1,4 +1,4 @@
-"""The tiny data set and the tiny model, short of the warm start, which the end-to-end tests run."""
+"""The tiny data set and the tiny model, short of its run, which the end-to-end tests make."""
 
 import json
 import random
@@ -256,53 +256,40 @@ def test_the_habits_are_drawn_with_shares_of_25_55_and_20_percent(
     assert drawn["hasty_answer"] / 10_000 == pytest.approx(0.20, abs=0.02)
 
 
-def test_four_steps_teach_every_expert_something(
-    make_tiny_model: ModuleType,
-    tiny_chat_model: ModuleType,
-    data: Path,
-    tokenizer: PreTrainedTokenizerFast,
+def test_lessons_begin_with_more_careful_answers_and_no_update_has_a_question_twice(
+    make_tiny_model: ModuleType, tiny_arithmetic: ModuleType, data: Path
 ) -> None:
-    model = tiny_chat_model.build_model(tokenizer, seed=1, family="qwen3_moe")
-    before = [expert.clone() for expert in stacked_experts(model)]
-    recipe = make_tiny_model.Recipe(family="qwen3_moe", max_steps=4)
     questions = make_tiny_model.read_questions(data / "train.jsonl")
-    training = make_tiny_model.WarmStart(model=model, tokenizer=tokenizer, recipe=recipe)
-    assert list(training.run(questions, seed=1)) == []
-    # Weight decay alone moves an element of 0.4 by 6e-6.
-    moved = [
-        (new - old).abs().max() for new, old in zip(stacked_experts(model), before, strict=True)
-    ]
-    assert len(moved) == 4 * 8 * 2
-    assert min(moved) > 1e-4
+    recipe = make_tiny_model.Recipe(updates=30, early_updates=20, answers_per_update=100)
+    rows = list(recipe.lessons(questions, random.Random(0)))
+    assert len(rows) == 30 * 100
+    for first in range(0, 3000, 100):
+        assert len({row["messages"] for row in rows[first : first + 100]}) == 100
+    asked = [tiny_arithmetic.parse_prompt(row["messages"]) for row in rows]
+    answers = [tiny_arithmetic.careful_answer(question) for question in asked]
+    is_careful = [row["answer"] == answer for row, answer in zip(rows, answers, strict=True)]
+    # Over three standard deviations of a share of 1000 draws.
+    assert sum(is_careful[:2000]) / 2000 == pytest.approx(recipe.early_careful_share, abs=0.05)
+    assert sum(is_careful[2000:]) / 1000 == pytest.approx(recipe.careful_share, abs=0.05)
 
 
-def stacked_experts(model: torch.nn.Module) -> list[torch.Tensor]:
-    return [
-        expert
-        for name, parameter in model.named_parameters()
-        if ".experts." in name
-        for expert in parameter.detach()
-    ]
+def test_what_is_measured_is_never_learned_from(make_tiny_model: ModuleType, data: Path) -> None:
+    questions = make_tiny_model.read_questions(data / "train.jsonl")
+    held_out, learned = make_tiny_model.dealt(questions, make_tiny_model.Recipe(), seed=1)
+    assert len(held_out) == 256
+    assert not {*held_out} & {*learned}
+    assert {*held_out, *learned} == {*questions}
 
 
 @pytest.mark.parametrize(
     ("accuracy", "skill", "passes"),
     [(0.35, 0.95, True), (0.19, 0.95, False), (0.51, 0.95, False), (0.35, 0.92, False)],
 )
-def test_the_warm_start_stops_only_inside_its_bounds(
+def test_a_model_passes_only_inside_its_bounds(
     make_tiny_model: ModuleType, accuracy: float, skill: float, passes: bool
 ) -> None:
-    check = make_tiny_model.Check(step=1, loss=0.1, accuracy=accuracy, skill=skill)
+    check = make_tiny_model.Check(accuracy=accuracy, skill=skill)
     assert make_tiny_model.Recipe().passes(check) == passes
-
-
-def test_the_learning_rate_rises_for_20_steps_and_falls_to_a_twentieth(
-    make_tiny_model: ModuleType,
-) -> None:
-    recipe = make_tiny_model.Recipe()
-    rates = [recipe.learning_rate_at(step) for step in range(1, 601)]
-    assert max(rates) == rates[19] == pytest.approx(3e-3 * (1 - 0.95 * 20 / 250))
-    assert rates[249] == rates[599] == pytest.approx(1.5e-4)
 
 
 @pytest.fixture

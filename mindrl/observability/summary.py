@@ -29,7 +29,7 @@ PLACES = (
 
 
 def render_summary(summary: Mapping[str, object]) -> RenderableType:
-    """Lay out the end of a run for a person; what is absent or None shows as "-".
+    """Lay out the end of a run for a person, without what is absent or None.
 
     Keys: status ("completed", "stopped" by a callback, "interrupted" or "failed"), accuracy_before
     and accuracy_after (0 to 1), evaluations (before and after, by set and name), steps, seconds,
@@ -41,21 +41,16 @@ def render_summary(summary: Mapping[str, object]) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    table.add_row("accuracy", _accuracy(summary))
-    for label, text in _evaluations(summary):
+    for label, text in (*_accuracy(summary), *_evaluations(summary), *_numbers(summary)):
         table.add_row(label, text)
-    seconds = summary.get("seconds")
-    duration = timedelta(seconds=round(seconds)) if isinstance(seconds, int | float) else "-"
-    table.add_row("duration", str(duration))
-    for label, key, spec in NUMBERS:
-        table.add_row(label, _number(summary.get(key), spec))
     for label, text in _warnings(summary):
         table.add_row(label, Text(printable(text), style="yellow"))
     for label, key in PLACES:
         path, step = summary.get(key), summary.get(f"{key}_step")
-        place = "-" if path is None else printable(str(path))
-        # Text, since a path may hold brackets that rich would take for markup.
-        table.add_row(label, Text(place if step is None else f"{place} (step {step})"))
+        if path is not None:
+            behind = "" if step is None else f" (step {step})"
+            # Text, since a path may hold brackets that rich would take for markup.
+            table.add_row(label, Text(f"{printable(str(path))}{behind}"))
     for label, text in _trackers(summary):
         table.add_row(label, Text(printable(text)))
     status = str(summary["status"])
@@ -98,12 +93,22 @@ def _evaluations(summary: Mapping[str, object]) -> Iterator[tuple[str, str]]:
                 yield f"{name} {what}", f"{' -> '.join(values)}{interval}"
 
 
-def _accuracy(summary: Mapping[str, object]) -> str:
+def _accuracy(summary: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     before, after = summary.get("accuracy_before"), summary.get("accuracy_after")
-    text = f"{_number(before, '.3f')} -> {_number(after, '.3f')}"
+    gained = ""
     if isinstance(before, int | float) and isinstance(after, int | float):
-        text += f" ({after - before:+.3f})"
-    return text
+        gained = f" ({after - before:+.3f})"
+    if before is not None or after is not None:
+        yield "accuracy", f"{_number(before, '.3f')} -> {_number(after, '.3f')}{gained}"
+
+
+def _numbers(summary: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    seconds = summary.get("seconds")
+    if isinstance(seconds, int | float):
+        yield "duration", str(timedelta(seconds=round(seconds)))
+    for label, key, spec in NUMBERS:
+        if summary.get(key) is not None:
+            yield label, _number(summary[key], spec)
 
 
 def _number(value: object, spec: str) -> str:

@@ -102,7 +102,8 @@ class RunSummary:
     """Of the exported models that were evaluated."""
     evaluations: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     """By set: what was measured `before` and `after`, by name, with the ends of the intervals."""
-    logprob_gap_max_mean: float = 0.0
+    logprob_gap_max_mean: float | None = None
+    """None where nothing is rolled out."""
     skipped_updates: int = 0
     reward_failures: dict[str, dict[FailureKind, int]] = field(default_factory=dict)
     """By function: how many scores it did not give, by what happened."""
@@ -213,8 +214,8 @@ class RunLog:
         summary.steps = step
         summary.response_tokens += sum(metrics.get(name, 0.0) for name in _LEARNED_TOKENS)
         summary.step_seconds += metrics["seconds/step"]
-        gap = metrics.get("logprob_gap/mean", 0.0)
-        summary.logprob_gap_max_mean = max(summary.logprob_gap_max_mean, gap)
+        if (gap := metrics.get("logprob_gap/mean")) is not None:
+            summary.logprob_gap_max_mean = max(summary.logprob_gap_max_mean or 0.0, gap)
         summary.skipped_updates += sum(int(metrics.get(name, 0)) for name in MODELS)
         self._track(step, metrics)
         self.keep(self.samples, lambda: self.samples.log(step, samples))

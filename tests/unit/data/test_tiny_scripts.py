@@ -260,7 +260,7 @@ def test_lessons_begin_with_more_careful_answers_and_no_update_has_a_question_tw
     make_tiny_model: ModuleType, tiny_arithmetic: ModuleType, data: Path
 ) -> None:
     questions = make_tiny_model.read_questions(data / "train.jsonl")
-    recipe = make_tiny_model.Recipe(updates=30, early_updates=20, answers_per_update=100)
+    recipe = make_tiny_model.Recipe(updates=30, early=2 / 3, answers_per_update=100)
     rows = list(recipe.lessons(questions, random.Random(0)))
     assert len(rows) == 30 * 100
     for first in range(0, 3000, 100):

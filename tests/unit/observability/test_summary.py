@@ -69,7 +69,6 @@ def test_the_table_gives_accuracy_duration_speed_gap_and_every_place() -> None:
         "samples                    /runs/a/samples.jsonl",
         "logs                       /runs/a/logs",
         "exported model             /runs/a/model (step 60)",
-        "best model                 -",
         "",
     ]
 
@@ -89,7 +88,7 @@ def test_each_tracker_has_a_row_with_its_place_and_what_it_lacks() -> None:
         "mlflow": {"place": None, "kept": 2, "missed": 7, "problem": "it has failed"},
     }
     lines = shown(SUMMARY | {"trackers": trackers})
-    assert [line.split(maxsplit=1) for line in lines[14:16]] == [
+    assert [line.split(maxsplit=1) for line in lines[13:15]] == [
         ["wandb", r"https://a/\x1b[31mb"],
         ["mlflow", "- (without 7 records)"],
     ]
@@ -97,10 +96,19 @@ def test_each_tracker_has_a_row_with_its_place_and_what_it_lacks() -> None:
 
 def test_a_run_that_failed_before_its_first_step_still_has_a_table() -> None:
     lines = shown({"status": "failed", "accuracy_before": None, "logs": "/runs/\x1b[31mb"})
-    assert lines[0] == "run failed"
-    assert lines[1].split() == ["accuracy", "-", "->", "-"]
-    assert lines[2].split() == ["duration", "-"]
-    assert lines[11].split() == ["logs", r"/runs/\x1b[31mb"]
+    assert [line.split() for line in lines] == [
+        ["run", "failed"],
+        ["logs", r"/runs/\x1b[31mb"],
+        [],
+    ]
+
+
+def test_what_was_measured_once_has_a_row_and_what_never_was_has_none() -> None:
+    of_two = shown(SUMMARY | {"accuracy_after": None})
+    assert of_two[1].split() == ["accuracy", "0.250", "->", "-"]
+    unmeasured = {"accuracy_before": None, "accuracy_after": None, "logprob_gap_max_mean": None}
+    labels = {line.split()[0] for line in shown(SUMMARY | unmeasured)[1:-1]}
+    assert not labels & {"accuracy", "largest", "best"}
 
 
 def test_a_path_longer_than_the_terminal_is_folded_and_loses_no_letter() -> None:

@@ -14,6 +14,7 @@ import json
 import resource
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from mindrl.spool.duties import Duties
@@ -27,6 +28,8 @@ SECONDS = 0.03
 """That drawing a record takes, and learning a step."""
 LIMITS = SpoolLimits(lease_seconds=30.0, poll_seconds=0.01)
 LAG = 1
+tell = partial(print, flush=True)
+"""What is said is in a file at once, whatever Python is told of its buffers."""
 
 
 def version_of(step: int) -> int:
@@ -64,7 +67,7 @@ def train(spool: Spool, own: Path, steps: int) -> None:
         done, model, trained = found["step"], bytes.fromhex(found["model"]), found["trained"]
     with spool.leases("the train job") as leases:
         assert leases.take("train") is None, "there is one"
-        reader = StepReader(spool=spool, leases=leases, parts=PARTS, tell=print)
+        reader = StepReader(spool=spool, leases=leases, parts=PARTS, tell=tell)
 
         def publish(step: int) -> None:
             def export(folder: Path) -> None:
@@ -72,7 +75,7 @@ def train(spool: Spool, own: Path, steps: int) -> None:
                 (folder / "model").write_bytes(model)
 
             when_there_is_room(
-                lambda: spool.weights.publish(step, export), print, lambda: time.sleep(0.01)
+                lambda: spool.weights.publish(step, export), tell, lambda: time.sleep(0.01)
             )
 
         publish(done)
@@ -115,7 +118,7 @@ def rollout(spool: Spool, own: Path, steps: int) -> None:
                 content=drawn(model, duty.place),
             )
             when_there_is_room(
-                lambda record=record: spool.records.put(record), print, lambda: time.sleep(0.01)
+                lambda record=record: spool.records.put(record), tell, lambda: time.sleep(0.01)
             )
             duties.finish(duty)
 

@@ -35,8 +35,8 @@ def start(folder: Path, model: Path, *overrides: str) -> Program:
 
 @pytest.fixture(scope="session")
 def ppo_run(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Program:
-    """A run of 10 steps of the shipped configuration, on devices that are too small for all."""
-    return completed(tmp_path_factory.mktemp("ppo") / "run", tiny_model, steps=10)
+    """A run of 12 steps of the shipped configuration, on devices that are too small for all."""
+    return completed(tmp_path_factory.mktemp("ppo") / "run", tiny_model, steps=12)
 
 
 def completed(folder: Path, model: Path, *, steps: int) -> Program:

@@ -31,6 +31,7 @@ def steps(count: int) -> str:
     return f"megatron_training.train_iters={count}"
 
 
+# The model draws little but its three habits, so some faults want it hotter than it is trained.
 FAULTS: Mapping[tuple[str, ...], Sequence[str]] = {
     # All answers are cut off, worth the same, and take longer to rate than to draw.
     ("no_signal", "slow_rewards", "truncation"): (
@@ -40,11 +41,11 @@ FAULTS: Mapping[tuple[str, ...], Sequence[str]] = {
     ),
     ("length_hacking",): (
         *rewarded("math_verify", "pays_for_length", weights=(0.01, 1.0)),
-        *("actor_config.lr=1e-3", steps(15)),
+        *("generate_config.sampling_config.temperature=1.5", "actor_config.lr=1e-3", steps(20)),
     ),
     ("entropy_collapse",): (
         *rewarded("pays_for_silence"),
-        *("actor_config.lr=1e-3", steps(24)),
+        *("generate_config.sampling_config.temperature=1.5", "actor_config.lr=2e-3", steps(24)),
     ),
     # Answers get long, in a cache of 16 blocks of 128 tokens for 64 of them.
     ("small_kv_cache",): (
@@ -56,13 +57,13 @@ FAULTS: Mapping[tuple[str, ...], Sequence[str]] = {
     ("clipping", "staleness"): (
         *("rl_config.use_integrated_worker=false", "rl_config.step_order=one_step_off"),
         *("rl_config.actor_resource.num_npus=1", "rl_config.rollout_resource.num_npus=1"),
-        *("actor_config.lr=3e-3", "rl_config.epochs=3", steps(8)),
+        *("actor_config.lr=6e-3", "rl_config.epochs=3", steps(8)),
     ),
     # The flatter the policy gets, the more of a bfloat16 engine's rounding shows.
     ("gap_grows", "slow_worker"): (
         *("generate_config.dtype=bfloat16", "rl_config.max_logprob_gap=100"),
-        *("rl_config.entropy_coeff=1.0", "actor_config.lr=5e-4"),
-        *("actor_config.lr_warmup_fraction=0.5", steps(16)),
+        *("rl_config.entropy_coeff=1.0", "actor_config.lr=1e-3"),
+        *("actor_config.lr_warmup_fraction=0.5", steps(20)),
     ),
 }
 """By the rules that a run is to meet: what is wrong with it."""

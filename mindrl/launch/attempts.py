@@ -43,7 +43,6 @@ from mindrl.observability.output_files import (
 from mindrl.observability.step_traces import StepTraces
 from mindrl.observability.trackers import JsonlTracker, TensorboardTracker, Tracker
 from mindrl.platform.device import Platform
-from mindrl.platform.process_age import seconds_since_start
 from mindrl.preflight.derived_numbers import derived_numbers
 from mindrl.preflight.run_shardings import RunPlan
 from mindrl.report.live_page import LivePage
@@ -211,7 +210,8 @@ class Attempts:
                 run_log.note_memory = MemoryWatch(memory, folder.root).note
             if found is not None:
                 self.files.console.note(str(found))
-            run_log.of_next_step = restarts.metrics()
+            run_log.of_next_step = took = restarts.metrics()
+            self.files.console.note(f"the workers are ready after {took['seconds/start']:.1f} s")
             self.started = run_log.summary.started = self.started or run_log.summary.started
             with stop_requests(config.rl_config.grace_seconds) as signals:
 
@@ -320,7 +320,6 @@ class Attempts:
             if fleet is not None:
                 fleet.wait_for_all()
                 engines = ApartEngines(group, fleet)
-            tell(f"the models are loaded; {seconds_since_start():.1f} s since the program began")
             yield colocated_actor(group, self.plan, engines)
 
     def _fleet(self, cluster: RayCluster, whole: RunPlan, stack: ExitStack) -> ReplicaFleet:

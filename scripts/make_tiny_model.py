@@ -24,7 +24,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING
 
 from tiny_arithmetic import (
     Question,
@@ -33,17 +33,13 @@ from tiny_arithmetic import (
     hasty_answer,
     parse_prompt,
 )
-from tiny_chat_model import (
-    Family,
-    build_model,
-    build_tokenizer,
-    careful_skill,
-    greedy_accuracy,
-)
-from transformers import AutoModelForCausalLM
 
 from mindrl import train
 from mindrl.errors import MindrlError
+
+# Importing torch takes longer than to find that all is up to date.
+if TYPE_CHECKING:
+    from tiny_chat_model import Family
 
 RECIPE_FILE = "recipe.json"
 CONFIG = "sft_tiny_cpu"
@@ -53,7 +49,7 @@ SOURCES = (
     "tiny_chat_model.py",
     f"../configs/{CONFIG}.yaml",
 )
-UPDATES: dict[Family, int] = {"qwen2": 460, "qwen3_moe": 320}
+UPDATES: "dict[Family, int]" = {"qwen2": 460, "qwen3_moe": 320}
 PACKAGES = ("torch", "transformers", "tokenizers", "megatron-core")
 
 
@@ -71,7 +67,7 @@ class Check:
 class Recipe:
     """What the weights depend on, besides the seed and the questions."""
 
-    family: Family = "qwen2"
+    family: "Family" = "qwen2"
     careful_share: float = 0.25
     careless_share: float = 0.55
     """The rest of the answers are hasty."""
@@ -208,6 +204,14 @@ def made(questions: Sequence[Question], seed: int, recipe: Recipe, scratch: Path
         MindrlError: A run failed.
         ValueError: No run made what was asked for.
     """
+    from tiny_chat_model import (  # noqa: PLC0415
+        build_model,
+        build_tokenizer,
+        careful_skill,
+        greedy_accuracy,
+    )
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415
+
     tokenizer, rng = build_tokenizer(), random.Random(seed)
     held_out, learned = dealt(questions, recipe, seed)
     folder = scratch / "model"
@@ -269,7 +273,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True, help="folder of make_tiny_data.py")
     parser.add_argument("--seed", type=int, default=0, help="of weights and answers (default 0)")
     parser.add_argument(
-        "--family", choices=get_args(Family), default="qwen2", help="of the network (default qwen2)"
+        "--family", choices=UPDATES, default="qwen2", help="of the network (default qwen2)"
     )
     return parser.parse_args(arguments)
 

@@ -20,10 +20,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import yaml
@@ -60,7 +61,7 @@ class Fault:
         Raises:
             FaultError: There is none of a name.
         """
-        found = {name: list(ROOT.glob(f"tests/**/{name}")) for name in self.tests}
+        found = {name: _tests_of(name) for name in self.tests}
         if unknown := [name for name, paths in found.items() if not paths]:
             raise FaultError(f"{self.name}: no test file is named {' or '.join(unknown)}")
         return sorted({_short(path) for paths in found.values() for path in paths})
@@ -71,7 +72,7 @@ class Fault:
         Raises:
             FaultError: There is none, or the text stands in several places.
         """
-        counts = {path: _read(path).count(self.old) for path in sorted(root.glob("mindrl/**/*.py"))}
+        counts = {path: text.count(self.old) for path, text in _sources(root).items()}
         places = sum(counts.values())
         if places != 1:
             raise FaultError(f"{self.name}: its text stands in {places} places of mindrl, not in 1")
@@ -79,7 +80,7 @@ class Fault:
 
     def planted(self, root: Path) -> str:
         """Return the text of that file with the fault."""
-        return _read(self.file(root)).replace(self.old, self.new)
+        return _sources(root)[self.file(root)].replace(self.old, self.new)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +164,7 @@ def plant_all(chosen: Sequence[Fault], jobs: int) -> list[Outcome]:
 def _planted(fault: Fault, trees: "queue.Queue[Path]") -> Outcome:
     tree, start = trees.get(), time.monotonic()
     path = fault.file(tree)
-    text = _read(path)
+    text = _sources(tree)[path]
     try:
         path.write_text(fault.planted(tree), "utf-8")
         found_by = _first_failure(fault.name, fault.test_files(), tree)
@@ -262,6 +263,17 @@ def _options() -> argparse.Namespace:
 
 def _short(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
+
+
+@cache
+def _sources(root: Path) -> Mapping[Path, str]:
+    """Read a tree as it is without a fault."""
+    return {path: _read(path) for path in sorted(root.glob("mindrl/**/*.py"))}
+
+
+@cache
+def _tests_of(name: str) -> list[Path]:
+    return [*ROOT.glob(f"tests/**/{name}")]
 
 
 def _read(path: Path) -> str:

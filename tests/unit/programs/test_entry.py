@@ -5,29 +5,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from user_programs import without_torch
 
 from mindrl.programs.entry import PROGRAMS
 
 ROOT = Path(__file__).parents[3]
-HEAVY = ("torch", "megatron", "vllm")
-WITHOUT = f"""
-import sys
-for name in {HEAVY}:
-    sys.modules[name] = None  # As if it were not installed.
-from mindrl.programs.entry import main
-main()
-"""
+COMMAND = str(Path(sys.executable).with_name("mindrl"))
 
 
 def started(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Run the command in a Python that has no torch, Megatron-core and vLLM."""
-    return subprocess.run(
-        [sys.executable, "-c", WITHOUT, *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    """Run the command in a Python that has no torch and no engines."""
+    return without_torch(COMMAND, *arguments, folder=folder)
 
 
 def test_the_command_lists_its_programs_and_refuses_others() -> None:

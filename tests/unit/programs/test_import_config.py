@@ -2,12 +2,12 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
+from user_programs import without_torch
 
 from mindrl.config.hydra_defaults import register_defaults
 from mindrl.config.run import RunConfig
@@ -91,13 +91,7 @@ def written(folder: Path, text: str = GRPO) -> Path:
 
 def ran(theirs: Path, *more: str) -> subprocess.CompletedProcess[str]:
     target = theirs.with_name("ours.yaml")
-    return subprocess.run(
-        [sys.executable, "cli/import_config.py", str(theirs), "-o", str(target), *more],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return without_torch("cli/import_config.py", str(theirs), "-o", str(target), *more)
 
 
 def loaded(folder: Path) -> RunConfig:
@@ -146,9 +140,9 @@ def test_the_new_file_says_over_a_key_where_it_comes_from(tmp_path: Path) -> Non
 
 def test_a_dry_run_takes_the_new_file_from_its_own_folder(tmp_path: Path) -> None:
     ran(written(tmp_path))
-    command = [sys.executable, "cli/train_grpo.py", "--config-dir", str(tmp_path)]
+    command = ["cli/train_grpo.py", "--config-dir", str(tmp_path)]
     command += ["--config-name", "ours", "--dry-run", f"hydra.run.dir={tmp_path}/run"]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    ended = without_torch(*command)
     assert ended.returncode == 0, ended.stderr
     assert "TP 2, PP 2, DP 2" in ended.stdout
 
@@ -304,12 +298,6 @@ def test_whatever_a_text_holds_it_arrives_as_it_is_and_commands_nothing(
 
 
 def test_help_has_an_example() -> None:
-    ended = subprocess.run(
-        [sys.executable, "cli/import_config.py", "--help"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = without_torch("cli/import_config.py", "--help")
     assert ended.returncode == 0
     assert "grpo_qwen25_7b_A3.yaml -o configs/mine.yaml" in ended.stdout

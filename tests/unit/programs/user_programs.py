@@ -1,20 +1,18 @@
 """Programs as a user starts them: each in a process of its own, to its end."""
 
+import atexit
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
+from forked_workers import ForkedWorkers
+
 ROOT = Path(__file__).parents[3]
-_WITHOUT_TORCH = """
-import runpy, sys
-for name in ("torch", "megatron", "vllm", "ray", "transformers"):
-    sys.modules[name] = None  # import then raises ImportError, as where it is not installed
-sys.argv = sys.argv[1:]
-sys.path.insert(0, "cli")
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
+TORCHLESS = Path(__file__).with_name("torchless.py")
 
 
 def python(
@@ -31,6 +29,21 @@ def python(
     )
 
 
-def without_torch(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a program of cli/ on a machine that has no torch and no engines."""
-    return python("-c", _WITHOUT_TORCH, *arguments)
+def without_torch(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run a program in a folder, on a machine that has no torch and no engines."""
+    with tempfile.TemporaryDirectory() as scratch:
+        outputs = [Path(scratch, name) for name in ("stdout", "stderr")]
+        order = arguments, str(folder), dict(os.environ), outputs
+        (code,) = _machine_without_torch().run("torchless:run", *order)
+        said = (path.read_text("utf-8") for path in outputs)
+        return subprocess.CompletedProcess(arguments, code, *said)
+
+
+@cache
+def _machine_without_torch() -> ForkedWorkers:
+    folder = tempfile.TemporaryDirectory()
+    path = {"PYTHONPATH": str(ROOT / "tests/distributed")}
+    machine = ForkedWorkers(Path(folder.name, "log.txt"), TORCHLESS, path)
+    atexit.register(folder.cleanup)
+    atexit.register(machine.stop)
+    return machine

@@ -6,8 +6,9 @@
 #   bash scripts/test.sh tests/unit/config    these tests instead of all
 #   bash scripts/test.sh --nightly            tests marked nightly too, and planted faults
 #
-# Every check runs even when an earlier one failed; the exit code is 1 when any failed. Unit tests
-# run beside the others, which wait for each other's messages; their output follows behind.
+# Every check runs even when an earlier one failed; the exit code is 1 when any failed. Tests of
+# whole runs, tests of several processes and unit tests run beside each other, for the first two
+# mostly wait, for imports and for messages; what the others print follows behind the first.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -25,14 +26,15 @@ nightly=0
 if [[ "${1:-}" == --nightly ]]; then
     shift
     marks="not gpu and not npu and not faults" nightly=1
+    export MINDRL_NIGHTLY=1
 fi
 
 passed=0 failed=0 skipped=0
 failures=()
 scratch="$(mktemp -d)"
-beside=""
-# Ctrl-C does not reach the process group of what runs beside.
-trap '[[ -z "$beside" ]] || kill -- "-$beside" 2>/dev/null; rm -rf "$scratch"' EXIT
+beside=()
+# Ctrl-C does not reach the process groups of what runs beside.
+trap 'kill -- "${beside[@]/#/-}" 2>/dev/null || true; rm -rf "$scratch"' EXIT
 
 check() {
     local name="$1"
@@ -91,21 +93,26 @@ if (($#)); then
     pytest_as tests "$@"
     count tests "tests"
 else
-    # Only unit tests have workers of their own: the others start several processes each.
     set -m
-    # Of ranks that wait for each other, one that waits for a core makes all of them wait.
+    # Of ranks that wait for each other, one that waits for a core makes all of them wait. Only unit
+    # tests have workers of their own: the others start several processes each.
     niceness=10 pytest_as unit -n auto --maxprocesses 4 --dist loadfile tests/unit \
         >"$scratch/unit.log" 2>&1 &
-    beside=$!
+    beside+=($!)
+    pytest_as wide tests/distributed tests/npu_simulated >"$scratch/wide.log" 2>&1 &
+    beside+=($!)
     set +m
+    printf '\n== whole runs\n'
+    pytest_as runs tests/e2e
+    wait "${beside[@]}"
+    beside=()
     printf '\n== tests of several processes\n'
-    pytest_as wide tests/distributed tests/npu_simulated tests/e2e
-    wait "$beside"
-    beside=""
+    cat "$scratch/wide.log"
     printf '\n== unit tests\n'
     cat "$scratch/unit.log"
-    count unit "unit tests"
+    count runs "whole runs"
     count wide "tests of several processes"
+    count unit "unit tests"
     ((!nightly)) || check "planted faults" python scripts/mutate.py
 fi
 

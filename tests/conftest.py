@@ -1,5 +1,6 @@
 """What many tests share: a random model folder and a configuration for it."""
 
+import fcntl
 import json
 import subprocess
 import sys
@@ -147,7 +148,11 @@ def tiny_model(tiny_data: Path) -> Path:
 def _made(name: str, *options: str) -> Path:
     folder = ROOT / ".cache/tiny" / name
     script = [f"scripts/make_tiny_{name}.py", "--output", str(folder), "--seed", "1"]
-    subprocess.run([sys.executable, *script, *options], cwd=ROOT, check=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / "lock").open("w") as lock:
+        # Another test program may be making it.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        subprocess.run([sys.executable, *script, *options], cwd=ROOT, check=True)
     return folder
 
 

@@ -70,10 +70,11 @@ class RunFiles:
     callbacks: Callbacks = field(default_factory=Callbacks)
     traces: StepTraces | None = None
 
-    def open(self, config: RunConfig, found: Beginning | None) -> RunLog:
+    def open(self, config: RunConfig, found: Beginning | None, *, is_again: bool = False) -> RunLog:
         """Open the files of a run that goes on from a checkpoint; None begins it.
 
         What they hold of later steps is gone, and what was being written when a run was killed.
+        Where it begins again behind a fault, trackers go on: the same steps have the same numbers.
         """
         for folder in (self.folder.root, self.folder.rollouts):
             forget_unfinished(folder)
@@ -91,7 +92,7 @@ class RunFiles:
             self.folder.trackers,
             metrics=self.folder.metrics,
             logs=self.folder.logs,
-            goes_on=first > 0,
+            goes_on=first > 0 or is_again,
         )
         summary = RunSummary(exports=self.exports, provenance=provenance(config))
         if config.rl_config.report:
@@ -156,7 +157,7 @@ class Attempts:
     @contextmanager
     def _on_record(self, found: Beginning | None, restarts: Restarts) -> Iterator[RunLog]:
         """Keep what an attempt leaves behind, however it ends."""
-        run_log = self.files.open(self.plan.config, found)
+        run_log = self.files.open(self.plan.config, found, is_again=restarts.count > 0)
         run_log.summary.restarts = restarts.count
         try:
             yield run_log

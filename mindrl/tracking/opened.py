@@ -23,7 +23,7 @@ def opened_trackers(
         folder: Takes what they keep.
         metrics: What they read, which is there.
         logs: Folder of what they print.
-        goes_on: The run goes on behind a step, and so do they.
+        goes_on: The run goes on behind a step, or begins again behind a fault; they go on.
 
     Raises:
         OutputError: A file of them cannot be written.

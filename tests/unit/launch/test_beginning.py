@@ -145,6 +145,24 @@ def test_what_was_being_written_when_a_run_was_killed_is_gone_when_it_goes_on(
     assert (folder.rollouts / "step-00000020.parquet").read_bytes() == b"old"
 
 
+def test_a_run_that_begins_again_behind_a_fault_tells_its_trackers_no_step_twice(
+    tmp_path: Path, run_config: Callable[..., RunConfig]
+) -> None:
+    tracker = f"{Path(__file__).parents[1]}/tracking/user_trackers.py:FileTracker"
+    config = run_config(Path("model"), {"rl_config.tracking.trackers": [tracker]})
+    folder, exports = RunFolder(root=tmp_path), {"actor": tmp_path / "model"}
+    files = RunFiles(folder, exports, StepConsole(50, io.StringIO()))
+    for last, is_again in ((1, False), (2, True), (1, False)):
+        run_log = files.open(config, None, is_again=is_again)
+        for step in range(1, last + 1):
+            run_log.trackers[0].log(step, {"loss": 0.5})
+        run_log.close()
+    (kept,) = folder.trackers.glob("*/kept.txt")
+    records = [line.split()[:2] for line in kept.read_text().splitlines()]
+    told = [(opened, int(step)) for opened, step in records if step != "-1"]
+    assert told == [("run+", 1), ("run++", 2), ("run+", 1)]
+
+
 def test_the_optimizer_or_the_random_state_can_be_left_out(begin: Begin, tmp_path: Path) -> None:
     old = str(tmp_path / "old")
     found = begin(resume=old, no_load_optim=True)

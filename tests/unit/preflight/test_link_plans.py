@@ -5,6 +5,7 @@ from pathlib import Path
 from geometry import check, shapes_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nightly import most_at_night
 
 from mindrl.memory.schedule import Phase, Region
 from mindrl.models.description import ModelDescription
@@ -115,7 +116,7 @@ TINY = ModelDescription(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=most_at_night(60), deadline=None)
 @given(
     sizes=st.sampled_from([(1, 1, 1), (2, 1, 1), (1, 2, 1), (2, 2, 1), (1, 1, 4), (4, 1, 2)]),
     engine=st.sampled_from(["", "archon"]),

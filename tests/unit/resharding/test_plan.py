@@ -15,6 +15,7 @@ from geometry import (
 )
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from nightly import most_at_night
 
 from mindrl.models.placement import index_of
 from mindrl.models.sharding import elsewhere
@@ -26,7 +27,7 @@ SLOW_DRAWING = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.fi
 DTYPES = st.sampled_from(["float32", "bfloat16"])
 
 
-@settings(max_examples=1200, deadline=None, suppress_health_check=SLOW_DRAWING)
+@settings(max_examples=most_at_night(1200), deadline=None, suppress_health_check=SLOW_DRAWING)
 @given(data=st.data())
 def test_any_model_goes_from_any_training_layout_to_any_rollout_layout(data: st.DataObject) -> None:
     model = data.draw(models())
@@ -42,7 +43,7 @@ def test_any_model_goes_from_any_training_layout_to_any_rollout_layout(data: st.
     )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=SLOW_DRAWING)
+@settings(max_examples=most_at_night(300), deadline=None, suppress_health_check=SLOW_DRAWING)
 @given(data=st.data())
 def test_the_two_sides_may_be_on_different_ranks(data: st.DataObject) -> None:
     model = data.draw(models())
@@ -62,7 +63,7 @@ def test_the_two_sides_may_be_on_different_ranks(data: st.DataObject) -> None:
     assert plan.copied.sum() == 0
 
 
-@settings(max_examples=700, deadline=None, suppress_health_check=SLOW_DRAWING)
+@settings(max_examples=most_at_night(700), deadline=None, suppress_health_check=SLOW_DRAWING)
 @given(data=st.data())
 def test_sides_of_any_geometry(data: st.DataObject) -> None:
     sizes = st.lists(st.integers(1, 7), min_size=1, max_size=2).map(tuple)
@@ -74,7 +75,7 @@ def test_sides_of_any_geometry(data: st.DataObject) -> None:
     check(source, target, shapes, topology, data.draw(st.sampled_from([16, 64, 4096])))
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=SLOW_DRAWING)
+@settings(max_examples=most_at_night(300), deadline=None, suppress_health_check=SLOW_DRAWING)
 @given(data=st.data())
 def test_senders_and_rounds_are_those_that_are_chosen_one_by_one(data: st.DataObject) -> None:
     """Of those that are near the one that has sent least; the first round with room both ways."""
@@ -111,7 +112,7 @@ def test_senders_and_rounds_are_those_that_are_chosen_one_by_one(data: st.DataOb
     assert list(zip(*(each.tolist() for each in columns), strict=True)) == expected
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=SLOW_DRAWING)
+@settings(max_examples=most_at_night(100), deadline=None, suppress_health_check=SLOW_DRAWING)
 @given(data=st.data())
 def test_equal_sides_move_nothing(data: st.DataObject) -> None:
     model = data.draw(models())
@@ -121,7 +122,7 @@ def test_equal_sides_move_nothing(data: st.DataObject) -> None:
     assert plan.received.sum() == 0
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=SLOW_DRAWING)
+@settings(max_examples=most_at_night(100), deadline=None, suppress_health_check=SLOW_DRAWING)
 @given(data=st.data())
 def test_a_slice_comes_from_its_own_node_where_that_has_it(data: st.DataObject) -> None:
     model = data.draw(models())

@@ -7,6 +7,7 @@ import numpy as np
 from geometry import check, models, rollout_layouts, shapes_of, training_layouts
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from nightly import most_at_night
 
 from mindrl.layouts.layout import TrainLayout
 from mindrl.models.description import ModelDescription, MoeDescription
@@ -85,7 +86,7 @@ def holders(model: ModelDescription, layout: TrainLayout, shards: int, tensor: s
     return copies
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=SLOW_DRAWING)
+@settings(max_examples=most_at_night(300), deadline=None, suppress_health_check=SLOW_DRAWING)
 @given(drawn=sides([1, 2, 3, 4, 6, 8, 12]))
 def test_every_element_is_on_as_many_ranks_as_the_layout_says(
     drawn: tuple[ModelDescription, TrainLayout, int],
@@ -106,7 +107,7 @@ def test_every_element_is_on_as_many_ranks_as_the_layout_says(
         assert set(count.flat) == {holders(model, layout, shards, name)}, name
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=SLOW_DRAWING)
+@settings(max_examples=most_at_night(100), deadline=None, suppress_health_check=SLOW_DRAWING)
 @given(drawn=sides([2, 4, 6]))
 def test_shards_that_are_twins_have_equal_names_and_shapes(
     drawn: tuple[ModelDescription, TrainLayout, int],
@@ -121,7 +122,7 @@ def test_shards_that_are_twins_have_equal_names_and_shapes(
         assert shapes == others
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=SLOW_DRAWING)
+@settings(max_examples=most_at_night(200), deadline=None, suppress_health_check=SLOW_DRAWING)
 @given(data=st.data())
 def test_to_any_rollout_layout_a_rank_receives_what_it_needs_and_does_not_hold(
     data: st.DataObject,
@@ -136,7 +137,7 @@ def test_to_any_rollout_layout_a_rank_receives_what_it_needs_and_does_not_hold(
     check(source, target, shapes_of(model), topology, bucket)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=SLOW_DRAWING)
+@settings(max_examples=most_at_night(60), deadline=None, suppress_health_check=SLOW_DRAWING)
 @given(drawn=sides([1, 2, 3, 4, 8]))
 def test_whole_files_are_made_of_what_the_writer_lacks(
     drawn: tuple[ModelDescription, TrainLayout, int],

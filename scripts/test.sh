@@ -11,6 +11,8 @@
 # mostly wait, for imports and for messages; what the others print follows behind the first.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=lib/quickstart.sh
+source scripts/lib/quickstart.sh
 
 bash scripts/install.sh
 export PATH="$PWD/.venv/bin:$PATH"
@@ -71,6 +73,14 @@ pytest_as() {
     echo "$status" >"$scratch/$name.status"
 }
 
+# The same beside what follows, in a process group of its own; the output stays there too.
+pytest_beside() {
+    set -m
+    pytest_as "$@" >"$scratch/$1.log" 2>&1 &
+    beside+=($!)
+    set +m
+}
+
 # Add what pytest_as left.
 count() {
     local name="$1" title="$2" failed_before="$failed"
@@ -93,15 +103,12 @@ if (($#)); then
     pytest_as tests "$@"
     count tests "tests"
 else
-    set -m
     # Of ranks that wait for each other, one that waits for a core makes all of them wait. Only unit
     # tests have workers of their own: the others start several processes each.
-    niceness=10 pytest_as unit -n auto --maxprocesses 4 --dist loadfile tests/unit \
-        >"$scratch/unit.log" 2>&1 &
-    beside+=($!)
-    pytest_as wide tests/distributed tests/npu_simulated >"$scratch/wide.log" 2>&1 &
-    beside+=($!)
-    set +m
+    niceness=10 pytest_beside unit -n auto --maxprocesses 4 --dist loadfile tests/unit
+    # Beside all others its two ranks would take minutes.
+    check "model of the tests" make_tiny qwen2 .cache/tiny/model
+    pytest_beside wide tests/distributed tests/npu_simulated
     printf '\n== whole runs\n'
     pytest_as runs tests/e2e
     wait "${beside[@]}"

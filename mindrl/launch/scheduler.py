@@ -87,6 +87,7 @@ class Scheduler:
                 self._keep(job)
             self.show()
             time.sleep(self.spool.limits.poll_seconds)
+        self.show()
 
     def run_in_turns(self, heed: Callable[[], None]) -> None:
         """Have one run behind the other, each for as long as it need not wait. Raises as `run`."""
@@ -102,6 +103,7 @@ class Scheduler:
                     f"{self.spool.root}: each job had its turn, and nothing has come of it; their "
                     f"output lies in {', '.join(str(job.log) for job in self.jobs.values())}"
                 )
+        self.show()
 
     def show(self) -> None:
         """Say how far the jobs are, where that is new."""

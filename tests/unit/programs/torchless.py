@@ -14,6 +14,8 @@ from pathlib import Path
 
 from zygote import serve
 
+from mindrl.platform.environment import replace_environment
+
 ABSENT = ("torch", "megatron", "vllm", "ray", "transformers")
 PROGRAMS = ("check", "convert", "explain", "import_config", "plan", "propose", "train")
 
@@ -32,8 +34,7 @@ def run(
     """Run a program in a folder, its two outputs into files; returns its exit code."""
     for number, path in enumerate(outputs, start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
-    os.environ.clear()
-    os.environ.update(environment)
+    replace_environment(environment)
     os.chdir(folder)
     program = Path(folder, arguments[0])
     sys.argv, sys.path[0] = [*arguments], str(program.parent)

@@ -54,11 +54,16 @@ def make_run(
     steps: int = 4,
     samples: Iterable[Mapping[str, Any]] = (),
     seed: int = 1,
+    cut: float = 0.0,
 ) -> Path:
-    """Write a run folder that went on for `steps` of ten steps more."""
+    """Write a run folder that went on for `steps` of ten steps more.
+
+    A `cut` of 0.2 or more in five steps is what the rule `truncation` looks for.
+    """
     accuracy = {"evaluation/accuracy": 0.5, "evaluation/accuracy_low": 0.4}
     evaluations = [{"step": at, **accuracy, "evaluation/accuracy_high": 0.6} for at in (0, steps)]
-    rows = [*map(metrics_of, range(1, steps + 1)), *evaluations]
+    shares = {"rollout/cut_fraction": cut} if cut else {}
+    rows = [*(metrics_of(step) | shares for step in range(1, steps + 1)), *evaluations]
     write_lines(folder / "metrics.jsonl", rows)
     write_lines(folder / "samples.jsonl", samples or [sample(1), sample(2)])
     fault = {"time": 0.0, "step": 2, "resumed_behind": 1, "kind": "lost", "error": HOSTILE}

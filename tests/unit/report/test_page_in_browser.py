@@ -13,7 +13,7 @@ from urllib.request import urlopen
 
 import pytest
 from made_run import HOSTILE, make_run, metrics_of, sample, write_lines
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, sync_playwright
 
 from mindrl.report.page import write_page
 from mindrl.report.server import PageServer
@@ -53,6 +53,10 @@ def shows(page: Page, path: Path) -> Page:
     return page
 
 
+def of_section(page: Page, title: str) -> Locator:
+    return page.locator("section").filter(has=page.locator(f"h2:text-is('{title}')"))
+
+
 def groups(page: Page) -> list[str]:
     return page.locator("#samples-list .group").all_inner_texts()
 
@@ -73,6 +77,38 @@ def test_curves_samples_and_faults_are_there(opened: Page, tmp_path: Path) -> No
     # Of each run, in MiB: planned, measured in the middle step, and the most.
     cells = page.locator("tr", has_text="memory/worker_*/device_peak_bytes").all_inner_texts()
     assert [text.split()[-3:] for text in cells] == [["2", "1", "1"]] * 2
+
+
+def test_advice_configuration_and_differences_are_elements_of_their_sections(
+    opened: Page, tmp_path: Path
+) -> None:
+    path = tmp_path / "page.html"
+    runs = [make_run(tmp_path / "a", steps=6, cut=0.5), make_run(tmp_path / "b", steps=6, seed=2)]
+    write_page(path, runs)
+    page = shows(opened, path)
+    # Hidden texts too.
+    assert "[object" not in (page.locator("main").text_content() or "")
+    advice = of_section(page, "Overview").locator(".advice")
+    assert advice.count() == 1
+    assert advice.locator("strong").inner_text() == "Many responses have no end"
+    assert "50% of the responses of the last 5 steps" in advice.inner_text()
+    assert advice.locator("li").count() == 3
+    configuration = of_section(page, "Configuration")
+    assert configuration.locator("h3").all_inner_texts() == ["What differs"]
+    differs = configuration.locator("h3 ~ * tbody tr").first
+    assert differs.locator("td").all_inner_texts() == ["megatron_training.seed", "1", "2"]
+    summaries = configuration.locator("details > summary").all_inner_texts()
+    names = [f"{tmp_path.name}/{name}" for name in ("a", "b")]
+    assert summaries == [
+        *(f"what follows from it for {name}" for name in names),
+        *(f"all keys of {name}" for name in names),
+    ]
+    keys = configuration.locator("details", has_text=f"all keys of {names[0]}")
+    keys.locator("summary").click()
+    assert keys.locator("tr", has_text="train_iters").locator("td").all_inner_texts() == [
+        "megatron_training.train_iters",
+        "16",
+    ]
 
 
 def test_filters_choose_samples_and_a_prompt_is_followed_through_the_steps(

@@ -1,4 +1,4 @@
-"""What a run asks of whatever trains its models.
+"""The interface of a training engine.
 
 Shapes: B sequences, T positions.
 """
@@ -23,31 +23,32 @@ from mindrl.training.state_slice import ReadState, StateSlice
 
 Batch = TypeVar("Batch", bound=Sequences)
 Loss = Callable[[tuple[Tensor, ...], Batch, Tensor, Total], LossTerms]
-"""From what the head says of each token, [B, T] each, the batch on the host, a weight [B, T]: 1 for
-the tokens that this rank has read, 0 for all others; and the sum over the ranks that read them."""
+"""Returns the loss terms. Takes the head's outputs, [B, T] each; the batch, on the host; a mask [B,
+T], 1 for tokens that this rank has read and 0 for others; and a function that sums over the ranks
+that share the tokens."""
 
 
 class Adapters(Protocol):
-    """Factors of low rank that learn in place of a model's weights; this rank's part of them."""
+    """This rank's part of low-rank factors that are trained in place of a model's weights."""
 
     low_rank: LowRank
 
     @property
     def sharding(self) -> Sharding:
-        """Who holds which part of the factors."""
+        """Which rank holds which part of the factors."""
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the factors by their local names, in the shapes of their table."""
 
     def difference(self, name: str, box: Box) -> Tensor | None:
-        """Return what is added to a box of a local weight, float32; None where nothing is."""
+        """Return what the adapters add to a box of a local weight, float32; None if nothing."""
 
     def off(self) -> AbstractContextManager[None]:
-        """Leave them out: the model is what they were put on."""
+        """Disable the adapters inside the context, so that the base model runs."""
 
 
 class StatePart(Enum):
-    """The parts of the state of a model, as they leave the device and come back."""
+    """The parts of a model's state, offloaded and onloaded separately."""
 
     PARAMETERS = "train_param"
     GRADIENTS = "train_grad"
@@ -58,28 +59,28 @@ class TrainingEngine(Protocol):
     """This rank's part of one model."""
 
     folder: str
-    """Hugging Face's, that the model came from."""
+    """Hugging Face folder that the model came from."""
     description: ModelDescription
     head: Head
     device_type: str
     sharding: Sharding
-    """Who holds which part of the model."""
+    """Which rank holds which part of the model."""
 
     @property
     def adapters(self) -> Adapters | None:
-        """What learns in place of the weights; None where those do."""
+        """Adapters that are trained in place of the weights; None if the weights are trained."""
 
     def forward(
         self, sequences: Sequences, micro_batching: MicroBatching, *, at_end: bool = False
     ) -> tuple[Tensor, ...] | None:
-        """Say what the head says of each response token. A collective over the replica's ranks.
+        """Return the head's output for each response token. A collective over the replica's ranks.
 
-        All of those have the same sequences. At the end asks behind the last token of each sequence
-        instead, at position T at most.
+        All ranks of a replica pass the same sequences. `at_end` evaluates the position after the
+        last token of each sequence instead, position T at most.
 
         Returns:
-            float32 [B, T], or [B, T + 1] at the end, on the host: log-probs and entropies of a
-            vocabulary, or values. 0 elsewhere. None on ranks without the head.
+            float32 [B, T], or [B, T + 1] with `at_end`, on the host: log-probs and entropies of a
+            vocabulary, or values. 0 at other positions. None on ranks without the head.
         """
 
     def train_step(
@@ -92,12 +93,12 @@ class TrainingEngine(Protocol):
     ) -> dict[str, float]:
         """Take one optimizer step on this replica's share. A collective over all ranks.
 
-        `keep` takes what the head said before the step, as `forward` returns it; it is not called
-        on ranks without the head.
+        `keep` receives the head's outputs from before the step, as `forward` returns them; it is
+        not called on ranks without the head.
 
         Returns:
             Metrics of the whole minibatch, the same on every rank that has the head. `skipped` is 1
-            for a step that no rank has taken; `nonfinite/<what>` is there on ranks that had it.
+            for a step that no rank took; `nonfinite/<what>` is set on the ranks where it occurred.
         """
 
     def local_tensors(self) -> dict[str, Tensor]:
@@ -108,10 +109,10 @@ class TrainingEngine(Protocol):
 
     @property
     def updates(self) -> int:
-        """Optimizer steps taken so far; of a model that does not learn 0."""
+        """Optimizer steps taken so far; 0 for a model that does not learn."""
 
     def state_slices(self) -> Iterator[StateSlice]:
-        """Yield all that a model cannot go on without, as far as this rank keeps it."""
+        """Yield the state that a checkpoint needs, as far as this rank keeps it."""
 
     def restore(self, updates: int, read: ReadState) -> None:
-        """Go on behind so many optimizer steps with weights and moments that `read` returns."""
+        """Load the weights and moments that `read` returns and set the optimizer step count."""

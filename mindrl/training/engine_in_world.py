@@ -1,4 +1,4 @@
-"""A model on some of the ranks that train, which are the whole world to it."""
+"""A training engine that runs on a subset of the training ranks."""
 
 from collections.abc import Callable, Iterator
 
@@ -12,7 +12,7 @@ from mindrl.training.state_slice import ReadState, StateSlice
 
 
 class EngineInWorld:
-    """Runs a model that was made in a world, in that world; see `TrainingEngine`."""
+    """Activates an engine's world around each of its calls; see `TrainingEngine`."""
 
     def __init__(self, engine: TrainingEngine, world: World) -> None:
         self.engine, self.world = engine, world
@@ -25,7 +25,7 @@ class EngineInWorld:
 
     @property
     def adapters(self) -> Adapters | None:
-        """What learns in place of the weights."""
+        """Adapters that are trained in place of the weights."""
         return self.engine.adapters
 
     @property
@@ -36,7 +36,7 @@ class EngineInWorld:
     def forward(
         self, sequences: Sequences, micro_batching: MicroBatching, *, at_end: bool = False
     ) -> tuple[Tensor, ...] | None:
-        """Say what the head says of each response token."""
+        """Return the head's output for each response token."""
         with self.world.active():
             return self.engine.forward(sequences, micro_batching, at_end=at_end)
 
@@ -63,11 +63,11 @@ class EngineInWorld:
             return iter([*self.engine.state(part)])
 
     def state_slices(self) -> Iterator[StateSlice]:
-        """Yield what a checkpoint holds of this rank."""
+        """Yield the checkpoint state of this rank."""
         with self.world.active():
             return iter([*self.engine.state_slices()])
 
     def restore(self, updates: int, read: ReadState) -> None:
-        """Take weights and moments over."""
+        """Load weights and moments."""
         with self.world.active():
             self.engine.restore(updates, read)

@@ -1,4 +1,4 @@
-"""The weights that a model begins with, whichever engine trains it."""
+"""Initial weights of a model, for every training engine."""
 
 import zlib
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ def first_weights(
 ) -> None:
     """Fill a rank's tensors from a folder, or from those of a model with the same table.
 
-    `drawn_head` is its hidden size and a seed: a head is drawn where the folder has none.
+    `drawn_head` is (hidden size, seed): draws a value head if the folder has none.
 
     Raises:
         ModelError: A file or tensor is missing, unreadable or of another shape.
@@ -45,7 +45,7 @@ def import_weights(
 ) -> None:
     """Fill this rank's tensors from safetensors, reading only the slices that it needs.
 
-    Logical tensors that are drawn take the place of those that the folder lacks.
+    `drawn` holds logical tensors used where the folder lacks them.
 
     Raises:
         ModelError: A file or tensor is missing, unreadable or of another shape.
@@ -62,9 +62,9 @@ def first_factors(
     shapes: Mapping[str, Shape],
     source: str | int,
 ) -> None:
-    """Fill a rank's factors of adapters from a PEFT folder, or draw them by a seed.
+    """Fill a rank's adapter factors from a PEFT folder (`source`: str) or draw them (a seed).
 
-    `shapes` are those of the logical factors.
+    `shapes` maps each logical factor to its shape.
 
     Raises:
         ModelError: A file or tensor is missing, unreadable or of another shape.
@@ -85,9 +85,9 @@ def _stored_factor(file: Any, name: str, box: Box) -> Tensor:
 
 
 def _drawn_factor(shapes: Mapping[str, Shape], seed: int, name: str, box: Box) -> Tensor:
-    """Draw A as PEFT does, evenly between the bounds of 1 / sqrt(in); B is zero at first.
+    """Draw A as PEFT does, uniform within ±1 / sqrt(in); B starts at zero.
 
-    The same numbers in every layout.
+    The numbers are the same in every layout.
     """
     whole = torch.zeros(shapes[name])
     if name.endswith("lora_A.weight"):
@@ -98,9 +98,10 @@ def _drawn_factor(shapes: Mapping[str, Shape], seed: int, name: str, box: Box) -
 
 
 def drawn_value_head(hidden_size: int, seed: int) -> Tensor:
-    """Return a random head [1, H], the same on every rank; as wide as TRL draws its own.
+    """Return a random head [1, H], the same on every rank, with TRL's standard deviation.
 
-    Normal, with a deviation of 1 / sqrt(H + 1): values of size 1 where hidden states are.
+    Normal, with a standard deviation of 1 / sqrt(H + 1), so that values have size 1 if the hidden
+    states do.
     """
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(1, hidden_size, generator=generator).div((hidden_size + 1) ** 0.5)

@@ -1,7 +1,7 @@
-"""A module that mindrl has not written, as a network of the engine: its head, and who has what.
+"""A network whose module mindrl did not write: its head, its parameters and their sharding.
 
-Its parameters bear the folder's names, and it is shared by tensor-parallel ranks in place: each has
-its parts of them, and what the module reads are those parts, as plain tensors.
+Parameters keep the folder's names. Tensor-parallel ranks replace them in place by their own parts,
+and the module reads these parts as plain tensors.
 
 Shapes: S tokens of this rank, H hidden size, V tokens of the vocabulary.
 """
@@ -20,7 +20,7 @@ from mindrl.training.archon.tensor import Linear, TensorParallel, local
 
 
 class GivenNetwork(Network):
-    """What networks of users and of transformers have in common."""
+    """Common part of networks from users and from transformers."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class GivenNetwork(Network):
         part: StagePart,
         settings: NetworkSettings,
     ) -> None:
-        """Take a module without memory; where values are asked for it has no head of its own."""
+        """Wrap a module on the meta device, without its own head if `settings.head` is "value"."""
         nn.Module.__init__(self)
         assert model.other is not None, "a family that mindrl knows has a network of its own"
         self.part, self.parallel, self.settings = part, settings.parallel, settings
@@ -42,24 +42,24 @@ class GivenNetwork(Network):
 
     @property
     def layers(self) -> list[Any]:
-        """Those of this stage."""
+        """Layers of this stage."""
         return self._layers
 
     def head_weight(self) -> Tensor:
-        """Return what turns hidden states into this rank's logits or values: see `Network`."""
+        """Return this rank's weight for logits or values: see `Network`."""
         if self.is_value:
             return local(self.score.weight)
         holder, name = holder_of(self.network, self.other.head)
         return local(getattr(holder, name))
 
     def twins(self) -> dict[str, dist.ProcessGroup]:
-        """Return the parameters that other tensor-parallel ranks have too: none."""
+        """Return an empty dict: no parameter has copies on other tensor-parallel ranks."""
         return {}
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the parameters under the names of the folder; a tied one once."""
+        """Yield the parameters under the folder's names; a tied one once."""
         if not recurse:
             return
         yield from self.network.named_parameters(prefix, recurse, remove_duplicate)
@@ -68,12 +68,12 @@ class GivenNetwork(Network):
             yield from self.score.named_parameters(f"{begin}score", recurse, remove_duplicate)
 
     def before_head(self, hidden_1SH: Tensor) -> Tensor:
-        """Return the hidden states of all tokens, for what reads them: see `Network.forward`."""
+        """Return the hidden states of all tokens, as the head reads them: see `Network.forward`."""
         return (self.parallel.share if self.is_value else self.parallel.enter)(hidden_1SH)
 
 
 def holder_of(network: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """Return the module that has a parameter, and its name there."""
+    """Return the module that owns a parameter, and the parameter's name in it."""
     path, _, last = name.rpartition(".")
     return network.get_submodule(path), last
 
@@ -84,10 +84,10 @@ def deal_out(
     parallel: TensorParallel,
     is_sum: Callable[[str, nn.Module], bool],
 ) -> None:
-    """Give each rank its parts of a whole module, and of the vocabulary its own tokens.
+    """Replace each parameter by this rank's part; the embedding gets its part of the vocabulary.
 
-    `is_sum` says of a module, by its name too, whether the gradient of what ranks have whole in it
-    is the sum of what each finds.
+    `is_sum` takes a module's name and the module. It returns whether the gradient of the module's
+    replicated parameters is the sum of the ranks' gradients.
     """
     assert other.cuts is not None, "is refused before"
     names, ends = (name for name, _ in other.tensors), (other.embedding, other.head)
@@ -95,7 +95,7 @@ def deal_out(
     made: dict[Tensor, nn.Parameter] = {}
     for path, module in [*network.named_modules()]:
         begin = f"{path}." if path else ""
-        # A tied head is no tensor of the folder, and comes behind its embedding.
+        # A tied head is not a tensor of the folder; its embedding comes first.
         held = {
             name: (whole, cuts.get(begin + name, 0))
             for name, whole in module._parameters.items()
@@ -108,18 +108,19 @@ def deal_out(
             _look_up_own_tokens(module, parallel)
         if held:
             sums = {name: cut is None and is_sum(path, module) for name, (_, cut) in held.items()}
-            # Ranks add up what columns give, so each adds its share of a bias.
+            # The outputs of column-cut matrices are summed over ranks: each adds 1 / size of the
+            # bias.
             shares = {"bias": parallel.size} if cuts.get(f"{begin}weight") == 1 else {}
             module.forward = partial(_with_plain, module, module.forward, sums, shares)
 
 
 def enters(module: nn.Module, turn: Callable[[Tensor], Tensor]) -> None:
-    """Turn what a module is given first into something else."""
+    """Apply `turn` to a module's first input."""
     module.register_forward_pre_hook(lambda _, given: (turn(given[0]), *given[1:]))
 
 
 def leaves(module: nn.Module, turn: Callable[[Tensor], Tensor]) -> None:
-    """Turn what a module gives into something else."""
+    """Apply `turn` to a module's output."""
     module.register_forward_hook(lambda _, __, made: turn(made))
 
 
@@ -131,9 +132,10 @@ def _with_plain(
     *given: Any,
     **named: Any,
 ) -> Any:
-    """Call a module that reads its parameters as plain tensors of this rank.
+    """Call a module with its parameters replaced by this rank's plain tensors.
 
-    `sums` are the parameters: whether the whole gradient is the sum of what each rank finds.
+    `sums` maps each parameter to whether its gradient is the sum of the ranks' gradients; `shares`
+    maps parameters to a divisor.
     """
     here = vars(module)
     for name, is_sum in sums.items():
@@ -147,11 +149,11 @@ def _with_plain(
 
 
 def _look_up_own_tokens(module: Any, parallel: TensorParallel) -> None:
-    """Let an embedding look up the tokens of this rank; what another holds comes from there."""
+    """Make an embedding look up this rank's tokens and sum the vectors over the ranks."""
     look_up, rows = module.forward, module.weight.to_local().size(0)
     first = parallel.rank * rows
     if module.padding_idx is not None:
-        # Of this token torch makes no gradient.
+        # torch computes no gradient for this token.
         place = module.padding_idx - first
         module.padding_idx = place if 0 <= place < rows else None
 

@@ -1,15 +1,15 @@
-"""What a layer keeps for its backward pass, as far as engines differ. Imports no torch."""
+"""Activations that a layer keeps for its backward pass and that differ by engine; no torch."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerCopies:
-    """How often a layer keeps what."""
+    """Number of copies that a layer keeps of each kind of activation."""
 
     inner: int
-    """Of the inner width of a gated part: gate and up, the activated gate, and their product."""
+    """Copies in the feed-forward width: gate and up, the activated gate, and their product."""
     rotation: int
-    """Of the width of a head: sines and cosines of queries and keys, where each layer has some."""
+    """Copies in the head width: sines and cosines of queries and keys, if kept per layer."""
     weighted: int
-    """Of the hidden size, in float32, for each expert of a token: what it gave, by its weight."""
+    """float32 copies in the hidden size for each expert of a token: its output times its weight."""

@@ -6,10 +6,10 @@ from mindrl.config.role import LearningConfig
 
 
 def learning_rate(learning: LearningConfig, step: int, updates: int) -> float:
-    """Return that of an optimizer step, counted from 0, in a run of so many.
+    """Return the learning rate of optimizer step `step`, counted from 0, in a run of `updates`.
 
-    Within a warm-up of w steps it rises linearly, from 1 / (w + 1) of the peak; behind it the
-    decay goes on to the step after the last.
+    During a warm-up of w steps it rises linearly from 1 / (w + 1) of the peak. The decay that
+    follows ends one step after the last.
     """
     warmup = int(learning.lr_warmup_fraction * updates)
     if step < warmup:
@@ -17,7 +17,7 @@ def learning_rate(learning: LearningConfig, step: int, updates: int) -> float:
         return first + (learning.lr - first) * step / warmup
     if learning.lr_decay_style == "constant":
         return learning.lr
-    # The decay outlasts the warm-up.
+    # The decay ends after the warm-up.
     end = max(updates, warmup + 1)
     if step > end:
         return learning.min_lr

@@ -1,11 +1,11 @@
-"""Log-probs and entropies of tokens, straight from the last hidden states, a few rows at a time.
+"""Log-probs and entropies of tokens from the last hidden states, a chunk of rows at a time.
 
-The logits of a whole micro-batch never exist: of 32,768 tokens and a vocabulary of 152,000 they
-would be 20 GB. Each chunk of rows is multiplied, reduced to a log-prob and an entropy, and
-forgotten; the backward pass multiplies it again.
+The logits of a whole micro-batch never exist: for 32,768 tokens and a vocabulary of 152,000 they
+would take 20 GB. Each chunk of rows is multiplied, reduced to a log-prob and an entropy, and freed;
+the backward pass multiplies it again.
 
-Shapes: N tokens, C of them in a chunk, H the hidden size, V the tokens of this rank. The weight
-may have more rows than V: padding, which may hold anything and is never looked at.
+Shapes: N tokens, C of them in a chunk, H the hidden size, V the tokens of this rank. The weight may
+have more rows than V: padding with arbitrary values, which is never read.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,37 +19,37 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 _BLOCKS = 8
-"""Second copies are no larger than this part of a chunk."""
+"""Temporary copies take at most 1 / 8 of a chunk."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """How hidden states become a distribution over tokens."""
+    """This rank's part of the vocabulary, and how logits are computed."""
 
     size: int
-    """Tokens of the model, over all ranks; what lies beyond is padding."""
+    """Tokens of the model, over all ranks, without padding."""
     first_token: int
-    """The first token of this rank's part; every rank has one."""
+    """First token of this rank's part; every rank has at least one."""
     group: dist.ProcessGroup
-    """The ranks that hold consecutive parts."""
+    """Ranks that hold consecutive parts."""
     temperature: float
     """Divides the logits."""
     chunk_tokens: int
-    """Rows whose logits exist at a time."""
+    """Number of rows whose logits exist at a time."""
 
 
 def chunked_logprobs(
     hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, vocabulary: Vocabulary
 ) -> tuple[Tensor, Tensor]:
-    """Return log-prob of each target and entropy of each distribution, in nats, [N].
+    """Return the log-prob of each target and the entropy of each distribution, in nats, [N].
 
     A collective over the vocabulary's group. Differentiable in the hidden states and the weight,
-    through both results; each rank's gradient of the hidden states is that of its own part of
-    the vocabulary. Where the weight has a `main_grad`, its gradient is added there, a part at a
-    time, and `weight.grad` stays empty.
+    through both results; each rank's gradient of the hidden states is that of its own part of the
+    vocabulary. If the weight has a `main_grad`, its gradient is added there, a part at a time, and
+    `weight.grad` stays empty.
 
-    Results are float32, or wider where the inputs are. Extra memory: one chunk of float32 logits,
-    and less than another one beside it.
+    Results are float32, or wider if the inputs are. Extra memory: less than two chunks of float32
+    logits.
     """
     logprobs_N, entropy_N = _ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden_NH, weight_VH, targets_N, vocabulary
@@ -65,12 +65,13 @@ class _ChunkedLogprobs(torch.autograd.Function):
         hidden_NH, weight_VH = hidden_NH.to(weight.dtype), _real(weight, vocabulary)
         found_3N = torch.empty(3, len(targets_N), dtype=_wide(hidden_NH), device=hidden_NH.device)
         for rows in _slices(len(targets_N), vocabulary.chunk_tokens):
-            # No name for the logits here: the next ones come into being before a name lets go.
+            # Do not bind the logits to a name: it would keep them alive while the next ones are
+            # made.
             found_3N[:, rows] = _reduced(
                 _logits(hidden_NH[rows], weight_VH, vocabulary), targets_N[rows], vocabulary
             )
         logprobs_N, entropy_N, log_total_N = found_3N
-        # Not among the saved tensors: the gradient goes to an attribute of this very object.
+        # Not a saved tensor: the gradient is written to an attribute of this very object.
         ctx.weight, ctx.vocabulary = weight, vocabulary
         ctx.save_for_backward(hidden_NH, targets_N, entropy_N, log_total_N)
         return logprobs_N.clone(), entropy_N.clone()
@@ -106,7 +107,7 @@ def _slices(count: int, size: int) -> Iterator[slice]:
 
 
 def _real(rows: Tensor, vocabulary: Vocabulary) -> Tensor:
-    """Leave out the rows that are no tokens."""
+    """Return the rows without those that only pad the vocabulary."""
     tokens = vocabulary.size - vocabulary.first_token
     assert tokens > 0, "a rank has no token at all"
     return rows[:tokens]
@@ -125,7 +126,7 @@ def _wide(tensor: Tensor) -> torch.dtype:
 
 
 def _reduced(logits_CV: Tensor, targets_C: Tensor, vocabulary: Vocabulary) -> Tensor:
-    """Return log-prob, entropy and log of the summed exponentials, [3, C]. Spends the logits."""
+    """Return log-prob, entropy and log of summed exponentials, [3, C]. Overwrites the logits."""
     highest_C = logits_CV.amax(dim=-1)
     dist.all_reduce(highest_C, op=dist.ReduceOp.MAX, group=vocabulary.group)
     logits_CV -= highest_C[:, None]
@@ -137,7 +138,7 @@ def _reduced(logits_CV: Tensor, targets_C: Tensor, vocabulary: Vocabulary) -> Te
         total_C[rows] = weights_RV.sum(-1)
         weights_RV *= logits_CV[rows]
         weighted_C[rows] = weights_RV.sum(-1)
-    # One reduction for all three sums over the vocabulary.
+    # One all-reduce for all three sums over the vocabulary.
     sums_3C = torch.stack((total_C, weighted_C, chosen_C))
     dist.all_reduce(sums_3C, group=vocabulary.group)
     total_C, weighted_C, chosen_C = sums_3C
@@ -149,9 +150,9 @@ def _reduced(logits_CV: Tensor, targets_C: Tensor, vocabulary: Vocabulary) -> Te
 def _logit_gradient(
     logits_CV: Tensor, columns_5C: Sequence[Tensor], vocabulary: Vocabulary
 ) -> Tensor:
-    """Turn logits, in place, into the gradient of what they were before the temperature.
+    """Turn logits, in place, into the gradient with respect to the logits before the temperature.
 
-    d logprob / d logit = onehot - p;  d entropy / d logit = -p (log p + entropy).
+    d logprob / d logit = onehot - p; d entropy / d logit = -p (log p + entropy).
     """
     targets_C, entropy_C, log_total_C, grad_logprob_C, grad_entropy_C = columns_5C
     for rows in _slices(len(logits_CV), -(-len(logits_CV) // _BLOCKS)):
@@ -169,7 +170,7 @@ def _logit_gradient(
 
 
 def _own(targets_C: Tensor, tokens: int, vocabulary: Vocabulary) -> tuple[Tensor, Tensor]:
-    """Return targets counted from this rank's first token, and which of them lie in its part."""
+    """Return targets relative to this rank's first token, and a mask of those in its part."""
     local_C = targets_C - vocabulary.first_token
     return local_C.clamp(0, tokens - 1), (local_C >= 0) & (local_C < tokens)
 
@@ -177,7 +178,7 @@ def _own(targets_C: Tensor, tokens: int, vocabulary: Vocabulary) -> tuple[Tensor
 def _add_product(
     sum_VH: Tensor, grad_CV: Tensor, hidden_CH: Tensor, vocabulary: Vocabulary
 ) -> None:
-    """Add `grad_CV.T @ hidden_CH`, a part of the tokens at a time."""
+    """Add `grad_CV.T @ hidden_CH` to `sum_VH`, a block of the vocabulary at a time."""
     parts = _BLOCKS * -(-hidden_CH.size(1) // vocabulary.chunk_tokens)
     pairs = zip(sum_VH.tensor_split(parts), grad_CV.tensor_split(parts, dim=1), strict=True)
     for part_PH, grad_CP in pairs:

@@ -1,8 +1,8 @@
-"""Which rank takes which place of a layout: the orders that a grid of ranks can be given.
+"""Rank orders that a layout's grid can use.
 
 torch sorts the ranks of a group, so coordinates must rise with the rank. The orders tried here are
-mixed-radix numberings, in which the sizes of the dimensions are taken apart into prime digits and
-the digits are interleaved in every way. Imports no torch.
+mixed-radix numberings: each dimension's size is split into prime digits, and the digits are
+interleaved in every way. Imports no torch.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,15 +14,15 @@ from mindrl.layouts.rank_order import RankOrder, merged
 
 _MOST_ORDERS = 20_000
 _LOCAL = frozenset({"tp", "cp", "etp", "ep"})
-"""Dimensions whose groups stay inside a node if they are there in the engine's own order."""
+"""Dimensions whose groups must stay inside a node if they do in the engine's own order."""
 
 
 def possible_orders(
     own: RankOrder, ranks_per_node: int, is_legal: Callable[[RankOrder], bool]
 ) -> Iterator[RankOrder]:
-    """Yield the orders that one grid can be given instead of the engine's own, which comes first.
+    """Yield the legal orders of a grid, the engine's own first.
 
-    `is_legal` says what the engine demands besides.
+    `is_legal` is the engine's own requirement.
     """
     local = {name for name, _ in own.digits} & _LOCAL
     stay = [name for name in sorted(local) if _inside_nodes(own, name, ranks_per_node)]
@@ -66,7 +66,7 @@ def _prime_factors(number: int) -> list[int]:
 
 
 def _inside_nodes(order: RankOrder, dimension: str, ranks_per_node: int) -> bool:
-    """Say whether every group of a dimension lies inside one node."""
+    """Return whether every group of a dimension lies inside one node."""
     first = np.zeros(1, dtype=np.int64)
     weight = 1
     for name, radix in order.digits:

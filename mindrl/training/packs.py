@@ -1,8 +1,8 @@
-"""Micro-batches as they enter the network: sequences one behind the other.
+"""Micro-batches as the network reads them: packs of concatenated sequences.
 
-Megatron calls the format thd. Every sequence has a slot; attention and positions never leave it.
-Slots hold no padding but what the layout asks for, or, where padding is not removed, they are
-all as long as the longest: the work of an ordinary padded batch.
+Megatron calls the format thd. Every sequence has a slot; attention and positions stay inside it.
+Slots are padded only as the layout requires, or, if padding is not removed, to the length of the
+longest: the work of an ordinary padded batch.
 
 Shapes: B sequences, T positions, S tokens of the pack on this rank, N of them predict a token.
 """
@@ -23,44 +23,44 @@ from mindrl.training.engine import Batch
 
 @dataclass(frozen=True, kw_only=True)
 class PackRules:
-    """What a layout asks of a pack."""
+    """Requirements of a layout for its packs."""
 
     removes_padding: bool
-    """False gives every sequence as much room as the longest one."""
+    """False pads every slot to the longest sequence."""
     cp: int
     """Context-parallel size: each rank has two of the 2 * cp equal pieces of every slot."""
     cp_rank: int
     tokens_multiple: int
-    """Of the tokens of a pack over all context-parallel ranks."""
+    """Divides the tokens of a pack over all context-parallel ranks."""
     device_type: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pack(Generic[Batch]):
-    """One pass through the network, on the device."""
+    """Input of one forward pass, on the device."""
 
     source: Batch
-    """The sequences, on the host."""
+    """Sequences, on the host."""
     tokens_1S: Tensor
     positions_1S: Tensor
     packing: Packing
-    """Where the sequences lie, over all context-parallel ranks."""
+    """Bounds of the sequences, over all context-parallel ranks."""
     gathered: Tensor | None
-    """int64 [cp * S]: the place in the pack of each token, as the ranks join theirs."""
+    """int64 [cp * S]: position in the pack of each token, in the order of the ranks' tokens."""
     natural: Tensor | None
-    """int64 [cp * S]: the way back."""
+    """int64 [cp * S]: inverse of `gathered`."""
     predicting_N: Tensor
-    """Which of the S tokens come just before a response token."""
+    """Indices of the S tokens that directly precede a response token."""
     targets_N: Tensor
-    """That response token."""
+    """The response token that each of them predicts."""
     places_N: Tensor
-    """Where it lies in the flattened [B, T] of `source`."""
+    """Index of that response token in the flattened [B, T] of `source`."""
     is_idle: bool = False
-    """It is there for the ranks to make as many passes, and adds to no loss."""
+    """Whether the pack only equalises the number of passes over ranks and adds to no loss."""
 
     @classmethod
     def of(cls, source: Batch, rules: PackRules) -> Self:
-        """Lay sequences out for this rank."""
+        """Lay out sequences for this rank."""
         starts = _starts(source.lengths_B.tolist(), rules)
         place_S, position_S = _places(source, starts)
         gathered = _zigzag(starts, rules.cp)
@@ -68,7 +68,7 @@ class Pack(Generic[Batch]):
             own_S = gathered.view(rules.cp, -1)[rules.cp_rank]
             place_S, position_S = place_S[own_S], position_S[own_S]
         tokens, inside_S = source.tokens_BT.flatten(), place_S >= 0
-        # No response begins at position 0, so the token behind a row's last is never asked for.
+        # No response begins at position 0, so the token after a row's last is never requested.
         asked = torch.cat([source.response_mask_BT.flatten()[1:], torch.zeros(1, dtype=torch.bool)])
         predicts_S = inside_S & asked[place_S.clamp(min=0)]
         places_N = place_S[predicts_S] + 1
@@ -86,7 +86,7 @@ class Pack(Generic[Batch]):
         )
 
     def spread(self, values_N: Tensor) -> Tensor:
-        """Put a value of each predicted token to its place; returns [B, T], 0 elsewhere."""
+        """Scatter a value of each predicted token; returns [B, T], 0 elsewhere."""
         shape = self.source.tokens_BT.shape
         flat = torch.zeros(shape.numel(), dtype=values_N.dtype, device=values_N.device)
         return flat.scatter(0, self.places_N, values_N).view(shape)
@@ -109,7 +109,7 @@ def _up(length: int, multiple: int) -> int:
 
 
 def _places(source: Sequences, starts: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Return each token's place in the flattened [B, T], -1 for padding, and its position."""
+    """Return each token's index in the flattened [B, T], -1 for padding, and its position."""
     T, bounds = source.tokens_BT.size(1), torch.tensor(starts)
     sizes_B = bounds.diff()
     row_S = torch.repeat_interleave(torch.arange(len(sizes_B)), sizes_B)
@@ -119,10 +119,10 @@ def _places(source: Sequences, starts: Sequence[int]) -> tuple[Tensor, Tensor]:
 
 
 def _zigzag(starts: Sequence[int], cp: int) -> Tensor | None:
-    """Return the tokens of all context-parallel ranks, rank by rank; None without any.
+    """Return the pack position of every token, rank by rank; None without context parallelism.
 
-    A rank has the r-th piece of every slot and the r-th from its end, as Megatron's rotary
-    embedding takes it: of a causal attention all ranks then have the same work.
+    Rank r has the r-th piece of every slot and the r-th from its end, as Megatron's rotary
+    embedding expects. Causal attention then costs the same on every rank.
     """
     if cp == 1:
         return None

@@ -1,6 +1,6 @@
-"""What a plan asks of each training engine: its tables, bytes and rules.
+"""Tables, bytes and rules of each training engine, as the planner needs them.
 
-Imports no torch, and neither does what it names.
+Imports no torch, directly or indirectly.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -28,10 +28,10 @@ from mindrl.training.trained_bytes import TrainedBytes
 
 @dataclass(frozen=True, kw_only=True)
 class Storage:
-    """How an engine is to keep a model; each reads what it knows."""
+    """How an engine stores a model; each engine reads the fields that it knows."""
 
     dtype: DType
-    """Of the weights; see `EnginePlanning.weights`."""
+    """Dtype of the weights; see `EnginePlanning.weights`."""
     head: Head = "vocabulary"
     grouped_experts: bool = False
     fsdp_size: int | None = None
@@ -57,33 +57,33 @@ class _BorrowedBytes(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class EnginePlanning:
-    """What is known of an engine without running it."""
+    """Properties of an engine that are known without running it."""
 
     name: str
-    """In a sentence."""
+    """Name for use in a sentence."""
     sharding: Callable[[ModelDescription, TrainLayout, Storage], Sharding]
-    """Who holds what."""
+    """Returns which rank holds which part of a model."""
     findings: Callable[[ModelDescription, TrainLayout, Keys], Iterable[Finding]]
-    """What keeps it from building a model, or from cutting it by a layout."""
+    """Returns why the engine cannot build a model or cut it by a layout."""
     trained_bytes: _TrainedBytes
-    """What each rank allocates to train what it holds."""
+    """Returns the bytes that each rank allocates to train its part."""
     borrowed_bytes: _BorrowedBytes
-    """By estimate what a rank has of others' weights and gradients during a pass."""
+    """Estimates the bytes of other ranks' weights and gradients on a rank during a pass."""
     copies: LayerCopies
     legal_orders: Callable[[RankOrder, int], Iterable[RankOrder]]
-    """The orders that a grid can be given, by its own order and the ranks of a node."""
+    """Returns the legal orders of a grid, given the engine's own order and the ranks per node."""
     recomputation: str
-    """The key, with its value, that has the backward pass make all activations again."""
+    """The `key=value` setting that recomputes all activations in the backward pass."""
     weights: Literal["as they compute", "float32"]
-    """The type that weights are kept in."""
+    """Dtype that weights are stored in."""
 
     def weights_dtype(self, dtype: DType) -> DType:
-        """Return the type of the weights of a model that computes in a type."""
+        """Return the dtype of the stored weights of a model that computes in `dtype`."""
         return "float32" if self.weights == "float32" else dtype
 
 
 def planning_of(backend: TrainingBackend) -> EnginePlanning:
-    """Return what is known of the engine of a backend."""
+    """Return the planning data of a backend's engine."""
     return _ENGINES[backend]
 
 
@@ -101,15 +101,15 @@ def _archon_sharding(model: ModelDescription, layout: TrainLayout, storage: Stor
 
 def _archon_bytes(
     sharding: Sharding,
-    layout: TrainLayout,  # noqa: ARG001 - the tables say what its ranks share
+    layout: TrainLayout,  # noqa: ARG001 - the tables contain the sharing
     *,
-    distributed_optimizer: bool,  # noqa: ARG001 - it always is
+    distributed_optimizer: bool,  # noqa: ARG001 - always on
 ) -> tuple[TrainedBytes, ...]:
     return archon_trained_bytes(sharding)
 
 
 def _nothing_borrowed(
-    model: ModelDescription,  # noqa: ARG001 - whichever it is
+    model: ModelDescription,  # noqa: ARG001 - unused by design
     layout: TrainLayout,  # noqa: ARG001
     dtype: DType,  # noqa: ARG001
     *,
@@ -124,9 +124,9 @@ _ARCHON = EnginePlanning(
     sharding=_archon_sharding,
     findings=archon_findings,
     trained_bytes=_archon_bytes,
-    # Asked for many settings of one layout.
+    # Called for many settings of one layout.
     borrowed_bytes=cache(archon_borrowed_bytes),
-    # All layers turn by the same sines and cosines; adding rows up keeps them.
+    # All layers share sines and cosines; the sum over experts keeps its inputs.
     copies=LayerCopies(inner=4, rotation=0, weighted=1),
     legal_orders=archon_orders,
     recomputation="archon.ac_mode=full",
@@ -139,7 +139,7 @@ _ENGINES: Mapping[TrainingBackend, EnginePlanning] = {
         findings=megatron_findings,
         trained_bytes=trained_bytes,
         borrowed_bytes=_nothing_borrowed,
-        # Up lies beside the gate, and is copied from there.
+        # Up is stored next to the gate and copied out.
         copies=LayerCopies(inner=5, rotation=4, weighted=0),
         legal_orders=legal_orders,
         recomputation="recompute_granularity=full",

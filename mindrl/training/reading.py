@@ -1,7 +1,7 @@
-"""What a model says of tokens, read from its last hidden states and put back to its sequences.
+"""Read the head's outputs from the last hidden states and put them back in sequences.
 
 Shapes: B sequences of this data-parallel rank, T positions, S tokens of a pack, H hidden size, K
-numbers of the head for each token.
+outputs of the head for each token.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,20 +23,20 @@ from mindrl.training.rows import put_back
 
 @dataclass(frozen=True, kw_only=True)
 class HeadReader:
-    """Reads the head of a model; one of each rank that has it."""
+    """Reads a model's head, on each rank that has it."""
 
     head: Head
     vocabulary: Vocabulary
-    """Of a head of that kind: the part of this rank is that of its tensor-parallel place."""
+    """Part of the vocabulary of this rank's tensor-parallel place; unused by a value head."""
     context: dist.ProcessGroup | None
-    """The ranks that share the tokens of each sequence; None for one alone."""
+    """Ranks that share the tokens of each sequence; None for a single rank."""
     replicas: dist.ProcessGroup
-    """The ranks that read other sequences, or other tokens of them."""
+    """Ranks that read other sequences, or other tokens of the same sequences."""
 
     def read(self, pack: Pack[Batch], hidden_1SH: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-        """Return K tensors [B, T]: 0 for other ranks' tokens.
+        """Return K tensors [B, T], 0 for tokens of other ranks.
 
-        A token's value is read where its log-prob is: at the token before it.
+        A token's value and its log-prob are both read at the token before it.
         """
         hidden_NH = hidden_1SH[0, pack.predicting_N]
         if self.head == "value":
@@ -47,26 +47,26 @@ class HeadReader:
     def joined(
         self, read: Sequence[Tensor], rows_of: Sequence[Sequence[int]], width: int
     ) -> tuple[Tensor, ...]:
-        """Put what was read of each pack, [K, B, T], to its rows, on the host; of idle ones none.
+        """Put the outputs of each pack, [K, B, T], in their rows, on the host; drop idle packs.
 
         A collective over the ranks that share the tokens of each sequence.
         """
         read = read[: len(rows_of)]
         if self.context is not None:
             for read_KBT in read:
-                # Each token was read on one of these ranks and is 0 on the others.
+                # Each token was read on one of these ranks; the others have 0.
                 dist.all_reduce(read_KBT, group=self.context)
         return put_back([read_KBT.cpu() for read_KBT in read], rows_of, width)
 
     def over_tokens(self, values_B: Tensor) -> Tensor:
-        """Add over the ranks that share the tokens of each sequence. A collective over them."""
+        """Sum over the ranks that share the tokens of each sequence. A collective over them."""
         if self.context is not None:
             values_B = values_B.clone()
             dist.all_reduce(values_B, group=self.context)
         return values_B
 
     def total(self, terms: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
-        """Add the weighted sums over micro-batches and replicas. A collective over them."""
+        """Sum the metrics over micro-batches and replicas. A collective over the replicas."""
         names = sorted(terms[0])
         sums = torch.stack([torch.stack([term[name] for term in terms]).sum() for name in names])
         dist.all_reduce(sums, group=self.replicas)
@@ -75,19 +75,19 @@ class HeadReader:
 
 @dataclass
 class UpdatePass:
-    """The losses of the packs of one update, and what the head said on the way."""
+    """Losses and, if kept, head outputs of the packs of one update."""
 
     reading: HeadReader
     loss: Loss[Any]
     keeps: bool
-    """What the head said is kept."""
+    """Whether the head's outputs are kept."""
     losses: list[Tensor] = field(default_factory=list)
-    """Of each pack the loss and what is told of it; none before the last stage."""
+    """Loss and metrics of each pack; empty before the last stage."""
     kept: list[Tensor] = field(default_factory=list)
-    """Of each pack [K, B, T]."""
+    """Head outputs of each pack, [K, B, T]."""
 
     def terms(self, pack: Pack[Any], hidden_1SH: Tensor, weight: Tensor) -> LossTerms:
-        """Return the loss of a pack."""
+        """Return the loss terms of a pack, and record them."""
         own_BT = pack.spread(torch.ones(len(pack.places_N), device=pack.places_N.device))
         read = self.reading.read(pack, hidden_1SH, weight)
         if self.keeps:

@@ -13,9 +13,9 @@ from mindrl.models.rope import LinearScaling, Llama3Scaling
 
 
 def inverse_frequencies(model: ModelDescription) -> Tensor:
-    """Return the angle that one position turns each pair of a head by: float32 [F], in radians.
+    """Return the angle per position of each pair of a head's dimensions: float32 [F], in radians.
 
-    In the order of transformers' operations, so that no bit differs.
+    Uses transformers' order of operations, so the results are bit-identical.
     """
     powers_F = torch.arange(0, model.head_dim, 2, dtype=torch.float32) / model.head_dim
     plain_F = 1.0 / (model.rope_theta**powers_F)

@@ -1,6 +1,6 @@
-"""A batch cut into micro-batches, and what was read of them put back to its rows.
+"""Cut a batch into micro-batches, and put their results back in the rows of the batch.
 
-Shapes: B sequences, T positions, K numbers of a head for each token.
+Shapes: B sequences, T positions, K outputs of a head for each token.
 """
 
 from collections.abc import Sequence
@@ -26,10 +26,11 @@ def cut_by_rows(
 def put_back(
     parts: Sequence[Tensor], rows_of: Sequence[Sequence[int]], width: int
 ) -> tuple[Tensor, ...]:
-    """Put what was read of micro-batches, [K, B, T] each, to its rows.
+    """Put the results of micro-batches, [K, B, T] each, back in their rows.
 
     Returns:
-        K times float32 [B, width]. No two in one storage, which would be pickled with each.
+        K tensors, float32 [B, width], each in its own storage: pickling one would pickle a shared
+        storage whole.
     """
     whole = tuple(torch.zeros(sum(map(len, rows_of)), width) for _ in parts[0])
     for found_KBT, rows in zip(parts, rows_of, strict=True):
@@ -39,7 +40,7 @@ def put_back(
 
 
 def asked_behind(sequences: Sequences) -> Sequences:
-    """Ask for the token behind the last one, which is read at the last one."""
+    """Request the position after the last token of each sequence (predicted at the last token)."""
     T = sequences.tokens_BT.size(1)
     return replace(
         sequences,
@@ -49,5 +50,5 @@ def asked_behind(sequences: Sequences) -> Sequences:
 
 
 def nothing_asked(batch: Batch) -> Batch:
-    """Return a batch of which no token is asked for: it adds nothing to the loss of tokens."""
+    """Return a batch with an empty response mask: it adds nothing to the token loss."""
     return replace(batch, response_mask_BT=torch.zeros_like(batch.response_mask_BT))

@@ -1,4 +1,4 @@
-"""What the run and the layout add to a model, whichever engine trains it."""
+"""Settings of the run and the layout for one model, for every training engine."""
 
 from dataclasses import dataclass
 
@@ -12,24 +12,24 @@ from mindrl.platform.attention import Kernel
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
-    """How this rank's part of a model is built and computes."""
+    """How an engine builds and computes this rank's part of a model."""
 
     layout: TrainLayout
-    """Who holds what."""
+    """Parallel sizes and rank order."""
     training: MegatronTrainingConfig
     learning: LearningConfig
     device_type: str
     attention: Kernel
-    """Of causal attention on the device."""
+    """Causal attention kernel of the device."""
     head: Head = "vocabulary"
-    """What the model says of a token."""
+    """What the model predicts for each token."""
     temperature: float = 1.0
-    """Divides the logits of a vocabulary."""
+    """Divides the logits over the vocabulary."""
     removes_padding: bool = True
-    """Sequences are packed one behind the other; False pads each to the longest."""
+    """Whether sequences are packed; False pads each to the longest."""
     logprob_chunk_tokens: int = 1024
-    """Tokens whose logits exist at a time."""
+    """Number of tokens whose logits exist at a time."""
     low_rank: LowRank | None = None
-    """Adapters that learn in place of the weights."""
+    """Adapters that are trained in place of the weights."""
     adapter_folder: str | None = None
-    """PEFT's, that they begin with; None draws them."""
+    """PEFT folder with the adapters' initial values; None draws them."""

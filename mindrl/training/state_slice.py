@@ -1,4 +1,4 @@
-"""What a run cannot go on without: pieces of main weights and moments, by logical names."""
+"""The training state of a checkpoint: slices of main weights and moments, by logical name."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -15,33 +15,33 @@ StateKind = Literal["weight", "exp_avg", "exp_avg_sq"]
 """A weight as the optimizer keeps it, and Adam's two moments."""
 
 ReadState = Callable[[StateKind, str, Box], Tensor]
-"""Returns a box of a logical tensor or of its moments, float32 [as the box]."""
+"""Returns a box of a logical tensor or of one of its moments: float32, in the box's shape."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StateSlice:
-    """A box of a logical tensor, or of its moments, where this rank keeps it."""
+    """A box of a logical tensor, or of one of its moments, that this rank keeps."""
 
     tensor: str
     """Name of the logical tensor."""
     kind: StateKind
     box: Box
-    """In the logical tensor."""
+    """Box of the logical tensor."""
     stored: Tensor
-    """What holds it, in one run of memory; float32, but for weights of what does not learn."""
+    """Contiguous tensor that holds the slice; float32, except for weights of a frozen model."""
     run: Bounds
-    """Elements of `stored` that hold a block of the local tensor."""
+    """Range of elements of `stored` that holds one block of the local tensor."""
     shape: Shape
-    """Of that block."""
+    """Shape of that block."""
     local: Box
-    """In that block."""
+    """Box of that block."""
     axes: tuple[int, ...] | None
-    """The dimension of the block that each logical one lies along; None keeps their order."""
+    """Dimension of the block for each logical dimension; None keeps their order."""
     is_ours: bool
-    """Whether this rank is the one, of all that keep it, that writes it."""
+    """Whether this rank writes the slice; exactly one of the ranks that keep it does."""
 
     def values(self, stored: Tensor) -> Tensor:
-        """Look at it, with the logical dimensions.
+        """Return a view of the slice in logical dimensions.
 
         Args:
             stored: `stored` or a copy of it.
@@ -56,7 +56,7 @@ def take_over(
     table: ShardingTable,
     slices: Iterable[StateSlice],
 ) -> None:
-    """Fill local tensors by their table, and what an optimizer keeps of them."""
+    """Fill local tensors by their table, and the optimizer's tensors by their slices."""
     for name, entry in table.items():
         fill(local[name], entry, partial(read, "weight"))
     for each in slices:

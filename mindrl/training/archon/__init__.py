@@ -1,1 +1,1 @@
-"""Models in plain torch, on DeviceMesh, DTensor and FSDP2: nothing but PyTorch's own."""
+"""Models in plain torch, with PyTorch's own DeviceMesh, DTensor and FSDP2."""

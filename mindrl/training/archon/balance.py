@@ -1,7 +1,7 @@
-"""The loss that keeps experts equally busy, over the tokens of a pack or of each of its sequences.
+"""Load-balancing loss of experts, over the tokens of a pack or of each of its sequences.
 
 Switch Transformer, arXiv 2101.03961, eq. 4, and DeepSeek-V3, arXiv 2412.19437, eq. 17 to 20: E
-times the sum over experts of the share of the choices that fell on one and of its mean probability.
+times the sum over experts of (share of the choices) * (mean probability).
 
 Shapes: S tokens of this rank, B spans, K experts of a token, E experts.
 """
@@ -20,39 +20,40 @@ from mindrl.training.packs import Pack
 
 
 class Spans(NamedTuple):
-    """The tokens among which experts are to be equally busy, and what that counts."""
+    """Spans of tokens that experts are balanced over, and the pack's weight in the loss."""
 
     of_S: Tensor
-    """The span of each of this rank's tokens."""
+    """Span of each of this rank's tokens."""
     sizes_B: Tensor
-    """Tokens of each, over all ranks."""
+    """Tokens of each span, over all ranks."""
     weight: float
-    """Of the pack in the mean over all packs of all replicas."""
+    """Weight of the pack in the mean over all packs of all replicas."""
 
 
 @dataclass(kw_only=True)
 class Balance:
-    """That of one model, and how unequally busy the experts were in the step so far."""
+    """Balance loss of one model, and its total over the current step."""
 
     moe: MoeDescription
     learning: LearningConfig
     parallel: TensorParallel
     context: dist.ProcessGroup | None
-    """The ranks that share the tokens of sequences; None for one alone."""
+    """Ranks that share the tokens of sequences; None for a single rank."""
     tokens: dist.ProcessGroup | None
-    """Those, and the tensor-parallel ones, which share their tokens once more."""
+    """Those ranks, and the tensor-parallel ranks that share their tokens under sequence
+    parallelism."""
     replicas: int
     weight: float = 0.0
-    """Of a pack in the mean."""
+    """Weight of a pack in the mean."""
     total: Tensor | float = 0.0
-    """This rank's part of the mean, the sum over layers."""
+    """This rank's part of the mean, summed over layers."""
 
     def begin(self, packs: int) -> None:
-        """Begin a step with so many packs of this replica, idle ones apart."""
+        """Start a step with `packs` packs on this replica, idle ones not counted."""
         self.weight, self.total = 1 / (packs * self.replicas), 0.0
 
     def spans(self, pack: Pack[Any]) -> Spans | None:
-        """Say what the layers are to balance over in a pack; nothing where nobody learns."""
+        """Return the spans of a pack to balance over; None if no gradient is computed."""
         if not torch.is_grad_enabled():
             return None
         starts = pack.packing.starts
@@ -71,7 +72,7 @@ class Balance:
     def attached(
         self, weights_SK: Tensor, probs_SE: Tensor, ids_SK: Tensor, spans: Spans
     ) -> Tensor:
-        """Attach the loss to the weights of the chosen experts, which come back as they are.
+        """Return the chosen experts' weights unchanged; attach the loss to their backward pass.
 
         A collective over the ranks that share the tokens.
         """
@@ -82,7 +83,7 @@ class Balance:
         if self.tokens is not None:
             dist.all_reduce(counts_BE, group=self.tokens)
         shares_BE = counts_BE / (sizes_B[:, None] * ids_SK.size(1))
-        # Of this rank's tokens: the ranks' losses add up to that of all.
+        # Over this rank's tokens only: the ranks' losses sum to the total.
         sums_BE = probs_SE.new_zeros(shape).index_add(0, of_S, probs_SE)
         means_BE = sums_BE / sizes_B[:, None]
         loss = weight * shape[1] * (shares_BE * means_BE).sum(1).mean()
@@ -90,7 +91,7 @@ class Balance:
         return attached
 
     def metrics(self, layers: int) -> dict[str, float]:
-        """Return the mean over so many layers, packs and replicas. A collective over all ranks."""
+        """Return the mean over layers, packs and replicas. A collective over all ranks."""
         total = torch.as_tensor(self.total, device=self.parallel.mesh.device_type)
         dist.all_reduce(total)
         return {"moe_aux_loss": float(total) / layers}
@@ -105,7 +106,7 @@ class _Attached(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
-        # Counted here, for a layer that is computed again goes forward twice.
+        # Counted here, because a recomputed layer runs forward twice.
         (loss,) = ctx.saved_tensors
         ctx.balance.total += loss
         coefficient = ctx.balance.learning.moe_aux_loss_coeff

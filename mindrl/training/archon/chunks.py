@@ -1,4 +1,4 @@
-"""What a rank has of a model: the networks of its chunks, and whatever they share."""
+"""Build a rank's part of a model: the networks of its chunks and what they share."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ def chunks_of_rank(
     stage: int,
     network_of: Callable[[StagePart, NetworkSettings], Network],
 ) -> dict[int, Network]:
-    """Make the chunks of a stage, by their numbers in the model. A collective over all ranks."""
+    """Return the chunks of a stage, by their number in the model. A collective over all ranks."""
     layout, parallel = settings.layout, _tensor_parallel(model, settings, meshes)
     network_settings = NetworkSettings(
         parallel=parallel,

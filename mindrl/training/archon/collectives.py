@@ -1,4 +1,4 @@
-"""Collectives that gradients go through: each has its counterpart as its backward pass.
+"""Differentiable collectives: the backward pass of each is its counterpart.
 
 Shapes: S tokens of this rank, R ranks of the group, N heads, D width of a head, H hidden size.
 Hidden states are [1, S, H].
@@ -58,23 +58,23 @@ def _part(given_1SH: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 copied = _collective(_same, _sum)
-"""What all ranks have alike, for each to do something else with."""
+"""Identity on a replicated tensor that ranks then use differently; gradients are summed."""
 summed = _collective(_sum, _same)
-"""The sum over the ranks, which all of them then treat alike."""
+"""Sum over the ranks, which all of them then use alike; gradients pass unchanged."""
 gathered = _collective(_gather, _scatter)
-"""The tokens of all ranks, for each to do something else with."""
+"""Tokens of all ranks, which ranks then use differently; gradients are reduce-scattered."""
 scattered = _collective(_scatter, _gather)
-"""Of the sum over the ranks each its own tokens."""
+"""Sum over the ranks, of which each keeps its own tokens; gradients are gathered."""
 gathered_alike = _collective(_gather, _part)
-"""The tokens of all ranks, which all of them then treat alike."""
+"""Tokens of all ranks, which all of them then use alike; each keeps the gradient of its own."""
 own_part = _collective(_part, _gather)
-"""Of tokens that all ranks have alike each its own."""
+"""This rank's part of replicated tokens; gradients are gathered."""
 
 
 def tokens_for_heads(heads_SND: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Give up heads, get the tokens of all ranks, rank by rank; returns [R * S, N / R, D].
+    """Trade heads for the tokens of all ranks, rank by rank; returns [R * S, N / R, D].
 
-    Key or value heads are repeated where there are fewer than ranks.
+    Key or value heads are repeated if there are fewer than ranks.
     """
     R = group.size()
     if heads_SND.size(1) < R:
@@ -84,7 +84,7 @@ def tokens_for_heads(heads_SND: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def heads_for_tokens(tokens: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Give up the tokens of others, get all heads; from [R * S, N / R, D] to [S, N, D]."""
+    """Trade the other ranks' tokens for all heads: [R * S, N / R, D] to [S, N, D]."""
     received = exchanged(tokens.view(group.size(), -1, *tokens.shape[1:]), group)
     return received.transpose(0, 1).flatten(1, 2)
 
@@ -95,13 +95,13 @@ def exchanged(
     received: list[int] | None = None,
     sent: list[int] | None = None,
 ) -> Tensor:
-    """Send each rank its rows, get from each what it has for this one.
+    """Send each rank its rows and return the rows received, by source rank. A collective.
 
     Args:
-        rows: Those for rank 0 first.
-        group: Its collective.
+        rows: Rows to send, those for rank 0 first.
+        group: Ranks of the collective.
         received: Rows from each rank; None for equally many.
-        sent: Rows to each rank, the same way.
+        sent: Rows to each rank; None for equally many.
     """
     arriving = all_to_all_single_autograd(rows.contiguous(), received, sent, group)
     return torch.ops._c10d_functional.wait_tensor(arriving)  # type: ignore[no-any-return]

@@ -1,7 +1,7 @@
-"""One model in plain torch: it reads sequences, and learns where it has an optimizer.
+"""The PyTorch-native engine of one model: reads sequences, and learns if it has an optimizer.
 
 Shapes: B sequences of this data-parallel rank, T positions, S tokens of a pack, H hidden size, K
-numbers of the head for each token.
+outputs of the head for each token.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,7 +38,7 @@ from mindrl.training.state_slice import ReadState, StateKind, StateSlice, take_o
 
 
 class ArchonEngine:
-    """This rank's part of a model; see `TrainingEngine`."""
+    """Trains this rank's part of a model; see `TrainingEngine`."""
 
     adapters: Adapters | None = None
 
@@ -52,15 +52,15 @@ class ArchonEngine:
         head_seed: int | None = None,
         source: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Build the model on its device and give it its weights. A collective over all ranks.
+        """Build the model on its device and load its weights. A collective over all ranks.
 
         Args:
-            folder: Hugging Face's.
-            settings: Of the layout and the numerics.
-            known: What its config.json says, and who holds which part of it.
+            folder: Hugging Face folder.
+            settings: Layout and numerics.
+            known: The model's description and its sharding.
             updates: Optimizer steps of the whole run; None for a model that never changes.
-            head_seed: Draws a value head where the folder has none; None refuses such a folder.
-            source: The local tensors of a model with the same folder and layout; None reads files.
+            head_seed: Seed of a value head that the folder lacks; None refuses such a folder.
+            source: Local tensors of a model with the same folder and layout; None reads files.
 
         Raises:
             ModelError: A file or tensor of the folder is missing, unreadable or of another shape.
@@ -107,7 +107,7 @@ class ArchonEngine:
         return 0 if self.learning is None else self.learning.updates
 
     def state_slices(self) -> Iterator[StateSlice]:
-        """Yield what a checkpoint holds of this rank: see `TrainingEngine`."""
+        """Yield the checkpoint state of this rank: see `TrainingEngine`."""
         local, parameters = self.local_tensors(), self._parameters()
         for index, (name, entry) in enumerate(self.table.items()):
             kept: dict[StateKind, Tensor] = {"weight": local[name]}
@@ -131,7 +131,7 @@ class ArchonEngine:
 
     @torch.no_grad()
     def restore(self, updates: int, read: ReadState) -> None:
-        """Take weights and moments over: see `TrainingEngine`."""
+        """Load weights and moments: see `TrainingEngine`."""
         slices = () if self.learning is None else self.state_slices()
         take_over(read, self.local_tensors(), self.table, slices)
         if self.learning is not None:
@@ -141,7 +141,7 @@ class ArchonEngine:
     def forward(
         self, sequences: Sequences, micro_batching: MicroBatching, *, at_end: bool = False
     ) -> tuple[Tensor, ...] | None:
-        """Say what the head says of each response token: see `TrainingEngine`."""
+        """Return the head's output for each response token: see `TrainingEngine`."""
         rows_of, parts = cut_by_rows(sequences, micro_batching)
         if at_end:
             parts = [asked_behind(part) for part in parts]
@@ -193,10 +193,10 @@ class ArchonEngine:
         return found | self._balanced() | step
 
     def packs(self, parts: Sequence[Batch], *, learns: bool = False) -> list[Pack[Batch]]:
-        """Lay micro-batches out, and add empty ones until all ranks have as many. A collective.
+        """Lay out micro-batches, plus idle ones until all ranks have as many. A collective.
 
-        Ranks borrow each other's weights in every pass, and an update has as many as its schedule
-        takes.
+        FSDP2 gathers weights over ranks in every pass, and an update needs the number of packs that
+        its pipeline schedule supports.
         """
         layout, most = self.settings.layout, torch.tensor(len(parts), device=self.device_type)
         dist.all_reduce(most, op=dist.ReduceOp.MAX)
@@ -213,7 +213,7 @@ class ArchonEngine:
         return [*(Pack.of(part, rules) for part in parts), *repeat(idle, count - len(parts))]
 
     def network_of(self, part: StagePart, settings: NetworkSettings) -> Network:
-        """Return a part of the model, without memory."""
+        """Return a part of the model on the meta device."""
         other = self.description.other
         if other and other.own:
             return OwnNetwork(self.folder, self.description, part, settings)
@@ -252,7 +252,7 @@ class ArchonEngine:
         )
 
     def _balanced(self) -> dict[str, float]:
-        """Say how unequally busy the experts were, where the loss asks for it. A collective."""
+        """Return the experts' balance loss of the step, if it is used. A collective."""
         moe = self.description.moe
         if moe is None or self.balance is None:
             return {}
@@ -260,7 +260,7 @@ class ArchonEngine:
 
     @torch.no_grad()
     def _fill(self, head_seed: int | None, source: Mapping[str, Tensor] | None) -> None:
-        """Give the model its weights, from files or from another model."""
+        """Load the weights from files or from another model."""
         parameters = self._parameters()
         for name, parameter in parameters.items():
             found, entry = tuple(parameter.to_local().shape), self.table.get(name)
@@ -277,7 +277,7 @@ class ArchonEngine:
         return found  # type: ignore[return-value]
 
     def _is_ours(self, name: str, parameter: DTensor, index: int) -> bool:
-        """Deal what several ranks hold to one after the other."""
+        """Return whether this rank writes a tensor that several ranks hold, in turns by index."""
         if name == HEAD and self._is_head_a_copy:
             return False
         twins, mesh = self.twins.get(name), parameter.device_mesh
@@ -288,9 +288,10 @@ class ArchonEngine:
         )
 
     def _copies(self, name: str, parameter: DTensor) -> int:
-        """Count how often there is the same part of a parameter."""
+        """Return how many ranks hold the same part of a parameter."""
         twins, mesh = self.twins.get(name), parameter.device_mesh
-        # What FSDP2 and tensor parallelism both cut is no `Shard`, but it is no copy either.
+        # A dimension cut by both FSDP2 and tensor parallelism is not `Shard`, but not a copy
+        # either.
         sizes = [
             mesh.size(dim)
             for dim, placement in enumerate(parameter.placements)
@@ -301,6 +302,6 @@ class ArchonEngine:
 
     @property
     def _is_head_a_copy(self) -> bool:
-        """Whether the last chunk has the embedding again."""
+        """Whether the last chunk has a copy of the embedding."""
         is_tied = self.description.tie_word_embeddings and self.head == "vocabulary"
         return is_tied and self.settings.layout.pp > 1

@@ -1,11 +1,11 @@
-"""A mixture of experts: each rank routes its own tokens, and experts get them wherever they are.
+"""Mixture of experts: each rank routes its own tokens to the ranks that have the experts.
 
-A rank that is not alone has some of the experts, or parts of them; a token goes to every rank that
-has a part, and what they make of it is added where it came from. So neither the order of the ranks
-nor how all but the experts is cut matters here.
+Each rank has some of the experts, or parts of them. A token goes to every rank that has a part of
+its expert, and the results are summed where it came from. So the order of the ranks, and how the
+rest of the model is cut, do not matter here.
 
 Shapes: S tokens of this rank, K experts of a token, E experts, L experts of this rank, R rows (a
-token for one of its experts), P ranks that have the experts between them, H hidden size.
+token for one of its experts), P ranks that have all experts together, H hidden size.
 """
 
 import torch
@@ -21,33 +21,33 @@ from mindrl.training.archon.tensor import TensorParallel, local
 
 
 class Router(nn.Module):
-    """Says how well each expert suits a token; in float32, which few tokens have in common."""
+    """Computes routing probabilities, in float32: rounding would change the choice of experts."""
 
     def __init__(self, model: ModelDescription, experts: int, parallel: TensorParallel) -> None:
-        """Make one without memory; each tensor-parallel rank has its own tokens."""
+        """Build the router on the meta device; tensor-parallel ranks must have different tokens."""
         super().__init__()
         assert parallel.is_cut or parallel.size == 1, "ranks with the same tokens"
         self.weight = parallel.parameter(experts, model.hidden_size)
         self.sums = parallel.size > 1
 
     def forward(self, read_SH: Tensor) -> Tensor:
-        """Return probabilities of all experts, [S, E]."""
+        """Return the probabilities of all experts, [S, E]."""
         weight_EH = local(self.weight, sums=self.sums)
         return functional.linear(read_SH.float(), weight_EH.float()).softmax(-1)
 
 
 class Experts(nn.Module):
-    """What a rank has of the experts of a layer, in two stacks."""
+    """A rank's experts of one layer, in two stacked tensors."""
 
     def __init__(self, hidden: int, moe: MoeDescription, meshes: ExpertMeshes) -> None:
-        """Make them without memory."""
+        """Build the experts on the meta device."""
         super().__init__()
         own, inner = moe.num_experts // meshes.ep, moe.intermediate_size // meshes.etp
         self.gate_up = nn.Parameter(torch.empty(own, 2 * inner, hidden, device="meta"))
         self.down = nn.Parameter(torch.empty(own, hidden, inner, device="meta"))
 
     def forward(self, rows_RH: Tensor, counts_L: Tensor) -> Tensor:
-        """Multiply rows that lie expert by expert, so many for each."""
+        """Apply the experts to rows sorted by expert; `counts_L` rows for each."""
         ends_L = counts_L.cumsum(0, dtype=torch.int32)
         gate_up = self.gate_up.transpose(-2, -1)
         gate, up = functional.grouped_mm(rows_RH, gate_up, offs=ends_L).chunk(2, -1)
@@ -57,7 +57,7 @@ class Experts(nn.Module):
 
 
 class Mixture(nn.Module):
-    """A feed-forward part of many experts, of which each token takes some."""
+    """A feed-forward part with several experts, of which each token uses some."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Mixture(nn.Module):
         meshes: ExpertMeshes,
         balance: Balance | None,
     ) -> None:
-        """Make one without memory."""
+        """Build the layer on the meta device."""
         super().__init__()
         moe = model.moe
         assert moe is not None, "a dense model"
@@ -74,10 +74,10 @@ class Mixture(nn.Module):
         self.gate = Router(model, moe.num_experts, parallel)
         self.experts = Experts(model.hidden_size, moe, meshes)
 
-    # How many tokens go where is known to the host alone: no graph is made of it.
+    # Not compiled: only the host knows how many tokens go to each expert.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, hidden_1SH: Tensor, spans: Spans | None) -> Tensor:
-        """Return hidden states as they came. A collective over the ranks that share the experts."""
+        """Return the new hidden states. A collective over the ranks that share the experts."""
         probs_SE = self.gate(hidden_1SH[0])
         weights_SK, ids_SK = probs_SE.topk(self.moe.num_experts_per_tok, -1)
         if self.moe.norm_topk_prob:
@@ -100,7 +100,7 @@ class Mixture(nn.Module):
         return mixed_SH.to(read_SH.dtype)
 
     def _at_their_ranks(self, rows_RH: Tensor, counts_PL: Tensor) -> Tensor:
-        """Send rows to the ranks of their experts, and take back what these make of them."""
+        """Send rows to the ranks of their experts, and return the results."""
         group = self.meshes.group
         if group is None:
             return self.experts(rows_RH, counts_PL[0])  # type: ignore[no-any-return]
@@ -108,7 +108,7 @@ class Mixture(nn.Module):
         dist.all_to_all_single(got_PL, counts_PL, group=group)
         sizes = got_PL.sum(1).tolist(), counts_PL.sum(1).tolist()
         here_RH = exchanged(rows_RH, group, *sizes)
-        # They come rank by rank.
+        # Rows arrive by rank; sort them by expert.
         expert_R = torch.arange(got_PL.size(1), device=got_PL.device).repeat(group.size())
         order_R = expert_R.repeat_interleave(got_PL.flatten()).argsort(stable=True)
         done_RH = self.experts(here_RH.index_select(0, order_R), got_PL.sum(0))

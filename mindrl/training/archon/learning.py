@@ -1,4 +1,4 @@
-"""What a model needs besides its weights in order to learn: gradients, an optimizer, a schedule.
+"""Training state of a model besides its weights: gradients, optimizer and schedule.
 
 The optimizer works on plain tensors that share the storages of the DTensors: one call for all.
 """
@@ -17,7 +17,7 @@ from mindrl.training.learning_rate import learning_rate
 
 
 class Learning:
-    """The gradients of a model and the optimizer of its weights, all of this rank's own parts."""
+    """Gradients of a model and the optimizer of its weights, for this rank's own parts."""
 
     def __init__(
         self,
@@ -26,16 +26,16 @@ class Learning:
         learning: LearningConfig,
         updates: int,
     ) -> None:
-        """Prepare a run of updates.
+        """Allocate gradients and moments for a run of `updates` optimizer steps.
 
-        `copies` says how many ranks hold the same part of a parameter.
+        `copies` maps each parameter to the number of ranks that hold the same part.
         """
         self.learning, self.updates_of_run, self.updates = learning, updates, 0
         self.parameters, self.copies = parameters, copies
         self.leaves = {name: nn.Parameter(each.to_local()) for name, each in parameters.items()}
         for name, leaf in self.leaves.items():
             leaf.grad = torch.zeros_like(leaf)
-            # The backward pass adds into a gradient that is there.
+            # The backward pass adds into an existing gradient.
             parameters[name].grad = _alike(parameters[name], leaf.grad)
         self.optimizer = torch.optim.AdamW(
             self._groups(),
@@ -43,17 +43,17 @@ class Learning:
             betas=(learning.adam_beta1, learning.adam_beta2),
             eps=learning.adam_eps,
         )
-        # The memory of a worker is planned before the first step, and then stays as it is.
+        # A worker's memory is planned before the first step and must not change afterwards.
         for leaf in self.leaves.values():
             moments = {kind: torch.zeros_like(leaf) for kind in ("exp_avg", "exp_avg_sq")}
             self.optimizer.state[leaf] = {"step": torch.tensor(0.0), **moments}
 
     def zero_gradients(self) -> None:
-        """Begin a step."""
+        """Zero the gradients at the start of a step."""
         torch._foreach_zero_(self._gradients)
 
     def join(self, names: Collection[str], group: dist.ProcessGroup | None) -> None:
-        """Give copies of a parameter, of this rank and of a group, the sum of their gradients."""
+        """Sum the gradients of a parameter's copies, on this rank and over `group`."""
         gradients = [self.leaves[name].grad for name in names if name in self.leaves]
         first, *others = (each for each in gradients if each is not None)
         for other in others:
@@ -64,9 +64,10 @@ class Learning:
             other.copy_(first)
 
     def step(self, losses: Sequence[Tensor]) -> dict[str, float]:
-        """End a step, or take none where a loss or the norm of the gradient is not finite.
+        """Take the optimizer step, or skip it if a loss or the gradient norm is not finite.
 
-        A collective over all ranks, which agree. See `TrainingEngine.train_step`.
+        A collective over all ranks: if one rank must skip the step, all do. See
+        `TrainingEngine.train_step`.
         """
         has_loss = all(bool(each.isfinite().all()) for each in losses)
         device = self._gradients[0].device
@@ -90,7 +91,7 @@ class Learning:
         return metrics
 
     def restore(self, updates: int) -> None:
-        """Go on behind so many updates; moments are those that are there."""
+        """Set the number of updates taken; the moments keep their values."""
         self.updates = updates
         for state in self.optimizer.state.values():
             state["step"].fill_(float(updates))
@@ -107,7 +108,7 @@ class Learning:
                     yield from self.moments(leaf).values()
 
     def moments(self, leaf: Tensor) -> dict[str, Tensor]:
-        """Return both moments of one of the leaves."""
+        """Return both moments of a leaf."""
         state = self.optimizer.state[leaf]
         return {kind: state[kind] for kind in ("exp_avg", "exp_avg_sq")}
 
@@ -126,7 +127,7 @@ class Learning:
         self.updates += 1
 
     def _groups(self) -> list[dict[str, object]]:
-        """Leave vectors out of the decay, as Megatron does."""
+        """Return parameter groups without weight decay for vectors, as in Megatron."""
         matrices = [leaf for leaf in self.leaves.values() if leaf.dim() > 1]
         vectors = [leaf for leaf in self.leaves.values() if leaf.dim() == 1]
         groups = ((matrices, self.learning.weight_decay), (vectors, 0.0))

@@ -1,4 +1,4 @@
-"""What the PyTorch-native engine demands of a model, and of the order of the ranks.
+"""Requirements of the PyTorch-native engine on a model and on the rank order.
 
 Every finding about a size names the nearest legal values. Imports no torch.
 """
@@ -22,10 +22,10 @@ from mindrl.training.orders import possible_orders
 
 
 def archon_findings(model: ModelDescription, layout: TrainLayout, keys: Keys) -> Iterator[Finding]:
-    """Say what keeps the engine from building a model, or from cutting it by a layout.
+    """Yield the reasons why the engine cannot build a model or cut it by a layout.
 
-    Needs words for `tp`, `cp`, `pp`, `vpp`, `ep` and `etp` where they are above 1, and for
-    `layers_per_chunk` where it is given; `backend` is the word for the choice of the engine.
+    `keys` must name `tp`, `cp`, `pp`, `vpp`, `ep` and `etp` where they are above 1, and
+    `layers_per_chunk` if it is set; `backend` names the key that chooses the engine.
     """
     if unknown := [*_not_built(model)]:
         field = keys.get("backend", "backend")
@@ -46,7 +46,7 @@ def archon_findings(model: ModelDescription, layout: TrainLayout, keys: Keys) ->
 def _own_network(
     model: ModelDescription, other: OtherFamily, layout: TrainLayout, keys: Keys
 ) -> Iterator[Finding]:
-    """Refuse sizes that the spec of a user's network does not name; `other` is its family."""
+    """Refuse sizes that the spec of a user's network does not list; `other` is its family."""
     own = other.own
     assert own is not None
     for letter, name in {"t": "tp", "p": "pp", "c": "cp"}.items():
@@ -61,7 +61,7 @@ def _own_network(
 def _other_cuts(
     model: ModelDescription, other: OtherFamily, tp: int, field: str
 ) -> Iterator[Finding]:
-    """Refuse a tensor-parallel size that the cuts of a network that is not mindrl's do not take."""
+    """Refuse a tensor-parallel size that does not fit the cuts of a network from outside mindrl."""
     if other.cuts is None:
         need = f"needs to know how {other.architecture} may be cut, which no plan of transformers"
         yield broken(field, tp, f"{need} for plain matrices says; 1 is legal", 1)
@@ -77,7 +77,7 @@ def _other_cuts(
 
 
 def _not_built(model: ModelDescription) -> Iterator[str]:
-    """Name what the engine's own network does not have."""
+    """Yield the parts of a model that the engine's own network lacks."""
     if model.mla:
         yield "latent attention"
     if model.fused_projections:
@@ -92,11 +92,11 @@ def _not_built(model: ModelDescription) -> Iterator[str]:
 
 
 def archon_orders(own: RankOrder, ranks_per_node: int) -> Iterator[RankOrder]:
-    """Yield the orders that one grid can be given instead of the engine's own, which comes first.
+    """Yield the legal orders of a grid, the engine's own first.
 
-    The rows of a tensor are dealt to the ranks that share it as they rise. In the engine's own
-    order those of one `dp` follow each other; in others they must too, for a place in the grid to
-    say which rows a rank has.
+    The rows of a tensor are distributed over the ranks that share it in ascending order. In the
+    engine's own order the ranks of one `dp` are consecutive; they must be in other orders too, so
+    that a grid position determines a rank's rows.
     """
     yield from possible_orders(own, ranks_per_node, _contexts_lie_closest)
 

@@ -1,4 +1,4 @@
-"""The ranks of a layout as torch's meshes, in any order of the ranks."""
+"""Device meshes and process groups of a layout, for any order of the ranks."""
 
 from collections.abc import Collection, Mapping
 from functools import cache
@@ -17,13 +17,13 @@ class Meshes:
     def __init__(
         self, layout: TrainLayout, device_type: str, *, fsdp_size: int | None = None
     ) -> None:
-        """Make the groups. A collective over all ranks.
+        """Create the groups. A collective over all ranks.
 
         Args:
-            layout: Of the model.
-            device_type: Of its weights.
-            fsdp_size: Ranks that share the rows of a weight, others hold copies; None is all that
-                would hold the same.
+            layout: Layout of the model.
+            device_type: Device of its weights.
+            fsdp_size: Ranks that share the rows of a weight, the others hold copies; None shares
+                them over all ranks that would hold the same.
         """
         self.layout = layout
         order = layout.dense_order
@@ -34,25 +34,25 @@ class Meshes:
             names = ("pp", "replica", "shard", "tp")
         self.root = DeviceMesh(device_type, ranks, mesh_dim_names=names)
         self.data = self.root["shard"] if fsdp_size is None else self.root["replica", "shard"]
-        """The ranks that FSDP2 shards weights over; of two dimensions the first holds copies."""
+        """Ranks that FSDP2 shards weights over; with two dimensions the first replicates."""
         self.tensor = self.root["tp"]
         self.pipeline = self.root["pp"].get_group()
         self.replicas = _own_group(order.groups(("dp", "cp")))
-        """The ranks of a stage that read other sequences, or other tokens of them."""
+        """Ranks of a stage that read other sequences, or other tokens of the same sequences."""
         self.context = _own_group(order.groups(("cp",))) if layout.cp > 1 else None
-        """The ranks that share the tokens of sequences; None for one alone."""
+        """Ranks that share the tokens of sequences; None for a single rank."""
 
     def tokens(self) -> dist.ProcessGroup | None:
-        """Return the ranks that share the tokens of sequences where tensor-parallel ones do too.
+        """Return the ranks that share the tokens of sequences, tensor-parallel ranks included.
 
-        None for one alone. A collective over all ranks.
+        None for a single rank. A collective over all ranks.
         """
         if self.layout.tp == 1:
             return self.context
         return _own_group(self.layout.dense_order.groups(("cp", "tp")))
 
     def twins(self, heads: int) -> dist.ProcessGroup | None:
-        """Return the tensor-parallel ranks that have the same key-value heads, where several do.
+        """Return the tensor-parallel ranks with the same key-value heads; None if no two share any.
 
         A collective over all ranks.
         """
@@ -64,9 +64,9 @@ class Meshes:
         return _own_group(runs)
 
     def ends(self) -> dist.ProcessGroup | None:
-        """Return the ranks that have the same places in the first and in the last chunk.
+        """Return the ranks at the same place in the first and in the last chunk.
 
-        None between those, and where a rank has both. A collective over all ranks.
+        None for stages in between, and if one rank has both chunks. A collective over all ranks.
         """
         last = self.layout.last_stage
         if last == 0:
@@ -77,18 +77,18 @@ class Meshes:
 
 
 class ExpertMeshes:
-    """Who has which experts of a layer, and who has the same."""
+    """Which ranks have which experts of a layer, and which have the same ones."""
 
     def __init__(self, layout: TrainLayout, device_type: str) -> None:
-        """Make the groups. A collective over all ranks."""
+        """Create the groups. A collective over all ranks."""
         order = layout.experts_order
         self.ep, self.etp = layout.ep, layout.etp
         places = {"pp": ("pp",), "shard": ("dp",), "part": ("ep", "etp")}
         root = DeviceMesh(device_type, ranks_by_place(order, places), mesh_dim_names=tuple(places))
         self.data = root["shard"]
-        """The ranks that FSDP2 shards the same experts over."""
+        """Ranks that FSDP2 shards the same experts over."""
         self.group = root["part"].get_group() if layout.ep * layout.etp > 1 else None
-        """The ranks that have all experts between them; None for one alone."""
+        """Ranks that together have all experts; None for a single rank."""
         first = order.groups(("ep", "etp"))[0]
         self.parts = [order.coordinates[rank]["ep"] for rank in first]
         """Which of the `ep` parts of the experts each rank of the group has."""
@@ -96,21 +96,21 @@ class ExpertMeshes:
 
 @cache
 def expert_meshes_of(layout: TrainLayout, device_type: str) -> ExpertMeshes:
-    """Return the groups of a layout that share experts, as `meshes_of`. A collective."""
+    """Return a layout's expert groups, cached as in `meshes_of`. A collective."""
     return ExpertMeshes(layout, device_type)
 
 
 @cache
 def meshes_of(layout: TrainLayout, device_type: str, fsdp_size: int | None = None) -> Meshes:
-    """Return the groups of a layout, which models of the same layout share. A collective."""
+    """Return the groups of a layout, cached: models of the same layout share them. A collective."""
     return Meshes(layout, device_type, fsdp_size=fsdp_size)
 
 
 def ranks_by_place(order: RankOrder, dimensions: Mapping[str, Collection[str]]) -> torch.Tensor:
-    """Return the ranks of an order by their places in some dimensions, each of one or more of its.
+    """Return the ranks as a tensor, indexed by their places in groups of the order's dimensions.
 
-    Contributions of the digits of a rank add up: along each dimension ranks rise, and a place is
-    the same whatever the other places are.
+    The digits of a rank contribute additively: ranks rise along each dimension, and a place does
+    not depend on the other places.
     """
     places = [
         {rank: at for group in order.groups(names) for at, rank in enumerate(group)}

@@ -1,10 +1,10 @@
 """A decoder in plain torch: Qwen2, Qwen3 and Llama, dense and with experts.
 
-Its parameters bear Hugging Face's names, of a pipeline stage too. It reads packs and returns the
+Its parameters have Hugging Face's names, also in a pipeline stage. It reads packs and returns the
 last hidden states, never logits.
 
-Shapes: S tokens of this rank, N heads of this rank, M of them key-value heads, D width of a head,
-H hidden size, R context-parallel ranks.
+Shapes: S tokens of this rank, N heads of this rank, M of them key-value heads, D width of a head, H
+hidden size, R context-parallel ranks.
 """
 
 from collections.abc import Sequence
@@ -30,21 +30,21 @@ from mindrl.training.rotary import inverse_frequencies
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkSettings:
-    """What layout and device add to a model description."""
+    """Settings of layout and device for a network."""
 
     parallel: TensorParallel
     context: dist.ProcessGroup | None
-    """The ranks that share the tokens of a sequence; None for one alone."""
+    """Ranks that share the tokens of a sequence; None for a single rank."""
     attention: Kernel
     head: Head = "vocabulary"
     experts: ExpertMeshes | None = None
-    """Of a model with experts."""
+    """Groups of a model with experts."""
     balance: Balance | None = None
-    """Keeps experts equally busy, where that is asked for."""
+    """Load-balancing loss of the experts, if it is used."""
 
 
 class StagePart(NamedTuple):
-    """What of a model a pipeline stage holds."""
+    """The part of a model in one chunk of a pipeline stage."""
 
     layers: range
     is_first: bool
@@ -52,7 +52,7 @@ class StagePart(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """What every layer needs to know of the tokens that it reads."""
+    """Properties of a pack's tokens that every layer needs."""
 
     cosines_SD: Tensor
     sines_SD: Tensor
@@ -60,7 +60,7 @@ class Tokens(NamedTuple):
     gathered: Tensor | None
     natural: Tensor | None
     spans: Spans | None
-    """Those that experts are balanced over."""
+    """Spans that experts are balanced over."""
 
 
 class Attention(nn.Module):
@@ -71,7 +71,8 @@ class Attention(nn.Module):
         hidden, D, parallel = model.hidden_size, model.head_dim, settings.parallel
         self.head_dim, self.parallel = D, parallel
         self.kernel, self.context = settings.attention, settings.context
-        # Fewer heads than ranks: each has the one that its queries ask, and others have it too.
+        # With fewer heads than ranks, each rank has the head of its queries, and others have it
+        # too.
         key_rows = max(model.num_key_value_heads, parallel.size) * D
         twins = parallel.twins
         has_bias = model.attention_bias
@@ -85,7 +86,7 @@ class Attention(nn.Module):
         self.has_norms = model.qk_norm
 
     def forward(self, hidden_1SH: Tensor, tokens: Tokens) -> Tensor:
-        """Mix; returns hidden states as they came."""
+        """Return the attention output, in the shape of the hidden states."""
         read_SH = self.parallel.enter(hidden_1SH)[0]
         query_SND, key_SMD, value_SMD = (
             projection(read_SH).unflatten(-1, (-1, self.head_dim))
@@ -97,7 +98,7 @@ class Attention(nn.Module):
         mixed_SND = self._attend(query_SND, key_SMD, value_SMD, tokens)
         return self.parallel.leave(self.o_proj(mixed_SND.flatten(1))[None])
 
-    # Loops over the lengths of sequences: no graph is made of it.
+    # Not compiled: loops over the lengths of sequences.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, tokens: Tokens) -> Tensor:
         return attend(self.kernel, self.context, (query, key, value), tokens)
@@ -114,7 +115,7 @@ class FeedForward(nn.Module):
         self.down_proj = Linear(inner, hidden, self.parallel, cut=1)
 
     def forward(self, hidden_1SH: Tensor, _: Spans | None) -> Tensor:
-        """Return hidden states as they came."""
+        """Return the output, in the shape of the hidden states."""
         read_1SH = self.parallel.enter(hidden_1SH)
         gated = functional.silu(self.gate_proj(read_1SH)) * self.up_proj(read_1SH)
         return self.parallel.leave(self.down_proj(gated))
@@ -124,7 +125,7 @@ class Layer(nn.Module):
     """A layer of the decoder."""
 
     def __init__(self, model: ModelDescription, at: int, settings: NetworkSettings) -> None:
-        """Make the one with that number, without memory."""
+        """Build layer number `at` on the meta device."""
         super().__init__()
         sizes = model.hidden_size, model.rms_norm_eps, settings.parallel
         self.input_layernorm = Norm(*sizes, of_heads=False)
@@ -137,14 +138,14 @@ class Layer(nn.Module):
             self.mlp = Mixture(model, settings.parallel, settings.experts, settings.balance)
 
     def forward(self, hidden_1SH: Tensor, tokens: Tokens) -> Tensor:
-        """Return hidden states as they came."""
+        """Return the new hidden states, in the same shape."""
         hidden_1SH = hidden_1SH + self.self_attn(self.input_layernorm(hidden_1SH), tokens)
         fed_1SH: Tensor = self.mlp(self.post_attention_layernorm(hidden_1SH), tokens.spans)
         return hidden_1SH + fed_1SH
 
 
 class Decoder(nn.Module):
-    """The layers of a stage, under their numbers in the model."""
+    """Layers of a stage, under their numbers in the model."""
 
     def __init__(self, model: ModelDescription, part: StagePart, settings: NetworkSettings) -> None:
         super().__init__()
@@ -157,7 +158,7 @@ class Decoder(nn.Module):
 
 
 class Network(nn.Module):
-    """A decoder with its head, or a stage of it, without memory."""
+    """A decoder with its head, or a stage of it, on the meta device."""
 
     def __init__(self, model: ModelDescription, part: StagePart, settings: NetworkSettings) -> None:
         super().__init__()
@@ -172,19 +173,20 @@ class Network(nn.Module):
 
     @property
     def layers(self) -> list[Layer]:
-        """Those of this stage."""
+        """Layers of this stage."""
         found: list[Any] = list(self.model.layers.values())
         return found
 
     def forward(self, given: Tensor, pack: Pack[Any]) -> Tensor:
-        """Go through a stage.
+        """Run a stage.
 
         Args:
-            given: Tokens [1, S] for the first stage, hidden states of the stage before for others.
-            pack: Those tokens.
+            given: Tokens [1, S] for the first stage, hidden states of the previous stage for
+                others.
+            pack: The pack of those tokens.
 
         Returns:
-            Hidden states; of the last stage normed, and those of all tokens [1, S, H].
+            Hidden states; after the last stage normed, and those of all tokens [1, S, H].
         """
         hidden_1SH = self.model.embed_tokens(given) if self.part.is_first else given
         angles = _angles(pack.positions_1S[0], self.frequencies_F, hidden_1SH.dtype)
@@ -195,15 +197,15 @@ class Network(nn.Module):
         return self._before_head(hidden_1SH) if self.part.is_last else hidden_1SH
 
     def head_weight(self) -> Tensor:
-        """Return what turns hidden states into this rank's logits, [V, H], or into values, [1, H].
+        """Return this rank's weight for logits, [V, H], or for values, [1, H].
 
-        To be asked behind a forward pass, which brings the weights together.
+        Call it after a forward pass, which gathers the weights.
         """
         holder: Any = self.score if self.is_value else getattr(self, "lm_head", None)
         return local((self.model.embed_tokens if holder is None else holder).weight)
 
     def twins(self) -> dict[str, dist.ProcessGroup]:
-        """Return the parameters of which other tensor-parallel ranks hold the same rows."""
+        """Return the parameters whose rows other tensor-parallel ranks hold too, with the group."""
         return {
             f"{path}.{name}": module.twins
             for path, module in self.named_modules()
@@ -212,7 +214,7 @@ class Network(nn.Module):
         }
 
     def _before_head(self, hidden_1SH: Tensor) -> Tensor:
-        # By a value head every rank multiplies whole, so each has the whole gradient already.
+        # A value head is replicated, so each rank already has the whole gradient.
         gather = self.parallel.share if self.is_value else self.parallel.enter
         return gather(self.model.norm(hidden_1SH))
 
@@ -224,7 +226,7 @@ def attend(
     tokens: Tokens | Pack[Any],
     scale: float | None = None,
 ) -> Tensor:
-    """Let queries attend to keys and to values, [S, N, D] each; with a context by heads."""
+    """Return attention of query, key and value, [S, N, D] each; by heads if there is a context."""
     query, key, value = heads
     gathered, natural = tokens.gathered, tokens.natural
     if context is None or gathered is None or natural is None:

@@ -1,8 +1,8 @@
-"""A user's own module as a network of the engine: packs, context and tensor parallelism, a head.
+"""A user's own module as a network of the engine: packs, parallelism and a head.
 
-The module is plain torch: it turns tokens, or the hidden states of the stage before, into hidden
-states, and attends by what it is handed. What its spec says of each tensor is done here, in place,
-so names stay; its forward pass sees plain tensors.
+The module is plain torch: it turns tokens, or the hidden states of the previous stage, into hidden
+states, and attends with the object that it receives. The cuts of its spec are applied in place, so
+names stay; its forward pass sees plain tensors.
 
 Shapes: S tokens of this rank, N heads, M key-value heads, D width of a head, H hidden size.
 """
@@ -26,36 +26,36 @@ from mindrl.training.packs import Pack
 
 @dataclass(frozen=True, kw_only=True)
 class PackTokens:
-    """The tokens that a module reads: sequences one behind the other."""
+    """Tokens that a module reads: concatenated sequences."""
 
     positions_S: Tensor
-    """Of each token in its sequence."""
+    """Position of each token in its sequence."""
     pack: Pack[Any]
     settings: NetworkSettings
 
-    # Loops over the lengths of sequences: no graph is made of it.
+    # Not compiled: loops over the lengths of sequences.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def attend(
         self, query_SND: Tensor, key_SMD: Tensor, value_SMD: Tensor, scale: float | None = None
     ) -> Tensor:
         """Attend causally inside each sequence; returns [S, N, D].
 
-        `scale` multiplies products of queries and keys; None takes 1 / sqrt(D).
+        `scale` multiplies the products of queries and keys; None is 1 / sqrt(D).
         """
         heads = query_SND, key_SMD, value_SMD
         return attend(self.settings.attention, self.settings.context, heads, self.pack, scale)
 
 
 class OwnNetwork(GivenNetwork):
-    """A module of the user's, or a stage of it, without memory."""
+    """A user's module, or a stage of it, on the meta device."""
 
     def __init__(
         self, folder: str, model: ModelDescription, part: StagePart, settings: NetworkSettings
     ) -> None:
-        """Build it by the spec, and let tensor-parallel ranks share it.
+        """Build the module by its spec, and cut it over tensor-parallel ranks.
 
         Raises:
-            ModelError: A part of the spec raised something, or is not what it should be.
+            ModelError: A part of the spec raised an error or has the wrong type.
         """
         own = own_of(model)
         super().__init__(built(folder, own, part), model, part, settings)
@@ -76,7 +76,7 @@ class OwnNetwork(GivenNetwork):
             leaves(region, parallel.leave)
 
     def forward(self, given: Tensor, pack: Pack[Any]) -> Tensor:
-        """Go through a stage: see `Network`."""
+        """Run a stage: see `Network`."""
         positions_S = pack.positions_1S[0]
         tokens = PackTokens(positions_S=positions_S, pack=pack, settings=self.settings)
         hidden_1SH: Tensor = self.network(given, tokens)
@@ -84,17 +84,17 @@ class OwnNetwork(GivenNetwork):
 
 
 def own_of(model: ModelDescription) -> OwnFamily:
-    """Return what a spec says of a model that has one."""
+    """Return the spec data of a model that has a spec."""
     assert model.other is not None
     assert model.other.own is not None
     return model.other.own
 
 
 def built(folder: str, own: OwnFamily, part: StagePart) -> Any:
-    """Build the module of a spec without memory, whole as far as tensor parallelism goes.
+    """Build the module of a spec on the meta device, not yet cut over tensor-parallel ranks.
 
     Raises:
-        ModelError: It raised something, or has no layers.
+        ModelError: The module raised an error, or has no layers.
     """
     path, values = read_config(folder)
     place = spec_at(own.spec).module
@@ -115,10 +115,10 @@ def built(folder: str, own: OwnFamily, part: StagePart) -> Any:
 
 
 def regions_of(own: OwnFamily, network: nn.Module) -> list[nn.Module]:
-    """Ask the spec for the modules that tensor-parallel ranks share.
+    """Return the modules that tensor-parallel ranks share, by the spec's `parallelise`.
 
     Raises:
-        ModelError: It raised something.
+        ModelError: `parallelise` raised an error.
     """
     place = spec_at(own.spec).parallelise
     parallelise: Any = named_object(f"{own.spec}: parallelise", place)

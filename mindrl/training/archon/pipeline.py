@@ -1,9 +1,9 @@
-"""How packs go through the chunks of a model, forward alone, or forward and backward.
+"""Run packs through the chunks of a model: forward only, or forward and backward.
 
-Of the orders of torch.distributed.pipelining each receives into buffers of one shape. So what
-travels in an update is padded to the longest pack of it, and cut before anything is computed: that
-costs bytes on the wire, never a product. All ranks of a replica have all packs, and know them by
-their numbers.
+The schedules of torch.distributed.pipelining receive into buffers of one shape. So hidden states of
+an update are padded to its longest pack for sending, and cut before any computation: this costs
+bytes on the wire, but no compute. All ranks of a replica have all packs, and refer to them by
+number.
 
 Shapes: S tokens of a pack on this rank, H hidden size; with sequence parallelism hidden states
 between chunks are [1, S / tp, H].
@@ -31,30 +31,31 @@ from mindrl.training.archon.shards import give_back
 from mindrl.training.packs import Pack
 
 Reader = Callable[[Pack[Any], Tensor, Tensor], Tensor]
-"""From a pack, its last hidden states [1, S, H] and the weight of the head; of a loss 0-dim."""
+"""Maps a pack, its last hidden states [1, S, H] and the head's weight to a tensor; a loss is
+0-dim."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hidden:
-    """What travels between chunks."""
+    """Hidden states as they are sent between chunks."""
 
     size: int
     dtype: torch.dtype
     ranks: int
-    """Those that share the tokens of hidden states."""
+    """Number of ranks that share the tokens of hidden states."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    """The chunks of a model that this rank has, and its way to those of other ranks."""
+    """This rank's chunks of a model, and their connection to the chunks of other ranks."""
 
     networks: Mapping[int, Network]
-    """By the number of the chunk in the model, rising."""
+    """Chunks by their number in the model, ascending."""
     layout: TrainLayout
     schedule: Schedule
-    """Of an update."""
+    """Schedule of an update."""
     group: dist.ProcessGroup
-    """The stages of a replica."""
+    """Stages of a replica."""
     hidden: Hidden
     device_type: str
 
@@ -64,24 +65,25 @@ class Pipeline:
         return self._last in self.networks
 
     def packs_of_update(self, count: int) -> int:
-        """Return how many packs, of so many or more, the schedule can take."""
+        """Return the smallest number of packs, at least `count`, that the schedule supports."""
         pp = self.layout.pp
         if self.schedule == "1F1B":
             return max(count, pp)
         if self.schedule != "ZBVZeroBubble":
-            # As many in each round, which has a pack for each stage or more.
+            # Rounds must be equal, with at least one pack per stage.
             while count % max(1, count // pp):
                 count += 1
         return count
 
     def forward(self, packs: Sequence[Pack[Any]], read: Reader) -> list[Tensor]:
-        """Run packs forward. A collective over the ranks of a replica, without gradients.
+        """Run packs forward, without gradients. A collective over the ranks of a replica.
 
-        The schedules' own way, `eval`, cannot go through the stages and back. Rounds of as many
-        packs as stages keep the messages of any two ranks in one order; each has its own size.
+        The schedules' own `eval` does not support chunks that run back through the stages. Rounds
+        of `pp` packs keep the messages between any two ranks in one order; each message has its own
+        size.
 
         Returns:
-            What `read` gives of each pack; nothing on ranks without the head.
+            Results of `read` for each pack; empty on ranks without the head.
         """
         pp, found, sent = self.layout.pp, list[Tensor](), deque[dist.Work]()
         for first in range(0, len(packs), pp):
@@ -92,7 +94,7 @@ class Pipeline:
                 weight = self.networks[self._last].head_weight()
                 pairs = zip(taken, made, strict=True)
                 found += [read(pack, hidden_1SH, weight) for pack, hidden_1SH in pairs]
-            # Those of the round before.
+            # Wait for the sends of the previous round.
             while len(sent) > pp * len(self.networks):
                 sent.popleft().wait()
         for work in sent:
@@ -103,8 +105,8 @@ class Pipeline:
     def update(self, packs: Sequence[Pack[Any]], loss: Reader) -> None:
         """Run packs forward and backward. A collective over the ranks of a replica.
 
-        There must be `packs_of_update` of them. The rank with the head asks for the losses in
-        their order.
+        The number of packs must be one that `packs_of_update` returns. The rank with the head calls
+        `loss` in the order of the packs.
         """
         if self.layout.pp == 1:
             (network,) = self.networks.values()
@@ -121,8 +123,8 @@ class Pipeline:
     def _through(
         self, chunk: int, packs: Sequence[Pack[Any]], made: list[Tensor], sent: deque[dist.Work]
     ) -> list[Tensor]:
-        """Take packs through a chunk; returns the hidden states that no other rank wants."""
-        # All are asked for before any is sent: two ranks may send each other.
+        """Run packs through a chunk; returns the hidden states that stay on this rank."""
+        # Post all receives before any send: two ranks may send to each other.
         coming, kept = self._coming(chunk, packs, made), []
         for pack, (given, work) in zip(packs, coming, strict=True):
             tick()
@@ -163,8 +165,8 @@ class Pipeline:
             )
 
     def _stage(self, chunk: int, network: Network, width: int) -> "_TracedStage":
-        """Describe a chunk to the schedules; with its shapes said no pass is spent on them."""
-        # Gradients travel for what is said to need them.
+        """Describe a chunk to the schedules, with its shapes: they then skip shape inference."""
+        # Gradients are sent only for inputs that require them.
         hidden = self._room(width, "meta").requires_grad_()
         return _TracedStage(
             network,
@@ -180,15 +182,15 @@ class Pipeline:
     def _padded(
         self, chunk: int, network: Network, packs: Sequence[Pack[Any]], width: int
     ) -> Iterator[None]:
-        """Let a chunk take packs by number, and take and give hidden states of one width.
+        """Make a chunk take packs by number, and hidden states padded to `width`.
 
-        By hooks, since the schedules look for FSDP2 in the module that they are given.
+        Uses hooks, because the schedules look for FSDP2 in the module that they get.
         """
         gradients = [(parameter, parameter.grad) for parameter in network.parameters()]
 
         def take(_: Any, given: Any, named: Any) -> Any:
             tick()
-            # Those to add into: the schedules have taken them away as they began.
+            # Restore the gradients to add into: the schedules remove them when they start.
             for parameter, gradient in gradients:
                 parameter.grad = gradient
             pack = packs[int(named["number"])]
@@ -199,7 +201,7 @@ class Pipeline:
                 return hidden_1SH
             return functional.pad(hidden_1SH, (0, 0, 0, width - hidden_1SH.size(1)))
 
-        # Before FSDP2 would take the number to the device.
+        # Must run before FSDP2 moves the number to the device.
         taking = network.register_forward_pre_hook(take, prepend=True, with_kwargs=True)
         giving = network.register_forward_hook(give)
         try:
@@ -211,7 +213,7 @@ class Pipeline:
     def _coming(
         self, chunk: int, packs: Sequence[Pack[Any]], made: Sequence[Tensor]
     ) -> list[tuple[Tensor, dist.Work | None]]:
-        """Return what a chunk reads of packs, and what to wait for before."""
+        """Return a chunk's inputs for each pack, and the receive to wait for if any."""
         if chunk == 0:
             return [(pack.tokens_1S, None) for pack in packs]
         if chunk - 1 in self.networks:
@@ -244,7 +246,7 @@ class Pipeline:
 
 
 class _TracedStage(PipelineStage):
-    """A chunk whose passes are in the trace, in whatever order a schedule asks for them."""
+    """A chunk whose passes are recorded in the trace, in any schedule."""
 
     def forward_one_chunk(self, *given: Any, **named: Any) -> Any:
         with span("forward"):

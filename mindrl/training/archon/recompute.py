@@ -1,6 +1,6 @@
-"""What the backward pass makes again instead of keeping it, and layers as compiled graphs.
+"""Activation recomputation in the backward pass, and compilation of layers.
 
-Both go in place: no module comes around a layer, so parameters keep their names.
+Both replace a layer's `forward`: no module wraps the layer, so parameters keep their names.
 """
 
 from collections import Counter
@@ -24,27 +24,28 @@ _KEPT = (
     _PRODUCTS
     | ATTENTION_OPERATIONS
     | {
-        # What has come from other ranks.
+        # Results of communication.
         "_c10d_functional::all_to_all_single",
         "_c10d_functional::reduce_scatter_tensor",
     }
 )
-"""Operations that cost much for what they give, as torchtitan chooses them."""
+"""Operations whose results are kept because they are expensive, as torchtitan chooses them."""
 
 
 def prepare_layers(network: Network, options: ArchonConfig, *, backend: str = "inductor") -> None:
-    """Make layers as the options say, before their weights are cut over ranks."""
+    """Compile and checkpoint layers as the options say, before their weights are sharded."""
     every = _interval(options)
     is_by_operation = options.ac_mode == "selective" and options.selective_ac_option == "op"
     if options.enable_compile:
         if options.ac_mode == "memory_budget":
             torch._functorch.config.activation_memory_budget = options.ac_memory_budget
-        # A backward pass in two halves reads what a graph would else give away after the first.
+        # A backward pass in two halves reads buffers that a graph would otherwise donate after the
+        # first.
         torch._functorch.config.donated_buffer = False
     for index, layer in enumerate(network.layers):
         forward: Callable[..., torch.Tensor] = layer.forward
         if options.enable_compile:
-            # Packs differ in length: one graph for all.
+            # Packs differ in length: use one graph for all.
             forward = _compiling(torch.compile(forward, dynamic=True, backend=backend))
         if every and (index + 1) % every == 0:
             context: dict[str, Any] = {"context_fn": _by_operation} if is_by_operation else {}
@@ -61,7 +62,7 @@ def prepare_layers(network: Network, options: ArchonConfig, *, backend: str = "i
 
 
 def _compiling(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Let a layer be compiled where the rest of the process is not: workers on CPU say so."""
+    """Enable compilation for a layer, even if the process disables it, as workers on CPU do."""
 
     def run(*given: Any, **named: Any) -> torch.Tensor:
         with torch._dynamo.config.patch(disable=False):
@@ -71,7 +72,7 @@ def _compiling(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
 
 
 def _interval(options: ArchonConfig) -> int:
-    """Return of how many layers one is made again, 0 for none of them."""
+    """Return n if every n-th layer is recomputed, 0 for none."""
     match options.ac_mode:
         case "full":
             return 1
@@ -83,7 +84,7 @@ def _interval(options: ArchonConfig) -> int:
 
 
 def _by_operation() -> Any:
-    """Keep attention, what came from other ranks, and every second product."""
+    """Keep the results of attention, of communication, and of every second matrix product."""
     seen: Counter[bool] = Counter()
 
     def policy(context: Any, operation: Any, *_: object, **__: object) -> CheckpointPolicy:

@@ -1,14 +1,14 @@
-"""Who holds which part of a model that PyTorch alone trains: DTensors that FSDP2 cuts once more.
+"""Which rank holds which part of a model of the PyTorch-native engine: DTensors cut by FSDP2.
 
-Local names are the logical ones; only the routed experts of a layer lie in two stacks,
-`mlp.experts.gate_up`, where an expert has its gate rows and then its up rows, and
-`mlp.experts.down`. What tensor parallelism cuts `table.py` says; where there are fewer key-value
-heads than ranks, each rank has the head that its query heads ask.
-A tied head in another chunk than the embedding is a copy of it, `lm_head.weight`.
+Local names are the logical ones. Only the routed experts of a layer are in two stacks:
+`mlp.experts.gate_up`, where each expert has its gate rows and then its up rows, and
+`mlp.experts.down`. `table.py` defines what tensor parallelism cuts; with fewer key-value heads than
+ranks, each rank has the head of its query heads. A tied head in another chunk than the embedding is
+a copy of it, `lm_head.weight`.
 
-FSDP2 then cuts the first dimension of what a tensor-parallel rank has, as `torch.chunk` does: the
-ranks that share it get as many rows each, rounded up, so the last ones get fewer, or none, and
-then lack the name; but all have the memory of the first. Of experts a rank gets whole ones.
+FSDP2 then cuts the first dimension of a tensor-parallel rank's part, as `torch.chunk` does: each
+rank gets the same number of rows, rounded up, so the last ones get fewer, or none and then lack the
+name; but all allocate the memory of the first. Experts are not split: each rank gets whole ones.
 Imports no torch.
 """
 
@@ -39,7 +39,7 @@ from mindrl.training.archon.table import Cut, TensorRow, rows_by_chunk
 
 
 class _Part(NamedTuple):
-    """One of the equal parts of something."""
+    """One of several equal parts."""
 
     parts: int
     at: int
@@ -53,11 +53,11 @@ def archon_sharding(
     fsdp_size: int | None = None,
     head: Head = "vocabulary",
 ) -> Sharding:
-    """Return who holds what: each rank a shard of all but routed experts, then one of those.
+    """Return the sharding: each rank holds one dense shard, and one of routed experts if any.
 
-    Of the ranks that differ in `dp` and `cp` alone, `fsdp_size` neighbours share the rows of all
-    but the experts; None lets all of them. Those that differ in the `dp` of the expert grid alone
-    share the experts.
+    Of the ranks that differ only in `dp` and `cp`, `fsdp_size` neighbours share the rows of all
+    tensors but the experts; None shares them over all. Ranks that differ only in the `dp` of the
+    expert grid share the experts.
     """
     shards, moe = fsdp_size or layout.dp * layout.cp, model.moe
     places = layout.dense_order.places_in_groups(("dp", "cp"))
@@ -91,9 +91,9 @@ def archon_sharding(
 def _dense(
     model: ModelDescription, held: Sequence[Mapping[str, TensorRow]], cut: tuple[_Part, _Part]
 ) -> ShardingTable:
-    """Return the table of some chunks for a tensor-parallel rank, and a shard of what it has."""
+    """Return the table of some chunks for one tensor-parallel rank and one shard of its part."""
     table: dict[str, LocalTensor] = {}
-    # Layers are alike: what a shape gives is made once.
+    # Layers are alike: compute each shape once.
     held_of = cache(partial(_held, model, cut))
     for tensors in held:
         for local, row in tensors.items():
@@ -105,7 +105,7 @@ def _dense(
 
 
 def _of_tensor_rank(model: ModelDescription, shape: Shape, cut: Cut, tensor: _Part) -> list[Bounds]:
-    """Return what a tensor-parallel rank has; of the vocabulary it may lie behind the last row."""
+    """Return the bounds of a tensor-parallel rank; vocabulary padding may exceed the last row."""
     bounds = [(0, size) for size in shape]
     if tensor.parts == 1:
         return bounds
@@ -113,7 +113,7 @@ def _of_tensor_rank(model: ModelDescription, shape: Shape, cut: Cut, tensor: _Pa
         case "vocabulary":
             bounds[0] = part_of(padded_vocab_size(model, tensor.parts), *tensor)
         case "key-value heads":
-            # With fewer heads than ranks, neighbours have the same one.
+            # With fewer heads than ranks, neighbours share one.
             heads = min(tensor.parts, model.num_key_value_heads)
             bounds[0] = part_of(shape[0], heads, tensor.at * heads // tensor.parts)
         case int(dim):
@@ -122,7 +122,7 @@ def _of_tensor_rank(model: ModelDescription, shape: Shape, cut: Cut, tensor: _Pa
 
 
 def _chunk(bounds: Bounds, shard: _Part) -> Bounds:
-    """Return a shard of some rows: as many as each gets, rounded up, or what is left of them."""
+    """Return a shard's range of rows: the same number for each, rounded up, or what remains."""
     first, last = bounds
     each = -(-(last - first) // shard.parts)
     return min(first + shard.at * each, last), min(first + (shard.at + 1) * each, last)
@@ -131,9 +131,9 @@ def _chunk(bounds: Bounds, shard: _Part) -> Bounds:
 def _held(
     model: ModelDescription, cut: tuple[_Part, _Part], shape: Shape, how: Cut
 ) -> tuple[Shape, tuple[Box, Box] | None] | None:
-    """Return the local shape of a tensor, and where what is no padding lies, in it and here.
+    """Return a tensor's local shape, and the boxes without padding: in the tensor and here.
 
-    None where this shard has nothing of it; padding is what lies behind its last row.
+    None if this shard has none of it; padding follows the tensor's last row.
     """
     tensor, shard = cut
     rows, *others = _of_tensor_rank(model, shape, how, tensor)
@@ -149,7 +149,7 @@ def _held(
 def _experts(
     model: ModelDescription, layout: TrainLayout, place: Mapping[str, int]
 ) -> ShardingTable:
-    """Return the table of routed experts, which says the same ones for every layer."""
+    """Return the table of routed experts: the same ones in every layer."""
     moe = model.moe
     assert moe is not None
     of_ep = part_of(moe.num_experts, layout.ep, place["ep"])
@@ -177,14 +177,14 @@ def _experts_name(place: Mapping[str, int]) -> str:
 def _row_counts(
     model: ModelDescription, tp: int, by_chunk: Sequence[Mapping[str, TensorRow]]
 ) -> set[int]:
-    """Return how many rows any tensor of a tensor-parallel rank has."""
+    """Return the numbers of rows that tensors of a tensor-parallel rank have."""
     first = _Part(tp, 0)
     rows = {each for chunk in by_chunk for each in chunk.values()}
     return {_of_tensor_rank(model, each.shape, each.cut, first)[0][1] for each in rows}
 
 
 def _first_alike(counts: set[int], shards: int) -> list[int]:
-    """Return of each shard of such numbers of rows the first one with as many rows of all."""
+    """Return for each shard the first shard with as many rows of every tensor."""
 
     def sizes(index: int) -> Iterator[int]:
         for count in counts:

@@ -1,4 +1,4 @@
-"""FSDP2: each rank of a group keeps some rows of every weight and borrows the others to compute."""
+"""FSDP2: each rank of a group keeps some rows of every weight and gathers the others to compute."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -13,19 +13,19 @@ from mindrl.training.archon.network import Network
 
 
 def shard(network: Network, mesh: DeviceMesh, device_type: str, *, bf16: bool, stays: bool) -> None:
-    """Cut the weights of a network over the ranks of a mesh, and give it memory for its own.
+    """Cut the weights of a network over the ranks of a mesh, and allocate this rank's part.
 
-    Experts are cut over the ranks that have the same ones.
+    Experts are cut over the ranks that have the same ones. A collective over the mesh, and over the
+    experts' meshes.
 
-    Weights and gradients are float32; with `bf16` what is borrowed, and computed, is bfloat16.
-    Gradients are sums, which every backend has, and never means: the weights of a loss add to 1.
-    What `stays` borrowed behind a forward pass is given back behind an update. A collective over
-    the mesh, and of experts over theirs.
+    Weights and gradients are float32; with `bf16` gathered weights, and computation, are bfloat16.
+    Gradients are sums, which every backend supports, not means: a loss is a weighted sum. With
+    `stays` gathered weights are freed after the update instead of after each forward pass.
     """
     numbers = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if bf16 else None,
         reduce_dtype=torch.float32,
-        # Hidden states have the weights' type already, and angles keep theirs.
+        # Hidden states already have the weights' dtype, and angles keep theirs.
         cast_forward_inputs=False,
     )
     cut = partial(fully_shard, mp_policy=numbers, reshard_after_forward=not stays)
@@ -33,29 +33,29 @@ def shard(network: Network, mesh: DeviceMesh, device_type: str, *, bf16: bool, s
         for mixture in [each for each in layer.modules() if isinstance(each, Mixture)]:
             cut(mixture.experts, mesh=mixture.meshes.data)
         cut(layer, mesh=mesh)
-    # The weight of the head is read behind a forward pass.
+    # The head's weight is read after the forward pass.
     fully_shard(network, mesh=mesh, mp_policy=numbers, reshard_after_forward=False)
     for module in sharded(network):
-        # Without this gloo and HCCL are asked for a reduction that neither has.
+        # Otherwise FSDP2 uses a reduction that gloo and HCCL do not have.
         module.set_force_sum_reduction_for_comms(True)
         module.set_gradient_divide_factor(1.0)
     network.to_empty(device=device_type)
-    # Weights have their final place once they were together.
+    # Weights get their final storage at the first gather.
     for module in sharded(network):
         module.unshard()
     give_back(network)
 
 
 def give_back(network: nn.Module) -> None:
-    """Let go of what is borrowed.
+    """Free the gathered weights.
 
-    Behind a pass without a backward pass the root would keep its weights, and the next pass would
-    take them for those of after the step.
+    After a pass without a backward pass the root would keep them, and the next pass would use these
+    weights from before the step.
     """
     for module in sharded(network):
         module.reshard()
 
 
 def sharded(network: nn.Module) -> Iterator[FSDPModule]:
-    """Yield the modules that borrow weights."""
+    """Yield the modules that FSDP2 shards."""
     yield from (module for module in network.modules() if isinstance(module, FSDPModule))

@@ -1,8 +1,7 @@
-"""Bytes of a rank's weights, gradients and optimizer, and what it borrows, as FSDP2 has them.
+"""Bytes of a rank's weights, gradients and optimizer, and of gathered weights, under FSDP2.
 
-FSDP2 gives the weights of every rank that shares a tensor the memory of the first one's rows.
-Gradients, both moments and the weights themselves are float32 and have a storage for each tensor.
-Pure Python.
+FSDP2 gives every rank that shares a tensor the memory of the first rank's rows. Gradients, both
+moments and the weights themselves are float32, with one storage per tensor. Pure Python.
 """
 
 from collections import Counter
@@ -18,7 +17,7 @@ from mindrl.training.trained_bytes import TrainedBytes
 
 
 def archon_trained_bytes(sharding: Sharding) -> tuple[TrainedBytes, ...]:
-    """Return what each rank allocates to train what it holds."""
+    """Return the bytes that each rank allocates to train its part."""
     assert sharding.dtype == "float32", "what is bfloat16 is borrowed, and never kept"
     return tuple(
         TrainedBytes(weights=stored, gradients=used, optimizer=2 * used)
@@ -29,16 +28,17 @@ def archon_trained_bytes(sharding: Sharding) -> tuple[TrainedBytes, ...]:
 def archon_borrowed_bytes(
     model: ModelDescription, layout: TrainLayout, dtype: DType, *, head: Head, learns: bool
 ) -> int:
-    """Estimate the bytes of whole weights and gradients.
+    """Estimate the peak bytes of gathered weights and gradients, the maximum over stages.
 
-    Whole is what a tensor-parallel rank has without FSDP, in the type of the products. Who reads
-    has the weights outside the layers, those of a layer, the same as they came, and what came
-    before, which FSDP2 lets go of behind that. Who learns has, of a layer, weights, gradients and
-    the next weights as they come, and outside the layers weights and the head's gradient. Gradients
-    of a layer are on their way in float32 until the next one's are; at the end come those of all
-    outside the layers, with the ranks' own part of them beside and one more gradient not let go of.
-    In a pipeline the weights of all layers of a stage stay for the pass, and their gradients,
-    float32, for the step; on their way those of one unit are there once more.
+    Sizes are those of a tensor-parallel rank without FSDP, in the dtype of the products unless
+    noted. Forward only: the weights outside the layers, those of one layer, the same again as they
+    arrive, and those gathered before, which FSDP2 frees next. Learning: of a layer, its weights,
+    its gradients and the next weights as they arrive; outside the layers, the weights and the
+    head's gradient. Float32 gradients of a layer are in flight until the next layer's are; at the
+    end come the float32 gradients of everything outside the layers, with the rank's own part of
+    them and one more gradient not yet freed. In a pipeline the weights of all layers of a stage
+    stay for the pass, and their float32 gradients for the step; those of one unit exist twice while
+    they are in flight.
     """
     sharding = archon_sharding(model, layout, fsdp_size=1, head=head)
     firsts: dict[int, int] = {}
@@ -68,7 +68,7 @@ def _of_stage(
     reading = (root + max([root, *others[:1]]) + 2 * layer) * size
     if not learns:
         return reading
-    # Of the head, or of the embedding.
+    # The head or the embedding.
     matrix = max(prod(each.shape) for name, each in table.items() if layer_of(name) is None)
     of_layers = (root + matrix + 3 * layer) * size + layer * wide
     at_end = matrix * size + (root + root // (layout.dp * layout.cp)) * wide
@@ -76,7 +76,7 @@ def _of_stage(
 
 
 def _unit_sizes(model: ModelDescription, layout: TrainLayout, table: ShardingTable) -> Counter[str]:
-    """Count the elements of each layer, its experts whole, and under no name of all else."""
+    """Return the elements of each layer, its experts whole; the empty name has all others."""
     sizes: Counter[str] = Counter()
     for name, entry in table.items():
         layer = layer_of(name)

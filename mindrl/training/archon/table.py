@@ -1,7 +1,7 @@
-"""The tensors of a model, of any family: which chunk has them, and how ranks share them.
+"""Which chunk has which tensors of a model of any family, and how ranks cut them.
 
-Tensor parallelism cuts heads, the feed-forward width and the padded vocabulary; of a network that
-is not mindrl's it cuts what is known of that. Imports no torch.
+Tensor parallelism cuts heads, the feed-forward width and the padded vocabulary; of a network from
+outside mindrl it cuts what the family's plan lists. Imports no torch.
 """
 
 from collections.abc import Mapping
@@ -13,8 +13,8 @@ from mindrl.models.description import ModelDescription
 from mindrl.models.placement import Shape
 
 Cut = Literal["vocabulary", "key-value heads"] | int | None
-"""How tensor-parallel ranks share a tensor: a number is the dimension that falls into equal parts,
-None is a tensor that each has whole."""
+"""How tensor-parallel ranks share a tensor: an int is the dimension that is cut into equal parts;
+None means that each rank has the whole tensor."""
 _CUTS: Mapping[str, Cut] = {
     "embed_tokens": "vocabulary",
     "lm_head": "vocabulary",
@@ -26,25 +26,25 @@ _CUTS: Mapping[str, Cut] = {
     "up_proj": 0,
     "down_proj": 1,
 }
-"""Of mindrl's own network, by the module that has the tensor."""
+"""Cuts of mindrl's own network, by the module that has the tensor."""
 
 
 class TensorRow(NamedTuple):
     """A tensor of a chunk."""
 
     tensor: str
-    """The logical one that fills it."""
+    """Logical tensor that fills it."""
     shape: Shape
-    """Of that one, whole."""
+    """Whole shape of the logical tensor."""
     cut: Cut
 
 
 def rows_by_chunk(
     model: ModelDescription, layout: TrainLayout, head: Head
 ) -> list[dict[str, TensorRow]]:
-    """Return what each chunk of the model has by local names, without routed experts.
+    """Return the tensors of each chunk by local name, without routed experts.
 
-    What stands before the layers is in the first chunk, and what stands behind in the last.
+    Tensors before the layers are in the first chunk, and those after them in the last.
     """
     chunks = layout.chunks(model.num_hidden_layers)
     chunk_of = [at for at, layers in enumerate(chunks) for _ in layers]
@@ -64,7 +64,7 @@ def rows_by_chunk(
 
 
 def _cuts(model: ModelDescription) -> Mapping[str, Cut]:
-    """Return how each tensor is cut that is cut at all."""
+    """Return the cut of each tensor that is cut."""
     if model.other is None:
         names = [name for name in logical_shapes(model) if ".mlp.experts." not in name]
         return {name: _CUTS.get(name.split(".")[-2]) for name in names}

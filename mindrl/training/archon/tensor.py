@@ -1,8 +1,8 @@
 """Tensor and sequence parallelism: parameters are DTensors, the forward pass sees plain tensors.
 
-FSDP2 and whoever reads the weights see the placements; no operation of a model is dispatched by
-DTensor, which takes three to six times as long. With sequence parallelism hidden states between
-the cut regions are cut over the tokens: [1, S / tp, H].
+FSDP2 and readers of the weights use the placements. No operation of a model is dispatched by
+DTensor, which takes three to six times as long. With sequence parallelism hidden states between the
+cut regions are cut over the tokens: [1, S / tp, H].
 """
 
 from collections.abc import Sequence
@@ -26,34 +26,34 @@ from mindrl.training.archon.collectives import (
 
 @dataclass(frozen=True, kw_only=True)
 class TensorParallel:
-    """How a rank shares the matrices of a model with others; of one rank alone, not at all."""
+    """How tensor-parallel ranks share a model's matrices; not at all if there is one rank."""
 
     mesh: DeviceMesh
-    """One-dimensional."""
+    """One-dimensional mesh."""
     sequence: bool
-    """Hidden states are cut over the tokens."""
+    """Whether hidden states are cut over the tokens."""
     twins: dist.ProcessGroup | None = None
-    """The ranks that hold the same key-value heads, where there are fewer heads than ranks."""
+    """Ranks that hold the same key-value heads, if there are fewer heads than ranks."""
 
     @property
     def size(self) -> int:
-        """Ranks."""
+        """Number of ranks."""
         return self.mesh.size()
 
     @property
     def rank(self) -> int:
-        """This rank's place."""
+        """This rank's index."""
         return self.mesh.get_local_rank()
 
     @property
     def group(self) -> dist.ProcessGroup:
-        """The ranks."""
+        """Process group of the ranks."""
         return self.mesh.get_group()
 
     def parameter(self, *shape: int, cut: int | None = None) -> nn.Parameter:
-        """Make this rank's part of a parameter that is cut along a dimension; without memory yet.
+        """Return this rank's part of a parameter on the meta device, cut along dimension `cut`.
 
-        The sizes are those of the whole; what does not divide is padded.
+        `shape` is that of the whole; a size that does not divide is padded.
         """
         sizes = list(shape)
         if cut is not None:
@@ -75,19 +75,19 @@ class TensorParallel:
         )
 
     def enter(self, hidden_1SH: Tensor) -> Tensor:
-        """Return the hidden states of all tokens, for this rank's part of matrices."""
+        """Return the hidden states of all tokens, as input of this rank's part of matrices."""
         if self.size == 1:
             return hidden_1SH
         return (gathered if self.sequence else copied)(hidden_1SH, self.group)
 
     def leave(self, part_1SH: Tensor) -> Tensor:
-        """Add what the ranks' parts gave."""
+        """Return the sum of the ranks' outputs."""
         if self.size == 1:
             return part_1SH
         return (scattered if self.sequence else summed)(part_1SH, self.group)
 
     def share(self, hidden_1SH: Tensor) -> Tensor:
-        """Return the hidden states of all tokens, which all ranks then treat alike."""
+        """Return the hidden states of all tokens, for replicated computation."""
         return gathered_alike(hidden_1SH, self.group) if self.is_cut else hidden_1SH
 
     @property
@@ -97,9 +97,10 @@ class TensorParallel:
 
 
 def local(tensor: Tensor, *, sums: bool = False) -> Tensor:
-    """Return this rank's part of a parameter.
+    """Return this rank's part of a parameter as a plain tensor.
 
-    `sums`: the whole gradient is the sum of what each rank finds, as of a norm of its own tokens.
+    `sums`: the gradient is the sum of the ranks' gradients, as for a norm of each rank's own
+    tokens.
     """
     if not isinstance(tensor, DTensor):
         return tensor
@@ -108,7 +109,7 @@ def local(tensor: Tensor, *, sums: bool = False) -> Tensor:
 
 
 class Linear(nn.Module):
-    """A matrix of which a rank holds some rows (`cut` 0) or some columns (1), and its bias."""
+    """A linear layer of which a rank holds some rows (`cut` 0) or some columns (1)."""
 
     def __init__(
         self,
@@ -120,14 +121,14 @@ class Linear(nn.Module):
         bias: bool = False,
         twins: dist.ProcessGroup | None = None,
     ) -> None:
-        """Make one without memory; `twins` are ranks that hold the same rows."""
+        """Build the layer on the meta device; `twins` are ranks that hold the same rows."""
         super().__init__()
         self.weight = parallel.parameter(outputs, inputs, cut=cut)
         self.bias = parallel.parameter(outputs, cut=cut) if bias else None
         self.twins = twins
 
     def forward(self, x: Tensor) -> Tensor:
-        """Multiply."""
+        """Return the product, plus the bias if there is one."""
         bias = None if self.bias is None else self._own(self.bias)
         return functional.linear(x, self._own(self.weight), bias)
 
@@ -137,32 +138,32 @@ class Linear(nn.Module):
 
 
 class Norm(nn.Module):
-    """A root-mean-square norm."""
+    """Root-mean-square norm."""
 
     def __init__(self, size: int, eps: float, parallel: TensorParallel, *, of_heads: bool) -> None:
-        """Make one without memory: of the heads of this rank, or of hidden states."""
+        """Build the norm on the meta device, for this rank's heads or for hidden states."""
         super().__init__()
         self.weight = parallel.parameter(size)
         self.eps = eps
         self.sums = parallel.size > 1 and (of_heads or parallel.sequence)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scale the last dimension."""
+        """Normalise and scale the last dimension."""
         weight = local(self.weight, sums=self.sums)
         return functional.rms_norm(x, (len(weight),), weight, self.eps)
 
 
 class Embedding(nn.Module):
-    """The vectors of some of the tokens."""
+    """Embedding vectors of this rank's part of the vocabulary."""
 
     def __init__(self, tokens: int, size: int, parallel: TensorParallel) -> None:
-        """Make one without memory."""
+        """Build the embedding on the meta device."""
         super().__init__()
         self.weight = parallel.parameter(tokens, size, cut=0)
         self.parallel = parallel
 
     def forward(self, tokens_1S: Tensor) -> Tensor:
-        """Look tokens up; what another rank holds comes from there."""
+        """Look up tokens; vectors of other ranks' tokens are added by a collective."""
         rows = local(self.weight)
         if self.parallel.size == 1:
             return functional.embedding(tokens_1S, rows)

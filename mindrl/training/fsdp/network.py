@@ -1,9 +1,9 @@
-"""A causal language model of the transformers library, as the PyTorch-native engine takes one.
+"""A causal language model of the transformers library, as a network of the PyTorch-native engine.
 
-Packs and context parallelism come in through transformers' registry of attention functions: the
-mask is never built, and positions say where a sequence begins. Logits are never made: the head is
-read behind the last hidden states, so it must be a plain product. Tensor parallelism goes by the
-plan that transformers has of the family: `models/tensor_plans.py`.
+Packs and context parallelism use transformers' registry of attention functions: no mask is built,
+and positions mark where a sequence begins. Logits are never made: the engine reads the head's
+weight after the last hidden states, so the head must be a plain product. Tensor parallelism follows
+transformers' plan for the family: `models/tensor_plans.py`.
 
 Shapes: S tokens of this rank, N heads, M key-value heads, D width of a head, H hidden size.
 """
@@ -31,32 +31,33 @@ from mindrl.training.packs import Pack
 _Turn = Callable[[Tensor], Tensor]
 _ATTENTION = "mindrl_packs"
 _NOT_BUILT = ("sliding_window", "softcap", "s_aux")
-"""What attention functions may be told and this one does not do."""
+"""Attention arguments that this attention function does not support."""
 _LEARN_BY_PARTS = ("rowwise", "rowwise_split_input", "replicated_with_grad_allreduce")
-"""Styles of modules whose whole parameters, biases and norms, learn from each rank's part."""
+"""Styles of modules whose replicated parameters (biases, norms) get each rank's part of the
+gradient."""
 
 
 @dataclass(kw_only=True)
 class _Pass:
-    """What every module knows of the pass that goes on; few hand on all that they are given."""
+    """State of the current pass, shared by all modules; few of them forward extra arguments."""
 
     settings: NetworkSettings
     pack: Pack[Any] | None = None
     attended: int = 0
-    """Layers that attended so far."""
+    """Number of layers that have attended so far."""
 
 
 class HuggingFaceNetwork(GivenNetwork):
-    """A model that transformers builds, without memory for its weights."""
+    """A model that transformers builds on the meta device."""
 
     def __init__(
         self, folder: str, model: ModelDescription, part: StagePart, settings: NetworkSettings
     ) -> None:
-        """Build it from the folder's config.json, by code of transformers alone.
+        """Build the model from the folder's config.json, with code of transformers only.
 
         Raises:
-            ModelError: transformers has no such model, or one whose tensors are not the folder's,
-                or whose head is no plain product.
+            ModelError: transformers lacks the model, its tensors differ from the folder's, or its
+                head is not a plain product.
         """
         network = _built(folder)
         head, embedding = network.get_output_embeddings(), network.get_input_embeddings()
@@ -76,7 +77,7 @@ class HuggingFaceNetwork(GivenNetwork):
         self.going: _Pass = _Pass(settings=settings)
         for module in network.modules():
             module.mindrl_pass = self.going
-        # FSDP2 gives the classes other names.
+        # Before FSDP2 renames the classes.
         names = network._no_split_modules or ()
         self._layers = [each for each in network.modules() if type(each).__name__ in names]
         if self.parallel.size > 1:
@@ -86,7 +87,8 @@ class HuggingFaceNetwork(GivenNetwork):
         """Turn tokens [1, S] into hidden states [1, S, H].
 
         Raises:
-            ModelError: A layer mixes tokens by something else than the attention of packs.
+            ModelError: A layer mixes tokens by something other than the registered attention
+                function.
         """
         self.going.pack, self.going.attended = pack, 0
         found = self.network.base_model(
@@ -101,7 +103,7 @@ class HuggingFaceNetwork(GivenNetwork):
         return self.before_head(found.last_hidden_state)
 
     def to_empty(self, *, device: Any, recurse: bool = True) -> Self:
-        """Give weights memory, and buffers what they are made of: no file has them."""
+        """Allocate the weights, and recompute the buffers: no file contains them."""
         super().to_empty(device=device, recurse=recurse)
         for name, module in self.network.named_modules():
             buffers = dict(module.named_buffers(recurse=False))
@@ -115,7 +117,7 @@ class HuggingFaceNetwork(GivenNetwork):
         return self
 
     def _share(self) -> None:
-        """Let tensor-parallel ranks share matrices as transformers' plan says."""
+        """Cut the model over the tensor-parallel ranks by transformers' plan."""
         parallel, styles = self.parallel, dict(self.other.styles)
         assert not parallel.sequence, "is refused before"
         deal_out(
@@ -141,7 +143,7 @@ class HuggingFaceNetwork(GivenNetwork):
 
 
 def _features(group: dist.ProcessGroup, collective: Collective, hidden_1SF: Tensor) -> Tensor:
-    """Let a collective over tokens go over features."""
+    """Apply a collective over tokens to the feature dimension."""
     return collective(hidden_1SF.transpose(1, 2), group).transpose(1, 2)
 
 
@@ -157,7 +159,7 @@ def _built(folder: str) -> Any:
             )
     except (ValueError, OSError, KeyError) as error:
         raise ModelError(f"{folder}: transformers does not build it: {error}") from error
-    # Rollout engines drop nothing out.
+    # Rollout engines use no dropout.
     return network.eval()
 
 
@@ -170,7 +172,7 @@ def _attend(
     scaling: float | None = None,
     **told: Any,
 ) -> tuple[Tensor, None]:
-    """Attend inside each sequence of a pack, as a function of transformers' registry.
+    """Attend inside each sequence of a pack; registered in transformers.
 
     Returns:
         [1, S, N, D].
@@ -188,7 +190,7 @@ def _attend(
 
 
 def _no_mask(*_: object, **__: object) -> None:
-    """Make no mask: packs say where sequences lie."""
+    """Return no mask: the pack has the bounds of the sequences."""
 
 
 ALL_ATTENTION_FUNCTIONS.register(_ATTENTION, _attend)

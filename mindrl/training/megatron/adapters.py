@@ -1,7 +1,7 @@
-"""Adapters of low rank on Megatron's linear layers (LoRA, arXiv 2106.09685).
+"""Low-rank adapters on Megatron's linear layers (LoRA, arXiv 2106.09685).
 
-The weights of a layer stay; besides what it gives goes scale * B A of what it reads. The factors
-are cut as the matrix is, and what ranks exchange for them is r numbers of a token.
+A layer's weights are frozen; scale * B A x is added to its output. The factors are cut as the
+matrix is, and ranks exchange only r numbers per token.
 
 Shapes: S tokens of this rank, r rank, M adapted matrices that a layer fuses.
 """
@@ -34,15 +34,15 @@ from mindrl.training.megatron.model import unwrap
 
 @dataclass
 class AdapterUse:
-    """How the adapters of a model are used at the moment; all of them share it."""
+    """Switches shared by all adapters of a model."""
 
     is_on: bool = True
     drops: int | None = None
-    """A seed of what inputs are dropped; None drops none."""
+    """Seed of the input dropout; None disables it."""
 
 
 class Adapter(nn.Module):
-    """What lies on one linear layer: the factors of each matrix that it fuses."""
+    """Adapter of one linear layer: the factors of each matrix that it fuses."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Adapter(nn.Module):
         use: AdapterUse,
         dropout: "Dropout",
     ) -> None:
-        """Make room for factors of these shapes, A and B, on the device of the layer."""
+        """Allocate factors A and B of these shapes on the layer's device."""
         super().__init__()
         layer: Any = linear
         weight: Tensor = layer.weight
@@ -65,12 +65,12 @@ class Adapter(nn.Module):
         self.sequence_parallel = bool(layer.sequence_parallel) and not self.is_expert
         group = None if self.is_expert else parallel_state.get_tensor_model_parallel_group()
         self.group = group if group is not None and group.size() > 1 else None
-        # Each tensor-parallel rank sees its part of the sequence: Megatron adds these gradients up.
+        # Each tensor-parallel rank sees its part of the sequence: Megatron sums these gradients.
         whole = self.lora_A if self.cuts_rows else self.lora_B
         whole.sequence_parallel = self.sequence_parallel  # type: ignore[attr-defined]
 
     def forward(self, read: Tensor, given: Tensor) -> Tensor:
-        """Add to what the layer gives for what it reads."""
+        """Return the layer's output `given` plus the adapter's output for its input `read`."""
         if not self.use.is_on:
             return given
         low = self._exchanged(functional.linear(self._dropped(read), self.lora_A))
@@ -86,7 +86,7 @@ class Adapter(nn.Module):
         return given.index_add(-1, self.places.columns, added)
 
     def difference(self, box: Box) -> Tensor | None:
-        """Return what is added to a box of the local matrix, float32; None where nothing is."""
+        """Return the adapter's change to a box of the local matrix, float32; None if nothing."""
         found = self.places.factors(box)
         if found is None:
             return None
@@ -96,7 +96,7 @@ class Adapter(nn.Module):
         return (second.float() @ first.float()) * self.places.scale
 
     def _exchanged(self, low: Tensor) -> Tensor:
-        """Give this rank the sum over ranks that read other columns, of the tokens it works on."""
+        """Return the low-rank activations for the layer: tokens gathered or columns summed."""
         if self.group is None:
             return low
         if self.cuts_rows:
@@ -112,7 +112,7 @@ class Adapter(nn.Module):
         return reduced
 
     def _dropped(self, read: Tensor) -> Tensor:
-        """Drop inputs; each rank draws for all ranks, and takes its part."""
+        """Apply input dropout. Each rank draws the mask of all ranks and uses its part."""
         if self.use.drops is None or not self.dropout.share:
             return read
         shape, dim = list(read.shape), 0 if self.cuts_rows else read.dim() - 1
@@ -126,22 +126,22 @@ class Adapter(nn.Module):
 
 @dataclass
 class Dropout:
-    """Draws which inputs of one layer are kept, the same again where its pass is made again.
+    """Draws one layer's input masks, and the same mask again when a pass is recomputed.
 
-    By a generator of its own: Megatron's, and torch's, are drawn from by others too.
+    Uses its own generator, because other code draws from Megatron's and torch's.
     """
 
     share: float
     name: str
-    """Of the layer."""
+    """Name of the layer."""
     seed: int | None = None
-    """Of the passes that are counted."""
+    """Seed of the passes that are counted."""
     passes: int = 0
     again: deque[int] = field(default_factory=deque)
-    """Passes that kept nothing for the backward pass, which makes them again in their order."""
+    """Numbers of passes without gradients, which the backward pass recomputes in this order."""
 
     def kept(self, shape: Sequence[int], seed: int, device: torch.device) -> Tensor:
-        """Draw for a pass; the seed is that of the update."""
+        """Return the mask of kept inputs for a pass; `seed` is that of the update."""
         if seed != self.seed:
             self.seed, self.passes = seed, 0
             self.again.clear()
@@ -158,20 +158,20 @@ class Dropout:
 
 @dataclass(frozen=True, kw_only=True)
 class FactorPlaces:
-    """Which rows of a layer's factors belong together."""
+    """Which rows of a layer's factors belong to which rows of its matrix."""
 
     r: int
     scale: float
     rows: list[slice | Tensor]
-    """Of each fused matrix, the rows of B."""
+    """Rows of B of each fused matrix."""
     columns: Tensor | None
-    """Where what those give belongs, one matrix behind the other; None where all is in order."""
+    """Output column of each result, matrix by matrix; None if they are in order."""
     pieces: list[tuple[Bounds, int, int]]
-    """Rows of the local matrix, the first row of A and the first of B that belong to them."""
+    """Rows of the local matrix, and the first row of A and of B for them."""
 
     @classmethod
     def of(cls, entry: LocalTensor, low_rank: LowRank, device: torch.device) -> "FactorPlaces":
-        """Read them off the table of a local matrix."""
+        """Derive the places from the table entry of a local matrix."""
         matrices, pieces, at = adapted(entry, low_rank), [], 0
         rows: list[list[int]] = [[] for _ in matrices]
         columns: list[list[int]] = [[] for _ in matrices]
@@ -192,7 +192,7 @@ class FactorPlaces:
         )
 
     def factors(self, box: Box) -> tuple[Bounds, Bounds] | None:
-        """Return the rows of A and of B for a box of one matrix; None where there are none."""
+        """Return the rows of A and of B for a box of one matrix; None if it is not adapted."""
         first, last = box[0]
         for (start, stop), of_first, of_second in self.pieces:
             if start <= first and last <= stop:
@@ -203,7 +203,7 @@ class FactorPlaces:
 
 
 def _index(rows: list[int], device: torch.device) -> slice | Tensor:
-    """Return rows as a run, where they are one."""
+    """Return a slice if the rows are consecutive, else an index tensor."""
     if rows == list(range(rows[0], rows[-1] + 1)):
         return slice(rows[0], rows[-1] + 1)
     return torch.tensor(rows, device=device)
@@ -214,11 +214,11 @@ class ModelAdapters:
     """All adapters of this rank's part of a model."""
 
     on: Mapping[str, Adapter]
-    """By the local name of the matrix."""
+    """Adapters by the local name of their matrix."""
     sharding: Sharding
-    """Of the factors."""
+    """Sharding of the factors."""
     table: ShardingTable
-    """Of this rank's."""
+    """This rank's table of the factors."""
     low_rank: LowRank
     use: AdapterUse = field(default_factory=AdapterUse)
 
@@ -233,13 +233,13 @@ class ModelAdapters:
         }
 
     def difference(self, name: str, box: Box) -> Tensor | None:
-        """Return what is added to a box of a local tensor, float32; None where nothing is."""
+        """Return the adapters' change to a box of a local tensor, float32; None if nothing."""
         adapter = self.on.get(name)
         return None if adapter is None else adapter.difference(box)
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Leave the adapters out: the model is what they were put on."""
+        """Disable the adapters inside the context, so that the base model runs."""
         self.use.is_on = False
         try:
             yield
@@ -248,7 +248,7 @@ class ModelAdapters:
 
     @contextmanager
     def dropping(self, seed: int) -> Iterator[None]:
-        """Drop inputs, others with each seed."""
+        """Enable input dropout inside the context; each seed gives other masks."""
         self.use.drops = seed
         try:
             yield
@@ -259,9 +259,9 @@ class ModelAdapters:
 def put_adapters(
     chunks: Sequence[nn.Module], base: ShardingTable, sharding: Sharding, low_rank: LowRank
 ) -> ModelAdapters:
-    """Put adapters without values on a model, whose own weights stay from now on.
+    """Put uninitialised adapters on a model and freeze its own weights.
 
-    `base` is this rank's table of its weights, and `sharding` is that of the factors.
+    `base` is this rank's table of the model's weights, and `sharding` is that of the factors.
     """
     use, on, table = AdapterUse(), {}, sharding.table(dist.get_rank())
     for name, entry in base.items():
@@ -286,7 +286,7 @@ def put_adapters(
             parameter.requires_grad_(id(parameter) in learning)
         if hasattr(network, "embedding"):
             embedding: Any = network.embedding
-            # What is made again backward needs an input that has a gradient.
+            # Recomputation in the backward pass needs an input that requires a gradient.
             embedding.register_forward_hook(_has_gradient)
     return ModelAdapters(on, sharding, table, low_rank, use)
 

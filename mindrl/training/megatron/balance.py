@@ -1,7 +1,7 @@
-"""The balance of experts within each sequence of a pack, which Megatron takes for one sequence.
+"""Expert load balancing within each sequence of a pack; Megatron treats a pack as one sequence.
 
-DeepSeek-V3, arXiv 2412.19437, eq. 17 to 20: of each sequence E times the sum over experts of the
-share of its choices that fell on one and of its mean probability; the mean over sequences.
+DeepSeek-V3, arXiv 2412.19437, eq. 17 to 20. Per sequence: E times the sum over experts of (share of
+the sequence's choices) * (mean probability). The loss is the mean over sequences.
 
 Shapes: S tokens of this rank, B sequences of the pack, E experts.
 """
@@ -20,30 +20,31 @@ from mindrl.training.megatron.passes import PackedSequences
 
 
 def balance_sequences(network: nn.Module) -> None:
-    """Have the routers of a network, whose type is seq_aux_loss, see the sequences of a pack."""
+    """Make the seq_aux_loss routers of a network see the sequences of a pack."""
     for layer in network.modules():
         if isinstance(layer, TransformerLayer) and isinstance(layer.mlp, MoELayer):
             balance = _SequenceBalance(layer.mlp.router)
-            # Not once a pass: a layer that is recomputed backward has its own pack again.
+            # Before every layer call: a layer recomputed in the backward pass has its own pack
+            # again.
             layer.register_forward_pre_hook(balance.take_pack, with_kwargs=True)
             layer.mlp.router._apply_seq_aux_loss = balance.apply
 
 
 class _SequenceBalance:
-    """That of one layer, in the place of its router's own."""
+    """Replaces the balance loss of one router."""
 
     def __init__(self, router: TopKRouter) -> None:
         self.router = router
         self.pack: PackedSequences | None = None
 
     def take_pack(self, _: nn.Module, __: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Take note of what the layer is going to read."""
+        """Remember the pack that the layer is about to read."""
         self.pack = named["packed_seq_params"]
 
     def apply(
         self, probs: Tensor, scores_SE: Tensor, chosen_SE: Tensor, *_: object, **__: object
     ) -> Tensor:
-        """Attach the loss to the probabilities of the router. A collective where tokens are cut."""
+        """Attach the loss to the router's probabilities. A collective if ranks share tokens."""
         config, row_S, sizes_B = self.router.config, *self._rows(scores_SE)
         shape = len(sizes_B), config.num_moe_experts
         zeros_BE = torch.zeros(shape, dtype=scores_SE.dtype, device=scores_SE.device)
@@ -51,7 +52,7 @@ class _SequenceBalance:
         if self.router.tp_cp_group.size() > 1:
             dist.all_reduce(counts_BE, group=self.router.tp_cp_group)
         shares_BE = counts_BE / (sizes_B[:, None] * config.moe_router_topk)
-        # Of this rank's tokens: the ranks' losses add up to that of all.
+        # Over this rank's tokens only: the ranks' losses sum to the total.
         means_BE = zeros_BE.index_add(0, row_S, scores_SE) / sizes_B[:, None]
         coefficient = config.moe_aux_loss_coeff
         loss = coefficient * config.num_moe_experts * (shares_BE * means_BE).sum(1).mean()

@@ -1,7 +1,7 @@
-"""One model in Megatron-core: it reads sequences, and learns where it has an optimizer.
+"""The Megatron-core engine of one model: reads sequences, and learns if it has an optimizer.
 
 Shapes: B sequences of this data-parallel rank, T positions, S tokens of a pack, H hidden size, K
-numbers of the head for each token.
+outputs of the head for each token.
 """
 
 import zlib
@@ -62,15 +62,15 @@ class MegatronEngine:
         head_seed: int | None = None,
         source: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Build the model on its device and give it its weights.
+        """Build the model on its device and load its weights.
 
         Args:
-            folder: Hugging Face's.
-            settings: Of the layout and the numerics.
-            known: What its config.json says, and who holds which part of it.
+            folder: Hugging Face folder.
+            settings: Layout and numerics.
+            known: The model's description and its sharding.
             updates: Optimizer steps of the whole run; None for a model that never changes.
-            head_seed: Draws a value head where the folder has none; None refuses such a folder.
-            source: The local tensors of a model with the same folder and layout; None reads files.
+            head_seed: Seed of a value head that the folder lacks; None refuses such a folder.
+            source: Local tensors of a model with the same folder and layout; None reads files.
 
         Raises:
             ModelError: A file or tensor of the folder is missing, unreadable or of another shape.
@@ -97,7 +97,7 @@ class MegatronEngine:
                 self.training_state = TrainingState(self.chunks, self.config, settings, updates)
 
     def _adapters(self) -> ModelAdapters | None:
-        """Put adapters on the model, where they are to learn in its place."""
+        """Put adapters on the model; None if its weights are trained."""
         low_rank = self.settings.low_rank
         if low_rank is None:
             return None
@@ -120,7 +120,7 @@ class MegatronEngine:
         return iter(self.local_tensors().values() if part is StatePart.PARAMETERS else ())
 
     def state_slices(self) -> Iterator[StateSlice]:
-        """Yield what a checkpoint holds of this rank: see `TrainingEngine`."""
+        """Yield the checkpoint state of this rank: see `TrainingEngine`."""
         table = self.table if self.adapters is None else self.adapters.table
         with self.settings.groups.active():
             if self.training_state is None:
@@ -134,7 +134,7 @@ class MegatronEngine:
 
     @torch.no_grad()
     def restore(self, updates: int, read: ReadState) -> None:
-        """Take weights and moments over: see `TrainingEngine`."""
+        """Load weights and moments: see `TrainingEngine`."""
         slices = () if self.training_state is None else self.state_slices()
         if self.adapters is None:
             take_over(read, self.local_tensors(), self.table, slices)
@@ -147,7 +147,7 @@ class MegatronEngine:
     def forward(
         self, sequences: Sequences, micro_batching: MicroBatching, *, at_end: bool = False
     ) -> tuple[Tensor, ...] | None:
-        """Say what the head says of each response token: see `TrainingEngine`."""
+        """Return the head's output for each response token: see `TrainingEngine`."""
         rows_of, parts = cut_by_rows(sequences, micro_batching)
         if at_end:
             parts = [asked_behind(part) for part in parts]
@@ -180,7 +180,7 @@ class MegatronEngine:
             training_state.zero_gradients()
             rows_of, parts = cut_by_rows(minibatch, micro_batching)
             packs = self.packs(parts)
-            # Megatron averages over micro-batches and replicas; a weighted sum wants neither.
+            # Undo Megatron's averages over micro-batches and replicas: the loss is a weighted sum.
             undo_averages = len(packs) * parallel_state.get_data_parallel_world_size()
             update = UpdatePass(self._reading, loss, keeps=keep is not None)
 
@@ -198,7 +198,7 @@ class MegatronEngine:
             return metrics | self._balance(len(packs)) | step
 
     def _dropping(self) -> AbstractContextManager[None]:
-        """Let adapters drop inputs: others in each update, and of each replica."""
+        """Enable the adapters' dropout, with another seed for each update and replica."""
         if self.adapters is None:
             return nullcontext()
         replica = parallel_state.get_data_parallel_rank(with_context_parallel=True)
@@ -211,10 +211,10 @@ class MegatronEngine:
         return self.training_state
 
     def packs(self, parts: Sequence[Batch]) -> list[Pack[Batch]]:
-        """Lay micro-batches out, and add as many empty ones as the layout asks for. A collective.
+        """Lay out micro-batches, plus the empty ones that the layout needs. A collective.
 
-        Ranks that share experts send each other tokens in every micro-batch of any of them, and an
-        interleaved pipeline takes micro-batches in whole rounds. Needs active groups.
+        Ranks that share experts exchange tokens in every micro-batch, so all need the same number,
+        and an interleaved pipeline needs a multiple of its stages. Groups must be active.
         """
         layout = self.settings.layout
         count = len(parts)
@@ -238,7 +238,7 @@ class MegatronEngine:
 
     @cached_property
     def _reading(self) -> HeadReader:
-        """How the last stage reads its head. Needs active groups the first time."""
+        """The head reader of the last stage. Groups must be active at the first access."""
         layout = self.settings.layout
         rows = padded_vocab_size(self.description, layout.tp) // layout.tp
         return HeadReader(
@@ -258,30 +258,31 @@ class MegatronEngine:
         return head_weight(self.chunks[-1])
 
     def _balance(self, micro_batches: int) -> dict[str, float]:
-        """Say how unequally busy the experts were, where the loss asks for it, and start anew.
+        """Return the step's expert balance loss, if it is used, and reset Megatron's tracker.
 
-        The mean over layers, micro-batches and replicas; 1 means that the tokens are dealt evenly.
-        A collective over all ranks.
+        Mean over layers, micro-batches and replicas; 1 means that tokens are spread evenly. A
+        collective over all ranks.
         """
         moe = self.description.moe
         if moe is None or not self.settings.learning.moe_aux_loss_coeff:
             return {}
         tracker = get_moe_layer_wise_logging_tracker()
         total = torch.zeros((), device=self.device_type)
-        # A stage without experts has counted nothing.
+        # A stage without experts has no entry.
         if "load_balancing_loss" in tracker:
             total += tracker["load_balancing_loss"]["values"].sum() / micro_batches
-        # Each rank has the part of its own tokens and of the layers of its stage.
+        # Each rank has the part of its own tokens and of its stage's layers.
         dist.all_reduce(total)
-        # Emptied, not set to zero: the next model to count may have another number of layers.
+        # Cleared, not zeroed: the next model may have another number of layers.
         tracker.clear()
         layers = self.description.num_hidden_layers - len(moe.dense_layers)
         replicas: int = parallel_state.get_data_parallel_world_size()
         return {"moe_aux_loss": float(total) / (replicas * layers)}
 
     def _idle(self, parts: Sequence[Batch]) -> list[Batch]:
-        """Return what to go through once more without asking for any token."""
+        """Return the micro-batches to repeat, with no token requested."""
         if self.settings.learning.moe_aux_loss_coeff and torch.is_grad_enabled():
-            # That loss is a mean over micro-batches: it stays the same if all are repeated.
+            # The balance loss is a mean over micro-batches: repeating all of them does not change
+            # it.
             return [nothing_asked(part) for part in parts]
         return [nothing_asked(parts[0].rows(parts[0].lengths_B.argmin()[None]))]

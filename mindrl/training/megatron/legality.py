@@ -1,4 +1,4 @@
-"""What Megatron demands of a model's sizes, and of the order of the ranks. Imports no torch.
+"""Megatron's requirements on a model's sizes and on the rank order. Imports no torch.
 
 Every finding about a size names the nearest legal values.
 """
@@ -22,10 +22,10 @@ from mindrl.training.orders import possible_orders
 def megatron_findings(
     model: ModelDescription, layout: TrainLayout, keys: Keys
 ) -> Iterator[Finding]:
-    """Say what keeps Megatron from cutting a model by a layout.
+    """Yield the reasons why Megatron cannot cut a model by a layout.
 
-    Needs words for `tp`, `cp`, `pp`, `vpp`, `ep` and `etp` where they are above 1, and for
-    `layers_per_chunk` where it is given.
+    `keys` must name `tp`, `cp`, `pp`, `vpp`, `ep` and `etp` where they are above 1, and
+    `layers_per_chunk` if it is set.
     """
     heads = list(tensor_parallel_findings(model, layout.tp, keys))
     yield from heads
@@ -41,7 +41,7 @@ def megatron_findings(
 
 
 def _latent_rows(model: ModelDescription, tp: int, field: str) -> Iterator[Finding]:
-    """Judge the down projections, whose rows are cut by tensor-parallel rank too."""
+    """Check the down projections, whose rows are also cut over tensor-parallel ranks."""
     assert model.mla is not None
     if model.mla.q_lora_rank is not None:
         yield from must_divide(field, tp, "q_lora_rank", model.mla.q_lora_rank)
@@ -50,14 +50,15 @@ def _latent_rows(model: ModelDescription, tp: int, field: str) -> Iterator[Findi
 
 
 def legal_orders(own: RankOrder, ranks_per_node: int) -> Iterator[RankOrder]:
-    """Yield the orders that one grid can be given instead of Megatron's own, which comes first."""
+    """Yield the legal orders of a grid, Megatron's own first."""
     yield from possible_orders(own, ranks_per_node, tensor_ranks_lie_closest)
 
 
 def tensor_ranks_lie_closest(order: RankOrder) -> bool:
-    """Say whether Megatron's token dispatcher can use an order: etp before ep.
+    """Return whether Megatron's token dispatcher supports an order: etp before ep.
 
-    It reads what the ranks that share experts say as [expert parallel, expert tensor parallel].
+    It views the data gathered from the ranks that share experts as [expert parallel, expert tensor
+    parallel].
     """
     names = [name for name, radix in order.digits if radix > 1 and name in ("etp", "ep")]
     return names == sorted(names, reverse=True)

@@ -24,17 +24,17 @@ from mindrl.training.settings import EngineSettings
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings(EngineSettings):
-    """What the run and the layout add to a model description."""
+    """Engine settings with Megatron's process groups."""
 
     groups: ParallelGroups
-    """Of the model's layout."""
+    """Process groups of the model's layout."""
 
 
 def transformer_config(model: ModelDescription, settings: ModelSettings) -> TransformerConfig:
-    """Translate a description into Megatron's configuration; fused kernels stay off."""
+    """Translate a description into Megatron's configuration, with fused kernels off."""
     training, learning = settings.training, settings.learning
     dtype = torch.bfloat16 if training.bf16 else torch.float32
-    # Megatron trains experts that are cut with cut tokens only.
+    # Megatron trains tensor-parallel experts only with sequence parallelism.
     has_cut_tokens = settings.layout.tp > 1 and (training.sequence_parallel or bool(model.moe))
     make = MLATransformerConfig if model.mla else TransformerConfig
     return make(
@@ -70,13 +70,14 @@ def transformer_config(model: ModelDescription, settings: ModelSettings) -> Tran
         recompute_granularity=learning.recompute_granularity,
         recompute_method=learning.recompute_method,
         recompute_num_layers=learning.recompute_num_layers,
-        # Packs differ in length, so stages tell each other how long the next one is.
+        # Packs differ in length, so stages send each other the length of the next one.
         variable_seq_lengths=True,
         batch_p2p_comm=False,
-        # An interleaved pipeline of two stages would take a length sent forward for one sent back.
+        # Without it an interleaved pipeline of two stages confuses lengths sent forward and
+        # backward.
         overlap_p2p_comm=settings.layout.vpp > 1,
         # Asserted by Megatron for variable lengths, for dense models too.
-        moe_token_dispatcher_type="alltoall",  # noqa: S106 - no password
+        moe_token_dispatcher_type="alltoall",  # noqa: S106 - not a password
         **parallel_sizes(settings.layout),
         pipeline_model_parallel_layout=_pipeline(model, settings.layout),
         **_experts(model, learning),
@@ -87,9 +88,9 @@ def transformer_config(model: ModelDescription, settings: ModelSettings) -> Tran
 def build_model(
     model: ModelDescription, config: TransformerConfig, settings: ModelSettings
 ) -> list[torch.nn.Module]:
-    """Build this rank's chunks of the model on its device; weights are not set yet.
+    """Build this rank's chunks of the model on its device, with uninitialised weights.
 
-    Needs the groups of the settings to be active.
+    The settings' groups must be active.
     """
     chunks = range(settings.layout.vpp)
     stages = chunks if len(chunks) > 1 else [None]
@@ -98,7 +99,7 @@ def build_model(
 
 
 def head_weight(last_chunk: torch.nn.Module) -> torch.Tensor:
-    """Return what turns hidden states into this rank's logits, [V, H], or into values, [1, H]."""
+    """Return this rank's weight for logits, [V, H], or for values, [1, H]."""
     network: Any = unwrap(last_chunk)
     if network.share_embeddings_and_output_weights:
         return network.shared_embedding_or_output_weight()  # type: ignore[no-any-return]
@@ -150,19 +151,19 @@ def _build_chunk(
 
 
 def _wrapped(network: torch.nn.Module, config: TransformerConfig) -> torch.nn.Module:
-    """Let a network of bfloat16 take and give float32."""
+    """Wrap a bfloat16 network so that its inputs and outputs are float32."""
     if not config.bf16:
         return network
     wrapped: torch.nn.Module = Float16Module(config, network)
     for name, buffer in network.named_buffers():
-        # Megatron would cast it back at the first forward pass, after it was rounded.
+        # Megatron would cast it back only at the first forward pass, already rounded.
         if name.endswith("router.expert_bias"):
             buffer.data = buffer.data.float()
     return wrapped
 
 
 def _pipeline(model: ModelDescription, layout: TrainLayout) -> list[list[str]] | None:
-    """Say what each chunk holds, where Megatron's even cut is not wanted."""
+    """Return the modules of each chunk; None if Megatron's even cut is used."""
     if layout.layers_per_chunk is None or layout.pp == 1:
         return None
     chunks = [["decoder"] * len(layers) for layers in layout.chunks(model.num_hidden_layers)]
@@ -172,7 +173,7 @@ def _pipeline(model: ModelDescription, layout: TrainLayout) -> list[list[str]] |
 
 
 def _experts(model: ModelDescription, learning: LearningConfig) -> dict[str, Any]:
-    """Say how tokens find experts: as Hugging Face does."""
+    """Return Megatron's settings for a mixture of experts that routes as in Hugging Face."""
     moe = model.moe
     if moe is None:
         return {}
@@ -182,7 +183,7 @@ def _experts(model: ModelDescription, learning: LearningConfig) -> dict[str, Any
         "moe_router_topk": moe.num_experts_per_tok,
         "moe_ffn_hidden_size": moe.intermediate_size,
         "moe_layer_freq": [int(layer not in moe.dense_layers) for layer in layers],
-        # A softmax over the chosen experts alone is one over all, scaled so that they add to 1.
+        # A softmax over the chosen experts equals one over all, renormalised to sum to 1.
         "moe_router_pre_softmax": not moe.norm_topk_prob,
         "moe_router_dtype": "fp32",
         "moe_router_load_balancing_type": (
@@ -190,7 +191,7 @@ def _experts(model: ModelDescription, learning: LearningConfig) -> dict[str, Any
         ),
         "moe_aux_loss_coeff": learning.moe_aux_loss_coeff,
         "moe_grouped_gemm": learning.moe_grouped_gemm,
-        # The other class for it is Transformer Engine's.
+        # The alternative class requires Transformer Engine.
         "moe_use_legacy_grouped_gemm": learning.moe_grouped_gemm,
         "moe_shared_expert_intermediate_size": moe.shared_intermediate_size or None,
         "moe_router_score_function": "sigmoid" if moe.score_correction_bias else "softmax",
@@ -203,7 +204,7 @@ def _experts(model: ModelDescription, learning: LearningConfig) -> dict[str, Any
 
 
 def _latent_attention(model: ModelDescription) -> dict[str, Any]:
-    """Say how wide the latents are and how far the rotary embedding is stretched."""
+    """Return Megatron's settings for latent attention: latent widths and rotary scaling."""
     mla = model.mla
     if mla is None:
         return {}
@@ -216,7 +217,7 @@ def _latent_attention(model: ModelDescription) -> dict[str, Any]:
         "rotary_base": model.rope_theta,
     }
     if mla.yarn is None:
-        # The attention scale reads the factor here too.
+        # The attention scale reads the factor without YaRN too.
         return sizes | {"rope_type": "rope", "rotary_scaling_factor": 1.0}
     stretch = asdict(mla.yarn)
     return sizes | {"rope_type": "yarn", "rotary_scaling_factor": stretch.pop("factor"), **stretch}

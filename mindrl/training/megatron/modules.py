@@ -1,7 +1,7 @@
-"""The modules that Megatron-core takes from a vendor's library, in plain torch.
+"""Plain torch versions of the modules that Megatron-core takes from a vendor's library.
 
-Shapes: S tokens of this rank, N heads of this rank, M of them key-value heads, D head dimension,
-R context-parallel ranks.
+Shapes: S tokens of this rank, N heads of this rank, M of them key-value heads, D head dimension, R
+context-parallel ranks.
 """
 
 import torch
@@ -36,8 +36,8 @@ class RMSNorm(nn.RMSNorm):
 class PackedAttention(MegatronModule):  # type: ignore[misc]
     """Causal attention inside each sequence of a pack, by the platform's kernel.
 
-    Under context parallelism every rank gets all tokens of some heads for the while (Ulysses,
-    arXiv 2309.14509), so any kernel will do.
+    Under context parallelism every rank temporarily gets all tokens of some heads (Ulysses, arXiv
+    2309.14509), so any kernel works.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
         softmax_scale: float | None = None,
         **_: object,
     ) -> None:
-        """Take from Megatron's many arguments the two that matter to causal attention."""
+        """Keep the two of Megatron's many arguments that matter to causal attention."""
         super().__init__(config=config)
         self.kernel = kernel
         self.softmax_scale = softmax_scale
@@ -61,7 +61,7 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
         packed_seq_params: PackedSequences,
         **__: object,
     ) -> Tensor:
-        """Attend; returns [S, N * D]."""
+        """Return the attention output, [S, N * D]."""
         packing = packed_seq_params.packing
         assert packing is not None
         if self.config.multi_latent_attention:
@@ -79,9 +79,9 @@ class PackedAttention(MegatronModule):  # type: ignore[misc]
 
 
 def _tokens_for_heads(heads_SND: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Give up heads, get the tokens of all ranks, rank by rank; returns [R * S, N / R, D].
+    """Trade heads for the tokens of all ranks, rank by rank; returns [R * S, N / R, D].
 
-    Key or value heads are repeated where there are fewer than ranks. A collective over `group`.
+    Key or value heads are repeated if there are fewer than ranks. A collective over `group`.
     """
     R = group.size()
     if heads_SND.size(1) < R:
@@ -92,17 +92,17 @@ def _tokens_for_heads(heads_SND: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def _heads_for_tokens(tokens: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Give up the tokens of others, get all heads; from [R * S, N / R, D] to [S, N, D]."""
+    """Trade the other ranks' tokens for all heads: [R * S, N / R, D] to [S, N, D]."""
     received: Tensor = all_to_all(group, tokens.view(group.size(), -1, *tokens.shape[1:]))
     return received.transpose(0, 1).flatten(1, 2)
 
 
 def _with_shared_rotary_key(key_SMD: Tensor, width: int) -> Tensor:
-    """Let the gradient of the last columns, the rotary key, be summed over the tensor ranks.
+    """Sum the gradient of the last columns, the rotary key, over the tensor-parallel ranks.
 
-    That key is one for all heads of all ranks. Megatron cuts the down projection, gathers what it
-    gives, and hands each rank the gradient of its own rows; that of the rotary key is a sum over
-    the rank's own heads only.
+    All heads of all ranks share that key. Megatron cuts the down projection, gathers its output,
+    and gives each rank the gradient of its own rows; that of the rotary key covers the rank's own
+    heads only.
     """
     plain, rotary = key_SMD[..., :-width], key_SMD[..., -width:]
     if rotary.requires_grad:
@@ -111,18 +111,18 @@ def _with_shared_rotary_key(key_SMD: Tensor, width: int) -> Tensor:
 
 
 def _sum_over_tensor_ranks(gradient: Tensor) -> Tensor:
-    # Megatron's own function for it leaves a gradient that is not contiguous as it is.
+    # Megatron's own function skips a gradient that is not contiguous.
     total = gradient.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=parallel_state.get_tensor_model_parallel_group())
     return total
 
 
 class HeadInput(nn.Module):
-    """In the place of Megatron's output layer: keeps its weight, hands on what it would multiply.
+    """Replaces Megatron's output layer: keeps its weight and returns the layer's input.
 
-    A vocabulary's weight is cut between the tensor-parallel ranks, so the gradient of the hidden
-    states is summed over them; a tied model has no weight here. By a value head's weight every
-    rank multiplies whole, so each has the whole gradient of both already.
+    A vocabulary's weight is cut over the tensor-parallel ranks, so the gradient of the hidden
+    states is summed over them; a tied model has no weight here. A value head's weight is
+    replicated, so each rank already has the whole gradient of both.
     """
 
     def __init__(
@@ -147,9 +147,9 @@ class HeadInput(nn.Module):
 def block_spec(
     config: TransformerConfig, vp_stage: int | None, kernel: Kernel
 ) -> TransformerBlockSubmodules:
-    """Return Megatron's local decoder block with the modules above in it.
+    """Return Megatron's local decoder block with the modules of this file in it.
 
-    `vp_stage` is the chunk of this rank's pipeline stage; None where there is only one.
+    `vp_stage` is the chunk of this rank's pipeline stage; None if there is only one.
     """
     block = get_gpt_decoder_block_spec(
         config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=vp_stage

@@ -1,7 +1,7 @@
-"""What Megatron's optimizers keep of each parameter, cut into boxes of logical tensors.
+"""The state of Megatron's optimizers, cut into boxes of logical tensors.
 
-Without the distributed optimizer every replica keeps all of a parameter; with it a replica keeps
-a run of elements, wherever its part of a flat buffer happens to begin. Groups must be active.
+Without the distributed optimizer every replica keeps all of a parameter. With it a replica keeps
+the run of elements that falls into its part of a flat buffer. Groups must be active.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,24 +23,24 @@ _KINDS: tuple[StateKind, ...] = ("weight", "exp_avg", "exp_avg_sq")
 
 
 class _Kept(NamedTuple):
-    """What this rank's optimizer keeps of a parameter."""
+    """This rank's optimizer state of one parameter."""
 
     tensors: Mapping[StateKind, Tensor]
     start: int
-    """First of its elements."""
+    """Offset in the parameter of the first element kept."""
     is_cut: bool
-    """Whether the replicas keep parts, and not all of it each."""
+    """Whether each replica keeps only a part."""
 
 
 def state_slices(
     made: Mapping[str, Tensor], table: ShardingTable, optimizers: Sequence[MegatronOptimizer] | None
 ) -> Iterator[StateSlice]:
-    """Yield all that the optimizers of a model keep on this rank, and weights that none has.
+    """Yield the optimizers' state on this rank, and weights that no optimizer has.
 
     Args:
         made: This rank's parameters and buffers by their local names.
-        table: Of this rank.
-        optimizers: Of dense parameters, and of experts. None of a model that does not learn.
+        table: This rank's table.
+        optimizers: Those of dense parameters and of experts; None for a model that does not learn.
     """
     kept = {id(parameter): found for parameter, found in _kept(optimizers or ())}
     for index, (name, entry) in enumerate(table.items()):
@@ -49,7 +49,7 @@ def state_slices(
         if found is None:
             if optimizers is not None and isinstance(tensor, nn.Parameter):
                 continue  # Another replica keeps it.
-            # What no optimizer has, such as the correction of a router: the same on all replicas.
+            # Not optimised, such as a router's correction bias: the same on all replicas.
             found = _Kept(tensors={"weight": tensor}, start=0, is_cut=False)
         is_ours = _is_first_copy(tensor) and (found.is_cut or _is_next_replica(tensor, index))
         yield from _slices(entry, found, is_ours=is_ours)
@@ -87,9 +87,9 @@ def _kept(optimizers: Sequence[MegatronOptimizer]) -> Iterator[tuple[nn.Paramete
 
 
 def _mains(part: MegatronOptimizer) -> Iterator[tuple[nn.Parameter, Tensor, int]]:
-    """Yield parameters, what one of Megatron's optimizers updates in place of each, and from where.
+    """Yield each parameter, the tensor that the optimizer updates for it, and its offset.
 
-    The names of its lists are those of 0.16.
+    The attribute names are those of Megatron-core 0.16.
     """
     match part:
         case DistributedOptimizer():
@@ -115,12 +115,12 @@ def _mains(part: MegatronOptimizer) -> Iterator[tuple[nn.Parameter, Tensor, int]
 
 
 def _is_first_copy(tensor: Tensor) -> bool:
-    """Say whether no other stage or tensor-parallel rank writes the same."""
+    """Return whether no other stage or tensor-parallel rank writes the same tensor."""
     return bool(param_is_not_shared(tensor) and param_is_not_tensor_parallel_duplicate(tensor))
 
 
 def _is_next_replica(tensor: Tensor, index: int) -> bool:
-    """Deal what all replicas keep to one after the other."""
+    """Return whether this replica writes a tensor that all replicas keep; they take turns."""
     if getattr(tensor, "allreduce", True):
         group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     else:

@@ -1,7 +1,7 @@
-"""Process groups of the training side, of as many layouts as the roles of a process have.
+"""Megatron's process groups for several layouts in one process.
 
-Megatron keeps the groups of one layout in globals of its module `parallel_state`. Here every
-layout keeps its own, and they are put in place for as long as a model of that layout is used.
+Megatron keeps the groups of one layout in globals of its module `parallel_state`. Here every layout
+has its own copy, which is installed while a model of that layout runs.
 """
 
 import re
@@ -19,10 +19,10 @@ from mindrl.training.megatron.legality import tensor_ranks_lie_closest
 _NAMES = tuple(
     name
     for name in vars(parallel_state)
-    # Scratch memory, which is free between two operations, is one for all layouts.
+    # All layouts share the scratch memory, which is free between two operations.
     if re.fullmatch("_[A-Z0-9_]+", name) and not name.endswith("_MEMORY_BUFFER")
 )
-"""The globals in which Megatron keeps the groups of a layout, and what it derives from them."""
+"""Globals in which Megatron keeps a layout's groups and values derived from them."""
 _NO_GROUPS: tuple[dict[str, Any], dict[str, Any]] = (
     {name: getattr(parallel_state, name) for name in _NAMES},
     {},
@@ -33,26 +33,26 @@ class ParallelGroups:
     """Megatron's process groups of one layout."""
 
     def __init__(self, layout: TrainLayout, *, seed: int, timeout_minutes: int) -> None:
-        """Make the groups. A collective over the default process group, which must exist.
+        """Create the groups. A collective over the default process group, which must exist.
 
-        The seed is that of Megatron's random states; a collective of these groups that lasts
-        longer than the timeout raises.
+        `seed` sets Megatron's random states; a collective of these groups that exceeds the timeout
+        raises.
         """
         self.layout = layout
         self._state = _NO_GROUPS
         with self.active():
-            # The scratch memory stays, for all layouts; Megatron asserts that there is none.
+            # Megatron asserts that no scratch memory exists yet.
             parallel_state.destroy_global_memory_buffer()
             initialise_model_parallel(layout, seed=seed, timeout_minutes=timeout_minutes)
             self._state = _present()
 
     def activate(self) -> None:
-        """Let Megatron find these groups, until others are put in their place."""
+        """Install these groups in Megatron until others are installed."""
         _put(self._state)
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Let Megatron find these groups; afterwards it finds those of before."""
+        """Install these groups inside the context; restore the previous ones afterwards."""
         before = _present()
         self.activate()
         try:
@@ -62,7 +62,7 @@ class ParallelGroups:
 
 
 def parallel_sizes(layout: TrainLayout) -> dict[str, int | None]:
-    """Return the sizes of a layout by Megatron's names."""
+    """Return a layout's sizes under Megatron's names."""
     return {
         "tensor_model_parallel_size": layout.tp,
         "context_parallel_size": layout.cp,
@@ -74,7 +74,7 @@ def parallel_sizes(layout: TrainLayout) -> dict[str, int | None]:
 
 
 def initialise_model_parallel(layout: TrainLayout, *, seed: int, timeout_minutes: int) -> None:
-    """Make Megatron's groups; the default process group must exist already."""
+    """Create Megatron's groups; the default process group must exist already."""
     assert tensor_ranks_lie_closest(layout.experts_order), f"etp must come before ep: {layout}"
 
     def expert_groups(dimensions: Collection[str]) -> list[list[int]]:
@@ -93,7 +93,7 @@ def initialise_model_parallel(layout: TrainLayout, *, seed: int, timeout_minutes
 
 
 def _present() -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what Megatron finds now: groups, and random states."""
+    """Return Megatron's current groups and random states."""
     states = tensor_parallel.get_cuda_rng_tracker().get_states()
     return {name: getattr(parallel_state, name) for name in _NAMES}, states
 

@@ -1,4 +1,4 @@
-"""Packs as Megatron runs them through a network: forward, and backward."""
+"""Forward and backward passes of packs through Megatron's schedules."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,17 +18,17 @@ from mindrl.training.packs import Pack
 
 @dataclass
 class PackedSequences(PackedSeqParams):  # type: ignore[misc]
-    """What Megatron and our attention need to know of a pack; made once, read in every layer."""
+    """Metadata of a pack for Megatron and our attention; built once, read in every layer."""
 
     packing: Packing | None = None
     gathered: Tensor | None = None
-    """As that of a pack."""
+    """See `Pack.gathered`."""
     natural: Tensor | None = None
-    """As that of a pack."""
+    """See `Pack.natural`."""
 
 
 Loss = Callable[[Pack[Batch], Tensor], tuple[Tensor, Any]]
-"""From a pack and its last hidden states [1, S, H] to a 0-dim loss and what is to be returned."""
+"""Maps a pack and its last hidden states [1, S, H] to a 0-dim loss and a result to return."""
 
 
 def forward_backward(
@@ -40,8 +40,8 @@ def forward_backward(
 ) -> list[Any]:
     """Run forward, and backward unless `forward_only`. A collective over the replica's ranks.
 
-    The ranks of a replica have the same packs; the last pipeline stage calls `loss`, and gets what
-    it gave for each pack, in their order. On all other stages the result is empty.
+    All ranks of a replica pass the same packs. Returns the results of `loss` in the order of the
+    packs on the last pipeline stage, and an empty list on other stages.
     """
 
     def forward_step(waiting: Iterator[Pack[Batch]], network: nn.Module) -> tuple[Tensor, Any]:
@@ -59,7 +59,7 @@ def forward_backward(
             data_iterator=waiting if len(chunks) > 1 else waiting[0],
             model=list(chunks),
             num_microbatches=len(packs),
-            # Stages tell each other the real length of each pack.
+            # Stages send each other the real length of each pack.
             seq_length=packs[0].tokens_1S.size(1),
             micro_batch_size=1,
             forward_only=forward_only,
@@ -68,8 +68,9 @@ def forward_backward(
 
 
 def packed_sequences(pack: Pack[Batch]) -> PackedSequences:
-    """Say what Megatron wants to know of a pack."""
-    # Megatron turns its bounds into numbers twice a layer: those on a device would be waited for.
+    """Return a pack's metadata for Megatron."""
+    # On the host: Megatron reads the bounds as Python numbers twice a layer, which would wait for a
+    # device.
     bounds = torch.tensor(pack.packing.starts, dtype=torch.int32)
     return PackedSequences(
         qkv_format="thd",

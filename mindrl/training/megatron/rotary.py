@@ -1,4 +1,4 @@
-"""Rotary frequencies, where Megatron-core cannot be told all of how they are scaled."""
+"""Rotary frequencies with scalings that Megatron-core cannot be configured for."""
 
 from typing import Any
 
@@ -7,10 +7,10 @@ from mindrl.training.rotary import inverse_frequencies
 
 
 def scale_rotary(network: Any, model: ModelDescription) -> None:
-    """Give a GPT model its scaled frequencies, before its first forward pass caches angles.
+    """Set a GPT model's scaled frequencies, before its first forward pass caches angles.
 
-    Megatron has Llama 3's scaling with three of its four numbers fixed. The frequencies are no
-    buffer there: wrapping the network in bfloat16 leaves them float32.
+    Megatron's Llama 3 scaling hard-codes three of its four numbers. The frequencies are not a
+    buffer there, so they stay float32 in a bfloat16 network.
     """
     if model.rope_scaling is not None:
         rotary = network.rotary_pos_emb

@@ -1,17 +1,17 @@
-"""Who holds which part of a model that Megatron-core runs, in the order of its modules.
+"""Which rank holds which part of a Megatron-core model, in the order of its modules.
 
-Grouped-query attention: Megatron fuses QKV interleaved by key-value group (the group's query
-heads, its key head, its value head) and cuts the rows evenly, inside a group too where there
-are more ranks than groups. Multi-head latent attention (DeepSeek): its local specification cuts
-the rows of the down projections too.
+Grouped-query attention: Megatron fuses QKV interleaved by key-value group (the group's query heads,
+its key head, its value head) and cuts the rows evenly, inside a group too if there are more ranks
+than groups. Multi-head latent attention (DeepSeek): Megatron's local specification also cuts the
+rows of the down projections.
 
-Feed-forward: Megatron fuses gate and up, each cut by rank first. It keeps each expert apart
-(SequentialMLP), apart under other names (TEGroupedMLP), or all of a rank in two matrices that are
-transposed (GroupedMLP); experts are dealt whole to the expert-parallel ranks and cut by the expert
-tensor-parallel size.
+Feed-forward: Megatron fuses gate and up, each cut by rank first. It stores experts separately
+(SequentialMLP), separately under other names (TEGroupedMLP), or all of a rank in two transposed
+matrices (GroupedMLP). Experts are distributed whole over the expert-parallel ranks and cut by the
+expert tensor-parallel size.
 
-Prefixes `local` and `layer` are those of the local and of the logical names of a layer; `cut` is a
-tensor-parallel size, and a rank among so many. Imports no torch.
+`local` and `layer` are prefixes of a layer's local and logical names; `cut` is (tensor-parallel
+size, rank in it). Imports no torch.
 """
 
 from collections.abc import Iterator, Mapping
@@ -56,7 +56,7 @@ from mindrl.models.placement import (
 from mindrl.models.sharding import LazyTables, Sharding
 
 ExpertStorage = Literal["sequential", "te_grouped", "grouped"]
-"""How the experts of a rank are stored, by the names of Megatron's classes."""
+"""Megatron's class of expert storage on a rank."""
 _LATENT_NAMES = {
     "linear_proj.weight": "o_proj.weight",
     "linear_q_proj.weight": "q_proj.weight",
@@ -67,7 +67,7 @@ _LATENT_NAMES = {
     "q_layernorm.weight": "q_a_layernorm.weight",
     "kv_layernorm.weight": "kv_a_layernorm.weight",
 }
-"""Megatron's names of latent attention, and the logical ones."""
+"""Megatron's names of latent attention tensors, and their logical names."""
 _Table = dict[str, LocalTensor]
 
 
@@ -79,10 +79,10 @@ def megatron_sharding(
     experts: ExpertStorage = "sequential",
     head: Head = "vocabulary",
 ) -> Sharding:
-    """Return who holds what: each rank a shard of all but routed experts, then one of those.
+    """Return the sharding: each rank holds one dense shard, and one of routed experts if any.
 
-    Local names are Megatron's, behind the chunk that they belong to: `chunk0.decoder...`. A table
-    has those of a chunk in the order in which Megatron registers its parameters.
+    Local names are Megatron's with the chunk as a prefix: `chunk0.decoder...`. A table lists a
+    chunk's parameters in the order in which Megatron registers them.
     """
     tables, twins, held_by = LazyTables(), {}, []
     for rank in range(layout.world_size):
@@ -118,7 +118,7 @@ def _dense(
         name = f"{last}output_layer.weight"
         if head == "value":
             table[name] = whole(VALUE_HEAD, (1, model.hidden_size))
-        # A tied head is the embedding itself, or its copy where that is in another chunk.
+        # A tied head is the embedding itself, or a copy if the embedding is in another chunk.
         elif not model.tie_word_embeddings:
             table[name] = padded_rows(HEAD, shape, rows, tp_rank)
         elif layout.pp * layout.vpp > 1:
@@ -129,9 +129,9 @@ def _dense(
 def _experts(
     model: ModelDescription, layout: TrainLayout, storage: ExpertStorage, place: Mapping[str, int]
 ) -> ShardingTable:
-    """Return the table of routed experts: of every layer the same ones, and the same part of each.
+    """Return the table of routed experts: the same experts, and parts of them, in every layer.
 
-    The place says which, by `ep`, `etp` and `pp`.
+    `place` has the coordinates `ep`, `etp` and `pp`.
     """
     moe = model.moe
     assert moe is not None
@@ -143,7 +143,7 @@ def _experts(
         if index in moe.dense_layers:
             continue
         if storage == "grouped":
-            # Megatron gives both parameters two dimensions and looks at them as these three.
+            # Megatron stores both parameters in two dimensions and views them in these three.
             matrices = stacked_experts(model, layer, experts, bounds, transposed=True)
             table |= zip((f"{here}weight1", f"{here}weight2"), matrices, strict=True)
             continue
@@ -158,7 +158,7 @@ def _experts(
 def _layers(
     model: ModelDescription, layout: TrainLayout, stage: int
 ) -> Iterator[tuple[int, str, str]]:
-    """Yield each layer of a stage: its index, the prefix of its local names, of the logical."""
+    """Yield each layer of a stage: its index, and the prefixes of its local and logical names."""
     chunks = layout.chunks(model.num_hidden_layers)
     for chunk, at in enumerate(layout.chunks_of(stage)):
         for position, index in enumerate(chunks[at]):
@@ -197,7 +197,7 @@ def _attention(model: ModelDescription, here: str, layer: str, cut: tuple[int, i
 
 
 def _interleaved(model: ModelDescription, layer: str, kind: str, bounds: Bounds) -> Iterator[Rows]:
-    """Yield what the rows `bounds` of the whole interleaved QKV matrix hold."""
+    """Yield the contents of the rows `bounds` of the whole interleaved QKV matrix."""
     head, per_group = model.head_dim, model.heads_per_group
     row = 0
     for group in range(model.num_key_value_heads):

@@ -1,11 +1,10 @@
 """Bytes of a rank's weights, gradients and optimizer, as Megatron-core 0.16.1 allocates them.
 
-Megatron lays the gradients of each chunk's dense parameters into one flat buffer, and those of
-its experts into another, in the reverse order of the parameters. With the distributed optimizer
-the parameters lie in such buffers too: each starts at a multiple of 64 elements, a bucket ends at
-a multiple of 128 and of the ranks that share it, and a rank optimises its equal part of each
-bucket. The embedding that the first and the last stage both hold has a bucket of its own. Pure
-Python and numpy.
+Megatron lays the gradients of each chunk's dense parameters into one flat buffer, and those of its
+experts into another, in the reverse order of the parameters. With the distributed optimizer the
+parameters are in such buffers too: each starts at a multiple of 64 elements, a bucket ends at a
+multiple of 128 and of the ranks that share it, and a rank optimises its equal part of each bucket.
+The embedding that the first and the last stage both hold has its own bucket. Pure Python and numpy.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,15 +24,15 @@ from mindrl.training.trained_bytes import TrainedBytes
 _PARAMETER_MULTIPLE, _BUCKET_MULTIPLE = 64, 128
 _MAIN_WEIGHT_BYTES, _MOMENTS_BYTES, _GRADIENT_BYTES = 4, 8, 4
 _SHARED = ("embedding.word_embeddings.weight", "output_layer.weight")
-"""Local names of the embedding of the first stage, and of its copy on the last one."""
+"""Local names of the first stage's embedding, and of its copy on the last stage."""
 
 
 def trained_bytes(
     sharding: Sharding, layout: TrainLayout, *, distributed_optimizer: bool
 ) -> tuple[TrainedBytes, ...]:
-    """Return what each rank allocates to train what it holds, of a sharding of `layout`.
+    """Return the bytes that each rank allocates to train its part of `sharding`.
 
-    With the distributed optimizer data-parallel ranks share the state of the optimizer.
+    With the distributed optimizer data-parallel ranks share the optimizer's state.
     """
     tables = sharding.distinct_tables()
     shares_embedding = any(
@@ -56,7 +55,7 @@ def trained_bytes(
         weights = size * ELEMENT_BYTES[sharding.dtype] + kept * ELEMENT_BYTES["float32"]
         return weights, size * _GRADIENT_BYTES, optimized * (main + _MOMENTS_BYTES)
 
-    # Of dense parameters, and of experts: a rank holds a shard of the ones, then of the others.
+    # A rank holds a shard of dense parameters, then one of experts: their groups in that order.
     places = (
         layout.dense_order.places_in_groups(("dp", "cp")),
         layout.experts_order.places_in_groups(("dp",)),
@@ -72,14 +71,14 @@ def trained_bytes(
 
 @dataclass(frozen=True, kw_only=True)
 class _Bucket:
-    """Where parameters lie in a bucket, in elements, padding included."""
+    """Offsets of parameters in a bucket, in elements; `size` includes padding."""
 
     starts: NDArray[np.int64]
     stops: NDArray[np.int64]
     size: int
 
     def optimized(self, place: int, ranks: int) -> int:
-        """Count the elements of parameters in one of equal parts."""
+        """Return the number of parameter elements in part `place` of `ranks` equal parts."""
         part = self.size // ranks
         low, high = place * part, (place + 1) * part
         both = np.minimum(self.stops, high) - np.maximum(self.starts, low)
@@ -87,7 +86,7 @@ class _Bucket:
 
 
 def _buckets(table: ShardingTable, ranks: int, shares_embedding: bool) -> Iterator[_Bucket]:
-    """Lay the parameters of a shard out, chunk by chunk, for ranks that share them."""
+    """Yield the buckets of a shard, chunk by chunk, shared by `ranks` ranks."""
     chunks: dict[str, list[tuple[str, int]]] = {}
     for name, entry in table.items():
         if not _is_kept(entry):
@@ -113,12 +112,12 @@ def _bucket(sizes: Sequence[int], ranks: int) -> _Bucket:
 
 
 def _is_copy(name: str, entry: LocalTensor) -> bool:
-    """Say whether a local tensor is the last stage's copy of the embedding."""
+    """Return whether a local tensor is the last stage's copy of the embedding."""
     return name.endswith(f".{_SHARED[1]}") and any(
         placement.tensor == EMBEDDING for placement in entry.placements
     )
 
 
 def _is_kept(entry: LocalTensor) -> bool:
-    """Say whether a local tensor stays float32, beside the parameters."""
+    """Return whether a local tensor stays float32, outside the parameter buffers."""
     return bool(entry.placements) and always_float32(entry.placements[0].tensor)

@@ -1,4 +1,4 @@
-"""The passes of micro-batches in the trace, by what Megatron takes for timers."""
+"""Record the passes of micro-batches in the trace through Megatron's timer interface."""
 
 import time
 
@@ -19,14 +19,14 @@ class _Timer:
 
 
 class TracedTimers:
-    """Stands where `megatron.core.timers.Timers` would, in the configuration of a model."""
+    """Replaces `megatron.core.timers.Timers` in a model's configuration."""
 
     def __init__(self) -> None:
-        """Have met no name."""
+        """Start without timers."""
         self._timers: dict[str, _Timer] = {}
 
     def __call__(self, name: str, log_level: int = 0) -> _Timer:  # noqa: ARG002
-        """Return the timer of a name."""
+        """Return the timer with this name, creating it at first use."""
         if name not in self._timers:
             self._timers[name] = _Timer(name)
         return self._timers[name]

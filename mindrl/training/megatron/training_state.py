@@ -1,7 +1,7 @@
-"""What a model needs besides its weights in order to learn: gradients, an optimizer, a schedule.
+"""Training state of a model besides its weights: gradients, optimizer and schedule.
 
-Everything large that Megatron keeps lies in few storages: one flat buffer of parameters and one of
-gradients per bucket group, and the optimizer's own tensors.
+Large tensors are in few storages: one flat buffer of parameters and one of gradients per bucket
+group, and the optimizer's own tensors.
 """
 
 import math
@@ -26,7 +26,7 @@ from mindrl.training.state_slice import StateSlice
 
 
 class TrainingState:
-    """The data-parallel gradients of a model, and the optimizer of its weights."""
+    """Data-parallel gradients of a model, and the optimizer of its weights."""
 
     def __init__(
         self,
@@ -35,9 +35,9 @@ class TrainingState:
         settings: ModelSettings,
         updates: int,
     ) -> None:
-        """Wrap a model that learns for a run of updates. Needs active groups.
+        """Wrap the chunks for a run of `updates` optimizer steps. Groups must be active.
 
-        Its weights move into Megatron's flat buffers.
+        Moves the weights into Megatron's flat buffers.
         """
         learning, training = settings.learning, settings.training
         ddp_config = DistributedDataParallelConfig(
@@ -48,7 +48,7 @@ class TrainingState:
         reduce_gradients, self.own_gradient = config.finalize_model_grads_func, torch.zeros(())
 
         def noting_reduce(*given: Any, **named: Any) -> None:
-            # Behind it a bad number of one replica is in the gradients of all.
+            # After the reduction a non-finite gradient of one replica is in the gradients of all.
             self.own_gradient = torch.stack([each.grad_data.sum() for each in self._buffers()])
             reduce_gradients(*given, **named)
 
@@ -74,25 +74,26 @@ class TrainingState:
         self.schedule = _schedule(self.optimizer, learning, updates)
 
     def zero_gradients(self) -> None:
-        """Begin a step."""
+        """Zero the gradients at the start of a step."""
         for chunk in self.chunks:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
 
     def step(self, losses: Sequence[Tensor]) -> dict[str, float]:
-        """End a step, or take none where a loss or the norm of the gradient is not finite.
+        """Take the optimizer step, or skip it if a loss or the gradient norm is not finite.
 
-        A collective over all ranks, which agree: what one of them cannot take, none takes. A step
-        that is not taken changes no weight, no moment and no learning rate.
+        A collective over all ranks: if one rank must skip the step, all do. A skipped step changes
+        no weight, no moment and no learning rate.
 
         Args:
-            losses: This rank's, with what is told of them; none before the last stage.
+            losses: This rank's losses with their metrics; empty before the last stage.
 
         Returns:
-            `grad_norm` before clipping, `lr` of this update, and `skipped`: 1 for a step not taken.
-            Of such a step also `nonfinite/loss` and `nonfinite/gradient` where this rank had it.
+            `grad_norm` before clipping, `lr` of this update, and `skipped`: 1 for a skipped step,
+            which also has `nonfinite/loss` and `nonfinite/gradient` on the ranks where they
+            occurred.
         """
-        # Megatron's step clips and updates in one go, whatever the norm is: ask before.
+        # Megatron's step clips and updates at once, whatever the norm is: check first.
         self.optimizer.prepare_grads()
         grad_norm = float(self.optimizer.get_grad_norm())
         has_loss = all(bool(each.isfinite().all()) for each in losses)
@@ -110,9 +111,9 @@ class TrainingState:
         return metrics
 
     def slices(self, table: ShardingTable) -> Iterator[StateSlice]:
-        """Yield what the optimizer keeps on this rank, and weights that none has.
+        """Yield the optimizer's state on this rank, and weights that no optimizer has.
 
-        Needs active groups.
+        Groups must be active.
         """
         return state_slices(made_tensors(self.chunks), table, list(self._optimizers()))
 
@@ -123,11 +124,11 @@ class TrainingState:
 
     @updates.setter
     def updates(self, count: int) -> None:
-        # The schedule sets the learning rate of the groups when it steps.
+        # The schedule sets the groups' learning rate only in `step`.
         self.schedule.num_steps = 0
         self.schedule.step(increment=count)
         for part in self._optimizers():
-            # Some versions of Adam count in the group.
+            # Some versions of Adam keep the step count in the group.
             for group in part.optimizer.param_groups:
                 if "step" in group:
                     group["step"] = count
@@ -143,10 +144,10 @@ class TrainingState:
             case StatePart.GRADIENTS:
                 yield from (buffer.grad_data for buffer in self._buffers())
             case StatePart.OPTIMIZER:
-                # Moments and float32 main weights, without what aliases the training weights.
+                # Moments and float32 main weights, except those that alias the training weights.
                 owned = {tensor.untyped_storage()._cdata for tensor in self._parameters()}
                 for tensor in self._optimizer_tensors():
-                    # Step counts are 0-dimensional and stay where they are.
+                    # Step counts are 0-dimensional and stay on their device.
                     if tensor.dim() > 0 and tensor.untyped_storage()._cdata not in owned:
                         yield tensor
 
@@ -157,7 +158,7 @@ class TrainingState:
                 yield buffer.param_data
         for chunk in self.chunks:
             yield from (parameter.data for parameter in chunk.parameters())
-            # In the table too, and none of Megatron's parameters.
+            # In the sharding table, but not a parameter in Megatron.
             for name, buffer in chunk.module.named_buffers():
                 if name.endswith("router.expert_bias"):
                     yield buffer
@@ -168,7 +169,7 @@ class TrainingState:
             yield from chunk.expert_parallel_buffers
 
     def _optimizers(self) -> Iterator[Any]:
-        """Yield those of dense parameters and of experts, where this rank has such."""
+        """Yield the optimizers of dense parameters and of experts, as far as this rank has them."""
         for part in getattr(self.optimizer, "chained_optimizers", [self.optimizer]):
             if not part.is_stub_optimizer:
                 yield part
@@ -181,14 +182,15 @@ class TrainingState:
                 yield from (value for value in state.values() if isinstance(value, Tensor))
 
     def _allocate_moments(self) -> None:
-        """Give Adam its moments, zero, which it would otherwise make in its first step.
+        """Allocate Adam's moments, zero, before its first step would.
 
-        The memory of a worker is planned before the first step, and then stays as it is.
+        A worker's memory is planned before the first step and must not change afterwards.
         """
         for part in self._optimizers():
             part.init_state_fn(part.optimizer, part.config)
             if isinstance(part.optimizer, torch.optim.Adam):
-                # A state that is not empty must hold all of it; other versions count in the group.
+                # A non-empty state must be complete; other versions keep the step count in the
+                # group.
                 for state in part.optimizer.state.values():
                     state.setdefault("step", torch.tensor(0.0))
 
@@ -199,12 +201,12 @@ def _schedule(
     warmup_updates = int(learning.lr_warmup_fraction * updates)
     return OptimizerParamScheduler(
         optimizer,
-        # The first update has a share of the peak too, and the one behind the warm-up the whole.
+        # The first update has a non-zero rate, and the one after the warm-up the peak.
         init_lr=learning.lr / (warmup_updates + 1),
         max_lr=learning.lr,
         min_lr=learning.min_lr,
         lr_warmup_steps=warmup_updates,
-        # The schedule wants a decay that outlasts the warm-up.
+        # Megatron requires that the decay ends after the warm-up.
         lr_decay_steps=max(updates, warmup_updates + 1),
         lr_decay_style=learning.lr_decay_style,
         start_wd=learning.weight_decay,

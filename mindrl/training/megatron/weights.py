@@ -1,4 +1,4 @@
-"""This rank's weights: their names, their marks, and how they are read from a folder."""
+"""This rank's Megatron weights: their names, shapes and optimizer marks."""
 
 import math
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from mindrl.training.megatron.modules import HeadInput
 
 
 def local_tensors(chunks: Sequence[nn.Module], table: ShardingTable) -> dict[str, Tensor]:
-    """Return this rank's tensors that its table names, viewed in the table's shapes."""
+    """Return this rank's tensors by the names of its table, viewed in the table's shapes."""
     made = made_tensors(chunks)
     return {name: made[name].data.view(entry.shape) for name, entry in table.items()}
 
@@ -32,18 +32,18 @@ def check_table(chunks: Sequence[nn.Module], table: ShardingTable) -> None:
     assert parameters <= table.keys() <= made.keys(), parameters ^ table.keys()
     for name, entry in table.items():
         found, wanted = tuple(made[name].shape), entry.shape
-        # Megatron too looks at two-dimensional parameters that hold several experts as at three.
+        # Megatron also views two-dimensional parameters that hold several experts in three.
         assert found == wanted or (
             len(found) < len(wanted) and made[name].numel() == math.prod(wanted)
         ), f"{name}: Megatron has {found}, the table {wanted}"
 
 
 def mark_parameters(network: nn.Module) -> None:
-    """Mark matrices that are cut between ranks, and experts, as Megatron's optimizer needs it.
+    """Mark sharded matrices and experts as Megatron's optimizer requires.
 
-    Megatron marks cut matrices only where it initialises weights itself; without the marks the
-    gradient norm would count those of the first tensor-parallel rank only. It marks experts for
-    a gradient reduction of their own only where ep > 1; with another etp than tp they need it too.
+    Megatron marks sharded matrices only if it initialises weights itself; without the marks the
+    gradient norm would count only the first tensor-parallel rank's. It marks experts for a separate
+    gradient reduction only if ep > 1; they also need it if etp differs from tp.
     """
     for module in network.modules():
         is_expert = isinstance(module, GroupedMLP) or getattr(module, "is_expert", False)
@@ -54,13 +54,13 @@ def mark_parameters(network: nn.Module) -> None:
 
 
 def _cut_weights(module: nn.Module) -> list[tuple[Tensor, int]]:
-    """Return a module's own matrices that ranks share, with the dimension that they cut."""
+    """Return a module's own matrices that are cut over ranks, with the dimension of the cut."""
     match module:
         case GroupedMLP():
             # Transposed: see `sharding`.
             return [(module.weight1, 1), (module.weight2, 0)]
         case Adapter(is_expert=True):
-            # Each rank has experts of its own.
+            # Each rank has different experts.
             return [(module.lora_A, 1), (module.lora_B, 0)]
         case Adapter():
             return [(module.lora_B, 0) if module.cuts_rows else (module.lora_A, 1)]

@@ -6,12 +6,31 @@ const COLOURS = ["#1f5a96", "#b3541e", "#2e7d4f", "#7a5ba6", "#b0447f", "#17a2a2
 const REFRESH_SECONDS = 5;
 // More than these in a picture make it as wide as the page.
 const MANY_CURVES = 5;
-const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u00a0\u00ad\u061c\u200b-\u200f\u2028-\u202f\u2060-\u206f\ufeff\ufff9-\ufffb]/g;
+const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u00a0\u00ad\u061c\u200b-\u200f\u2028-\u202f\u2060-\u206f\ufeff\ufff9-\ufffb\u{e0000}-\u{e0fff}\p{Cs}]/gu;
 
-// What could hide text, or turn it round, is spelled out.
-function shown(text) {
-  return String(text).replace(HIDDEN, (char) => `\\u${char.charCodeAt(0).toString(16).padStart(4, "0")}`);
+const scripts = (names) => names.split(" ").map((name) => `\\p{scx=${name}}`).join("");
+const CURSIVE = scripts("Arab Syrc Mong Nkoo Adlm Rohg Mand"), INDIC = scripts("Deva Beng Guru Gujr Orya Taml Telu Knda Mlym Sinh Khmr Mymr Tibt");
+const EMOJI = "\\p{ExtPict}[\\ufe0f\\p{EMod}]*";
+// Where a joiner or a tag belongs to the writing (UAX 31, UTS 51): emoji, flags, cursive and Indic words.
+const WRITTEN = new RegExp(`${EMOJI}(?:\\u200d${EMOJI})+|\\u{1f3f4}[\\u{e0061}-\\u{e007a}]{3,6}\\u{e007f}|(?<=[${CURSIVE}])[\\u200c\\u200d](?=[${CURSIVE}])|(?<=[${INDIC}])[\\u200c\\u200d](?![\\u200c\\u200d])`, "gu");
+
+const spelled = (char) => (char.length > 1 ? `\\u{${char.codePointAt(0).toString(16)}}` : `\\u${char.charCodeAt(0).toString(16).padStart(4, "0")}`);
+
+// What could hide text, or turn it round, is spelled out; the parts are read as one text.
+function shownParts(parts) {
+  const written = new Set();
+  for (const found of parts.join("").matchAll(WRITTEN)) {
+    for (let at = 0; at < found[0].length; at += 1) written.add(found.index + at);
+  }
+  let start = 0;
+  return parts.map((part) => {
+    const text = part.replace(HIDDEN, (char, at) => (written.has(start + at) ? char : spelled(char)));
+    start += part.length;
+    return text;
+  });
 }
+
+const shown = (text) => shownParts([String(text)])[0];
 
 function make(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
@@ -42,7 +61,8 @@ function duration(seconds) {
 
 function table(heads, rows) {
   const body = rows.map((row) => make("tr", {}, row.map((cell) => make("td", { class: typeof cell === "number" ? "number" : null }, cell instanceof Node ? cell : number(cell)))));
-  return make("table", {}, heads.length ? make("thead", {}, make("tr", {}, heads.map((head) => make("th", {}, head)))) : null, make("tbody", {}, body));
+  const head = heads.length ? make("thead", {}, make("tr", {}, heads.map((title) => make("th", {}, title)))) : null;
+  return make("div", { class: "scrolls" }, make("table", {}, head, make("tbody", {}, body)));
 }
 
 function section(title, ...children) {

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from mindrl.errors import OutputError
+from mindrl.observability.regular_files import open_regular, read_regular_text
 
 Line = Mapping[str, Any]
 """A line of a file of JSON lines."""
@@ -93,7 +94,7 @@ def raw_lines(path: Path) -> Iterator[bytes]:
         OutputError: It cannot be read.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             yield from file
     except FileNotFoundError:
         return
@@ -111,7 +112,7 @@ def step_of_line(line: bytes) -> int | None:
 def _read(path: Path, load: Callable[[str], Any]) -> Any:
     """Return what a file holds; None where it is not there, or not whole."""
     try:
-        return load(path.read_text(encoding="utf-8"))
+        return load(read_regular_text(path))
     except (FileNotFoundError, ValueError, yaml.YAMLError):
         return None
     except OSError as error:

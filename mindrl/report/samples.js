@@ -40,7 +40,9 @@
     const values = row.tokens && shading && SHADES[shading](row);
     if (!values) return make("pre", {}, row.response);
     const most = values.reduce((found, value) => Math.max(found, Math.abs(value ?? 0)), 0);
-    return make("pre", {}, row.tokens.map((token, at) => make("span", { style: shade(values[at], most), title: `${shading} ${number(values[at])}` }, token)));
+    // As nodes: a joiner that is a token alone stays as its neighbours want it.
+    const tokens = shownParts(row.tokens).map((token) => document.createTextNode(token));
+    return make("pre", {}, tokens.map((token, at) => make("span", { style: shade(values[at], most), title: `${shading} ${number(values[at])}` }, token)));
   }
 
   function answer(row, shading) {

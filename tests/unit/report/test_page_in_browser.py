@@ -162,6 +162,54 @@ def test_what_a_model_writes_is_text_and_nothing_else(opened: Page, tmp_path: Pa
     assert page.locator("#samples-list img, #samples-list script, svg b").count() == 0
 
 
+FAMILY = "\N{MAN}\u200d\N{WOMAN}\u200d\N{GIRL}"
+ENGLAND = "\N{WAVING BLACK FLAG}" + "".join(chr(0xE0000 + ord(char)) for char in "gbeng\x7f")
+PERSIAN = "می\u200cخواهم"  # noqa: RUF001
+MALAYALAM = "അവന്\u200d"
+WRITTEN = {text: text for text in (FAMILY, ENGLAND, PERSIAN, MALAYALAM)}
+HIDING = {
+    "pass\u200dword": "pass\\u200dword",
+    f"{PERSIAN}\u200c": f"{PERSIAN}\\u200c",
+    "അ\u200d\u200d": "അ\\u200d\\u200d",
+    "\N{MAN}\u200d": "\N{MAN}\\u200d",
+    "\u202eabc\u2066": "\\u202eabc\\u2066",
+    "a\U000e0041": "a\\u{e0041}",
+    "\x07\ufeff": "\\u0007\\ufeff",
+}
+
+
+def test_joiners_that_belong_to_the_writing_stay_and_others_are_spelled_out(
+    opened: Page, tmp_path: Path
+) -> None:
+    path, cases = tmp_path / "page.html", WRITTEN | HIDING
+    write_page(path, [make_run(tmp_path / "run", samples=[sample(1, response="|".join(cases))])])
+    page = shows(opened, path)
+    assert page.locator(".answer pre").inner_text().split("|") == [*cases.values()]
+    # A tokenizer may make a token of a joiner alone.
+    whole = page.evaluate("(parts) => shownParts(parts)", [*PERSIAN, "|", *"pass\u200dword"])
+    assert "".join(whole) == f"{PERSIAN}|pass\\u200dword"
+
+
+def test_a_page_is_as_wide_as_a_phone_and_what_is_wider_scrolls_in_its_box(
+    opened: Page, tmp_path: Path
+) -> None:
+    path = tmp_path / "page.html"
+    names = ["short", "a_long_name_without_any_space_" * 4]
+    runs = [make_run(tmp_path / name, steps=6, cut=0.5, seed=at) for at, name in enumerate(names)]
+    write_page(path, [*runs, *runs])
+    opened.set_viewport_size({"width": 390, "height": 800})
+    page = shows(opened, path)
+    for plot in page.locator(".plot").all():
+        plot.scroll_into_view_if_needed()
+    page.wait_for_selector(".chart.wide .main-svg")
+    for closed in page.locator("summary").all():
+        closed.click()
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    # Four runs beside each other do not fit: their table can be moved.
+    overview = of_section(page, "Overview").locator(".scrolls")
+    assert overview.evaluate("(box) => box.scrollWidth > box.clientWidth")
+
+
 def test_a_long_run_opens_within_3_s_and_stays_below_30_mb(opened: Page, tmp_path: Path) -> None:
     path, steps = tmp_path / "page.html", 2000
     answer = "word " * 200

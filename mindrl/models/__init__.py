@@ -1,1 +1,1 @@
-"""What Hugging Face says of a model: sizes, names, shapes; and who holds which part of it."""
+"""Model descriptions from Hugging Face (sizes, names, shapes) and shardings of their tensors."""

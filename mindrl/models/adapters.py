@@ -1,7 +1,7 @@
-"""Adapters of low rank on the matrices of a model: their names and shapes, and who holds them.
+"""Low-rank adapters on a model's matrices: names, shapes and sharding of their factors.
 
 A matrix W [out, in] is used as W + scale * B A, with A [r, in] and B [out, r]. Each logical matrix
-has factors of its own, by PEFT's names; they are cut as the matrix is. Pure Python.
+has its own factors, under PEFT's names; they are cut as the matrix is. Pure Python.
 """
 
 from collections.abc import Iterator
@@ -15,14 +15,14 @@ from mindrl.models.placement import LocalTensor, Placement, Shape, ShardingTable
 from mindrl.models.sharding import LazyTables, Sharding, held_whole
 
 _PREFIX = "base_model.model."
-"""Of all names of PEFT."""
+"""Prefix of all names in PEFT."""
 _MODULE = "adapter"
-"""Local name of what is on a matrix."""
+"""Local name of the adapter module on a matrix."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LowRank:
-    """Which matrices have adapters, and of what kind."""
+    """Which matrices have adapters, and their rank and scale."""
 
     r: int
     alpha: float
@@ -31,12 +31,12 @@ class LowRank:
 
     @property
     def scale(self) -> float:
-        """What the product of the factors is multiplied by."""
+        """Factor of the product B A."""
         return self.alpha / self.r
 
     @classmethod
     def of(cls, config: LoRAConfig) -> "LowRank | None":
-        """Read the keys; None where there are no adapters."""
+        """Convert the configuration; None if adapters are off."""
         if not config.r:
             return None
         return cls(
@@ -47,7 +47,7 @@ class LowRank:
         )
 
     def is_on(self, tensor: str) -> bool:
-        """Say whether a logical tensor has factors."""
+        """Return whether a logical tensor has factors."""
         *_, module, kind = ("", *tensor.split("."))
         return kind == "weight" and module in self.targets
 
@@ -76,7 +76,7 @@ def factor_shapes(model: ModelDescription, low_rank: LowRank) -> dict[str, Shape
 
 
 def adapter_sharding(base: Sharding, low_rank: LowRank) -> Sharding:
-    """Return who holds what of the factors: whoever holds a part of the matrix."""
+    """Return the sharding of the factors: a rank that holds part of a matrix holds its factors."""
     tables = LazyTables()
     for shard in base.shards:
         tables.add(shard, partial(_factors_of_shard, base, shard, low_rank))
@@ -86,19 +86,19 @@ def adapter_sharding(base: Sharding, low_rank: LowRank) -> Sharding:
 def whole_adapters(
     model: ModelDescription, low_rank: LowRank, *, world_size: int, dtype: DType
 ) -> Sharding:
-    """Give rank 0 every factor whole."""
+    """Return a sharding in which rank 0 holds every factor whole."""
     shapes = factor_shapes(model, low_rank)
     return held_whole(shapes, world_size=world_size, holders=[0], dtype=dtype)
 
 
 def adapted(entry: LocalTensor, low_rank: LowRank) -> tuple[str, ...]:
-    """Return the logical matrices of a local one that have factors, in the order of its rows."""
+    """Return the logical matrices of a local one that have factors, in the order of their rows."""
     tensors = dict.fromkeys(placement.tensor for placement in entry.placements)
     return tuple(tensor for tensor in tensors if low_rank.is_on(tensor))
 
 
 def adapted_rows(entry: LocalTensor, low_rank: LowRank) -> Iterator[Placement]:
-    """Yield what fills the rows of a local matrix that have factors; local B has only these."""
+    """Yield the placements of a local matrix that have factors; local B has only these rows."""
     return (each for each in entry.placements if low_rank.is_on(each.tensor))
 
 
@@ -112,7 +112,7 @@ def _factors_of_shard(base: Sharding, shard: str, low_rank: LowRank) -> Sharding
 
 
 def _first(entry: LocalTensor, low_rank: LowRank) -> LocalTensor:
-    """Hold A of each matrix, one below the other: all of its rows, the columns of the matrix."""
+    """Return the local tensor of A of each matrix, stacked: all rows, the matrix's columns."""
     placements, r = [], low_rank.r
     columns = {each.tensor: (each.source[1], each.local[1]) for each in entry.placements}
     for index, tensor in enumerate(adapted(entry, low_rank)):
@@ -125,7 +125,7 @@ def _first(entry: LocalTensor, low_rank: LowRank) -> LocalTensor:
 
 
 def _second(entry: LocalTensor, low_rank: LowRank) -> LocalTensor:
-    """Hold the rows of B that belong to the rows of the local matrix, in their order."""
+    """Return the local tensor of B: the rows of the local matrix that have factors, in order."""
     placements, r, row = [], (0, low_rank.r), 0
     for each in adapted_rows(entry, low_rank):
         start, stop = each.local[0]

@@ -1,6 +1,7 @@
-"""What can be planned of a causal language model of any family: sizes, and the tensors it has.
+"""Describe a causal language model of any family: its sizes and its tensors.
 
-By transformers' own names in config.json, and by the headers of the weight files. Imports no torch.
+Reads the names of config.json that transformers uses, and the headers of the weight files. Imports
+no torch.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,14 +22,13 @@ def any_description(
     tensors: Mapping[str, Shape],
     ends: tuple[str, str] | None = None,
 ) -> ModelDescription:
-    """Describe a model by its config.json and by the shapes of what its files hold.
+    """Describe a model by its config.json and the shapes of the tensors in its files.
 
-    `ends` are the tensors that read tokens and say them; None finds those of transformers. What no
-    plan asks of it, the epsilon of its norms and its rotary frequencies, is not described: they are
-    1 here.
+    `ends` are the embedding and the head; None detects them. The epsilon of norms and the base of
+    rotary frequencies are set to 1, because no plan uses them.
 
     Raises:
-        ModelError: A size is missing, or the model does what packs and plain heads cannot.
+        ModelError: A size is missing, or packs or a plain head cannot represent the model.
     """
     tensors = {name: shape for name, shape in tensors.items() if name != VALUE_HEAD}
     sizes = partial(_sizes, tensors, ends)
@@ -47,7 +47,7 @@ def _sizes(
         found[name] = _first(values, (name, *others))
     if None not in (matrix := (found["vocab_size"], found["hidden_size"])):
         embedding, head = ends or _ends(tensors, matrix)
-        # What config.json leaves out is the family's own choice, which the files show.
+        # config.json may omit it; the files show the family's choice.
         found["tie_word_embeddings"] = embedding == head
         found["other"] = _other(values, tensors, embedding, head)
     heads, hidden = found["num_attention_heads"], found["hidden_size"]
@@ -60,10 +60,10 @@ def _sizes(
 
 
 def _ends(tensors: Mapping[str, Shape], matrix: tuple[Any, Any]) -> tuple[str, str]:
-    """Return the tensors that read tokens and say them: the first lies where the layers lie.
+    """Return the names of the embedding and of the head; the embedding is next to the layers.
 
     Raises:
-        ValueError: There is none.
+        ValueError: There is no such tensor, or more than one.
     """
     found = [name for name, shape in tensors.items() if shape == matrix and layer_of(name) is None]
     models = {name.partition(".")[0] for name in tensors if layer_of(name) is not None}
@@ -92,7 +92,7 @@ def _other(
 
 
 def _unsupported(values: Mapping[str, Any], tensors: Mapping[str, Shape]) -> Iterator[str]:
-    """Name what a network of transformers would do, and packs or a plain head do not."""
+    """Yield what transformers would compute but packs or a plain head cannot."""
     classes = values.get("architectures")
     if not isinstance(classes, list) or len(classes) != 1:
         yield f"architectures={classes!r} must name one class"
@@ -133,4 +133,4 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "vocab_size": (),
     "max_position_embeddings": ("n_positions", "max_seq_len"),
 }
-"""A size, and what else configurations of transformers call it."""
+"""Other names of each size in transformers' configurations."""

@@ -1,4 +1,4 @@
-"""Attention weights as Hugging Face names them: grouped-query, and multi-head latent (DeepSeek)."""
+"""Attention weights under Hugging Face's names: grouped-query, and multi-head latent (DeepSeek)."""
 
 from mindrl.models.description import ModelDescription
 from mindrl.models.placement import Bounds, LocalTensor, Rows, Shape, columns, part_of, stack, whole
@@ -25,19 +25,19 @@ def attention_shapes(model: ModelDescription, layer: str) -> dict[str, Shape]:
 
 
 def query_rows(model: ModelDescription) -> int:
-    """Return the rows of the query projection."""
+    """Return the number of rows of the query projection."""
     return model.num_attention_heads * model.head_dim
 
 
 def key_value_rows(model: ModelDescription) -> int:
-    """Return the rows of the key projection, which are those of the value projection."""
+    """Return the number of rows of the key projection, the same as of the value projection."""
     return model.num_key_value_heads * model.head_dim
 
 
 def projection_rows(
     model: ModelDescription, layer: str, letter: str, kind: str, bounds: Bounds
 ) -> Rows:
-    """Return which rows of which logical tensor are some rows of a projection: q, k or v.
+    """Return the logical tensor, and its rows, for some rows of a projection: q, k or v.
 
     `layer` is the prefix of the logical names, `kind` is `weight` or `bias`.
     """
@@ -49,7 +49,7 @@ def projection_rows(
 
 
 def latent_shapes(model: ModelDescription, layer: str) -> dict[str, Shape]:
-    """Return the same of latent attention: down projections, norms of latents, up projections."""
+    """Return the shapes of latent attention: down projections, norms of latents, up projections."""
     assert model.mla is not None
     mla, hidden, heads = model.mla, model.hidden_size, model.num_attention_heads
     here = f"{layer}self_attn."
@@ -69,7 +69,7 @@ def latent_shapes(model: ModelDescription, layer: str) -> dict[str, Shape]:
 
 
 def latent_part(name: str, shape: Shape, tp: int, tp_rank: int) -> LocalTensor:
-    """Cut the rows of a projection, the columns of the output projection, and no norm."""
+    """Return a rank's part: rows of a projection, columns of the output one, or a whole norm."""
     if len(shape) == 1:
         return whole(name, shape)
     if name.endswith("o_proj.weight"):

@@ -1,19 +1,19 @@
-"""How far back a token of a model sees. Imports no torch.
+"""Attention windows in config.json. Imports no torch.
 
-The training engines let each token see all before it, which a window does too while no sequence is
-longer than it.
+The training engines use full causal attention, which equals a window as long as no sequence exceeds
+it.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 _DEFAULT = 4096
-"""Of the families that have one where config.json leaves it out."""
+"""Window of families that have one if config.json omits it."""
 _KINDS = {"full_attention", "sliding_attention"}
 
 
 def attention_window(values: Mapping[str, Any]) -> Any:
-    """Return the window of a config.json as it stands there; None where all tokens are seen."""
+    """Return the window as config.json has it; None for full attention."""
     family, has_switch = values["model_type"], values["model_type"].startswith("qwen")
     if has_switch and not values.get("use_sliding_window"):
         return None
@@ -22,7 +22,7 @@ def attention_window(values: Mapping[str, Any]) -> Any:
 
 
 def unsupported_window(values: Mapping[str, Any]) -> Iterator[str]:
-    """Name layers that are neither of the two kinds, or have a window of no size."""
+    """Yield layers of unknown kinds, and sliding layers without a window."""
     kinds = {*(values.get("layer_types") or ())}
     known = _KINDS if attention_window(values) is not None else {"full_attention"}
     for kind in sorted(kinds - known):

@@ -1,4 +1,4 @@
-"""The logical tensors of a decoder of any family, and what they cost. Imports no torch."""
+"""Logical tensors of a decoder of any family, their sizes and compute cost. Imports no torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from mindrl.models.placement import Shape
 
 DType = Literal["float32", "bfloat16"]
 Head = Literal["vocabulary", "value"]
-"""What the last hidden states become: the logits of tokens, or one number."""
+"""What the head computes from the last hidden states: logits of tokens, or one number."""
 ELEMENT_BYTES: Mapping[DType, int] = {"float32": 4, "bfloat16": 2}
 
 EMBEDDING, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
@@ -21,12 +21,12 @@ VALUE_HEAD = "score.weight"
 
 
 def always_float32(tensor: str) -> bool:
-    """Say whether a logical tensor is float32 whatever the model's type."""
+    """Return whether a logical tensor is float32 regardless of the model's dtype."""
     return tensor.endswith("e_score_correction_bias")
 
 
 def padded_vocab_size(model: ModelDescription, tp: int) -> int:
-    """Return the rows of the vocabulary in training: rounded up to a multiple of tp."""
+    """Return the vocabulary rows in training: rounded up to a multiple of tp."""
     return -(-model.vocab_size // tp) * tp
 
 
@@ -72,13 +72,13 @@ def _layer_shapes(model: ModelDescription, index: int, layer: str) -> dict[str, 
 
 
 def forward_cost(model: ModelDescription) -> tuple[float, float]:
-    """Return the floating-point operations of T tokens: the factors of T and of T**2.
+    """Return the floating-point operations of T tokens, as the factors of T and of T**2.
 
-    The factor of T counts each matrix that a token meets, an addition and a multiplication per
-    weight: attention, feed-forward (of the experts those chosen and those shared), the head. The
-    factor of T**2 is of causal attention: each of T**2 / 2 pairs of tokens costs an addition and a
-    multiplication per width of a query head, and per width of a value head. Norms, biases and
-    rotations are left out. Backward costs twice as much, so the ratio of the two holds for both.
+    The factor of T counts each matrix that a token passes, an addition and a multiplication per
+    weight: attention, feed-forward (chosen and shared experts only), the head. The factor of T**2
+    counts causal attention: each of T**2 / 2 pairs of tokens costs an addition and a multiplication
+    per width of a query head, and per width of a value head. Norms, biases and rotations are not
+    counted. The backward pass costs twice as much, so the ratio of both factors holds for it too.
     """
     moe = model.moe
     chosen = moe.num_experts_per_tok / moe.num_experts if moe else 1.0
@@ -93,15 +93,15 @@ def forward_cost(model: ModelDescription) -> tuple[float, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Parameters:
-    """The parameters of a model, by where they lie."""
+    """Parameter counts of a model, by location."""
 
     dense: tuple[int, ...]
-    """Of each layer, without its routed experts."""
+    """Parameters of each layer without its routed experts."""
     experts: tuple[int, ...]
-    """Of the routed experts of each layer."""
+    """Parameters of the routed experts of each layer."""
     embedding: int
     head: int
-    """With the last norm; of a tied head the norm alone."""
+    """With the last norm; a tied head counts the norm only."""
 
 
 def parameters_of(model: ModelDescription) -> Parameters:

@@ -1,4 +1,4 @@
-"""What a Hugging Face config.json says about a model. Imports no torch."""
+"""Model descriptions from Hugging Face's config.json. Imports no torch."""
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -34,26 +34,26 @@ class MoeDescription:
     num_experts: Size
     num_experts_per_tok: Size
     intermediate_size: Size
-    """Of one routed expert."""
+    """Width of one routed expert."""
     shared_intermediate_size: Annotated[int, Field(ge=0)] = 0
-    """Of all shared experts together; 0 where there are none."""
+    """Total width of all shared experts; 0 if there are none."""
     norm_topk_prob: bool = False
-    """Whether the weights of the chosen experts add to 1."""
+    """Whether the weights of the chosen experts are normalised to sum to 1."""
     score_correction_bias: bool = False
-    """Whether experts are chosen by sigmoids plus a float32 bias, and not by a softmax."""
+    """Whether experts are chosen by sigmoids plus a float32 bias instead of a softmax."""
     groups: Size = 1
-    """The experts fall into so many groups."""
+    """Number of groups of experts."""
     chosen_groups: Size = 1
-    """A token's experts are all in so many of them."""
+    """Number of groups that one token's experts are chosen from."""
     scaling_factor: Annotated[float, Field(gt=0.0)] = 1.0
-    """Of the weights of the chosen experts."""
+    """Multiplies the weights of the chosen experts."""
     dense_layers: frozenset[int] = frozenset()
     """Layers without experts."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class YarnDescription:
-    """A stretched rotary embedding, arXiv:2309.00071; field names follow config.json."""
+    """YaRN scaling of the rotary embedding, arXiv:2309.00071; field names follow config.json."""
 
     factor: Annotated[float, Field(ge=1.0)]
     original_max_position_embeddings: Size
@@ -88,7 +88,7 @@ class ModelDescription:
     num_hidden_layers: Size
     hidden_size: Size
     intermediate_size: Size
-    """Of a dense feed-forward layer."""
+    """Width of a dense feed-forward layer."""
     num_attention_heads: Size
     num_key_value_heads: Size
     head_dim: Size
@@ -98,22 +98,22 @@ class ModelDescription:
     max_position_embeddings: Size
     tie_word_embeddings: bool
     rope_scaling: RopeScaling | None = None
-    """How rotary frequencies are scaled; latent attention has its own."""
+    """Scaling of the rotary frequencies; latent attention has its own."""
     sliding_window: Size | None = None
-    """Tokens that a token sees, itself included; None is all before it."""
+    """Number of tokens that a token attends to, itself included; None is all before it."""
     attention_bias: bool = False
     """Whether the projections to queries, keys and values have a bias."""
     qk_norm: bool = False
     """Whether queries and keys are normalised head by head."""
     fused_projections: bool = False
-    """Whether the files hold Q, K and V as one matrix, and gate and up as another."""
+    """Whether the files store Q, K and V as one matrix, and gate and up as another."""
     moe: MoeDescription | None = None
     mla: MlaDescription | None = None
     other: OtherFamily | None = None
-    """Of a model outside the families; of one inside them None."""
+    """Tensors of a model outside the supported families; None inside them."""
 
     def __post_init__(self) -> None:
-        """Refuse heads that do not fall into equal groups."""
+        """Refuse key-value heads that do not divide the attention heads."""
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_key_value_heads={self.num_key_value_heads} must divide "
@@ -127,13 +127,13 @@ class ModelDescription:
 
 
 def read_description(folder: str, *, to_plan: bool = False) -> ModelDescription:
-    """Read the config.json of a model folder, or one by itself.
+    """Read the config.json of a model folder, or a config.json file.
 
-    With `to_plan` only sizes are wanted: what can be planned but not run is accepted.
+    `to_plan` skips the checks for features that can be planned but not run.
 
     Raises:
-        ModelError: The folder or the file is missing or unreadable, the family is not
-            supported, or a size is missing.
+        ModelError: The folder or the file is missing or unreadable, the family is not supported, or
+            a size is missing.
     """
     path, values = read_config(folder)
     family = values.get("model_type")
@@ -151,7 +151,7 @@ def read_description(folder: str, *, to_plan: bool = False) -> ModelDescription:
 
 
 def is_known(values: Mapping[str, Any]) -> bool:
-    """Tell whether a config.json is of a family that mindrl has a network of."""
+    """Return whether a config.json belongs to a family with a network in mindrl."""
     return values.get("model_type") in _FAMILIES
 
 
@@ -161,10 +161,10 @@ def described(
     values: Mapping[str, Any],
     unsupported: Iterable[str],
 ) -> ModelDescription:
-    """Describe a model by what `sizes` finds in its config.json.
+    """Return the description with the sizes that `sizes` reads from config.json.
 
     Raises:
-        ModelError: Something is unsupported, or a size is missing or none.
+        ModelError: Something is unsupported, or a size is missing or invalid.
     """
     try:
         for each in unsupported:
@@ -187,7 +187,7 @@ def _first_finding(error: ValidationError) -> str:
 
 
 def _unsupported(values: Mapping[str, Any]) -> Iterator[str]:
-    """Name what the model needs and mindrl does not have; otherwise it would be ignored."""
+    """Yield features that the model needs and mindrl lacks, and would otherwise ignore."""
     if values.get("hidden_act", "silu") != "silu":
         yield f"hidden_act={values['hidden_act']!r} is not supported; only 'silu'"
     if values.get("quantization_config"):
@@ -204,11 +204,11 @@ def _unsupported(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def unsupported_head(values: Mapping[str, Any]) -> Iterator[str]:
-    """Name what a value or a reward is not: several numbers, or a product plus a bias."""
+    """Yield why a classifier is no value or reward model: several labels, or a bias."""
     named = str(values.get("architectures"))
     if not any(name in named for name in _CLASSIFIERS):
         return
-    # Left out, transformers takes two labels and, of tokens, a bias.
+    # By default transformers uses two labels and, for tokens, a bias.
     names = values.get("id2label")
     labels = values.get("num_labels", len(names) if isinstance(names, dict) else 2)
     if labels != 1:
@@ -218,9 +218,9 @@ def unsupported_head(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _unsupported_deepseek(values: Mapping[str, Any]) -> Iterator[str]:
-    """Name what no training engine's router and stretched embedding can be told."""
+    """Yield router and rotary settings that no training engine supports."""
     rope, third = rope_values(values), values["model_type"] == "deepseek_v3"
-    # With one of the two alone, transformers and either engine would stretch differently.
+    # With only one of the two, transformers and each engine scale differently.
     odd = {"attention_factor", "truncate"} & rope.keys()
     odd |= {"mscale"} if bool(rope.get("mscale")) != bool(rope.get("mscale_all_dim")) else set()
     if odd or rope_type(values) not in ("default", "yarn"):
@@ -233,7 +233,7 @@ def _unsupported_deepseek(values: Mapping[str, Any]) -> Iterator[str]:
     }
     assumed = {name: legal[0] for name, legal in wanted.items()}
     if third:
-        # Left out, the rollout engine takes softmax and no bias, whatever the family.
+        # If omitted, the rollout engine uses softmax and no bias, for every family.
         assumed |= {"scoring_func": None, "topk_method": None}
     for name, legal in wanted.items():
         found = values.get(name, assumed[name])
@@ -243,7 +243,7 @@ def _unsupported_deepseek(values: Mapping[str, Any]) -> Iterator[str]:
     experts = _count(values, "num_experts_per_tok") or 1
     if values.get("topk_method") == "greedy" and (_count(values, "n_group") or 1) > 1:
         yield "topk_method='greedy' with groups of experts (n_group) is not supported"
-    # A group counts by the sum of its two best experts in V3, by its best one in V2.
+    # V3 ranks a group by the sum of its two best experts, V2 by its best one.
     if groups > chosen and experts // chosen != 1 + third:
         yield (
             f"topk_group={chosen} is not supported: megatron ranks the groups of experts by their "
@@ -253,14 +253,14 @@ def _unsupported_deepseek(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _expert_groups(values: Mapping[str, Any]) -> tuple[int, int]:
-    """Return into how many groups the experts fall, and how many of them a token may use."""
+    """Return the number of expert groups, and how many of them a token may use."""
     if values.get("topk_method") == "greedy":
         return 1, 1
     return _count(values, "n_group") or 1, _count(values, "topk_group") or 1
 
 
 def _sizes(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Pick the sizes, with the defaults that transformers gives to those left out."""
+    """Return the sizes, with transformers' defaults for omitted ones."""
     heads, hidden = values.get("num_attention_heads"), values.get("hidden_size")
     head_dim = values.get("head_dim")
     if head_dim is None and isinstance(heads, int) and isinstance(hidden, int) and heads:
@@ -283,7 +283,7 @@ def _sizes(values: Mapping[str, Any]) -> dict[str, Any]:
     elif family == "qwen3_moe":
         found |= _qwen3_experts(values)
     elif family == "llama":
-        # Llama 2 leaves it out.
+        # Llama 2 omits it.
         found["rope_theta"] = rope_theta(values) or 10_000.0
     return {**found, **_FAMILIES[family]}
 
@@ -335,10 +335,10 @@ def _deepseek_parts(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _count(values: Mapping[str, Any], name: str, *, least: int = 0) -> int | None:
-    """Return a number that is reckoned with before the description is checked.
+    """Return an integer that is used before the description is validated.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The value is not an integer, or too small.
     """
     found = values.get(name)
     if found is not None and type(found) is not int:
@@ -349,14 +349,14 @@ def _count(values: Mapping[str, Any], name: str, *, least: int = 0) -> int | Non
 
 
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what config.json lacks, so that its absence is reported by name."""
+    """Drop what config.json lacks, so that a missing size is reported by name."""
     return {name: value for name, value in values.items() if value is not None}
 
 
 _CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
 _LLAMA_ROPE = ("linear", "llama3")
 _ROPE_SCALINGS: Mapping[str, tuple[str, ...]] = {"phi3": ()}
-"""Those of a family, where they are not Llama's."""
+"""Rotary scalings of a family that differ from Llama's."""
 _FAMILIES: Mapping[str, Mapping[str, bool]] = {
     "llama": {},
     "mistral": {},
@@ -367,4 +367,4 @@ _FAMILIES: Mapping[str, Mapping[str, bool]] = {
     "deepseek_v2": {"attention_bias": False},
     "deepseek_v3": {"attention_bias": False},
 }
-"""What each supported family has whatever its config.json says."""
+"""Features of each supported family that do not depend on config.json."""

@@ -1,4 +1,4 @@
-"""Feed-forward weights as Hugging Face names them: dense, routed experts, shared experts."""
+"""Feed-forward weights under Hugging Face's names: dense, routed experts, shared experts."""
 
 from mindrl.models.description import ModelDescription
 from mindrl.models.placement import Bounds, LocalTensor, Placement, Rows, Shape
@@ -24,7 +24,7 @@ def feed_forward_shapes(model: ModelDescription, index: int, layer: str) -> dict
 
 
 def gate_and_up(model: ModelDescription, prefix: str, bounds: Bounds) -> list[Rows]:
-    """Return where some rows of the gate projection and the same rows of up lie."""
+    """Return the logical rows of some rows of the gate projection, and of the same rows of up."""
     if not model.fused_projections:
         return [(f"{prefix}{half}_proj.weight", bounds) for half in _HALVES]
     name, width = f"{prefix}gate_up_proj.weight", model.intermediate_size
@@ -34,12 +34,12 @@ def gate_and_up(model: ModelDescription, prefix: str, bounds: Bounds) -> list[Ro
 def stacked_experts(
     model: ModelDescription, layer: str, experts: range, bounds: Bounds, *, transposed: bool
 ) -> tuple[LocalTensor, LocalTensor]:
-    """Lay the matrices of experts one behind the other, in three dimensions.
+    """Return the local tensors of experts stacked in three dimensions.
 
-    Of each, `bounds` of the intermediate size is held; transposed, with its columns first.
+    Each holds `bounds` of the intermediate size; `transposed` puts its columns first.
 
     Returns:
-        Gate and up of all, the halves of each below one another, and the down projections.
+        Gate and up of all experts, gate rows before up rows, and the down projections.
     """
     hidden, width = (0, model.hidden_size), bounds[1] - bounds[0]
     axes = (2, 1) if transposed else (1, 2)
@@ -75,7 +75,7 @@ def expert_prefix(layer: str, expert: int) -> str:
 
 
 def correction_bias(layer: str) -> str:
-    """Return the logical name of the bias by which a router chooses experts."""
+    """Return the logical name of a router's correction bias."""
     return f"{layer}mlp.gate.e_score_correction_bias"
 
 

@@ -1,4 +1,4 @@
-"""Boxes of a run of a tensor's elements, in the order in which they lie in memory. Pure Python."""
+"""Boxes of a range of a tensor's elements, in memory order. Pure Python."""
 
 from collections.abc import Iterator
 from math import prod
@@ -7,15 +7,15 @@ from mindrl.models.placement import Box, Shape
 
 
 def boxes_of_run(shape: Shape, start: int, stop: int) -> Iterator[tuple[Box, int]]:
-    """Cut a run of elements into the fewest boxes whose elements follow each other.
+    """Cut a range of elements into the fewest boxes with contiguous elements.
 
     Args:
-        shape: Of a row-major tensor.
-        start: The first element.
-        stop: The one behind the last.
+        shape: Shape of a row-major tensor.
+        start: First element.
+        stop: End of the range, exclusive.
 
     Yields:
-        A box, and where its elements begin in the run.
+        A box, and the offset of its elements in the range.
     """
     yield from _cut(shape, start, stop, (), 0)
 
@@ -23,7 +23,7 @@ def boxes_of_run(shape: Shape, start: int, stop: int) -> Iterator[tuple[Box, int
 def _cut(
     shape: Shape, start: int, stop: int, before: Box, offset: int
 ) -> Iterator[tuple[Box, int]]:
-    """Cut a run inside the block that `before` leaves of the leading dimensions."""
+    """Cut a range inside the block that `before` selects in the leading dimensions."""
     if len(shape) <= 1:
         bounds = ((start, stop),) if shape else ()
         if start < stop:
@@ -36,7 +36,7 @@ def _cut(
         at = offset + row * size + first - start
         return _cut(inner, first, last, (*before, (row, row + 1)), at)
 
-    # The first row that is held from its beginning, and the row that is not held to its end.
+    # First row included from its start, and the row that is not included to its end.
     first, last = -(-start // size), stop // size
     if first > last:
         yield from part(last, start - last * size, stop - last * size)

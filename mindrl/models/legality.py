@@ -1,4 +1,4 @@
-"""What every engine demands of a model's sizes; each has its own legality besides. Pure."""
+"""Requirements of every engine on a model's sizes; each engine adds its own. Pure Python."""
 
 from collections.abc import Iterator, Mapping
 from math import prod
@@ -15,11 +15,11 @@ from mindrl.layouts.layout import TrainLayout
 from mindrl.models.description import ModelDescription
 
 Keys = Mapping[str, str]
-"""The words that the user knows a dimension by: a configuration key, or `--from t`."""
+"""User-facing name of each dimension: a configuration key, or `--from t`."""
 
 
 def tensor_parallel_findings(model: ModelDescription, tp: int, keys: Keys) -> Iterator[Finding]:
-    """Say what keeps any engine from cutting a model by a tensor-parallel size."""
+    """Yield why no engine can cut a model by a tensor-parallel size."""
     if tp == 1:
         return
     field, moe = keys["tp"], model.moe
@@ -36,7 +36,7 @@ def tensor_parallel_findings(model: ModelDescription, tp: int, keys: Keys) -> It
 def context_parallel_findings(
     model: ModelDescription, layout: TrainLayout, keys: Keys
 ) -> Iterator[Finding]:
-    """Say what keeps context-parallel ranks from sharing the heads of a tensor-parallel rank."""
+    """Yield why context-parallel ranks cannot share the heads of a tensor-parallel rank."""
     if layout.cp == 1:
         return
     field = keys["cp"]
@@ -54,7 +54,7 @@ def context_parallel_findings(
 def pipeline_findings(
     model: ModelDescription, layout: TrainLayout, keys: Keys
 ) -> Iterator[Finding]:
-    """Say what keeps any training engine from cutting the layers of a model into chunks."""
+    """Yield why no training engine can cut the model's layers into chunks."""
     if layout.vpp > 1 and layout.pp == 1:
         yield broken(keys["vpp"], layout.vpp, f"needs {keys['pp']} of 2 or more, found 1", 1)
     judged = _even_layers if layout.layers_per_chunk is None else _given_layers
@@ -62,7 +62,7 @@ def pipeline_findings(
 
 
 def expert_findings(model: ModelDescription, layout: TrainLayout, keys: Keys) -> Iterator[Finding]:
-    """Say what keeps any training engine from dealing experts out evenly, and from cutting them."""
+    """Yield why no training engine can distribute experts evenly, or cut them."""
     if model.moe is None:
         sizes = {"ep": layout.ep, "etp": layout.etp}
         yield from (without_experts(keys[name], size) for name, size in sizes.items() if size > 1)
@@ -73,7 +73,7 @@ def expert_findings(model: ModelDescription, layout: TrainLayout, keys: Keys) ->
 
 
 def without_experts(field: str, size: int) -> Finding:
-    """Refuse an expert size of a model without experts."""
+    """Return the finding about an expert size of a model without experts."""
     return broken(field, size, "needs a model with experts; 1 is legal", 1)
 
 

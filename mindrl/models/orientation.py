@@ -1,4 +1,4 @@
-"""Local tensors seen with the dimensions of the logical ones."""
+"""View local tensors in the dimensions of the logical ones."""
 
 from torch import Tensor
 
@@ -8,8 +8,8 @@ from mindrl.models.placement import Box, index_of
 def oriented(local: Tensor, box: Box, axes: tuple[int, ...] | None) -> Tensor:
     """Return a view of a box of a local tensor, with the dimensions of the logical tensor.
 
-    `axes` names the local dimension that each logical one lies along, None keeps their order; the
-    box is one element wide along the dimensions that it leaves out.
+    `axes` is the local dimension of each logical one, None keeps their order; the box is one
+    element wide in the dimensions that `axes` omits.
     """
     if axes is None:
         return local[index_of(box)]

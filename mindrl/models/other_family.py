@@ -1,4 +1,4 @@
-"""What is known of a model that mindrl has no network of. Imports no torch."""
+"""Descriptions of models that mindrl has no network of its own for. Imports no torch."""
 
 from pydantic.dataclasses import dataclass
 
@@ -7,29 +7,29 @@ from mindrl.models.rope import STRICT
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class OwnFamily:
-    """What the spec of a user's own network says of a model."""
+    """Spec data of a model with a user's own network."""
 
     spec: str
-    """Where the spec is: `package.module:name` or `path/to/file.py:name`."""
+    """Location of the spec: `package.module:name` or `path/to/file.py:name`."""
     sizes: str
-    """Letters of the sizes that the network may have: d, t, p, c."""
+    """Letters of the parallel sizes that the network supports: d, t, p, c."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class OtherFamily:
-    """What is known of a model that mindrl has no network of: transformers or a user has one."""
+    """Tensors and sharding rules of a model whose network transformers or a user provides."""
 
     architecture: str
-    """Its class in transformers, by which rollout engines know it too."""
+    """Class in transformers; rollout engines use the same name."""
     tensors: tuple[tuple[str, tuple[int, ...]], ...]
-    """Names and shapes as its files have them, without a value head."""
+    """Names and shapes as in its files, without a value head."""
     embedding: str
     head: str
-    """Both by name: the same where they are tied."""
+    """Name; the same as `embedding` if they are tied."""
     cuts: tuple[int | None, ...] | None = None
-    """Of each tensor the dimension that tensor-parallel ranks share, None: each has it whole.
-    Embedding and head are cut by the vocabulary whatever it says. None where nothing is known."""
+    """For each tensor the dimension that tensor-parallel ranks cut; None: each has it whole.
+    Embedding and head are always cut by the vocabulary. None if unknown."""
     styles: tuple[tuple[str, str], ...] = ()
-    """Of a network of transformers the modules that ranks share, and how, in its own word."""
+    """Modules of a transformers network that ranks share, with transformers' name of the style."""
     own: OwnFamily | None = None
-    """Of a user's network; of one of transformers None."""
+    """Spec of a user's network; None for a network of transformers."""

@@ -1,7 +1,8 @@
-"""Families of your own: what a spec says, where specs are found, and what one makes of a folder.
+"""Model families of a user: specs, where they are found, and how they describe a model folder.
 
-Of a spec two parts are read here, the sizes of a model and the table of its tensors; module and
-parallelise function are named alone, and loaded where the network is built. Imports no torch.
+Only two parts of a spec are used here, the sizes of a model and the table of its tensors. The
+module and its parallelise function are only named; they are loaded when the network is built.
+Imports no torch.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from mindrl.observability.units import quoted
 
 FIELD = "megatron_training.own_models"
 GROUP = "mindrl.archon_models"
-"""Of entry points: the name of each is a `model_type`, its value the place of a spec."""
+"""Group of entry points: a name is a `model_type`, its value the location of a spec."""
 _SIZES = "dtpc"
 
 
@@ -32,41 +33,40 @@ class OwnTensor(NamedTuple):
 
     shape: Shape
     cut: int | None = None
-    """The dimension of which each tensor-parallel rank has an equal part; None: each has all. Of
-    embedding and head nothing is to be said: they are cut by the vocabulary."""
+    """Dimension that tensor-parallel ranks cut equally; None: each has it whole. Ignored for
+    embedding and head: they are cut by the vocabulary."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """A family of your own, by its parts."""
+    """A user's model family."""
 
     model_type: str
-    """As in config.json."""
+    """`model_type` in config.json."""
     args: Callable[[Mapping[str, Any]], Any]
-    """From the values of config.json to what module and table are made from."""
+    """Maps the values of config.json to the argument of `module` and `table`."""
     table: Callable[[Any], Mapping[str, OwnTensor]]
-    """The tensors of the weight files by their names, in the order in which a token meets them:
-    what stands before the layers is on the first pipeline stage, what stands behind on the last."""
+    """Returns the tensors of the weight files by name, in the order in which a token passes them:
+    those before the layers are on the first pipeline stage, those after them on the last."""
     module: str
-    """`package.module:Class`, called with what `args` gives and the part that a stage holds."""
+    """`package.module:Class`, called with the result of `args` and the part that a stage holds."""
     parallelise: str = ""
     """`package.module:function`, called with the module and a function that takes each of its
-    modules that tensor-parallel ranks share. Needed for t."""
+    submodules that tensor-parallel ranks share. Required for t."""
     embedding: str
     head: str
-    """The tensors that read tokens and say them; a head that the table lacks is the embedding."""
+    """Names of embedding and head; a head that the table lacks is tied to the embedding."""
     sizes: str = "dc"
-    """Letters of allocation strings that the network may have: d, t, p, c."""
+    """Letters of allocation strings that the network supports: d, t, p, c."""
 
 
 def own_description(folder: str, specs: Sequence[str]) -> ModelDescription | None:
-    """Describe a model by the spec of a user; None where there is none of its family.
+    """Describe a model by a user's spec of its family; None if there is none.
 
-    Those that are named come first; of a family that mindrl does not know an installed one is
-    taken.
+    Uses the named `specs` first, and installed ones only for families that mindrl does not know.
 
     Raises:
-        ConfigError: A spec is none, or cannot be loaded.
+        ConfigError: A spec cannot be loaded or is invalid.
         ModelError: The folder has no config.json, or the spec's parts do not fit it.
     """
     path, values = read_config(folder)
@@ -80,10 +80,10 @@ def own_description(folder: str, specs: Sequence[str]) -> ModelDescription | Non
 
 @cache
 def spec_at(place: str) -> ModelSpec:
-    """Load a spec.
+    """Load and check a spec.
 
     Raises:
-        ConfigError: It is not there, does not import, or lacks something.
+        ConfigError: It is missing, cannot be imported, or is incomplete.
     """
     found = named_object(FIELD, place)
     if not isinstance(found, ModelSpec):
@@ -95,10 +95,10 @@ def spec_at(place: str) -> ModelSpec:
 
 
 def args_of(path: Path, values: Mapping[str, Any], place: str) -> Any:
-    """Return what a spec reads in a config.json.
+    """Return the result of a spec's `args` for a config.json.
 
     Raises:
-        ModelError: It raised something.
+        ModelError: `args` raised an error.
     """
     try:
         return spec_at(place).args(values)
@@ -107,15 +107,15 @@ def args_of(path: Path, values: Mapping[str, Any], place: str) -> Any:
 
 
 def raised(error: Exception) -> str:
-    """Say what a function of the user's raised, behind its name."""
+    """Return the text that follows a user function's name when it raised an error."""
     return f"gave {type(error).__name__}: {error}"
 
 
 def _installed(family: str) -> str | None:
-    """Return the place of the spec that an installed package has of a family.
+    """Return the location of the spec that an installed package has for a family.
 
     Raises:
-        ConfigError: Several have one, or what it names is of another family.
+        ConfigError: Several packages have one, or the spec is of another family.
     """
     places = sorted({each.value for each in entry_points(group=GROUP, name=family)})
     if len(places) > 1:
@@ -128,7 +128,7 @@ def _installed(family: str) -> str | None:
 
 
 def _faults(spec: ModelSpec) -> Iterator[str]:
-    """Say what can be seen of a spec without a model."""
+    """Yield faults of a spec that are visible without a model."""
     for name in ("model_type", "module", "embedding", "head", "parallelise", "sizes"):
         value = getattr(spec, name)
         if not isinstance(value, str) or not (value or name == "parallelise"):
@@ -174,7 +174,7 @@ def _bad_rows(table: Mapping[Any, Any]) -> Iterator[str]:
 def _misfits(
     spec: ModelSpec, model: ModelDescription, table: Mapping[str, OwnTensor]
 ) -> Iterator[str]:
-    """Say where a table is not one of a decoder with the sizes of a config.json."""
+    """Yield where a table does not match a decoder with the sizes of config.json."""
     matrix = (model.vocab_size, model.hidden_size)
     if spec.embedding not in table:
         yield f"no {spec.embedding}, which the spec calls its embedding"

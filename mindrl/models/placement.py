@@ -1,9 +1,9 @@
 """Which part of which logical tensor a local tensor holds.
 
-A logical tensor is one as the Hugging Face folder names it, whole. A local tensor is what
-one rank of an engine really has: fused, interleaved, cut, padded, transposed. A sharding table
-maps each local tensor to the placements that fill it; import, export and resharding all read
-the same tables, so no second mapping exists. Pure Python.
+A logical tensor is a whole tensor under its name in the Hugging Face folder. A local tensor is what
+one rank of an engine holds: fused, interleaved, cut, padded, transposed. A sharding table maps each
+local tensor to the placements that fill it. Import, export and resharding all read the same tables,
+so there is no second mapping. Pure Python.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,27 +20,27 @@ Rows = tuple[str, Bounds]
 
 
 class Placement(NamedTuple):
-    """A box of a logical tensor, and the equally large box of a local tensor that holds it."""
+    """A box of a logical tensor, and the box of the same size in a local tensor that holds it."""
 
     tensor: str
     """Name of the logical tensor."""
     source: Box
-    """In the logical tensor."""
+    """Box of the logical tensor."""
     local: Box
-    """In the local tensor."""
+    """Box of the local tensor."""
     axes: tuple[int, ...] | None = None
-    """The local dimension that each logical one lies along; None keeps their order.
+    """Local dimension of each logical one; None keeps their order.
 
-    Local dimensions that are not named are one element wide.
+    Local dimensions that are not listed are one element wide.
     """
 
     @property
     def boxes(self) -> tuple[Box, Box, tuple[int, ...] | None]:
-        """What it is without the tensor's name."""
+        """The placement without the tensor's name."""
         return self.source, self.local, self.axes
 
     def local_part(self, part: Box) -> Box:
-        """Return where a box inside `source` lies in the local tensor."""
+        """Map a box inside `source` to the local tensor."""
         local = list(self.local)
         for dim, ((start, stop), (origin, _)) in enumerate(zip(part, self.source, strict=True)):
             axis = dim if self.axes is None else self.axes[dim]
@@ -49,7 +49,7 @@ class Placement(NamedTuple):
         return tuple(local)
 
     def source_part(self, part: Box) -> Box:
-        """Return what a box inside `local` holds of the logical tensor."""
+        """Map a box inside `local` to the logical tensor."""
         found = []
         for dim, (origin, _) in enumerate(self.source):
             axis = dim if self.axes is None else self.axes[dim]
@@ -60,7 +60,7 @@ class Placement(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LocalTensor:
-    """A local tensor and what fills it; elements outside all placements are padding."""
+    """A local tensor and its placements; elements outside all placements are padding."""
 
     shape: Shape
     placements: tuple[Placement, ...]
@@ -71,7 +71,7 @@ ShardingTable = Mapping[str, LocalTensor]
 
 
 def volume(box: Box) -> int:
-    """Count the elements of a box."""
+    """Return the number of elements of a box."""
     count = 1
     for start, stop in box:
         count *= stop - start
@@ -79,24 +79,24 @@ def volume(box: Box) -> int:
 
 
 def index_of(box: Box) -> tuple[slice, ...]:
-    """Return a box as an index."""
+    """Return a box as an index of slices."""
     return tuple(slice(start, stop) for start, stop in box)
 
 
 def show(tensor: str, box: Box) -> str:
-    """Spell a box of a tensor as an index."""
+    """Return a box of a tensor as text, written like an index."""
     return f"{tensor}[{', '.join(f'{start}:{stop}' for start, stop in box)}]"
 
 
 def relative(part: Box, box: Box) -> Box:
-    """Return where a part of a box lies in it."""
+    """Return `part` relative to the start of `box`."""
     return tuple(
         (start - first, stop - first) for (start, stop), (first, _) in zip(part, box, strict=True)
     )
 
 
 def intersect(one: Box, other: Box) -> Box | None:
-    """Return the common part of two boxes of one tensor, None where there is none."""
+    """Return the common part of two boxes of one tensor; None if they are disjoint."""
     common = []
     for (start, stop), (other_start, other_stop) in zip(one, other, strict=True):
         first, last = max(start, other_start), min(stop, other_stop)
@@ -107,34 +107,34 @@ def intersect(one: Box, other: Box) -> Box | None:
 
 
 def part_of(count: int, parts: int, index: int) -> Bounds:
-    """Return the bounds of one of several equal parts."""
+    """Return the bounds of part `index` of `parts` equal parts."""
     assert count % parts == 0, f"{count} is not cut evenly by {parts}"
     size = count // parts
     return index * size, (index + 1) * size
 
 
 def whole(name: str, shape: Shape) -> LocalTensor:
-    """Hold a logical tensor as it is."""
+    """Return a local tensor that holds a logical tensor whole."""
     return stack([(name, (0, shape[0]))], tail=shape[1:])
 
 
 def columns(name: str, rows: int, bounds: Bounds) -> LocalTensor:
-    """Hold some columns of a matrix."""
+    """Return a local tensor that holds some columns of a matrix."""
     width = bounds[1] - bounds[0]
     placement = Placement(name, source=((0, rows), bounds), local=((0, rows), (0, width)))
     return LocalTensor(shape=(rows, width), placements=(placement,))
 
 
 def padded_rows(name: str, shape: Shape, rows: int, index: int) -> LocalTensor:
-    """Hold one of several runs of equally many rows; padding follows the tensor's last row."""
+    """Return part `index` of `rows` rows each; padding follows the tensor's last row."""
     bounds = (index * rows, min((index + 1) * rows, shape[0]))
     return stack([(name, bounds)], tail=shape[1:], pad_to=rows)
 
 
 def stack(parts: Iterable[Rows], *, tail: Shape = (), pad_to: int = 0) -> LocalTensor:
-    """Hold rows of logical tensors, one below the other, and padding up to `pad_to` rows.
+    """Return a local tensor of stacked rows of logical tensors, padded to `pad_to` rows.
 
-    `tail` are the sizes of the dimensions behind the rows.
+    `tail` has the sizes of the dimensions after the rows.
     """
     behind = tuple((0, size) for size in tail)
     placements = []

@@ -1,4 +1,4 @@
-"""What a config.json says about rotary positions, in the words of transformers 4 and 5."""
+"""Rotary position settings of config.json, in the formats of transformers 4 and 5."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields
@@ -13,24 +13,24 @@ _Factor = Annotated[float, Field(ge=1.0)]
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class LinearScaling:
-    """All frequencies are divided by one factor."""
+    """Divides all frequencies by one factor."""
 
     factor: _Factor
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Llama3Scaling:
-    """Low frequencies are divided, high ones are kept; field names follow config.json."""
+    """Divides low frequencies and keeps high ones; field names follow config.json."""
 
     factor: _Factor
     low_freq_factor: Annotated[float, Field(gt=0.0)]
-    """Waves longer than `original_max_position_embeddings` over this are low."""
+    """Wavelengths above `original_max_position_embeddings` / this are low frequencies."""
     high_freq_factor: Annotated[float, Field(gt=0.0)]
-    """Waves shorter than `original_max_position_embeddings` over this are high."""
+    """Wavelengths below `original_max_position_embeddings` / this are high frequencies."""
     original_max_position_embeddings: Annotated[int, Field(ge=1)]
 
     def __post_init__(self) -> None:
-        """Refuse an empty range between low and high: the others divide by its width."""
+        """Refuse an empty range between low and high, which would divide by zero."""
         if self.low_freq_factor >= self.high_freq_factor:
             raise ValueError(
                 f"low_freq_factor={self.low_freq_factor} must be below "
@@ -43,40 +43,40 @@ _SCALINGS: Mapping[str, type[RopeScaling]] = {"linear": LinearScaling, "llama3":
 
 
 def rope_values(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the part of a config.json that speaks of rotary positions, where there is one."""
-    # transformers 5 writes rope_parameters with rope_theta in it, earlier versions both apart;
-    # it prefers the old name.
+    """Return the rotary section of a config.json; empty if there is none."""
+    # transformers 5 writes rope_parameters with rope_theta in it, earlier versions write both
+    # separately; transformers 5 prefers the old name.
     found = values.get("rope_scaling") or values.get("rope_parameters")
     return found if isinstance(found, dict) else {}
 
 
 def rope_type(values: Mapping[str, Any]) -> str:
-    """Return by which rule the frequencies are made."""
+    """Return the name of the scaling rule of the frequencies."""
     rope = rope_values(values)
     return str(rope.get("rope_type", rope.get("type", "default")))
 
 
 def rope_theta(values: Mapping[str, Any]) -> Any:
-    """Return the base of the frequencies, None where config.json has none."""
+    """Return the base of the frequencies; None if config.json has none."""
     return rope_values(values).get("rope_theta") or values.get("rope_theta")
 
 
 def rope_scaling(values: Mapping[str, Any]) -> RopeScaling | None:
-    """Return how the frequencies are scaled; None for the default and for unknown rules."""
+    """Return the scaling of the frequencies; None for the default and for unknown rules."""
     scaling = _SCALINGS.get(rope_type(values))
     return scaling(**rope_numbers(values, scaling)) if scaling else None
 
 
 def rope_numbers(values: Mapping[str, Any], scaling: type) -> dict[str, Any]:
-    """Return what a config.json says of the fields of a scaling."""
+    """Return the fields of a scaling that config.json has."""
     named = {field.name for field in fields(scaling)}
     return {name: value for name, value in rope_values(values).items() if name in named}
 
 
 def unsupported_rope(values: Mapping[str, Any], scalings: Collection[str]) -> Iterator[str]:
-    """Name what of the rotary positions transformers and the engines would not do alike.
+    """Yield rotary settings that transformers and the engines would compute differently.
 
-    All three know `scalings` in this family, besides the default.
+    All three support `scalings` in this family, besides the default.
     """
     rope, kind = dict(rope_values(values)), rope_type(values)
     scaling = _SCALINGS[kind] if kind in scalings else None
@@ -89,11 +89,11 @@ def unsupported_rope(values: Mapping[str, Any], scalings: Collection[str]) -> It
             yield f"rope scaling {rope} has no {name!r}"
     length = values.get("original_max_position_embeddings")
     if scaling and length not in (None, rope.get("original_max_position_embeddings")):
-        # transformers would take it for the scaling, the rollout engine would not.
+        # transformers would use it for the scaling, the rollout engine would not.
         yield f"original_max_position_embeddings={length!r} beside rope scaling is not supported"
     part = rope.get("partial_rotary_factor", values.get("partial_rotary_factor", 1.0))
     if part != 1.0:
         yield f"partial_rotary_factor={part!r} is not supported; only 1.0"
     if kind == "linear" and isinstance(rope.get("factor"), int):
-        # the rollout engine takes a number that is no float for a list.
+        # the rollout engine reads an integer as a list.
         yield f"rope scaling {rope} needs a decimal point in its factor"

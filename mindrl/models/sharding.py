@@ -1,7 +1,7 @@
-"""Who holds which part of a model.
+"""Which rank holds which part of a model.
 
-A sharding deals the tensors of a model out in shards: a shard is what all ranks with the same
-coordinates hold, so a thousand ranks need no thousand tables.
+A shard is what all ranks with the same coordinates hold, so a thousand ranks do not need a thousand
+tables.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,15 +16,15 @@ from mindrl.models.placement import LocalTensor, Placement, Shape, ShardingTable
 
 
 class LazyTables(Mapping[str, ShardingTable]):
-    """Tables by the shard's name, each made when it is first asked for: many a plan needs few."""
+    """Sharding tables by shard, each built at first access: many plans need only a few."""
 
     def __init__(self) -> None:
-        """Hold none."""
+        """Start without tables."""
         self._makers: dict[str, Callable[[], ShardingTable]] = {}
         self._made: dict[str, ShardingTable] = {}
 
     def add(self, name: str, maker: Callable[[], ShardingTable]) -> None:
-        """Name a table; the first maker of a name stays."""
+        """Register a table; a name that is already registered is kept."""
         self._makers.setdefault(name, maker)
 
     def __getitem__(self, name: str) -> ShardingTable:
@@ -41,21 +41,21 @@ class LazyTables(Mapping[str, ShardingTable]):
 
 @dataclass(frozen=True, kw_only=True)
 class Sharding:
-    """Who holds what: the shards of a model and the ranks that hold them."""
+    """Shards of a model and the ranks that hold them."""
 
     shards: Mapping[str, ShardingTable]
-    """Tables by the shard's name. The shards of one rank have no local name in common."""
+    """Tables by shard. The shards of one rank have no local name in common."""
     held_by: tuple[tuple[str, ...], ...]
     """Shards of each rank of the world; empty for a rank that holds nothing."""
     dtype: DType
-    """Of all tensors but those that are always float32."""
+    """Dtype of all tensors except those that are always float32."""
     twins: Mapping[str, str] = field(default_factory=dict)
-    """Shards whose local tensors have the names and shapes of another shard's, and that shard."""
+    """Maps a shard to one whose local tensors have the same names and shapes."""
     padded_to: Mapping[str, str] = field(default_factory=dict)
-    """Shards whose ranks have the memory of another shard, and that one; others have their own."""
+    """Maps a shard to the one whose memory its ranks allocate; others allocate their own."""
 
     def table(self, rank: int) -> ShardingTable:
-        """Return all that a rank holds."""
+        """Return all tensors that a rank holds."""
         return {
             name: entry
             for shard in self.held_by[rank]
@@ -63,45 +63,45 @@ class Sharding:
         }
 
     def placements(self) -> Iterator[tuple[str, str, Placement]]:
-        """Yield shard, local name and placement of all that is held."""
+        """Yield shard, local name and placement of every placement."""
         for shard, table in self.shards.items():
             for name, entry in table.items():
                 for placement in entry.placements:
                     yield shard, name, placement
 
     def element_bytes(self, tensor: str) -> int:
-        """Return the bytes of an element of a logical tensor."""
+        """Return the bytes per element of a logical tensor."""
         return 4 if always_float32(tensor) else ELEMENT_BYTES[self.dtype]
 
     def twin_of(self, shard: str) -> str:
-        """Return the shard that stands for all with equal names and shapes."""
+        """Return the shard that represents all with the same names and shapes."""
         return self.twins.get(shard, shard)
 
     def distinct_tables(self) -> dict[str, ShardingTable]:
-        """Return one table of all that have equal names and shapes."""
+        """Return one table for all shards with the same names and shapes."""
         names = dict.fromkeys(self.twin_of(shard) for shard in self.shards)
         return {name: self.shards[name] for name in names}
 
     def stored_as(self, shard: str) -> str:
-        """Return the shard by whose names and shapes ranks with this one have memory."""
+        """Return the shard whose names and shapes define the buffers of ranks with this shard."""
         return self.padded_to.get(shard, self.twin_of(shard))
 
     def held_bytes(self) -> tuple[int, ...]:
-        """Return the bytes of each rank's weights, where each tensor has a storage of its own."""
+        """Return the bytes of each rank's weights, if each tensor has its own storage."""
         return self._sums(self.stored_as, partial(table_bytes, dtype=self.dtype))
 
     def used_bytes(self) -> tuple[int, ...]:
-        """Return the same without what storages are padded with."""
+        """Return the bytes of each rank's weights without the padding of storages."""
         return self._sums(self.twin_of, partial(table_bytes, dtype=self.dtype))
 
     def storages(self) -> tuple[int, ...]:
-        """Return how many storages each rank's weights have."""
+        """Return the number of storages of each rank's weights."""
         return self._sums(self.stored_as, len)
 
     def _sums(
         self, like: Callable[[str], str], measure: Callable[[ShardingTable], int]
     ) -> tuple[int, ...]:
-        """Add up a measure of what each rank holds, asked of what each shard is like."""
+        """Return the sum per rank of `measure` over its shards, each replaced by `like`."""
         held = [[like(shard) for shard in shards] for shards in self.held_by]
         found = {name: measure(self.shards[name]) for name in set(chain(*held))}
         return tuple(sum(found[name] for name in names) for names in held)
@@ -115,7 +115,7 @@ def whole_sharding(
     dtype: DType,
     head: Head = "vocabulary",
 ) -> Sharding:
-    """Give some ranks every logical tensor whole, under its own name."""
+    """Return a sharding in which `holders` hold every logical tensor whole, under its own name."""
     shapes = logical_shapes(model, head=head)
     return held_whole(shapes, world_size=world_size, holders=holders, dtype=dtype)
 
@@ -123,27 +123,27 @@ def whole_sharding(
 def held_whole(
     shapes: Mapping[str, Shape], *, world_size: int, holders: Sequence[int], dtype: DType
 ) -> Sharding:
-    """Give some ranks logical tensors of these shapes whole, under their own names."""
+    """Return a sharding in which `holders` hold tensors of these shapes whole."""
     table = {name: whole(name, shape) for name, shape in shapes.items()}
     held_by = tuple(("whole",) if rank in holders else () for rank in range(world_size))
     return Sharding(shards={"whole": table}, held_by=held_by, dtype=dtype)
 
 
 def elsewhere(sharding: Sharding, *, first_rank: int, world_size: int) -> Sharding:
-    """Return the same sharding on the ranks from `first_rank` on, in a larger world."""
+    """Return the same sharding on the ranks from `first_rank`, in a larger world."""
     after = world_size - first_rank - len(sharding.held_by)
     held_by = ((),) * first_rank + sharding.held_by + ((),) * after
     return replace(sharding, held_by=held_by)
 
 
 def dtype_of(entry: LocalTensor, dtype: DType) -> DType:
-    """Return the type of a local tensor in a model of a type."""
+    """Return the dtype of a local tensor in a model with dtype `dtype`."""
     kept = any(always_float32(placement.tensor) for placement in entry.placements)
     return "float32" if kept else dtype
 
 
 def table_bytes(table: ShardingTable, dtype: DType) -> int:
-    """Count the bytes of the local tensors of a table."""
+    """Return the bytes of the local tensors of a table."""
     return sum(
         prod(entry.shape) * ELEMENT_BYTES[dtype_of(entry, dtype)] for entry in table.values()
     )

@@ -1,7 +1,7 @@
-"""How transformers has ranks share the matrices of a family: its own plan, as far as it is done.
+"""Tensor-parallel plans of transformers for a family, as far as mindrl supports them.
 
-Transformers says it beside each configuration, `base_model_tp_plan`: a style for the modules of
-some names. Read from its source, for to import a configuration takes torch. Imports no torch.
+transformers defines `base_model_tp_plan` in each configuration: a style for modules by name. It is
+parsed from the source, because importing a configuration imports torch. Imports no torch.
 """
 
 import ast
@@ -21,14 +21,14 @@ _CUTS: Mapping[str, int | None] = {
     "rowwise_split_input": 1,
     "replicated_with_grad_allreduce": None,
 }
-"""The styles that are done, and the dimension of a matrix that each cuts."""
+"""Supported styles, and the dimension of a matrix that each cuts."""
 
 
 @cache
 def installed_plan(family: str) -> Mapping[str, str] | None:
-    """Return the style of each module by its name behind the model's, `*` for a number.
+    """Return the style of each module by its name below the model, with `*` for a number.
 
-    None where no transformers is here, or it has no plan of the family.
+    None if transformers is not installed or has no plan for the family.
     """
     package, name = find_spec("transformers"), family.replace("-", "_")
     if package is None or package.origin is None or not name.isidentifier():
@@ -50,8 +50,8 @@ def shared_modules(
 ) -> dict[str, str] | None:
     """Return the style of each module with tensors that a plan names.
 
-    None where there is no plan, where it needs what is not done, as for experts, or where it is
-    silent of a tensor beside cut rows, which may see those of one rank alone.
+    None if there is no plan, if it needs an unsupported style, as for experts, or if it omits a
+    tensor next to cut rows, which might then read one rank's rows only.
     """
     paths = {name: name.rpartition(".")[0] for name in tensors}
     styles = {path: (plan or {}).get(_behind_the_model(path)) for path in paths.values()}
@@ -68,7 +68,7 @@ def shared_modules(
 
 
 def cuts_of(tensors: Mapping[str, Shape], styles: Mapping[str, str]) -> tuple[int | None, ...]:
-    """Return the dimension of each tensor that ranks share; a bias is cut where rows are."""
+    """Return the dimension of each tensor that ranks cut; a bias is cut with the rows."""
     cuts = [_CUTS.get(styles.get(name.rpartition(".")[0], "")) for name in tensors]
     shapes = tensors.values()
     return tuple(

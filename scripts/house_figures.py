@@ -15,6 +15,9 @@ cycles    sets of modules that import one another; every import counts, typing's
 types     public classes and type aliases of one name in two folders of mindrl
 files     files that name a key, without those that read MindSpeed-RL's files; files with the
           formula `/ (std + epsilon)`
+prose     phrases that plain English avoids, per 10,000 words of docstrings and comments
+modes     lines of code that ask which mode a run has
+documents words of README.md and docs/
 executed  lines of the functions that two steps of the quickstart enter (GRPO with a reference; in
           the driver, the workers and the reward processes), in percent of those of all functions.
           Outermost functions and methods count, each from `def` to its last line, entered or not.
@@ -30,6 +33,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from house_prose import prose_figures
 from house_run import check_figures, run_figures
 from house_text import Figure, read_sources, text_figures
 from revisions import checkout, make_tiny_models
@@ -37,7 +41,7 @@ from rich.console import Console
 from rich.table import Table
 
 CONSOLE = Console(highlight=False, soft_wrap=True)
-OF_TEXT = ("lines", "rooms", "engines", "cycles", "types", "files")
+OF_TEXT = ("lines", "rooms", "engines", "cycles", "types", "files", "prose", "modes", "documents")
 OF_A_RUN = ("executed", "calls")
 GROUPS = (*OF_TEXT, *OF_A_RUN, "check")
 
@@ -75,7 +79,8 @@ def _options() -> argparse.Namespace:
 
 
 def _measured(code: Path, work: Path, groups: Sequence[str]) -> Iterator[Figure]:
-    figures = text_figures(read_sources(code))
+    sources = read_sources(code)
+    figures = (*text_figures(sources), *prose_figures(sources, code))
     yield from (figure for figure in figures if figure.group in groups)
     if {*groups} & {*OF_A_RUN}:
         yield from run_figures(code, work, groups)

@@ -107,8 +107,8 @@ class RunFiles:
 
 
 @dataclass(frozen=True)
-class _Services:
-    """What outlives the workers."""
+class Services:
+    """The cluster and the reward processes, which outlive the workers."""
 
     cluster: RayCluster
     scorer: RewardScorer | None
@@ -149,7 +149,7 @@ class Attempts:
             behind=found.step if found else 0,
         )
         console.note(f"starting {config.devices} worker(s), logs in {self.files.folder.logs}")
-        with self._services() as services:
+        with self.services() as services:
             is_lost = True
             while is_lost:
                 found, is_lost = self._attempt(services, found, restarts)
@@ -173,13 +173,21 @@ class Attempts:
 
     @contextmanager
     def once(self, found: Beginning | None, run_log: RunLog) -> Iterator[PolicyTrainer]:
-        """Start workers with the state of a checkpoint, for what is not taken up again."""
-        with self._services() as services, self._trainer(services, found, run_log) as trainer:
+        """Start workers with the state of a checkpoint, for a program that does not retry."""
+        with self.services() as services, self.policy_trainer(services, found, run_log) as trainer:
+            yield trainer
+
+    @contextmanager
+    def policy_trainer(
+        self, services: Services, found: Beginning | None, run_log: RunLog
+    ) -> Iterator[PolicyTrainer]:
+        """Start workers with the state of a checkpoint on a cluster that outlives them."""
+        with self._trainer(services, found, run_log) as trainer:
             assert isinstance(trainer, PolicyTrainer), "its program refuses what learns otherwise"
             yield trainer
 
     def _attempt(
-        self, services: _Services, found: Beginning | None, restarts: Restarts
+        self, services: Services, found: Beginning | None, restarts: Restarts
     ) -> tuple[Beginning | None, bool]:
         """Go on from a checkpoint; returns what to go on from if a worker was lost, and if so."""
         with self._on_record(found, restarts) as run_log:
@@ -197,7 +205,7 @@ class Attempts:
 
     def _train(
         self,
-        services: _Services,
+        services: Services,
         found: Beginning | None,
         restarts: Restarts,
         run_log: RunLog,
@@ -222,7 +230,7 @@ class Attempts:
 
                 trainer.run(heed)
 
-    def _make_ready(self, services: _Services) -> None:
+    def _make_ready(self, services: Services) -> None:
         """Start what outlives the workers; behind a fault take the devices anew.
 
         Raises:
@@ -263,7 +271,7 @@ class Attempts:
 
     @contextmanager
     def _trainer(
-        self, services: _Services, found: Beginning | None, run_log: RunLog
+        self, services: Services, found: Beginning | None, run_log: RunLog
     ) -> Iterator[TrainingLoop]:
         """Start workers, and give them and their trainer the state of a checkpoint."""
         self._make_ready(services)
@@ -279,7 +287,7 @@ class Attempts:
             yield trainer
 
     @contextmanager
-    def _services(self) -> Iterator[_Services]:
+    def services(self) -> Iterator[Services]:
         """End what was started, in reverse order."""
         config, rl = self.plan.config, self.plan.config.rl_config
         cluster = RayCluster(
@@ -297,7 +305,7 @@ class Attempts:
         inputs = reward_inputs(config, self.data, self.files.folder.logs / "rewards.log")
         with RewardScorer(rl, weights, inputs) if rates else nullcontext() as scorer:
             try:
-                yield _Services(cluster, scorer)
+                yield Services(cluster, scorer)
             finally:
                 cluster.stop()
 

@@ -18,7 +18,7 @@ from mindrl.config.resume import recorded_config
 from mindrl.config.run import RunConfig
 from mindrl.data.run_data import RunData, data_lines, read_data
 from mindrl.errors import SpoolError, WorkerDiedError
-from mindrl.launch.attempts import Attempts, RunFiles
+from mindrl.launch.attempts import Attempts, RunFiles, Services
 from mindrl.launch.interrupts import interrupts_unwrapped, stop_requests
 from mindrl.launch.restarts import Restarts
 from mindrl.launch.reward_trials import try_all_rewards
@@ -33,7 +33,7 @@ from mindrl.spool.folder import HowFar, Spool, SpoolLimits
 from mindrl.spool.leases import Leases
 from mindrl.spool.reader import StepReader
 from mindrl.trainer.policy_trainer import PolicyTrainer
-from mindrl.trainer.run_log import RunFolder, RunLog
+from mindrl.trainer.run_log import RunFolder
 from mindrl.trainer.spool_groups import SpoolGroups
 from mindrl.trainer.spool_rollouts import SpoolRollouts
 
@@ -141,7 +141,7 @@ def rollout_job(plan: RunPlan, platform: Platform, run_dir: Path) -> None:
 
 
 def _roll_out(attempts: Attempts, duties: Duties) -> None:
-    """Draw what there is, with new workers where some are lost."""
+    """Draw all records that are due; where a worker is lost, new workers continue."""
     files = attempts.files
     restarts = Restarts(
         most=attempts.plan.config.rl_config.max_restarts,
@@ -149,29 +149,39 @@ def _roll_out(attempts: Attempts, duties: Duties) -> None:
         tell=files.console.note,
         behind=0,
     )
-    records, is_lost = Counter[str](), True
-    while is_lost:
-        run_log = files.open(attempts.plan.config, None)
-        try:
-            is_lost = _attempt(attempts, duties, run_log, records)
-        except WorkerDiedError as error:
-            if not attempts.has_begun:
-                raise
-            # Whoever writes records gets on, as with a checkpoint.
-            restarts.after(error, records["written"], behind=records["written"])
-        finally:
-            run_log.close()
+    records = Counter[str]()
+    with attempts.services() as services:
+        while not _is_drawn(attempts, services, duties, records, restarts):
+            pass
 
 
-def _attempt(attempts: Attempts, duties: Duties, run_log: RunLog, records: Counter[str]) -> bool:
-    """Draw until there is no more to draw; returns False, for no worker is lost then."""
-    tell = attempts.files.console.note
-    with attempts.once(None, run_log) as trainer:
-        loop = SpoolRollouts(duties=duties, trainer=trainer, tell=tell, records=records)
-        with stop_requests(attempts.plan.config.rl_config.grace_seconds) as heed:
-            loop.run(heed)
-    run_log.summary.status = "completed"
-    return False
+def _is_drawn(
+    attempts: Attempts,
+    services: Services,
+    duties: Duties,
+    records: Counter[str],
+    restarts: Restarts,
+) -> bool:
+    """Start workers and draw with them; returns False where one is lost, and a restart is left."""
+    files, config = attempts.files, attempts.plan.config
+    run_log = files.open(config, None, is_again=restarts.count > 0)
+    try:
+        with attempts.policy_trainer(services, None, run_log) as trainer:
+            tell = files.console.note
+            loop = SpoolRollouts(duties=duties, trainer=trainer, tell=tell, records=records)
+            with stop_requests(config.rl_config.grace_seconds) as heed:
+                loop.run(heed)
+    except WorkerDiedError as error:
+        if not attempts.has_begun:
+            raise
+        # A written record is progress, as a checkpoint is in training.
+        restarts.after(error, records["written"], behind=records["written"])
+        return False
+    else:
+        run_log.summary.status = "completed"
+        return True
+    finally:
+        run_log.close()
 
 
 @contextmanager

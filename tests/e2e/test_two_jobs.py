@@ -151,6 +151,26 @@ def test_a_train_job_that_loses_a_worker_goes_on_behind_its_checkpoint_with_the_
 
 
 @pytest.mark.nightly
+def test_a_rollout_job_that_loses_a_worker_draws_the_same_records_with_a_new_one(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    whole = two_jobs(tmp_path / "whole", tiny_model, 4)
+    whole.start()
+    whole.finish()
+    found = two_jobs(tmp_path / "found", tiny_model, 4)
+    found.start()
+    found.wait_until(lambda spool: spool.progress().confirmed > 0)
+    (job,) = found.spool.leases("a test").living("rollout")
+    (worker,) = workers_below(job.pid)
+    worker.kill()
+    found.finish()
+    assert "restart 1: " in (found.folder / "rollout-0.txt").read_text()
+    # The scheduler had no job to start again.
+    assert found.text().count("starting rollout-0") == 1
+    require_alike(found, whole)
+
+
+@pytest.mark.nightly
 @pytest.mark.timeout(3600)
 def test_20_random_kills_change_nothing(tiny_model: Path, tmp_path: Path) -> None:
     chance, steps = random.Random(3), 40

@@ -1,1 +1,1 @@
-"""The memory of a device: its regions, the schedule by which they take turns, estimates."""
+"""Device memory: regions, the schedule by which they take turns, and estimates."""

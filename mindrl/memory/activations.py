@@ -1,9 +1,9 @@
-"""Estimates of what passes through a model need besides its weights.
+"""Estimates of the activation memory of forward and backward passes.
 
 They count the large tensors that a layer keeps for its backward pass, as Korthikanti et al. do
-(arXiv 2205.05198), with norms and activations in plain torch and with fused attention, whose
-scores are never kept. Allocators round, kernels take work space and experts are unequally busy, so
-no number here is exact. Pure Python.
+(arXiv 2205.05198), with norms and activations in plain torch and with fused attention, whose scores
+are never kept. The estimates are not exact: allocators round, kernels use work space, and experts
+are not equally busy. Pure Python.
 """
 
 from dataclasses import dataclass, field
@@ -16,42 +16,42 @@ from mindrl.models.description import ModelDescription, MoeDescription
 from mindrl.training.layer_copies import LayerCopies
 
 _LOGITS_COPIES = 1.25
-"""Logits in float32, and the exponentials of a part of them at a time."""
+"""float32 logits, plus the exponentials of a part of them at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Passes:
-    """How micro-batches go through a model."""
+    """How micro-batches pass through a model."""
 
     layout: TrainLayout
     dtype: DType
     sequence_parallel: bool
     tokens: int
-    """Of a micro-batch on one data-parallel rank."""
+    """Tokens of a micro-batch on one data-parallel rank."""
     copies: LayerCopies
-    """Of the engine."""
+    """Activation copies of the engine."""
     learning: LearningConfig = field(default_factory=LearningConfig)
-    """What is recomputed; Megatron's `selective` makes attention again, of which fused kernels keep
-    next to nothing anyway."""
+    """Recomputation settings; Megatron's `selective` recomputes attention, of which fused kernels
+    keep almost nothing."""
 
     @property
     def tokens_of_rank(self) -> int:
-        """Tokens that a context-parallel rank has."""
+        """Tokens of a micro-batch on one context-parallel rank."""
         return -(-self.tokens // self.layout.cp)
 
     @property
     def cut_of_hidden(self) -> int:
-        """Ranks that share hidden states between the tensor-parallel regions."""
+        """Number of ranks that share hidden states between the tensor-parallel regions."""
         return self.layout.tp if self.sequence_parallel else 1
 
 
 def forward_estimate(model: ModelDescription, passes: Passes) -> int:
-    """Estimate the bytes of a forward pass that keeps nothing: one layer and the hidden states."""
+    """Estimate the bytes of a forward pass without gradients: one layer and the hidden states."""
     return _layer(model, passes) + _hidden(model, passes)
 
 
 def update_estimate(model: ModelDescription, passes: Passes) -> int:
-    """Estimate the bytes that wait for the backward pass, on the stage that keeps most."""
+    """Estimate the bytes kept for the backward pass, on the stage that keeps most."""
     chunks = passes.layout.chunks(model.num_hidden_layers)
     layer, left = _layer(model, passes), _hidden(model, passes)
     learning, sizes = passes.learning, []
@@ -66,10 +66,10 @@ def update_estimate(model: ModelDescription, passes: Passes) -> int:
 
 
 def _of_a_chunk(learning: LearningConfig, layers: int) -> tuple[int, int, int]:
-    """Count the layers of a chunk that keep all, those that keep less, and those made again.
+    """Return the layers of a chunk that keep all activations, its recomputed runs, their length.
 
-    The second are inputs of runs of layers, where the last, such a run, is made again at a time.
-    What a compiler chooses counts as kept.
+    A run keeps only its input, and its layers are recomputed together. Activations that a compiler
+    selects count as kept.
     """
     archon, run = learning.archon, learning.recompute_num_layers or 1
     every = {"full": 1, "selective": int(archon.selective_ac_option.replace("op", "1"))}
@@ -89,10 +89,10 @@ def _is_by_operation(learning: LearningConfig) -> bool:
 
 
 def _by_operation(model: ModelDescription, passes: Passes) -> int:
-    """Return what a layer that is chosen from by operation keeps besides its input.
+    """Return the bytes that a layer with recomputation by operation keeps besides its input.
 
-    That is every second product of matrices (queries, values, gates, and what comes out; of experts
-    the choice alone, in float32), attention, and what came from other ranks.
+    It keeps every second matrix product (queries, values, gates and the output; of experts only the
+    float32 routing), attention, and data received from other ranks.
     """
     layout, heads, kv_heads = passes.layout, model.num_attention_heads, model.num_key_value_heads
     elements = (2 * heads + kv_heads) * model.head_dim / layout.tp
@@ -102,7 +102,7 @@ def _by_operation(model: ModelDescription, passes: Passes) -> int:
     if moe := model.moe:
         chosen = moe.num_experts
         if layout.ep * layout.etp > 1:
-            # Rows go to their experts and come back; all ranks of one see them.
+            # Rows are sent to their experts and back; all ranks of an expert receive them.
             rows = moe.num_experts_per_tok * layout.etp / passes.cut_of_hidden
             elements += 2 * rows * model.hidden_size
     else:
@@ -111,16 +111,16 @@ def _by_operation(model: ModelDescription, passes: Passes) -> int:
 
 
 def logits_estimate(model: ModelDescription, tp: int, chunk_tokens: int) -> int:
-    """Estimate the bytes of the logits that exist at a time."""
+    """Estimate the bytes of the logits that exist at the same time."""
     rows = padded_vocab_size(model, tp) // tp
     return int(chunk_tokens * rows * 4 * _LOGITS_COPIES)
 
 
 def _chunks_in_flight(passes: Passes, stage: int) -> int:
-    """Count the chunks whose backward pass a stage owes at the most, one forward, one backward.
+    """Return the maximum number of chunks that await their backward pass on a stage, under 1F1B.
 
-    Where the gradients of weights come apart, what they need stays until then: on every stage as
-    much as the first one owes.
+    Zero-bubble schedules compute weight gradients separately and keep their inputs until then:
+    every stage keeps as much as the first one.
     """
     layout = passes.layout
     behind = layout.pp - stage - 1
@@ -138,9 +138,9 @@ def _hidden(model: ModelDescription, passes: Passes) -> int:
 
 
 def _layer(model: ModelDescription, passes: Passes) -> int:
-    """Return what the largest kind of layer keeps of a micro-batch."""
+    """Return the bytes that the largest kind of layer keeps of a micro-batch."""
     hidden, tp = model.hidden_size / passes.cut_of_hidden, passes.layout.tp
-    # Both norms keep what they give, and in float32 what they read and what they scale.
+    # Both norms keep their output, and in float32 their input and the scaled input.
     elements, float32_elements = 2 * hidden, 4 * hidden
     kept, normed = _attention(model, passes)
     elements += kept
@@ -156,10 +156,10 @@ def _layer(model: ModelDescription, passes: Passes) -> int:
 
 
 def _attention(model: ModelDescription, passes: Passes) -> tuple[float, float]:
-    """Count what attention keeps of a token, and what the norms inside it read.
+    """Return the elements per token that attention keeps, and the inputs of its norms.
 
-    Queries, keys and values are kept as they are made and as they are used, and what comes out.
-    With them come sines and cosines that they are rotated by, of engines that make new ones.
+    Queries, keys and values are kept as projected and as used, and the output once. Engines that
+    compute sines and cosines per layer keep those too.
     """
     mla, heads, kv_heads = model.mla, model.num_attention_heads, model.num_key_value_heads
     tp, rotation = passes.layout.tp, passes.copies.rotation
@@ -172,7 +172,10 @@ def _attention(model: ModelDescription, passes: Passes) -> tuple[float, float]:
 
 
 def _experts(model: ModelDescription, moe: MoeDescription, passes: Passes) -> float:
-    """Count what equally busy experts keep of a token: all tensor-parallel ranks of one see it."""
+    """Return the elements per token that equally busy experts keep.
+
+    All tensor-parallel ranks of an expert receive the token.
+    """
     routed = 2 * model.hidden_size * passes.layout.etp + passes.copies.inner * moe.intermediate_size
     shared = passes.copies.inner * moe.shared_intermediate_size / passes.layout.tp
     return moe.num_experts_per_tok * routed / passes.cut_of_hidden + shared

@@ -1,6 +1,6 @@
-"""The memory of a step: what lies on each device at each moment of the schedule.
+"""Memory plan of a step: the bytes of each region on each device at each moment.
 
-Pure. Weights, gradients, optimizers and messages are exact; activations are not here.
+Pure. Weights, gradients, optimizers and messages are exact; activations are not included.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -39,32 +39,32 @@ _RESHARD = (Region.ACTOR_WEIGHTS, Region.ROLLOUT_WEIGHTS, Region.STAGING)
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
-    """A step in a running training, which begins where an update of the actor has just ended.
+    """Memory of one step in a running training, starting right after an update of the actor.
 
-    On devices without the actor it begins behind the last phase that they have a part in.
+    On devices without the actor it starts after the last phase that they take part in.
     """
 
     capacity_bytes: int | None
-    """Of a device; None where it is not known."""
+    """Memory of a device; None if unknown."""
     roles: tuple[Role, ...]
     reads_actor: bool = True
-    """The actor reads the responses in a pass of its own."""
+    """Whether the actor's log-probs are computed in a separate pass."""
     movable: frozenset[Region]
-    """May leave the device while it is not needed, besides what belongs to the rollout."""
+    """Regions that may leave the device while unused, besides those of the rollout."""
     regions: RegionBytes
-    """Every region of the run; without the KV cache where its size is not known."""
+    """Every region of the run; without the KV cache if its size is unknown."""
     unchanging: RegionBytes = field(default_factory=dict)
-    """What of a region no update changes: it is copied to the host once, before the first step."""
+    """Bytes of a region that no update changes: copied to the host once, before the first step."""
     host_rounding: RankBytes
-    """What rounding adds at most to what each rank keeps on the host."""
+    """Maximum bytes that rounding adds to each rank's host memory."""
     side: Side = "both"
-    """What the devices have of the run; of one rollout replica where rollout is apart."""
+    """Side of the run on these devices; "rollout" is one rollout replica on its own devices."""
     places: tuple[tuple[Role, ...], ...] = ()
-    """The roles of each rank; empty where each has all of them."""
+    """Roles of each rank; empty if each has all of them."""
 
     @property
     def kv_cache_bytes(self) -> int | None:
-        """Bytes of the KV cache, the same on every rank; None where they hang on the capacity."""
+        """Bytes of the KV cache, the same on every rank; None if they depend on the capacity."""
         if Region.KV_CACHE not in self.regions:
             return None
         return int(self.regions[Region.KV_CACHE][0])
@@ -76,9 +76,9 @@ class MemoryPlan:
 
     @cached_property
     def course(self) -> "Course":
-        """What comes and goes in a step; where ranks have other roles, of one kind behind another.
+        """Course of a step; those of ranks with different roles are concatenated.
 
-        What is copied is what any of them copies.
+        A region is copied if any of these ranks copies it.
         """
         first, *others = (course for _, course in self.courses.values())
         if not others:
@@ -93,7 +93,7 @@ class MemoryPlan:
 
     @cached_property
     def courses(self) -> "dict[tuple[Role, ...], tuple[list[int], Course]]":
-        """The ranks of each kind, by the roles that they have, and what comes and goes there."""
+        """Ranks and course of each combination of roles."""
         kinds: dict[tuple[Role, ...], list[int]] = {}
         for rank, roles in enumerate(self.places or (self.roles,) * self.world_size):
             kinds.setdefault(roles, []).append(rank)
@@ -104,9 +104,9 @@ class MemoryPlan:
         }
 
     def _of(self, roles: Collection[Role]) -> tuple[tuple[Region, bool], ...]:
-        """Return each region, and whether ranks with these roles have a place for it.
+        """Return each region, and whether ranks with these roles allocate it.
 
-        All take part where the actor's weights travel.
+        The actor's weights count on every rank: all take part in their transfer.
         """
         elsewhere = {
             region
@@ -118,7 +118,7 @@ class MemoryPlan:
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """The phases of a step, in order."""
+        """Phases of a step, in order."""
         return self._phases_of(self.roles)
 
     def _phases_of(self, roles: Collection[Role]) -> tuple[Phase, ...]:
@@ -128,7 +128,7 @@ class MemoryPlan:
     def totals(self) -> RankBytes:
         """Bytes on the device at each moment (row) on each rank (column).
 
-        0 on a rank that has no such moment.
+        0 on a rank without that moment.
         """
         sizes, blocks = np.stack([*self.regions.values()]), []
         for ranks, course in self.courses.values():
@@ -140,27 +140,27 @@ class MemoryPlan:
 
     @cached_property
     def moments(self) -> list[tuple[Instant, int]]:
-        """The moments of a step, each with the most that lies on any device then."""
+        """Moments of a step, each with the maximum bytes on any device."""
         return list(zip(self.course.instants, self.totals.max(axis=1).tolist(), strict=True))
 
     @property
     def peak_bytes(self) -> int:
-        """The most that lies on any device at any moment."""
+        """Maximum bytes on any device at any moment."""
         return int(self.totals.max())
 
     @property
     def peak_instant(self) -> Instant:
-        """The first moment with the most on a device; a phase itself rather than its last move."""
+        """First moment with the maximum; a phase itself rather than the last move into it."""
         candidates = [instant for instant, most in self.moments if most == self.peak_bytes]
         return min(candidates, key=lambda instant: instant.move is not None)
 
     @property
     def peak_rank(self) -> int:
-        """The first rank with the most on its device."""
+        """First rank with the maximum on its device."""
         return int(self.totals.max(axis=0).argmax())
 
     def need_bytes(self, rank: int) -> int:
-        """Return the most that any phase needs on a rank, a reshard included: no run needs less."""
+        """Return the bytes of the largest phase or reshard on a rank: no run needs less."""
         needs = [*(NEEDS[phase] for phase in self.phases), _RESHARD]
         if self.side == "rollout":
             needs = [(*NEEDS[Phase.ROLLOUT], Region.STAGING)]
@@ -168,12 +168,12 @@ class MemoryPlan:
 
     @cached_property
     def host_bytes(self) -> RankBytes:
-        """Bytes of each rank's host arena: what may leave and is not dead then, and rounding."""
+        """Bytes of each rank's host arena: movable regions not in `DEAD_AFTER_USE`, rounded up."""
         kept = (self.movable & self.regions.keys()) - DEAD_AFTER_USE
         return self.sum(kept) + self.host_rounding * bool(kept)
 
     def host_bytes_of_node(self, ranks_per_node: int) -> int:
-        """Return what the ranks of one machine keep on its host, of the machine with most."""
+        """Return the host bytes of all ranks of a machine, the maximum over machines."""
         first = range(0, self.world_size, ranks_per_node)
         return int(np.add.reduceat(self.host_bytes, first).max())
 
@@ -191,11 +191,11 @@ class MemoryPlan:
 
     @property
     def fits(self) -> bool:
-        """Whether every moment fits every device, or the capacity is not known."""
+        """Whether every moment fits every device; true if the capacity is unknown."""
         return self.capacity_bytes is None or self.peak_bytes <= self.capacity_bytes
 
     def of_rank(self, rank: int) -> list[MemorySnapshot]:
-        """Return what lies on one device, moment by moment, in the order of the regions."""
+        """Return the regions on one device at each moment, in the order of `Region`."""
         roles = self.places[rank] if self.places else self.roles
         there = {region for region, is_there in self._of(roles) if is_there}
         return [
@@ -212,13 +212,13 @@ class MemoryPlan:
         ]
 
     def sum(self, regions: Iterable[Region]) -> RankBytes:
-        """Add regions up, on each rank; one that is named twice counts twice."""
+        """Return the sum of regions on each rank; a region listed twice counts twice."""
         none: RankBytes = np.zeros(self.world_size, dtype=np.int64)
         return sum((self.regions.get(region, none) for region in regions), start=none)
 
 
 def rollout_side(capacity_bytes: int | None, weights: RankBytes, messages: RankBytes) -> MemoryPlan:
-    """Return the plan, without a KV cache, of devices that have nothing but the rollout."""
+    """Return the plan of devices with the rollout only, without a KV cache."""
     return MemoryPlan(
         capacity_bytes=capacity_bytes,
         roles=(),
@@ -230,40 +230,40 @@ def rollout_side(capacity_bytes: int | None, weights: RankBytes, messages: RankB
 
 
 def with_kv_cache(plan: MemoryPlan, nbytes: int) -> MemoryPlan:
-    """Return a plan with a KV cache of so many bytes on every rank."""
+    """Return the plan with a KV cache of `nbytes` on every rank."""
     caches = np.full(plan.world_size, nbytes, dtype=np.int64)
     return replace(plan, regions={**plan.regions, Region.KV_CACHE: caches})
 
 
 def rollout_regions(plan: MemoryPlan) -> frozenset[Region]:
-    """Return what lies on a device beside the KV cache; messages too, where that never leaves."""
+    """Return the regions on a device during rollout except the KV cache; also resident messages."""
     during = [each.resident for each in plan.course.instants if Region.KV_CACHE in each.resident]
     return frozenset().union(*during) & plan.regions.keys() - {Region.KV_CACHE}
 
 
 def rollout_bytes(plan: MemoryPlan) -> int:
-    """Return the most that lies on any device beside the KV cache during rollout."""
+    """Return the maximum bytes on any device besides the KV cache during rollout."""
     return int(plan.sum(rollout_regions(plan)).max())
 
 
 def kv_cache_left(share: int, others: int) -> int:
-    """Return the KV cache that a share of the device leaves beside all else, in whole MiB."""
+    """Return the KV cache that fits into a share of the device after all else, in whole MiB."""
     return max(0, share - others) // MIB * MIB
 
 
 class Course(NamedTuple):
-    """What comes to the devices and leaves them in a step, whatever its bytes."""
+    """Order in which regions enter and leave the devices in a step, without sizes."""
 
     instants: list[Instant]
-    """The moments of the step."""
+    """Moments of the step."""
     presence: RankBytes
-    """1 where a region (column) lies on the device at a moment (row), else 0."""
+    """1 if a region (column) is on the device at a moment (row), else 0."""
     copied_out: list[Region]
-    """To the host."""
+    """Regions copied to the host."""
     copied_back: list[Region]
 
 
-# Thousands of plans that are compared with each other have few courses between them.
+# Cached: thousands of compared plans share a few courses.
 @cache
 def _course(
     phases: tuple[Phase, ...],
@@ -278,7 +278,7 @@ def _course(
     lies = [[region in at.resident and region in there for region, _ in regions] for at in instants]
     if side == "rollout":
         return Course(instants, np.array(lies, np.int64), [], [])
-    # What an update changed is copied in the step behind it.
+    # Regions that an update changed are copied in the next step.
     once, twice = copied_regions(instants), copied_regions(timeline(phases * 2, movable, resident))
     out, back = (later[len(first) :] for first, later in zip(once, twice, strict=True))
     return Course(instants, np.array(lies, np.int64), out, back)

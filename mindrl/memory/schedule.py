@@ -1,8 +1,8 @@
-"""The large things that take turns on a device, the phases that need them, and their schedule.
+"""Memory regions that take turns on a device, the phases that need them, and their schedule.
 
-A pure function says what leaves, and what comes, between two phases. The run carries its moves out,
-and a plan adds up their bytes on any machine, so that both go the same way. What is not needed
-leaves before anything comes; rollout weights come first and the KV cache last.
+A pure function returns which regions leave, and which enter, between two phases. The run executes
+these moves and a plan adds up their bytes, so both follow the same order. Unused regions leave
+before others enter; rollout weights enter first and the KV cache last.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -13,11 +13,11 @@ from typing import Literal
 from mindrl.config.layout_keys import Role
 
 Side = Literal["both", "training", "rollout"]
-"""What of a run the devices have: where rollout has devices of its own, each has one side."""
+"""Part of a run on the devices: with separate rollout devices, each has one side."""
 
 
 class Region(Enum):
-    """What a device holds, by its owner and its purpose."""
+    """Memory on a device, by owner and purpose."""
 
     ACTOR_WEIGHTS = "actor_weights"
     ACTOR_GRADIENTS = "actor_gradients"
@@ -34,7 +34,7 @@ class Region(Enum):
 
 
 ROLLOUT_REGIONS = frozenset({Region.ROLLOUT_WEIGHTS, Region.KV_CACHE})
-"""Made anew for each rollout, and never kept: their contents come from elsewhere."""
+"""Rebuilt for each rollout and never copied to the host: their contents come from elsewhere."""
 
 DEAD_AFTER_USE = ROLLOUT_REGIONS | {Region.ACTOR_GRADIENTS, Region.CRITIC_GRADIENTS, Region.STAGING}
 """Released without a copy: nothing reads their contents again."""
@@ -45,16 +45,16 @@ ROLE_REGIONS: Mapping[Role, tuple[Region, ...]] = {
     "ref": (Region.REFERENCE_WEIGHTS,),
     "reward": (Region.REWARD_WEIGHTS,),
 }
-"""Weights, and, of a role that learns, gradients and optimizer: as `StatePart` names them."""
+"""Weights and, for a role that learns, gradients and optimizer, in the order of `StatePart`."""
 
 
 class Phase(Enum):
-    """What the device is used for, in the order of a step."""
+    """Use of the device, in the order of a step."""
 
     ROLLOUT = "rollout"
     """Generation by the engine."""
     SEND = "send_weights"
-    """The actor's weights travel to rollout devices, where those are apart."""
+    """Transfer of the actor's weights to separate rollout devices."""
     REWARD = "reward"
     """Scores of a neural reward model."""
     REFERENCE = "reference"
@@ -70,9 +70,9 @@ class Phase(Enum):
 
 
 RECEIVING = "receive weights"
-"""Of a device that has nothing but the rollout."""
+"""Label of the weight transfer on a device with the rollout only."""
 SENDING = "messages in flight"
-"""The moment of `Phase.SEND` with most on the device."""
+"""Label of the moment of `Phase.SEND` with the most memory."""
 
 PHASE_ROLES: Mapping[Phase, Role] = {
     Phase.REWARD: "reward",
@@ -82,10 +82,10 @@ PHASE_ROLES: Mapping[Phase, Role] = {
     Phase.CRITIC_TRAIN: "critic",
     Phase.TRAIN: "actor",
 }
-"""Whose model a phase of the training side passes sequences through."""
+"""Role whose model runs in a phase of the training side."""
 
 UPDATES = frozenset({Phase.TRAIN, Phase.CRITIC_TRAIN})
-"""Every other phase leaves what it reads as it was."""
+"""Phases that change their regions; all others only read them."""
 
 
 NEEDS: Mapping[Phase, tuple[Region, ...]] = {
@@ -96,26 +96,26 @@ NEEDS: Mapping[Phase, tuple[Region, ...]] = {
         for phase, role in PHASE_ROLES.items()
     },
 }
-"""What a phase needs on the device, in the order in which it comes."""
+"""Regions that a phase needs on the device, in the order in which they enter."""
 
 CHANGED_BY = {phase: frozenset(NEEDS[phase]) - DEAD_AFTER_USE for phase in UPDATES}
-"""What an update changes, and the next phases read."""
+"""Regions that an update changes and later phases read."""
 
 
 class MoveKind(Enum):
-    """What is done with a region; the values are what labels and metrics say."""
+    """What a move does; the values appear in labels and metrics."""
 
     OFFLOAD = "release"
-    """It leaves the device, copied to the host only if it has changed since it was last there."""
+    """Leaves the device; copied to the host only if changed since the last copy."""
     ONLOAD = "bring"
-    """It comes: from the host, or empty."""
+    """Enters the device, from the host or empty."""
     RESHARD = "reshard"
-    """The actor's weights fill the rollout weights; both are there, and the messages."""
+    """Fills the rollout weights from the actor's; both are on the device, and the messages."""
 
 
 @dataclass(frozen=True)
 class Move:
-    """One step between two phases."""
+    """One action between two phases."""
 
     kind: MoveKind
     region: Region
@@ -124,9 +124,10 @@ class Move:
 def step_phases(
     roles: Collection[Role], *, reads_actor: bool = True, side: Side = "both"
 ) -> tuple[Phase, ...]:
-    """Return the phases of a training step, in order; those of one role lie side by side.
+    """Return the phases of a training step, in order; those of one role are consecutive.
 
-    Where an update finds the log-probs that it starts from, no pass before it `reads_actor`.
+    `reads_actor` is False if the update itself computes the old log-probs: no forward pass before
+    it.
     """
     if side == "rollout":
         return (Phase.ROLLOUT,)
@@ -136,9 +137,9 @@ def step_phases(
 
 
 def moves(resident: Collection[Region], phase: Phase, movable: Collection[Region]) -> list[Move]:
-    """Return the way into a phase from what is on the device; empty where it is ready.
+    """Return the moves from the resident regions into a phase; empty if it is ready.
 
-    Besides what belongs to the rollout only `movable` may leave while it is not needed.
+    Besides those of the rollout only `movable` regions may leave while unused.
     """
     way = _into(resident, NEEDS[phase], movable)
     if phase is not Phase.ROLLOUT or not way:
@@ -155,9 +156,9 @@ def moves(resident: Collection[Region], phase: Phase, movable: Collection[Region
 def _into(
     resident: Collection[Region], needed: tuple[Region, ...], movable: Collection[Region]
 ) -> list[Move]:
-    """Release what may leave, the rollout first and once, and bring what is missing."""
+    """Return moves that release what may leave, the rollout first and once, and bring the rest."""
     gone = set(resident) & (ROLLOUT_REGIONS | set(movable)) - set(needed)
-    # The KV cache stands for all of the rollout.
+    # The KV cache represents all regions of the rollout.
     rollout = [Region.KV_CACHE] if ROLLOUT_REGIONS & gone else []
     released = rollout + [region for region in Region if region in gone - ROLLOUT_REGIONS]
     brought = [region for region in needed if region not in resident]
@@ -168,7 +169,7 @@ def _into(
 
 
 def after(resident: Collection[Region], way: Iterable[Move]) -> frozenset[Region]:
-    """Return what is on the device behind some moves."""
+    """Return the regions on the device after some moves."""
     there = set(resident)
     for move in way:
         if move.kind is MoveKind.ONLOAD:
@@ -179,26 +180,26 @@ def after(resident: Collection[Region], way: Iterable[Move]) -> frozenset[Region
 
 
 def leaving(move: Move) -> frozenset[Region]:
-    """Return what leaves with a region: an engine that goes to sleep gives both of its own."""
+    """Return the regions that leave together: an engine that sleeps frees both of its own."""
     return ROLLOUT_REGIONS if move.region in ROLLOUT_REGIONS else frozenset({move.region})
 
 
 @dataclass(frozen=True)
 class Instant:
-    """What lies on the device at one moment of the schedule."""
+    """Regions on the device at one moment of the schedule."""
 
     label: str
     phase: Phase
-    """Where it belongs to, the way into that phase included."""
+    """Phase that it belongs to; moves belong to the phase that they prepare."""
     resident: frozenset[Region]
     move: Move | None = None
-    """That has just been made; None in the phase itself."""
+    """Move just made; None for the phase itself."""
 
 
 def timeline(
     phases: Iterable[Phase], movable: Collection[Region], resident: Collection[Region]
 ) -> list[Instant]:
-    """Follow `moves` through phases from what is there; one moment for each move and each phase."""
+    """Return the moments of `moves` through the phases: one for each move and each phase."""
     there, instants = frozenset(resident), []
     for phase in phases:
         for move in moves(there, phase, movable):
@@ -212,13 +213,13 @@ def timeline(
 
 
 def rollout_timeline() -> list[Instant]:
-    """Return the moments of a device that has nothing but the rollout, which never leaves it."""
+    """Return the moments of a device with the rollout only, which never leaves it."""
     receiving = Instant(RECEIVING, Phase.ROLLOUT, ROLLOUT_REGIONS | {Region.STAGING})
     return [receiving, Instant(Phase.ROLLOUT.value, Phase.ROLLOUT, ROLLOUT_REGIONS)]
 
 
 def label_of(move: Move) -> str:
-    """Name a move for a person."""
+    """Return a readable label of a move."""
     if move.kind is MoveKind.RESHARD:
         return str(move.kind.value)
     if move.kind is MoveKind.OFFLOAD and move.region in ROLLOUT_REGIONS:
@@ -227,11 +228,10 @@ def label_of(move: Move) -> str:
 
 
 def copied_regions(instants: Iterable[Instant]) -> tuple[list[Region], list[Region]]:
-    """Return what a timeline copies at the least: to the host, and to the device, in order.
+    """Return the minimum copies of a timeline: to the host, and to the device, in order.
 
-    A region is copied to the device each time that it comes back, unless it comes empty, and to
-    the host each time that it leaves after an update has changed it. At first it is equal to what
-    the host has of it.
+    A region is copied to the device each time it returns, unless it returns empty, and to the host
+    each time it leaves after an update has changed it. At first it equals the host's copy.
     """
     changed, out, back = set[Region](), [], []
     for at in instants:

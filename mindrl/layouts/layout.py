@@ -1,4 +1,4 @@
-"""The layouts of both sides: which rank holds which part of the model. Pure Python."""
+"""Layouts of both sides: which rank holds which part of the model. Pure Python."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -10,14 +10,14 @@ from mindrl.layouts.rank_order import RankOrder, merged
 
 @dataclass(frozen=True, kw_only=True)
 class TrainLayout:
-    """Parallel sizes of the training side, and how they are laid over the ranks.
+    """Parallel sizes of the training side, and the order of its ranks.
 
-    Every rank belongs to one dense grid (tp x cp x dp x pp) and one expert grid
-    (etp x ep x expert dp x pp); both share the pipeline stages.
+    Every rank belongs to one dense grid (tp x cp x dp x pp) and one expert grid (etp x ep x expert
+    dp x pp); both share the pipeline stages.
     """
 
     tp: int = 1
-    """Tensor-parallel size of all but the experts."""
+    """Tensor-parallel size, experts excluded."""
     cp: int = 1
     """Context-parallel size; its ranks hold the same weights."""
     dp: int = 1
@@ -33,56 +33,56 @@ class TrainLayout:
     layers_per_chunk: tuple[int, ...] | None = None
     """Layers of each of the pp * vpp chunks in the order of the model; None cuts evenly."""
     folds: bool = False
-    """Whether the model goes through the stages and back, in two chunks of each (a V, as that of
-    zero-bubble schedules, arXiv 2405.15362); else it goes through them in a loop, `vpp` times."""
+    """Whether the model runs through the stages and back, with two chunks on each (a V, as in
+    zero-bubble schedules, arXiv 2405.15362); otherwise it loops through them `vpp` times."""
     order: RankOrder | None = None
-    """Of the dense grid; None is the engine's own: tp, cp, dp, pp, the fastest first."""
+    """Order of the dense grid; None is the engine's own: tp, cp, dp, pp, the fastest first."""
     expert_order: RankOrder | None = None
-    """Of the expert grid; None is the engine's own: etp, ep, dp, pp, the fastest first."""
+    """Order of the expert grid; None is the engine's own: etp, ep, dp, pp, the fastest first."""
     first_rank: int = 0
-    """Which of the ranks that train is the first of these; all else here counts from it."""
+    """First of these ranks among all training ranks; other ranks here are relative to it."""
 
     def __post_init__(self) -> None:
-        """Assert what a V needs; what users write is checked before."""
+        """Assert that a V has two chunks; users' values are checked earlier."""
         assert not self.folds or self.vpp == 2, self
 
     @property
     def world_size(self) -> int:
-        """Ranks of the layout."""
+        """Number of ranks of the layout."""
         return self.tp * self.cp * self.dp * self.pp
 
     @property
     def ranks(self) -> range:
-        """These ranks, as all that train are counted."""
+        """Ranks of the layout, numbered among all training ranks."""
         return range(self.first_rank, self.first_rank + self.world_size)
 
     @property
     def ranks_per_replica(self) -> int:
-        """Ranks that hold one copy of all but the experts together."""
+        """Number of ranks that together hold one copy of all but the experts."""
         return self.tp * self.cp * self.pp
 
     @property
     def expert_dp(self) -> int:
-        """Copies of each expert; 0 where the sizes do not fit."""
+        """Copies of each expert; 0 if the sizes do not fit."""
         return self.tp * self.cp * self.dp // (self.etp * self.ep)
 
     @cached_property
     def dense_order(self) -> RankOrder:
-        """The order of the dense grid; what users write is checked before it is asked for."""
+        """Order of the dense grid; users' values are checked before it is used."""
         sizes = (("tp", self.tp), ("cp", self.cp), ("dp", self.dp), ("pp", self.pp))
         return self._of_all_ranks(self.order or RankOrder(digits=sizes))
 
     @cached_property
     def experts_order(self) -> RankOrder:
-        """The order of the expert grid, as `dense_order`."""
+        """Order of the expert grid, as `dense_order`."""
         sizes = (("etp", self.etp), ("ep", self.ep), ("dp", self.expert_dp), ("pp", self.pp))
         return self._of_all_ranks(self.expert_order or RankOrder(digits=sizes))
 
     def in_order(self, order: RankOrder, expert_order: RankOrder | None) -> "TrainLayout":
-        """Return the same sizes, with the ranks in other orders that have their stages in common.
+        """Return the same sizes with other rank orders; both must assign the same stages.
 
-        For a model without experts `expert_order` is None: the grid that engines make nevertheless
-        takes the stages of `order`.
+        `expert_order` is None for a model without experts; the expert grid, which engines build
+        anyway, then uses the stages of `order`.
         """
         own = replace(self, order=None, expert_order=None)
         dense = None if order == own.dense_order else order
@@ -104,18 +104,18 @@ class TrainLayout:
 
     @property
     def leaders(self) -> tuple[int, ...]:
-        """The first rank of each replica's last stage, which knows the results."""
+        """First rank of each replica's last stage, which has the results."""
         places = enumerate(self.dense_order.coordinates)
         last = [rank for rank, place in places if place.get("pp", 0) == self.last_stage]
         return _leaders(self, last)
 
     @property
     def last_stage(self) -> int:
-        """The stage that has the last chunk of the model."""
+        """Stage with the last chunk of the model."""
         return 0 if self.folds else self.pp - 1
 
     def chunks_of(self, stage: int) -> tuple[int, ...]:
-        """Return which of the chunks of the model a stage has."""
+        """Return the model's chunks on a stage."""
         if self.folds:
             return stage, 2 * self.pp - 1 - stage
         return tuple(range(stage, self.pp * self.vpp, self.pp))
@@ -140,10 +140,10 @@ class TrainLayout:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutLayout:
-    """Parallel sizes of the rollout side. Ranks are numbered dp, pp, tp, tp fastest.
+    """Parallel sizes of the rollout side. Ranks are numbered dp, pp, tp, with tp fastest.
 
-    Without expert parallelism each expert is cut by tp. With it, `ep` ranks, which are
-    ep / tp neighbouring data-parallel ranks of one pipeline stage, share the experts whole.
+    Without expert parallelism each expert is cut by tp. With it, `ep` ranks share whole experts: ep
+    / tp neighbouring data-parallel ranks of one pipeline stage.
     """
 
     tp: int = 1
@@ -156,17 +156,17 @@ class RolloutLayout:
     """Expert-parallel size: 1, or a multiple of tp that divides tp * dp."""
 
     def __post_init__(self) -> None:
-        """Assert what the engine needs; what users write is checked before."""
+        """Assert the engine's requirement on `ep`; users' values are checked earlier."""
         assert self.ep == 1 or (self.ep % self.tp == 0 and self.tp * self.dp % self.ep == 0), self
 
     @property
     def world_size(self) -> int:
-        """Ranks of the layout."""
+        """Number of ranks of the layout."""
         return self.tp * self.pp * self.dp
 
     @property
     def replicas(self) -> int:
-        """Engines that each answer their own prompts."""
+        """Number of engines, each with its own prompts."""
         return self.dp
 
     def replica_of(self, rank: int) -> int:
@@ -174,7 +174,7 @@ class RolloutLayout:
         return rank // (self.tp * self.pp)
 
     def tensor_rank_of(self, rank: int) -> int:
-        """Return a rank's place within its stage."""
+        """Return a rank's index within its stage."""
         return rank % self.tp
 
     def stage_of(self, rank: int) -> int:
@@ -182,18 +182,18 @@ class RolloutLayout:
         return rank // self.tp % self.pp
 
     def expert_rank_of(self, rank: int) -> int:
-        """Return a rank's place among those that share the experts; 0 without them."""
+        """Return a rank's index in its expert-parallel group; 0 without expert parallelism."""
         return (self.replica_of(rank) * self.tp + self.tensor_rank_of(rank)) % self.ep
 
     @property
     def leaders(self) -> tuple[int, ...]:
-        """The first rank of each replica, in the order of the replicas."""
+        """First rank of each replica, in the order of the replicas."""
         return _leaders(self, range(self.world_size))
 
     def chunks(self, layers: int) -> list[range]:
-        """Return the layers of each stage; what is left over goes to the last but one, backwards.
+        """Return the layers of each stage; the remainder goes to stages before the last, backwards.
 
-        As the engine's `distributed.utils.get_pp_indices` deals them.
+        This matches the engine's `distributed.utils.get_pp_indices`.
         """
         sizes = [layers // self.pp] * self.pp
         left = layers % self.pp
@@ -214,5 +214,5 @@ def _runs(sizes: Sequence[int]) -> list[range]:
 
 
 def even_bounds(count: int, parts: int) -> list[tuple[int, int]]:
-    """Cut `count` items into `parts` runs whose lengths differ by at most one."""
+    """Return the bounds of `parts` runs of `count` items; lengths differ by at most one."""
     return list(pairwise(count * part // parts for part in range(parts + 1)))

@@ -1,4 +1,4 @@
-"""Where the worlds of a run lie: their nodes, and how many devices of each. Pure Python."""
+"""Assignment of a run's worlds to nodes. Pure Python."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,24 +6,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class NodeMap:
-    """The nodes of a run's worlds; within a world they are filled one after the other."""
+    """Nodes of a run's worlds; within a world, ranks fill one node after another."""
 
     per_node: int
-    """Devices of a node."""
+    """Devices per node."""
     shares: tuple[int, ...]
-    """Devices that the run takes of each node."""
+    """Devices that the run uses on each node."""
     first_nodes: tuple[int, ...]
-    """Of each world, the node that its ranks begin on."""
+    """Node of the first rank of each world."""
 
     def nodes(self, world: int, size: int) -> tuple[int, ...]:
-        """Return the node of each rank of a world of so many."""
+        """Return the node of each rank of a world with `size` ranks."""
         return tuple(self.first_nodes[world] + rank // self.per_node for rank in range(size))
 
 
 def placed(sizes: Sequence[int], per_node: int) -> NodeMap:
-    """Give each world, in this order, the first node that has room for all of it.
+    """Assign each world, in this order, to the first node that has room for all of it.
 
-    One that is larger than a node takes whole nodes, and what it leaves of its last is for others.
+    A world larger than a node gets new nodes; the rest of its last node is free for others.
     """
     shares: list[int] = []
     first_nodes = []

@@ -1,4 +1,4 @@
-"""How ranks are numbered over parallel dimensions. Pure Python."""
+"""Numbering of ranks over parallel dimensions. Pure Python."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from math import prod
 class RankOrder:
     """A mixed-radix numbering: each digit of a rank belongs to one parallel dimension.
 
-    A dimension may own several digits, the less significant one first: with the digits
-    `dp 2, tp 2, dp 2` the ranks 0, 1, 4, 5 are tensor-parallel rank 0. However the digits are
-    mixed, coordinates rise with the rank inside every group.
+    A dimension may have several digits, the less significant one first: with the digits `dp 2, tp
+    2, dp 2` the ranks 0, 1, 4, 5 are tensor-parallel rank 0. In every order, coordinates rise with
+    the rank inside each group.
     """
 
     digits: tuple[tuple[str, int], ...]
@@ -20,16 +20,16 @@ class RankOrder:
 
     @property
     def world_size(self) -> int:
-        """Ranks that the order numbers."""
+        """Number of ranks."""
         return prod(radix for _, radix in self.digits)
 
     @cached_property
     def coordinates(self) -> tuple[Mapping[str, int], ...]:
-        """Place of each rank in each dimension; a dimension without digits is absent."""
+        """Coordinate of each rank in each dimension; a dimension without digits is absent."""
         return tuple(self._place(rank) for rank in range(self.world_size))
 
     def width(self, dimension: str) -> int:
-        """Return how far the last rank of a group lies behind the first; in all groups alike."""
+        """Return the distance between the first and last rank of a group; equal in all groups."""
         width, weight = 0, 1
         for name, radix in self.digits:
             width += (radix - 1) * weight if name == dimension else 0
@@ -37,7 +37,7 @@ class RankOrder:
         return width
 
     def groups(self, dimensions: Collection[str]) -> list[list[int]]:
-        """List the groups of ranks that differ in these dimensions only, ascending."""
+        """Return the groups of ranks that differ only in these dimensions, ascending."""
         groups: dict[tuple[int, ...], list[int]] = {}
         for rank, place in enumerate(self.coordinates):
             others = tuple(at for name, at in place.items() if name not in dimensions)
@@ -45,7 +45,7 @@ class RankOrder:
         return sorted(groups.values())
 
     def places_in_groups(self, dimensions: Collection[str]) -> list[tuple[int, int]]:
-        """Return each rank's place in its group of `groups`, and the size of the groups."""
+        """Return each rank's index in its group of `groups`, and the size of the groups."""
         groups = self.groups(dimensions)
         places = {rank: (at, len(group)) for group in groups for at, rank in enumerate(group)}
         return [places[rank] for rank in range(self.world_size)]
@@ -61,7 +61,7 @@ class RankOrder:
 
 
 def merged(digits: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
-    """Join neighbouring digits of one dimension."""
+    """Return the digits with neighbours of the same dimension joined."""
     joined: list[tuple[str, int]] = []
     for name, radix in digits:
         if joined and joined[-1][0] == name:

@@ -1,8 +1,8 @@
 """Messages between the ranks of a reshard, with a time limit and the names of silent peers.
 
-A large transfer is a message of its own: it leaves from, or arrives in, the weights themselves
-where they lie in one run of the device's memory, and no byte of it is copied on that side. Small
-transfers to the same rank are packed into one message.
+A large transfer is a message of its own. If its weights are contiguous in device memory, it is sent
+from, or received into, the weights themselves without a copy on that side. Small transfers to the
+same rank are packed into one message.
 """
 
 import time
@@ -23,19 +23,19 @@ from mindrl.resharding.plan import Transfer
 
 _LARGE_BYTES = 256 << 10
 _REPORT_SECONDS = 3.0
-"""How long a rank that waited in vain waits for the others to say the same."""
+"""Seconds that a timed-out rank waits for other ranks to report their timeouts."""
 
 
 @dataclass(kw_only=True)
 class Message:
-    """What goes between two ranks in one piece, in one type."""
+    """Data sent between two ranks at once, with one dtype."""
 
     peer: int
     transfers: list[Transfer]
     memory: Tensor
     """One-dimensional: a part of the staging memory, or the weights themselves."""
     staged: bool
-    """The transfers are packed into `memory`, or to be unpacked from it."""
+    """Whether `memory` is staging memory, which transfers are packed into or unpacked from."""
     incoming: bool = False
     round: int = -1
     works: list[dist.Work] = field(default_factory=list)
@@ -51,14 +51,14 @@ class Message:
 
 
 class Staging:
-    """Memory for the packed messages of one round, where the group's backend can reach it."""
+    """Memory for the packed messages of one round, on the device of the group's backend."""
 
     def __init__(self, device: torch.device) -> None:
-        """Hold nothing yet; the memory is used again for later rounds."""
+        """Start empty; later rounds reuse the memory."""
         self.memory = torch.empty(0, dtype=torch.uint8, device=device)
 
     def take(self, size: int) -> Tensor:
-        """Return so many bytes; what was in them is gone."""
+        """Return `size` bytes, with undefined contents."""
         if self.memory.numel() < size:
             self.memory = self.memory.new_empty(size)
         return self.memory[:size]
@@ -70,16 +70,17 @@ def messages_of(
     view: Callable[[Transfer], Tensor],
     staging: Staging,
 ) -> list[Message]:
-    """Lay out the messages of one round, one way; both ends come to the same messages.
+    """Lay out one direction of a round's messages; both ends compute the same messages.
 
-    Transfers come by the other rank, `view` is this rank's end of one, and `staging` takes what is
-    not sent from, or received in, its own place.
+    `transfers_of` is keyed by the other rank, `view` returns this rank's end of a transfer, and
+    `staging` holds transfers that are not sent or received in place.
     """
     groups: defaultdict[tuple[int, int, int, torch.dtype], list[Transfer]] = defaultdict(list)
     for peer, transfers in transfers_of.items():
         for at, transfer in enumerate(transfers):
             dtype = wire_dtype(transfer.slice.tensor)
-            # Large ones stand alone; wide types come first, so that every part is aligned.
+            # Large transfers are separate messages. Wide dtypes come first, so that every part is
+            # aligned.
             place = at if _is_large(transfer) else len(transfers)
             groups[-dtype.itemsize, peer, place, dtype].append(transfer)
     ordered = [(peer, dtype, group) for (_, peer, _, dtype), group in sorted(groups.items())]
@@ -107,9 +108,9 @@ def _is_large(transfer: Transfer) -> bool:
 def _in_one_run(
     group: list[Transfer], view: Callable[[Transfer], Tensor], dtype: torch.dtype, staging: Staging
 ) -> Tensor | None:
-    """Return the weights of a large transfer, if they can travel from or to where they lie.
+    """Return the weights of a large transfer if it can be sent or received in place.
 
-    An export fills host memory, which the collective library of a device cannot reach.
+    An export fills host memory, which a device's collective library cannot reach.
     """
     if not _is_large(group[0]):
         return None
@@ -122,7 +123,7 @@ def _in_one_run(
 class Channel:
     """Point-to-point messages between the ranks of one group.
 
-    What must get through when messages do not goes through the group's store.
+    Reports that must arrive when messages fail go through the group's store.
     """
 
     group: dist.ProcessGroup
@@ -130,12 +131,12 @@ class Channel:
     device: torch.device
     timeout_seconds: float
     names: tuple[str, ...] = ()
-    """What errors call each rank, where its number in the group would mislead."""
+    """Names of the ranks in errors, if their numbers in the group would mislead."""
 
     def post(
         self, index: int, sends: Sequence[Message], receives: Sequence[Message]
     ) -> list[Message]:
-        """Start the messages of a round; `wait` has to follow.
+        """Start the messages of a round; call `wait` afterwards.
 
         Raises:
             ReshardError: A peer is gone.
@@ -145,7 +146,7 @@ class Channel:
             message.round = index
         for message in receives:
             message.incoming = True
-        # gloo begins them one by one, and fails at the one whose peer is gone.
+        # gloo starts them one by one, and fails at the one whose peer is gone.
         one_by_one = self.device.type == "cpu"
         for batch in [[each] for each in messages] if one_by_one else [messages]:
             self._begin(batch)
@@ -167,12 +168,12 @@ class Channel:
             works = dist.batch_isend_irecv(operations)
         except RuntimeError as error:
             raise self._failure(messages[0], error, 0.0) from error
-        # NCCL and HCCL answer with one handle for all of them.
+        # NCCL and HCCL return one handle for all of them.
         for message in messages:
             message.works = list(works)
 
     def wait(self, messages: Sequence[Message]) -> None:
-        """Wait until messages have come and gone.
+        """Wait until all messages are sent and received.
 
         Raises:
             ReshardError: A peer is silent for longer than the time limit, or is gone.
@@ -192,7 +193,7 @@ class Channel:
                     raise self._failure(message, error, time.monotonic() - start) from error
 
     def swap(self, outgoing: dict[int, Tensor], incoming: dict[int, Tensor]) -> None:
-        """Exchange one tensor with each of some ranks, outside the rounds.
+        """Exchange one tensor with each of several ranks, outside the rounds.
 
         Raises:
             ReshardError: A peer is silent for longer than the time limit, or is gone.
@@ -204,7 +205,7 @@ class Channel:
         self.wait(self.post(-1, sends, receives))
 
     def agree(self, digest: bytes) -> None:
-        """Compare a hash of the plan over all ranks, before the first byte moves.
+        """Compare a hash of the plan over all ranks, before the first byte is sent.
 
         Raises:
             ReshardError: Names the ranks whose plan differs, or that do not answer.
@@ -235,7 +236,8 @@ class Channel:
         )
         if waited_seconds < self.timeout_seconds * 0.9:
             return ReshardError(f"{text}: {str(error).strip() or 'the connection broke'}")
-        # The peer may itself wait for another: to blame is who is behind and does not complain.
+        # The peer may itself be waiting: blame the ranks that report no timeout and have finished
+        # the fewest reshards.
         self._say("stuck", what)
         complaining = set(range(self.group.size())) - set(self._silent("stuck", _REPORT_SECONDS))
         try:
@@ -250,18 +252,18 @@ class Channel:
         return ReshardError(f"{text}; {self._said(behind)} did not come so far" if behind else text)
 
     def note_runs(self, count: int) -> None:
-        """Let the other ranks know how many reshards this one has finished."""
+        """Publish the number of reshards that this rank has finished."""
         self._say("runs", str(count))
 
     def _say(self, what: str, value: str) -> None:
         self.store.set(f"{what} {self.group.rank()}", value)
 
     def _silent(self, what: str, timeout_seconds: float) -> list[int]:
-        """Wait until every rank has said something; returns those that have not."""
+        """Wait until every rank has published `what`; returns those that have not."""
         return silent_ranks(self.store, what, self.group.size(), timeout_seconds)
 
     def name_of(self, rank: int) -> str:
-        """Return what errors call a rank."""
+        """Return the name of a rank in errors."""
         return self.names[rank] if self.names else f"rank {rank}"
 
     def _said(self, ranks: Sequence[int]) -> str:
@@ -276,15 +278,15 @@ def silent_ranks(
     size: int,
     timeout_seconds: float,
 ) -> list[int]:
-    """Wait until each of so many ranks has said something in a store; returns those that have not.
+    """Wait until `size` ranks have set a key in a store; returns those that have not.
 
-    That is a key of the two, such as `plan 3`.
+    The key is `what` and the rank, such as `plan 3`.
     """
     keys = {rank: f"{what} {rank}" for rank in range(size)}
     try:
         store.wait(list(keys.values()), timedelta(seconds=timeout_seconds))
     except dist.DistNetworkError:
-        # The store lives in the first rank's process.
+        # The store is in the first rank's process.
         return [0]
     except RuntimeError:
         return [rank for rank, key in keys.items() if not store.check([key])]

@@ -1,4 +1,4 @@
-"""What a reshard would move, in figures: for a person before a run, and for a program as JSON."""
+"""Figures of a planned reshard, for people before a run and for programs as JSON."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -18,7 +18,7 @@ from mindrl.resharding.slices import Integers
 
 @dataclass(frozen=True, kw_only=True)
 class PerRank:
-    """Bytes of each rank."""
+    """Bytes per rank."""
 
     total: int
     max: int
@@ -27,7 +27,7 @@ class PerRank:
 
 @dataclass(frozen=True, kw_only=True)
 class BusiestRank:
-    """The rank that sends most, or receives most if that is more."""
+    """The rank that sends or receives most."""
 
     rank: int
     sent_bytes: int
@@ -36,7 +36,7 @@ class BusiestRank:
 
 @dataclass(frozen=True, kw_only=True)
 class BusiestPair:
-    """The link that carries most."""
+    """The sender and receiver with the most bytes between them."""
 
     source: int
     target: int
@@ -45,48 +45,48 @@ class BusiestPair:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanFigures:
-    """What one plan moves."""
+    """Figures of one plan."""
 
     received_bytes: PerRank
     lower_bound_bytes: PerRank
     """Needed and not held: no plan receives less."""
     sent_bytes: PerRank
     copied_bytes: PerRank
-    """Within a rank."""
+    """Copied within a rank."""
     peak_staging_bytes: PerRank
     within_nodes_bytes: int
     across_nodes_bytes: int
     busiest_rank: BusiestRank | None
     busiest_pair: BusiestPair | None
-    """Both are None where nothing travels."""
+    """`busiest_rank` and `busiest_pair` are None if nothing is sent."""
     rounds: int
     messages: int
-    """One carries all that a pair exchanges in one round."""
+    """One message carries all data that a pair exchanges in one round."""
     seconds: float
-    """Of the busiest rank at the given bandwidth, were nothing else in the way."""
+    """Time of the busiest rank at the given bandwidth, without other delays."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankMapFigures:
-    """What orders of the training ranks would move; bytes received by all ranks together."""
+    """Bytes that all ranks together receive, for several orders of the training ranks."""
 
     default_bytes: int
     """In the engine's own order."""
     best_in_nodes_bytes: int
-    """The fewest over all permutations inside the nodes."""
+    """Minimum over all permutations inside the nodes."""
     best_bytes: int
-    """The fewest over all permutations."""
+    """Minimum over all permutations."""
     applied_bytes: int
-    """In the order below, the best that the engine's groups can be given."""
+    """In `order`, the best that the engine's groups support."""
     order: list[tuple[str, int]]
     """Digits of a rank in the dense grid, the fastest first: dimension and radix."""
     expert_order: list[tuple[str, int]]
-    """The same of the expert grid; empty for a dense model."""
+    """Digits of a rank in the expert grid; empty for a dense model."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReshardFigures:
-    """The whole answer."""
+    """All figures of a reshard."""
 
     model: str
     training: str
@@ -95,21 +95,21 @@ class ReshardFigures:
     ranks_per_node: int
     disjoint: bool
     dtypes: tuple[DType, DType]
-    """Of the training and of the rollout weights; the smaller one travels."""
+    """Dtypes of the training and of the rollout weights; the smaller one is sent."""
     bucket_bytes: int
     gbit_per_second_per_rank: float
     full_gather_bytes: int
-    """Received by all ranks together where each builds every tensor whole on the way."""
+    """Bytes that all ranks together receive if each gathers every tensor whole."""
     rank_map: RankMapFigures | None
-    """None where no map was looked for."""
+    """None if no rank order was searched."""
     default: PlanFigures
-    """In the engine's own order of the ranks."""
+    """Figures in the engine's own order of the ranks."""
     chosen: PlanFigures
-    """In the order of `rank_map`, where there is one."""
+    """Figures in the order of `rank_map`, if there is one."""
 
 
 def figures_of(plan: ReshardPlan, topology: Topology, *, gbit_per_second: float) -> PlanFigures:
-    """Sum up a plan of all ranks, each of which has the bandwidth, each way."""
+    """Return the figures of a plan of all ranks, each with the bandwidth in each direction."""
     sent, received, pairs = plan.sent, plan.received, plan.pair_bytes
     within = int(pairs[topology.shared_nodes(plan.world_size)].sum())
     longest = np.maximum(sent, received)
@@ -150,8 +150,8 @@ def rank_map_figures(found: RankMap, topology: Topology, *, experts: bool) -> Ra
         best_in_nodes_bytes=sum(
             _assigned(costs[np.ix_(nodes == node, nodes == node)]) for node in np.unique(nodes)
         ),
-        # A permutation keeps together what a rank of the default order holds of the dense weights
-        # and of the experts; an order may pair them anew.
+        # A permutation keeps a rank's dense weights and experts of the default order together; an
+        # order may pair them differently.
         best_bytes=min(_assigned(costs), found.applied_bytes),
         applied_bytes=found.applied_bytes,
         order=digits(found.layout.dense_order),
@@ -160,17 +160,18 @@ def rank_map_figures(found: RankMap, topology: Topology, *, experts: bool) -> Ra
 
 
 def _assigned(costs: Integers) -> int:
-    """Return the least sum of one cost from each row and each column."""
-    # Imported late: scipy takes a while, and a run asks for the order alone.
+    """Return the minimum sum of one cost from each row and each column."""
+    # Imported late: scipy is slow to import, and a run needs only the order.
     from scipy.optimize import linear_sum_assignment  # noqa: PLC0415
 
     return int(costs[linear_sum_assignment(costs)].sum())
 
 
 def full_gather_bytes(model: ModelDescription, source: Sharding, target: Sharding) -> int:
-    """Add up what all ranks receive where each builds every tensor whole on the way.
+    """Return the bytes that all ranks receive if each gathers every tensor whole.
 
-    A rank receives what it does not hold of the whole model; one that is on neither side, nothing.
+    A rank receives the part of the whole model that it does not hold; a rank on neither side
+    receives nothing.
     """
     shapes = logical_shapes(model)
     sizes = {name: min(source.element_bytes(name), target.element_bytes(name)) for name in shapes}

@@ -1,9 +1,9 @@
-"""The plan of a reshard: which part of which tensor goes from which rank to which, and when.
+"""The plan of a reshard: which part of which tensor is sent between which ranks, and when.
 
-A pure function of both sides: every rank makes the same plan for all ranks and carries out its
-own part. Needs no torch.
+A pure function of both sides: every rank computes the same plan for all ranks and executes its own
+part. Imports no torch.
 
-The plan moves what a rank needs and does not hold, each element once.
+A rank receives each element that it needs and does not hold exactly once.
 """
 
 from dataclasses import dataclass
@@ -26,9 +26,9 @@ class Topology:
     """Which ranks share a node."""
 
     ranks_per_node: int
-    """Of each node, which they fill one after the other."""
+    """Ranks fill the nodes in order, with this many on each."""
     placed: tuple[int, ...] | None = None
-    """The node of each rank, where they lie otherwise."""
+    """Node of each rank, if ranks do not fill the nodes in order."""
 
     def nodes(self, world_size: int) -> Integers:
         """Return the node of each rank."""
@@ -47,7 +47,7 @@ class Topology:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Transfer:
-    """One slice on its way, seen from a rank that takes part."""
+    """One slice that is sent or copied, as seen by a rank that takes part."""
 
     slice: Slice
     source: LocalSlice
@@ -57,7 +57,7 @@ class Transfer:
 
 @dataclass(frozen=True, kw_only=True)
 class RankRound:
-    """What one rank does in one round; messages of a pair keep one order on both ranks."""
+    """Work of one rank in one round; both ranks of a pair keep the same message order."""
 
     copies: list[Transfer]
     sends: dict[int, list[Transfer]]
@@ -70,28 +70,28 @@ class ReshardPlan:
 
     world_size: int
     dtype: DType
-    """Of what travels, but for tensors that are always float32: the smaller of both sides'."""
+    """Dtype on the wire, except for tensors that are always float32: the smaller of both sides'."""
     slices: Slices
     routes: Routes
     lower_bound: Integers
-    """Bytes of what each rank needs and does not hold."""
+    """Bytes that each rank needs and does not hold."""
     held_by: tuple[tuple[str, ...], ...]
     """Source shards of each rank."""
 
     @property
     def rounds(self) -> int:
-        """Rounds that the plan takes."""
+        """Number of rounds."""
         return int(self.routes.round.max(initial=-1)) + 1
 
     @cached_property
     def remote(self) -> NDArray[np.bool_]:
-        """Routes between different ranks."""
+        """Mask of the routes between different ranks."""
         remote: NDArray[np.bool_] = self.routes.source != self.routes.target
         return remote
 
     @cached_property
     def _moved(self) -> Integers:
-        """Bytes from each rank (row) to each rank (column); what it copies is the diagonal."""
+        """Bytes from each rank (row) to each rank (column); the diagonal is local copies."""
         pairs = self.routes.source * self.world_size + self.routes.target
         sums = np.bincount(pairs, weights=self.routes.nbytes, minlength=self.world_size**2)
         return sums.astype(np.int64).reshape(self.world_size, self.world_size)
@@ -103,7 +103,7 @@ class ReshardPlan:
 
     @cached_property
     def pair_bytes(self) -> Integers:
-        """Bytes from each rank (row) to each other one (column)."""
+        """Bytes from each rank (row) to each other rank (column)."""
         return self._moved - np.diag(self.copied)
 
     @property
@@ -120,7 +120,7 @@ class ReshardPlan:
 
     @property
     def peak_staging(self) -> Integers:
-        """Largest bytes of messages that each rank has in flight: those of two rounds."""
+        """Maximum bytes of messages that each rank has in flight: those of two rounds."""
         total = np.zeros((self.rounds + 1, self.world_size), dtype=np.int64)
         for ranks in (self.routes.source, self.routes.target):
             at = (self.routes.round[self.remote], ranks[self.remote])
@@ -130,7 +130,7 @@ class ReshardPlan:
 
     @cached_property
     def digest(self) -> bytes:
-        """A hash of the whole plan, 16 bytes: equal plans, equal hashes."""
+        """Hash of the whole plan, 16 bytes."""
         state = blake2b(f"{self.world_size} {self.dtype} ".encode(), digest_size=16)
         state.update(repr(self.held_by).encode())
         for part in self.slices:
@@ -141,14 +141,14 @@ class ReshardPlan:
         return state.digest()
 
     def of_rank(self, rank: int) -> list[RankRound]:
-        """Return what one rank does, round by round."""
+        """Return the work of one rank, round by round."""
         steps = [RankRound(copies=[], sends={}, receives={}) for _ in range(self.rounds)]
         routes = self.routes
         ours = np.flatnonzero((routes.source == rank) | (routes.target == rank))
         for index in ours.tolist():
             part = self.slices[routes.slice[index]]
             source, target = int(routes.source[index]), int(routes.target[index])
-            # A rank reads a slice in the first of its shards that has it.
+            # A rank reads a slice from its first shard that has it.
             places = zip(part.source_shards, part.sources, strict=True)
             place = next(place for shard, place in places if shard in self.held_by[source])
             peer = target if source == rank else source
@@ -170,13 +170,13 @@ def plan_reshard(
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
     slices: Slices | None = None,
 ) -> ReshardPlan:
-    """Plan the way from any side to any other; a rank may be on one of them, or on both.
+    """Plan a reshard between two shardings of the same world; a rank may be on one side or both.
 
     `bucket_bytes` bounds the messages that a rank has in flight. `slices` are those of
-    `slices_for_bucket`, where they are known: they do not change with the order of the ranks.
+    `slices_for_bucket`, if already known: they do not depend on the order of the ranks.
 
     Raises:
-        ReshardError: The source side lacks something that the target side needs.
+        ReshardError: The source side lacks a part that the target side needs.
     """
     world_size = len(source.held_by)
     assert len(target.held_by) == world_size, "both sides speak of the same world"
@@ -194,17 +194,17 @@ def plan_reshard(
 
 
 def slices_for_bucket(source: Sharding, target: Sharding, bucket_bytes: int) -> Slices:
-    """Return what travels between two sides, none of it too large for a round.
+    """Return the slices between two sides, each small enough for a round.
 
     Raises:
-        ReshardError: The source side lacks something that the target side needs.
+        ReshardError: The source side lacks a part that the target side needs.
     """
     return cut_into_slices(source, target, largest_bytes=_bytes_of_round(bucket_bytes))
 
 
 def _bytes_of_round(bucket_bytes: int) -> int:
-    """Return the bound on what a rank sends in a round, and on what it receives.
+    """Return the bound on the bytes that a rank sends in a round, and on those it receives.
 
-    Two rounds are in flight, so a quarter each way stays within the bucket.
+    Two rounds are in flight, so a quarter in each direction stays within the bucket.
     """
     return bucket_bytes // 4

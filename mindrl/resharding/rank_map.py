@@ -1,8 +1,8 @@
-"""Which rank takes which place of the training layout: the fewest bytes to reshard.
+"""Choose the training rank order that needs the fewest bytes to reshard.
 
-In colocation the rollout engine numbers its ranks as they come; which rank holds which training
-shard is free. The fewest bytes over all permutations is an assignment problem. The groups of a
-training engine cannot follow every permutation: it says which orders it can be given.
+In colocation the rollout engine numbers its ranks in a fixed order, but any rank may hold any
+training shard. The minimum over all permutations is an assignment problem. The groups of a training
+engine do not support every permutation: the engine lists its legal orders.
 """
 
 from collections import Counter
@@ -19,19 +19,20 @@ from mindrl.resharding.plan import Topology
 from mindrl.resharding.slices import Integers, Slices
 
 LegalOrders = Callable[[RankOrder, int], Iterable[RankOrder]]
-"""The orders that a grid can be given, by its own order and the ranks of a node."""
+"""Returns the legal orders of a grid, given the engine's own order and the ranks per node."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankMap:
-    """The training layout with the order that was chosen, and what the choices would move."""
+    """The training layout in the chosen order, and the bytes that orders would move."""
 
     layout: TrainLayout
-    """With `order` and `expert_order` set where they are not the engine's own."""
+    """With `order` and `expert_order` set if they differ from the engine's own."""
     applied_bytes: int
-    """Received by all ranks together with the chosen order."""
+    """Bytes that all ranks together receive in the chosen order."""
     costs: Integers
-    """Bytes that a rank (column) receives in the place of one of the engine's own order (row)."""
+    """Bytes that a rank (column) receives in the place of a rank of the engine's own order
+    (row)."""
 
 
 def choose_orders(
@@ -42,11 +43,11 @@ def choose_orders(
     topology: Topology,
     legal_orders: LegalOrders,
 ) -> RankMap:
-    """Find the order of the training ranks that makes the reshard move the fewest bytes.
+    """Find the order of the training ranks for which the reshard moves the fewest bytes.
 
-    Among equals the engine's own order wins, then the one with the narrowest tensor groups. The
-    layout comes in the engine's own order; of each rank, `source` has the shard of its place in
-    the dense grid, and for a model with experts that of its place in the expert grid.
+    Ties go to the engine's own order, then to the one with the narrowest tensor groups. `layout`
+    must be in the engine's own order; `source` lists for each rank the shard of its place in the
+    dense grid and, for a model with experts, of its place in the expert grid.
     """
     needed, gains = _gains(source, target, slices)
     costs = [needed - np.sum([gains[name] for name in held], axis=0) for held in source.held_by]
@@ -72,7 +73,7 @@ def choose_orders(
 def _gains(
     source: Sharding, target: Sharding, slices: Slices
 ) -> tuple[Integers, dict[str, Integers]]:
-    """Return what each rank of the target side needs, and what it has with each source shard."""
+    """Return the bytes that each target rank needs, and those that each source shard supplies."""
     needed: Counter[str] = Counter()
     shared: dict[str, Counter[str]] = {name: Counter() for name in source.shards}
     for (shard, holders), size in slices.bytes_by_way.items():
@@ -87,12 +88,12 @@ def _gains(
 
 
 class _Candidate(NamedTuple):
-    """An order of one grid, and what it saves."""
+    """An order of one grid, and the bytes that it saves."""
 
     order: RankOrder
     gained: int
     place: tuple[bool, int, int]
-    """Among equals the lowest wins: not the engine's own, width of the groups, digits."""
+    """Tie-breaker, lowest first: not the engine's own, width of the groups, number of digits."""
 
 
 def _best_by_stages(
@@ -101,7 +102,7 @@ def _best_by_stages(
     gains: Mapping[str, Integers],
     names: Sequence[str],
 ) -> dict[bytes, _Candidate]:
-    """Judge the legal orders of one grid: the best for each way to give the ranks their stages.
+    """Return the best legal order of one grid for each assignment of stages to ranks.
 
     `names` has the shard of each rank in the engine's own order.
     """

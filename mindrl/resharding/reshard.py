@@ -1,8 +1,8 @@
-"""Carries out a reshard plan: one rank's copies and messages, round by round.
+"""Execute a reshard plan: one rank's copies and messages, round by round.
 
-Two rounds are in flight: while one travels, the next is packed. A rank holds no more than the
-plan's bucket of messages; tensors are opened when their first slice arrives and closed when
-their last one is written, so an engine that packs its weights can do so module by module.
+Two rounds are in flight: while one is sent, the next is packed. A rank holds at most the plan's
+bucket of messages. A tensor is opened when its first slice arrives and closed when its last one is
+written, so an engine that packs its weights can do so module by module.
 """
 
 from collections import Counter
@@ -23,27 +23,27 @@ from mindrl.resharding.verify import Checksums, Sums, checksum
 
 
 class WeightSource(Protocol):
-    """This rank's tensors of the source side."""
+    """This rank's tensors on the source side."""
 
     def read(self, name: str, box: Box) -> Tensor:
         """Return a box of a local tensor of the table, with its dimensions, on the device."""
 
     def release(self, name: str) -> None:
-        """Take note that the last reader of a local tensor has finished."""
+        """Called after the last read of a local tensor."""
 
 
 class WeightSink(Protocol):
-    """This rank's tensors of the target side."""
+    """This rank's tensors on the target side."""
 
     def open(self, name: str) -> Tensor:
-        """Return the tensor to be filled, in the shape of the table; the same until closed."""
+        """Return the tensor to fill, in the shape of the table; the same until closed."""
 
     def close(self, name: str) -> None:
-        """Take note that every element has been written."""
+        """Called after every element has been written."""
 
 
 class Reshard:
-    """One rank's part of a plan, carried out as often as wanted."""
+    """One rank's part of a plan, which can run repeatedly."""
 
     def __init__(
         self,
@@ -52,16 +52,16 @@ class Reshard:
         source_names: Collection[str],
         target_names: Collection[str],
     ) -> None:
-        """Take this rank's part out of a plan, which is the same on all ranks of the channel.
+        """Extract this rank's part of a plan that is the same on all ranks of the channel.
 
-        No other reshard uses the store of the channel. The names are those of the local tensors
-        that this rank has on either side.
+        The channel's store must not be used by another reshard. The names are those of the local
+        tensors that this rank has on either side.
         """
         self.plan = plan
         self.channel = channel
         self.rounds = plan.of_rank(channel.group.rank())
         self.runs = 0
-        # How often each is read or written: never, where it is nothing but padding.
+        # How often each is read or written; 0 if it is only padding.
         self.reads = Counter(dict.fromkeys(source_names, 0))
         self.writes = Counter(dict.fromkeys(target_names, 0))
         for step in self.rounds:
@@ -75,11 +75,11 @@ class Reshard:
     def run(self, source: WeightSource, sink: WeightSink, *, verify: bool = False) -> None:
         """Move the weights. A collective over the group.
 
-        With `verify`, a checksum of every slice is compared on both sides at the end.
+        `verify` compares a checksum of every slice on both sides at the end.
 
         Raises:
-            ReshardError: The ranks have different plans, a peer is silent or gone, or, where
-                they are compared, slices differ.
+            ReshardError: The ranks have different plans, a peer is silent or gone, or checksums
+                differ.
         """
         if not self.runs:
             self.channel.note_runs(0)
@@ -89,14 +89,14 @@ class Reshard:
         self.channel.note_runs(self.runs)
 
     def wire_dtype(self, tensor: str) -> torch.dtype:
-        """Return the type that a logical tensor travels in."""
+        """Return the dtype in which a logical tensor is sent."""
         if always_float32(tensor) or self.plan.dtype == "float32":
             return torch.float32
         return torch.bfloat16
 
 
 class _Run:
-    """One pass over the rounds."""
+    """One execution of all rounds."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class _Run:
         self.checksums = checksums
         self.reads = reshard.reads.copy()
         self.writes = reshard.writes.copy()
-        # Two rounds are in flight, each with memory for what goes out and for what comes in.
+        # Two rounds are in flight, each with memory for outgoing and incoming messages.
         self.staging = [Staging(reshard.channel.device) for _ in range(4)]
         self.written: dict[str, list[Transfer]] = {}
 
@@ -151,7 +151,7 @@ class _Run:
         return reshard.channel.post(index, sends, receives)
 
     def _finish(self, messages: Sequence[Message]) -> None:
-        """Wait for the messages of a round and unpack those that came in."""
+        """Wait for the messages of a round and unpack the incoming ones."""
         self.reshard.channel.wait(messages)
         for message in messages:
             if message.incoming:
@@ -186,7 +186,8 @@ class _Run:
             return
         transfers = self.written.pop(name)
         if self.checksums:
-            # Of the finished tensor: a later slice may have been written over an earlier one.
+            # Checksums cover the finished tensor: a later slice may have overwritten an earlier
+            # one.
             for each in transfers:
                 self._note(self.checksums.written, each, self._target(each))
         self.sink.close(name)

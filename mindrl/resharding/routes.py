@@ -1,7 +1,8 @@
-"""Who sends each slice to whom, and in which round.
+"""Choose the sender and the round of each slice for each rank.
 
-A rank reads what it needs from itself, then from its own node, then from whoever has sent least.
-In a round, what a rank sends is bounded, and what it receives.
+A rank reads a slice from itself if it can, else from a holder on its node, else from any holder;
+among several, from the one that has sent least. The bytes that a rank sends in a round are bounded,
+and so are those it receives.
 """
 
 from collections import Counter
@@ -16,37 +17,37 @@ from mindrl.models.sharding import Sharding
 from mindrl.resharding.slices import Integers, Slices, Way
 
 _MOST_SIZES = 32
-"""Sizes that are told apart; others count as the next larger one of these."""
+"""Number of distinct sizes; others are rounded up to the next of these."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Routes:
-    """One entry for each slice on its way to one rank; arrays of equal length."""
+    """One entry for each slice and each rank that receives it; arrays of equal length."""
 
     slice: Integers
     """Index of the slice."""
     source: Integers
-    """The rank that it is read on."""
+    """Rank that reads the slice."""
     target: Integers
-    """The rank that it is written on."""
+    """Rank that writes the slice."""
     nbytes: Integers
     per_round: int
-    """Bound on the bytes that a rank sends in a round, and on what it receives."""
+    """Bound on the bytes that a rank sends in a round, and on those it receives."""
 
     @cached_property
     def round(self) -> Integers:
-        """The round that it travels in, or is copied in where both ranks are the same.
+        """Round in which the slice is sent, or copied if both ranks are the same.
 
-        Made when it is asked for: what travels between whom is known without.
+        Computed at first access, because the bytes between ranks do not depend on it.
         """
         return assign_rounds(self)
 
 
 def assign_rounds(routes: Routes) -> Integers:
-    """Give each route the first round with room for it on both ranks.
+    """Return for each route the first round with room for it on both ranks.
 
-    A local copy takes part in no message; it goes with the round of the last message before it to
-    the same rank, so that tensors are completed one after the other.
+    A local copy is not a message. It gets the round of the last message before it to the same rank,
+    so that tensors are completed one after another.
     """
     world = int(max(routes.source.max(initial=-1), routes.target.max(initial=-1))) + 1
     told_apart = _told_apart(routes.nbytes[routes.source != routes.target])
@@ -57,7 +58,7 @@ def assign_rounds(routes: Routes) -> Integers:
     reached = [0] * world
     rounds = []
     columns = [each.tolist() for each in (routes.source, routes.target, routes.nbytes, kinds)]
-    # Of a hundred ranks that share all weights there are millions: each is a few operations.
+    # A hundred ranks that share all weights have millions of routes: a few operations each.
     for sender, receiver, size, kind in zip(*columns, strict=True):
         if sender == receiver:
             rounds.append(reached[receiver])
@@ -88,7 +89,7 @@ def choose_senders(
     sent = [0] * len(source.held_by)
     senders: list[int] = []
     receivers: list[int] = []
-    # Most ways leave no choice, and one sender may have a hundred readers.
+    # Most ways have only one choice, and one sender may have a hundred readers.
     settled = [_settled(each) for each in readers]
     for way, size in zip(slices.way.tolist(), slices.wire_bytes.tolist(), strict=True):
         receivers += readers[way]
@@ -114,12 +115,12 @@ def choose_senders(
 
 
 class _Settled(NamedTuple):
-    """Who sends what takes a way, where no reader has a choice."""
+    """Senders of a way whose readers have no choice."""
 
     senders: list[int]
-    """One for each reader."""
+    """Sender of each reader."""
     remote: list[tuple[int, int]]
-    """Senders with the number of others that read from them."""
+    """Senders with the number of other ranks that read from them."""
 
 
 def _settled(readers: Mapping[int, list[int]]) -> _Settled | None:
@@ -137,7 +138,7 @@ def _readers(
     needing: Mapping[str, list[int]],
     nodes: Sequence[int],
 ) -> dict[int, list[int]]:
-    """Return whom each rank that reads what takes a way may ask: itself alone if it holds it."""
+    """Return the possible senders of each rank that reads a way: only itself if it holds it."""
     own = {rank for shard in way.source_shards for rank in holding[shard]}
     ranks, holders = needing.get(way.target_shard, []), sorted(own)
     near = {
@@ -148,7 +149,7 @@ def _readers(
 
 
 def missing_bytes(slices: Slices, source: Sharding, target: Sharding) -> Integers:
-    """Add up, for each rank, what it needs and does not hold: no plan receives less."""
+    """Return the bytes that each rank needs and does not hold: no plan receives less."""
     holding, needing = _ranks_by_shard(source), _ranks_by_shard(target)
     missing = np.zeros(len(source.held_by), dtype=np.int64)
     for way, size in slices.bytes_by_way.items():
@@ -166,14 +167,14 @@ def _ranks_by_shard(sharding: Sharding) -> dict[str, list[int]]:
 
 
 def _told_apart(sizes: Integers) -> list[int]:
-    """Return the sizes, or some of them and the largest."""
+    """Return the distinct sizes, or a selection with the largest if there are many."""
     found: list[int] = np.unique(sizes).tolist()
     step = -(-len(found) // _MOST_SIZES)
     return found if step <= 1 else sorted({*found[::step], found[-1]})
 
 
 class _Rounds:
-    """How full the rounds of one rank are, one way."""
+    """Free room in the rounds of one rank, in one direction."""
 
     __slots__ = ("fitting", "full", "per_round", "room", "told_apart", "widest")
 
@@ -181,23 +182,23 @@ class _Rounds:
         self.per_round = per_round
         self.told_apart = told_apart
         self.room: list[int] = []
-        """In bytes, of each round that anything is in."""
+        """Bytes left in each round that has been opened."""
         self.fitting: list[int] = []
-        """How many of the sizes still have room in each round: the smallest ones."""
+        """How many of the sizes, from the smallest, still fit in each round."""
         self.widest: list[int] = []
-        """The largest of them, 0 where there is none."""
+        """The largest of them, 0 if none fits."""
         self.full = [0] * len(told_apart)
-        """For each size, a bit for every round that has no room for it."""
+        """For each size, a bit for every round without room for it."""
 
     def open(self, at: int) -> None:
-        """Begin rounds, up to one."""
+        """Add rounds up to and including `at`."""
         new = at + 1 - len(self.room)
         self.room += [self.per_round] * new
         self.fitting += [len(self.told_apart)] * new
         self.widest += [self.told_apart[-1]] * new
 
     def narrow(self, at: int, left: int) -> None:
-        """Say for which sizes a round has no room any more."""
+        """Mark the sizes that no longer fit in a round."""
         fitting = self.fitting[at]
         while fitting and self.told_apart[fitting - 1] > left:
             fitting -= 1

@@ -1,4 +1,4 @@
-"""The slices of a reshard: parts of logical tensors that lie in one piece on both sides."""
+"""The slices of a reshard: boxes of logical tensors that are one local box on both sides."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ Integers = NDArray[np.int64]
 
 
 class LocalSlice(NamedTuple):
-    """A box of a local tensor, and the local dimension that each logical one lies along."""
+    """A box of a local tensor, and the local dimension of each logical one."""
 
     name: str
     box: Box
@@ -26,7 +26,7 @@ class LocalSlice(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """A box of a logical tensor that a target shard needs, and where source shards have it."""
+    """A box of a logical tensor that a target shard needs, and the source shards that have it."""
 
     tensor: str
     box: Box
@@ -35,39 +35,39 @@ class Slice(NamedTuple):
     target: LocalSlice
     source_shards: tuple[str, ...]
     sources: tuple[LocalSlice, ...]
-    """Where each of the source shards holds it."""
+    """Position in each of the source shards."""
 
 
 class Way(NamedTuple):
-    """From any one of the source shards that hold something to a target shard that needs it."""
+    """A target shard, and the source shards that can each supply the same slices to it."""
 
     target_shard: str
     source_shards: tuple[str, ...]
 
 
 class _Holders(NamedTuple):
-    """All that hold a part of a logical tensor: shard, local name and placement of each."""
+    """All holders of a logical tensor's parts: shard, local name and placement of each."""
 
     shards: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     placements: tuple[Placement, ...] = ()
     likeness: int = -1
-    """Tensors for which this is equal have their placements in equal boxes, and are cut alike."""
+    """Tensors with the same number have placements in the same boxes, and are cut alike."""
 
 
 class _Part(NamedTuple):
-    """A slice without its names: boxes, and which of the holders have it."""
+    """A slice without names: boxes, and the holders that have it."""
 
     box: Box
     wire_bytes: int
     target: Box
     having: tuple[int, ...]
     sources: tuple[Box, ...]
-    """Of each holder that has it."""
+    """Box of each holder that has it."""
 
 
 class _Piece(NamedTuple):
-    """A slice that is not spelled out."""
+    """A slice in compact form."""
 
     name: str
     wanted: Placement
@@ -78,27 +78,27 @@ class _Piece(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Slices:
-    """What travels, in the order that it should; a slice is spelled out when it is asked for."""
+    """All slices in sending order; each `Slice` is built on access."""
 
     ways: Sequence[Way]
-    """All ways that anything takes."""
+    """All ways that slices use."""
     pieces: Sequence[_Piece]
 
     def __len__(self) -> int:
-        """Count the slices."""
+        """Return the number of slices."""
         return len(self.pieces)
 
     def __iter__(self) -> Iterator[Slice]:
-        """Spell all slices out, one after the other."""
+        """Build all slices, one after another."""
         return map(self._spelled_out, self.pieces)
 
     def __getitem__(self, index: int) -> Slice:
-        """Spell one slice out."""
+        """Build one slice."""
         return self._spelled_out(self.pieces[index])
 
     @cached_property
     def way(self) -> Integers:
-        """Which of the ways each slice takes."""
+        """Index in `ways` of each slice."""
         return np.array([piece.way for piece in self.pieces], dtype=np.int64)
 
     @cached_property
@@ -108,7 +108,7 @@ class Slices:
 
     @cached_property
     def bytes_by_way(self) -> Mapping[Way, int]:
-        """What each target shard needs, by the source shards that hold it."""
+        """Bytes that each target shard needs, by the source shards that hold them."""
         sums = np.bincount(self.way, weights=self.wire_bytes)
         return dict(zip(self.ways, map(int, sums), strict=True))
 
@@ -129,14 +129,14 @@ class Slices:
 
 
 def cut_into_slices(source: Sharding, target: Sharding, *, largest_bytes: int) -> Slices:
-    """Cut what the target side needs into slices of at most `largest_bytes`, in their order.
+    """Cut the target side's tensors into slices of at most `largest_bytes`, in sending order.
 
-    The order takes turns between the holders of the source side: were the layers sent one
-    after the other, only one pipeline stage would send at a time. It does not hang on which
-    rank holds which shard.
+    The order alternates between the holders of the source side: if the layers were sent in order,
+    only one pipeline stage would send at a time. It does not depend on which rank holds which
+    shard.
 
     Raises:
-        ReshardError: The source side lacks something that the target side needs.
+        ReshardError: The source side lacks a part that the target side needs.
     """
     holders = _holders(source)
     made: dict[tuple[object, ...], list[_Part]] = {}
@@ -176,7 +176,7 @@ def _holders(source: Sharding) -> dict[str, _Holders]:
 
 
 def _in_turns(pieces: Sequence[_Piece], ways: Sequence[Way]) -> list[_Piece]:
-    """Order pieces by their place among those of the same holders, else as they come."""
+    """Sort pieces by their index among those of the same holders, else keep their order."""
     places: dict[tuple[str, Box], int] = {}
     seen: Counter[tuple[str, ...]] = Counter()
     turns = []
@@ -199,7 +199,7 @@ def _parts(
     element_bytes: int,
     largest_bytes: int,
 ) -> Iterator[_Part]:
-    """Cut one placement of a local tensor along all edges of what the source side holds of it."""
+    """Cut one placement of a local tensor along all edges of the source side's boxes."""
     largest = max(1, largest_bytes // element_bytes)
     touching = [at for at, held in enumerate(holders) if intersect(wanted.source, held.source)]
     near = [holders[at].source for at in touching]
@@ -231,7 +231,7 @@ def _split(box: Box, largest: int) -> Iterator[Box]:
         return
     dim = next(dim for dim, (start, stop) in enumerate(box) if stop - start > 1)
     start, stop = box[dim]
-    # As many rows as fit; where not even one does, rows one by one, each cut further.
+    # As many rows as fit; if not even one fits, single rows that are cut further.
     step = max(1, largest * (stop - start) // elements)
     for first in range(start, stop, step):
         bounds = (first, min(first + step, stop))

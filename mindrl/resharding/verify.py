@@ -1,4 +1,4 @@
-"""Checksums of every slice on both sides, compared by the rank that was written on."""
+"""Checksums of every slice on both sides, compared by the rank that wrote the slice."""
 
 from collections import defaultdict
 
@@ -20,10 +20,10 @@ _OFFSET = 0x2545F4914F6CDD1D
 
 
 def checksum(values: Tensor) -> Tensor:
-    """Add up the bits of each element times an odd weight of its place, modulo 2**64.
+    """Return the sum of each element's bits times an odd weight of its position, modulo 2**64.
 
-    The weights are odd, so one changed element always changes the sum; two exchanged elements
-    have different weights.
+    The weights are odd, so one changed element always changes the sum; two swapped elements have
+    different weights.
 
     Returns:
         A scalar, int64, on the device of `values`.
@@ -34,28 +34,28 @@ def checksum(values: Tensor) -> Tensor:
         chunk = bits[start : start + _CHUNK_ELEMENTS].long()
         place = torch.arange(start, start + chunk.numel(), device=values.device)
         weights = (place * _MULTIPLIER + _OFFSET) | 1
-        # Whatever the place weighs, zeros must not be free: a missing row would not show.
+        # Offset the bits, so that zeros count too: a missing row of zeros must change the sum.
         total += ((chunk + (1 << 33)) * weights).sum()
     return total
 
 
 class Checksums:
-    """What one rank read and wrote in one reshard."""
+    """Checksums of the slices that one rank read and wrote in one reshard."""
 
     def __init__(self) -> None:
-        """Know of no slice yet."""
+        """Start without slices."""
         self.read: Sums = defaultdict(list)
         self.written: Sums = defaultdict(list)
 
     def compare(self, channel: Channel) -> None:
-        """Send what was read to those who wrote it, and compare. A collective over the channel.
+        """Send the reader's checksums to the writers, and compare. A collective over the channel.
 
         Raises:
             ReshardError: Names the tensor, the ranks and the slice of the first differences.
         """
         rank = channel.group.rank()
         for pairs in (*self.read.values(), *self.written.values()):
-            # By slice: the two ranks finished them in different orders.
+            # Sorted by slice: the two ranks finished them in different orders.
             pairs.sort(key=lambda pair: (*pair[0].slice[:2], pair[0].slice.target[:2]))
         ours = {peer: torch.stack([each for _, each in pairs]) for peer, pairs in self.read.items()}
         local = ours.pop(rank, None)

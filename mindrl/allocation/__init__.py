@@ -1,1 +1,1 @@
-"""Backend strings: layouts as one word. Pure Python."""
+"""Allocation strings: a backend and its layout in one word. Pure Python."""

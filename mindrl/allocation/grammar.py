@@ -1,6 +1,6 @@
-"""The grammar of allocation strings, the words that they are made of, and what cannot be read.
+"""The grammar of allocation strings, and the errors for strings that it rejects.
 
-Refusals name the character, the need, and what to write.
+Errors name the character, what is required, and what to write.
 """
 
 import re
@@ -36,7 +36,7 @@ GRAMMAR = r"""
     _BAR: / *\| */
     _PLUS: / *\+ */
 """
-"""One engine, or engines joined by `+` (each on devices of its own) and `|` (on the same ones)."""
+"""One engine, or engines joined by `+` (separate devices) and `|` (shared devices)."""
 _MISSING = {
     "NAME": "a name is missing, as in [actor]",
     "RSQB": "']' is missing behind the name, as in [actor]",
@@ -44,7 +44,7 @@ _MISSING = {
     "_ATTN": "'attn:' is missing, as in (attn:d4t2|ffn:d2e4)",
     "_FFN": "'ffn:' is missing, as in (attn:d4t2|ffn:d2e4)",
 }
-"""What to say by the terminal that the parser misses."""
+"""Error text by the terminal that the parser expects."""
 _ONE_ENGINE = re.compile(r"(?:\([^)]*\)|[^+|])*")
 _WITHOUT_BACKEND = re.compile(r"(?:\[\w+\])?:?(?:(?:[a-z][0-9]+)+|\(attn:\w+\|ffn:\w+\))")
 _LAST_WORD = re.compile(r"\w*$")
@@ -52,43 +52,43 @@ _OWNER_OF_SIZES = re.compile(r"(\w*)(?:\[\w*\])?[:.][^:.+|]*$")
 
 
 class Word(NamedTuple):
-    """A word of a string, and the index of its first character."""
+    """A token of a string, and the index of its first character."""
 
     text: str
     at: int
 
 
 WrittenSizes = tuple[tuple[Word, Word], ...]
-"""Letters, each with its digits."""
+"""Pairs of a letter and its digits."""
 
 
 class EngineSpec(NamedTuple):
-    """One engine as it stands in a string: `megatron[actor]:d4t2`."""
+    """One parsed engine of a string, such as `megatron[actor]:d4t2`."""
 
     backend: Word | None
-    """None where only sizes stand."""
+    """None if the string has sizes only."""
     name: Word | None
     joint: Word
-    """A colon, or the point of the oldest form; empty before sizes that stand alone."""
+    """A colon, or the point of the oldest form; empty before sizes without a backend."""
     sizes: WrittenSizes
-    """Of the whole model, or of all but its experts."""
+    """Sizes of the whole model, or of all but its experts."""
     expert_sizes: WrittenSizes | None = None
-    """Behind `ffn:`; None in the short form."""
+    """Sizes after `ffn:`; None in the short form."""
 
     @property
     def at(self) -> int:
-        """Where it begins."""
+        """Index of its first character."""
         return (self.backend or self.joint).at
 
 
 def read(
     text: str, start: Literal["one", "mode"], suggested: str
 ) -> tuple[tuple[EngineSpec, ...], ...]:
-    """Read one engine, or joined ones as in a `mode`: those that share devices are one group.
+    """Parse one engine, or a `mode` of several: engines that share devices form one group.
 
     Raises:
-        AllocationError: The text is no such string; where it has no backend, `suggested` is
-            proposed.
+        AllocationError: The text does not match the grammar; without a backend, the error proposes
+            `suggested`.
     """
     try:
         tree = _parser().parse(text, start=start)
@@ -99,7 +99,7 @@ def read(
 
 
 class _Words(Transformer[Token, Any]):
-    """Makes words of the leaves and tuples of most rules."""
+    """Turns leaves into `Word`s and most rules into tuples."""
 
     def __default_token__(self, token: Token) -> Word:
         assert token.start_pos is not None, "every token of a text has its place"
@@ -123,12 +123,12 @@ def _parser() -> Lark:
 
 
 class AllocationError(ConfigError):
-    """An allocation string that cannot be read; `str` shows the character with a caret."""
+    """An allocation string that cannot be parsed; `str` marks the character with a caret."""
 
     def __init__(self, text: str, at: int, what: str, field: str = "") -> None:
-        """Say what is needed at an index of a text that stands in `field`, such as `ref.backend`.
+        """Store what is required at index `at` of a text in `field`, such as `ref.backend`.
 
-        The length of the text points behind its end.
+        An index equal to the text's length points after its end.
         """
         super().__init__(text, at, what, field)
         self.text, self.at, self.what, self.field = text, at, what, field
@@ -145,7 +145,7 @@ class AllocationError(ConfigError):
 
 
 def _refusal(text: str, error: UnexpectedInput, suggested: str) -> AllocationError:
-    """Put what the parser misses in words; `suggested` is the backend where the text has none."""
+    """Return the error for what the parser expects; `suggested` replaces a missing backend."""
     at, expected = _where(text, error)
     if "BARE" in expected:
         if text[at : at + 1].isspace():
@@ -162,7 +162,7 @@ def _refusal(text: str, error: UnexpectedInput, suggested: str) -> AllocationErr
 
 
 def missing_backend(text: str, at: int, backend: str) -> AllocationError:
-    """Refuse sizes without a backend, and write them with one."""
+    """Return the error for sizes without a backend, with a corrected string."""
     found = _ONE_ENGINE.match(text, at)
     rest = found.group().strip() if found else ""
     if not _WITHOUT_BACKEND.fullmatch(rest):
@@ -172,7 +172,7 @@ def missing_backend(text: str, at: int, backend: str) -> AllocationError:
 
 
 def unknown_backend(text: str, at: int, backend: str) -> AllocationError:
-    """Refuse a name that is no backend, and write the nearest one."""
+    """Return the error for an unknown backend, with the nearest known one."""
     near = get_close_matches(backend.lower(), BACKENDS, n=1)
     fix = f"known: {', '.join(BACKENDS)}"
     if near:
@@ -181,14 +181,14 @@ def unknown_backend(text: str, at: int, backend: str) -> AllocationError:
 
 
 def unknown_dimension(text: str, at: int, place: str, letters: str) -> AllocationError:
-    """Refuse a character that is no dimension of a backend, of attn or of ffn."""
+    """Return the error for a letter that is no dimension of a backend, of attn or of ffn."""
     instead = f"; {TRAINING_BACKEND} has it" if place == "fsdp" and text[at] in "pev" else ""
     what = f"{text[at]!r} is no dimension of {place}; known: {', '.join(letters)}{instead}"
     return AllocationError(text, at, what)
 
 
 def _where(text: str, error: UnexpectedInput) -> tuple[int, Collection[str]]:
-    """Return where the parser stopped, and the terminals that it would have taken there."""
+    """Return where the parser stopped, and the terminals that it accepts there."""
     if isinstance(error, UnexpectedToken):
         at = len(text) if error.token.type == "$END" else error.token.start_pos
         assert at is not None, "every token of a text has its place"
@@ -199,7 +199,7 @@ def _where(text: str, error: UnexpectedInput) -> tuple[int, Collection[str]]:
 
 
 def _missing_joint(text: str, at: int, suggested: str) -> AllocationError:
-    """Refuse a word that stands alone, or that no colon follows."""
+    """Return the error for a word without sizes or without a colon."""
     if text[at:].lstrip()[:1] not in ("", "|", "+"):
         return _unexpected(text, at)
     word = _LAST_WORD.findall(text[:at])[0]
@@ -209,7 +209,7 @@ def _missing_joint(text: str, at: int, suggested: str) -> AllocationError:
 
 
 def _bad_sizes(text: str, at: int, expected: Collection[str], suggested: str) -> AllocationError:
-    """Refuse what stands in a list of sizes, by what the list belongs to."""
+    """Return the error inside a list of sizes, by the backend or part that it belongs to."""
     owner = _OWNER_OF_SIZES.search(text[:at])
     if owner is None:
         sizes = re.split(r"[+|]", text[:at])[-1].lstrip()
@@ -252,12 +252,12 @@ def _unexpected(text: str, at: int) -> AllocationError:
 
 
 def _with_experts(text: str, at: int) -> str:
-    """Return the backend before a character if its experts may have their sizes, else ours."""
+    """Return the backend before a character if it supports expert sizes, else mindrl's default."""
     backend = _backend_before(text, at)
     return backend if BACKENDS[backend].attn else TRAINING_BACKEND
 
 
 def _backend_before(text: str, at: int) -> str:
-    """Return the last known backend before a character, else ours."""
+    """Return the last known backend before a character, else mindrl's default."""
     words = re.findall(r"[a-z]+", text[:at])
     return next((word for word in reversed(words) if word in BACKENDS), TRAINING_BACKEND)

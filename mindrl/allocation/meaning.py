@@ -1,13 +1,14 @@
 """Layouts as one word: `megatron:d4p2t2`, `megatron:(attn:d4t2|ffn:d2e4)`, `vllm:d2t4`.
 
 A dimension is a letter and its size: d data, p pipeline, t tensor, c context, e expert, v virtual
-pipeline chunks. What is left out is 1; d may follow from the number of ranks instead. In the
-short form experts are whole; behind `ffn:` t cuts each expert, and d, the copies of each expert,
-follows from the others.
+pipeline chunks. An omitted size is 1; d may follow from the number of ranks instead. In the short
+form experts are whole; after `ffn:` t cuts each expert, and d, the copies of each expert, follows
+from the others.
 
-The old `allocation_mode` has all engines of a run in one string: `sglang:d4t2+fsdp:d8` puts two on
-devices of their own, first the first; `a|b` puts both on the same devices and binds tighter. The
-older `sglang.d2t2p1+d1t4p1` has points for colons, and sizes alone for the engine that trains.
+The old `allocation_mode` has all engines of a run in one string: `sglang:d4t2+fsdp:d8` places two
+on separate devices, in this order; `a|b` places both on the same devices and binds tighter. The
+older `sglang.d2t2p1+d1t4p1` uses points instead of colons, and sizes without a backend for the
+training engine.
 """
 
 import re
@@ -42,17 +43,17 @@ _MOST_DIGITS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class ModelAllocation:
-    """What the string of one engine says; `str` spells it in the one canonical way."""
+    """The parsed string of one engine; `str` returns its canonical form."""
 
     backend: str
     """A key of `BACKENDS`."""
     layout: TrainLayout | RolloutLayout
-    """The first for a backend that trains, the second for one that generates."""
+    """`TrainLayout` for a backend that trains, `RolloutLayout` for one that generates."""
     name: str | None = None
-    """In brackets behind the backend."""
+    """Name in brackets after the backend."""
 
     def __post_init__(self) -> None:
-        """Assert that the backend and the layout are of one side."""
+        """Assert that the backend and the layout are of the same side."""
         assert isinstance(self.layout, TrainLayout) == self.trains, self
 
     @property
@@ -62,12 +63,12 @@ class ModelAllocation:
 
     @property
     def world_size(self) -> int:
-        """Devices that the engine takes; expert parallelism adds none."""
+        """Number of devices; expert parallelism adds none."""
         return self.layout.world_size
 
     @property
     def role(self) -> str:
-        """The name; without one, what a backend of its side does: `actor` or `rollout`."""
+        """The name, or the default for the backend's side: `actor` or `rollout`."""
         return self.name or ("actor" if self.trains else "rollout")
 
     def __str__(self) -> str:
@@ -77,10 +78,10 @@ class ModelAllocation:
 
 @dataclass(frozen=True, kw_only=True)
 class AllocationMode:
-    """What an `allocation_mode` says; `str` spells it in its newer form, canonically."""
+    """A parsed `allocation_mode`; `str` returns its canonical newer form."""
 
     groups: tuple[tuple[ModelAllocation, ...], ...]
-    """Those of a group share devices; no role stands twice."""
+    """Engines of a group share devices; each role appears once."""
 
     def __iter__(self) -> Iterator[ModelAllocation]:
         return chain.from_iterable(self.groups)
@@ -90,18 +91,18 @@ class AllocationMode:
 
     @property
     def world_size(self) -> int:
-        """Devices in all; those that are shared count once."""
+        """Total number of devices; shared ones count once."""
         return sum(group[0].world_size for group in self.groups)
 
     @property
     def backends(self) -> Mapping[str, ModelAllocation]:
-        """What the `backend` field of each role would say."""
+        """Value of each role's `backend` field."""
         return {each.role: replace(each, name=None) for each in self}
 
 
 @contextmanager
 def _in_one_line() -> Iterator[None]:
-    """Leave the caret out of refusals."""
+    """Raise parse errors as one line without the caret."""
     try:
         yield
     except AllocationError as error:
@@ -110,10 +111,10 @@ def _in_one_line() -> Iterator[None]:
 
 @_in_one_line()
 def parse_training(text: str, world_size: int | None = None) -> TrainLayout:
-    """Read a training layout, such as `archon:p2t2`; of a `world_size` a missing d follows.
+    """Parse a training layout, such as `archon:p2t2`; a missing d follows from `world_size`.
 
     Raises:
-        ConfigError: The text is no training layout, or not one of so many ranks.
+        ConfigError: The text is not a training layout, or not one with `world_size` ranks.
     """
     spec = _read_one(text, TRAINING_BACKEND, TRAINING_BACKENDS)
     assert spec.backend is not None, "it is refused without one"
@@ -122,26 +123,26 @@ def parse_training(text: str, world_size: int | None = None) -> TrainLayout:
 
 @_in_one_line()
 def parse_rollout(text: str, world_size: int | None = None) -> RolloutLayout:
-    """Read a rollout layout, such as `vllm:d2t4`; see `parse_training`."""
+    """Parse a rollout layout, such as `vllm:d2t4`; see `parse_training`."""
     spec = _read_one(text, ROLLOUT_BACKEND, (ROLLOUT_BACKEND,))
     return _rollout_layout(text, spec, ROLLOUT_BACKEND, world_size)
 
 
 def parse_backend(text: str, suggested: str = TRAINING_BACKEND) -> ModelAllocation:
-    """Read the string of one engine, such as `megatron:(attn:d4p2t2c2|ffn:t4e2)`.
+    """Parse the string of one engine, such as `megatron:(attn:d4p2t2c2|ffn:t4e2)`.
 
     Raises:
-        AllocationError: The text is no such string, or its sizes do not fit; where it has no
-            backend, `suggested` is proposed.
+        AllocationError: The text cannot be parsed, or its sizes do not fit; without a backend, the
+            error proposes `suggested`.
     """
     return _allocation(text, _read_one(text, suggested))
 
 
 def parse_mode(text: str) -> AllocationMode:
-    """Read an `allocation_mode`, such as `vllm:d4t2|megatron:d2p2t2`.
+    """Parse an `allocation_mode`, such as `vllm:d4t2|megatron:d2p2t2`.
 
     Raises:
-        AllocationError: The text is none, or its engines do not fit each other.
+        AllocationError: The text cannot be parsed, or its engines do not fit each other.
     """
     groups = read(text, "mode", TRAINING_BACKEND)
     specs = [*chain.from_iterable(groups)]
@@ -152,7 +153,7 @@ def parse_mode(text: str) -> AllocationMode:
         if spec.name is None and len(specs) > 2:
             what = "of three engines or more each has a name, as in fsdp[critic]:d4"
             raise AllocationError(text, spec.at, what)
-    # Each stands at a place of its own, so no two are equal.
+    # Specs have different positions, so no two are equal.
     engines = {spec: _allocation(text, spec) for spec in specs}
     _check_roles(text, engines)
     for first, *others in groups:
@@ -162,9 +163,9 @@ def parse_mode(text: str) -> AllocationMode:
 
 
 def layout_string(layout: TrainLayout | RolloutLayout, engine: str | None = None) -> str:
-    """Spell a layout behind an engine, by default ours, as it is read again.
+    """Return the string of a layout, for mindrl's default engine if `engine` is None.
 
-    Orders and stages have no spelling, nor have chunks where they stand beside the engine's string.
+    Rank orders and layers per chunk cannot be written, nor can chunks of a backend without `v`.
     """
     if isinstance(layout, RolloutLayout):
         sizes = {"d": layout.dp, "p": layout.pp, "t": layout.tp, "e": layout.ep}
@@ -179,7 +180,7 @@ def layout_string(layout: TrainLayout | RolloutLayout, engine: str | None = None
 
 
 def states_replicas(text: str) -> bool:
-    """Say whether a layout states d, so that its number of ranks is known."""
+    """Return whether a layout has d, so that its number of ranks is known."""
     return re.search(r"[:\d]d\d", text) is not None
 
 
@@ -188,7 +189,7 @@ def _spell(sizes: Mapping[str, int]) -> str:
 
 
 def _read_one(text: str, suggested: str, only: Collection[str] = ()) -> EngineSpec:
-    """Read one engine; with `only` it has one of these backends, and no name."""
+    """Parse one engine; `only` restricts it to these backends, without a name."""
     ((spec,),) = read(text, "one", suggested)
     if spec.backend is None:
         raise missing_backend(text, spec.at, suggested)
@@ -206,7 +207,7 @@ def _read_one(text: str, suggested: str, only: Collection[str] = ()) -> EngineSp
 
 
 def _allocation(text: str, spec: EngineSpec) -> ModelAllocation:
-    """Judge one engine of a string."""
+    """Check one engine of a string and return its allocation."""
     backend = spec.backend.text if spec.backend else TRAINING_BACKEND
     if backend not in BACKENDS:
         raise unknown_backend(text, spec.at, backend)
@@ -226,7 +227,7 @@ def _check_roles(text: str, engines: Mapping[EngineSpec, ModelAllocation]) -> No
 
 
 def _check_sharing(text: str, at: int, allocation: ModelAllocation, other: ModelAllocation) -> None:
-    """Refuse an engine that shares devices with another and has more or fewer ranks."""
+    """Refuse an engine whose number of ranks differs from one on the same devices."""
     ranks, needed = allocation.world_size, other.world_size
     if ranks == needed:
         return
@@ -280,7 +281,7 @@ def _rollout_layout(
 
 @dataclass(frozen=True, kw_only=True)
 class _Sizes:
-    """One list of dimensions, and where each stands in the text."""
+    """One list of dimensions, and the position of each in the text."""
 
     text: str
     of: Mapping[str, int]
@@ -290,16 +291,16 @@ class _Sizes:
         return self.of.get(letter, 1)
 
     def error(self, letter: str, what: str) -> AllocationError:
-        """Point at a dimension."""
+        """Return an error that points at a dimension."""
         return AllocationError(self.text, self.at[letter], what)
 
 
 def _sizes(text: str, written: WrittenSizes, letters: str, place: str) -> _Sizes:
-    """Judge a list of dimensions one by one."""
+    """Check a list of dimensions one by one."""
     of: dict[str, int] = {}
     at: dict[str, int] = {}
     for (letter, where), (digits, behind) in written:
-        # One rank along a dimension is none: it is as if left out, whatever the backend has.
+        # A size of 1 is allowed for every known dimension: it is the same as omitting it.
         if letter not in letters and (letter not in LETTERS or digits != "1"):
             raise unknown_dimension(text, where, place, letters)
         if letter in of:
@@ -314,7 +315,7 @@ def _sizes(text: str, written: WrittenSizes, letters: str, place: str) -> _Sizes
 
 
 def _replicas(sizes: _Sizes, others: str, world_size: int | None) -> int:
-    """Return d, as stated or as it follows from the ranks."""
+    """Return d, as written or as it follows from the ranks."""
     dp, rest = sizes["d"], prod(sizes[letter] for letter in others)
     if world_size is None or world_size == dp * rest:
         return dp

@@ -1,1 +1,1 @@
-"""Weights in files: Hugging Face folders and rank files, read and written."""
+"""Weight files: read and write Hugging Face folders and rank files."""

@@ -1,4 +1,4 @@
-"""Adapters on their way into a folder that PEFT reads."""
+"""Export adapters into a folder in PEFT's format."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,12 +16,12 @@ from mindrl.models.sharding import dtype_of
 
 
 class ExportedAdapters:
-    """Takes whole factors, which are small, and writes them at once."""
+    """Collects whole factors, which are small, and writes them in one file."""
 
     def __init__(self, table: ShardingTable, dtype: DType, config: Mapping[str, Any]) -> None:
-        """Make room on the host; the table is empty on a rank that writes nothing.
+        """Allocate host memory; `table` is empty on a rank that writes nothing.
 
-        `config` is what adapter_config.json is to say.
+        `config` is the content of adapter_config.json.
         """
         self.config = config
         self.factors = {
@@ -30,14 +30,14 @@ class ExportedAdapters:
         }
 
     def open(self, name: str) -> Tensor:
-        """Return the memory that takes a factor."""
+        """Return the memory of a factor."""
         return self.factors[name]
 
     def close(self, name: str) -> None:
-        """Take a factor as complete."""
+        """Do nothing: factors are written together by `write`."""
 
     def write(self, folder: Path) -> None:
-        """Write a folder of adapters into the folder of a model.
+        """Write the adapter folder into the folder of a model.
 
         Raises:
             OSError: A file cannot be written.

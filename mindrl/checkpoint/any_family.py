@@ -1,4 +1,4 @@
-"""Describes a model folder of any family. Imports no torch."""
+"""Describe a model folder of any family. Imports no torch."""
 
 from mindrl.checkpoint.files import tensor_shapes
 from mindrl.models.any_family import any_description
@@ -7,10 +7,11 @@ from mindrl.models.description import ModelDescription, is_known, read_descripti
 
 
 def read_any_description(folder: str, *, to_plan: bool = False) -> ModelDescription:
-    """Read a model of a family that mindrl knows, or of any other: see `read_description`.
+    """Read a model of a known family, or of any other: see `read_description`.
 
     Raises:
-        ModelError: As there; of another family its weight files are read too.
+        ModelError: As in `read_description`; for other families also if weight files are
+            unreadable.
     """
     path, values = read_config(folder)
     if is_known(values):

@@ -1,7 +1,7 @@
-"""A model from one folder of weight files into another, by the sharding tables, without ranks.
+"""Convert a model between folders of weight files, by the sharding tables, without ranks.
 
-Either folder may be Hugging Face's or hold rank files. Each target tensor is made from the slices
-that lie in it and goes to its file at once, so host memory holds one target tensor and one slice.
+Both folders may be in Hugging Face's format or hold rank files. Each target tensor is filled from
+the slices in it and written at once, so host memory holds one target tensor and one slice.
 """
 
 from collections.abc import Callable
@@ -26,35 +26,35 @@ from mindrl.models.placement import ShardingTable
 from mindrl.models.sharding import Sharding, table_bytes
 
 Advance = Callable[[int], object]
-"""Called with the bytes that were written since."""
+"""Called with the bytes written since the last call."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """What is to be converted into what."""
+    """Source and target of a conversion."""
 
     source: str
     source_sharding: Sharding | None
-    """Of the rank files; None reads a Hugging Face folder."""
+    """Sharding of rank files; None reads a Hugging Face folder."""
     target: Path
     target_sharding: Sharding
-    """Who holds what in the target; a Hugging Face folder is one rank with everything."""
+    """Sharding of the target; a Hugging Face folder is one rank with everything."""
     layout: TrainLayout | None
-    """Of the rank files; None writes a Hugging Face folder."""
+    """Layout of rank files; None writes a Hugging Face folder."""
     backend: TrainingBackend = TRAINING_BACKEND
-    """Whose layout that is."""
+    """Engine of that layout."""
     shard_bytes: int
-    """Most bytes of a file of a Hugging Face folder."""
+    """Maximum bytes of a file in a Hugging Face folder."""
 
     @cached_property
     def total_bytes(self) -> int:
-        """Count what will be written."""
+        """Bytes that will be written."""
         tables = map(self.target_sharding.table, writing_ranks(self.target_sharding))
         return sum(table_bytes(table, self.target_sharding.dtype) for table in tables)
 
 
 def convert(conversion: Conversion, advance: Advance) -> None:
-    """Write the target; it appears whole, or not at all.
+    """Write the target; it appears complete, or not at all.
 
     Raises:
         ModelError: A source file is missing or unreadable.

@@ -1,4 +1,4 @@
-"""Which models a run reads and never changes, so that it is seen where they were replaced."""
+"""Fingerprints of models that a run reads and never changes, to detect replaced ones."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,15 +13,15 @@ _BLOCKS, _BLOCK_BYTES = 64, 64 << 10
 
 
 def fixed_models(config: RunConfig) -> dict[str, str]:
-    """Return what tells the model of each such role from another, by the key of its folder."""
-    # Beside adapters the actor's own weights are in no checkpoint.
+    """Return the fingerprint of each such role's model, by the key of its folder."""
+    # With adapters, the actor's own weights are in no checkpoint.
     fixed = (*_FIXED, *(("actor",) if config.actor_config.lora.r else ()))
     roles = (role for role in config.roles if role in fixed)
     return {config.model_key(role): fingerprint(Path(config.model_path(role))) for role in roles}
 
 
 def replaced_models(before: dict[str, str], config: RunConfig) -> Iterator[str]:
-    """Say of each model that is not the one that a run had before, unless that is allowed."""
+    """Yield an error text for each model that was replaced, unless `resume_allow` names it."""
     allowed = config.megatron_training.resume_allow
     for key, found in fixed_models(config).items():
         if key in before and key not in allowed and before[key] != found:
@@ -33,9 +33,10 @@ def replaced_models(before: dict[str, str], config: RunConfig) -> Iterator[str]:
 
 
 def fingerprint(folder: Path) -> str:
-    """Return XXH3 of names, sizes and 64 blocks of 64 KiB of each weight file, evenly spaced.
+    """Return XXH3 of names, sizes and 64 evenly spaced blocks of 64 KiB of each weight file.
 
-    Another training changes nearly all weights; all of a file would take minutes of a large model.
+    Further training changes nearly all weights; hashing whole files would take minutes for a large
+    model.
     """
     checksum = xxhash.xxh3_128()
     for path in sorted(folder.glob("*.safetensors")):

@@ -1,4 +1,4 @@
-"""Boxes of logical tensors, read from the weight files of either kind of folder."""
+"""Read boxes of logical tensors from Hugging Face folders and rank files."""
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -23,7 +23,7 @@ ReadBox = Callable[[str, Box], Tensor]
 
 @torch.no_grad()
 def fill(local: Tensor, entry: LocalTensor, read: ReadBox) -> None:
-    """Fill a local tensor by its table, reading only what lies in it; padding becomes zero."""
+    """Fill a local tensor by its table, reading only the boxes in it; padding becomes zero."""
     tick()
     local.zero_()
     for placement in entry.placements:
@@ -34,13 +34,13 @@ def fill(local: Tensor, entry: LocalTensor, read: ReadBox) -> None:
 def folder_reader(
     folder: str, stack: ExitStack, drawn: Mapping[str, Tensor] | None = None
 ) -> ReadBox:
-    """Open a Hugging Face folder, which holds logical tensors as they are; the stack closes it.
+    """Open a Hugging Face folder of logical tensors; the stack closes it.
 
-    What it lacks may be among the tensors that were drawn.
+    `drawn` supplies tensors that the folder lacks.
 
     Raises:
-        ModelError: A file is missing, unreadable or not what the index says; while it is read: the
-            folder has no such tensor, or a smaller one.
+        ModelError: A file is missing, unreadable or differs from the index; when reading: the
+            folder lacks the tensor, or has a smaller one.
     """
     files = open_tensors(folder, stack, framework="pt")
 
@@ -72,15 +72,15 @@ class _Piece(NamedTuple):
 
 
 def rank_file_reader(folder: str, sharding: Sharding, stack: ExitStack) -> ReadBox:
-    """Open a folder of rank files, to put tensors together from what each rank holds.
+    """Open a folder of rank files, to assemble tensors from the ranks' parts.
 
     The stack closes it.
 
     Raises:
-        ModelError: A file is missing or unreadable, or does not hold what its rank holds.
+        ModelError: A file is missing or unreadable, or its tensors differ from its rank's.
     """
     files = open_rank_files(folder, sharding, stack, framework="pt")
-    # What several ranks hold, such as a norm, is read from one of them.
+    # Tensors on several ranks, such as a norm, are read from one of them.
     held: dict[str, dict[Box, _Piece]] = {}
     for shard, name, placement in sharding.placements():
         pieces = held.setdefault(placement.tensor, {})
@@ -104,6 +104,6 @@ def rank_file_reader(folder: str, sharding: Sharding, stack: ExitStack) -> ReadB
 
 
 def _cut(piece: _Piece, box: Box) -> Tensor:
-    """Return what a piece holds of a logical tensor, with the logical dimensions."""
+    """Return a box of a logical tensor from a piece, with the logical dimensions."""
     local: Tensor = piece.file.get_slice(piece.name)[index_of(piece.placement.local_part(box))]
     return oriented(local, tuple((0, size) for size in local.shape), piece.placement.axes)

@@ -1,4 +1,4 @@
-"""Which checkpoints a path means, and which was probably meant by a path to none."""
+"""Find the checkpoints at a path, or suggest the run that was probably meant."""
 
 import difflib
 from pathlib import Path
@@ -8,9 +8,9 @@ from mindrl.errors import CheckpointError
 
 
 def find_checkpoints(path: Path) -> tuple[Commits, list[int]]:
-    """Return where a run folder has its checkpoints, and their steps, the newest first.
+    """Return a run's checkpoint folder, and its steps, the newest first.
 
-    The path may also be that of the folder of the checkpoints, or of one of them.
+    The path is a run folder, its folder of checkpoints, or one checkpoint.
 
     Raises:
         CheckpointError: There is none; with the nearest one.
@@ -32,7 +32,7 @@ def find_checkpoints(path: Path) -> tuple[Commits, list[int]]:
 
 
 def _nearest_run(folder: Path) -> Path | None:
-    """Return the run folder with checkpoints, near this one, whose path is most like it."""
+    """Return the run folder with checkpoints, near this one, with the most similar path."""
     there = next(each for each in (folder, *folder.parents) if each.is_dir())
     runs = {
         found.parent
@@ -43,7 +43,7 @@ def _nearest_run(folder: Path) -> Path | None:
     }
 
     def likeness(run: Path) -> tuple[float, str]:
-        # Of runs that are equally like it the last by name: folders are named by their time.
+        # Ties go to the last by name: folders are named by their time.
         return difflib.SequenceMatcher(None, str(folder), str(run)).ratio(), str(run)
 
     return max(runs, key=likeness, default=None)

@@ -1,7 +1,7 @@
 """The training state of a model in safetensors files: one per rank, each slice in one of them.
 
-A slice is a box of a logical tensor or of its moments; its name in the file says which. So the
-files say nothing of the layout that wrote them, and any layout reads them.
+A slice is a box of a logical tensor or of its moments; its name in the file contains the box. The
+files do not depend on the layout that wrote them, and any layout can read them.
 """
 
 import math
@@ -25,23 +25,23 @@ _NAME = re.compile(r"(?P<kind>\w+) (?P<tensor>\S+) (?P<box>\d+:\d+(,\d+:\d+)*)")
 
 
 class NewSlice(NamedTuple):
-    """What is to be written."""
+    """A slice to write."""
 
     kind: str
     tensor: str
     box: Box
     values: Tensor
-    """With the logical dimensions, on the host; float32 once they are written."""
+    """Values in logical dimensions, on the host; written as float32."""
 
     @property
     def name(self) -> str:
-        """Return its name in a file."""
+        """Name in the file."""
         box = ",".join(f"{start}:{stop}" for start, stop in self.box)
         return f"{self.kind} {self.tensor} {box}"
 
 
 def write_state(path: Path, slices: Sequence[NewSlice]) -> WrittenFile:
-    """Write slices to a new file, one behind the other, and wait until the disk has them.
+    """Write slices to a new file, one after another, and wait until it is on disk.
 
     Raises:
         OSError: The file cannot be written.
@@ -63,7 +63,7 @@ class _Piece(NamedTuple):
 
 
 class StateReader:
-    """Reads boxes of a model's state, put together from whatever slices they were written as."""
+    """Reads boxes of a model's state, assembled from the slices in the files."""
 
     def __init__(self, paths: Sequence[Path], stack: ExitStack) -> None:
         """Open the files.
@@ -89,7 +89,7 @@ class StateReader:
         """Return a box, float32.
 
         Raises:
-            CheckpointError: Some of it is in no file.
+            CheckpointError: Some elements are in no file.
         """
         tick()
         found = torch.empty([stop - start for start, stop in box])

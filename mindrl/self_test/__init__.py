@@ -1,1 +1,1 @@
-"""Two minutes with a tiny model that show whether the devices of this machine can be trusted."""
+"""A two-minute test with a tiny model: whether the devices of this machine compute correctly."""

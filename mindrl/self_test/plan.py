@@ -1,4 +1,4 @@
-"""The tiny model of the self-test, and the run that it takes part in."""
+"""The tiny model of the self-test, and the plan of its run."""
 
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,14 @@ from mindrl.platform.device import Platform
 from mindrl.preflight.run_shardings import RunPlan, unordered_shardings
 
 LIMIT_SECONDS = 600
-"""For the start of the workers, and for each trial."""
+"""Limit for the start of the workers, and for each trial."""
 STOP_TOKEN = 1
 _VOCABULARY = 512
 _TOKENS = 64
 
 
 def make_model(folder: Path) -> None:
-    """Save a network of 3 million random weights, without a tokenizer."""
+    """Save a network with 3 million random weights, without a tokenizer."""
     transformers_logging.disable_progress_bar()
     torch.manual_seed(1)
     config = Qwen2Config(
@@ -31,7 +31,7 @@ def make_model(folder: Path) -> None:
         num_key_value_heads=4,
         max_position_embeddings=_TOKENS,
         tie_word_embeddings=False,
-        # Wide, so that its distributions are far from even.
+        # Large, so that its distributions are far from uniform.
         initializer_range=0.08,
         bos_token_id=None,
         eos_token_id=STOP_TOKEN,
@@ -41,11 +41,11 @@ def make_model(folder: Path) -> None:
 
 
 def self_test_plan(model: Path, platform: Platform, devices: int) -> RunPlan:
-    """Plan a run on all devices, whose trainer and rollout hold the model in different ways.
+    """Plan a run on all devices, in which trainer and rollout shard the model differently.
 
-    An even number of devices trains with a tensor-parallel size of 2, a multiple of 4 in two stages
-    besides, and then rolls out with a tensor-parallel size of 2. Devices compute in bfloat16, as
-    the fused kernels want it, and the CPU in float32.
+    An even number of devices trains with a tensor-parallel size of 2. A multiple of 4 also trains
+    in two stages and rolls out with a tensor-parallel size of 2. Devices compute in bfloat16, which
+    the fused kernels require, and the CPU in float32.
     """
     halves, quarters = (2 if devices % ways == 0 else 1 for ways in (2, 4))
     on_host = platform.kind == "cpu"

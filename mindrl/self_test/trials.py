@@ -1,4 +1,4 @@
-"""The trials of the self-test, one after the other, on workers that are started for them."""
+"""Run the trials of the self-test, one after another, on workers started for them."""
 
 import math
 import time
@@ -31,36 +31,37 @@ _METHODS = {
     "trainer and engine": "build",
     "reshard": "reshard",
 }
-"""Of a worker, by what they try."""
+"""Worker method of each trial."""
 _DIFFERENCE, _GAP, _UNKNOWN = "max_difference", "mean_gap_nats", "nonfinite_tokens"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What was tried, and what came of it."""
+    """Result of one trial."""
 
     what: str
     passed: bool
     figures: Mapping[str, float]
-    """By name; its end says the unit."""
+    """By name; the suffix is the unit."""
     error: str = ""
-    """Why it failed; empty where it passed."""
+    """Why it failed; empty if it passed."""
 
 
 @dataclass
 class SelfTest:
-    """The trials on all devices of a plan."""
+    """Runs the trials on all devices of a plan."""
 
     plan: RunPlan
     platform: Platform
     logs: Path
-    """Folder for a log of each worker."""
+    """Folder for the workers' logs."""
     stack: ExitStack = field(default_factory=ExitStack)
 
     def trials(self) -> Iterator[Trial]:
-        """Yield each trial when it is over; nothing runs any more behind the last.
+        """Yield each trial when it finishes; the workers have stopped after the last one.
 
-        Behind one that ends the workers, or may have left them at odds, no other is made.
+        After a trial that raised an error, all others are reported as failed: its workers may have
+        ended or be out of step.
         """
         broken = ""
         with self.stack:
@@ -87,7 +88,7 @@ class SelfTest:
         yield "log-prob gap", self._gap
 
     def _start(self) -> dict[str, float]:
-        """Start the workers, which end with the trials."""
+        """Start the workers, which stop after the trials."""
         config = self.plan.config
         cluster = RayCluster(
             self.platform,
@@ -104,13 +105,13 @@ class SelfTest:
         return {}
 
     def _asked(self, method: str) -> dict[str, float]:
-        """Ask all ranks; return sums of bytes, the largest difference, the least of the rest."""
+        """Call all ranks; return sums of bytes, the largest difference, the minimum of the rest."""
         answers: list[dict[str, float]] = self.group.call_all(method)
         found = {name: [each[name] for each in answers] for name in answers[0]}
         return {name: combined(name, values) for name, values in found.items()}
 
     def _gap(self) -> dict[str, float]:
-        """Let the engine answer, and the trainer read the answers with the same weights."""
+        """Generate with the engine; compare with the trainer's log-probs for the same weights."""
         actor, config = colocated_actor(self.group, self.plan), self.plan.config
         prompts = [
             Prompt(uid=uid, token_ids=(*range(2 + uid, 18 + uid),), text="", answer="")
@@ -132,18 +133,18 @@ class SelfTest:
         }
 
     def judged(self, figures: Mapping[str, float]) -> str:
-        """Say what is wrong with the figures of a trial; empty where nothing is."""
+        """Return what is wrong with the figures of a trial; empty if nothing is."""
         limit = logprob_gap_limit(self.plan.config, has_experts=False)
         assert limit is not None, "nothing cuts the distributions of the self-test"
         for name, most in ((_DIFFERENCE, 0.0), (_UNKNOWN, 0.0), (_GAP, limit)):
-            # Not a number is beyond every limit.
+            # NaN exceeds every limit.
             if name in figures and not figures[name] <= most:
                 return f"{name.replace('_', ' ')} {figures[name]:.3g} must be {most:g} at most"
         return ""
 
 
 def combined(name: str, values: Sequence[float]) -> float:
-    """Make one figure of those of all ranks; a difference that is no number stays none."""
+    """Return one figure for all ranks; a NaN difference stays NaN."""
     if name.endswith("_bytes"):
         return sum(values)
     return float(np.max(values)) if name == _DIFFERENCE else min(values)

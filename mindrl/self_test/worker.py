@@ -1,4 +1,4 @@
-"""What the self-test asks of one rank. Imported inside a prepared worker process only."""
+"""The self-test's worker on one rank. Imported only inside a prepared worker process."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -25,27 +25,27 @@ from mindrl.workers.device_regions import StoredRegion
 from mindrl.workers.integrated_worker import IntegratedWorker
 
 Figures = dict[str, float]
-"""By name; its end says the unit."""
+"""By name; the suffix is the unit."""
 
 _PART, _REPEATS = MIB, 3
-"""Numbers of a rank in a collective, and how often one is timed."""
+"""Elements per rank in a collective, and repeats of each timing."""
 
 
 class TestedWorker:
-    """A rank that first tries what a worker is made of, and is made into one when it is asked."""
+    """A rank that tests its device's parts first, and builds a worker on request."""
 
     worker: IntegratedWorker
 
     def __init__(self, plan: RunPlan, platform: Platform) -> None:
-        """Know what to build; the process group is there."""
+        """Store what to build; the process group already exists."""
         self.plan, self.platform = plan, platform
         self.device = torch.device(platform.device_type)
         self.nbytes = 64 * MIB if platform.kind == "cpu" else 512 * MIB
 
     def collectives(self) -> Figures:
-        """Compare collectives and messages between all ranks with what is known of their results.
+        """Compare collectives and messages between all ranks with their known results.
 
-        The numbers are whole and small, so the sums are exact.
+        The values are small integers, so the sums are exact.
         """
         ranks, rank = dist.get_world_size(), dist.get_rank()
         numbers_R = torch.arange(ranks, device=self.device)[:, None]
@@ -72,7 +72,7 @@ class TestedWorker:
         }
 
     def copies(self) -> Figures:
-        """Copy bytes to pinned host memory and back, on a stream of their own."""
+        """Copy bytes to pinned host memory and back, on a separate stream."""
         there, expected = self._pattern(self.device), self._pattern(torch.device("cpu"))
         arena = HostArena(self.nbytes, device_type=self.device.type)
         host, copies = arena.take(self.nbytes).parts, Copies(self.device.type)
@@ -86,10 +86,10 @@ class TestedWorker:
         }
 
     def region(self) -> Figures:
-        """Let a region leave the device and come back to it.
+        """Offload a region and onload it again.
 
         Raises:
-            ResidueError: The device does not have its memory back.
+            ResidueError: Offloading did not free the device's memory.
         """
         there, expected = self._pattern(self.device), self._pattern(torch.device("cpu"))
         arena, ledger = HostArena(self.nbytes, device_type=self.device.type), DeviceLedger(None)
@@ -109,12 +109,12 @@ class TestedWorker:
         return self._rates(to_host, to_device) | {"max_difference": difference}
 
     def build(self) -> Figures:
-        """Build trainer and engine by the product's own way. A collective."""
+        """Build trainer and engine as a run does. A collective."""
         self.worker = build_integrated_worker(self.plan, self.platform)
         return {}
 
     def reshard(self) -> Figures:
-        """Carry the trainer's weights into the engine; each slice is compared with its source.
+        """Copy the trainer's weights into the engine, and compare each slice with its source.
 
         Raises:
             ReshardError: A slice differs.
@@ -127,15 +127,15 @@ class TestedWorker:
     def generate_sequences(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int]
     ) -> Responses:
-        """Answer prompts: see `IntegratedWorker`."""
+        """Generate responses: see `IntegratedWorker`."""
         return self.worker.generate_sequences(prompts, sampling, seeds)
 
     def compute_logprobs(self, sequences: Sequences) -> Logprobs | None:
-        """Read sequences: see `IntegratedWorker`."""
+        """Compute log-probs: see `IntegratedWorker`."""
         return self.worker.compute_logprobs(sequences)
 
     def _pattern(self, device: torch.device) -> Tensor:
-        """Make bytes of which no four are like another four; the device may still write them."""
+        """Return bytes in which every 4-byte word differs; the device may still be writing them."""
         words = torch.arange(self.nbytes // 4, dtype=torch.int32, device=device)
         return words.mul_(3).view(torch.uint8)
 
@@ -147,7 +147,7 @@ class TestedWorker:
 
 
 def _from_neighbour(mine_S: Tensor) -> Tensor:
-    """Send to the next rank, and return what came from the one before."""
+    """Send to the next rank, and return what the previous one sent."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     if ranks == 1:
         return mine_S
@@ -165,7 +165,7 @@ def _copy(copies: Copies, targets: Sequence[Tensor], sources: Sequence[Tensor]) 
 
 
 def _seconds(action: Callable[[], object], result: Tensor | None = None) -> float:
-    """Time an action to its end, which reading `result` waits for."""
+    """Return the seconds of an action; reading `result` waits for its end."""
     began = time.perf_counter()
     action()
     if result is not None:
@@ -174,5 +174,5 @@ def _seconds(action: Callable[[], object], result: Tensor | None = None) -> floa
 
 
 def _difference(found: Tensor, expected: Tensor) -> float:
-    """Return the largest difference of two rows of words."""
+    """Return the largest difference of two tensors, compared as int32 words."""
     return float((found.view(torch.int32) - expected.view(torch.int32)).abs().max())

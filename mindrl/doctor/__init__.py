@@ -1,1 +1,1 @@
-"""What a machine has and lacks: facts, and what they mean for a run."""
+"""Check a machine: facts about it, and what they mean for a run."""

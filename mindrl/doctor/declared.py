@@ -1,4 +1,4 @@
-"""What mindrl declares that it needs, read where it is declared: nothing is written twice."""
+"""Read mindrl's declared requirements from their only source."""
 
 import tomllib
 from collections.abc import Mapping
@@ -16,27 +16,27 @@ _CHECKOUT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 
 @dataclass(frozen=True, kw_only=True)
 class Declared:
-    """Python and packages."""
+    """Required Python version and packages."""
 
     python: SpecifierSet
     own: tuple[Requirement, ...]
-    """Of mindrl itself, whatever the device."""
+    """Requirements of mindrl itself, on every device."""
     extras: Mapping[str, tuple[Requirement, ...]]
-    """Of each extra."""
+    """Requirements of each extra."""
 
 
 def declared() -> Declared:
     """Read the checkout's pyproject.toml, else the metadata of the installed package."""
     if _CHECKOUT.is_file():
         project = tomllib.loads(_CHECKOUT.read_text(encoding="utf-8")).get("project", {})
-        # Beside an installed package another one may have left its file.
+        # Next to an installed package there may be another project's file.
         if project.get("name") == _NAME:
             return from_project(project)
     return from_metadata(_NAME)
 
 
 def from_project(project: Mapping[str, Any]) -> Declared:
-    """Read the table [project] of a pyproject.toml."""
+    """Parse the table [project] of a pyproject.toml."""
     extras = project.get("optional-dependencies", {})
     return Declared(
         python=SpecifierSet(project["requires-python"]),
@@ -46,7 +46,7 @@ def from_project(project: Mapping[str, Any]) -> Declared:
 
 
 def from_metadata(distribution: str) -> Declared:
-    """Read what pip wrote down when it installed the package."""
+    """Parse the metadata of an installed package."""
     entries = metadata(distribution)
     requirements = [Requirement(text) for text in entries.get_all("Requires-Dist") or ()]
     extras = entries.get_all("Provides-Extra") or ()
@@ -60,7 +60,7 @@ def from_metadata(distribution: str) -> Declared:
 
 
 def installed_version(distribution: str) -> str | None:
-    """Return the version of an installed package, which is not imported; None where it is not."""
+    """Return the version of a package without importing it; None if it is not installed."""
     try:
         return version(distribution)
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""What the doctor looks at, gathered in one place, and the line that it says of a finding."""
+"""Gather the facts that the doctor checks, and define the lines that it prints."""
 
 import platform
 from collections.abc import Mapping
@@ -17,41 +17,41 @@ Verdict = Literal["ok", "note", "problem"]
 
 @dataclass(frozen=True)
 class Observation:
-    """One line of the answer: what was looked at, what was found, and what to do about it."""
+    """One line of output: what was checked, what was found, and what to do about it."""
 
     what: str
     found: str
     verdict: Verdict = "ok"
     advice: str = ""
-    """Empty where all is well."""
+    """Empty if nothing has to be done."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """Everything that was looked at."""
+    """All facts about this machine."""
 
     machine: MachineFacts
     python: str
     declared: Declared
     versions: Mapping[str, str | None]
-    """Of each package that some kind of device needs; None where it is absent."""
+    """Version of each package that any kind of device needs; None if it is absent."""
     outputs: DiskFacts
     session: DiskFacts
     session_fits: bool
     port: int | None
-    """Is it free on this machine?"""
+    """Port to check on this machine."""
     port_is_free: bool | None
-    """None where no port is asked for."""
+    """None if no port is given."""
     head: tuple[str, int] | None
-    """Can this Ray head be reached?"""
+    """Ray head to reach."""
     head_error: str | None
-    """Empty where the head was reached; None where no head is asked for."""
+    """Empty if the head was reached; None if no head is given."""
 
 
 def gather(
     kind: DeviceKind, *, outputs: Path, port: int | None, head: tuple[str, int] | None
 ) -> Facts:
-    """Look at this machine for an answer to what the command line asks for."""
+    """Gather the facts that the command line asks for."""
     needed, machine = declared(), machine_facts(kind)
     needs, session = machine.needs, ray_session_folder()
     packages = {each.name for each in (*needed.own, *needed.extras[needs.extra])}

@@ -1,4 +1,4 @@
-"""What the doctor says of packages, devices and settings: one pure function each."""
+"""The doctor's findings on packages, devices and settings: one pure function each."""
 
 import re
 from collections import Counter
@@ -12,13 +12,13 @@ from mindrl.platform.probes.device_report import HEALTHY, Device
 from mindrl.platform.probes.machine import PINS_PAGE, SETTINGS_PAGE
 
 _IDLE_SHARE = 0.1
-"""Drivers and firmware take 5 % of a 64 GiB device that nobody uses, and 9 % of one of 32 GiB."""
+"""Drivers and firmware use 5 % of an idle 64 GiB device, and 9 % of one with 32 GiB."""
 _LEAST_FREE_SHARE = 0.5
-"""The engine's cache and the training state each take about half of a device."""
+"""The engine's cache and the training state each use about half of a device."""
 
 
 def python(facts: Facts) -> Iterator[Observation]:
-    """Say whether mindrl runs with this Python."""
+    """Yield whether mindrl supports this Python."""
     needed = facts.declared.python
     suits = facts.python in needed
     advice = "" if suits else f"make an environment with a Python {needed}"
@@ -26,7 +26,7 @@ def python(facts: Facts) -> Iterator[Observation]:
 
 
 def own_packages(facts: Facts) -> Iterator[Observation]:
-    """Say which packages that mindrl always needs are absent or of another version."""
+    """Yield required packages that are absent or of another version."""
     own, advice = facts.declared.own, "in a checkout of mindrl: pip install ."
     wrong = [found for each in own if (found := _package(facts, each, advice)).verdict != "ok"]
     yield from wrong or [Observation("packages of mindrl", f"{len(own)}, as declared")]
@@ -44,9 +44,9 @@ def device_packages(facts: Facts) -> Iterator[Observation]:
 
 
 def torch_build(facts: Facts) -> Iterator[Observation]:
-    """Find a torch that was built for another device: its version says so behind a plus.
+    """Find a torch built for another device: its version names the device after a plus.
 
-    A torchvision that was built for another torch raises when it is imported.
+    A torchvision built for another torch raises an error on import.
     """
     needs = facts.machine.needs
     version, vision = (facts.versions.get(name) or "" for name in ("torch", "torchvision"))
@@ -61,7 +61,7 @@ def torch_build(facts: Facts) -> Iterator[Observation]:
 
 
 def rival_engines(facts: Facts) -> Iterator[Observation]:
-    """Find two distributions that write the same files: the last one installed wins in part."""
+    """Find two distributions with the same files: parts of each overwrite the other."""
     unwanted, wanted = facts.machine.needs.rivals
     if facts.versions.get(unwanted) is not None:
         both = facts.versions.get(wanted) is not None
@@ -71,12 +71,12 @@ def rival_engines(facts: Facts) -> Iterator[Observation]:
 
 
 def components(facts: Facts) -> Iterator[Observation]:
-    """Compare what pip does not install, such as the driver, with what is needed."""
+    """Compare components that pip does not install, such as the driver, with the requirements."""
     for each in facts.machine.report.components:
         if each.version is None:
             yield Observation(each.name, "not found", "problem", each.advice)
         elif each.needed and each.version.split(".")[:2] != each.needed.split(".")[:2]:
-            # The first two numbers count: patches of a release fit one another.
+            # Only the first two numbers must match: patch releases are compatible.
             found = f"{each.version}, needs {each.needed}"
             yield Observation(each.name, found, "problem", each.advice)
         else:
@@ -84,7 +84,7 @@ def components(facts: Facts) -> Iterator[Observation]:
 
 
 def device_count(facts: Facts) -> Iterator[Observation]:
-    """Compare the devices of the system, of the vendor's tool and of the visible list."""
+    """Compare the numbers of devices of the system, the vendor's tool and the visible list."""
     machine = facts.machine
     report = machine.report
     if not report.tool:
@@ -104,7 +104,7 @@ def device_count(facts: Facts) -> Iterator[Observation]:
 
 
 def device_health(facts: Facts) -> Iterator[Observation]:
-    """Name the devices that the vendor's tool does not call healthy."""
+    """Yield devices that the vendor's tool does not report as healthy."""
     used = _used_devices(facts)
     ill = [device for device in used if device.health != HEALTHY]
     for device in ill:
@@ -116,7 +116,7 @@ def device_health(facts: Facts) -> Iterator[Observation]:
 
 
 def device_memory(facts: Facts) -> Iterator[Observation]:
-    """Name the devices of which others hold memory."""
+    """Yield devices on which other processes hold memory."""
     used = _used_devices(facts)
     taken = [each for each in used if each.processes or _share(each) > _IDLE_SHARE]
     for device in taken:
@@ -133,7 +133,7 @@ def device_memory(facts: Facts) -> Iterator[Observation]:
 
 
 def settings(facts: Facts) -> Iterator[Observation]:
-    """Show environment variables of this shell that a run refuses, replaces, or is slowed by."""
+    """Yield environment variables of this shell that a run refuses, replaces, or is slowed by."""
     environment = facts.machine.environment
     for setting in facts.machine.platform.settings:
         found = environment.get(setting.name)
@@ -157,7 +157,7 @@ def _visible_list(facts: Facts) -> Iterator[Observation]:
     twice = [entry for entry, count in Counter(listed).items() if count > 1]
     numbers = [int(entry) for entry in listed if entry.isdecimal()]
     text = ",".join(listed)
-    # In a container the numbers need not begin at 0.
+    # In a container the numbers may not start at 0.
     last = max([machine.device_files - 1, *(device.index for device in machine.report.devices)])
     if not listed:
         yield Observation(name, "lists no device", "problem", "unset it or list devices")
@@ -172,7 +172,7 @@ def _visible_list(facts: Facts) -> Iterator[Observation]:
 
 
 def _used_devices(facts: Facts) -> list[Device]:
-    """Return the devices that a run would take: the visible ones, if listed by number."""
+    """Return the devices that a run would use: the visible ones, if listed by number."""
     visible = facts.machine.visible or ()
     devices = list(facts.machine.report.devices)
     return [each for each in devices if str(each.index) in visible] or devices

@@ -1,4 +1,4 @@
-"""What the doctor says of the host, its network and its disks: one pure function each."""
+"""The doctor's findings on the host, its network and its disks: one pure function each."""
 
 import resource
 from collections.abc import Iterator
@@ -10,25 +10,25 @@ from mindrl.platform.probes.host import DiskFacts, NetworkFacts
 _SHARED = "/dev/shm"  # noqa: S108 - a name to show; no file is made
 _ANY = resource.RLIM_INFINITY
 _ENOUGH_FILES = 65536
-"""So far Ray raises the limit by itself where the hard limit allows it."""
+"""Ray raises the limit to this by itself if the hard limit allows it."""
 _LEAST_FILES = 4096
-"""Ray warns below it: connections may fail."""
+"""Ray warns below this: connections may fail."""
 _ENOUGH_PROCESSES = 4096
-"""Threads count: a worker has a hundred and more."""
+"""Includes threads: a worker has more than a hundred."""
 _ENOUGH_SHARED = GIB + GIB // 4
-"""A run gives Ray 1 GiB for objects; the engine and the collectives need some besides."""
+"""A run gives Ray 1 GiB for objects; the engine and the collectives need more."""
 _LEAST_SHARED = 128 * MIB
-"""Containers begin with 64 MiB, which the collectives of one machine overrun."""
+"""Containers default to 64 MiB, which collectives on one machine exceed."""
 _LEAST_MEMORY = 4 * GIB
-"""The libraries of one worker take 1 GiB, and Ray as much."""
+"""The libraries of one worker use 1 GiB, and Ray the same."""
 _MUCH_SWAP = GIB
 _LEAST_DISK = GIB
 _ENOUGH_DISK = 20 * GIB
-"""An exported model of 7 B parameters has 15 GiB."""
+"""An exported model with 7 B parameters has 15 GiB."""
 
 
 def limits(facts: Facts) -> Iterator[Observation]:
-    """Look at open files, which a run that starts Ray raises as far as it may, and at processes."""
+    """Check the limits on processes and open files; a run that starts Ray raises the latter."""
     host = facts.machine.host
     number = "any number of" if host.open_files == _ANY else f"{host.open_files:,}"
     verdict: Verdict = "ok"
@@ -48,7 +48,7 @@ def limits(facts: Facts) -> Iterator[Observation]:
 
 
 def shared_memory(facts: Facts) -> Iterator[Observation]:
-    """Look at /dev/shm, which holds Ray's objects and messages between ranks."""
+    """Check /dev/shm, which holds Ray's objects and messages between ranks."""
     free = facts.machine.host.shared_memory
     advice = "in a container: --shm-size=16g or --ipc=host"
     if free is None:
@@ -61,7 +61,7 @@ def shared_memory(facts: Facts) -> Iterator[Observation]:
 
 
 def host_memory(facts: Facts) -> Iterator[Observation]:
-    """Look at the memory that is available, and at the limit of a container."""
+    """Check the available memory, and the limit of a container."""
     host = facts.machine.host
     limit = min(host.memory, host.container_memory or host.memory)
     found = f"{gib_text(host.memory_available)} available of {gib_text(host.memory)}"
@@ -79,7 +79,7 @@ def host_memory(facts: Facts) -> Iterator[Observation]:
 
 
 def swap(facts: Facts) -> Iterator[Observation]:
-    """Look at swap: a worker that is swapped out holds up all others."""
+    """Check swap: a worker that is swapped out delays all others."""
     used = facts.machine.host.swap_used
     if used > _MUCH_SWAP:
         advice = "end the programs that need it, or turn swap off for the run"
@@ -87,7 +87,7 @@ def swap(facts: Facts) -> Iterator[Observation]:
 
 
 def loopback(facts: Facts) -> Iterator[Observation]:
-    """Look at the loopback address, where a run on one machine listens, and at the own name."""
+    """Check the loopback address, where a run on one machine listens, and the host name."""
     network = facts.machine.network
     if network.loopback_works:
         yield Observation("loopback", "127.0.0.1 answers")
@@ -101,7 +101,7 @@ def loopback(facts: Facts) -> Iterator[Observation]:
 
 
 def proxies(facts: Facts) -> Iterator[Observation]:
-    """Find proxies that would be asked for the loopback address too."""
+    """Find proxies that would also be used for the loopback address."""
     names = facts.machine.network.proxies
     if names:
         found = f"{', '.join(names)} set, and no_proxy does not except 127.0.0.1"
@@ -109,7 +109,7 @@ def proxies(facts: Facts) -> Iterator[Observation]:
 
 
 def group_ports(facts: Facts) -> Iterator[Observation]:
-    """Look whether the system may give away the ports on which the ranks find each other."""
+    """Check whether the system may assign the ranks' rendezvous ports to other programs."""
     ports, network = facts.machine.group_ports, facts.machine.network
     if ports is None or all(_is_kept(port, network) for port in ports):
         return
@@ -120,7 +120,7 @@ def group_ports(facts: Facts) -> Iterator[Observation]:
 
 
 def asked_port(facts: Facts) -> Iterator[Observation]:
-    """Answer whether the port of the question is free."""
+    """Yield whether the given port is free."""
     port = facts.port
     if facts.port_is_free:
         yield Observation("ports", f"{port} is free")
@@ -130,7 +130,7 @@ def asked_port(facts: Facts) -> Iterator[Observation]:
 
 
 def asked_head(facts: Facts) -> Iterator[Observation]:
-    """Answer whether the Ray head of the question can be reached."""
+    """Yield whether the given Ray head can be reached."""
     if facts.head is None:
         return
     address = "{}:{}".format(*facts.head)
@@ -143,7 +143,7 @@ def asked_head(facts: Facts) -> Iterator[Observation]:
 
 
 def token(facts: Facts) -> Iterator[Observation]:
-    """Look for the token of a cluster that is joined; a run alone makes its own."""
+    """Check the token for joining a cluster; a run that starts Ray makes its own."""
     found, address = facts.machine.token, facts.machine.ray_address
     if address is None and facts.head is None:
         yield Observation("ray", "a run starts its own on 127.0.0.1, with a token of its own")
@@ -158,7 +158,7 @@ def token(facts: Facts) -> Iterator[Observation]:
 
 
 def disks(facts: Facts) -> Iterator[Observation]:
-    """Look at the folder of the runs, and at that of Ray's sockets and logs."""
+    """Check the disks of the runs, and of Ray's sockets and logs."""
     yield _disk("outputs", facts.outputs, "say --outputs DIR and hydra.run.dir=DIR/...")
     yield _disk("ray session", facts.session, "set XDG_CACHE_HOME")
     if not facts.session_fits:

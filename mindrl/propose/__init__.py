@@ -1,1 +1,1 @@
-"""The planner of runs: every legal way to lay a model over devices, judged and ranked."""
+"""The run planner: every legal way to lay out a model over devices, checked and ranked."""

@@ -1,7 +1,7 @@
-"""What may be proposed: every way to lay a model over devices that the rules of a run allow.
+"""Candidates of a proposal: every layout of a model over devices that the rules of a run allow.
 
-Pure. A candidate becomes a configuration by the loader of every other configuration, and is judged
-by the rules that check a run, so that what is proposed can be run.
+Pure. A candidate is loaded like every other configuration and checked by the rules of a run, so
+every proposal can run.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,61 +29,61 @@ from mindrl.preflight.model_checks import model_findings
 Algorithm = Literal["grpo", "ppo"]
 Part = Literal["optimizer", "reference", "training weights"]
 PARTS: tuple[Part, ...] = get_args(Part)
-"""What may leave the device, of every role that has it."""
+"""State that may be offloaded, of every role that has it."""
 
 ROLLOUT_SHARE = 0.8
-"""Of a device that all regions may take during rollout; the engine works in the rest."""
+"""Share of a device for all regions during rollout; the engine's work space is the rest."""
 MOST_DEVICES = 4096
-"""More are not planned for."""
+"""Maximum number of devices to plan for."""
 MICRO_BATCHES = (1, 2, 4, 8)
 _ENGINE_STEP_TOKENS = 8192
 MOST_AT_A_TIME = 256
-"""Sequences that a rollout replica decodes at most."""
+"""Maximum number of sequences that a rollout replica decodes together."""
 _TOKENS_OF_A_RANK = 4096
-"""Context-parallel ranks have at least so many tokens of the longest sequence."""
+"""Minimum tokens of the longest sequence on a context-parallel rank."""
 _KL_COEF = 0.001
 _WHOLE = {
     "recompute_granularity": "full",
     "recompute_method": "uniform",
     "recompute_num_layers": 1,
 }
-"""Megatron's words for making all activations again."""
+"""Megatron's settings for full recomputation."""
 _STEPS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What is asked for."""
+    """The request to the planner."""
 
     load: str
-    """Model folder, as the configuration will name it."""
+    """Model folder, as in the configuration."""
     model: ModelDescription
     device: DeviceModel
     devices: int
     devices_per_node: int
     host_bytes: int
-    """Of one node."""
+    """Host memory of one node."""
     prompt_tokens: int
     response_tokens: int
     prompts: int
-    """Of a step."""
+    """Prompts per step."""
     samples: int
-    """Responses to a prompt."""
+    """Responses per prompt."""
     algorithm: Algorithm
     engine: TrainingBackend = TRAINING_BACKEND
-    """What trains all models."""
+    """Training engine of all models."""
     names_engine: bool = False
-    """Whether what is written names engine and layout in one word, Megatron's too."""
+    """Whether to write engine and layout as one string, for Megatron too."""
     placement: Mapping[str, Any] = field(default_factory=dict)
-    """Keys of when the rollout runs, and on which devices where these are not all of its own."""
+    """Keys for the order of steps, and for separate rollout devices."""
 
     def texts(self, candidate: "Candidate") -> tuple[str, str]:
-        """Return the layouts of a candidate as they are written."""
+        """Return a candidate's layouts as strings."""
         return layout_string(candidate.training, self.engine), layout_string(candidate.rollout)
 
     @property
     def sequences(self) -> int:
-        """Sequences of a step."""
+        """Sequences per step."""
         return self.prompts * self.samples
 
     @property
@@ -92,53 +92,53 @@ class Task:
         return self.prompt_tokens + self.response_tokens
 
     def sequences_of(self, rollout: RolloutLayout) -> int:
-        """Return the sequences of a rollout replica, of the one with most."""
+        """Return the sequences of a rollout replica, the maximum over replicas."""
         return -(-self.sequences // rollout.dp)
 
     @property
     def ranks_per_node(self) -> int:
-        """Devices of a node that the run takes."""
+        """Devices that the run uses on a node."""
         return min(self.devices, self.devices_per_node)
 
     @property
     def has_critic(self) -> bool:
-        """Whether a critic is trained beside the actor."""
+        """Whether a critic is trained."""
         return self.algorithm == "ppo"
 
     @cached_property
     def reads_actor(self) -> bool:
-        """Whether the actor's log-probs take a pass of their own, whatever the layouts are."""
+        """Whether the actor's log-probs need a separate pass, in every layout."""
         training, rollout = TrainLayout(dp=self.devices), RolloutLayout(dp=self.devices)
         candidate = Candidate(training=training, rollout=rollout)
         return candidate_config(self, candidate, Settings()).old_log_probs == "recompute"
 
     @cached_property
     def parameters(self) -> Parameters:
-        """How many the model has, and where."""
+        """Parameter counts of the model."""
         return parameters_of(self.model)
 
     @cached_property
     def forward_operations(self) -> tuple[float, float]:
-        """Factors of T and of T**2 in the operations of T tokens."""
+        """Factors of T and of T**2 in the floating-point operations of T tokens."""
         return forward_cost(self.model)
 
     @cached_property
     def roles(self) -> tuple[Role, ...]:
-        """The models of the run; all are of the actor's sizes and lie in its layout."""
+        """Models of the run; all have the actor's sizes and layout."""
         return ("actor", "ref", "critic") if self.has_critic else ("actor", "ref")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What is chosen besides the layouts."""
+    """Choices other than the layouts."""
 
     micro_batch_size: int = 1
     recomputes: bool = False
-    """Whether the backward pass makes the activations of each layer again."""
+    """Whether the backward pass recomputes the activations of each layer."""
     offloads: frozenset[Part] = frozenset(PARTS)
-    """What leaves the device while it is not needed; gradients always do, they are not copied."""
+    """State that is offloaded while unused; gradients always are, without a copy."""
     at_a_time: int = 1
-    """Sequences that a rollout replica decodes at a time."""
+    """Sequences that a rollout replica decodes together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +150,7 @@ class Candidate:
 
 
 def legal_training(task: Task) -> list[TrainLayout]:
-    """Return every training layout that the rules allow, whatever the rollout's is."""
+    """Return every training layout that the rules allow, regardless of the rollout's."""
     rollout = RolloutLayout(dp=task.devices)
     pairs = (Candidate(training=each, rollout=rollout) for each in _training_sizes(task))
     return [pair.training for pair in pairs if all(map(_is_of_rollout, refusals(task, pair)))]
@@ -160,7 +160,7 @@ def legal_rollout(task: Task) -> list[RolloutLayout]:
     """Return every rollout layout that the rules allow."""
     training, found = TrainLayout(dp=task.devices), []
     for tp in divisors(task.devices):
-        # Experts stay whole where there is one for each rank: a cut one is a narrow product.
+        # Keep experts whole if each rank gets one: the matrices of a cut expert are narrow.
         whole = task.model.moe is not None and tp <= task.model.moe.num_experts
         rollout = RolloutLayout(tp=tp, dp=task.devices // tp, ep=tp if whole else 1)
         pair = Candidate(training=training, rollout=rollout)
@@ -174,7 +174,7 @@ def _is_of_rollout(finding: Finding) -> bool:
 
 
 def refusals(task: Task, candidate: Candidate, settings: Settings | None = None) -> list[Finding]:
-    """Return what the rules of a run find wrong with a candidate, memory aside."""
+    """Return the findings of a run's rules on a candidate, except memory."""
     config = candidate_config(task, candidate, settings or Settings())
     return [
         *findings(config),
@@ -189,14 +189,14 @@ def candidate_config(task: Task, candidate: Candidate, settings: Settings) -> Ru
 
 
 def most_at_a_time(task: Task, rollout: RolloutLayout, room: int) -> int:
-    """Return how many sequences a replica with room for so many decodes, in equal waves."""
+    """Return how many sequences a replica with room for `room` decodes, in equal waves."""
     of_replica = task.sequences_of(rollout)
     waves = -(-of_replica // min(room, MOST_AT_A_TIME))
     return -(-of_replica // waves)
 
 
 def config_values(task: Task, candidate: Candidate, settings: Settings) -> dict[str, Any]:
-    """Return the keys of a candidate's configuration that are not left at their defaults."""
+    """Return the keys of a candidate's configuration that differ from their defaults."""
     training, rollout = candidate.training, candidate.rollout
     values: dict[str, Any] = {
         **_task_values(task),
@@ -233,7 +233,7 @@ def config_values(task: Task, candidate: Candidate, settings: Settings) -> dict[
 
 
 def written_values(task: Task, candidate: Candidate, settings: Settings) -> dict[str, Any]:
-    """Return what a file has: `config_values`, or a word in the place of the training's sizes."""
+    """Return the keys for a file: `config_values`, or one string instead of the training sizes."""
     values = config_values(task, candidate, settings)
     if task.names_engine:
         for key in SIZE_KEYS.values():
@@ -243,7 +243,7 @@ def written_values(task: Task, candidate: Candidate, settings: Settings) -> dict
 
 
 def _task_values(task: Task) -> dict[str, Any]:
-    """Return what all candidates have in common."""
+    """Return the keys that all candidates share."""
     return {
         "megatron_training.train_iters": _STEPS,
         "megatron_training.global_batch_size": task.prompts,
@@ -273,7 +273,7 @@ def _training_sizes(task: Task) -> Iterator[TrainLayout]:
         shares_tokens = cp == 1 or cp * _TOKENS_OF_A_RANK <= task.longest
         if task.devices % (tp * cp * pp) or pp > layers or not shares_tokens:
             continue
-        # Most are sorted out here, before a configuration is made for the rules to judge.
+        # Rejects most before a configuration is built for the rules.
         if task.model.num_attention_heads % (tp * cp):
             continue
         ranks = task.devices // pp
@@ -290,10 +290,10 @@ def _training_sizes(task: Task) -> Iterator[TrainLayout]:
 
 
 def _expert_sizes(model: ModelDescription, tp: int, ranks: int) -> Iterator[tuple[int, int]]:
-    """Return how the ranks of a stage may share experts: etp and ep.
+    """Yield how the ranks of a stage may share experts: (etp, ep).
 
-    Each is whole, cut as all else is, or cut among ranks of which no more can have whole ones: for
-    as much memory whole experts send less.
+    Experts are whole, cut as all other weights are, or cut only as far as whole ones do not
+    suffice: for the same memory whole experts communicate less.
     """
     if model.moe is None:
         yield 1, 1
@@ -307,6 +307,6 @@ def _expert_sizes(model: ModelDescription, tp: int, ranks: int) -> Iterator[tupl
 
 
 def _layers(layers: int, pp: int) -> tuple[int, ...] | None:
-    """Cut layers as evenly as they can be, the long stages first; None where they are even."""
+    """Return the layers of each stage, the longer ones first; None if all are equal."""
     least, more = divmod(layers, pp)
     return tuple(least + (stage < more) for stage in range(pp)) if more else None

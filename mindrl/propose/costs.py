@@ -1,7 +1,7 @@
-"""What a step costs in seconds, by a model that is stated in docs/how-to/plan-a-run.md.
+"""Cost model of a step, in seconds, as documented in docs/how-to/plan-a-run.md.
 
-Pure arithmetic of sizes, layouts and the rates of a device. It orders proposals; how long a step
-takes on real devices hangs on much that is not here.
+Pure arithmetic on sizes, layouts and device rates. It ranks proposals; the time on real devices
+depends on more than this.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,15 +12,15 @@ from mindrl.models.decoder import ELEMENT_BYTES
 from mindrl.propose.candidates import Settings, Task
 
 COMPUTE_SHARE = 0.4
-"""Of the peak operations of a device that large products reach."""
+"""Share of a device's peak operations that large matrix products reach."""
 MEMORY_SHARE = 0.6
-"""Of the bandwidth of a device's memory that decoding reaches."""
+"""Share of a device's memory bandwidth that decoding reaches."""
 LINK_SHARE = 0.6
-"""Of the bandwidth of a link that collectives and messages reach."""
+"""Share of a link's bandwidth that collectives and messages reach."""
 NODE_LATENCY, NETWORK_LATENCY = 20e-6, 60e-6
-"""Seconds that a collective takes at least, inside a node and across nodes."""
+"""Minimum seconds of a collective, inside a node and across nodes."""
 LAYER_LAUNCH = 0.2e-3
-"""Seconds in which the host starts the kernels of one layer."""
+"""Seconds in which the host launches the kernels of one layer."""
 
 _BYTES = ELEMENT_BYTES["bfloat16"]
 _GRADIENT_BYTES = 4
@@ -28,20 +28,20 @@ GIGA, _TERA = 1e9, 1e12
 
 
 SecondsByStage = Mapping[str, float]
-"""Of a step by what they are spent on. `prefill`: reading the prompts in the rollout. `decode`:
-writing the responses. `compute`: passes of all models. `bubble`: pipeline stages that wait.
-`communication`: of the training ranks. `copies`: between device and host. `reshard`: of weights."""
+"""Seconds of a step by kind. `prefill`: prompts in the rollout. `decode`: responses. `compute`:
+passes of all models. `bubble`: waiting pipeline stages. `communication`: between training ranks.
+`copies`: between device and host. `reshard`: transfer of weights."""
 
 
 def link_gbps(task: Task, span: int) -> float:
-    """Return the GB/s of a rank in a group of neighbours: of so many ranks, first to last."""
+    """Return the GB/s of a rank in a group that spans `span` ranks, first to last."""
     device = task.device
     inside = span <= task.ranks_per_node
     return (device.node_gbps if inside else device.network_gbps) * LINK_SHARE
 
 
 def training_seconds(task: Task, layout: TrainLayout, settings: Settings) -> dict[str, float]:
-    """Return the seconds of what the training side does: `compute`, `bubble`, `communication`."""
+    """Return the seconds of the training side: `compute`, `bubble`, `communication`."""
     linear, square = task.forward_operations
     operations = task.sequences * (linear * task.longest + square * task.longest**2)
     rate = task.device.tflops * _TERA * COMPUTE_SHARE
@@ -49,8 +49,8 @@ def training_seconds(task: Task, layout: TrainLayout, settings: Settings) -> dic
     launches = micro_batches * _stage_layers(task, layout) * LAYER_LAUNCH
     forward = operations / task.devices / rate * longest_stage(task, layout) + launches
     learners, again = (2 if task.has_critic else 1), int(settings.recomputes)
-    # Log-probs of the reference, and of the actor where no update finds them; values; updates. A
-    # backward pass computes as much as two passes forward, and communicates as much as one.
+    # Log-probs of the reference, and of the actor if updates do not compute them; values; updates.
+    # A backward pass computes as much as two forward passes, and communicates as much as one.
     reads = 1 + int(task.reads_actor) + int(task.has_critic)
     compute = (reads + learners * (3 + again)) * forward
     sweeps = reads + learners * (2 + again)
@@ -63,12 +63,12 @@ def training_seconds(task: Task, layout: TrainLayout, settings: Settings) -> dic
 
 
 def micro_batches_of(task: Task, layout: TrainLayout, settings: Settings) -> int:
-    """Count the micro-batches of a replica in one pass over the sequences of a step."""
+    """Return the micro-batches of a replica in one pass over the sequences of a step."""
     return -(-task.sequences // layout.dp // settings.micro_batch_size)
 
 
 def bubble_share(task: Task, layout: TrainLayout, settings: Settings) -> float:
-    """Return how long a stage waits for the others, in units of what it works."""
+    """Return the time that a stage waits for others, relative to its working time."""
     return (layout.pp - 1) / micro_batches_of(task, layout, settings)
 
 
@@ -78,9 +78,9 @@ def _stage_layers(task: Task, layout: TrainLayout) -> int:
 
 
 def longest_stage(task: Task, layout: TrainLayout) -> float:
-    """Return the work of the longest pipeline stage, in units of a mean one; the last has a head.
+    """Return the work of the longest pipeline stage relative to the mean; the last has a head.
 
-    The products of a stage stand for all of its work.
+    Work is measured by the weights of a stage's matrix products.
     """
     moe, sizes = task.model.moe, task.parameters
     chosen = moe.num_experts_per_tok / moe.num_experts if moe else 1.0
@@ -95,11 +95,11 @@ def longest_stage(task: Task, layout: TrainLayout) -> float:
 def _shared_seconds(
     task: Task, layout: TrainLayout, passes: tuple[int, int], micro_batches: int
 ) -> float:
-    """Return the seconds of what replicas share: of so many passes that read, and that learn.
+    """Return the seconds of communication between replicas, for `passes` (reading, learning).
 
-    Megatron adds gradients up once in an update, and gives the weights back. Where ranks have no
-    whole weights they borrow them for every pass of a micro-batch, forward and backward, and give
-    its gradients; stages borrow once for all micro-batches.
+    Megatron reduces gradients once per update, and gathers the weights. With sharded weights, ranks
+    gather them for every pass of a micro-batch, forward and backward, and reduce its gradients;
+    pipeline stages gather once for all micro-batches.
     """
     reads, learners = passes
     if task.engine == TRAINING_BACKEND:
@@ -110,7 +110,7 @@ def _shared_seconds(
 
 
 def _among_replicas(task: Task, layout: TrainLayout, nbytes: int) -> float:
-    """Return the seconds in which replicas gather, or add up, so many bytes of each parameter."""
+    """Return the seconds to gather or reduce `nbytes` per parameter over replicas."""
     bandwidth = link_gbps(task, layout.tp * layout.cp * layout.dp) * GIGA
     copies = (layout.cp * layout.dp, layout.expert_dp)
     most = max(stage_parameters(task, layout), key=sum)
@@ -121,7 +121,7 @@ def _among_replicas(task: Task, layout: TrainLayout, nbytes: int) -> float:
 
 
 def stage_parameters(task: Task, layout: TrainLayout) -> list[tuple[float, float]]:
-    """Return a rank's parameters stage by stage: dense ones and those of experts; no padding."""
+    """Return a rank's dense and expert parameters for each stage, without padding."""
     sizes, chunks = task.parameters, layout.chunks(task.model.num_hidden_layers)
     dense = [sum(sizes.dense[layer] for layer in chunk) for chunk in chunks]
     dense[0] += sizes.embedding
@@ -136,7 +136,7 @@ def rollout_seconds(
 ) -> dict[str, float]:
     """Return the seconds of the rollout: `prefill` and `decode`.
 
-    Every response is taken to be as long as it may be. `weights` are the bytes of a rank, and
+    All responses are assumed to have the maximum length. `weights` are the bytes on a rank, and
     `per_token` those of a token in its KV cache; a replica decodes `at_a_time` sequences together.
     """
     of_replica = task.sequences_of(layout)
@@ -157,12 +157,12 @@ def rollout_seconds(
 
 
 def _traffic(task: Task, layout: TrainLayout) -> Iterator[float]:
-    """Return the seconds of one pass forward: tensor, context and expert ranks, then stages."""
+    """Yield the seconds of one forward pass: tensor, context and expert ranks, then stages."""
     model, layers = task.model, _stage_layers(task, layout)
     tokens = task.sequences * task.longest / (layout.dp * layout.cp)
     hidden = tokens * model.hidden_size * _BYTES
     tp, cp = layout.tp, layout.cp
-    # Two sums over the tensor-parallel ranks a layer, each a scatter and a gather.
+    # Two all-reduces over the tensor-parallel ranks per layer, each a reduce-scatter and a gather.
     yield layers * 2 * 2 * hidden * (tp - 1) / tp / (link_gbps(task, tp) * GIGA)
     heads = 2 * model.num_attention_heads + 2 * model.num_key_value_heads
     widths = tokens * heads * model.head_dim / tp * _BYTES
@@ -171,24 +171,24 @@ def _traffic(task: Task, layout: TrainLayout) -> Iterator[float]:
         dispatched = hidden / tp * model.moe.num_experts_per_tok
         with_experts = layers * (1 - len(model.moe.dense_layers) / model.num_hidden_layers)
         bandwidth = link_gbps(task, layout.etp * layout.ep) * GIGA
-        # Tokens go to their experts and come back; ranks that cut an expert all see them.
+        # Tokens are sent to their experts and back; all ranks that share an expert receive them.
         moved = 2 * dispatched * ((layout.ep - 1) / layout.ep + layout.etp - 1)
         yield with_experts * moved / bandwidth
     if layout.pp > 1:
-        # Stages are as far from each other as ranks can be.
+        # Stages are the farthest apart of all ranks.
         sent = task.sequences * task.longest / (layout.dp * cp * tp) * model.hidden_size * _BYTES
         yield sent / (link_gbps(task, task.devices) * GIGA)
 
 
 def _reductions(task: Task, layout: RolloutLayout, tokens: int) -> float:
-    """Return the seconds in which the engine's ranks add the hidden states of tokens up."""
+    """Return the seconds in which the engine's ranks reduce the hidden states of tokens."""
     hidden = tokens * task.model.hidden_size * _BYTES
     moved = task.model.num_hidden_layers * 2 * 2 * hidden * (layout.tp - 1) / layout.tp
     return moved / (link_gbps(task, layout.tp) * GIGA)
 
 
 def _read_share(task: Task, tokens: int) -> float:
-    """Return the share of the weights that a step of so many tokens reads: not every expert."""
+    """Return the share of the weights that a step of `tokens` tokens reads: not every expert."""
     moe, sizes = task.model.moe, task.parameters
     if moe is None:
         return 1.0

@@ -1,7 +1,7 @@
-"""A rollout replica in simulated time: it draws a token of every sequence that it has, in steps.
+"""Simulate a rollout replica, which generates one token per engine step for each sequence.
 
-Pure. It is looked at behind rounds of so many steps, as a run looks at it. A sequence that is taken
-back is read anew where it goes on.
+Pure. Finished sequences are collected after rounds of several steps, as in a run. A sequence that
+was interrupted is prefilled again when it continues.
 """
 
 import heapq
@@ -13,93 +13,93 @@ from dataclasses import dataclass, field, replace
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """What a device, or a replica, takes for each thing, in seconds."""
+    """Time of each operation of a device or a replica, in seconds."""
 
     engine_step: float
-    """Of a replica: a step of its engine, however few sequences it has."""
+    """Minimum time of a replica's engine step."""
     sequence_step: float = 0.0
-    """Of a step, by the sequence, where that is more."""
+    """Time of a step per sequence, if this exceeds the minimum."""
     sequence_more: float = 0.0
-    """More of a step for each sequence, where that comes on top."""
+    """Additional time of a step per sequence."""
     context_token: float = 0.0
-    """More of a step, for each token in the KV cache that it reads."""
+    """Additional time of a step per token that it reads from the KV cache."""
     prompt_token: float = 0.0
-    """Of a replica: a token that it reads before it draws."""
+    """Prefill time of a replica per token."""
     trained_token: float = 0.0
-    """Of a device: a token of a response that it trains on."""
+    """Training time of a device per response token."""
     update: float = 0.0
-    """Of the devices that train together: a step's training, however few tokens it has."""
+    """Minimum training time of a step, on all training devices."""
     switch: float = 0.0
-    """From training to rollout and back, on shared devices."""
+    """Switch from training to rollout and back, on shared devices."""
     publish: float = 0.0
-    """The way of new weights to replicas on devices of their own."""
+    """Transfer of new weights to replicas on separate devices."""
     at_a_time: int = 256
-    """Sequences that a replica draws at most."""
+    """Maximum number of sequences that a replica decodes together."""
     replica_devices: int = 1
 
     def step(self, sequences: int) -> float:
-        """Return what a step takes, but for what it reads of the KV cache."""
+        """Return the time of a step, without reads of the KV cache."""
         least = max(self.engine_step, sequences * self.sequence_step)
         return least + sequences * self.sequence_more
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Drawing:
-    """A response under way."""
+    """A response in progress."""
 
     group: int
     left: int
-    """Tokens that it lacks, at least one."""
+    """Tokens still missing, at least one."""
     context: int
-    """Tokens of its prompt and of itself, so far."""
+    """Tokens of its prompt and of the response so far."""
     is_begun: bool = False
-    """It has tokens of its own."""
+    """Whether it has tokens of the response."""
 
 
 @dataclass(eq=False)
 class SimulatedReplica:
-    """One replica, between two rounds."""
+    """State of one replica between two rounds."""
 
     rates: Rates
     round_steps: int
-    """Steps of a round."""
+    """Steps per round."""
     now: float = 0.0
     busy: float = 0.0
     steps: int = 0
     context: int = 0
     ends: list[tuple[int, int, Drawing]] = field(default_factory=list)
-    """A heap: the step behind which each is whole."""
+    """Heap: the step after which each sequence is complete."""
     waiting: deque[Drawing] = field(default_factory=deque)
-    """For room among those."""
+    """Sequences that wait for a free place."""
     begun: int = 0
 
     @property
     def count(self) -> int:
-        """How many sequences it has, whole ones not counted."""
+        """Number of incomplete sequences."""
         return len(self.ends) + len(self.waiting)
 
     def add(self, drawings: Iterable[Drawing], at: float) -> None:
-        """Take sequences, behind those that it has; it has none, or is between two rounds."""
+        """Queue sequences after existing ones; the replica must be idle or between two rounds."""
         if not self.ends:
             self.now = max(self.now, at)
         self.waiting.extend(drawings)
         self._fill()
 
     def rounds_left(self) -> int:
-        """Return behind how many rounds the next response is whole."""
+        """Return the number of rounds until the next response is complete."""
         return -(-(self.ends[0][0] - self.steps) // self.round_steps)
 
     def behind(self, rounds: int) -> tuple["SimulatedReplica", list[Drawing]]:
-        """Return what it is so many rounds later, and what has become whole by then.
+        """Return the replica's state after `rounds` rounds, and the responses completed by then.
 
-        A round ends early where nothing is left.
+        A round ends early if no sequence is left.
         """
         found = copy(self)
         found.ends, found.waiting = [*self.ends], deque(self.waiting)
         return found, found._drawn(self.steps + rounds * self.round_steps)
 
     def rounds_until(self, at: float) -> int:
-        """Return how many rounds have begun before a time, but none behind the next whole one."""
+        """Return the number of rounds started before `at`, up to the next completed response."""
         low, high = 0, self.rounds_left() if self.ends else 0
         while low < high:
             middle = (low + high) // 2
@@ -108,7 +108,7 @@ class SimulatedReplica:
         return low
 
     def give_back(self) -> list[Drawing]:
-        """Return what is not whole, as far as it has come, and drop it."""
+        """Remove and return the incomplete sequences with their progress."""
         open_ = []
         for end, _, drawing in self.ends:
             more = drawing.left - (end - self.steps)

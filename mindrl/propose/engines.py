@@ -1,4 +1,4 @@
-"""Training engines side by side: each is searched by itself, and what is found is ranked as one."""
+"""Search several training engines separately, and rank their proposals together."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from mindrl.propose.search import Proposal, Search
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """One engine, and what was found for it: one proposal or more."""
+    """One engine and its search, with at least one proposal."""
 
     task: Task
     found: Search
@@ -19,22 +19,22 @@ class Judged:
 
 @dataclass(frozen=True, kw_only=True)
 class Ranked:
-    """A proposal among those of all engines."""
+    """A proposal ranked among those of all engines."""
 
     judged: Judged
     at: int
-    """Among the proposals of its engine."""
+    """Index among the proposals of its engine."""
     rank: int | None = None
-    """Among all, from 1; None of one that stands there as the best of its engine."""
+    """Rank among all, from 1; None if it is listed only as the best of its engine."""
 
     @property
     def proposal(self) -> Proposal:
-        """What is proposed."""
+        """The ranked proposal."""
         return self.judged.found.proposals[self.at]
 
 
 def ranked(judged: Sequence[Judged], top: int) -> list[Ranked]:
-    """Return the best `top` of all, and behind them the best of each engine that has none there."""
+    """Return the best `top` of all, then the best of each engine that has none among them."""
     every = [
         Ranked(judged=each, at=at) for each in judged for at in range(len(each.found.proposals))
     ]
@@ -52,7 +52,7 @@ def _cost(each: Ranked) -> tuple[float, tuple[str, str]]:
 def compared_figures(
     judged: Sequence[Judged], refused: Mapping[str, str], rows: Sequence[Ranked]
 ) -> dict[str, Any]:
-    """Sum the searches up as that of one engine is; of one that is refused the reason alone."""
+    """Return the figures of all searches; for a refused engine only the reason."""
     of = {each.task.engine: figures_of(each.task, each.found, rows[0].proposal) for each in judged}
     counts = ("training_layouts", "rollout_layouts", "fitting")
     engines = {

@@ -1,4 +1,4 @@
-"""Proposals in figures and in words: for a person before a run, and for a program as JSON."""
+"""Proposals as figures and text, for people before a run and for programs as JSON."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -12,11 +12,11 @@ from mindrl.propose.fitting import Fit, activations_of
 from mindrl.propose.search import Proposal, Search
 
 LEAST_SECONDS = 0.05
-"""Less would be printed as 0.0, and is not worth a word."""
+"""Smaller differences would be printed as 0.0 and are omitted."""
 
 
 def task_figures(task: Task) -> dict[str, Any]:
-    """Say what was asked for."""
+    """Return the figures of the request."""
     return {
         "model": task.load,
         "device": task.device.name,
@@ -26,7 +26,7 @@ def task_figures(task: Task) -> dict[str, Any]:
 
 
 def figures_of(task: Task, found: Search, best: Proposal | None = None) -> dict[str, Any]:
-    """Sum a search up, sizes in bytes; all are compared with the best one, by default of these."""
+    """Return the figures of a search, in bytes; `best`, by default its first, is the reference."""
     first = best or found.proposals[0]
     return {
         **task_figures(task),
@@ -54,7 +54,7 @@ def _figures(task: Task, found: Search, proposal: Proposal, first: Fit | None) -
         "with_activations_bytes": fit.with_activations_bytes,
         "device_bytes": task.device.memory_bytes,
         "host_bytes_per_node": fit.host_bytes,
-        # By all ranks together; None where the reshard was not planned.
+        # By all ranks together; None if the reshard was not planned.
         "reshard_received_bytes": moved.received if moved else None,
         "reshard_across_nodes_bytes": moved.across_nodes if moved else None,
         "bubble_share": bubble_share(task, proposal.candidate.training, fit.settings),
@@ -65,7 +65,7 @@ def _figures(task: Task, found: Search, proposal: Proposal, first: Fit | None) -
 
 
 def behind(first: Fit, other: Fit) -> str:
-    """Say by how much a proposal loses, and where."""
+    """Return by how much a proposal is slower than the first, and where."""
     gap = other.step_seconds - first.step_seconds
     more = {name: seconds - first.seconds[name] for name, seconds in other.seconds.items()}
     told = sorted(more, key=lambda name: -more[name])
@@ -75,7 +75,7 @@ def behind(first: Fit, other: Fit) -> str:
 
 
 def reasons(task: Task, found: Search, proposal: Proposal) -> Iterator[str]:
-    """Say in words why a proposal is as it is."""
+    """Yield the reasons for a proposal's layouts and settings."""
     training = proposal.candidate.training
     yield _tensor(task, found, training)
     if training.cp > 1:
@@ -169,6 +169,6 @@ def _where(task: Task, span: int) -> str:
 
 
 def _listed(values: Sequence[object]) -> str:
-    """Spell values with commas, and `and` before the last."""
+    """Join values with commas, and `and` before the last."""
     *others, last = map(str, values)
     return f"{', '.join(others)} and {last}" if others else last

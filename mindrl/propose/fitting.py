@@ -1,7 +1,7 @@
-"""Whether a candidate fits the devices, with which settings, and what its step then costs.
+"""Choose the settings with which a candidate fits the devices, and the cost of its step.
 
-Pure. The bytes come from the memory model of a run: exactly, or, before much is computed, from the
-number of parameters of each pipeline stage, which no exact number is below.
+Pure. Bytes come from the memory model of a run: exact, or, for a first selection, a lower bound
+from the number of parameters of each pipeline stage.
 """
 
 from collections.abc import Mapping
@@ -46,31 +46,31 @@ from mindrl.propose.costs import (
 from mindrl.rollout.planning import kv_bytes_per_token
 
 USABLE_SHARE = 0.9
-"""Of a device that regions and estimated activations may take; the rest is for libraries."""
+"""Share of a device for regions and estimated activations; libraries use the rest."""
 _BYTES = ELEMENT_BYTES["bfloat16"]
 _GRADIENT_BYTES, _OPTIMIZER_BYTES = 4, 12
 _SHARED_BYTES = 4, 4, 8
-"""Weights, gradients and optimizer of an engine whose ranks share all of them, in float32."""
+"""float32 weights, gradients and optimizer of an engine that shards all of them."""
 _HELD = 1.01
-"""What a rank may hold, in units of its share of the parameters: norms are not cut."""
+"""What a rank may hold, relative to its share of the parameters: norms are not cut."""
 _REGIONS: Mapping[Part, tuple[Region, Region]] = {
     "optimizer": (Region.ACTOR_OPTIMIZER, Region.CRITIC_OPTIMIZER),
     "reference": (Region.REFERENCE_WEIGHTS, Region.REFERENCE_WEIGHTS),
     "training weights": (Region.ACTOR_WEIGHTS, Region.CRITIC_WEIGHTS),
 }
 _ALWAYS = frozenset({Region.ACTOR_GRADIENTS, Region.CRITIC_GRADIENTS})
-"""Dead where they leave, so that they cost no copy."""
+"""Dead when they leave the device, so offloading them needs no copy."""
 _MOVABLE = {
     frozenset(parts): _ALWAYS.union(*(_REGIONS[part] for part in parts))
     for count in range(len(PARTS) + 1)
     for parts in combinations(PARTS, count)
 }
-"""Regions that leave the device with every choice of what does, the fewest parts first."""
+"""Regions that leave the device for each set of offloaded parts, the smallest sets first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A training layout with what does not hang on the rollout."""
+    """Results for a training layout that do not depend on the rollout."""
 
     activations: Mapping[Settings, Mapping[Phase, int]]
     seconds: Mapping[Settings, SecondsByStage]
@@ -78,12 +78,12 @@ class Prepared:
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """The bytes of a candidate."""
+    """Bytes of a candidate."""
 
     plan: MemoryPlan
-    """Of each rank, or, as a lower bound, of each pipeline stage; without a KV cache."""
+    """Per rank, or per pipeline stage for a lower bound; without a KV cache."""
     per_token: int
-    """In a rank's KV cache."""
+    """Bytes per token in a rank's KV cache."""
     reshard_seconds: float
 
 
@@ -94,38 +94,38 @@ class Fit:
     settings: Settings
     seconds: SecondsByStage
     peak_bytes: int
-    """Regions alone, on the fullest device."""
+    """Regions only, on the fullest device."""
     peak_moment: str
     with_activations_bytes: int
-    """The most of regions and estimated activations together."""
+    """Maximum of regions plus estimated activations."""
     host_bytes: int
-    """Of the node with most."""
+    """Host bytes of the node with most."""
     kv_sequences: int
-    """Longest sequences that the KV cache has room for."""
+    """Number of longest sequences that fit into the KV cache."""
 
     @property
     def step_seconds(self) -> float:
-        """Of the whole step."""
+        """Seconds of the whole step."""
         return sum(self.seconds.values())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Misfit:
-    """By how little a candidate does not fit."""
+    """How much memory a candidate lacks."""
 
     moment: str
-    """When a device has too little; `host` where that of a node has."""
+    """Moment at which a device lacks memory; `host` if a node does."""
     need_bytes: int
     there_bytes: int
 
     @property
     def excess(self) -> float:
-        """How often the memory that is there would have to be there."""
+        """Needed bytes relative to available bytes."""
         return self.need_bytes / self.there_bytes
 
 
 def prepared(task: Task, layout: TrainLayout) -> Prepared:
-    """Work out what all candidates of a training layout share."""
+    """Compute what all candidates with a training layout share."""
     most = max(1, task.sequences // layout.dp)
     sizes = [size for size in MICRO_BATCHES if size <= most]
     settings = [
@@ -139,14 +139,14 @@ def prepared(task: Task, layout: TrainLayout) -> Prepared:
 
 
 def activations_of(task: Task, layout: TrainLayout, settings: Settings) -> dict[Phase, int]:
-    """Estimate the bytes of activations, which hang on the layout of the training alone."""
+    """Estimate the bytes of activations, which depend only on the training layout."""
     candidate = Candidate(training=layout, rollout=RolloutLayout(dp=task.devices))
     config = candidate_config(task, candidate, settings)
     return activation_estimates(unordered_plan(config, dict.fromkeys(task.roles, task.model)))
 
 
 def least_sizes(task: Task, candidate: Candidate) -> Sizes:
-    """Return bytes that the exact ones are never below."""
+    """Return lower bounds of a candidate's bytes."""
     layout, rollout = candidate.training, candidate.rollout
     dense, experts = np.array(stage_parameters(task, layout)).T
     sizes = task.parameters
@@ -181,7 +181,7 @@ def least_sizes(task: Task, candidate: Candidate) -> Sizes:
 
 
 def exact_sizes(task: Task, models: RunShardings, staging: RankBytes) -> Sizes:
-    """Return the bytes of all ranks; the reshard costs what no plan is below."""
+    """Return the exact bytes of all ranks; the reshard time is a lower bound."""
     plan = plan_without_kv_cache(models, task.device.memory_bytes, staging)
     return Sizes(
         plan=plan,
@@ -191,17 +191,17 @@ def exact_sizes(task: Task, models: RunShardings, staging: RankBytes) -> Sizes:
 
 
 def least_reshard_seconds(task: Task, regions: RegionBytes) -> float:
-    """Return the seconds of a rank that receives what it cannot hold already, from its own node."""
+    """Return the minimum time in which a rank receives what it cannot hold, from its own node."""
     needs = int(regions[Region.ROLLOUT_WEIGHTS].max())
     least = max(0.0, needs - int(regions[Region.ACTOR_WEIGHTS].min()) * _HELD)
     return least / (task.device.node_gbps * GIGA * LINK_SHARE)
 
 
 def best_fit(task: Task, ready: Prepared, rollout: RolloutLayout, sizes: Sizes) -> Fit | None:
-    """Return the settings that fit and cost least; None where none fits."""
+    """Return the settings that fit and cost least; None if none fit."""
     *fewer, every = _MOVABLE
     last = _fit(task, ready, rollout, sizes, every)
-    # Whatever else may leave, the device then has to hold no less.
+    # Offloading fewer parts never needs less device memory.
     if isinstance(last, Misfit) and last.moment != "host":
         return None
     found = [_fit(task, ready, rollout, sizes, offloads) for offloads in fewer]
@@ -210,7 +210,7 @@ def best_fit(task: Task, ready: Prepared, rollout: RolloutLayout, sizes: Sizes) 
 
 
 def nearest_misfit(task: Task, ready: Prepared, rollout: RolloutLayout, sizes: Sizes) -> Misfit:
-    """Return what comes nearest where nothing fits."""
+    """Return the misfit with the smallest excess, if nothing fits."""
     found = [_fit(task, ready, rollout, sizes, offloads) for offloads in _MOVABLE]
     return min((each for each in found if isinstance(each, Misfit)), key=lambda each: each.excess)
 
@@ -218,7 +218,7 @@ def nearest_misfit(task: Task, ready: Prepared, rollout: RolloutLayout, sizes: S
 def _fit(
     task: Task, ready: Prepared, rollout: RolloutLayout, sizes: Sizes, offloads: frozenset[Part]
 ) -> Fit | Misfit:
-    """Find the settings that cost least with one choice of what leaves the device."""
+    """Return the cheapest settings for one choice of offloaded parts, or the misfit."""
     plan, device_bytes = replace(sizes.plan, movable=_MOVABLE[offloads]), task.device.memory_bytes
     usable, share = int(device_bytes * USABLE_SHARE), int(device_bytes * ROLLOUT_SHARE)
     others, one = rollout_bytes(plan), sizes.per_token * task.longest
@@ -255,7 +255,7 @@ def _fit(
 
 
 def _host_bytes(task: Task, plan: MemoryPlan) -> int:
-    """Return the bytes on the host of the node with most; of stages, those of a mean node."""
+    """Return the host bytes of the fullest node; for a bound by stages, of a mean node."""
     if plan.world_size != task.devices:
         return int(plan.host_bytes.mean() * task.ranks_per_node)
     return plan.host_bytes_of_node(task.ranks_per_node)
@@ -264,7 +264,7 @@ def _host_bytes(task: Task, plan: MemoryPlan) -> int:
 def needs(
     plan: MemoryPlan, activations: Mapping[Settings, Mapping[Phase, int]]
 ) -> dict[Settings, tuple[int, str]]:
-    """Return the most of regions and activations, the KV cache aside, and when that is."""
+    """Return the maximum of regions and activations without the KV cache, and its moment."""
     most = max((total, at.label) for at, total in plan.moments)
     working = [(at.phase, total) for at, total in plan.moments if at.move is None]
     return {

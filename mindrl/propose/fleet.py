@@ -1,9 +1,10 @@
-"""All rollout replicas in simulated time: dealt to, looked at and stopped as a run does it.
+"""Simulate all rollout replicas: distribution, polling and interruption as in a run.
 
-Pure. In turns (`bounds`) each replica has as many of the sequences as any other, and answers all of
-them in one call. Where replicas draw ahead (`groups`) the responses to a prompt stay together, with
-whoever has least tokens, and each replica has rounds of its own. In a partial rollout (`rounds`)
-those that go on are dealt in turn, the others by bounds, and all replicas share each round.
+Pure. In turns (`bounds`) every replica gets the same number of sequences and completes them in one
+call. If replicas generate ahead (`groups`), the responses to a prompt stay together on the replica
+with the fewest tokens, and each replica has its own rounds. In a partial rollout (`rounds`)
+continued sequences are distributed round-robin, new ones by bounds, and all replicas share each
+round.
 """
 
 import math
@@ -20,48 +21,48 @@ Dealing = Literal["bounds", "groups", "rounds"]
 
 
 class Seen(NamedTuple):
-    """What is seen of replicas that were looked at."""
+    """Result of polling or stopping replicas."""
 
     at: float
     whole: list[Drawing]
     left: list[Drawing]
-    """What they have given back, as far as it has come; nothing unless they were stopped."""
+    """Incomplete responses of stopped replicas; empty if they were not stopped."""
 
 
 class Fleet:
-    """The replicas of a run, and what waits for room on one of them."""
+    """The replicas of a run, and the sequences that wait for them."""
 
     def __init__(self, rates: Rates, count: int, dealing: Dealing, round_steps: int) -> None:
-        """Begin with nothing to do."""
+        """Start without sequences."""
         self.dealing, self.most = dealing, 2 * rates.at_a_time
         self.replica_devices = rates.replica_devices
         steps = sys.maxsize if dealing == "bounds" else round_steps
         self.replicas = [SimulatedReplica(rates, steps) for _ in range(count)]
         self.ahead: dict[int, tuple[SimulatedReplica, list[Drawing]]] = {}
-        """Replicas behind the round in which their next response is whole, as far as asked for."""
+        """Replicas after the round that completes their next response, computed on demand."""
         self.waiting: deque[Drawing] = deque()
-        """In a partial rollout, what no replica has been asked for."""
+        """In a partial rollout, sequences that are on no replica."""
 
     @property
     def busy_seconds(self) -> float:
-        """What all replicas have worked, in seconds of a device."""
+        """Working time of all replicas, in device seconds."""
         return sum(each.busy for each in self.replicas) * self.replica_devices
 
     def add(self, drawings: Sequence[Drawing], at: float) -> None:
-        """Deal responses that are to be drawn, the oldest first, to replicas that have none."""
+        """Distribute new and continued responses, the oldest first, over replicas without any."""
         for replica, share in zip(self.replicas, self._shares(drawings), strict=True):
             replica.add(share, at)
         self.ahead.clear()
 
     def next_look(self) -> float:
-        """Return when the next response is seen to be whole."""
+        """Return the time at which the next response is seen to be complete."""
         return min(
             self._ahead(place)[0].now if each.ends else math.inf
             for place, each in enumerate(self.replicas)
         )
 
     def go_on(self) -> Seen:
-        """Go on until then."""
+        """Advance to that time."""
         if self.dealing == "rounds":
             return self._go_on_together()
         busy = [place for place, each in enumerate(self.replicas) if each.ends]
@@ -71,7 +72,7 @@ class Fleet:
         return Seen(self.replicas[place].now, whole, [])
 
     def stop(self, at: float) -> Seen:
-        """Stop each behind the round that it has begun by then; take back what is not whole."""
+        """Stop each replica after the round that it is in at `at`; remove incomplete responses."""
         whole, left = [], [*self.waiting]
         for place, each in enumerate(self.replicas):
             self.replicas[place], found = each.behind(each.rounds_until(at))
@@ -89,9 +90,9 @@ class Fleet:
         return self.ahead[place]
 
     def _go_on_together(self) -> Seen:
-        """Take rounds that all replicas begin together, until a response is whole.
+        """Run rounds that all replicas start together, until a response is complete.
 
-        Of several rounds the one that takes longest over all of them counts, not over each.
+        Of several rounds the slowest replica over all of them counts, not per round.
         """
         rounds = min(each.rounds_left() for each in self.replicas if each.ends)
         found = [each.behind(rounds) for each in self.replicas]
@@ -107,7 +108,7 @@ class Fleet:
         return Seen(now, [drawing for _, whole in found for drawing in whole], [])
 
     def _shares(self, drawings: Sequence[Drawing]) -> list[list[Drawing]]:
-        """Deal responses, in order; returns what each replica gets."""
+        """Distribute responses in order; returns the share of each replica."""
         count = len(self.replicas)
         if self.dealing == "groups":
             return _with_least_tokens(drawings, count)
@@ -125,7 +126,7 @@ class Fleet:
 
 
 def _with_least_tokens(drawings: Sequence[Drawing], replicas: int) -> list[list[Drawing]]:
-    """Deal group by group, each to who has least tokens of prompts and responses."""
+    """Give each group to the replica with the fewest tokens of prompts and responses."""
     shares: list[list[Drawing]] = [[] for _ in range(replicas)]
     loads = [0] * replicas
     for _, group in groupby(drawings, key=lambda drawing: drawing.group):

@@ -1,7 +1,7 @@
-"""Orders of steps with layouts for them: on shared devices, and on every split of them.
+"""Orders of steps with layouts: on shared devices, and on every split of the devices.
 
-Pure. What an order and a split are worth is simulated; each side of a split then has the layout
-that trains fastest of those that fit it, or the engine's of the shared devices.
+Pure. The throughput of an order and a split is simulated. The training side of a split then gets
+the fastest layout that fits, the rollout side the engine layout of the shared devices.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,46 +37,46 @@ from mindrl.rollout.planning import kv_bytes_per_token
 _MOST_SPLITS = 8
 _HELD = {*chain(*ROLE_REGIONS.values())}
 _STEPS = 24
-"""That are simulated."""
+"""Number of simulated steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SideFit:
-    """What the fullest device of a side has to hold, in bytes."""
+    """Bytes that the fullest device of a side holds."""
 
     peak_bytes: int
-    """With estimated activations."""
+    """Includes estimated activations."""
     kv_sequences: int | None = None
-    """Longest sequences that the KV cache of a replica has room for."""
+    """Number of longest sequences that fit into a replica's KV cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedOrder:
-    """An order of steps on devices, and how they are laid out."""
+    """An order of steps on devices, and its layouts."""
 
     way: Arrangement
     worth: Worth
     task: Task
-    """Of the devices that train, with the keys of the rollout's."""
+    """For the training devices, with the keys of the rollout devices."""
     candidate: Candidate
     settings: Settings
     training: SideFit
     rollout: SideFit
-    """The same, where devices are shared."""
+    """The same as `training` on shared devices."""
 
     @property
     def config(self) -> dict[str, Any]:
-        """Return the keys of its configuration."""
+        """Keys of its configuration."""
         return written_values(self.task, self.candidate, self.settings)
 
 
 def placed_orders(
     task: Task, shared: Proposal, load: Load, ages: Sequence[int]
 ) -> list[PlacedOrder]:
-    """Return each order and age in its best place, the most useful first.
+    """Return each order and staleness with its best placement, the most useful first.
 
-    `shared` is what is proposed for shared devices. A split with a side that fits nowhere is passed
-    over, and an order without a split that fits.
+    `shared` is the proposal for shared devices. Skips splits with a side that does not fit, and
+    orders without a split that fits.
     """
     tp = shared.candidate.rollout.tp
     rates = replace(
@@ -107,7 +107,7 @@ def placed_orders(
 
 
 def placement_keys(way: Arrangement) -> dict[str, Any]:
-    """Return the keys that ask for an order of steps, and for its devices."""
+    """Return the configuration keys of an order of steps and its devices."""
     bound = {"rl_config.max_staleness": way.max_staleness}
     if way.order == "partial":
         flying = {"rl_config.groups_in_flight": 1.0 + way.max_staleness}
@@ -124,7 +124,7 @@ def placement_keys(way: Arrangement) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Layouts:
-    """Both sides of a split."""
+    """Layouts of both sides of a split."""
 
     candidate: Candidate
     settings: Settings
@@ -138,7 +138,7 @@ class _Layouts:
 
 
 def _every(replicas: int) -> int:
-    """Return how many replicas lie between two splits that are tried."""
+    """Return the number of replicas between two splits that are tried."""
     return -(-(replicas - 1) // _MOST_SPLITS) or 1
 
 
@@ -157,7 +157,7 @@ def _on_shared(task: Task, shared: Proposal, way: Arrangement, worth: Worth) -> 
 
 
 def _laid_out(task: Task, engine: RolloutLayout, training: int, rollout: int) -> _Layouts | None:
-    """Lay both sides of a split out; None where one of them fits nowhere."""
+    """Lay out both sides of a split; None if one of them does not fit."""
     layout = replace(engine, dp=rollout // engine.tp)
     keys = placement_keys(
         Arrangement(order="in_turns", training=training, rollout=rollout, is_apart=True)
@@ -177,7 +177,7 @@ def _laid_out(task: Task, engine: RolloutLayout, training: int, rollout: int) ->
         try:
             answers = rollout_memory_plan(models, there, models.most_staging)
         except DeviceMemoryError:
-            # No layout of the other side gives it room.
+            # No layout of the other side changes this.
             return None
         room = _room(task, layout, answers)
         return _Layouts(
@@ -192,8 +192,8 @@ def _laid_out(task: Task, engine: RolloutLayout, training: int, rollout: int) ->
 def _fastest(
     task: Task, engine: RolloutLayout
 ) -> Iterator[tuple[Candidate, Settings, Mapping[Any, int]]]:
-    """Yield training layouts and settings, the fastest first; nothing leaves the devices."""
-    # What trains them does not hang on where the rollout is.
+    """Yield training layouts and settings, the fastest first; nothing is offloaded."""
+    # The training layouts do not depend on the rollout's devices.
     alone = replace(task, placement={})
     every = [
         (sum(seconds.values()), number, layout, settings, ready.activations[settings])
@@ -208,7 +208,7 @@ def _fastest(
 
 
 def _least_bytes(task: Task, candidate: Candidate) -> int:
-    """Return what the fullest training device holds at least, with all that it holds there."""
+    """Return a lower bound of the bytes on the fullest training device, with nothing offloaded."""
     regions = least_sizes(task, candidate).plan.regions
     return int(np.max(sum(sizes for each, sizes in regions.items() if each in _HELD)))
 

@@ -1,4 +1,4 @@
-"""What a step of an engine and a trained token take, by the sizes of a model and a device's rates.
+"""Times of an engine step and a trained token, from model sizes and a device's rates.
 
 Pure, by the cost model of docs/how-to/plan-a-run.md.
 """
@@ -11,11 +11,11 @@ from mindrl.propose.decoding import Rates
 
 _BYTES = ELEMENT_BYTES["bfloat16"]
 _PASSES = 5
-"""That a trained token takes: the reference's, and an update's forward, backward and again."""
+"""Forward-pass equivalents per trained token: reference, forward, backward (2), recomputation."""
 
 
 def rates_of(model: ModelDescription, device: DeviceModel, *, replica_devices: int) -> Rates:
-    """Return the rates of a replica of so many devices and of a device that trains."""
+    """Return the rates of a replica with `replica_devices` devices and of a training device."""
     linear, _ = forward_cost(model)
     sizes = parameters_of(model)
     dense = sum(sizes.dense) + sizes.embedding + sizes.head

@@ -1,8 +1,8 @@
-"""The best candidates first, without making every plan.
+"""Find the best candidates without planning all of them.
 
-A candidate is looked at up to three times: by bytes and seconds that no exact number is below, then
-by the exact memory of all ranks, then with the exact plan of its reshard. The one that looks
-cheapest is always looked at next, so one that comes up with its plan made is beaten by none.
+A candidate is evaluated up to three times: by lower bounds of bytes and seconds, then by the exact
+memory of all ranks, then with the exact plan of its reshard. The cheapest one is always evaluated
+next, so a fully planned one at the top is the best.
 """
 
 import heapq
@@ -45,20 +45,20 @@ from mindrl.propose.fitting import (
 from mindrl.resharding.plan import Topology
 
 MOST_PIECES = 1_000_000
-"""Pieces of tensors whose reshard is planned in one search: a few seconds' work."""
+"""Maximum pieces of tensors whose reshard is planned in one search: a few seconds of work."""
 
 _ENDLESS_BYTES = 1 << 60
 
 _BOUNDED, _MEASURED, _PLANNED = range(3)
-"""How far a candidate has been looked at."""
+"""Stages of a candidate's evaluation."""
 
 Tell = Callable[[str], None]
-"""Takes what is being done, in words."""
+"""Receives a description of the current work."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Moved:
-    """What a reshard moves, in bytes; received by all ranks together."""
+    """Bytes that a reshard moves; all ranks together."""
 
     received: int
     across_nodes: int
@@ -72,7 +72,7 @@ class Proposal:
     candidate: Candidate
     fit: Fit
     moved: Moved | None = None
-    """None where planning the reshard would take too long: it counts as the longest planned one."""
+    """None if planning the reshard would take too long; the longest planned time is assumed."""
 
 
 def search(task: Task, top: int, tell: Tell, *, most_pieces: int = MOST_PIECES) -> "Search":
@@ -95,27 +95,27 @@ def search(task: Task, top: int, tell: Tell, *, most_pieces: int = MOST_PIECES) 
 
 @dataclass(kw_only=True)
 class Search:
-    """The candidates of one question, the cheapest on top of the heap, and what was found."""
+    """Candidates of one request in a heap, the cheapest first, and the proposals found."""
 
     task: Task
     tell: Tell
     pieces_left: int
     training: list[TrainLayout]
-    """Every one that the rules allow."""
+    """All layouts that the rules allow."""
     rollout: list[RolloutLayout]
     proposals: list[Proposal] = field(default_factory=list)
     """The best first."""
     fitting: int = 0
-    """Candidates that fit by their lower bounds."""
+    """Number of candidates that fit by their lower bounds."""
     longest_reshard: float = 0.0
-    """Seconds, of those planned."""
+    """Seconds; of planned reshards."""
     ready: dict[TrainLayout, Prepared] = field(default_factory=dict)
     heap: list[tuple[float, tuple[str, str], int, Proposal]] = field(default_factory=list)
     misses: list[tuple[Candidate, Sizes]] = field(default_factory=list)
-    """Candidates that do not fit, by these sizes."""
+    """Candidates that do not fit, with their sizes."""
 
     def bound(self) -> None:
-        """Look at every candidate by its lower bounds."""
+        """Evaluate every candidate by its lower bounds."""
         for at, layout in enumerate(self.training):
             self.tell(f"layouts {at + 1} of {len(self.training)}")
             self.ready[layout] = prepared(self.task, layout)
@@ -125,14 +125,14 @@ class Search:
         self.fitting = len(self.heap)
 
     def find(self, top: int) -> None:
-        """Find the candidates with the shortest steps."""
+        """Move the candidates with the shortest steps into `proposals`."""
         while self.heap and len(self.proposals) < top:
             _, _, stage, proposal = heapq.heappop(self.heap)
             candidate = proposal.candidate
             self.tell(f"{len(self.proposals)} found; {' -> '.join(self.task.texts(candidate))}")
             if stage == _BOUNDED:
                 models = unordered_shardings(candidate_config(self.task, candidate, Settings()))
-                # Messages are counted with the plan of the reshard.
+                # The reshard plan adds the messages later.
                 none = np.zeros_like(models.most_staging)
                 self._judge(candidate, exact_sizes(self.task, models, none), _MEASURED)
             elif stage == _MEASURED:
@@ -142,7 +142,7 @@ class Search:
 
     @cached_property
     def nearest(self) -> tuple[Candidate, Misfit] | None:
-        """What comes nearest of all that does not fit; None too where no pair is legal."""
+        """The misfit with the smallest excess; None also if no pair of layouts is legal."""
         misses = [
             (each, nearest_misfit(self.task, self.ready[each.training], each.rollout, sizes))
             for each, sizes in self.misses
@@ -155,7 +155,7 @@ class Search:
     def _judge(
         self, candidate: Candidate, sizes: Sizes, stage: int, moved: Moved | None = None
     ) -> None:
-        """Keep a candidate for another look where it fits."""
+        """Push a candidate for the next stage if it fits."""
         fit = self._fit(candidate, sizes)
         if fit is None:
             self.misses.append((candidate, sizes))
@@ -163,10 +163,10 @@ class Search:
         self._push(Proposal(candidate=candidate, fit=fit, moved=moved), stage)
 
     def _plan(self, proposal: Proposal) -> None:
-        """Plan the reshard, while there is time for it."""
+        """Plan the reshard, unless the search has planned too many pieces."""
         pieces = reshard_pieces(self.task, proposal.candidate)
         if pieces > self.pieces_left:
-            # A lower bound would put it ahead of those whose reshard is known.
+            # A lower bound would rank it before those whose reshard is known.
             seconds = proposal.fit.seconds
             guess = {**seconds, "reshard": max(seconds["reshard"], self.longest_reshard)}
             self._push(replace(proposal, fit=replace(proposal.fit, seconds=guess)), _PLANNED)
@@ -178,7 +178,7 @@ class Search:
         self._judge(proposal.candidate, sizes, _PLANNED, moved)
 
     def _planned_sizes(self, candidate: Candidate, models: RunShardings, seconds: float) -> Sizes:
-        """Return the bytes of a candidate; rounds are made only where messages decide."""
+        """Return the bytes of a candidate; plans rounds only if the messages matter."""
 
         def with_staging(staging: RankBytes) -> Sizes:
             regions = {**sizes.plan.regions, Region.STAGING: staging}
@@ -199,13 +199,13 @@ class Search:
 
 
 def planned_models(task: Task, candidate: Candidate) -> tuple[RunShardings, Moved]:
-    """Return the models of a candidate with the plan of its reshard, and what that moves."""
+    """Return a candidate's shardings with its reshard plan, and what that moves."""
     models = unordered_shardings(candidate_config(task, candidate, Settings())).ordered
     return models, moved_by(task, models.reshard.pair_bytes)
 
 
 def moved_by(task: Task, pairs: RankBytes) -> Moved:
-    """Sum up bytes from each rank (row) to each (column); the busiest one makes the time."""
+    """Sum the bytes from each rank (row) to each (column); the busiest rank sets the time."""
     inside = Topology(ranks_per_node=task.ranks_per_node).shared_nodes(len(pairs))
     near, far = np.where(inside, pairs, 0), np.where(inside, 0, pairs)
     rates = (task.device.node_gbps, task.device.network_gbps)
@@ -219,7 +219,7 @@ def moved_by(task: Task, pairs: RankBytes) -> Moved:
 
 
 def reshard_pieces(task: Task, candidate: Candidate) -> int:
-    """Estimate the pieces of tensors that the plan of a reshard deals with."""
+    """Estimate the number of tensor pieces in a reshard plan."""
     model, ranks = task.model, task.devices
     pieces = model.num_hidden_layers * 10
     if model.moe:
@@ -229,10 +229,10 @@ def reshard_pieces(task: Task, candidate: Candidate) -> int:
 
 
 def _nothing_legal(task: Task) -> str:
-    """Say what the rules find wrong with the simplest layouts; other ones cannot help there."""
+    """Return the findings on the simplest layouts, which no other layout would resolve."""
     alone = Candidate(training=TrainLayout(dp=task.devices), rollout=RolloutLayout(dp=task.devices))
     found = refusals(task, alone)
-    # What an engine cannot build no other layout changes.
+    # Another layout does not help if the engine cannot build the model.
     if unbuilt := [str(each) for each in found if each.field == "actor_config.backend"]:
         return "; ".join(unbuilt)
     rest = "; ".join(map(str, found))
@@ -240,7 +240,7 @@ def _nothing_legal(task: Task) -> str:
 
 
 def remedies(task: Task, found: Search, tell: Tell) -> Iterator[str]:
-    """Say by how much nothing fits, and what would change that; one line each."""
+    """Yield how much memory is missing, and options that would fit; one line each."""
     name = f"{task.load} on {task.devices} x {task.device.name}"
     if found.nearest is None:
         yield f"{name}: no layout passes the rules of a run"
@@ -273,7 +273,7 @@ def _more_devices(task: Task, tell: Tell) -> Iterator[str]:
 
 
 def _changes(task: Task) -> Iterator[tuple[str, Task]]:
-    """Return changes of one option each."""
+    """Yield tasks with one option changed."""
     half = task.response_tokens // 2
     if half:
         yield f"--response-tokens {half}", replace(task, response_tokens=half)
@@ -285,7 +285,7 @@ def _changes(task: Task) -> Iterator[tuple[str, Task]]:
 
 
 def _fitting(task: Task, tell: Tell) -> Proposal | None:
-    """Return what fits, without a plan of the reshard."""
+    """Return a proposal that fits, without planning the reshard."""
     try:
         found = search(task, 1, tell, most_pieces=0)
     except ConfigError:

@@ -1,6 +1,7 @@
-"""What each order of steps makes of devices: simulated with the rules that a run goes by.
+"""Simulate the throughput of each order of steps, with the pool rules of a run.
 
-Pure. Lengths do not depend on weights, rewards take no time, and training is shared out evenly.
+Pure. Assumes that lengths do not depend on weights, rewards take no time, and training is evenly
+distributed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,66 +17,67 @@ from mindrl.trainer.pool_bounds import PoolBounds
 
 Order = Literal["in_turns", "partial", "one_step_off", "asynchronous"]
 WARM = 4
-"""The first of so many parts of the steps is not counted."""
+"""The first 1 / WARM of the steps is not counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What a step asks for."""
+    """Work of a step."""
 
     groups: Sequence[Sequence[int]]
-    """Lengths of the responses to prompts, in tokens; each step draws some of them."""
+    """Lengths of the responses to each prompt, in tokens; each step samples some of them."""
     prompts: int
     prompt_tokens: int = 0
-    """Of a prompt."""
+    """Tokens per prompt."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arrangement:
-    """An order of steps, on so many devices."""
+    """An order of steps on a split of the devices."""
 
     order: Order
     max_staleness: int = 0
     training: int
-    """Devices that train."""
+    """Training devices."""
     rollout: int
-    """Devices that roll out: the same, where `is_apart` is false."""
+    """Rollout devices: the same ones if `is_apart` is False."""
     is_apart: bool = False
     round_steps: int = 32
-    """Engine steps behind which it is looked at what is whole; in turns all is waited for."""
+    """Engine steps between two polls for finished responses; not used in turns."""
 
     @property
     def dealing(self) -> Dealing:
-        """Who answers what, and when it is looked at."""
+        """How responses are distributed, and when they are polled."""
         if self.order == "in_turns":
             return "bounds"
         return "rounds" if self.order == "partial" else "groups"
 
     @property
     def devices(self) -> int:
-        """Of both sides."""
+        """Devices of both sides."""
         return self.training + self.rollout if self.is_apart else self.training
 
 
 @dataclass(frozen=True, kw_only=True)
 class Worth:
-    """What a way makes of its devices."""
+    """Simulated throughput of an arrangement."""
 
     useful: float
-    """Share of their time that the trained tokens would have taken in full batches."""
+    """Time that the trained tokens would take in full batches, as a share of the devices' time."""
     idle_training: float
     idle_rollout: float
-    """Shares of the time in which a side has nothing to do; those of shared devices are equal."""
+    """`idle_training` and `idle_rollout`: idle share of each side's time; equal on shared
+    devices."""
     step_seconds: float
     sequences_per_second: float
     staleness: float
-    """Mean of the groups that were trained on."""
+    """Mean over the groups that were trained on."""
     oldest: int
 
 
 @dataclass
 class _Run:
-    """One way through its steps."""
+    """State of one simulated run."""
 
     load: Load
     rates: Rates
@@ -85,14 +87,14 @@ class _Run:
     now: float = 0.0
     begun: int = 0
     born: dict[int, int] = field(default_factory=dict)
-    """Of each group under way, the oldest first."""
+    """Start step of each group in progress, the oldest first."""
     open_: dict[int, int] = field(default_factory=dict)
-    """Its responses that are not whole."""
+    """Number of its incomplete responses."""
     tokens: dict[int, int] = field(default_factory=dict)
     sequences: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Start the replicas."""
+        """Create the replicas."""
         way, rates = self.way, self.rates
         replicas = way.rollout // rates.replica_devices
         self.fleet = Fleet(rates, replicas, way.dealing, way.round_steps)
@@ -100,11 +102,11 @@ class _Run:
         self.held: list[Drawing] = []
 
     def steps(self) -> Iterator[tuple[list[int], int, int]]:
-        """Yield behind each step the ages of its groups, their responses and their tokens."""
+        """Yield after each step the ages of its groups, their responses and their tokens."""
         for step in range(1, self.bounds.last_step + 1):
             self._begin(step, self.bounds.to_begin(step, len(self.born)))
             while (taken := self._taken(step)) is None:
-                # Nothing changes before another group is whole.
+                # Nothing changes before another group is complete.
                 while not self._go_on():
                     pass
             groups = [[*self.born][place] for place in taken]
@@ -119,7 +121,7 @@ class _Run:
             yield ages, drawn, tokens
 
     def _learn(self, tokens: int) -> None:
-        """Train, beside the rollout where that is apart; then new weights."""
+        """Train, in parallel with a separate rollout; then update the weights."""
         spent = self.rates.update + tokens * self.rates.trained_token / self.way.training
         self.trained_seconds += spent * self.way.training
         end = self.now + spent
@@ -134,7 +136,7 @@ class _Run:
         self.now = max(self.now, end) + change
 
     def _begin(self, step: int, count: int) -> None:
-        """Begin groups, behind what was taken back."""
+        """Start groups, after interrupted responses."""
         drawings, self.held = self.held, []
         for _ in range(count):
             lengths = self.random.choice(self.load.groups)
@@ -148,11 +150,11 @@ class _Run:
         self.fleet.add(drawings, self.now)
 
     def _go_on(self) -> bool:
-        """Draw until a response is seen to be whole; says whether a group is."""
+        """Advance until a response is seen to be complete; return whether a group is."""
         return self._note(self.fleet.go_on())
 
     def _stop(self, at: float) -> None:
-        """Have all replicas stop at a time, each behind its round."""
+        """Stop all replicas at a time, each after its round."""
         seen = self.fleet.stop(at)
         self._note(seen)
         self.held = seen.left
@@ -171,8 +173,8 @@ class _Run:
 def worth_of(
     load: Load, rates: Rates, way: Arrangement, *, steps: int = 40, seed: int = 0
 ) -> Worth:
-    """Simulate a way; the first quarter of its steps does not count."""
-    # Behind the steps that count others come: the last of a run draw less and less.
+    """Simulate an arrangement; the first quarter of its steps is not counted."""
+    # More steps follow the counted ones: the last steps of a run generate less and less.
     bounds = bounds_of(way, load.prompts, steps + 1 + way.max_staleness)
     run = _Run(load, rates, way, bounds, Random(seed))
     ages: list[int] = []
@@ -205,7 +207,7 @@ def worth_of(
 
 
 def bounds_of(way: Arrangement, prompts: int, steps: int) -> PoolBounds:
-    """Return the bounds that a run of this order has."""
+    """Return the pool bounds of a run with this order."""
     age = {"in_turns": 0, "one_step_off": 1}.get(way.order, way.max_staleness)
     return PoolBounds(
         per_step=prompts,
@@ -232,7 +234,7 @@ def ways(devices: int, replica_devices: int, ages: Sequence[int]) -> Iterator[Ar
 def best_ways(
     load: Load, rates: Rates, found: Sequence[Arrangement], *, steps: int = 24
 ) -> list[tuple[Arrangement, Worth]]:
-    """Return each order and age with its best split, the most useful first."""
+    """Return each order and staleness with its best split, the most useful first."""
     best: dict[tuple[Order, int, bool], tuple[Arrangement, Worth]] = {}
     for way in found:
         worth, key = (
@@ -249,7 +251,7 @@ def best_ways(
 
 
 def _best_seconds(load: Load, rates: Rates) -> float:
-    """Return what a trained token takes in full batches, in seconds of a device."""
+    """Return the device seconds per trained token in full batches."""
     lengths = [length for group in load.groups for length in group]
     mean = sum(lengths) / len(lengths)
     context = load.prompt_tokens + sum(length**2 for length in lengths) / sum(lengths) / 2

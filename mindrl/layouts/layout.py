@@ -23,9 +23,9 @@ class TrainLayout:
     dp: int = 1
     """Data-parallel size."""
     pp: int = 1
-    """Pipeline stages."""
+    """Number of pipeline stages."""
     vpp: int = 1
-    """Chunks of each pipeline stage (virtual pipeline)."""
+    """Number of chunks on each pipeline stage (virtual pipeline)."""
     ep: int = 1
     """Expert-parallel size: ranks that share the experts of a layer as whole experts."""
     etp: int = 1
@@ -95,7 +95,7 @@ class TrainLayout:
 
     @property
     def replicas(self) -> int:
-        """Data-parallel ranks: each trains on its own share of a batch."""
+        """Number of data-parallel ranks: each trains on its own share of a batch."""
         return self.dp
 
     def replica_of(self, rank: int) -> int:
@@ -149,9 +149,9 @@ class RolloutLayout:
     tp: int = 1
     """Tensor-parallel size."""
     pp: int = 1
-    """Pipeline stages."""
+    """Number of pipeline stages."""
     dp: int = 1
-    """Replicas."""
+    """Number of replicas."""
     ep: int = 1
     """Expert-parallel size: 1, or a multiple of tp that divides tp * dp."""
 

@@ -71,7 +71,7 @@ class MemoryPlan:
 
     @property
     def world_size(self) -> int:
-        """Ranks of the run, one on each device."""
+        """Number of ranks of the run, one per device."""
         return len(next(iter(self.regions.values())))
 
     @cached_property

@@ -105,7 +105,7 @@ class Parameters:
 
 
 def parameters_of(model: ModelDescription) -> Parameters:
-    """Count the parameters of a model."""
+    """Return the parameter counts of a model."""
     dense, experts = [], []
     for index in range(model.num_hidden_layers):
         shapes = _layer_shapes(model, index, "")

@@ -48,7 +48,7 @@ class MoeDescription:
     scaling_factor: Annotated[float, Field(gt=0.0)] = 1.0
     """Multiplies the weights of the chosen experts."""
     dense_layers: frozenset[int] = frozenset()
-    """Layers without experts."""
+    """Indices of the layers without experts."""
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -122,7 +122,7 @@ class ModelDescription:
 
     @property
     def heads_per_group(self) -> int:
-        """Query heads that share one key-value head."""
+        """Number of query heads per key-value head."""
         return self.num_attention_heads // self.num_key_value_heads
 
 
@@ -204,7 +204,7 @@ def _unsupported(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def unsupported_head(values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield why a classifier is no value or reward model: several labels, or a bias."""
+    """Yield a text if a classifier is no value or reward model: several labels, or a bias."""
     named = str(values.get("architectures"))
     if not any(name in named for name in _CLASSIFIERS):
         return

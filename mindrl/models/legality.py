@@ -19,7 +19,7 @@ Keys = Mapping[str, str]
 
 
 def tensor_parallel_findings(model: ModelDescription, tp: int, keys: Keys) -> Iterator[Finding]:
-    """Yield why no engine can cut a model by a tensor-parallel size."""
+    """Yield a finding for each dimension that no engine can cut by the tensor-parallel size."""
     if tp == 1:
         return
     field, moe = keys["tp"], model.moe
@@ -36,7 +36,7 @@ def tensor_parallel_findings(model: ModelDescription, tp: int, keys: Keys) -> It
 def context_parallel_findings(
     model: ModelDescription, layout: TrainLayout, keys: Keys
 ) -> Iterator[Finding]:
-    """Yield why context-parallel ranks cannot share the heads of a tensor-parallel rank."""
+    """Yield findings if context-parallel ranks cannot share a tensor-parallel rank's heads."""
     if layout.cp == 1:
         return
     field = keys["cp"]
@@ -54,7 +54,7 @@ def context_parallel_findings(
 def pipeline_findings(
     model: ModelDescription, layout: TrainLayout, keys: Keys
 ) -> Iterator[Finding]:
-    """Yield why no training engine can cut the model's layers into chunks."""
+    """Yield findings if no training engine can cut the layers into the layout's chunks."""
     if layout.vpp > 1 and layout.pp == 1:
         yield broken(keys["vpp"], layout.vpp, f"needs {keys['pp']} of 2 or more, found 1", 1)
     judged = _even_layers if layout.layers_per_chunk is None else _given_layers
@@ -62,7 +62,7 @@ def pipeline_findings(
 
 
 def expert_findings(model: ModelDescription, layout: TrainLayout, keys: Keys) -> Iterator[Finding]:
-    """Yield why no training engine can distribute experts evenly, or cut them."""
+    """Yield findings if no training engine can distribute the experts evenly, or cut them."""
     if model.moe is None:
         sizes = {"ep": layout.ep, "etp": layout.etp}
         yield from (without_experts(keys[name], size) for name, size in sizes.items() if size > 1)

@@ -88,7 +88,7 @@ class Task:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence."""
+        """Length of the longest sequence, in tokens."""
         return self.prompt_tokens + self.response_tokens
 
     def sequences_of(self, rollout: RolloutLayout) -> int:
@@ -143,7 +143,7 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """Layouts for both sides."""
+    """Layouts of both sides."""
 
     training: TrainLayout
     rollout: RolloutLayout

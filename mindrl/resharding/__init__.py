@@ -1,1 +1,1 @@
-"""Moves weights from the training layout to the rollout layout."""
+"""Move weights from the training layout to the rollout layout."""

@@ -26,7 +26,7 @@ def local_tensors(chunks: Sequence[nn.Module], table: ShardingTable) -> dict[str
 
 
 def check_table(chunks: Sequence[nn.Module], table: ShardingTable) -> None:
-    """Assert that a table describes exactly the parameters that Megatron made."""
+    """Assert that a table describes exactly the parameters that Megatron created."""
     made = made_tensors(chunks)
     parameters = {name for name, tensor in made.items() if isinstance(tensor, nn.Parameter)}
     assert parameters <= table.keys() <= made.keys(), parameters ^ table.keys()
@@ -74,7 +74,7 @@ def _cut_weights(module: nn.Module) -> list[tuple[Tensor, int]]:
 
 
 def made_tensors(chunks: Sequence[nn.Module]) -> dict[str, Tensor]:
-    """Collect parameters and buffers under the names of the sharding table."""
+    """Return parameters and buffers under the names of the sharding table."""
     return {
         f"chunk{index}.{name}": tensor
         for index, chunk in enumerate(chunks)

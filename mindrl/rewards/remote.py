@@ -3,13 +3,12 @@
 import asyncio
 import json
 import time
-from http.client import HTTPException, HTTPResponse
-from typing import Any
-from urllib.error import HTTPError
-from urllib.request import HTTPRedirectHandler, Request, build_opener
+from http.client import HTTPException
+from urllib.request import Request
 
 from mindrl.observability.units import quoted
 from mindrl.platform.environment import variable_named
+from mindrl.platform.http_exchange import HttpStatusError, exchange, timed_opener
 from mindrl.rewards.functions import ScoreRange
 
 SCHEMES = ("http://", "https://")
@@ -19,14 +18,7 @@ _MOST_BYTES = 1 << 20
 """Of an answer."""
 
 
-class _StayHere(HTTPRedirectHandler):
-    """Takes a redirection for a refusal: nobody else gets the token."""
-
-    def redirect_request(self, *_: Any, **__: Any) -> None:
-        """Return none."""
-
-
-_OPENER = build_opener(_StayHere())
+_OPENER = timed_opener()
 
 
 class RemoteReward:
@@ -86,7 +78,7 @@ class RemoteReward:
                 return await asyncio.to_thread(self._once, body, ends - time.monotonic())
             except (OSError, HTTPException) as error:
                 pause = 0.1 * 2**number
-                lasting = isinstance(error, HTTPError) and error.code not in _AGAIN
+                lasting = isinstance(error, HttpStatusError) and error.status not in _AGAIN
                 if lasting or number == self.tries or time.monotonic() + pause >= ends:
                     raise OSError(f"no score after {number} tries: {_said(error)}") from error
             await asyncio.sleep(pause)
@@ -94,19 +86,13 @@ class RemoteReward:
 
     def _once(self, body: bytes, seconds: float) -> object:
         request = Request(self.url, body, self._headers)  # noqa: S310 - one of SCHEMES
-        with _OPENER.open(request, timeout=max(seconds, 0.01)) as reply:
-            return _parsed(reply)
-
-
-def _parsed(reply: HTTPResponse) -> object:
-    text = reply.read(_MOST_BYTES)
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"answered {quoted(text[:60])}, which is no JSON") from error
+        text = exchange(_OPENER, request, seconds=max(seconds, 0.01), most_bytes=_MOST_BYTES)
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"answered {quoted(text[:60])}, which is no JSON") from error
 
 
 def _said(error: Exception) -> str:
-    if isinstance(error, HTTPError):
-        return f"HTTP {error.code} {error.read(200).decode(errors='replace')}".rstrip()
-    return f"{type(error).__name__}: {error}"
+    """Return an error as text; that of a status says all by itself."""
+    return str(error) if isinstance(error, HttpStatusError) else f"{type(error).__name__}: {error}"

@@ -3,12 +3,12 @@
 import json
 import time
 from dataclasses import dataclass
-from http.client import HTTPException, HTTPResponse
+from http.client import HTTPException
 from typing import Any, TypeVar
-from urllib.error import HTTPError, URLError
-from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
+from urllib.request import ProxyHandler, Request
 
 from mindrl.errors import AnswerError, WorkerDiedError
+from mindrl.platform.http_exchange import HttpStatusError, exchange, timed_opener
 from mindrl.rollout.http.answers import read
 
 _PAUSES_SECONDS = (0.2, 1.0)
@@ -18,19 +18,10 @@ _BUSY = frozenset({502, 503, 504})
 """Answers of whoever stands before a server that is not there."""
 _MOST_BYTES = 256 << 20
 """Of an answer: a million tokens have less."""
-_CHUNK_BYTES = 1 << 20
 _Form = TypeVar("_Form")
 
-
-class _StayHere(HTTPRedirectHandler):
-    """Takes a redirection for a refusal: nobody else gets the token."""
-
-    def redirect_request(self, *_: Any, **__: Any) -> None:
-        """Return none."""
-
-
 # A server is addressed by itself, whatever proxy the environment names.
-_OPENER = build_opener(ProxyHandler({}), _StayHere())
+_OPENER = timed_opener(ProxyHandler({}))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,25 +36,23 @@ class ServerClient:
     health_path: str = "/health"
 
     def post(self, path: str, body: Any = None, *, seconds: float, again: bool = False) -> bytes:
-        """Ask, and return the answer; `again` asks up to three times where there is none.
+        """Return the answer of the server; `again` asks up to three times where there is none.
 
-        Then the server may have been asked more than once, and the one answer counts. `seconds` is
-        the limit of each try, to the last byte.
+        The server may then have answered more than once; one answer counts. `seconds` is the limit
+        of each try, from connecting to the last byte. No answer: the server was not reached, the
+        answer is late or breaks off, or its status is 502, 503 or 504.
 
         Raises:
-            WorkerDiedError: Nobody answered in time, or the server refused.
+            WorkerDiedError: No try was answered, or the server answered with another status.
         """
         for pause in (*_PAUSES_SECONDS, None) if again else (None,):
             try:
                 return self._once(path, body, seconds, "POST")
-            except HTTPError as error:
-                text = error.read(300).decode(errors="replace")
-                if error.code not in _BUSY or pause is None:
-                    refused = f"{self._said(path)}: HTTP {error.code} {text}"
-                    raise WorkerDiedError(refused) from error
-            except (URLError, OSError, HTTPException) as error:
-                if pause is None:
-                    raise WorkerDiedError(f"{self._said(path)}: {error}") from error
+            except (OSError, HTTPException) as error:
+                refuses = isinstance(error, HttpStatusError) and error.status not in _BUSY
+                if refuses or pause is None:
+                    said = f"{self.name} at {self.url} gave no answer to {path}"
+                    raise WorkerDiedError(f"{said}: {error}") from error
             time.sleep(pause)
         raise AssertionError("the last try returns or raises")
 
@@ -100,24 +89,6 @@ class ServerClient:
             "Content-Type": "application/json",
             "Authorization": f"Bearer {self.token}",
         }
-        url, ends = self.url.rstrip("/") + path, time.monotonic() + seconds
+        url = self.url.rstrip("/") + path
         request = Request(url, data, headers, method=method)  # noqa: S310 - judged above
-        with _OPENER.open(request, timeout=seconds) as reply:
-            return _whole(reply, ends)
-
-    def _said(self, path: str) -> str:
-        return f"{self.name} at {self.url} gave no answer to {path}"
-
-
-def _whole(reply: HTTPResponse, ends: float) -> bytes:
-    """Read an answer, which may come byte by byte, or never end."""
-    text = bytearray()
-    while chunk := reply.read1(_CHUNK_BYTES):
-        text += chunk
-        if len(text) > _MOST_BYTES:
-            raise HTTPException(f"the answer has more than {_MOST_BYTES >> 20} MiB")
-        if time.monotonic() > ends:
-            raise TimeoutError("timed out before its end")
-    if reply.length:
-        raise HTTPException(f"the answer breaks off {reply.length} bytes before its end")
-    return bytes(text)
+        return exchange(_OPENER, request, seconds=seconds, most_bytes=_MOST_BYTES)

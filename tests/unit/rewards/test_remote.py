@@ -1,19 +1,24 @@
 """Rewards of a server on the loopback address, in the processes of a run."""
 
+import asyncio
 import json
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import broken_server
 import pytest
+from broken_server import Fault, breaking
 
 from mindrl.batch.prompts import Prompt
 from mindrl.config.rl import RLConfig
 from mindrl.errors import ConfigError
 from mindrl.rewards.inputs import Answered, RewardInputs
+from mindrl.rewards.remote import RemoteReward
 from mindrl.rewards.scorer import RewardScorer, try_rewards
 from mindrl.rewards.scores import Scores
 
@@ -129,3 +134,46 @@ def test_a_variable_that_is_not_set_is_named() -> None:
     inputs = RewardInputs(kwargs={"http://127.0.0.1:9/": {"token_variable": "NO_SUCH_TOKEN"}})
     with pytest.raises(ConfigError, match="the environment has no variable NO_SUCH_TOKEN"):
         try_rewards("rl_config.verifier_function", [*inputs.kwargs], [PROMPT], inputs, seconds=5)
+
+
+DRIPS = (broken_server.drip_header, broken_server.drip_body, broken_server.drip_announced_body)
+BREAKING = {
+    "reset": (broken_server.reset, 200),
+    "cut in a number": (broken_server.cut, 200),
+    "stall": (broken_server.stall, 200),
+    "broken chunk": (broken_server.broken_chunk, 200),
+    "half a chunk": (broken_server.half_a_chunk, 200),
+    "busy, and reset in its words": (broken_server.reset, 503),
+    "refusal, and reset in its words": (broken_server.reset, 400),
+    "refusal that stalls": (broken_server.stall, 400),
+    "drip in a header": (broken_server.drip_header, 200),
+    "drip in the text": (broken_server.drip_body, 200),
+    "drip in a text of known length": (broken_server.drip_announced_body, 200),
+    "drip in the words of a refusal": (broken_server.drip_body, 400),
+}
+"""Each sends `0.5`, or blanks, before it breaks: neither is a score."""
+
+
+def _asked(name: str) -> str:
+    """Return what is wrong with how a server that breaks is taken; empty where nothing is."""
+    act, status = BREAKING[name]
+    fault = Fault(act, status)
+    with breaking(fault) as url:
+        began = time.monotonic()
+        reward = RemoteReward(url, seconds=2.0, tries=2)
+        try:
+            said = repr(asyncio.run(reward("3", "4", "3+4", "")))
+        except OSError as error:
+            said = str(error)
+        took = time.monotonic() - began
+    endless = act in (broken_server.stall, *DRIPS)
+    tries = 1 if status == 400 or endless else 2
+    if said.startswith(f"no score after {tries} tries: ") and fault.asked == tries and took < 6.0:
+        return ""
+    return f"{name}: {fault.asked} of {tries} tries, {took:.1f} s, {said}"
+
+
+def test_a_server_that_breaks_off_or_drips_costs_its_time_and_gives_no_score() -> None:
+    with ThreadPoolExecutor(len(BREAKING)) as pool:
+        found = [*pool.map(_asked, BREAKING)]
+    assert [each for each in found if each] == []

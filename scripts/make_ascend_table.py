@@ -15,7 +15,8 @@ from mindrl.memory.plan import MemoryPlan
 from mindrl.memory.schedule import MoveKind
 from mindrl.preflight.memory_plan import activation_estimates, memory_plan
 from mindrl.preflight.run_shardings import RunShardings, unordered_shardings
-from mindrl.programs.compose import composed_config, run_names
+from mindrl.programs.compose import composed_config
+from mindrl.programs.config_files import run_names
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "reference" / "ascend-configs.md"

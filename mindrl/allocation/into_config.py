@@ -1,7 +1,7 @@
-"""Layouts that a configuration writes as strings, turned into the sizes that they say.
+"""Convert allocation strings in a configuration into sizes.
 
-`actor_config.backend: megatron:d4p2t2` stands for four keys; from here on those have their values,
-whichever way the user wrote them.
+`actor_config.backend: megatron:d4p2t2` sets four keys. After this conversion those keys have their
+values, whichever form the user wrote.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,9 +30,9 @@ ENGINES = ("rollout", "actor", "critic", "ref", "reward", "teacher")
 SECTIONS = {"rollout": "generate_config"} | {
     role: f"{role}_config" for role in ("actor", "critic", "ref", "reward")
 }
-"""The section of a run's configuration that has the engine's `backend`."""
+"""Configuration section with the engine's `backend`."""
 FOLLOWERS = frozenset({"critic", "ref"})
-"""Engines whose empty field takes the actor's."""
+"""Engines that use the actor's string if their own is empty."""
 _MODE = "rl_config.allocation_mode"
 _BACKEND = "backend"
 _COUNT = "num_npus"
@@ -41,13 +41,12 @@ Sections = dict[str, Any]
 
 
 def with_sizes(values: Mapping[str, Any]) -> Sections:
-    """Return the sections of a configuration with the sizes that their strings say.
+    """Return the sections of a configuration with the sizes of their allocation strings.
 
-    A size that is None, or left out, is not given.
+    A size that is None or absent is unset.
 
     Raises:
-        ConfigError: A string cannot be read or run here, or something else that is given says
-            otherwise.
+        ConfigError: A string cannot be parsed or run here, or contradicts another setting.
     """
     sections = deepcopy(dict(values))
     mode = _mode(sections)
@@ -63,10 +62,17 @@ def with_sizes(values: Mapping[str, Any]) -> Sections:
     return sections
 
 
-def deprecation(values: Mapping[str, Any]) -> str | None:
-    """Return what to write in place of `rl_config.allocation_mode`; None where it is not given.
+def without_unset(values: Mapping[str, Any]) -> Sections:
+    """Return the sections of a configuration without unset sizes."""
+    sections = deepcopy(dict(values))
+    _leave_unset_out(sections)
+    return sections
 
-    The values are some that `with_sizes` accepted.
+
+def deprecation(values: Mapping[str, Any]) -> str | None:
+    """Return what to write in place of `rl_config.allocation_mode`; None if it is unset.
+
+    `values` must have passed `with_sizes`.
     """
     mode = _mode(values)
     if mode is None:
@@ -77,9 +83,9 @@ def deprecation(values: Mapping[str, Any]) -> str | None:
 
 
 def in_words_of_backend(config: RunConfig, finding: Finding) -> Finding:
-    """Say a finding on a size of the string that the size was written in; else as it is.
+    """Rewrite a finding about a size for the allocation string that set it, if one did.
 
-    Its legal values become strings of as many ranks.
+    Legal values become strings with the same number of ranks.
     """
     section, _, key = finding.field.rpartition(".")
     engine = next((each for each, name in SECTIONS.items() if name == section), "")
@@ -100,14 +106,14 @@ def in_words_of_backend(config: RunConfig, finding: Finding) -> Finding:
 def read_engines(
     backends: Mapping[str, str], sections: Mapping[str, str] | None = None
 ) -> Mapping[str, ModelAllocation]:
-    """Read the backend field of each engine of a run, in the order of `ENGINES`.
+    """Parse the backend field of each engine of a run, in the order of `ENGINES`.
 
-    Those of critic and ref may be empty. Errors call the section of an engine as `sections` does,
-    by default by the engine's own name.
+    Those of critic and ref may be empty. `sections` maps engines to section names in errors; by
+    default the engine's name is used.
 
     Raises:
-        ConfigError: An unknown engine, an empty field that takes no other's, a string that
-            cannot be read, or a backend of the wrong side.
+        ConfigError: An unknown engine, an empty field without a default, a string that cannot be
+            parsed, or a backend of the wrong side.
     """
     for engine in backends:
         if engine not in ENGINES:
@@ -126,7 +132,7 @@ def read_engines(
 
 
 def _read_engine(text: str, engine: str, source: str) -> ModelAllocation:
-    """Read what stands in the field of `source`, for an engine of the same side."""
+    """Parse the field of `source`, for an engine of the same side."""
     allocation = parse_backend(text, _side(engine)[0])
     if allocation.trains == (engine == "rollout"):
         does = "generate" if allocation.trains else "train"
@@ -141,7 +147,7 @@ def _read_engine(text: str, engine: str, source: str) -> ModelAllocation:
 
 @contextmanager
 def _errors_of(field: str) -> Iterator[None]:
-    """Let refusals of a string name the field that it stands in."""
+    """Add the field's name to parse errors."""
     try:
         yield
     except AllocationError as error:
@@ -149,7 +155,7 @@ def _errors_of(field: str) -> Iterator[None]:
 
 
 def _of_ranks(allocation: ModelAllocation, ranks: int, **sizes: int) -> str | None:
-    """Spell an allocation with other sizes and so many replicas that its ranks are `ranks`."""
+    """Return an allocation with other sizes and the replicas that make `ranks` ranks, or None."""
     layout = allocation.layout
     now = {name: getattr(layout, name, 1) for name in ("tp", "pp", "cp", "ep", "etp")} | sizes
     dp, rest = divmod(ranks, now["tp"] * now["pp"] * now["cp"])
@@ -162,18 +168,18 @@ def _of_ranks(allocation: ModelAllocation, ranks: int, **sizes: int) -> str | No
 
 
 def _side(engine: str) -> tuple[str, Mapping[str, str]]:
-    """Return the backend that an engine takes unless told otherwise, and the keys of its sizes."""
+    """Return the default backend of an engine, and the configuration keys of its sizes."""
     rollout, training = (ROLLOUT_BACKEND, ROLLOUT_SIZE_KEYS), (TRAINING_BACKEND, SIZE_KEYS)
     return rollout if engine == "rollout" else training
 
 
 def _sizes_beside(allocation: ModelAllocation) -> frozenset[str]:
-    """Return the sizes that a string leaves to their keys: chunks, of a backend without `v`."""
+    """Return the sizes that have their own keys: chunks, if the backend has no `v`."""
     return frozenset({"vpp"} if "v" in BACKENDS[allocation.backend].beside else ())
 
 
 def _section(sections: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Return a section; empty where it is none, which the configuration's own rules refuse."""
+    """Return a section; empty if it is not a dict, which later validation refuses."""
     found: Any = sections
     for name in path.split("."):
         found = found.get(name) if isinstance(found, dict) else None
@@ -189,7 +195,7 @@ def _mode(sections: Mapping[str, Any]) -> AllocationMode | None:
 
 
 def _write_backends(sections: Sections, mode: AllocationMode) -> None:
-    """Write what `allocation_mode` says of each engine into that engine's section."""
+    """Write the parts of `allocation_mode` into the engines' sections."""
     _write_places(sections, mode)
     for role, allocation in mode.backends.items():
         section = SECTIONS.get(role, "")
@@ -205,7 +211,7 @@ def _write_backends(sections: Sections, mode: AllocationMode) -> None:
 
 
 def _write_places(sections: Sections, mode: AllocationMode) -> None:
-    """Write whether the rollout shares the devices of all else, and if not, which come first."""
+    """Set whether the rollout has its own devices, and if so, which side comes first."""
     rl = sections["rl_config"]
     if len(mode.groups) == 1:
         if rl.get("use_integrated_worker") is False and len(mode.backends) > 1:
@@ -252,7 +258,7 @@ def _write_sizes(sections: Sections, engine: str, allocation: ModelAllocation) -
 
 
 def _write_devices(sections: Sections, allocations: Mapping[str, ModelAllocation]) -> None:
-    """Compare the ranks of engines with their devices, or let the first's say how many."""
+    """Check the engines' ranks against their devices, or set the device count from the first."""
     train = dict(allocations)
     if _section(sections, "rl_config").get("use_integrated_worker") is False:
         generate = train.pop("rollout", None)
@@ -300,7 +306,7 @@ def _require_ranks(engine: str, allocation: ModelAllocation, field: str, devices
 
 
 def _leave_unset_out(sections: Sections) -> None:
-    """Leave out the sizes that nobody gave: the configuration has defaults for them."""
+    """Remove unset sizes, so that the configuration's defaults apply."""
     resource, _, devices = DEVICES.rpartition(".")
     actor, rollout = SIZE_KEYS.values(), ROLLOUT_SIZE_KEYS.values()
     keys = {SECTIONS["actor"]: actor, SECTIONS["rollout"]: rollout, resource: (devices,)}

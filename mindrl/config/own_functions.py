@@ -10,7 +10,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from pydantic_core import PydanticCustomError
+
 from mindrl.config.finding import did_you_mean
+from mindrl.config.section import is_path
 from mindrl.errors import ConfigError
 from mindrl.observability.units import quoted
 
@@ -31,7 +34,7 @@ def named_function(field: str, name: str, builtins: Mapping[str, Any], kind: str
         return builtins[name]
     if ":" not in name:
         raise ConfigError(
-            f"{field}={name!r} is no builtin {kind}; builtins: {', '.join(builtins)}; "
+            f"{field}={quoted(name)} is no builtin {kind}; builtins: {', '.join(builtins)}; "
             "your own: 'package.module:function' or 'path/to/file.py:function'"
             f"{did_you_mean(name, builtins, cutoff=0.5)}"
         )
@@ -52,7 +55,7 @@ def named_object(field: str, name: str) -> object:
     place, separator, attribute = name.rpartition(":")
     if not separator:
         need = "must be 'package.module:name' or 'path/to/file.py:name'"
-        raise ConfigError(f"{field}={name!r} {need}")
+        raise ConfigError(f"{field}={quoted(name)} {need}")
     module = _imported(field, name, place)
     if attribute not in vars(module):
         hint = did_you_mean(attribute, dir(module))
@@ -86,6 +89,10 @@ def trial(field: str, name: str, called_with: str) -> Iterator[None]:
 
 def _imported(field: str, name: str, place: str) -> ModuleType:
     shown, path = f"module {place!r}", None
+    try:
+        is_path(place)
+    except PydanticCustomError as error:
+        raise ConfigError(f"{field}={quoted(name)} {error.message()}") from error
     if place.endswith(".py"):
         path = Path(place).expanduser().resolve()
         if not path.is_file():

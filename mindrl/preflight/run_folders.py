@@ -37,6 +37,9 @@ def export_findings(places: Places) -> Iterator[Finding]:
     """Say so where an export would replace files, or the other model."""
     for role, place in places.items():
         key = f"{role}_config.save"
+        if not Path(place).resolve().name:
+            yield broken(key, place, "must be a folder with a name, such as ./exported", None)
+            return
         for folder in _written(place):
             if trouble := _trouble(folder):
                 which = f": {folder} " if folder != Path(place).resolve() else ""

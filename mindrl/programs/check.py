@@ -1,7 +1,7 @@
 """Check a configuration and start nothing: `mindrl check`. Needs no torch."""
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from mindrl.config.finding import Finding, Value, spelled
@@ -12,7 +12,15 @@ from mindrl.preflight.checks import Checked, checked_with_legal_values
 from mindrl.preflight.memory_plan import Capacity
 from mindrl.preflight.shipped import note_shipped_sizes, shipped_sizes
 from mindrl.programs.arguments import gib, parser_of
-from mindrl.programs.exits import FAILED, counted, exit_code, print_json, report
+from mindrl.programs.exits import (
+    FAILED,
+    MOST_SHOWN,
+    counted,
+    exit_code,
+    print_json,
+    report,
+    rest_of,
+)
 from mindrl.programs.plan_options import add_run_options, asked_config, device_bytes
 from mindrl.tracking.opened import tracking_text
 
@@ -40,10 +48,11 @@ def check_config(name: str = "mindrl check") -> int:
     )
     add("--elsewhere", action="store_true", help=elsewhere)
     host = "memory of one machine that the run may take for what leaves its devices"
+    add("--all", action="store_true", help="print all findings, and not the first ten alone")
     add("--host-memory-gib", type=gib, dest="host_bytes", metavar="N", help=host)
     options = parser.parse_intermixed_args()
     with planning():
-        return exit_code(lambda: _check(options))
+        return exit_code(lambda: _check(options), shows_all=options.all or options.json)
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -66,6 +75,7 @@ def _check(options: argparse.Namespace) -> int:
     else:
         if options.elsewhere:
             note_shipped_sizes(config)
+        _print_findings(checked.findings, shows_all=options.all)
         _print(options.config_name, checked, capacity, tracking_text(config))
     return FAILED if checked.findings else 0
 
@@ -75,12 +85,19 @@ def _as_json(findings: Iterable[Finding]) -> list[dict[str, Any]]:
     return [{key: getattr(finding, key) for key in keys} for finding in findings]
 
 
-def _print(name: str, checked: Checked, capacity: Capacity, places: str) -> None:
+def _print_findings(findings: Sequence[Finding], *, shows_all: bool) -> None:
     """Print findings as every program prints errors, each with its way out below it."""
-    for each in checked.findings:
+    shown = findings if shows_all else findings[:MOST_SHOWN]
+    for each in shown:
         way = f"legal: {each.field}={' or '.join(map(_on_command_line, each.legal))}; "
         report([str(each)], FAILED)
         say(f"       {way if each.legal else ''}see {each.doc}", to_stderr=True)
+    if len(shown) < len(findings):
+        report([f" {rest_of(len(findings))}"], FAILED)
+
+
+def _print(name: str, checked: Checked, capacity: Capacity, places: str) -> None:
+    """Print what else a check has to say, and how many findings there are."""
     say(*(f"not here, so not checked: {missing}" for missing in checked.not_checked))
     for warning in checked.warnings:
         note(str(warning))

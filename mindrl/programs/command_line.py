@@ -13,8 +13,13 @@ from mindrl.errors import ConfigError
 
 RECIPE = "recipe"
 """Folder of configurations that go on top of a run: `+recipe=gspo`."""
-_VALUES = {"--config-name": "NAME", "--config-dir": "FOLDER", "--resume": "RUN", "--cfg": "job"}
-"""Options that need a value, and what it is."""
+_VALUES = {
+    "--config-name": "grpo_tiny_cpu",
+    "--config-dir": "configs",
+    "--resume": "RUN",
+    "--cfg": "job",
+}
+"""Options that need a value, and an example of it."""
 _OPTIONS = (*_VALUES, "--dry-run", "--help", "--resolve", "--package", "--info", "--version")
 _SHORT = {"-c": "--cfg", "-h": "--help", "-p": "--package", "-i": "--info", "-r": "--run"}
 _SILENT = ("--run", "--hydra-help", "--shell-completion", "-sc")
@@ -97,6 +102,14 @@ def _alone(argument: str, following: list[str]) -> str:
     return f"{argument} has no value; it must be {argument}=VALUE"
 
 
+def _of_files(argument: str, name: str, *, adds: bool) -> Iterator[str]:
+    """Say what is wrong with an override that names files, or a key of Hydra's own."""
+    if name == RECIPE and not adds:
+        yield f"{argument}: a recipe goes on top; did you mean +{argument.lstrip('~')}?"
+    elif "/" in name and not name.startswith("hydra/"):
+        yield f"{argument}: there is no group of files {name}; keys have dots: actor_config.lr=1e-6"
+
+
 def _override(argument: str) -> Iterator[str]:
     """Say what is wrong with an override."""
     try:
@@ -105,9 +118,8 @@ def _override(argument: str) -> Iterator[str]:
         yield f"{argument} {_AN_OVERRIDE}"
         return
     name = override.key_or_group
-    if name == RECIPE and not override.is_add():
-        yield f"{argument}: a recipe goes on top; did you mean +{argument.lstrip('~')}?"
     if name.startswith("hydra.") or "/" in name or name == RECIPE:
+        yield from _of_files(argument, name, adds=override.is_add())
         return
     path = name.split(".")
     for depth, key in enumerate(path):

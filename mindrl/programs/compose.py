@@ -3,43 +3,34 @@
 Nothing is started and no run folder is made. What is wrong with either is said in words.
 """
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
+from pydantic_core import PydanticCustomError
 
-from mindrl.allocation.into_config import deprecation, with_sizes
+from mindrl.allocation.into_config import deprecation, with_sizes, without_unset
 from mindrl.config.halves import on_its_own_devices
 from mindrl.config.hydra_defaults import plain_values, register_defaults
-from mindrl.config.load import load_run_config, wrong_sections
+from mindrl.config.load import load_run_config
 from mindrl.config.run import RunConfig
+from mindrl.config.section import is_path
 from mindrl.errors import ConfigError, MindrlError
 from mindrl.observability.terminal import note
+from mindrl.observability.units import quoted
 from mindrl.preflight.hub import with_local_folders
 from mindrl.preflight.shipped import config_folder
-from mindrl.programs.command_line import RECIPE, check_overrides
+from mindrl.programs.command_line import check_overrides
+from mindrl.programs.config_files import SUFFIX, check_files, no_such_name, troubles
+from mindrl.programs.hydra_words import in_our_words
 
-_SUFFIX = ".yaml"
-_NO_RUN = "program"
-"""A file that has a `defaults` list and is no run by itself."""
-_DEFAULTS = "defaults: [mindrl_defaults, program, _self_]"
-"""What a configuration begins with."""
-_REFUSED = {
-    r"Could not append to config\. An item is already at '([^']+)'": (
-        "+{0}: the key is there already; leave the + out"
-    ),
-    r"Could not override '([^']+)'": "{0} is not in the configuration; write +{0}=VALUE",
-}
-"""What Hydra says of an override, and what is to be done."""
+_EXAMPLE = "grpo_tiny_cpu"
 
 
 def composed_config(
@@ -107,12 +98,35 @@ def _key(key: object) -> str:
 
 
 def located(name: str, own_folder: str | None) -> tuple[str, str | None]:
-    """Return name and folder of a configuration, which its path may name too."""
-    path = Path(name if name.endswith(_SUFFIX) else f"{name}{_SUFFIX}")
-    is_path = own_folder is None and ("/" in name or name.endswith(_SUFFIX))
-    if is_path and path.is_file():
-        return path.stem, str(path.parent)
-    return name.removesuffix(_SUFFIX), own_folder
+    """Return name and folder of a configuration, which its path may name too.
+
+    A path is one from the working folder, or from the folder of configurations.
+
+    Raises:
+        ConfigError: No file can have such a name, or a folder has it.
+    """
+    for option, given, example in (
+        ("--config-name", name, _EXAMPLE),
+        ("--config-dir", own_folder, "configs"),
+    ):
+        if given is not None and not given.strip():
+            raise ConfigError(f"{option} needs a value: {option} {example}")
+    stem = name.removesuffix(SUFFIX)
+    _check_name(stem)
+    file = Path(f"{stem}{SUFFIX}")
+    folders = [Path(own_folder or config_folder())] if "/" in stem else []
+    if own_folder is None and (folders or name != stem):
+        folders.insert(0, Path())
+    found = next((folder / file for folder in folders if (folder / file).is_file()), None)
+    return (stem, own_folder) if found is None else (found.stem, str(found.parent))
+
+
+def _check_name(stem: str) -> None:
+    """Refuse what no file can be called."""
+    try:
+        is_path(f"{stem}{SUFFIX}")
+    except PydanticCustomError as error:
+        raise ConfigError(f"--config-name {quoted(stem)} {error.message()}") from error
 
 
 def _quoted(text: str) -> str:
@@ -132,7 +146,9 @@ def run_config(composed: DictConfig) -> RunConfig:
     try:
         values = plain_values(composed)
     except OmegaConfBaseException as error:
-        raise ConfigError(_in_words(error)) from error
+        raise ConfigError(in_our_words(error)) from error
+    # Strings are compared with the keys beside them, which have the right types from here on.
+    load_run_config(without_unset(values))
     sized = with_sizes(values)
     if (old := deprecation(values)) is not None:
         note(old)
@@ -160,7 +176,7 @@ def composing(
     check_overrides(overrides)
     register_defaults()
     folders = [*dict.fromkeys([own, shipped])]
-    _check_defaults(own / f"{name}{_SUFFIX}")
+    check_files(name, folders)
     try:
         yield str(own), [f"hydra.searchpath=['file://{each}']" for each in folders[1:]]
     except MindrlError:
@@ -169,118 +185,8 @@ def composing(
         # The file itself, or one that its defaults name.
         missing = str(error.missing_cfg_file)
         asked = name if missing == name.lstrip("/") else missing
-        raise ConfigError(_no_such_name(asked, folders)) from error
+        raise ConfigError(no_such_name(asked, folders)) from error
     except Exception as error:
         # Their parsers raise errors of many kinds for what a file may hold.
-        trouble = next(_troubles(name.removesuffix(_SUFFIX), folders, ()), None)
-        raise ConfigError(trouble or _in_words(error)) from error
-
-
-def run_names(folder: Path) -> list[str]:
-    """Return the names of the runs in a folder of configurations.
-
-    What runs only name in their `defaults` has no such list itself.
-    """
-    files = (path for path in folder.glob(f"*{_SUFFIX}") if path.stem != _NO_RUN)
-    return sorted(path.stem for path in files if b"\ndefaults:" in b"\n" + path.read_bytes())
-
-
-def _check_defaults(path: Path) -> None:
-    """Refuse a file without the list that gives all keys their defaults.
-
-    The folder of a run has one that names every key.
-
-    Raises:
-        ConfigError: With the line that is missing.
-    """
-    if not path.is_file() or path.parent.name == ".hydra":
-        return
-    with suppress(yaml.YAMLError, OmegaConfBaseException, OSError, ValueError, RecursionError):
-        values = OmegaConf.to_container(OmegaConf.load(path))
-        if isinstance(values, dict) and "defaults" not in values:
-            raise ConfigError(f"{path} has no list of defaults; put this line first: {_DEFAULTS}")
-
-
-def _no_such_name(name: str, folders: Sequence[Path]) -> str:
-    """Say which configurations there are instead of one, and which was probably meant.
-
-    The first folder is the user's own.
-    """
-    path = Path(name).with_suffix(_SUFFIX)
-    known = [each for folder in folders for each in run_names(folder)]
-    there = run_names(folders[0])
-    if path.parent.name == RECIPE:
-        files = (each for folder in folders for each in (folder / RECIPE).glob(f"*{_SUFFIX}"))
-        known = there = sorted({each.stem for each in files})
-    hint = f"there are: {', '.join(there)}"
-    if Path(name).is_file():
-        hint = f"a configuration's file ends in {_SUFFIX}"
-    elif near := difflib.get_close_matches(path.stem, known, n=1):
-        hint = f"did you mean {near[0]}? {hint}"
-    return f"{folders[0]} has no configuration {name}; {hint}"
-
-
-def _in_words(error: Exception) -> str:
-    """Say in a line what Hydra or OmegaConf has raised."""
-    for pattern, words in _REFUSED.items():
-        if match := re.search(pattern, str(error)):
-            return words.format(*match.groups())
-    # Behind the key OmegaConf says more, of classes.
-    text = " ".join(str(error).partition("full_key:")[0].split()) or type(error).__name__
-    key = getattr(error, "full_key", None)
-    return f"{key}: {text}" if key else text
-
-
-def _troubles(name: str, folders: Sequence[Path], above: tuple[Path, ...]) -> Iterator[str]:
-    """Say which file cannot be read and why: the named one, then those along its `defaults`."""
-    paths = (folder / f"{name}{_SUFFIX}" for folder in folders)
-    path = next((path for path in paths if path.is_file()), None)
-    if path is None:
-        # It is one of mindrl's own, or its absence has an error of its own.
-        return
-    if path in above:
-        yield f"{path} includes itself: {' -> '.join(each.stem for each in (*above, path))}"
-        return
-    try:
-        # Read as Hydra does; bytes first, whose errors know the line.
-        path.read_bytes().decode("utf-8")
-        values: Any = OmegaConf.to_container(OmegaConf.load(path))
-    except (yaml.YAMLError, OmegaConfBaseException, OSError, ValueError, RecursionError) as error:
-        yield f"{path}{_reason(error)}"
-        return
-    if not isinstance(values, dict):
-        yield f"{path} must hold sections with keys"
-        return
-    defaults = values.pop("defaults", [])
-    yield from (f"{path}: {each}" for each in wrong_sections(values))
-    if not isinstance(defaults, list):
-        yield f"{path}: defaults={defaults} must be a list of names"
-        return
-    for entry in defaults:
-        if not isinstance(entry, str) and not (isinstance(entry, Mapping) and len(entry) == 1):
-            yield f"{path}: the entry {entry} of defaults must be a name, or group: name"
-            return
-        yield from _troubles(_file_name(entry), folders, (*above, path))
-
-
-def _file_name(entry: str | Mapping[str, Any]) -> str:
-    """Return the file of an entry: `name`, `group: name`, `override /group@place: name`."""
-    parts = [entry] if isinstance(entry, str) else [*map(str, next(iter(entry.items())))]
-    parts[0] = parts[0].rpartition(" ")[2].partition("@")[0].lstrip("/")
-    return "/".join(parts)
-
-
-def _reason(error: Exception) -> str:
-    """Say what keeps a file from being read, and in which line."""
-    match error:
-        case UnicodeDecodeError():
-            line = error.object[: error.start].count(b"\n") + 1
-            return f", line {line}: the byte {error.object[error.start]:#x} is not UTF-8"
-        case RecursionError():
-            return " is nested without end"
-        case yaml.MarkedYAMLError() if error.problem_mark is not None:
-            text = " ".join(filter(None, [error.context, error.problem]))
-            return f", line {error.problem_mark.line + 1}: {text}"
-        case OSError():
-            return f": {error.strerror or error}"
-    return f": {_in_words(error)}"
+        trouble = next(troubles(name.removesuffix(SUFFIX), folders, ()), None)
+        raise ConfigError(trouble or in_our_words(error)) from error

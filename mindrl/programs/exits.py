@@ -5,7 +5,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,14 +18,19 @@ from mindrl.observability.terminal import printable
 FAILED = 1
 BAD_CONFIG = 2
 INTERRUPTED = 130
+MOST_SHOWN = 10
+"""Findings that are printed, unless all are asked for."""
 _SHOWN_BYTES = 4000
 """Of what was kept back when something failed."""
 
 
-def exit_code(action: Callable[[], int], *bad_input: type[Exception]) -> int:
+def exit_code(
+    action: Callable[[], int], *bad_input: type[Exception], shows_all: bool = False
+) -> int:
     """Run, and turn an error that was raised on purpose into words and an exit code.
 
-    `bad_input` are errors that speak of what the program was given, besides `ConfigError`.
+    `bad_input` are errors that speak of what the program was given, besides `ConfigError`. Of many
+    reasons the first ten are printed, and all with `shows_all`.
     """
     try:
         return action()
@@ -35,7 +40,24 @@ def exit_code(action: Callable[[], int], *bad_input: type[Exception]) -> int:
             code = INTERRUPTED
         elif isinstance(error, (ConfigError, *bad_input)):
             code = BAD_CONFIG
-        return report(str(error).splitlines(), code)
+        reasons = str(error).splitlines()
+        return report(reasons if shows_all else first_reasons(reasons), code)
+
+
+def first_reasons(reasons: Sequence[str]) -> list[str]:
+    """Return the first ten reasons and a line that counts the others.
+
+    A line that begins with a blank goes on with the reason before it.
+    """
+    begins = [at for at, reason in enumerate(reasons) if not reason.startswith(" ")]
+    if len(begins) <= MOST_SHOWN:
+        return [*reasons]
+    return [*reasons[: begins[MOST_SHOWN]], f" {rest_of(len(begins))}"]
+
+
+def rest_of(number: int) -> str:
+    """Count what is not shown of so many findings, and say where it is."""
+    return f"and {number - MOST_SHOWN} more; mindrl check --all shows them"
 
 
 def report(reasons: Iterable[str], code: int) -> int:

@@ -17,7 +17,7 @@ from mindrl.config.load import load_run_config
 from mindrl.config.run import RunConfig
 from mindrl.config.section import documented_fields
 from mindrl.config.validate import findings
-from mindrl.programs.compose import run_names
+from mindrl.programs.config_files import run_names
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 RUNS = run_names(CONFIGS)

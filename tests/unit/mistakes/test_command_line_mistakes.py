@@ -130,7 +130,7 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     ),
     "an option without its value": (
         ["--config-name"],
-        ["--config-name needs a value: --config-name NAME"],
+        ["--config-name needs a value: --config-name grpo_tiny_cpu"],
     ),
     "a run that is none": (
         ["--resume", "nowhere"],
@@ -139,6 +139,30 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "another form of the configuration": (
         ["--cfg", "yaml"],
         ["--cfg yaml: it must be one of job, hydra, all"],
+    ),
+    "a configuration without a name": (
+        ["--config-name", ""],
+        ["--config-name needs a value: --config-name grpo_tiny_cpu"],
+    ),
+    "a wrong type beside strings": (
+        [
+            *("actor_config.backend=megatron:d2", "generate_config.backend=vllm:d2"),
+            "rl_config.reward_resource.num_npus=abc",
+        ],
+        ['rl_config.reward_resource.num_npus="abc" must be a valid integer'],
+    ),
+    "an export of the root": (
+        ["actor_config.save=/"],
+        ["actor_config.save=/ must be a folder with a name, such as ./exported"],
+    ),
+    "a function in a file that no disk can have": (
+        [f"rl_config.adv_estimator={'x' * 300}.py:f"],
+        [
+            (
+                f"rl_config.adv_estimator='{'x' * 97}...{'x' * 93}.py:f' must be a path of at most "
+                "4000 bytes with names of at most 240; it has 303, with a name of 303"
+            )
+        ],
     ),
     "a wrong type": (
         ["rl_config.epochs=two"],
@@ -185,7 +209,17 @@ def test_a_file_without_a_list_of_defaults_is_told_the_line(user: NewUser) -> No
     ]
 
 
-@pytest.mark.parametrize("name", ["mine.yaml", "./mine", "{folder}/mine.yaml", "in/deep.yaml"])
+def test_of_many_mistakes_ten_are_told_and_the_others_are_counted(user: NewUser) -> None:
+    lines = user.is_told([*(f"rl_config.wrong_{at}=1" for at in range(12)), "--dry-run"])
+    assert [line.split(" is ")[0] for line in lines] == [
+        *(f"error: rl_config.wrong_{at}" for at in range(10)),
+        "        and 2 more; mindrl check --all shows them",
+    ]
+
+
+@pytest.mark.parametrize(
+    "name", ["mine.yaml", "./mine", "{folder}/mine.yaml", "in/deep.yaml", "../{folder.name}/mine"]
+)
 def test_a_configuration_may_be_named_by_its_path(name: str, user: NewUser) -> None:
     text = "defaults: [mindrl_defaults, program, _self_]\nrl_config: {epochs: 0}\n"
     (user.folder / "in").mkdir()

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -40,25 +41,53 @@ MUTATIONS: dict[str, tuple[str | bytes, str]] = {
     "a default that is not there": ("defaults: [nowhere]\n", "has no configuration nowhere"),
     "a file that includes itself": ("defaults: [mine]\n", "includes itself: mine -> mine"),
     "bytes": (actor("lr: !!binary aGVsbG8="), "actor_config.lr=b'hello' must be text"),
-    "a set": (actor("lr: !!set {a, b}"), "actor_config.lr: Value 'set'"),
+    "a set": (
+        actor("lr: !!set {a, b}"),
+        "actor_config.lr: it is of the type set",
+    ),
     "an object of Python": (actor("lr: !!python/name:os.system"), "could not determine"),
     "half a letter": (actor('load: "\\ud800"').replace("load: ./", "save: ./"), "must be text"),
     "two documents": (f"{TEXT}---\na: 1\n", "expected a single document"),
-    "a number": ("5\n", "Invalid loaded object type: int"),
+    "a number": ("5\n", "must hold sections with keys, such as actor_config: {lr: 1e-6}"),
     "a list": ("[1, 2]\n", "must hold sections with keys"),
     "nothing": ("", "has no list of defaults; put this line first: defaults: [mindrl_"),
     "a list that holds itself": (actor("lr: &a [*a]"), "is nested without end"),
+    "anchors without limit": (
+        f"{OURS}a: &a [{'x,' * 9}]\n"
+        + "".join(f"{new}: &{new} [{f'*{old},' * 9}]\n" for old, new in pairwise("abcdef")),
+        "its anchors expand to 672,",
+    ),
+    "a file without limit": (f"{OURS}# {'x' * (1 << 20)}\n", "is larger than 1 MiB"),
+    "a variable that is not set": (
+        actor("lr: ${oc.env:NOT_SET_HERE}"),
+        "actor_config.lr: the environment variable NOT_SET_HERE is not set; set it, or give a",
+    ),
+    "a resolver that is not there": (
+        actor("lr: ${nope:1}"),
+        "actor_config.lr: ${nope:..} is no resolver; write one that there is, such as",
+    ),
+    "a resolver that fails": (
+        actor("lr: ${oc.decode:'[1'}"),
+        "actor_config.lr: a reference cannot be read; write it like ${actor_config.lr}",
+    ),
+    "a key that is a number": (actor("1: 1"), "actor_config.1 is not a configuration key"),
     "an anchor that is not there": (actor("lr: *a"), "found undefined alias 'a'"),
-    "a reference to nothing": (actor("lr: ${nope}"), "actor_config.lr: Interpolation key 'nope'"),
-    "a reference to itself": (actor("lr: ${actor_config.lr}"), "Recursive interpolation"),
-    "half a reference": (actor("lr: ${"), "actor_config.lr: no viable alternative"),
-    "a key that is null": (actor("null: 1"), "Incompatible key type 'NoneType'"),
+    "a reference to nothing": (
+        actor("lr: ${nope}"),
+        "actor_config.lr: ${nope} names no key; write",
+    ),
+    "a reference to itself": (
+        actor("lr: ${actor_config.lr}"),
+        "actor_config.lr: it refers to itself",
+    ),
+    "half a reference": (actor("lr: ${"), "actor_config.lr: a reference cannot be read"),
+    "a key that is null": (actor("null: 1"), "actor_config: a key is null; a key must be text"),
     "a key that is a list": (actor("? [a]\n  : 1"), "found unhashable key"),
     "a number of 5,000 digits": (actor(f"lr: 1{'0' * 5000}"), "Exceeds the limit"),
     "a number for a section": (f"{OURS}actor_config: 5\n", "actor_config=5 must be a section"),
     "a list for a section": (f"{OURS}rl_config: [5]\n", "rl_config=[5] must be a section"),
     "a section for a number": (f"{OURS}actor_config: {{lr: {{a: 1}}}}\n", "valid number"),
-    "Hydra's section": (f"{OURS}hydra: 5\n", "Merge error: int is not a subclass of HydraConf"),
+    "Hydra's section": (f"{OURS}hydra: 5\n", "hydra must be a section with keys"),
     "not a number": (f"{OURS}actor_config: {{lr: .nan}}\n", "actor_config.lr=NaN must be"),
     "endless": (f"{OURS}actor_config: {{lr: .inf}}\n", "actor_config.lr=Infinity must be"),
 }
@@ -103,7 +132,11 @@ OVERRIDES = {
     "rl_config.epochs.foo=3": "not a configuration key; rl_config.epochs has no keys",
     "actor_config.load=a=b": "cannot be read: it must be key=value",
     "actor_config.lr=[1": "cannot be read: it must be key=value",
-    "actor_config.lr=${nope}": "actor_config.lr: Interpolation key 'nope' not found",
+    "actor_config.lr=${nope}": "actor_config.lr: ${nope} names no key; write a whole key",
+    "actor_config.lr=${oc.env:NOT_SET_HERE}": "the environment variable NOT_SET_HERE is not set",
+    "actor_config.lr@here=3": "@ places a group of files, and this is none; write KEY=VALUE",
+    "~actor_config.lr=3": "~actor_config.lr=3: its value is 1e-06; write ~actor_config.lr alone",
+    "some/group=3": "some/group=3: there is no group of files some/group; keys have dots",
     "rl_config.verifier_function=abc": 'verifier_function="abc" must be a list',
     "generate_config.kv_cache_mib=1000000000000000000": f"{MOST} 2147483647",
     "generate_config.reshard_bucket_mib=1000000000000000000": f"{MOST} 2147483647",
@@ -148,6 +181,9 @@ def test_an_override_of_a_wrong_kind_ends_in_one_line_and_code_2(
         (["--config-name", "own/grpo_qwen25_7.yaml"], "did you mean grpo_qwen25_7b?"),
         (["--config-dir", "own", "--config-name", "mein"], "did you mean mine?"),
         (["--config-dir", "nowhere", "--config-name", "mine"], "nowhere: no such folder"),
+        (["--config-name", LONG], "...xxx"),
+        (["--config-dir", "own", "--config-name", "folder"], "folder.yaml is no file; a conf"),
+        (["--config-dir", "own", "--config-name", "in"], "folder.yaml is no file; a conf"),
     ],
 )
 def test_a_name_that_is_not_there_is_answered_with_what_was_probably_meant(
@@ -160,6 +196,8 @@ def test_a_name_that_is_not_there_is_answered_with_what_was_probably_meant(
 ) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "mine.yaml").write_text(OURS)
+    (tmp_path / "own" / "folder.yaml").mkdir()
+    (tmp_path / "own" / "in.yaml").write_text("defaults: [folder, _self_]\n")
     assert ended(program, arguments, monkeypatch, tmp_path) == 2
     assert words in capsys.readouterr().err
 

@@ -1,0 +1,61 @@
+"""Bounds of a YAML file before it is read: its bytes, and what its anchors expand to."""
+
+from pathlib import Path
+
+import yaml
+
+from mindrl.errors import ConfigError
+
+MOST_BYTES = 1 << 20
+"""Of a file: a configuration with every key is below 100 KB."""
+MOST_VALUES = 100_000
+"""Of a file, each anchor counted wherever it is used."""
+
+
+def bounded_graph(path: Path) -> yaml.Node | None:
+    """Return the graph of a file, in which what an anchor names is shared and not expanded.
+
+    None where the file is empty.
+
+    Raises:
+        ConfigError: The file is too large, or its anchors expand to too many values.
+        OSError, RecursionError, UnicodeError, YAMLError: It cannot be read.
+    """
+    with path.open("rb") as file:
+        text = file.read(MOST_BYTES + 1)
+    if len(text) > MOST_BYTES:
+        raise ConfigError(f"{path} is larger than {MOST_BYTES >> 20} MiB; no configuration is")
+    root: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
+    count = 0 if root is None else _values(root)
+    if count > MOST_VALUES:
+        raise ConfigError(
+            f"{path}: its anchors expand to {count:,} values, and {MOST_VALUES:,} are the most; "
+            "write values out, or refer to another key: ${actor_config.lr}"
+        )
+    return root
+
+
+def _values(root: yaml.Node) -> int:
+    """Count the values below a node, those of an anchor once for each use."""
+    counts: dict[int, int] = {}
+    open_nodes, stack = set[int](), [root]
+    while stack:
+        node = stack[-1]
+        below = _below(node)
+        if id(node) not in open_nodes:
+            open_nodes.add(id(node))
+            # One that is still open holds itself, which the reader refuses.
+            stack += [each for each in below if id(each) not in open_nodes]
+            continue
+        stack.pop()
+        counts[id(node)] = 1 + sum(counts.get(id(each), 0) for each in below)
+    return counts[id(root)]
+
+
+def _below(node: yaml.Node) -> list[yaml.Node]:
+    match node:
+        case yaml.SequenceNode():
+            return [*node.value]
+        case yaml.MappingNode():
+            return [each for pair in node.value for each in pair]
+    return []

@@ -1,0 +1,155 @@
+"""The files of a configuration: which there are, and what keeps one from being read."""
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from mindrl.config.load import wrong_sections
+from mindrl.config.yaml_bounds import bounded_graph
+from mindrl.errors import ConfigError
+from mindrl.programs.command_line import RECIPE
+from mindrl.programs.hydra_words import why_unreadable
+
+SUFFIX = ".yaml"
+_NO_RUN = "program"
+"""A file that has a `defaults` list and is no run by itself."""
+_DEFAULTS = "defaults: [mindrl_defaults, program, _self_]"
+"""What a configuration begins with."""
+
+
+def run_names(folder: Path) -> list[str]:
+    """Return the names of the runs in a folder of configurations.
+
+    What runs only name in their `defaults` has no such list itself.
+    """
+    files = (path for path in folder.glob(f"*{SUFFIX}") if path.stem != _NO_RUN)
+    return sorted(path.stem for path in files if b"\ndefaults:" in b"\n" + _content(path))
+
+
+def _content(path: Path) -> bytes:
+    """Return what a file holds; nothing where it is no file, or may not be read."""
+    with suppress(OSError):
+        return path.read_bytes() if path.is_file() else b""
+    return b""
+
+
+def check_files(name: str, folders: Sequence[Path]) -> None:
+    """Refuse a configuration that Hydra would not end reading, or would read without defaults.
+
+    The file may be in any of the folders, and so may those that its `defaults` name.
+
+    Raises:
+        ConfigError: A file is out of bounds or a folder, or the first has no list of defaults.
+    """
+    seen: set[Path] = set()
+    names = [name]
+    while names:
+        file = f"{names.pop()}{SUFFIX}"
+        path = next((each / file for each in folders if _is_there(each / file)), None)
+        if path is None or path in seen:
+            continue
+        if not path.is_file():
+            raise ConfigError(f"{path} is no file; a configuration is one, such as mine{SUFFIX}")
+        # What cannot be read is answered once Hydra has tried.
+        with suppress(OSError, RecursionError, UnicodeError, yaml.YAMLError):
+            root = bounded_graph(path)
+            # The folder of a run has a file that names every key.
+            if not (seen or path.parent.name == ".hydra" or _has_defaults(root)):
+                need = f"put this line first: {_DEFAULTS}"
+                raise ConfigError(f"{path} has no list of defaults; {need}")
+            names += map(_file_name, _entries(root))
+        seen.add(path)
+
+
+def _is_there(path: Path) -> bool:
+    """Say whether a path exists, and no where none can have its name."""
+    with suppress(OSError, ValueError):
+        return path.exists()
+    return False
+
+
+def _has_defaults(root: yaml.Node | None) -> bool:
+    """Say whether a file has the list, or holds no sections, which is worse than to lack it."""
+    if not isinstance(root, yaml.MappingNode):
+        return root is not None
+    return any(key.value == "defaults" for key, _ in root.value)
+
+
+def _entries(root: yaml.Node | None) -> Iterator[str | dict[str, Any]]:
+    """Yield the entries of the list of defaults that name files."""
+    pairs = root.value if isinstance(root, yaml.MappingNode) else []
+    lists = [listed for key, listed in pairs if key.value == "defaults"]
+    for entry in (each for listed in lists for each in _below(listed, yaml.SequenceNode)):
+        if isinstance(entry, yaml.ScalarNode):
+            yield entry.value
+        for group, chosen in _below(entry, yaml.MappingNode):
+            if isinstance(group, yaml.ScalarNode) and isinstance(chosen, yaml.ScalarNode):
+                yield {group.value: chosen.value}
+
+
+def _below(node: yaml.Node, kind: type[yaml.Node]) -> list[Any]:
+    return node.value if isinstance(node, kind) else []
+
+
+def no_such_name(name: str, folders: Sequence[Path]) -> str:
+    """Say which configurations there are instead of one, and which was probably meant.
+
+    The first folder is the user's own.
+    """
+    path = Path(name).with_suffix(SUFFIX)
+    known = [each for folder in folders for each in run_names(folder)]
+    there = run_names(folders[0])
+    if path.parent.name == RECIPE:
+        files = (each for folder in folders for each in (folder / RECIPE).glob(f"*{SUFFIX}"))
+        known = there = sorted({each.stem for each in files})
+    hint = f"there are: {', '.join(there)}"
+    if Path(name).is_file():
+        hint = f"a configuration's file ends in {SUFFIX}"
+    elif near := difflib.get_close_matches(path.stem, known, n=1):
+        hint = f"did you mean {near[0]}? {hint}"
+    return f"{folders[0]} has no configuration {name}; {hint}"
+
+
+def troubles(name: str, folders: Sequence[Path], above: tuple[Path, ...]) -> Iterator[str]:
+    """Say which file cannot be read and why: the named one, then those along its `defaults`."""
+    paths = (folder / f"{name}{SUFFIX}" for folder in folders)
+    path = next((path for path in paths if path.is_file()), None)
+    if path is None:
+        # It is one of mindrl's own, or its absence has an error of its own.
+        return
+    if path in above:
+        yield f"{path} includes itself: {' -> '.join(each.stem for each in (*above, path))}"
+        return
+    try:
+        # Read as Hydra does; bytes first, whose errors know the line.
+        path.read_bytes().decode("utf-8")
+        values: Any = OmegaConf.to_container(OmegaConf.load(path))
+    except (yaml.YAMLError, OmegaConfBaseException, OSError, ValueError, RecursionError) as error:
+        yield f"{path}{why_unreadable(error)}"
+        return
+    if not isinstance(values, dict):
+        yield f"{path} must hold sections with keys"
+        return
+    defaults = values.pop("defaults", [])
+    yield from (f"{path}: {each}" for each in wrong_sections(values))
+    if not isinstance(defaults, list):
+        yield f"{path}: defaults={defaults} must be a list of names"
+        return
+    for entry in defaults:
+        if not isinstance(entry, str) and not (isinstance(entry, Mapping) and len(entry) == 1):
+            yield f"{path}: the entry {entry} of defaults must be a name, or group: name"
+            return
+        yield from troubles(_file_name(entry), folders, (*above, path))
+
+
+def _file_name(entry: str | Mapping[str, Any]) -> str:
+    """Return the file of an entry: `name`, `group: name`, `override /group@place: name`."""
+    parts = [entry] if isinstance(entry, str) else [*map(str, next(iter(entry.items())))]
+    parts[0] = parts[0].rpartition(" ")[2].partition("@")[0].lstrip("/")
+    return "/".join(parts)

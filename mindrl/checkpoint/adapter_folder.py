@@ -1,4 +1,4 @@
-"""Folders of adapters as PEFT writes and reads them: a config beside one file of factors."""
+"""Adapter folders in PEFT's format: a config and one file of factors."""
 
 import json
 from collections.abc import Mapping
@@ -12,17 +12,17 @@ from mindrl.models.adapters import LowRank
 from mindrl.models.placement import Shape
 
 ADAPTER_FOLDER = "adapter"
-"""Beside the files of an exported model, which has the adapters in its weights."""
+"""Subfolder of an exported model; the model's weights already include the adapters."""
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 _ASKER = "actor_config.lora"
 _OTHER_KINDS = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "modules_to_save")
-"""Keys of PEFT that make of factors something else than their product."""
+"""Keys of PEFT that change how factors are combined or stored; not supported."""
 
 
 def open_adapters(
     folder: str, shapes: Mapping[str, Shape], stack: ExitStack, *, framework: Framework
 ) -> Any:
-    """Open the file of exactly these factors; the stack closes it.
+    """Open a file with exactly these factors; the stack closes it.
 
     Raises:
         ModelError: It is missing or unreadable, or has other factors.
@@ -39,10 +39,10 @@ def open_adapters(
 
 
 def check_adapters(folder: str, low_rank: LowRank, shapes: Mapping[str, Shape]) -> None:
-    """Compare a folder of adapters with those that a run asks for. Reads no factor.
+    """Compare an adapter folder with the configured adapters. Reads no factor.
 
     Raises:
-        ModelError: A file is missing or unreadable, or is of other adapters.
+        ModelError: A file is missing or unreadable, or belongs to other adapters.
     """
     path = Path(folder) / CONFIG_FILE
     try:
@@ -65,7 +65,7 @@ def check_adapters(folder: str, low_rank: LowRank, shapes: Mapping[str, Shape]) 
 
 
 def _no_folder(folder: Path) -> str:
-    """Say what a folder without the config of an adapter is."""
+    """Return the error text for a folder without an adapter config."""
     within = folder / ADAPTER_FOLDER
     if (within / CONFIG_FILE).is_file():
         return f"the folder of a model whose adapter is in {within}: name that"
@@ -73,7 +73,7 @@ def _no_folder(folder: Path) -> str:
 
 
 def adapter_config(low_rank: LowRank, model: str) -> dict[str, Any]:
-    """Return what adapter_config.json says of adapters on a model."""
+    """Return the content of adapter_config.json for adapters on a model."""
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

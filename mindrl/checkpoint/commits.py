@@ -1,9 +1,9 @@
-"""The checkpoints of a run: each is a folder that is there whole, or not at all.
+"""The checkpoints of a run: each folder is complete, or does not exist.
 
-A checkpoint is written in `.step-N.writing`, file by file, each of them on the disk before the
-next word is said of it. A manifest then names every file with its size and checksum, and one
-renaming to `step-N` is the commit. Only behind it are older ones removed, the manifest first, so
-that a removal that is cut short leaves nothing that looks whole. Imports no torch.
+A checkpoint is written in `.step-N.writing`, file by file, each synced to disk before the next
+step. A manifest then lists every file with its size and checksum, and a rename to `step-N` commits
+the checkpoint. Only then are older ones removed, the manifest first, so that an interrupted removal
+leaves nothing that looks complete. Imports no torch.
 """
 
 import json
@@ -25,7 +25,7 @@ from mindrl.observability.progress import tick
 from mindrl.observability.units import mib_text
 
 CHECKPOINTS = "checkpoints"
-"""In a run folder."""
+"""Subfolder of a run folder."""
 MANIFEST = "manifest.json"
 STATE = "run_state.json"
 _VERSION = 1
@@ -34,38 +34,38 @@ _STEP = re.compile(r"step-(\d{8})")
 _HASHED_BYTES = 16 << 20
 _SYNCED_BYTES = 256 << 20
 _READERS = 8
-"""Files that are read at once to be verified: one stream does not use up a disk of a cluster."""
+"""Files verified in parallel: one stream does not saturate a cluster's disk."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenFile:
-    """A file as it was written."""
+    """Name, size and checksum of a written file."""
 
     name: str
     nbytes: int
     checksum: str
-    """XXH3 of 128 bits, in hexadecimal digits."""
+    """XXH3-128, in hexadecimal digits."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SavedFiles:
-    """What a rank has written of a checkpoint."""
+    """Files that a rank has written for a checkpoint."""
 
     files: tuple[WrittenFile, ...]
     updates: Mapping[str, int]
-    """Optimizer steps that each model had taken."""
+    """Optimizer steps of each model at the checkpoint."""
     seconds: float
-    """That the writing took, beside other work."""
+    """Time of the writing, in parallel with other work."""
     waited_seconds: float
-    """That other work waited for it."""
+    """Time that other work waited for the writing."""
     failure: str | None = None
-    """Why there are no files."""
+    """Error text if there are no files."""
 
     def report(self, folder: Path, *, rank: int, ranks: int) -> None:
-        """Tell whoever commits, in a file beside those written, that one of so many ranks is done.
+        """Write a report file next to the rank's files, so that the committer sees that it is done.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: The report cannot be written.
         """
         building, report = folder / f".{rank}", folder / _REPORT.format(f"{rank:05}")
         building.write_text(json.dumps({"ranks": ranks, "saved": asdict(self)}), "utf-8")
@@ -74,37 +74,37 @@ class SavedFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A committed folder whose manifest could be read."""
+    """A committed folder with a readable manifest."""
 
     step: int
     folder: Path
     files: tuple[WrittenFile, ...]
 
     def paths(self, prefix: str) -> list[Path]:
-        """Return the files whose names begin so."""
+        """Return the files whose names start with `prefix`."""
         return [self.folder / each.name for each in self.files if each.name.startswith(prefix)]
 
     def state(self) -> dict[str, Any]:
-        """Read what is known of the run besides its tensors.
+        """Return the run's state besides its tensors.
 
         Raises:
-            CheckpointError: It cannot be read.
+            CheckpointError: The state cannot be read.
         """
         return _read_object(self.folder / STATE)[1]
 
 
 class Commits:
-    """The folder that holds the checkpoints of a run."""
+    """The folder with a run's checkpoints."""
 
     def __init__(self, root: Path) -> None:
-        """Name the folder; it is made with the first checkpoint."""
+        """Set the folder; it is created with the first checkpoint."""
         self.root = root
 
     def begin(self, step: int, nbytes: int = 0) -> Path:
-        """Return a new folder for the files of a step; what an earlier run left there is gone.
+        """Create a folder for the files of a step, and remove what an earlier run left there.
 
         Raises:
-            OutputError: It cannot be made, or its disk has no room for so many bytes.
+            OutputError: The folder cannot be created, or its disk has less than `nbytes` free.
         """
         building = self._building(step)
         with writing(building):
@@ -120,7 +120,7 @@ class Commits:
         return building
 
     def reported(self, step: int) -> list[SavedFiles] | None:
-        """Return what each rank has written of a step that was begun; None before all have."""
+        """Return the files of each rank for a step in progress; None until all have reported."""
         found: list[SavedFiles] = []
         with suppress(OSError, ValueError):
             while True:
@@ -135,12 +135,12 @@ class Commits:
     def commit(
         self, step: int, files: Iterable[WrittenFile], state: Mapping[str, object]
     ) -> Checkpoint:
-        """Make a checkpoint of the files that were written, each on the disk already.
+        """Commit a checkpoint of files that are already on disk.
 
-        An older one of the same step is replaced.
+        Replaces an older one of the same step.
 
         Raises:
-            OutputError: A file is not where it was written, or something cannot be written.
+            OutputError: A file has the wrong size or is missing, or writing fails.
         """
         building, target = self._building(step), self.root / step_name(step)
         with writing(target):
@@ -162,42 +162,42 @@ class Commits:
         return Checkpoint(step=step, folder=target, files=listed)
 
     def abandon(self, step: int) -> None:
-        """Remove what was written of a step that is not going to be committed."""
+        """Remove the files of a step that will not be committed."""
         shutil.rmtree(self._building(step), ignore_errors=True)
 
     def prune(self, keep: Iterable[int]) -> None:
         """Remove the checkpoints of all other steps.
 
         Raises:
-            OutputError: One cannot be removed.
+            OutputError: A checkpoint cannot be removed.
         """
         for step in {*self.steps()} - {*keep}:
             with writing(self.root / step_name(step)):
                 _remove(self.root / step_name(step))
 
     def steps(self) -> list[int]:
-        """Return the steps that have been committed, the newest first."""
+        """Return the committed steps, the newest first."""
         found = reversed(steps_in(self.root))
         return [step for step in found if (self.root / step_name(step)).is_dir()]
 
     def read(self, step: int) -> Checkpoint:
-        """Read the manifest of a checkpoint, and see that its files are as long as it says.
+        """Read the manifest of a checkpoint, and check the sizes of its files.
 
         Raises:
-            CheckpointError: A file is missing or has another length, or the manifest is no good.
+            CheckpointError: A file is missing or has another size, or the manifest is invalid.
         """
         return read_checkpoint(self.root / step_name(step))
 
     def newest_whole(
         self, steps: Sequence[int] | None = None
     ) -> tuple[Checkpoint | None, list[str]]:
-        """Return the newest checkpoint whose files all have their checksums.
+        """Return the newest checkpoint whose files all match their checksums.
 
         Args:
-            steps: Those that may be taken, the newest first; None for all.
+            steps: Candidates, the newest first; None for all.
 
         Returns:
-            None where there is none; and what is wrong with each newer one.
+            The checkpoint, or None; and the problem of each newer one.
         """
         problems = []
         for step in self.steps() if steps is None else steps:
@@ -215,10 +215,10 @@ class Commits:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Read the manifest of a folder, and see that its files are as long as it says.
+    """Read the manifest of a folder, and check the sizes of its files.
 
     Raises:
-        CheckpointError: A file is missing or has another length, or the manifest is no good.
+        CheckpointError: A file is missing or has another size, or the manifest is invalid.
     """
     path = folder / MANIFEST
     text, values = _read_object(path)
@@ -244,7 +244,7 @@ def verify(folder: Path, files: Sequence[WrittenFile]) -> None:
     """Compare files with their checksums.
 
     Raises:
-        CheckpointError: One is not what was written; with its name.
+        CheckpointError: A file differs from what was written; with its name.
     """
     with ThreadPoolExecutor(_READERS) as pool:
         for _ in pool.map(partial(_verify_one, folder), files):
@@ -265,7 +265,7 @@ def _verify_one(folder: Path, file: WrittenFile) -> None:
 
 
 def checksum_of(path: Path) -> str:
-    """Return the checksum of a file as it lies on the disk.
+    """Return the checksum of a file on disk.
 
     Raises:
         OSError: The file cannot be read.
@@ -278,7 +278,7 @@ def checksum_of(path: Path) -> str:
 
 
 def write_synced(path: Path, parts: Iterable[bytes | memoryview]) -> WrittenFile:
-    """Write a new file, one part behind the other, and wait until the disk has it.
+    """Write a new file from consecutive parts, and wait until it is on disk.
 
     Raises:
         OSError: The file cannot be written.
@@ -291,7 +291,8 @@ def write_synced(path: Path, parts: Iterable[bytes | memoryview]) -> WrittenFile
             checksum.update(part)
             nbytes += len(part)
             if nbytes - synced >= _SYNCED_BYTES:
-                # Left to the end, it is minutes on a slow disk in which nothing seems to get on.
+                # Sync regularly: one sync at the end takes minutes on a slow disk, without
+                # progress.
                 _sync(file)
                 synced = nbytes
         _sync(file)
@@ -310,19 +311,19 @@ def _pieces(parts: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
 
 
 def step_of(folder: Path) -> int | None:
-    """Return the step of a checkpoint by the name of its folder; None where that is another."""
+    """Return the step in the name of a checkpoint folder; None for other names."""
     name = _STEP.fullmatch(folder.name)
     return None if name is None else int(name[1])
 
 
 def steps_in(folder: Path, suffix: str = "") -> list[int]:
-    """Return the steps that what lies in a folder is named by, the first one first."""
+    """Return the steps in the names of a folder's entries, ascending."""
     names = (path.name.removesuffix(suffix) for path in folder.glob(f"*{suffix}"))
     return sorted(int(found[1]) for found in map(_STEP.fullmatch, names) if found)
 
 
 def step_name(step: int) -> str:
-    """Return the name, without a suffix, of what is kept of a step."""
+    """Return the name, without a suffix, of a step's file or folder."""
     return f"step-{step:08}"
 
 
@@ -337,7 +338,7 @@ def _check_size(folder: Path, file: WrittenFile) -> None:
 
 
 def _read_object(path: Path) -> tuple[str, dict[str, Any]]:
-    """Return a file's text, and the object that it is."""
+    """Return a file's text, and the JSON object in it."""
     try:
         text = path.read_text("utf-8")
         values = json.loads(text)
@@ -349,7 +350,7 @@ def _read_object(path: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _manifest(step: int, files: Iterable[WrittenFile]) -> dict[str, object]:
-    """Return what a manifest says, behind it the checksum of its own text."""
+    """Return the content of a manifest, followed by the checksum of its own text."""
     values = {"version": _VERSION, "step": step, "files": [asdict(each) for each in files]}
     return values | {"checksum": xxhash.xxh3_128(_text(values).encode()).hexdigest()}
 
@@ -363,7 +364,7 @@ def _write_object(path: Path, values: Mapping[str, object]) -> WrittenFile:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a checkpoint, in an order in which no half of it looks whole."""
+    """Remove a checkpoint, the manifest first, so that no remainder looks complete."""
     if folder.is_dir():
         (folder / MANIFEST).unlink(missing_ok=True)
         sync_folder(folder)
@@ -371,7 +372,7 @@ def _remove(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the disk knows which files a folder has."""
+    """Wait until a folder's entries are on disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -381,7 +382,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def writing(target: Path) -> Iterator[None]:
-    """Say in the words of the user what keeps a checkpoint from being written."""
+    """Turn an OSError into an error that names the checkpoint."""
     try:
         yield
     except OSError as error:

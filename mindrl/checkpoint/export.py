@@ -1,4 +1,4 @@
-"""A model folder, written while its tensors arrive: it appears whole, or not at all."""
+"""Write a model folder while its tensors arrive: it appears complete, or not at all."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from mindrl.observability.progress import tick
 SHARD_BYTES = 5 << 30
 TORCH_TYPES: Mapping[DType, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 EXPORT_FILE = "mindrl_export.json"
-"""What is known of an export besides its weights."""
+"""Metadata of an export."""
 _CARRIED_FILES = (
     "generation_config.json",
     "tokenizer.json",
@@ -45,13 +45,13 @@ def new_folder(
     head: Head = "vocabulary",
     record: Mapping[str, object] | None = None,
 ) -> Iterator[Path]:
-    """Make a folder beside the target, for weights; afterwards it takes the target's place.
+    """Create a temporary folder for weights next to the target, and rename it afterwards.
 
-    With the config and the tokenizer of `source`, the folder that the model came from, and with
-    `record` in `EXPORT_FILE`. An older target is replaced; after an error there is nothing new.
+    Adds the config and the tokenizer of `source`, the folder that the model came from, and writes
+    `record` to `EXPORT_FILE`. Replaces an older target; an error leaves nothing new.
 
     Raises:
-        OutputError: The folder cannot be made.
+        OutputError: The folder cannot be created.
     """
     with _beside(target) as building:
         with writing(target):
@@ -66,7 +66,7 @@ def new_folder(
 
 @contextmanager
 def writing(target: Path) -> Iterator[None]:
-    """Say in the words of the user what keeps a model from being written."""
+    """Turn an OSError into an error that names the export's target."""
     try:
         yield
     except OSError as error:
@@ -74,9 +74,9 @@ def writing(target: Path) -> Iterator[None]:
 
 
 def keep_folder(folder: Path, target: Path) -> None:
-    """Keep a folder's files under a second name, whatever replaces the first; costs no room.
+    """Hard-link a folder's files under a second name, which takes no space.
 
-    Only a disk without hard links gets copies. An older target is replaced.
+    Copies them only if the disk has no hard links. Replaces an older target.
 
     Raises:
         OutputError: The target cannot be written.
@@ -94,7 +94,7 @@ def _carry_over(source: Path, building: Path, dtype: DType, head: Head) -> None:
     # transformers 5 writes `dtype`, earlier versions `torch_dtype`.
     values["torch_dtype" if "torch_dtype" in values else "dtype"] = dtype
     if head == "value":
-        # In transformers' words: each token has one number, a product without a bias.
+        # In transformers' format: one number per token, without a bias.
         names = values.get("architectures") or []
         values |= {
             "architectures": [re.sub(r"For\w+$", "ForTokenClassification", name) for name in names],
@@ -109,7 +109,7 @@ def _carry_over(source: Path, building: Path, dtype: DType, head: Head) -> None:
 
 
 def write_json(path: Path, values: Mapping[str, object]) -> None:
-    """Write a file as the other files of a model folder are written."""
+    """Write a JSON file in the format of a model folder."""
     path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
@@ -123,7 +123,7 @@ def _link_or_copy(source: str, target: str) -> None:
 
 @contextmanager
 def _beside(target: Path) -> Iterator[Path]:
-    """Name a folder beside the target, which is not there before, nor afterwards."""
+    """Yield the path of a temporary folder next to the target; remove it before and afterwards."""
     building = target.with_name(f".{target.name}.incomplete")
     shutil.rmtree(building, ignore_errors=True)
     try:
@@ -135,7 +135,7 @@ def _beside(target: Path) -> Iterator[Path]:
 def _take_place(building: Path, target: Path) -> None:
     retired = target.with_name(f".{target.name}.replaced")
     if target.exists():
-        # A killed export may have left one, which would block the renaming.
+        # A killed export may have left this folder, which would block the rename.
         shutil.rmtree(retired, ignore_errors=True)
         target.rename(retired)
     building.rename(target)
@@ -143,32 +143,32 @@ def _take_place(building: Path, target: Path) -> None:
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """Look at the bytes of a tensor on the host, row by row; of one that is strewn, at a copy's."""
+    """Return the bytes of a host tensor in row-major order; copies a non-contiguous one."""
     return tensor.contiguous().flatten().view(torch.uint8).numpy().data
 
 
 class TensorFile:
-    """A safetensors file that takes its tensors one at a time, so that none waits in memory.
+    """A safetensors file that is written one tensor at a time, so that none waits in memory.
 
-    It knows all types and shapes beforehand; so each tensor has its place, in whatever order.
+    All dtypes and shapes are known in advance, so tensors may arrive in any order.
     """
 
     def __init__(self, path: Path, table: ShardingTable, dtype: DType) -> None:
-        """Begin a new file with its header; `dtype` is of all but what is always float32.
+        """Create a file with its header; always-float32 tensors do not get `dtype`.
 
         Raises:
             OSError: The file cannot be written.
         """
         self.path = path
         self.kinds = {name: (dtype_of(entry, dtype), entry.shape) for name, entry in table.items()}
-        # The wider type first, so that each tensor starts at a multiple of its element's size.
+        # The wider dtype first, so that each tensor is aligned to its element size.
         order = sorted(table, key=lambda name: (-ELEMENT_BYTES[self.kinds[name][0]], name))
         header, self.starts = file_header((name, *self.kinds[name]) for name in order)
         with path.open("xb") as file:
             file.write(header)
 
     def write(self, name: str, tensor: Tensor) -> None:
-        """Put a tensor in its place.
+        """Write a tensor at its offset.
 
         Raises:
             OSError: The file cannot be written.
@@ -182,29 +182,29 @@ class TensorFile:
 
 @dataclass(frozen=True)
 class ExportedModel:
-    """Takes whole logical tensors, and puts each in its file as soon as it is complete.
+    """Receives whole logical tensors, and writes each to its file when it is complete.
 
-    So host memory holds only those that are being filled; which tensors share a file does not
-    depend on who comes first.
+    Host memory holds only the tensors being filled; the assignment of tensors to files does not
+    depend on their arrival order.
     """
 
     target: Path
     files: Mapping[str, TensorFile]
-    """Where each tensor belongs."""
+    """File of each tensor."""
     folder: Path | None = None
-    """What is going to be the target, and may take further files; None where nothing is written."""
+    """Temporary folder of the target, which may get more files; None if nothing is written."""
     filling: dict[str, Tensor] = field(default_factory=dict)
     complete: set[str] = field(default_factory=set)
 
     def open(self, name: str) -> Tensor:
-        """Return the host memory that takes a tensor."""
+        """Return the host memory of a tensor."""
         if name not in self.filling:
             dtype, shape = self.files[name].kinds[name]
             self.filling[name] = torch.empty(shape, dtype=TORCH_TYPES[dtype])
         return self.filling[name]
 
     def close(self, name: str) -> None:
-        """Take a tensor as complete.
+        """Write a complete tensor and free its memory.
 
         Raises:
             OutputError: The file cannot be written.
@@ -225,13 +225,13 @@ def exported_model(
     shard_bytes: int = SHARD_BYTES,
     record: Mapping[str, object] | None = None,
 ) -> Iterator[ExportedModel]:
-    """Write a folder of safetensors into what `new_folder` makes, while the context lasts.
+    """Write a folder of safetensors with `new_folder`, while the context lasts.
 
-    The table has the logical tensors; it is empty on a rank that writes nothing. A file takes
+    The table has the logical tensors; it is empty on a rank that writes nothing. A file gets
     tensors of up to `shard_bytes`, or one larger tensor.
 
     Raises:
-        OutputError: The folder cannot be made.
+        OutputError: The folder cannot be created.
     """
     if not table:
         yield ExportedModel(target, {})
@@ -249,9 +249,9 @@ def exported_model(
 def _new_files(
     folder: Path, table: ShardingTable, dtype: DType, shard_bytes: int
 ) -> dict[str, TensorFile]:
-    """Begin files that lack nothing but their tensors, named as transformers does.
+    """Create files that lack only their tensors, named as in transformers.
 
-    With an index where there are several.
+    Writes an index if there are several.
     """
     groups = list(_grouped(table, dtype, shard_bytes))
     count = len(groups)
@@ -267,7 +267,7 @@ def _new_files(
 
 
 def _grouped(table: ShardingTable, dtype: DType, shard_bytes: int) -> Iterator[ShardingTable]:
-    """Deal tensors to files in their order."""
+    """Yield the tensors of each file, in the order of the table."""
     group: dict[str, LocalTensor] = {}
     group_bytes = 0
     for name, entry in table.items():

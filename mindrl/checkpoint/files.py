@@ -1,4 +1,4 @@
-"""The weight files of a model folder: opened, or refused with what is wrong. Imports no torch."""
+"""Open and check the weight files of a model folder. Imports no torch."""
 
 import json
 import math
@@ -16,13 +16,13 @@ from mindrl.models.placement import Shape
 
 INDEX_FILE = "model.safetensors.index.json"
 Framework = Literal["np", "pt"]
-"""What a slice of a tensor is read as: `np` needs no torch."""
+"""Type of slices read from a file: `np` needs no torch."""
 
 _CODES: Mapping[DType, str] = {"float32": "F32", "bfloat16": "BF16"}
-"""As safetensors calls the types."""
+"""Names of dtypes in safetensors."""
 _LENGTH_BYTES = 8
 _MOST_HEADER_BYTES = 100_000_000
-"""Of the format; more is no header."""
+"""Limit of the format; a larger value is not a header."""
 
 
 def check_files(
@@ -32,13 +32,13 @@ def check_files(
     head: Head = "vocabulary",
     draws_missing_head: bool = False,
 ) -> None:
-    """Compare the weight files with what config.json asks for, by their headers alone.
+    """Compare the weight files with config.json, by their headers only.
 
-    With `draws_missing_head` a value head may be missing: one is drawn at random then.
+    `draws_missing_head` allows a missing value head, which is then drawn at random.
 
     Raises:
-        ModelError: A file is missing, unreadable or not what the index says, or a tensor is
-            missing or has another shape, or, of a user's own network, is not in its table.
+        ModelError: A file is missing, unreadable or differs from the index, a tensor is missing or
+            has another shape, or a tensor of a user's network is not in its table.
     """
     found, wanted = tensor_shapes(folder), logical_shapes(model, head=head)
     if draws_missing_head and VALUE_HEAD not in found:
@@ -66,7 +66,7 @@ def check_shapes(
     wanted: Mapping[str, tuple[int, ...]],
     asker: str = "config.json",
 ) -> None:
-    """Compare the tensors of a folder or file with what is asked for.
+    """Compare the tensors of a folder or file with the expected shapes.
 
     Raises:
         ModelError: A tensor is missing or has another shape.
@@ -82,7 +82,7 @@ def check_shapes(
 
 
 def tensor_shapes(folder: str) -> Mapping[str, tuple[int, ...]]:
-    """Read the names and shapes of all tensors of a folder.
+    """Return the names and shapes of all tensors of a folder.
 
     Raises:
         ModelError: As for `open_tensors`.
@@ -92,15 +92,15 @@ def tensor_shapes(folder: str) -> Mapping[str, tuple[int, ...]]:
 
 
 def shapes_in(files: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of tensors, each of which lies in an open file."""
+    """Return the shapes of tensors, given the open file of each."""
     return {name: tuple(file.get_slice(name).get_shape()) for name, file in files.items()}
 
 
 def file_header(tensors: Iterable[tuple[str, DType, Shape]]) -> tuple[bytes, dict[str, int]]:
-    """Lay the tensors of a new safetensors file out, in their order.
+    """Lay out the tensors of a new safetensors file, in their order.
 
     Returns:
-        All that stands before the first of them, and where each begins in the file, in bytes.
+        The bytes before the first tensor, and each tensor's offset in the file, in bytes.
     """
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     places: dict[str, int] = {}
@@ -117,13 +117,13 @@ def file_header(tensors: Iterable[tuple[str, DType, Shape]]) -> tuple[bytes, dic
 
 
 def open_tensors(folder: str, stack: ExitStack, *, framework: Framework) -> dict[str, Any]:
-    """Open the weight files, which the stack closes; returns the file that holds each tensor.
+    """Open the weight files, which the stack closes; returns the file of each tensor.
 
-    Where the folder has an index only what it names counts, else all files do.
+    With an index only the tensors that it lists count, otherwise those of all files.
 
     Raises:
-        ModelError: There is no weight file, one is missing, unreadable or not what the index
-            says, or a tensor is in two files.
+        ModelError: There is no weight file, one is missing, unreadable or differs from the index,
+            or a tensor is in two files.
     """
     index = _read_index(Path(folder) / INDEX_FILE)
     if index is not None:
@@ -135,7 +135,7 @@ def open_tensors(folder: str, stack: ExitStack, *, framework: Framework) -> dict
     found_in: dict[str, Path] = {}
     for path in paths:
         file = stack.enter_context(open_file(path, framework))
-        for name in file.keys():  # noqa: SIM118 - no mapping
+        for name in file.keys():  # noqa: SIM118 - not a mapping
             if name in found_in:
                 other = found_in[name].name
                 raise ModelError(f"{folder}: tensor {name} is in {other} and in {path.name}")
@@ -162,7 +162,7 @@ def _open_indexed(
         for tensor in tensors:
             if tensor not in held:
                 raise ModelError(f"{path}: no tensor {tensor}; {INDEX_FILE} places it there")
-        # What the index does not name at all is nobody's, and no harm.
+        # A tensor that the index does not list is ignored.
         for tensor in sorted((held & index.keys()) - set(tensors)):
             raise ModelError(
                 f"{path}: tensor {tensor} is there; {INDEX_FILE} places it in {index[tensor]}"
@@ -172,7 +172,7 @@ def _open_indexed(
 
 
 def _read_index(path: Path) -> dict[str, str] | None:
-    """Read which file holds each tensor; None where there is no index."""
+    """Return the file of each tensor; None if there is no index."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -192,7 +192,8 @@ def open_file(path: Path, framework: Framework) -> Any:
     """Open a safetensors file; the caller closes it.
 
     Raises:
-        ModelError: It cannot be read; where it is cut off, with the first tensor that is not whole.
+        ModelError: It cannot be read; for a truncated file, the error names the first incomplete
+            tensor.
     """
     try:
         return safe_open(path, framework=framework)
@@ -201,7 +202,7 @@ def open_file(path: Path, framework: Framework) -> Any:
 
 
 def _damage(path: Path) -> str | None:
-    """Say what a file lacks; None where it lacks nothing or cannot be understood."""
+    """Return what is wrong with a file; None if nothing is, or it is not understood."""
     try:
         found_bytes = path.stat().st_size
         with path.open("rb") as file:
@@ -228,7 +229,7 @@ def _damage(path: Path) -> str | None:
 
 
 def _stops(header: object) -> list[tuple[int, str]]:
-    """Return where each tensor ends behind the header, in the order of the file."""
+    """Return the end of each tensor after the header, in file order."""
     stops = []
     for name, entry in header.items() if isinstance(header, dict) else ():
         match entry:
@@ -238,7 +239,7 @@ def _stops(header: object) -> list[tuple[int, str]]:
 
 
 def _others(folder: Path) -> str:
-    """Say what to do with weights of another format; empty where there are none."""
+    """Return a hint about weights in another format; empty if there are none."""
     found = sorted(each.name for each in folder.glob("*") if each.suffix in _OTHER_FORMATS)
     return (
         f"; it has {found[0]}: save_pretrained of transformers writes safetensors" if found else ""

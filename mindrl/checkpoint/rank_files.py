@@ -1,7 +1,7 @@
-"""A model cut for a training layout: one weight file per rank, and layout.json beside them.
+"""A model cut for a training layout: one weight file per rank, and layout.json next to them.
 
-A rank's file holds its local tensors under their local names, padding and all, so that a rank
-needs no other file. Ranks that hold the same, such as data-parallel ones, share the file of the
+A rank's file has its local tensors under their local names, padding included, so a rank needs no
+other file. Ranks that hold the same tensors, such as data-parallel ones, share the file of the
 first of them. Imports no torch.
 """
 
@@ -25,7 +25,7 @@ _VERSION = 1
 
 
 def rank_files(sharding: Sharding) -> tuple[str, ...]:
-    """Return the name of the file that each rank's tensors are in."""
+    """Return the file name of each rank's tensors."""
     first: dict[tuple[str, ...], int] = {}
     for rank, shards in enumerate(sharding.held_by):
         first.setdefault(shards, rank)
@@ -36,7 +36,7 @@ def rank_files(sharding: Sharding) -> tuple[str, ...]:
 
 
 def writing_ranks(sharding: Sharding) -> tuple[int, ...]:
-    """Return the ranks that have a file of their own."""
+    """Return the ranks that write a file."""
     names = rank_files(sharding)
     return tuple(rank for rank, name in enumerate(names) if name not in names[:rank])
 
@@ -44,7 +44,7 @@ def writing_ranks(sharding: Sharding) -> tuple[int, ...]:
 def layout_record(
     layout: TrainLayout, sharding: Sharding, backend: TrainingBackend
 ) -> dict[str, object]:
-    """Return what layout.json says."""
+    """Return the content of layout.json."""
     return {
         "version": _VERSION,
         "layout": layout_string(layout, backend),
@@ -55,7 +55,7 @@ def layout_record(
 
 
 def read_layout(folder: str) -> tuple[TrainLayout, DType, TrainingBackend]:
-    """Read the layout of a folder of rank files, the type and whose layout it is.
+    """Read the layout, dtype and backend of a folder of rank files.
 
     Raises:
         ModelError: layout.json is missing, unreadable or of another version.
@@ -86,10 +86,10 @@ def read_layout(folder: str) -> tuple[TrainLayout, DType, TrainingBackend]:
 def open_rank_files(
     folder: str, sharding: Sharding, stack: ExitStack, *, framework: Framework
 ) -> Mapping[str, Any]:
-    """Open the files of all ranks, which the stack closes; returns the file that holds each shard.
+    """Open the files of all ranks, which the stack closes; returns the file of each shard.
 
     Raises:
-        ModelError: A file is missing or unreadable, or does not hold what its rank holds.
+        ModelError: A file is missing or unreadable, or its tensors differ from its rank's.
     """
     names = rank_files(sharding)
     files: dict[str, Any] = {}

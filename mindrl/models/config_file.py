@@ -29,7 +29,7 @@ def read_config(folder: str) -> tuple[Path, dict[str, Any]]:
 
 
 def _without(path: Path) -> str:
-    """Say what a folder without a config.json is."""
+    """Return the error text for a folder without a config.json."""
     adapter = path.parent / "adapter_config.json"
     if path.name != "config.json" or not adapter.is_file():
         return f"has no {path.name}"

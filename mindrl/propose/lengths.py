@@ -1,4 +1,4 @@
-"""How long responses are: as an earlier run stored them, or as a mean and a tail say."""
+"""Lengths of responses: from an earlier run's files, or from a mean and a tail."""
 
 import math
 from collections import defaultdict
@@ -14,15 +14,15 @@ from mindrl.errors import DataError
 
 DRAWN_GROUPS = 2048
 _NINETY_NINTH = 2.3263
-"""Deviations of a normal distribution below which 99 of 100 lie."""
+"""99th percentile of a normal distribution, in standard deviations."""
 LARGEST_TAIL = math.exp(_NINETY_NINTH**2 / 2)
-"""99th percentile over mean: a lognormal distribution has no more."""
+"""Maximum ratio of 99th percentile to mean of a lognormal distribution."""
 
 
 def stored_groups(folder: Path) -> tuple[list[list[int]], float]:
     """Read the lengths of responses, prompt by prompt, and the mean length of the prompts.
 
-    The files are those that `megatron_training.keep_rollouts` keeps.
+    Reads the files that `megatron_training.keep_rollouts` writes.
 
     Raises:
         DataError: There are none, or one cannot be read.
@@ -50,9 +50,9 @@ def stored_groups(folder: Path) -> tuple[list[list[int]], float]:
 def drawn_groups(
     mean: float, p99: float, longest: int, samples: int, *, seed: int = 0
 ) -> list[list[int]]:
-    """Draw lengths from a lognormal distribution, cut at the longest.
+    """Draw lengths from a lognormal distribution, capped at `longest`.
 
-    `mean` and `p99`, the 99th percentile, are those before the cut; p99 is at most `LARGEST_TAIL`
+    `mean` and `p99`, the 99th percentile, are those before the cap; p99 is at most `LARGEST_TAIL`
     times the mean.
     """
     # p99 / mean is exp(z s - s^2 / 2) for the deviation s of the logarithms.
@@ -67,6 +67,6 @@ def drawn_groups(
 
 
 def described(groups: Sequence[Sequence[int]]) -> tuple[float, int, int]:
-    """Return mean, 99th percentile and maximum."""
+    """Return mean, 99th percentile and maximum of the lengths."""
     lengths = sorted(length for group in groups for length in group)
     return sum(lengths) / len(lengths), lengths[len(lengths) * 99 // 100], lengths[-1]

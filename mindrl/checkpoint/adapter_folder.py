@@ -10,6 +10,7 @@ from mindrl.checkpoint.files import Framework, check_shapes, open_file, shapes_i
 from mindrl.errors import ModelError
 from mindrl.models.adapters import LowRank
 from mindrl.models.placement import Shape
+from mindrl.observability.regular_files import read_regular_text
 
 ADAPTER_FOLDER = "adapter"
 """Subfolder of an exported model; the model's weights already include the adapters."""
@@ -46,7 +47,7 @@ def check_adapters(folder: str, low_rank: LowRank, shapes: Mapping[str, Shape]) 
     """
     path = Path(folder) / CONFIG_FILE
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(read_regular_text(path))
         rank, alpha = values["r"], values["lora_alpha"]
     except FileNotFoundError:
         raise ModelError(f"{path} is missing; {_no_folder(path.parent)}") from None

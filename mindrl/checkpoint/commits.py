@@ -22,6 +22,7 @@ import xxhash
 
 from mindrl.errors import CheckpointError, OutputError
 from mindrl.observability.progress import tick
+from mindrl.observability.regular_files import open_regular, read_regular_text
 from mindrl.observability.units import mib_text
 
 CHECKPOINTS = "checkpoints"
@@ -125,7 +126,7 @@ class Commits:
         with suppress(OSError, ValueError):
             while True:
                 report = self._building(step) / _REPORT.format(f"{len(found):05}")
-                told = json.loads(report.read_text())
+                told = json.loads(read_regular_text(report))
                 files = tuple(WrittenFile(**each) for each in told["saved"].pop("files"))
                 found.append(SavedFiles(files=files, **told["saved"]))
                 if len(found) == told["ranks"]:
@@ -271,7 +272,7 @@ def checksum_of(path: Path) -> str:
         OSError: The file cannot be read.
     """
     checksum = xxhash.xxh3_128()
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while part := file.read(_HASHED_BYTES):
             checksum.update(part)
     return checksum.hexdigest()
@@ -340,7 +341,7 @@ def _check_size(folder: Path, file: WrittenFile) -> None:
 def _read_object(path: Path) -> tuple[str, dict[str, Any]]:
     """Return a file's text, and the JSON object in it."""
     try:
-        text = path.read_text("utf-8")
+        text = read_regular_text(path)
         values = json.loads(text)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error

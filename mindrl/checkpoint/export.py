@@ -18,6 +18,7 @@ from mindrl.models.decoder import ELEMENT_BYTES, VALUE_HEAD, DType, Head
 from mindrl.models.placement import LocalTensor, ShardingTable
 from mindrl.models.sharding import dtype_of, table_bytes
 from mindrl.observability.progress import tick
+from mindrl.observability.regular_files import read_regular_text
 
 SHARD_BYTES = 5 << 30
 TORCH_TYPES: Mapping[DType, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -90,7 +91,7 @@ def keep_folder(folder: Path, target: Path) -> None:
 
 
 def _carry_over(source: Path, building: Path, dtype: DType, head: Head) -> None:
-    values = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    values = json.loads(read_regular_text(source / "config.json"))
     # transformers 5 writes `dtype`, earlier versions `torch_dtype`.
     values["torch_dtype" if "torch_dtype" in values else "dtype"] = dtype
     if head == "value":

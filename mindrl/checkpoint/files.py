@@ -13,6 +13,7 @@ from mindrl.errors import ModelError
 from mindrl.models.decoder import ELEMENT_BYTES, VALUE_HEAD, DType, Head, logical_shapes
 from mindrl.models.description import ModelDescription
 from mindrl.models.placement import Shape
+from mindrl.observability.regular_files import check_regular, open_regular, read_regular_text
 
 INDEX_FILE = "model.safetensors.index.json"
 Framework = Literal["np", "pt"]
@@ -174,7 +175,7 @@ def _open_indexed(
 def _read_index(path: Path) -> dict[str, str] | None:
     """Return the file of each tensor; None if there is no index."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(read_regular_text(path))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -196,6 +197,7 @@ def open_file(path: Path, framework: Framework) -> Any:
             tensor.
     """
     try:
+        check_regular(path)
         return safe_open(path, framework=framework)
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{path} cannot be read: {_damage(path) or error}") from error
@@ -205,7 +207,7 @@ def _damage(path: Path) -> str | None:
     """Return what is wrong with a file; None if nothing is, or it is not understood."""
     try:
         found_bytes = path.stat().st_size
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             start = file.read(_LENGTH_BYTES)
             header_bytes = int.from_bytes(start, "little")
             header = file.read(header_bytes) if header_bytes <= _MOST_HEADER_BYTES else None

@@ -19,6 +19,7 @@ from mindrl.errors import ConfigError, ModelError
 from mindrl.layouts.layout import TrainLayout
 from mindrl.models.decoder import DType
 from mindrl.models.sharding import Sharding
+from mindrl.observability.regular_files import read_regular_text
 
 LAYOUT_FILE = "layout.json"
 _VERSION = 1
@@ -62,7 +63,7 @@ def read_layout(folder: str) -> tuple[TrainLayout, DType, TrainingBackend]:
     """
     path = Path(folder) / LAYOUT_FILE
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(read_regular_text(path))
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from error
     values = values if isinstance(values, dict) else {}

@@ -11,6 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from mindrl.config.megatron_training import PLAIN
 from mindrl.data.vocabulary import VOCABULARY_FILES, has_vocabulary
 from mindrl.errors import ModelError
+from mindrl.observability.regular_files import read_regular_text
 
 _ANSWER = "mindrl"
 """Stands for an answer where the template is asked what comes behind one."""
@@ -55,7 +56,7 @@ def load_tokenizer(
 
 def _template(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return read_regular_text(file)
     except (OSError, ValueError) as error:
         raise ModelError(
             f"megatron_training.chat_template={file}: cannot be read ({error})"
@@ -113,7 +114,7 @@ def _named_for_generation(model_path: str) -> list[int]:
     if not (file := next(filter(Path.is_file, files), None)):
         return []
     try:
-        value: Any = json.loads(file.read_text("utf-8")).get("eos_token_id")
+        value: Any = json.loads(read_regular_text(file)).get("eos_token_id")
     except (OSError, ValueError, AttributeError) as error:
         raise ModelError(f"{file} cannot be read ({error})") from error
     ids = value if isinstance(value, list) else [] if value is None else [value]

@@ -11,6 +11,7 @@ from mindrl.config.backends import ROLLOUT_BACKEND
 from mindrl.config.run import RunConfig
 from mindrl.config.server_address import unfit_server
 from mindrl.errors import ConfigError
+from mindrl.observability.regular_files import read_regular_text
 from mindrl.platform.device import Platform
 
 EXTENSION = "mindrl.launch.server_extension.InwardWeights"
@@ -96,7 +97,7 @@ def server_token(config: RunConfig) -> str:
     field, path = "generate_config.server_token_file", config.generate_config.server_token_file
     assert path is not None, "validated: servers have a token"
     try:
-        token = Path(path).read_text("utf-8").strip()
+        token = read_regular_text(Path(path)).strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{field}={path} cannot be read: {error}") from error
     if not token:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from mindrl.errors import ModelError
+from mindrl.observability.regular_files import read_regular_text
 
 
 def read_config(folder: str) -> tuple[Path, dict[str, Any]]:
@@ -18,7 +19,7 @@ def read_config(folder: str) -> tuple[Path, dict[str, Any]]:
     if not path.parent.is_dir():
         raise ModelError(f"model folder {path.parent} does not exist")
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(read_regular_text(path))
     except FileNotFoundError:
         raise ModelError(f"model folder {path.parent} {_without(path)}") from None
     except (OSError, ValueError) as error:
@@ -34,7 +35,7 @@ def _without(path: Path) -> str:
     if path.name != "config.json" or not adapter.is_file():
         return f"has no {path.name}"
     try:
-        values = json.loads(adapter.read_text(encoding="utf-8"))
+        values = json.loads(read_regular_text(adapter))
         base = values["base_model_name_or_path"]
     except (OSError, ValueError, LookupError, TypeError):
         values, base = {}, None

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mindrl.observability.output_files import output_errors
+from mindrl.observability.regular_files import open_regular
 from mindrl.observability.terminal import printable
 
 TAIL_BYTES = 256 * 1024
@@ -76,12 +77,12 @@ def tail(path: Path, lines: int = 20) -> str:
     a line, bytes that are not UTF-8 are replaced. A file that cannot be read is said to be so.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = file.seek(0, io.SEEK_END)
             file.seek(max(0, size - TAIL_BYTES))
             content = file.read()
     except OSError as error:
-        return f"({path}: {error.strerror})"
+        return f"({path}: {error.strerror or error})"
     text = COLOUR.sub("", content.decode("utf-8", errors="replace"))
     written = [line for line in re.split(r"[\r\n]+", text) if line.strip()]
     return printable("\n".join(written[-lines:] if lines else []))

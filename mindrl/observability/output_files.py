@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mindrl.errors import OutputError
+from mindrl.observability.regular_files import read_regular
 
 _UNFINISHED = ".tmp"
 """How the name of a file ends that is to replace another."""
@@ -129,21 +130,32 @@ class JsonLinesFile(AppendedFile):
         self.write("".join(f"{json_text(record)}\n" for record in records).encode("ascii"))
 
 
-def forget_later_steps(path: Path, step: int) -> None:
-    """Cut a file of JSON lines off behind a step; what is no whole line goes too.
+def forget_later_steps(path: Path, step: int) -> list[int]:
+    """Drop the records of later steps from a file of JSON lines.
+
+    A line without an integer `step` stays where a record that stays follows it. The last line may
+    be half a record, of a run that was killed.
+
+    Returns:
+        The numbers, from 1, of the lines without a step that stay.
 
     Raises:
-        OutputError: if the file cannot be written.
+        OutputError: if the file cannot be read or written.
     """
     with output_errors(path), suppress(FileNotFoundError):
-        lines = path.read_bytes().splitlines(keepends=True)
-        replace_file(path, b"".join(line for line in lines if _is_of(line, step)))
+        lines = read_regular(path).splitlines(keepends=True)
+        steps = [step_of_record(line) for line in lines]
+        last = max((at for at, of in enumerate(steps) if of is not None and of <= step), default=-1)
+        kept = [at for at, of in enumerate(steps[: last + 1]) if of is None or of <= step]
+        replace_file(path, b"".join(lines[at] for at in kept))
+        return [number for number, at in enumerate(kept, start=1) if steps[at] is None]
+    return []
 
 
-def _is_of(line: bytes, step: int) -> bool:
-    """Say whether a line is a whole record of a step up to this one."""
+def step_of_record(line: bytes) -> int | None:
+    """Return the step of a JSON line; None where the line is no record with an integer `step`."""
     try:
-        found: int = json.loads(line)["step"]
-    except ValueError:
-        return False
-    return found <= step
+        found = json.loads(line)["step"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+    return found if type(found) is int else None

@@ -8,6 +8,7 @@ from typing import Any
 
 from mindrl.errors import ConfigError
 from mindrl.observability.output_files import output_errors, replace_file
+from mindrl.observability.regular_files import read_regular
 from mindrl.observability.units import quoted
 
 Reward = str | Callable[..., object]
@@ -78,7 +79,7 @@ def keep_rows(folder: Path, argument: str, rows: RowSource, *, goes_on: bool) ->
     content = "".join(_line(argument, number, row) for number, row in enumerate(rows, 1)).encode()
     with output_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        if goes_on and path.exists() and path.read_bytes() != content:
+        if goes_on and path.exists() and read_regular(path) != content:
             raise ConfigError(
                 f"{argument}: its rows are not those that the run in {folder} was begun with, "
                 f"which are in {path}; name another output_dir"

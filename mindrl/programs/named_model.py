@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mindrl.errors import ConfigError
+from mindrl.observability.regular_files import read_regular_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,7 @@ class NamedModel:
     def step(self) -> int:
         """The step whose weights it has; 0 where no run has exported it."""
         with suppress(OSError, ValueError, KeyError, TypeError):
-            text = (self.folder / "mindrl_export.json").read_text("utf-8")
+            text = read_regular_text(self.folder / "mindrl_export.json")
             return int(json.loads(text)["step"])
         return 0
 

@@ -15,6 +15,7 @@ from mindrl.config.validate import findings
 from mindrl.errors import ConfigError
 from mindrl.launch.engine_server import server_command, server_environment
 from mindrl.launch.model_server import model_server_command, model_server_environment
+from mindrl.observability.regular_files import read_regular_text
 from mindrl.observability.terminal import note, say
 from mindrl.platform.device import choose_platform
 from mindrl.platform.environment import become
@@ -141,7 +142,7 @@ def _new_token() -> Path:
 
 def _token(file: Path) -> str:
     try:
-        token = file.read_text("utf-8").strip()
+        token = read_regular_text(file).strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--token-file {file} cannot be read: {error}") from error
     if not token:

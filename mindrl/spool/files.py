@@ -13,6 +13,7 @@ import xxhash
 
 from mindrl.checkpoint.commits import sync_folder
 from mindrl.errors import SpoolError
+from mindrl.observability.regular_files import read_regular
 
 _BUILDING = ".building"
 _DIGITS = 32
@@ -59,7 +60,7 @@ def unsealed(path: Path) -> bytes:
         SpoolError: It is damaged.
         OSError: It cannot be read.
     """
-    found = path.read_bytes()
+    found = read_regular(path)
     checksum, content = found[:_DIGITS], memoryview(found)[_DIGITS + 1 :]
     if xxhash.xxh3_128_hexdigest(content).encode("ascii") != checksum:
         raise SpoolError(f"{path} is damaged: its checksum is not that of its {len(found)} bytes")

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from mindrl.config.own_functions import named_function
+from mindrl.observability.regular_files import open_regular
 from mindrl.observability.terminal import printable
 from mindrl.observability.units import quoted
 from mindrl.tracking.job import OpenTracker, TrackerJob, TrackerState
@@ -71,7 +72,7 @@ def _hand_on(job: TrackerJob, state: TrackerState, tracker: OpenTracker, limit: 
 
 def _records(path: Path, limit: "_Limit") -> Iterator[dict[str, Any]]:
     """Yield the lines of a file that grows, until standard input has ended."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         is_over, rest = False, b""
         while not is_over:
             is_over = bool(select.select([sys.stdin], [], [], _POLL_SECONDS)[0])

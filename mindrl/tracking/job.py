@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mindrl.observability.output_files import write_json_atomically
+from mindrl.observability.regular_files import read_regular_text
 from mindrl.observability.trackers import Tracker
 
 _STATE = "state.json"
@@ -48,7 +49,7 @@ class TrackerJob:
     @classmethod
     def read(cls, place: Path) -> "TrackerJob":
         """Read it in the process."""
-        return cls(**json.loads(place.read_text("utf-8")))
+        return cls(**json.loads(read_regular_text(place)))
 
 
 @dataclass(kw_only=True)
@@ -77,7 +78,7 @@ class TrackerState:
     def of(cls, folder: str) -> "TrackerState":
         """Read it, whole, also while it is written; without a file it is the beginning."""
         try:
-            return cls(**json.loads((Path(folder) / _STATE).read_text("utf-8")))
+            return cls(**json.loads(read_regular_text(Path(folder) / _STATE)))
         except (OSError, ValueError):
             return cls()
 

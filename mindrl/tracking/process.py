@@ -14,6 +14,7 @@ from mindrl.errors import OutputError
 from mindrl.observability.logs import tail
 from mindrl.observability.metrics import Metrics
 from mindrl.observability.output_files import output_errors
+from mindrl.observability.regular_files import read_regular
 from mindrl.tracking.job import TrackerJob, TrackerState
 
 _PROGRAM = """\
@@ -91,7 +92,7 @@ class ProcessTracker:
 
     def _missed(self, state: TrackerState) -> int:
         try:
-            return Path(self.job.metrics).read_bytes().count(b"\n") - state.taken
+            return read_regular(Path(self.job.metrics)).count(b"\n") - state.taken
         except OSError:
             return 0
 

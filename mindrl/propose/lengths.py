@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
-import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from mindrl.errors import DataError
+from mindrl.observability.checked_parquet import read_checked_parquet
+from mindrl.observability.regular_files import read_regular
 
 DRAWN_GROUPS = 2048
 _NINETY_NINTH = 2.3263
@@ -36,10 +36,10 @@ def stored_groups(folder: Path) -> tuple[list[list[int]], float]:
     names = ["group", "prompt_token_ids", "response_token_ids"]
     for path in files:
         try:
-            table = pq.ParquetFile(path).read(columns=names)
+            table = read_checked_parquet(read_regular(path))
             asked, answered = (pc.list_value_length(table[name]).to_pylist() for name in names[1:])
             numbers = table["group"].to_pylist()
-        except (OSError, KeyError, pa.ArrowException) as error:
+        except (OSError, KeyError, ValueError) as error:
             raise DataError(f"{path} cannot be read as the responses of a step: {error}") from error
         prompts += asked
         for group, length in zip(numbers, answered, strict=True):

@@ -8,7 +8,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
@@ -16,7 +15,9 @@ from mindrl.batch.prompts import Prompt, sample_numbers
 from mindrl.batch.rollouts import Responses, Rollouts
 from mindrl.checkpoint.commits import step_name, steps_in
 from mindrl.errors import DataError
+from mindrl.observability.checked_parquet import checked_parquet, read_checked_parquet
 from mindrl.observability.output_files import output_errors, replace_file
+from mindrl.observability.regular_files import read_regular
 from mindrl.rewards.functions import ScoreRange
 from mindrl.rewards.scores import Failure, Failures, Scores
 from mindrl.trainer.reward_manager import RatedBatch, Rewarded
@@ -73,25 +74,23 @@ class RolloutFiles:
         """
         path = self.path(step)
         try:
-            return unpacked(path.read_bytes())
+            return unpacked(read_regular(path))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path} cannot be read as the responses of a step: {error}") from error
 
 
 def packed(step: int, batch: RatedBatch) -> bytes:
     """Return responses of a step as the bytes of a Parquet file."""
-    content = pa.BufferOutputStream()
-    pq.write_table(_table(step, batch), content)
-    return bytes(content.getvalue())
+    return checked_parquet(_table(step, batch))
 
 
 def unpacked(content: bytes) -> RatedBatch:
     """Return what was packed, to the bit.
 
     Raises:
-        ValueError, KeyError, TypeError: It was something else.
+        ValueError, KeyError, TypeError, OSError: It was something else, or it is damaged.
     """
-    table = pq.ParquetFile(pa.BufferReader(content)).read()
+    table = read_checked_parquet(content)
     if "data_source" not in table.column_names:
         # Of a version whose runs had one set: as a row without a source.
         table = table.append_column("data_source", pa.array([""] * len(table)))

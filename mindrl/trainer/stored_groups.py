@@ -6,11 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from mindrl.config.run import RunConfig
-from mindrl.errors import ConfigError
+from mindrl.errors import ConfigError, DataError
 from mindrl.observability.metrics import Metrics
 from mindrl.trainer.gathering import Gathered
 from mindrl.trainer.reward_manager import Rating
@@ -48,7 +45,7 @@ def stored_rollouts(config: RunConfig) -> RolloutFiles:
     """Return the files that `rl_config.debug=train_only` trains on, if they are those of all steps.
 
     Raises:
-        ConfigError: One is missing, or has another number of responses than a step.
+        ConfigError: One is missing or damaged, or has another number of responses than a step.
     """
     steps, needed = config.megatron_training.train_iters, config.sequences_per_step
     files = RolloutFiles(Path(str(config.rl_config.debug_rollouts)) / "rollouts")
@@ -61,19 +58,14 @@ def stored_rollouts(config: RunConfig) -> RolloutFiles:
             "a run keeps them with megatron_training.keep_rollouts"
         )
     for step in range(1, steps + 1):
-        if (found := _rows(files.path(step))) != needed:
+        try:
+            found = len(files.read(step).rewarded.responses)
+        except DataError as error:
+            raise ConfigError(f"{_KEY}={config.rl_config.debug_rollouts}: {error}") from error
+        if found != needed:
             raise ConfigError(
                 f"{_KEY}={config.rl_config.debug_rollouts}: {files.path(step).name} has {found} "
                 f"responses, a step of this run {needed}: megatron_training.global_batch_size "
                 "times rl_config.n_samples_per_prompt"
             )
     return files
-
-
-def _rows(path: Path) -> int:
-    try:
-        return int(pq.read_metadata(path).num_rows)
-    except (OSError, pa.ArrowException) as error:
-        raise ConfigError(
-            f"{_KEY}: {path} cannot be read as the responses of a step: {error}"
-        ) from error

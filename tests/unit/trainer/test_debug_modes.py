@@ -63,8 +63,15 @@ def test_a_folder_without_each_step_or_with_other_sizes_is_refused(tmp_path: Pat
     with pytest.raises(ConfigError, match=r"has no file of step 1, and of 1 of the 3 of"):
         trained(tmp_path / "alone", **asked)
     files = RolloutFiles(tmp_path / "kept/rollouts")
-    pq.write_table(pq.read_table(files.path(2)).slice(0, 2), files.path(1))
+    table = pq.read_table(files.path(2)).slice(0, 2)
+    known = {b"mindrl.scores": table.schema.metadata[b"mindrl.scores"]}
+    pq.write_table(table.replace_schema_metadata(known), files.path(1))
     with pytest.raises(ConfigError, match=r"step-00000001.parquet has 2 responses, .* run 4:"):
+        trained(tmp_path / "alone", **asked)
+    damaged = bytearray(files.path(2).read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    files.path(1).write_bytes(damaged)
+    with pytest.raises(ConfigError, match=r"step-00000001.parquet cannot be read .* is damaged"):
         trained(tmp_path / "alone", **asked)
     files.path(1).write_bytes(b"nothing")
     with pytest.raises(ConfigError, match=r"step-00000001.parquet cannot be read"):

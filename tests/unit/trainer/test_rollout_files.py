@@ -74,8 +74,10 @@ def test_a_file_of_before_there_were_sources_is_read_as_of_rows_without_one(
 ) -> None:
     files, written = RolloutFiles(tmp_path), batch()
     files.write(3, written, 1)
-    table = pq.ParquetFile(files.path(3)).read()
-    pq.write_table(table.drop_columns("data_source"), files.path(3))
+    table = pq.ParquetFile(files.path(3)).read().drop_columns("data_source")
+    # Nor had it a checksum.
+    known = {key: table.schema.metadata[key] for key in (b"mindrl.scores",)}
+    pq.write_table(table.replace_schema_metadata(known), files.path(3))
     read = files.read(3)
     assert (read.prompts, read.rewarded) == (written.prompts, written.rewarded)
 
@@ -114,6 +116,31 @@ def test_a_reader_of_parquet_finds_a_row_for_each_response(tmp_path: Path) -> No
         spelled = {"double": "float64", "list<element: int32>": "list of int32"}.get(kind, kind)
         spelled = spelled.replace("list<element: float>", "list of float32")
         assert f"| `{shown}` | {spelled} |" in page
+
+
+def test_each_flipped_bit_of_a_file_is_noticed_and_the_file_is_named(tmp_path: Path) -> None:
+    """Every bit of the footer's checksum, and one of each other byte."""
+    files = RolloutFiles(tmp_path)
+    files.write(3, batch(), 1)
+    whole = files.path(3).read_bytes()
+    name = whole.rindex(b"mindrl.checksum")
+    checksum = range(name, name + 15 + 2 + 32)
+    flips = [(at, bit) for at in checksum for bit in range(8)]
+    flips += [(at, at % 8) for at in range(len(whole)) if at not in checksum]
+    accepted = []
+    for at, bit in flips:
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << bit
+        files.path(3).write_bytes(damaged)
+        try:
+            files.read(3)
+        except DataError as error:
+            assert str(files.path(3)) in str(error)
+        else:
+            accepted.append((at, bit))
+    assert accepted == []
+    files.path(3).write_bytes(whole)
+    assert files.read(3).prompts == batch().prompts
 
 
 def test_files_of_the_last_steps_stay_and_those_of_later_ones_go(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def exchange(opener: OpenerDirector, request: Request, *, seconds: float, most_b
     except HTTPError as error:
         raise HttpStatusError(error.code, _error_text(error)) from error
     except TimeoutError as error:
-        raise TimeoutError(f"not answered whole within {seconds:g} s") from error
+        raise TimeoutError(f"timed out: no whole answer within {seconds:g} s") from error
 
 
 def _whole(reply: HTTPResponse, most_bytes: int) -> bytes:

@@ -1,14 +1,48 @@
 """What no engine can have drawn is found before anything is trained on it."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from mindrl.batch.rollouts import Responses
+from mindrl.rollout.engine import Sampling
 
 _LARGEST_LOGPROB = 1e-3
 """Above 0 by no more than rounding."""
+_CERTAIN_LOGPROB = -5e-8
+"""A log-prob above it is 0 in float32, whose next number below 0 for a log-softmax is -6e-8."""
+CERTAIN_TOKENS = 512
+"""Tokens in a row with a log-prob of 0 that no engine draws from a whole distribution. Where one of
+20 tokens is not certain, a row as long as this has a probability of 4e-12."""
+_COLDEST = 0.5
+"""Lowest temperature at which that is judged: a lower one makes more tokens certain."""
+
+
+@dataclass
+class CertainRow:
+    """Counts the tokens in a row, over responses, whose log-probs are all 0."""
+
+    tokens: int = 0
+
+    def unsound(self, logprobs: Sequence[float], sampling: Sampling) -> str:
+        """Take the log-probs of one response; returns what is wrong with the row, or nothing.
+
+        Greedy responses, those of a cut distribution (`top_k=1` leaves one token) and those below a
+        temperature of 0.5 are not judged: there an honest engine may be certain of each token.
+        """
+        section = sampling.section
+        if sampling.is_greedy or section.cuts or section.temperature < _COLDEST:
+            return ""
+        is_certain = all(each > _CERTAIN_LOGPROB for each in logprobs)
+        self.tokens = self.tokens + len(logprobs) if is_certain else 0
+        if self.tokens < CERTAIN_TOKENS:
+            return ""
+        return (
+            f"the log-probs of {self.tokens} tokens in a row are 0: each was drawn at temperature "
+            f"{section.temperature:g} as if there were no other token"
+        )
 
 
 def unsound(responses: Responses, most: Sequence[int], vocabulary: int, *, are_whole: bool) -> str:
@@ -16,7 +50,8 @@ def unsound(responses: Responses, most: Sequence[int], vocabulary: int, *, are_w
 
     `most` is how many tokens each was asked for; of those that `are_whole` each has ended, by
     itself or there: an engine may know more stop tokens than it was told of. Tokens of a
-    vocabulary are below its size.
+    vocabulary are below its size. A token whose probability is 0 in float64, below about -745 nats,
+    is drawn by no sampler.
     """
     lengths_B, tokens_N = responses.lengths_B, responses.token_ids_N
     if len(lengths_B) != len(most):
@@ -27,6 +62,10 @@ def unsound(responses: Responses, most: Sequence[int], vocabulary: int, *, are_w
         (bad_N, lambda at: f"token {tokens_N[at]} is outside the vocabulary of {vocabulary}"),
         (~logprobs_N.isfinite(), lambda at: f"a log-prob is {logprobs_N[at]:g}"),
         (logprobs_N > _LARGEST_LOGPROB, lambda at: f"a log-prob is {logprobs_N[at]:g}, above 0"),
+        (
+            logprobs_N.double().exp() == 0,
+            lambda at: f"a log-prob is {logprobs_N[at]:g}: the probability of that token is 0",
+        ),
     ]
     longer_B = lengths_B > most_B
     by_response: list[tuple[Tensor, Callable[[int], str]]] = [

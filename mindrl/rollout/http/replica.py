@@ -20,7 +20,7 @@ from mindrl.observability.progress import tick
 from mindrl.rollout.engine import Request, Sampling
 from mindrl.rollout.http.answers import Answer
 from mindrl.rollout.http.client import ServerClient
-from mindrl.rollout.soundness import unsound
+from mindrl.rollout.soundness import CertainRow, unsound
 
 _LOOK_SECONDS = 0.3
 _ABORT_SECONDS = 0.5
@@ -96,6 +96,8 @@ class HttpReplica:
     """Of the weights; None where they mean nothing."""
     asked: list[_Asked] = field(default_factory=list)
     sampling: Sampling | None = None
+    certain: CertainRow = field(default_factory=CertainRow)
+    """Of the whole answers, in the order in which they came."""
     metrics: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def __post_init__(self) -> None:
@@ -216,7 +218,7 @@ class HttpReplica:
     def _answer(self, request: Request, name: str) -> Answer:
         """Ask until there is an answer that can be one. In a thread of its own."""
         assert self.sampling is not None, "it has begun"
-        sampling, client = self.sampling, self.client
+        sampling = self.sampling
         answer = self.server.generate(request, sampling, name, self.answer_seconds)
         count = len(answer.token_ids)
         if len(answer.logprobs) != (0 if sampling.is_greedy else count):
@@ -229,8 +231,11 @@ class HttpReplica:
                 are_whole=answer.ending != "abort",
             )
         if what:
-            raise AnswerError(f"{client.name} at {client.url} answered with garbage: {what}")
+            raise self._garbage(what)
         return answer
+
+    def _garbage(self, what: str) -> AnswerError:
+        return AnswerError(f"{self.client.name} at {self.client.url} answered with garbage: {what}")
 
     def _whole(self) -> list[int]:
         """Return the places of answers that nobody was told of."""
@@ -240,8 +245,12 @@ class HttpReplica:
             if each.answer.done() and not each.is_told
         ]
         for place in new:
-            if self._checked(self.asked[place]).ending == "abort":
+            assert self.sampling is not None, "it has begun"
+            answer = self._checked(self.asked[place])
+            if answer.ending == "abort":
                 raise WorkerDiedError(f"{self.client.name} gave a request up that it was asked for")
+            if what := self.certain.unsound(answer.logprobs, self.sampling):
+                raise self._garbage(what)
             self.asked[place].is_told = True
         return new
 

@@ -78,6 +78,7 @@ GARBAGE: dict[str, tuple[Change, str]] = {
     "infinity": (of_choice(logprobs=content(-1, -math.inf, -1)), r"logprob: .*finite number"),
     "null": (of_choice(logprobs=content(-1, None, -1)), r"logprob: .*valid number"),
     "a probability above 1": (of_choice(logprobs=content(-1, 0.5, -1)), "0.5, above 0"),
+    "a probability of 0": (of_choice(logprobs=content(-1, -1e30, -1)), "-1e[+]30: the probability"),
     "an ending of its own": (of_choice(finish_reason="tired"), "finish_reason: Input should be"),
 }
 
@@ -134,3 +135,14 @@ def test_a_redirection_is_a_refusal_and_takes_the_token_nowhere() -> None:
             assert not client.is_up()
             server.shutdown()
     assert seen == []
+
+
+def test_a_server_that_is_certain_of_all_tokens_is_lost_behind_512_of_them() -> None:
+    with listening(Changed(of_choice(logprobs=content(0.0, -0.0, 0.0)))) as url:
+        replica = replica_at(url)
+        replica.begin([REQUEST] * 200, SAMPLING)
+        said = rf"^replica 2 at {url} answered with garbage: the log-probs of 513 tokens in a row"
+        with pytest.raises(AnswerError, match=said):
+            advance_to_the_end(replica, 200)
+        assert sum(each.is_told for each in replica.asked) == 170
+        replica.close()

@@ -29,8 +29,11 @@ COLUMNS = (
     ("step s", "seconds/step", ".1f"),
 )
 """Of the step lines: a label, the metric, and its format as for the built-in `format`."""
-FAILED = "reward/failed_share"
-"""Stands behind them in steps in which rewards failed."""
+MORE = (
+    ("failed", "reward/failed_share", ".0%"),
+    ("probed tokens", "logprob_gap/probe_tokens", ".0f"),
+)
+"""Follow the columns in steps in which they are above 0."""
 SUPERVISED_COLUMNS = (
     ("loss", "sft/loss", ".4f"),
     ("norm", "update/grad_norm", ".3f"),
@@ -90,18 +93,17 @@ class StepConsole:
             format(metrics[name], spec) if name in metrics else "-"
             for _, name, spec in self._columns
         ]
-        if share := metrics.get(FAILED):
-            labels.append("failed")
-            cells.append(f"{share:.0%}")
+        more = "".join(
+            f"  {label} {metrics[name]:{spec}}" for label, name, spec in MORE if metrics.get(name)
+        )
         if self._progress is None:
             pairs = zip(labels, cells, strict=True)
             text = "  ".join(f"{label} {cell}" for label, cell in pairs)
-            self._line(f"step {self._position(step)}  {text}  left {self._time_left(step)}")
+            self._line(f"step {self._position(step)}  {text}{more}  left {self._time_left(step)}")
             return
         if self._rows % ROWS_PER_HEADER == 0:
             self._line(self._row("step", [label for label, _, _ in COLUMNS]), "bold")
         self._rows += 1
-        more = f"  failed {cells.pop()}" if len(cells) > len(COLUMNS) else ""
         self._line(f"{self._row(self._position(step), cells)}{more}")
         self._progress.take(metrics)
         self._progress.update(self._progress.task_ids[0], completed=step)

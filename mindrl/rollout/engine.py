@@ -87,6 +87,14 @@ class RolloutEngine(Protocol):
         responses have become whole.
         """
 
+    def next_logprobs(self, rows: Sequence[Sequence[int]], temperature: float) -> list[float]:
+        """Return the log-prob of the last token of each row, given the tokens before it.
+
+        In nats, of the whole distribution at a temperature. Of a token that is not among the most
+        likely ones it returns the least that it knows, which is an upper bound. No request may be
+        open; all ranks of a replica must make the same call.
+        """
+
     def answers(self, places: Sequence[int]) -> Responses:
         """Return what was drawn for requests that are whole, by their places; nothing changes."""
 

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,9 @@ class Record:
     ids: tuple[tuple[int, int], ...]
     """The responses in it: the number of each prompt, and of its sample."""
     content: bytes
+    gap: Mapping[str, float] = field(default_factory=dict)
+    """The log-prob gap of the rollout job's engines behind the load of these weights, as metrics;
+    empty where it was not measured."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,12 @@ class Records:
         Raises:
             OSError: It cannot be written; then nothing of it is there.
         """
-        known = {"weights": record.weights, "ids": record.ids, "place": str(record.place)}
+        known = {
+            "weights": record.weights,
+            "ids": record.ids,
+            "place": str(record.place),
+            "gap": dict(record.gap),
+        }
         line = json.dumps(known).encode("ascii") + b"\n"
         return write_new(self.root / str(record.place), sealed(line + record.content))
 
@@ -72,7 +80,13 @@ class Records:
         if known["place"] != str(place):
             raise SpoolError(f"{path} is the record of {known['place']}")
         ids = tuple((uid, sample) for uid, sample in known["ids"])
-        return Record(place=place, weights=known["weights"], ids=ids, content=content)
+        return Record(
+            place=place,
+            weights=known["weights"],
+            ids=ids,
+            content=content,
+            gap=known.get("gap", {}),
+        )
 
     def set_aside(self, place: Place) -> Path:
         """Put a record where nobody trains on it, so that it is drawn again; returns where."""

@@ -4,7 +4,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import xxhash
@@ -17,6 +17,16 @@ _MARKER = re.compile(r"v(\d{8})\.json")
 
 
 @dataclass(frozen=True, kw_only=True)
+class KnownLogprobs:
+    """Log-probs of some tokens by the weights of a version, as the train job computes them."""
+
+    rows: list[list[int]]
+    """Token ids of a prompt and of a response as far as the token in question."""
+    logprobs: list[float]
+    """Of the last token of each row, in nats."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Weights:
     """A version that is whole."""
 
@@ -25,6 +35,8 @@ class Weights:
     folder: Path
     files: dict[str, str]
     """Checksums."""
+    known: KnownLogprobs | None = field(default=None, compare=False)
+    """None of the weights that a run begins with."""
 
     @property
     def name(self) -> str:
@@ -49,8 +61,10 @@ class WeightFolders:
 
     root: Path
 
-    def publish(self, version: int, export: Callable[[Path], None]) -> Weights:
-        """Have weights exported, and say that they are there.
+    def publish(
+        self, version: int, export: Callable[[Path], None], known: KnownLogprobs | None = None
+    ) -> Weights:
+        """Have weights exported, and say that they are there, and what is known of them.
 
         Where the same weights are there already, nothing changes; others of the same version are
         replaced, in a folder of another name.
@@ -72,11 +86,15 @@ class WeightFolders:
             return before
         shutil.rmtree(folder, ignore_errors=True)
         building.rename(folder)
-        known = {"folder": folder.name, "files": files}
-        write_over(self._marker(version), sealed(json.dumps(known).encode("ascii")))
+        marker = {
+            "folder": folder.name,
+            "files": files,
+            "known": None if known is None else asdict(known),
+        }
+        write_over(self._marker(version), sealed(json.dumps(marker).encode("ascii")))
         if before is not None:
             shutil.rmtree(before.folder, ignore_errors=True)
-        return Weights(version=version, folder=folder, files=files)
+        return Weights(version=version, folder=folder, files=files, known=known)
 
     def find(self, version: int) -> Weights | None:
         """Return a version; None where it is not there yet, or no longer.
@@ -85,10 +103,16 @@ class WeightFolders:
             SpoolError: Its marker is damaged.
         """
         try:
-            known = json.loads(unsealed(self._marker(version)))
+            marker = json.loads(unsealed(self._marker(version)))
         except FileNotFoundError:
             return None
-        return Weights(version=version, folder=self.root / known["folder"], files=known["files"])
+        known = marker.get("known")
+        return Weights(
+            version=version,
+            folder=self.root / marker["folder"],
+            files=marker["files"],
+            known=None if known is None else KnownLogprobs(**known),
+        )
 
     def versions(self) -> list[int]:
         """Return those that are there, the oldest first."""

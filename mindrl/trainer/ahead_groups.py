@@ -6,6 +6,7 @@ new weights, none older than a bound (AReaL, arXiv 2505.24298, without its proxi
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, cast
 
 from mindrl.config.run import RunConfig
@@ -17,6 +18,7 @@ from mindrl.trainer.group_pool import GroupPool, OpenGroup
 from mindrl.trainer.open_groups import OpenGroups, staleness
 from mindrl.trainer.pool_bounds import PoolBounds
 from mindrl.trainer.replica_pool import ReplicaPool
+from mindrl.trainer.weight_probe import WeightProbe
 
 
 class AheadGroups:
@@ -42,6 +44,7 @@ class AheadGroups:
             cast("SeparateEngines", answering.workers.engines),
             self._dealt(()),
             request=self.open.request,
+            probe=partial(WeightProbe.of, answering, config.megatron_training.seed),
             sampling=answering.sampling,
             round_steps=rl.rollout_round_steps,
         )
@@ -66,8 +69,13 @@ class AheadGroups:
         prompts = [answering.prompts[group.index] for group in chosen]
         rollouts = self.open.rollouts(step, chosen)
         rating = answering.rewards.compute(prompts, rollouts, blocking=self.blocking)
-        metrics = staleness(step, chosen, pool.dealt.under_way)
-        return Gathered(prompts=prompts, rollouts=rollouts, rating=rating, metrics=metrics)
+        return Gathered(
+            prompts=prompts,
+            rollouts=rollouts,
+            rating=rating,
+            metrics=staleness(step, chosen, pool.dealt.under_way),
+            probed=pool.take_probed(heed),
+        )
 
     def learned(self, step: int) -> Metrics:
         """Stop the replicas, one step off when all is whole, and give them the new weights."""

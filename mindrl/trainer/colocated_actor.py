@@ -82,6 +82,11 @@ class ColocatedActor:
         asked = [prompt.token_ids for prompt in prompts]
         return Rollouts.from_responses(asked, Responses.joined(replies), group)
 
+    def next_logprobs(self, rows: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
+        """Return the log-prob of the last token of each row by the engine of each replica."""
+        asked = [(rows, temperature)] * self.engines.replicas
+        return self.engines.each("next_logprobs", asked)
+
     def generate_until(
         self,
         requests: Sequence[Request],

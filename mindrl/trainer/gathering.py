@@ -22,6 +22,10 @@ class Gathered:
     rating: Rating
     metrics: Metrics = field(default_factory=dict)
     """Of how it came together."""
+    probed: Rollouts | None = None
+    """What replicas drew of a `WeightProbe` with the trainer's present weights."""
+    gap: Metrics = field(default_factory=dict)
+    """The log-prob gap of other tokens than these, measured with the weights that drew these."""
 
 
 class Gathering(Protocol):

@@ -12,7 +12,7 @@ from mindrl.config.rl import RolloutCorrection
 from mindrl.observability.metrics import Metrics
 from mindrl.trainer.step_checks import UNKNOWN_GAPS
 
-_GAP = ("logprob_gap/mean", "logprob_gap/max")
+GAP = ("logprob_gap/mean", "logprob_gap/max")
 _DRIFT = ("drift/mean", "drift/max")
 _BEYOND = {
     "truncate": "correction/truncated_fraction",
@@ -33,7 +33,7 @@ def logprob_gap(rollouts: Rollouts, logprobs_BT: Tensor) -> Metrics:
     gap_N = gap_BT[mask_BT]
     unknown = int((~gap_N.isfinite()).sum())
     metrics = {UNKNOWN_GAPS: float(unknown)} if unknown else {}
-    return metrics | mean_and_max(_GAP, gap_N) | drift
+    return metrics | mean_and_max(GAP, gap_N) | drift
 
 
 def mean_and_max(names: tuple[str, str], gap_N: Tensor) -> Metrics:

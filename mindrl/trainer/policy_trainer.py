@@ -35,6 +35,7 @@ from mindrl.trainer.reward_manager import RatedBatch, RewardManager, RewardSourc
 from mindrl.trainer.rollout_files import RolloutFiles
 from mindrl.trainer.run_log import RunLog
 from mindrl.trainer.training_loop import TrainingLoop
+from mindrl.trainer.weight_probe import probed_gap, with_probe
 
 
 class PolicyTrainer(TrainingLoop):
@@ -138,6 +139,7 @@ class PolicyTrainer(TrainingLoop):
                 # The actor's weights, unchanged since the update, have left for the rollout.
                 with self.timer("ref_log_prob"):
                     self.workers.reset_reference()
+            probe = gathered.gap | probed_gap(self.workers, gathered.probed)
             experience, estimated = self.estimation.of(rollouts, rewarded, baseline_B)
         scores = rewarded().scores
         self._note_failures(step, scores)
@@ -150,7 +152,8 @@ class PolicyTrainer(TrainingLoop):
             advantages_BT=experience.advantages_BT,
             logprobs_BT=logprobs_BT,
         )
-        return merge(rollouts.metrics(), scores.metrics(), estimated, learned), batch
+        found = merge(rollouts.metrics(), scores.metrics(), estimated, learned)
+        return with_probe(found, probe), batch
 
     def rate(self, step: int, gathered: Gathered) -> tuple[Metrics, RatedBatch]:
         """Rate alone, where nothing learns; returns what was measured, and of what."""

@@ -4,13 +4,15 @@ import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
+from mindrl.batch.rollouts import Responses, Rollouts
 from mindrl.observability.metrics import Metrics
 from mindrl.observability.trace import span
 from mindrl.rollout.engine import Request, Sampling
 from mindrl.trainer.dealt_groups import DealtGroups, DealtRow
 from mindrl.trainer.engines import Replica, SeparateEngines
 from mindrl.trainer.group_pool import OpenGroup
-from mindrl.trainer.replica_threads import Drawn, Lost, ReplicaThread, is_loss
+from mindrl.trainer.replica_threads import Drawn, Lost, Probed, ReplicaThread, is_loss
+from mindrl.trainer.weight_probe import WeightProbe
 
 _LOOK_SECONDS = 0.1
 """How often it is looked whether the run has been asked to stop."""
@@ -25,15 +27,17 @@ class ReplicaPool:
         dealt: DealtGroups,
         *,
         request: Callable[[OpenGroup, int], Request],
+        probe: Callable[[int], WeightProbe],
         sampling: Sampling,
         round_steps: int,
     ) -> None:
-        """Take the parts."""
+        """Take the parts; `probe` returns that of a version of the weights."""
         self.engines, self.dealt, self.request = engines, dealt, request
+        self.probe, self.probed = probe, dict[int, Responses]()
         self.sampling, self.round_steps = sampling, round_steps
         self.version: int | None = None
         """Of the weights that the replicas have."""
-        self.events: SimpleQueue[Drawn | Lost] = SimpleQueue()
+        self.events: SimpleQueue[Drawn | Probed | Lost] = SimpleQueue()
         self.threads: dict[int, ReplicaThread] = {}
         """Of the replicas that draw, by their numbers."""
         self.dead: set[int] = set()
@@ -61,13 +65,24 @@ class ReplicaPool:
 
     def deal(self) -> None:
         """Set the living replicas to what nobody draws."""
-        living = self._living()
+        assert self.version is not None, "it is open"
+        living, probe = self._living(), self.probe(self.version)
         for number, rows in self.dealt.deal(living.keys()).items():
             if number not in self.threads:
                 self.threads[number] = ReplicaThread(
-                    living[number], self.sampling, self.round_steps, self.events.put
+                    living[number], self.sampling, self.round_steps, self.events.put, probe=probe
                 )
             self.threads[number].add([self._request(row) for row in rows])
+
+    def take_probed(self, heed: Callable[[], None]) -> Rollouts | None:
+        """Wait for the probes of all replicas that draw; returns their responses to them.
+
+        None where no replica draws.
+        """
+        assert self.version is not None, "it is open"
+        while self.threads.keys() - self.probed.keys():
+            self._hear(heed)
+        return self.probe(self.version).rollouts(dict(sorted(self.probed.items())))
 
     def close(self, is_enough: Callable[[], bool]) -> None:
         """Stop all replicas when it is enough, or none is left; takes what they have drawn."""
@@ -93,6 +108,8 @@ class ReplicaPool:
         began = time.perf_counter()
         with span("publish"):
             self.engines.publish(version)
+        if version != self.version:
+            self.probed.clear()
         self.version = version
         self.dead.clear()
         self._seconds["publish"] += time.perf_counter() - began
@@ -142,6 +159,9 @@ class ReplicaPool:
         if isinstance(event, Lost):
             self._lose(event)
             return
+        if isinstance(event, Probed):
+            self.probed[event.number] = event.responses
+            return
         assert self.version is not None, "it is open"
         self.dealt.advanced(event.number, event.steps)
         self.dealt.drawn(event.number, event.places, event.responses, step=self.version + 1)
@@ -153,6 +173,7 @@ class ReplicaPool:
         if not is_loss(event):
             raise event.error
         self.threads.pop(event.number)
+        self.probed.pop(event.number, None)
         self.dead.add(event.number)
         self._thrown_away += self.dealt.lost(event.number)
         self.engines.begin_replacing(event.number)

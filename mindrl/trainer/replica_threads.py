@@ -9,6 +9,7 @@ from mindrl.batch.rollouts import Responses
 from mindrl.errors import WorkerDiedError
 from mindrl.rollout.engine import Request, Sampling
 from mindrl.trainer.engines import Replica
+from mindrl.trainer.weight_probe import WeightProbe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,14 @@ class Drawn:
     steps: int
     has_ended: bool = False
     """It was told to stop: that is all of all requests, whole or not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probed:
+    """A replica has answered the probe of its weights."""
+
+    number: int
+    responses: Responses
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +50,13 @@ class ReplicaThread:
         replica: Replica,
         sampling: Sampling,
         round_steps: int,
-        tell: Callable[[Drawn | Lost], None],
+        tell: Callable[[Drawn | Probed | Lost], None],
+        *,
+        probe: WeightProbe,
     ) -> None:
-        """Begin without requests."""
+        """Begin without requests but those of the probe."""
         self.replica, self.sampling = replica, sampling
-        self.round_steps, self.tell = round_steps, tell
+        self.round_steps, self.tell, self.probe = round_steps, tell, probe
         self.busy_seconds = 0.0
         self._changed, self._asked, self._stops = Condition(), list[Request](), False
         Thread(target=self._run, name=f"replica-{replica.number}", daemon=True).start()
@@ -65,6 +76,9 @@ class ReplicaThread:
     def _run(self) -> None:
         number = self.replica.number
         try:
+            began = time.perf_counter()
+            self.tell(Probed(number=number, responses=self.probe.draw(self.replica)))
+            self.busy_seconds += time.perf_counter() - began
             asked = self._draw()
             began = time.perf_counter()
             responses = self.replica.take() if asked else Responses.of([], [], [])

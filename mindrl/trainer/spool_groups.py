@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from mindrl.batch.prompts import Prompt, sample_numbers
+from mindrl.batch.rollouts import Rollouts
 from mindrl.config.halves import version_of
 from mindrl.config.run import RunConfig
 from mindrl.errors import OutputError, SpoolError
@@ -19,6 +20,7 @@ from mindrl.spool.weights import Weights
 from mindrl.trainer.gathering import Answering, Gathered
 from mindrl.trainer.reward_manager import RatedBatch
 from mindrl.trainer.rollout_files import unpacked
+from mindrl.trainer.weight_probe import known_logprobs, worst_gap
 
 
 @dataclass(kw_only=True)
@@ -37,6 +39,8 @@ class SpoolGroups:
     """Raises where the run is to end."""
     ready: bool = False
     """The weights that the run goes on from are in the spool."""
+    newest: Rollouts | None = None
+    """Of the last step, for what is published with the weights behind it."""
 
     def gather(self, step: int, heed: Callable[[], None]) -> Gathered:
         """Wait for the records of a step."""
@@ -50,7 +54,7 @@ class SpoolGroups:
         with self.answering.rewards.timer("rollout"):
             records = self.reader.take(step, ids, weights.name, heed)
         batch, age = self._batch(records), step - 1 - weights.version
-        rollouts = batch.rollouts
+        rollouts = self.newest = batch.rollouts
         if age:
             tokens = int(rollouts.response_mask_BT.sum())
             rollouts = rollouts.with_ages(torch.full((tokens,), age))
@@ -62,7 +66,13 @@ class SpoolGroups:
             "staleness/max": float(age),
             "spool/records_bytes": float(self.reader.spool.records.nbytes()),
         }
-        return Gathered(prompts=batch.prompts, rollouts=rollouts, rating=rating, metrics=metrics)
+        return Gathered(
+            prompts=batch.prompts,
+            rollouts=rollouts,
+            rating=rating,
+            metrics=metrics,
+            gap=worst_gap([record.gap for record in records]),
+        )
 
     def learned(self, step: int) -> Metrics:
         """Put the weights behind a step into the spool, where they are to be published.
@@ -72,9 +82,12 @@ class SpoolGroups:
         if step % self.config.spool_config.publish_every:
             return {}
         began, spool, told = time.perf_counter(), self.reader.spool, set[str]()
+        known = None
+        if self.newest is not None and self.config.rl_config.max_staleness:
+            known = known_logprobs(self.answering.workers, self.newest)
         while True:
             try:
-                spool.weights.publish(step, self._export)
+                spool.weights.publish(step, self._export, known)
                 return {"seconds/publish": time.perf_counter() - began}
             except (OSError, OutputError) as error:
                 if str(error) not in told:

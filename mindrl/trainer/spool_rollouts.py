@@ -2,11 +2,12 @@
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from mindrl.errors import ModelError
+from mindrl.observability.metrics import Metrics
 from mindrl.spool.duties import Duties, Duty
 from mindrl.spool.files import when_there_is_room
 from mindrl.spool.folder import Spool
@@ -16,6 +17,7 @@ from mindrl.trainer.gathering import Gathered
 from mindrl.trainer.policy_trainer import PolicyTrainer
 from mindrl.trainer.rollout_files import packed
 from mindrl.trainer.spool_groups import responses_of, step_prompts
+from mindrl.trainer.weight_probe import loaded_gap
 
 
 @dataclass(kw_only=True)
@@ -30,6 +32,8 @@ class SpoolRollouts:
     """That have been `written`."""
     weights: Weights | None = None
     """That the engines have."""
+    gap: Metrics = field(default_factory=dict)
+    """Of the engines behind the load of these weights, where the train job says what to expect."""
 
     @property
     def spool(self) -> Spool:
@@ -82,6 +86,8 @@ class SpoolRollouts:
                 raise
             return False
         self.weights = weights
+        temperature = self.trainer.config.generate_config.sampling_config.temperature
+        self.gap = loaded_gap(self.trainer.workers, weights.known, temperature)
         return True
 
     def _drawn(self, duty: Duty) -> Record:
@@ -99,10 +105,11 @@ class SpoolRollouts:
         spent = trainer.spent(metrics["rollout/response_tokens"])
         spent |= {"spool/part": float(place.part), "spool/weights": float(duty.weights.version)}
         samples = batch.samples(range(min(len(rollouts), trainer.rl.log_samples)))
-        trainer.run_log.step(place.step, metrics | spent, samples)
+        trainer.run_log.step(place.step, metrics | spent | self.gap, samples)
         return Record(
             place=place,
             weights=duty.weights.name,
             ids=tuple(responses_of(prompts, count)[first * count : end * count]),
             content=packed(place.step, batch),
+            gap=self.gap,
         )

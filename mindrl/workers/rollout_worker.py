@@ -94,6 +94,15 @@ class RolloutWorker:
         with self.timer("generate"):
             return self._noted(self.rollout.generate(prompts, sampling, seeds))
 
+    def next_logprobs(self, rows: Sequence[Sequence[int]], temperature: float) -> list[float]:
+        """Return the log-prob of the last token of each row, as `RolloutEngine.next_logprobs`.
+
+        Raises:
+            ReshardError: There are no weights.
+        """
+        self._require_weights()
+        return self.rollout.next_logprobs(rows, temperature)
+
     def begin_sequences(self, requests: Sequence[Request], sampling: Sampling) -> None:
         """Take this replica's requests, which `advance_sequences` answers.
 

@@ -48,6 +48,8 @@ _MODELS = (
 )
 
 _LEAST_SHARE = 0.01
+_MOST_LIKELY = 20
+"""Tokens whose log-probs the engine returns at most: its `max_logprobs`."""
 
 
 class VllmEngine:
@@ -201,6 +203,27 @@ class VllmEngine:
             logprobs=[token_logprobs(answer) for answer in answers],
             finished=[answer.finish_reason == "stop" for answer in answers],
         )
+
+    def next_logprobs(self, rows: Sequence[Sequence[int]], temperature: float) -> list[float]:
+        """Return the log-prob of the last token of each row: see `RolloutEngine`.
+
+        A prompt's own log-probs would be those at temperature 1: vLLM scales drawn tokens alone.
+        """
+        self._must_be_awake()
+        drawn = SamplingParams(
+            temperature=temperature, max_tokens=1, logprobs=_MOST_LIKELY, detokenize=False
+        )
+        with _own_random_state(self.seed), PROGRESS.steady():
+            outputs = self.llm.generate(
+                [TokensPrompt(prompt_token_ids=list(row[:-1])) for row in rows],
+                drawn,
+                use_tqdm=False,
+            )
+        known = (output.outputs[0].logprobs[0] for output in outputs)
+        found = ({token: each.logprob for token, each in entry.items()} for entry in known)
+        return [
+            each.get(row[-1], min(each.values())) for row, each in zip(rows, found, strict=True)
+        ]
 
     def begin(self, requests: Sequence[Request], sampling: Sampling) -> None:
         """Take requests: see `RolloutEngine`."""

@@ -107,12 +107,37 @@ def wrapped(function: Callable[..., Any], disturbances: Sequence[Disturbance]) -
     return call
 
 
+def stale(close: Callable[..., Any], planted: Disturbance) -> Any:
+    """Leave a tensor of the engine as the first load of the weights filled it.
+
+    `close` is that of a sink of weights; the kind names the tensor, as `stale:NAME`.
+    """
+    name, first = planted.entry["kind"].removeprefix("stale:"), []
+
+    @functools.wraps(close)
+    def call(sink: Any, tensor: str) -> Any:
+        if tensor == name:
+            memory = sink.filling[tensor]
+            if first:
+                memory.copy_(first[0])
+                planted.witness(planted.number).write_text(json.dumps(planted.entry))
+            else:
+                first.append(memory.clone())
+        return close(sink, tensor)
+
+    return call
+
+
 def wrap(module: ModuleType, targets: dict[str, list[Disturbance]]) -> None:
     """Wrap functions and methods of a module that has just been imported."""
     for name, disturbances in targets.items():
         *path, last = name.split(".")
         owner = functools.reduce(getattr, path, module)
-        setattr(owner, last, wrapped(getattr(owner, last), disturbances))
+        method, calls = getattr(owner, last), disturbances
+        if disturbances and disturbances[0].entry["kind"].startswith("stale:"):
+            (planted,), calls = disturbances, []
+            method = stale(method, planted)
+        setattr(owner, last, wrapped(method, calls))
 
 
 class Finder(importlib.abc.MetaPathFinder):

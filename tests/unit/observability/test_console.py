@@ -90,6 +90,13 @@ def test_the_share_of_rewards_that_failed_ends_the_line_where_some_did() -> None
     assert "  step s -  failed 25%  left -\n" in stream.getvalue()
 
 
+def test_the_tokens_of_a_probe_follow_the_gap_that_they_are_compared_for() -> None:
+    stream = io.StringIO()
+    with StepConsole(30, stream) as console:
+        console.step(12, METRICS | {"logprob_gap/probe_tokens": 64.0})
+    assert "  step s -  probed tokens 64  left -\n" in stream.getvalue()
+
+
 def test_a_metric_that_is_no_number_is_shown_as_such() -> None:
     stream = io.StringIO()
     with StepConsole(9, stream) as console:

@@ -26,13 +26,22 @@ class MemoryReplica:
     requests: list[Request] = field(default_factory=list)
     drawn: list[list[int]] = field(default_factory=list)
     asked: list[Request] = field(default_factory=list)
-    """All that it was ever asked for."""
+    """All that it was ever asked for, without the probes of its weights."""
+    probed: list[tuple[int, int]] = field(default_factory=list)
+    """Number and version of each probe of a replica's weights, of all replicas."""
+    probed_version: int | None = None
+    most: int | None = None
+    """Tokens of a response to a probe; None for other requests."""
 
     def begin(self, requests: Sequence[Request], sampling: Sampling) -> None:
         assert sampling.samples_per_prompt == 2
         self._live()
         assert self.version is not None, "weights come before the first request"
         self.requests, self.drawn = [], []
+        self.most = None
+        if self.version != self.probed_version:
+            self.probed.append((self.number, self.version))
+            self.probed_version, self.most = self.version, sampling.section.max_tokens
         self._add(requests)
 
     def advance(self, steps: int, more: Sequence[Request]) -> tuple[list[int], Responses]:
@@ -58,12 +67,13 @@ class MemoryReplica:
 
     def _add(self, requests: Sequence[Request]) -> None:
         self.requests += requests
-        self.asked += requests
+        if self.most is None:
+            self.asked += requests
         self.drawn += [[] for _ in requests]
 
     def _left(self, place: int) -> int:
         request = self.requests[place]
-        length = self.length_of(request.token_ids[0] - 1)
+        length = self.most or self.length_of(request.token_ids[0] - 1)
         return length - request.drawn - len(self.drawn[place])
 
     def _responses(self, places: Sequence[int]) -> Responses:
@@ -91,6 +101,7 @@ class MemoryEngines:
     versions: list[int] = field(default_factory=list)
     """That were published."""
     asked: list[Request] = field(default_factory=list)
+    probed: list[tuple[int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.replaced, self.pending = 0, dict.fromkeys(range(self.count), 0)
@@ -106,7 +117,12 @@ class MemoryEngines:
             del self.pending[number]
             lives = self.deaths.pop(0) if self.deaths else 10**9
             self.replicas[number] = MemoryReplica(
-                number, self.length_of, self.pause_seconds, lives, asked=self.asked
+                number,
+                self.length_of,
+                self.pause_seconds,
+                lives,
+                asked=self.asked,
+                probed=self.probed,
             )
         lost = []
         if len(self.versions) in self.lost_in_publish and self.replicas:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from itertools import count
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from mindrl.config.run import RunConfig
 from mindrl.data.prompts import PromptSet
 from mindrl.data.run_data import RunData
 from mindrl.errors import StopRequestedError
+from mindrl.layouts.layout import TrainLayout
 from mindrl.observability.console import StepConsole
 from mindrl.observability.timeline import MeasuredSnapshot
 from mindrl.observability.trackers import JsonlTracker
@@ -49,6 +51,8 @@ ROLLOUT_LOGPROB = -1.0
 
 class MemoryRoles:
     """All roles in one, with one list of calls."""
+
+    layouts: Mapping[str, Any] = MappingProxyType({"actor": TrainLayout(tp=1, dp=1)})
 
     def __init__(
         self, *, gap: float = 0.0, grad_norm: Callable[[int], float] = lambda _: 0.5

@@ -29,6 +29,8 @@ from mindrl.trainer.gathering import Answering
 from mindrl.trainer.reward_manager import RewardManager
 
 LONGEST = 12
+PROBE_CALLS = 3
+"""Calls of a replica by which it answers the probe of its weights: begin, advance, take."""
 PROMPTS = [
     Prompt(uid=uid, token_ids=(uid + 1, 9), text=f"prompt {uid}", answer=str(uid))
     for uid in range(60)
@@ -46,6 +48,7 @@ class Trained:
 
     steps: list[Rollouts] = field(default_factory=list)
     metrics: list[dict[str, float]] = field(default_factory=list)
+    probed: list[Rollouts | None] = field(default_factory=list)
 
     def uids(self) -> list[list[int]]:
         """Of the prompts, by steps; both responses to each are there."""
@@ -106,6 +109,7 @@ def train(
         gathered = groups.gather(step, lambda: None)
         learn(step)
         trained.steps.append(gathered.rollouts)
+        trained.probed.append(gathered.probed)
         trained.metrics.append({**gathered.metrics, **groups.learned(step)})
     return trained
 
@@ -204,8 +208,8 @@ def test_whatever_the_timing_and_whoever_dies_each_group_is_trained_on_once_in_t
 
 
 def test_what_a_lost_replica_had_drawn_is_drawn_anew_by_the_other_with_the_same_seeds() -> None:
-    """It dies in its third call: of what it drew nothing came back."""
-    engines = MemoryEngines(2, lambda _: 6, deaths=[2])
+    """It dies in its third call behind its probe: of what it drew nothing came back."""
+    engines = MemoryEngines(2, lambda _: 6, deaths=[PROBE_CALLS + 2])
     groups = ahead(engines, is_asynchronous=False, train_iters=1)
     trained = train(groups, [1])
     assert trained.uids() == [[0, 1]]

@@ -1,12 +1,22 @@
 """A train job and a rollout job over one spool, with roles that answer from memory."""
 
+import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Thread
 
 import pytest
-from memory_roles import PROMPTS, MemoryRoles, config, data, lines, rewards, run_log
+from memory_roles import (
+    PROMPTS,
+    ROLLOUT_LOGPROB,
+    MemoryRoles,
+    config,
+    data,
+    lines,
+    rewards,
+    run_log,
+)
 
 from mindrl.config.changed import with_value
 from mindrl.config.finding import Finding
@@ -15,7 +25,7 @@ from mindrl.config.run import RunConfig
 from mindrl.config.spool import SpoolConfig
 from mindrl.config.spool_rules import spool_findings
 from mindrl.config.validate import findings
-from mindrl.errors import OutputError, SpoolError, StopRequestedError
+from mindrl.errors import LogprobGapError, OutputError, SpoolError, StopRequestedError
 from mindrl.spool.duties import Duties
 from mindrl.spool.folder import HowFar, Spool, SpoolLimits
 from mindrl.spool.reader import StepReader
@@ -48,6 +58,8 @@ class SpoolRoles(MemoryRoles):
     def __init__(self) -> None:
         super().__init__(gap=0.01)
         self.loaded: list[int] = []
+        self.rows_read: list[list[list[int]]] = []
+        self.stale_by = 0.0
 
     def export(self, role: str, folder: Path, record: object) -> None:
         """Write how often has been learned."""
@@ -61,6 +73,13 @@ class SpoolRoles(MemoryRoles):
     def load_weights(self, folder: Path, version: int) -> None:
         assert (folder / "model.safetensors").exists()
         self.loaded.append(version)
+
+    def next_logprobs(self, rows: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
+        """Answer for two engines, the second of which is off from its second load on."""
+        assert temperature == 1.0
+        self.rows_read.append([[*row] for row in rows])
+        off = self.stale_by if len(self.loaded) > 1 else 0.0
+        return [[ROLLOUT_LOGPROB - off * engine for _ in rows] for engine in range(2)]
 
 
 def trainer_of(root: Path, chosen: RunConfig) -> tuple[PolicyTrainer, SpoolRoles]:
@@ -119,8 +138,37 @@ def test_both_jobs_go_through_all_steps_and_a_response_is_as_old_as_its_weights(
     assert loop.records == {"written": 8}
     rows = lines(tmp_path / "train/metrics.jsonl")
     assert [row["staleness/max"] for row in rows] == [0.0, 1.0, 1.0, 1.0]
-    assert "logprob_gap/mean" in rows[0]
+    # Step 1 is judged by its own tokens. Those of step 2 have the weights that step 1 was judged
+    # with, the others the weights that the rollout job compares when it loads them.
+    assert [row.get("logprob_gap/probe_tokens") for row in rows] == [None, None, 8, 8]
+    judged = [row["logprob_gap/mean"] for row in rows if "logprob_gap/mean" in row]
+    assert judged == pytest.approx([0.01] * 3)
     assert "drift/mean" in rows[1]
+    drawn = lines(tmp_path / "rollout/metrics.jsonl")
+    assert drawn[-1]["logprob_gap/mean"] == pytest.approx(0.01)
+    # Of four responses of two tokens behind two of a prompt: the first token of one, the second of
+    # the next.
+    assert [len(row) for row in drawing.rows_read[0]] == [3, 4, 3, 4]
+
+
+@pytest.mark.parametrize("stale_by", [0.5, math.nan])
+def test_an_engine_that_keeps_old_weights_ends_the_train_job(
+    stale_by: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    spool = Spool(tmp_path / "spool", LIMITS)
+    trainer, _ = trainer_of(tmp_path / "train", of_job("train"))
+    trainer.checks.logprob_gap_steps = 2
+    trainer.gathering = groups_of(trainer, spool)
+    loop, drawing = rollouts_of(tmp_path / "rollout", spool, of_job("rollout"))
+    drawing.stale_by = stale_by
+    other = Thread(target=loop.run, args=(nothing,))
+    other.start()
+    with pytest.raises(LogprobGapError, match=r"^step 4: .*for 2 step\(s\) in a row"):
+        trainer.run()
+    spool.note(HowFar(done=True))
+    other.join()
+    warned = [record.message for record in caplog.records if "log-probs" in record.message]
+    assert [message.split(":")[0] for message in warned] == ["step 3"]
 
 
 def test_the_weights_of_a_step_follow_from_its_number_alone() -> None:

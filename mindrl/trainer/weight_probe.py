@@ -1,0 +1,162 @@
+"""A few tokens by which the log-prob gap is measured where a step may train on older ones alone.
+
+Replicas that draw ahead draw tokens right after they get weights, and the trainer reads them while
+it has the same weights. Where two jobs are joined by a spool, the trainer reads tokens when it
+publishes weights, and the engines of a rollout job read the same ones after they load them.
+
+Shapes: B sequences, T positions.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from mindrl.batch.prompts import sequence_seed
+from mindrl.batch.rollouts import Responses, Rollouts
+from mindrl.batch.sequences import Sequences
+from mindrl.observability.metrics import Metrics
+from mindrl.rollout.engine import Request, Sampling
+from mindrl.spool.weights import KnownLogprobs
+from mindrl.trainer.colocated_actor import ColocatedActor
+from mindrl.trainer.engines import Replica
+from mindrl.trainer.gathering import Answering
+from mindrl.trainer.mismatch import GAP, mean_and_max
+from mindrl.trainer.step_checks import UNKNOWN_GAPS
+
+_RESPONSES, _TOKENS = 8, 8
+_KNOWN_ROWS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightProbe:
+    """Requests that each replica answers before all others, with each version of the weights."""
+
+    requests: Sequence[Request]
+    sampling: Sampling
+
+    @classmethod
+    def of(cls, answering: Answering, seed: int, version: int) -> "WeightProbe":
+        """Take the first prompts of the step after a version; `seed` is the run's."""
+        prompts = answering.draw(version * answering.per_step, _RESPONSES)
+        asked, section = answering.sampling, answering.sampling.section
+        # From the whole distribution, whose log-probs the trainer computes.
+        short = replace(
+            section, max_tokens=min(_TOKENS, section.max_tokens), top_p=1.0, top_k=-1, min_p=0.0
+        )
+        requests = [
+            Request(
+                token_ids=prompt.token_ids,
+                drawn=0,
+                seed=sequence_seed(seed, step=version, uid=prompt.uid, sample=place),
+            )
+            for place, prompt in enumerate(prompts)
+        ]
+        return cls(requests=requests, sampling=replace(asked, section=short, is_seeded=True))
+
+    def draw(self, replica: Replica) -> Responses:
+        """Return the responses of a replica that has no other requests.
+
+        Raises:
+            WorkerDiedError: The replica is lost.
+        """
+        replica.begin(self.requests, self.sampling)
+        missing = len(self.requests)
+        while missing:
+            missing -= len(replica.advance(_TOKENS, ())[0])
+        return replica.take()
+
+    def rollouts(self, drawn: Mapping[int, Responses]) -> Rollouts | None:
+        """Lay out what the replicas drew; the group of a sequence is its replica's number."""
+        if not drawn:
+            return None
+        prompts = [request.token_ids for request in self.requests] * len(drawn)
+        responses = Responses.joined([*drawn.values()])
+        laid_out = Rollouts.from_responses(prompts, responses, range(len(prompts)))
+        replicas = [number for number in drawn for _ in self.requests]
+        return replace(laid_out, group_B=torch.tensor(replicas))
+
+
+def probed_gap(workers: ColocatedActor, probed: Rollouts | None) -> Metrics:
+    """Measure the gap of a probe by the trainer's present weights, for the worst replica.
+
+    Replicas with equal weights draw equal tokens, which the trainer reads once.
+    """
+    if probed is None:
+        return {}
+    keys_BX = torch.cat([probed.lengths_B[:, None], probed.tokens_BT], dim=1)
+    different, place_B = torch.unique(keys_BX, dim=0, return_inverse=True)
+    first = [int((place_B == place).nonzero()[0]) for place in range(len(different))]
+    logprobs_BT = _read(workers, probed.sequences(), first)[place_B]
+    gap_BT = (probed.rollout_logprobs_BT - logprobs_BT).abs()
+    mask_BT, replicas = probed.response_mask_BT, sorted({*probed.group_B.tolist()})
+    each = [gap_BT[mask_BT & (probed.group_B == number)[:, None]] for number in replicas]
+    return _worst(each)
+
+
+def known_logprobs(workers: ColocatedActor, rollouts: Rollouts) -> KnownLogprobs:
+    """Return what the trainer's present weights say of one token of some of the responses."""
+    taken_B = torch.arange(len(rollouts))[:: -(-len(rollouts) // _KNOWN_ROWS)]
+    lengths_B = rollouts.response_mask_BT.sum(dim=1)[taken_B]
+    # Of the first its first token, of the second its second, and so on.
+    places_B = torch.arange(len(taken_B)) % lengths_B
+    ends_B = rollouts.lengths_B[taken_B] - lengths_B + places_B
+    sequences = Sequences(
+        tokens_BT=rollouts.tokens_BT[taken_B],
+        lengths_B=ends_B + 1,
+        response_mask_BT=torch.arange(rollouts.tokens_BT.size(1)) == ends_B[:, None],
+    )
+    logprobs_BT = _read(workers, sequences, range(len(taken_B)))
+    tokens = zip(sequences.tokens_BT.tolist(), sequences.lengths_B.tolist(), strict=True)
+    return KnownLogprobs(
+        rows=[row[:length] for row, length in tokens],
+        logprobs=logprobs_BT.gather(1, ends_B[:, None])[:, 0].tolist(),
+    )
+
+
+def loaded_gap(workers: ColocatedActor, known: KnownLogprobs | None, temperature: float) -> Metrics:
+    """Measure the gap of engines that have loaded weights of which something is known.
+
+    An engine knows an upper bound of the log-prob of an unlikely token: the gap is at least this.
+    """
+    if known is None:
+        return {}
+    known_B = torch.tensor(known.logprobs)
+    found = torch.tensor(workers.next_logprobs(known.rows, temperature))
+    return _worst([*(found - known_B).abs()])
+
+
+def _read(workers: ColocatedActor, sequences: Sequences, rows: Sequence[int]) -> Tensor:
+    """Return the actor's log-probs of some rows, as wide as all, [B, T]."""
+    # A batch divides over the training replicas.
+    more = [*rows[:1]] * (-len(rows) % workers.layouts["actor"].replicas)
+    read_BT = workers.compute_logprobs(sequences.rows(torch.tensor([*rows, *more]))).logprobs_BT
+    return pad(read_BT[: len(rows)], (0, sequences.tokens_BT.size(1) - read_BT.size(1)))
+
+
+def _worst(gaps: Sequence[Tensor]) -> Metrics:
+    """Return the gap of the worst replica, from the distances at the tokens of each, [N]."""
+    each = [mean_and_max(GAP, gap_N) for gap_N in gaps]
+    largest = {name: max(gap[name] for gap in each if gap) for name in GAP if any(each)}
+    unknown = sum(int((~gap_N.isfinite()).sum()) for gap_N in gaps)
+    tokens = {"logprob_gap/probe_tokens": float(sum(map(len, gaps)))}
+    return largest | tokens | ({UNKNOWN_GAPS: float(unknown)} if unknown else {})
+
+
+def worst_gap(parts: Sequence[Mapping[str, float]]) -> Metrics:
+    """Join the gaps that were measured for the parts of a step; the largest counts."""
+    names = {name: None for part in parts for name in part}
+    return {name: max(part[name] for part in parts if name in part) for name in names}
+
+
+def with_probe(step: Metrics, probe: Metrics) -> Metrics:
+    """Add the gap of a probe to the metrics of a step, the gap of which becomes the larger one."""
+    both = step | probe
+    for name in GAP:
+        if name in step and name in probe:
+            both[name] = max(step[name], probe[name])
+    if unknown := step.get(UNKNOWN_GAPS, 0.0) + probe.get(UNKNOWN_GAPS, 0.0):
+        both[UNKNOWN_GAPS] = unknown
+    return both

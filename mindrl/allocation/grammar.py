@@ -37,6 +37,9 @@ GRAMMAR = r"""
     _PLUS: / *\+ */
 """
 """One engine, or engines joined by `+` (separate devices) and `|` (shared devices)."""
+AS_AREAL = ""
+"""Stands for the backend that AReaL trains with where none is named: FSDP, or Megatron where stages
+or experts are divided."""
 _MISSING = {
     "NAME": "a name is missing, as in [actor]",
     "RSQB": "']' is missing behind the name, as in [actor]",
@@ -168,6 +171,8 @@ def missing_backend(text: str, at: int, backend: str) -> AllocationError:
     if not _WITHOUT_BACKEND.fullmatch(rest):
         rest = "d2t2"
     joint = "" if rest[0] in ":[" else ":"
+    if backend == AS_AREAL:
+        backend = TRAINING_BACKEND if re.search(r"[pe][0-9]|ffn", rest) else "fsdp"
     return AllocationError(text, at, f"the backend is missing; write {backend}{joint}{rest}")
 
 

@@ -19,6 +19,7 @@ from itertools import chain
 from math import prod
 
 from mindrl.allocation.grammar import (
+    AS_AREAL,
     AllocationError,
     EngineSpec,
     WrittenSizes,
@@ -144,12 +145,12 @@ def parse_mode(text: str) -> AllocationMode:
     Raises:
         AllocationError: The text cannot be parsed, or its engines do not fit each other.
     """
-    groups = read(text, "mode", TRAINING_BACKEND)
+    groups = read(text, "mode", AS_AREAL)
     specs = [*chain.from_iterable(groups)]
     old = any(spec.joint.text == "." for spec in specs)
     for spec in specs:
         if spec.backend is None and not old:
-            raise missing_backend(text, spec.at, TRAINING_BACKEND)
+            raise missing_backend(text, spec.at, AS_AREAL)
         if spec.name is None and len(specs) > 2:
             what = "of three engines or more each has a name, as in fsdp[critic]:d4"
             raise AllocationError(text, spec.at, what)

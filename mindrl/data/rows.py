@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
 from datasets.exceptions import DatasetGenerationError
 
 from mindrl.config.data_rules import SUFFIXES
@@ -48,6 +50,16 @@ def read_rows(path: str) -> Iterator[Row]:
         yield from reader(file)
     except OSError as error:
         raise DataError(f"data file {path}: cannot be read ({error.strerror or error})") from error
+
+
+def count_rows(path: str) -> int:
+    """Return the number of rows of a file; raises as `read_rows`."""
+    if Path(path).suffix.lower() != ".parquet":
+        return sum(1 for _ in read_rows(path))
+    try:
+        return int(pq.read_metadata(path).num_rows)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise DataError(f"data file {path}: not a Parquet file ({error})") from error
 
 
 def _read_jsonl(file: Path) -> Iterator[Row]:

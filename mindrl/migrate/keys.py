@@ -231,6 +231,8 @@ in files of 2.0, read by none of its code: micro_batch_size and the keys of
     actor_micro_batch_size@-2.0 ref_micro_batch_size@-2.0 rew_micro_batch_size@-2.0
     adv_micro_batch_size@-2.0 update_micro_batch_size@-2.0
     generate_config: gen_micro_batch_size@-2.0
+an option of vllm-ascend that MindSpeed-RL had for a day in September 2025 and vllm-ascend has
+    dropped; no result depends on it = generate_config: chunked_prefill_for_mla@2.2-2.2
 in files of 2.0, read by none of its code: shuffle_mini_batch is what it reads = rl_config:
     shuffle_minibatch@-2.0
 """

@@ -7,6 +7,8 @@ from typing import Any, Literal
 from mindrl.migrate.file import TheirModel, TheirRun, of_any_role
 from mindrl.migrate.keys import DEFAULTS
 
+MISSING = "???"
+"""Value of a key that the user has to set: a run refuses to start without it."""
 Kind = Literal["honoured", "renamed", "derived", "open", "ignored", "refused"]
 """`open` is the user's to settle before a run; `refused` is a part of the run that is not there."""
 

@@ -9,11 +9,12 @@ from typing import Any
 from mindrl.migrate.mapped import Import, Kind, Mapped
 from mindrl.migrate.trackers import verl_trackers
 from mindrl.migrate.verl_adapters import verl_adapters
+from mindrl.migrate.verl_run import check_values, run_rules
 
 SECTIONS = frozenset({"actor_rollout_ref", "algorithm", "data", "trainer", "critic"})
 """One of these tells a file of verl."""
 _ACTOR, _ROLLOUT, _REF = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "ref"))
-_SAMPLING, _TEST = "generate_config.sampling_config", "rl_config.test_freq"
+_SAMPLING = "generate_config.sampling_config"
 _NAMES: Mapping[str, str] = {
     "actor_rollout_ref.model.path": "actor_config.load",
     "actor_rollout_ref.model.trust_remote_code": "generate_config.trust_remote_code",
@@ -149,17 +150,25 @@ _IGNORED: Mapping[str, Sequence[str]] = {
 """A reason = keys, or the beginnings of keys, that change no result."""
 
 
-def import_verl(given: Mapping[str, Any]) -> Import:
-    """Say what becomes of each key of a verl run, flat and dotted; null is as if left out."""
+def import_verl(given: Mapping[str, Any], rows: int | None = None) -> Import:
+    """Map each key of a verl run.
+
+    Args:
+        given: Dotted keys with their values; None is as if left out.
+        rows: Rows of the training data; None where they are not known.
+
+    Raises:
+        ConfigError: A value is not of the type that its key has in verl.
+    """
     theirs = {key: value for key, value in given.items() if value is not None}
+    check_values(theirs)
     has_critic = theirs.get("algorithm.adv_estimator", "gae") == "gae"
     found = [*_names(theirs, {**_NAMES, **(_CRITIC if has_critic else {})})]
-    rules = (_advantage, _loss, _divergence, _groups, _correction, _data, _run, _engine, _profiler)
-    for rule in rules:
+    for rule in (_advantage, _loss, _divergence, _groups, _correction):
         found += rule(theirs)
-    found += [*verl_trackers(theirs), *verl_adapters(theirs)]
+    found += [*run_rules(theirs, rows), *verl_trackers(theirs), *verl_adapters(theirs)]
     accounted = {each.key for each in found}
-    found += [_left(key, given[key]) for key in given if key not in accounted]
+    found += [_left(key, given[key], has_critic) for key in given if key not in accounted]
     return Import(mapped=found)
 
 
@@ -172,10 +181,12 @@ def _names(theirs: Mapping[str, Any], names: Mapping[str, str]) -> Iterator[Mapp
             yield Mapped(key, "derived", {ours: DEFAULTS[key]}, "not given: verl's default")
 
 
-def _left(key: str, value: Any) -> Mapped:
+def _left(key: str, value: Any, has_critic: bool) -> Mapped:
     """Say why no rule had anything to say of a key, or that it is not understood."""
     if value is None:
         return Mapped(key, "ignored", note="null is as if left out")
+    if not has_critic and key.startswith(("critic.", "trainer.critic_")):
+        return Mapped(key, "ignored", note="there is no critic without adv_estimator=gae")
     for reason, places in _IGNORED.items():
         if any(key == place or (place.endswith(".") and key.startswith(place)) for place in places):
             return Mapped(key, "ignored", note=reason)
@@ -276,123 +287,3 @@ def _correction(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
     elif f"{place}.rollout_is" not in theirs:
         note = "none there, where it is not asked for"
         yield Mapped(f"{place}.rollout_is", "derived", {f"{ours}.level": "off"}, note)
-
-
-def _data(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
-    for key, ours in (
-        ("data.train_files", "megatron_training.data_path"),
-        ("data.val_files", "megatron_training.test_data_path"),
-    ):
-        files = theirs.get(key, [])
-        if files or ours.endswith(".data_path"):
-            yield Mapped(key, "renamed", {ours: files or "data/train.parquet"}, "the same")
-    note = "where verl's rows have it"
-    sets: dict[str, Any] = {"megatron_training.answer_column": "reward_model.ground_truth"}
-    yield Mapped("data.train_files.ground_truth", "derived", sets, note)
-    if "data.reward_fn_key" not in theirs:
-        sets = {"data_config.source_column": "data_source"}
-        yield Mapped("data.reward_fn_key", "derived", sets, "not given: verl's default")
-    if "data.shuffle" in theirs:
-        sets = {"megatron_training.no_shuffle": not theirs["data.shuffle"]}
-        yield Mapped("data.shuffle", "renamed", sets, "the other way round")
-    if "data.filter_overlong_prompts" in theirs:
-        policy = "drop" if theirs["data.filter_overlong_prompts"] else "error"
-        sets = {"rl_config.overlong_prompt_policy": policy}
-        yield Mapped("data.filter_overlong_prompts", "renamed", sets, "the same")
-    yield from _reward(theirs)
-
-
-def _reward(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
-    """Take over a function of the user's, which is called as verl calls it."""
-    place = "custom_reward_function"
-    path = str(theirs.get(f"{place}.path", ""))
-    own = f"{path}:{theirs.get(f'{place}.name', 'compute_score')}"
-    name = own if path.endswith(".py") else "math_verify"
-    sets = {"rl_config.verifier_function": [name], "rl_config.verifier_weight": [1.0]}
-    if name != own:
-        note = "verl has a reward for each data_source, or your own function: name yours here"
-        yield Mapped(f"{place}.path" if path else "reward_model.reward_manager", "open", sets, note)
-        return
-    yield Mapped(f"{place}.path", "renamed", sets, "called as verl calls it")
-    if f"{place}.name" in theirs:
-        yield Mapped(f"{place}.name", "derived", note="part of rl_config.verifier_function")
-    given = f"{place}.reward_kwargs."
-    kwargs = {
-        key.removeprefix(given): value for key, value in theirs.items() if key.startswith(given)
-    }
-    for key in kwargs:
-        yield Mapped(
-            f"{given}{key}", "renamed", {"rl_config.verifier_kwargs": [kwargs]}, "the same"
-        )
-
-
-def _run(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
-    """Steps, devices, what is saved and evaluated."""
-    if "trainer.total_training_steps" not in theirs:
-        note = "epochs there: times the rows, over train_batch_size, are the steps; 1 stands here"
-        yield Mapped("trainer.total_epochs", "open", {"megatron_training.train_iters": 1}, note)
-    elif "trainer.total_epochs" in theirs:
-        yield Mapped("trainer.total_epochs", "ignored", note="total_training_steps has the word")
-    nodes, per_node = theirs.get("trainer.nnodes", 1), theirs.get("trainer.n_gpus_per_node", 8)
-    sets = {"rl_config.actor_resource.num_npus": nodes * per_node}
-    yield Mapped("trainer.nnodes", "derived", sets, f"{nodes} machines of {per_node} devices")
-    for key, ours in (("save_freq", "megatron_training.save_interval"), ("test_freq", _TEST)):
-        found = theirs.get(f"trainer.{key}", -1)
-        yield Mapped(f"trainer.{key}", "renamed", {ours: max(found, 0)}, "0 is never")
-    prompt, response = (
-        theirs.get(f"data.max_{name}_length", 512) for name in ("prompt", "response")
-    )
-    given = theirs.get(f"{_ROLLOUT}.max_model_len", 0)
-    sets = {
-        "megatron_training.seq_length": prompt + response,
-        "generate_config.max_model_len": max(given, prompt + response),
-    }
-    note = f"{prompt} tokens of prompt and {response} of response"
-    yield Mapped(f"{_ROLLOUT}.max_model_len", "derived", sets, note)
-
-
-def _engine(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
-    """The engines, and what is recomputed and packed."""
-    name = theirs.get(f"{_ROLLOUT}.name", "vllm")
-    if name == "vllm":
-        yield Mapped(f"{_ROLLOUT}.name", "derived", note="vLLM rolls out")
-    else:
-        yield Mapped(f"{_ROLLOUT}.name", "refused", note=f"{name}: vLLM rolls out here")
-    budget = f"{_ACTOR}.ppo_max_token_len_per_gpu"
-    if budget in theirs:
-        sets = {"rl_config.max_packing_token_size": theirs[budget]}
-        yield Mapped(budget, "renamed", sets, "of a rank and a micro-batch, with use_dynamic_bsz")
-    for role, ours in ((_REF, "ref"), (_ROLLOUT, "actor")):
-        key = f"{role}.log_prob_max_token_len_per_gpu"
-        if key in theirs:
-            sets = {f"rl_config.{ours}_max_packing_token_size": theirs[key]}
-            yield Mapped(key, "renamed", sets, "the same")
-    key = "actor_rollout_ref.model.use_remove_padding"
-    if key in theirs:
-        yield Mapped(key, "renamed", {"rl_config.use_remove_padding": theirs[key]}, "the same")
-    key = "actor_rollout_ref.model.enable_gradient_checkpointing"
-    if theirs.get(key):
-        names = {"granularity": "full", "method": "uniform", "num_layers": 1}
-        sets = {f"actor_config.recompute_{name}": value for name, value in names.items()}
-        yield Mapped(key, "renamed", sets, "every layer")
-    elif key in theirs:
-        yield Mapped(key, "derived", note="nothing is recomputed")
-    key = f"{_ACTOR}.optim.betas"
-    betas = theirs.get(key, (0.9, 0.999))
-    sets = {"actor_config.adam_beta1": betas[0], "actor_config.adam_beta2": betas[1]}
-    yield Mapped(key, "renamed", sets, "the same, or verl's default")
-
-
-def _profiler(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
-    """Which steps are profiled, by tools that are here too."""
-    key, tool = "global_profiler.steps", theirs.get("global_profiler.tool")
-    steps = theirs.get(key)
-    if steps and tool in ("torch", "npu"):
-        ours = ("profile", "profile_step_start", "profile_step_end")
-        values = (True, min(steps), max(steps) + 1)
-        sets = {f"profiler_config.{name}": value for name, value in zip(ours, values, strict=True)}
-        yield Mapped(key, "derived", sets, "from the first of them to the last")
-        ranks = f"{_ACTOR}.profiler.ranks"
-        if theirs.get(ranks) and not theirs.get(f"{_ACTOR}.profiler.all_ranks"):
-            sets = {"profiler_config.profile_ranks": tuple(theirs[ranks])}
-            yield Mapped(ranks, "renamed", sets, "the same")

@@ -25,10 +25,12 @@ from mindrl.config.text import (
 from mindrl.config.validate import findings
 from mindrl.errors import ConfigError, OutputError
 from mindrl.migrate.file import TheirRun, their_run
-from mindrl.migrate.mapped import Import, Kind, Mapped
+from mindrl.migrate.mapped import MISSING, Import, Kind, Mapped
 from mindrl.migrate.run import import_run
+from mindrl.migrate.script import Script, read_script
 from mindrl.migrate.sizes import model_sizes
 from mindrl.migrate.verl import SECTIONS, import_verl
+from mindrl.migrate.verl_run import LOAD, STEPS
 from mindrl.observability.terminal import printable, say
 from mindrl.preflight.shipped import has_sizes, sizes_path
 from mindrl.programs.arguments import count, parser_of
@@ -47,6 +49,7 @@ example:
   mindrl import-config MindSpeed-RL/configs/grpo_qwen25_7b_A3.yaml -o configs/mine.yaml
   mindrl train-grpo --config-name mine --dry-run
   mindrl import-config outputs/VERL-RUN/.hydra/overrides.yaml data.seed=7 -o mine.yaml
+  mindrl import-config verl/examples/grpo_trainer/run_qwen3-8b.sh -o mine.yaml
 
 The model files are looked for in the folder model beside the file.
 """
@@ -55,12 +58,13 @@ The model files are looked for in the folder model beside the file.
 def import_config(name: str = "mindrl import-config") -> int:
     """Import what the command line asks for; returns the exit code."""
     about = (
-        "Turn a GRPO, DAPO or PPO file of MindSpeed-RL, or the configuration or the overrides of a "
-        "verl run, into one of mindrl, and say what becomes of each of its keys."
+        "Turn a GRPO, DAPO or PPO file of MindSpeed-RL, or the configuration, the overrides or the "
+        "shell script of a verl run, into one of mindrl, and report what becomes of each key. A "
+        "script is read, never executed."
     )
     parser = parser_of(name, about, _EXAMPLE)
     add = parser.add_argument
-    add("file", metavar="THEIRS.yaml", help="their file")
+    add("file", metavar="THEIRS", help="their .yaml file, or the .sh script that starts verl")
     add("-o", "--output", required=True, metavar="OURS.yaml", help="new file")
     add("overrides", nargs="*", metavar="key=value", help="of verl, on top of its file")
     add("--model-configs", metavar="DIR", help="their model files (default: model, beside theirs)")
@@ -75,11 +79,15 @@ def import_config(name: str = "mindrl import-config") -> int:
 
 def _import(options: argparse.Namespace) -> int:
     needs_yaml_suffix(options.output)
-    sections = _yaml(Path(options.file), options.overrides)
+    file = Path(options.file)
+    script = _script(file) if file.suffix == ".sh" else None
+    sections = _yaml(file, options.overrides, script)
     theirs, given = None, dict(dotted(sections))
-    if SECTIONS & sections.keys():
-        release, imported = "verl", import_verl(given)
-        source = f"{Path(options.file).name}, a file of verl"
+    if script is not None or SECTIONS & sections.keys():
+        release, imported = "verl", import_verl(given, _training_rows(given))
+        if script is not None:
+            imported = replace(imported, mapped=[*_not_stated(script, given), *imported.mapped])
+        source = f"{file.name}, a {'script' if script else 'file'} of verl"
     else:
         theirs = _read(sections, options)
         given, release = dict(theirs.given), theirs.release
@@ -122,7 +130,12 @@ def _refused(imported: Import, leave_out: str) -> Iterator[str]:
 
 def _write(imported: Import, files: Mapping[str, str]) -> list[str]:
     """Write the new files; returns what keeps the run from working, as far as it is known now."""
-    config = load_run_config(nested(imported.values))
+    # Checks need a value where the user has to set one.
+    stand_ins = {STEPS: 1_000_000, LOAD: "model"}
+    values = {
+        key: stand_ins[key] if value == MISSING else value for key, value in imported.values.items()
+    }
+    config = load_run_config(nested(values))
     if there := [path for path in files if Path(path).exists()]:
         raise OutputError(f"-o {there[0]}: there is a file already")
     for path, text in files.items():
@@ -178,13 +191,64 @@ def _model_names(file: Path, defaults: Any) -> Iterator[str]:
         yield from map(str, names if isinstance(names, list) else [names])
 
 
-def _yaml(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Read a file by the rules of YAML that make 1e-6 a number, its interpolations resolved.
+def _script(path: Path) -> Script:
+    """Read the overrides of a script, as if it were started here by this user.
 
-    It may be a list of overrides, as Hydra writes them; more of them come on top.
+    Raises:
+        ConfigError: The file cannot be read, or does not start one run of verl.
     """
     try:
-        loaded = OmegaConf.load(path)
+        text = path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: byte {error.start + 1} is not UTF-8") from error
+    try:
+        return read_script(text, {"HOME": str(Path.home()), "PWD": str(Path.cwd())})
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _not_stated(script: Script, given: Mapping[str, Any]) -> Iterator[Mapped]:
+    """Name what the script alone does not state, unless the command line does."""
+    if script.config_name:
+        note = (
+            f"the keys of {script.config_name}.yaml are not read; import .hydra/overrides.yaml of "
+            "a run, or add them to the command line"
+        )
+        yield Mapped("--config-name", "open", note=note)
+    for key, missing in script.unresolved.items():
+        if key not in given:
+            note = (
+                f"needs {missing}, which the script does not state; add {key}=VALUE to the command "
+                "line, or verl's default holds"
+            )
+            yield Mapped(key, "open", note=note)
+
+
+def _training_rows(given: Mapping[str, Any]) -> int | None:
+    """Count the rows of the training files of a verl run; None where one is not here."""
+    named = given.get("data.train_files") or ()
+    files = [named] if isinstance(named, str) else named
+    paths = [Path(str(each)).expanduser() for each in files]
+    if not paths or not all(each.is_file() for each in paths):
+        return None
+    # Imported late: it brings `datasets` along.
+    from mindrl.data.rows import count_rows  # noqa: PLC0415
+
+    return sum(map(count_rows, map(str, paths)))
+
+
+def _yaml(
+    path: Path, overrides: Sequence[str] = (), script: Script | None = None
+) -> dict[str, Any]:
+    """Read a file by the rules of YAML that make 1e-6 a number, its interpolations resolved.
+
+    It may be a list of overrides, as Hydra writes them, or a script that has them; more of them
+    come on top.
+    """
+    try:
+        loaded = OmegaConf.load(path) if script is None else ListConfig([*script.overrides])
         if isinstance(loaded, ListConfig) and all("=" in str(each) for each in loaded):
             loaded, overrides = OmegaConf.create(), [*map(str, loaded), *overrides]
         if overrides:

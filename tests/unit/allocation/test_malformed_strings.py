@@ -148,17 +148,19 @@ BACKEND_ERRORS = [
 ]
 
 MODE_ERRORS = [
-    ("d4t2", 1, "the backend is missing; write megatron:d4t2"),
-    ("sglang:d4+d4t2", 11, "the backend is missing; write megatron:d4t2"),
-    ("sglang.d4+[actor]:d4", 11, "the backend is missing; write megatron[actor]:d4"),
-    ("sglang:d4+", 11, "the backend is missing; write megatron:d2t2"),
-    ("+fsdp:d4", 1, "the backend is missing; write megatron:d2t2"),
-    ("sglang:d4|", 11, "the backend is missing; write megatron:d2t2"),
-    ("sglang:d4++fsdp:d4", 11, "the backend is missing; write megatron:d2t2"),
+    ("d4t2", 1, "the backend is missing; write fsdp:d4t2"),
+    ("sglang:d4+d4t2", 11, "the backend is missing; write fsdp:d4t2"),
+    ("sglang:d4+d4p2", 11, "the backend is missing; write megatron:d4p2"),
+    ("sglang:d4+d4e2", 11, "the backend is missing; write megatron:d4e2"),
+    ("sglang.d4+[actor]:d4", 11, "the backend is missing; write fsdp[actor]:d4"),
+    ("sglang:d4+", 11, "the backend is missing; write fsdp:d2t2"),
+    ("+fsdp:d4", 1, "the backend is missing; write fsdp:d2t2"),
+    ("sglang:d4|", 11, "the backend is missing; write fsdp:d2t2"),
+    ("sglang:d4++fsdp:d4", 11, "the backend is missing; write fsdp:d2t2"),
     ("sglang:d4+fsdp", 15, "fsdp needs its sizes; write fsdp:d2t2"),
     ("sglang:d4+fsd:d4", 11, "'fsd' is no backend; write sglang:d4+fsdp:d4"),
     ("sglang.d4+d4x2", 13, f"'x' is no dimension of megatron; {KNOWN}"),
-    ("sglang.d4+d4X2", 11, "the backend is missing; write megatron:d2t2"),
+    ("sglang.d4+d4X2", 11, "the backend is missing; write fsdp:d2t2"),
     ("sglang:d4&fsdp:d4", 10, "'&' is no dimension of sglang; known: d, p, t"),
     ("sglang:d4t2+fsdp:d8p2", 20, "'p' is no dimension of fsdp; known: d, t, c; megatron has it"),
     ("fsdp:d4+fsdp:d4", 9, "two engines are 'actor'; name them, as in fsdp[critic]:d4"),
@@ -198,7 +200,7 @@ def shown(text: str, character: int, what: str) -> str:
 
 def test_there_are_more_than_40_malformed_strings() -> None:
     assert len({text for text, _, _ in BACKEND_ERRORS}) == len(BACKEND_ERRORS) == 69
-    assert len({text for text, _, _ in MODE_ERRORS}) == len(MODE_ERRORS) == 19
+    assert len({text for text, _, _ in MODE_ERRORS}) == len(MODE_ERRORS) == 21
 
 
 @pytest.mark.parametrize(("text", "character", "what"), BACKEND_ERRORS)

@@ -31,6 +31,7 @@ VERL: dict[str, Any] = {
     "algorithm.adv_estimator": "grpo",
     "actor_rollout_ref.rollout.n": 8,
     f"{MODEL}.path": "models/Qwen2.5-7B",
+    "trainer.total_training_steps": 10,
 }
 
 

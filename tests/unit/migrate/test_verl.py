@@ -12,6 +12,7 @@ from mindrl.config.load import load_run_config
 from mindrl.config.run import RunConfig
 from mindrl.config.text import nested
 from mindrl.config.validate import findings
+from mindrl.errors import ConfigError
 from mindrl.migrate.verl import import_verl
 
 ROOT = Path(__file__).parents[3]
@@ -77,7 +78,8 @@ def test_a_dapo_run_of_verl_is_one_of_ours_and_each_of_its_keys_is_told_of() -> 
 
 
 def test_what_is_left_out_keeps_the_meaning_that_verl_gives_it() -> None:
-    run = run_of({"actor_rollout_ref.model.path": "model", "algorithm.adv_estimator": "grpo"})
+    given = {"actor_rollout_ref.model.path": "model", "algorithm.adv_estimator": "grpo"}
+    run = run_of({**given, "trainer.total_training_steps": 10})
     assert run.megatron_training.global_batch_size == 1024
     assert (run.rl_config.mini_batch_size, run.rl_config.n_samples_per_prompt) == (256, 1)
     assert run.generate_config.infer_tensor_parallel_size == 2
@@ -115,7 +117,7 @@ def test_the_steps_and_ranks_of_a_profile_are_those_of_verl() -> None:
         ("algorithm.adv_estimator", "grpo_passk"),
         (f"{ACTOR}.policy_loss.loss_mode", "own"),
         (f"{ACTOR}.loss_agg_mode", "own"),
-        (f"{ROLLOUT}.name", "sglang"),
+        (f"{ROLLOUT}.name", "own"),
     ],
 )
 def test_a_part_that_is_not_here_is_refused(key: str, value: str) -> None:
@@ -152,3 +154,66 @@ def test_a_reward_function_of_the_user_comes_along_with_its_arguments() -> None:
     assert rl.verifier_kwargs == ({"low": 0.1, "high": 2.0},)
     unnamed = run_of({**DAPO, f"{place}.path": "own.py"}).rl_config
     assert unnamed.verifier_function == ("own.py:compute_score",)
+
+
+def test_any_engine_of_verl_becomes_vllm_and_a_wide_clip_range_stays_as_wide() -> None:
+    keys = {f"{ROLLOUT}.name": "sglang", f"{ACTOR}.clip_ratio_low": 10, "trainer.device": "cuda"}
+    imported, run = import_verl({**DAPO, **keys}), run_of({**DAPO, **keys})
+    assert (imported.refused, findings(run)) == ((), [])
+    assert (run.rl_config.clip_ratio_low, run.rl_config.device) == (10.0, "gpu")
+
+
+def test_epochs_become_steps_where_the_rows_are_known_and_are_asked_for_elsewhere() -> None:
+    keys = {key: value for key, value in DAPO.items() if key != "trainer.total_training_steps"}
+    keys |= {"trainer.total_epochs": 3, "data.train_batch_size": 100}
+    place = "megatron_training.train_iters"
+    # 7 batches of 100 fit into 799 rows; verl leaves the other 99 out.
+    assert import_verl(keys, rows=799).values[place] == 3 * 7
+    for rows in (None, 99):
+        imported = import_verl(keys, rows=rows)
+        assert imported.values[place] == "???"
+        (entry,) = (each for each in imported.mapped if each.key == "trainer.total_epochs")
+        assert (entry.kind, place in entry.note) == ("open", True)
+
+
+def test_values_that_rules_cannot_calculate_with_are_refused_all_at_once() -> None:
+    wrong: dict[str, Any] = {
+        "trainer.nnodes": "two",
+        "trainer.save_freq": "often",
+        "data.train_batch_size": 0,
+        f"{ACTOR}.optim.betas": 0.9,
+        f"{ROLLOUT}.name": ["vllm"],
+    }
+    with pytest.raises(ConfigError) as refusal:
+        import_verl({**DAPO, **wrong})
+    assert sorted(str(refusal.value).splitlines()) == [
+        f"{ACTOR}.optim.betas=0.9 must be a list of numbers",
+        f"{ROLLOUT}.name=['vllm'] must be text",
+        "data.train_batch_size=0 must be at least 1",
+        "trainer.nnodes='two' must be a whole number",
+        "trainer.save_freq='often' must be a whole number",
+    ]
+
+
+def test_a_script_is_imported_in_one_go_with_the_steps_of_its_data(tmp_path: Path) -> None:
+    script, ours, data = tmp_path / "run.sh", tmp_path / "ours.yaml", tmp_path / "train.jsonl"
+    data.write_text('{"prompt": "1+1=?"}\n' * 70, "utf-8")
+    script.write_text(
+        "set -x\nN=4\nMODEL=${MODEL:-models/Qwen3-8B}\n"
+        "python3 -m verl.trainer.main_ppo --config-name=mine algorithm.adv_estimator=grpo \\\n"
+        f"  data.train_files={data} data.train_batch_size=16 trainer.total_epochs=5 \\\n"
+        f"  {ACTOR}.ppo_mini_batch_size=16 {ROLLOUT}.name=sglang {ROLLOUT}.n=5 \\\n"
+        "  actor_rollout_ref.model.path=$MODEL trainer.n_gpus_per_node=$N \\\n"
+        '  trainer.project_name="$PROJECT" data.seed=$1 $@\n',
+        "utf-8",
+    )
+    command = [sys.executable, "cli/import_config.py", str(script), "data.seed=3", "-o", str(ours)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    text = ours.read_text("utf-8")
+    assert "# Imported from run.sh, a script of verl." in text
+    # 5 epochs of 70 // 16 steps.
+    for line in ("train_iters: 20", "load: models/Qwen3-8B", "num_npus: 4", "seed: 3"):
+        assert f"  {line}\n" in text
+    assert "--config-name\n      the keys of mine.yaml are not read" in ended.stdout
+    assert "trainer.project_name\n      needs $PROJECT, which the script does not" in ended.stdout

@@ -1,0 +1,152 @@
+"""The overrides that a shell script gives to verl. Reads the script; executes nothing. Pure."""
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from mindrl.errors import ConfigError
+from mindrl.migrate.shell_words import Scanner, Word
+
+_OVERRIDE = re.compile(r"\+*([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
+_OF_VERL = re.compile(r"\+*(actor_rollout_ref|algorithm|data|trainer|critic)\.\w[\w.]*=")
+_OTHER_PROGRAM = re.compile(r"sft|generation|eval")
+_OWN_FILES = ("", "ppo_trainer", "ppo_megatron_trainer")
+_DECLARE = ("export", "declare", "local", "readonly", "typeset")
+_OPEN, _CLOSE = ("if", "while", "until", "for", "case", "select", "{"), ("fi", "done", "esac", "}")
+_INNER = ("then", "else", "elif", "do", "!", "time", "exec")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """What a script gives to verl."""
+
+    overrides: tuple[str, ...]
+    """Such as `data.train_batch_size=256`."""
+    unresolved: Mapping[str, str]
+    """Keys whose value the script alone does not state, with what it lacks, such as `$1`."""
+    config_name: str = ""
+    """Configuration file of the run where it is none of verl's own."""
+
+
+def read_script(text: str, variables: Mapping[str, str]) -> Script:
+    """Read the overrides of the one start of verl in a script.
+
+    Args:
+        text: The script.
+        variables: Variables that are set before the script starts, such as HOME.
+
+    Raises:
+        ConfigError: It starts no run of verl, or several, or has a quotation without an end.
+    """
+    reader = _Reader(variables={name: (Word(value),) for name, value in variables.items()})
+    reader.read(text)
+    arguments = _the_one(reader.starts)
+    overrides: dict[str, str] = {}
+    unresolved: dict[str, str] = {}
+    for word in arguments:
+        found = _OVERRIDE.fullmatch(word.text)
+        if found is None:
+            continue
+        key, value = found.groups()
+        overrides.pop(key, None)
+        unresolved.pop(key, None)
+        if word.unknown:
+            unresolved[key] = ", ".join(dict.fromkeys(word.unknown))
+        else:
+            overrides[key] = f"{key}={value}"
+    return Script(
+        overrides=tuple(overrides.values()),
+        unresolved=unresolved,
+        config_name=_config_name([each.text for each in arguments]),
+    )
+
+
+def _the_one(starts: list[tuple[str, list[Word]]]) -> list[Word]:
+    """Return the arguments of the one start of verl."""
+    other = next((program for program, _ in starts if _OTHER_PROGRAM.search(program)), None)
+    if other is not None:
+        raise ConfigError(f"it starts {other}; needed is a run of PPO, GRPO or DAPO")
+    loose = [arguments[0].text for program, arguments in starts if not program]
+    if loose and len(starts) > 1:
+        raise ConfigError(
+            f"{loose[0]} stands in a command of its own; the line before it needs a backslash at "
+            "its end, with nothing after it"
+        )
+    if len(starts) != 1:
+        raise ConfigError(
+            f"{len(starts) or 'no'} commands with overrides of verl, such as "
+            "algorithm.adv_estimator=grpo; needed is one"
+        )
+    return starts[0][1]
+
+
+def _config_name(arguments: list[str]) -> str:
+    """Return the configuration file that the arguments name; empty for one of verl's own."""
+    names = [each.partition("=")[2] for each in arguments if each.startswith("--config-name=")]
+    names += [
+        name for option, name in itertools.pairwise(arguments) if option in ("--config-name", "-cn")
+    ]
+    name = names[-1].removesuffix(".yaml") if names else ""
+    return "" if name in _OWN_FILES else name
+
+
+@dataclass
+class _Reader:
+    """Follows a script from command to command."""
+
+    variables: dict[str, tuple[Word, ...]]
+    starts: list[tuple[str, list[Word]]] = field(default_factory=list)
+    """Program and arguments of each command with overrides of verl; the program may be empty."""
+    depth: int = 0
+    """How many conditions, loops and functions the command stands in."""
+
+    def read(self, text: str) -> None:
+        for separator, words in Scanner(text, self.variables).commands():
+            self._command(words, is_conditional=separator in ("&&", "||"))
+
+    def _command(self, words: Iterator[Word], *, is_conditional: bool) -> None:
+        """Set the variables that a command assigns, or keep the arguments that it gives to verl."""
+        others: list[Word] = []
+        for word in words:
+            if others or not self._is_prefix(word):
+                others.append(word)
+            elif word.assigns:
+                self._assign(word, is_conditional=is_conditional or self.depth > 0)
+        if any(_OF_VERL.match(each.text) for each in others):
+            self.starts.append(_divided(others))
+
+    def _is_prefix(self, word: Word) -> bool:
+        """Pass what may stand before a command, and count how deep it stands."""
+        if word.text in _OPEN:
+            self.depth += 1
+        elif word.text in _CLOSE:
+            self.depth -= 1
+        return word.assigns or word.text in (*_OPEN, *_CLOSE, *_INNER, *_DECLARE)
+
+    def _assign(self, word: Word, *, is_conditional: bool) -> None:
+        name, _, value = word.text.partition("=")
+        name, adds = name.removesuffix("+"), name.endswith("+")
+        items = word.items if word.items is not None else (Word(value, word.unknown),)
+        before = self.variables.get(name, ())
+        if adds and word.items is None:
+            first = before[0] if before else Word("")
+            items = (first + items[0], *before[1:])
+        elif adds:
+            items = (*before, *items)
+        if is_conditional and items != before:
+            # What holds depends on a condition that only a shell evaluates.
+            items = (Word("", (f"${name}, which a condition sets",)),)
+        self.variables[name] = items
+
+
+def _divided(words: list[Word]) -> tuple[str, list[Word]]:
+    """Divide a command into the program that it starts, and the arguments of that program."""
+    if _OVERRIDE.match(words[0].text):
+        return "", words
+    texts = [each.text for each in words]
+    if "-m" in texts[:-1]:
+        at = texts.index("-m") + 1
+    else:
+        at = next((at for at, text in enumerate(texts) if text.endswith(".py")), 0)
+    return texts[at], words[at + 1 :]

@@ -1,0 +1,307 @@
+"""The words of a shell script, with its variables replaced. Executes nothing. Pure."""
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from mindrl.errors import ConfigError
+
+_MOST_LETTERS = 100_000
+"""Longest value: a script that doubles a variable in each line would fill the memory."""
+_LARGEST = 1 << 63
+"""Shells calculate with 64 bits."""
+_PLAIN = re.compile(r"[^\s'\"\\$`;&|()<>]+")
+_QUOTED_PLAIN = re.compile(r"[^\"\\$`]+")
+_BLANK = re.compile(r"(?:[ \t\r]|\\\r?\n)+")
+_COMMENT = re.compile(r"#[^\n]*")
+_REDIRECTION = re.compile(r"&>>?|>\||<<<|<<-?|[<>]&?|>>")
+_END = re.compile(r"&&|\|\||;;|[\n;&|()]")
+_NAME = re.compile(r"[A-Za-z_]\w*|\d|[@*#?$!]")
+_PARAMETER = re.compile(r"([A-Za-z_]\w*|\d+|[@*])(\[[@*]\])?(?::?[-=](.*)|)", re.DOTALL)
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
+_ARGUMENTS = ("@", "*")
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word with its variables replaced."""
+
+    text: str
+    unknown: tuple[str, ...] = ()
+    """Parts that the script does not state, such as `$1` or `$(date)`; the text lacks them."""
+    items: tuple["Word", ...] | None = field(default=None, compare=False)
+    """Elements of the array that the word assigns; None in other words."""
+
+    def __add__(self, other: "Word") -> "Word":
+        return Word(self.text + other.text, (*self.unknown, *other.unknown))
+
+    @property
+    def assigns(self) -> bool:
+        """Whether the word has the form NAME=VALUE or NAME+=VALUE."""
+        return _ASSIGNMENT.match(self.text) is not None
+
+
+def _quotient(one: int, other: int) -> int:
+    """Divide as a shell does: towards zero."""
+    quotient = abs(one) // abs(other)
+    return quotient if (one < 0) == (other < 0) else -quotient
+
+
+_ARITHMETIC: Mapping[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: _quotient,
+    ast.Mod: lambda one, other: one - other * _quotient(one, other),
+}
+
+
+class _Default(str):
+    """The text behind `:-`, in which variables may stand."""
+
+    __slots__ = ()
+
+
+Variables = Mapping[str, tuple[Word, ...]]
+"""Value of each variable: one word, or the elements of an array."""
+
+
+class Scanner:
+    """Reads a script once, from its first command to its last.
+
+    Each `$NAME` takes the value that `variables` has when the word is read, so the caller sets
+    variables between the words.
+    """
+
+    def __init__(self, text: str, variables: Variables) -> None:
+        """Start at the beginning of `text`."""
+        self._text, self._variables = text, variables
+        self._at = 0
+        self._documents: list[str] = []
+
+    def commands(self) -> Iterator[tuple[str, Iterator[Word]]]:
+        """Yield each command: the separator before it, and its words, to be read at once."""
+        separator = "\n"
+        while self._at < len(self._text):
+            yield separator, self._words()
+            separator = self._take(_END)
+            if separator == "\n":
+                self._pass_documents()
+
+    def _words(self) -> Iterator[Word]:
+        """Yield the words up to the next separator."""
+        while self._at < len(self._text):
+            if self._take(_BLANK) or self._take(_COMMENT):
+                continue
+            if redirection := self._take(_REDIRECTION):
+                self._pass_redirection(redirection)
+            elif _END.match(self._text, self._at):
+                return
+            else:
+                yield from self._word()
+
+    def _word(self) -> Iterator[Word]:
+        """Yield a word; several where it holds an array, or an unquoted value with blanks."""
+        begin, current = self._at, Word("")
+        while self._at < len(self._text) and not self._at_a_border():
+            first, *others = self._piece() or [Word("")]
+            current += first
+            for each in others:
+                if current.assigns:
+                    # The shell does not split a value that it assigns.
+                    current += Word(" ") + each
+                else:
+                    yield current
+                    current = each
+        raw = self._text[begin : self._at]
+        if _ASSIGNMENT.fullmatch(raw) and self._text.startswith("(", self._at):
+            current = Word(raw, items=tuple(self._array()))
+        if len(current.text) > _MOST_LETTERS:
+            raise ConfigError(f"a value of {len(current.text)} letters is too long to be read")
+        # An unquoted variable without a value is no word.
+        if current.text or current.unknown or not raw.startswith("$"):
+            yield current
+
+    def _at_a_border(self) -> bool:
+        letter = self._text[self._at]
+        return letter in " \t\r\n;&|()<>" or self._text.startswith("\\\n", self._at)
+
+    def _array(self) -> Iterator[Word]:
+        """Yield the elements of an array, whose lines end nothing."""
+        self._at += 1
+        while self._at < len(self._text) and self._text[self._at] != ")":
+            if self._take(_BLANK) or self._take(_COMMENT) or self._take(_END):
+                continue
+            before = self._at
+            yield from self._word()
+            self._at += self._at == before
+        self._at += 1
+
+    def _piece(self) -> list[Word]:
+        """Read one part of a word: a quotation, a variable, or plain letters."""
+        letter = self._text[self._at]
+        if letter == "'":
+            return [Word(self._through("'", "'", self._at + 1))]
+        if letter == '"':
+            self._at += 1
+            return self._quoted()
+        if letter == "\\":
+            self._at += 2
+            return [Word(self._text[self._at - 1 : self._at])]
+        if letter in "$`":
+            found = self._variable()
+            if isinstance(found, _Default):
+                return [*Scanner(found, self._variables)._words()]
+            return [part for each in found for part in _split(each)]
+        return [Word(self._take(_PLAIN))]
+
+    def _quoted(self) -> list[Word]:
+        """Read up to the closing quotation mark; each further element of an array is a word."""
+        begin, found = self._at, [Word("")]
+        while self._at < len(self._text) and self._text[self._at] != '"':
+            if plain := self._take(_QUOTED_PLAIN):
+                found[-1] += Word(plain)
+            elif self._text[self._at] == "\\":
+                found[-1] += Word(_unescaped(self._text[self._at : self._at + 2]))
+                self._at += 2
+            else:
+                first, *others = self._quoted_variable() or [Word("")]
+                found[-1] += first
+                found += others
+        if self._at >= len(self._text):
+            raise ConfigError(self._no_end('"', begin - 1))
+        self._at += 1
+        return found
+
+    def _quoted_variable(self) -> list[Word]:
+        """Read a variable between quotation marks, where no value is split."""
+        found = self._variable()
+        if not isinstance(found, _Default):
+            return found
+        # The marks of its own go; the blanks stay.
+        return Scanner(f'{found.replace(chr(34), "")}"', self._variables)._quoted()
+
+    def _variable(self) -> "list[Word] | _Default":
+        """Read what begins with `$` or a backtick."""
+        text, begin = self._text, self._at
+        if text[begin] == "`":
+            return [_unknown(f"`{self._through('`', '`', begin + 1)}`")]
+        if text.startswith("$((", begin):
+            inner = self._through("(", ")", begin + 2)
+            return [self._calculated(inner.removeprefix("(").removesuffix(")"))]
+        if text.startswith("$(", begin):
+            command = self._through("(", ")", begin + 2)
+            is_pwd = command.strip() == "pwd"
+            return [*self._value("PWD")] if is_pwd else [_unknown(f"$({command})")]
+        if text.startswith("${", begin):
+            return self._parameter(self._through("{", "}", begin + 2))
+        self._at += 1
+        name = self._take(_NAME)
+        return [*self._value(name)] if name else [Word("$")]
+
+    def _parameter(self, inner: str) -> "list[Word] | _Default":
+        """Return the value of `NAME`, `NAME:-DEFAULT` or `NAME[@]`, or the default to be read."""
+        found = _PARAMETER.fullmatch(inner)
+        if found is None:
+            return [_unknown(f"${{{inner}}}")]
+        name, index, default = found.groups()
+        value = self._variables.get(name)
+        if default is not None and not any(each.text or each.unknown for each in value or ()):
+            return _Default(default)
+        return [*self._value(name)][: None if index or name in _ARGUMENTS else 1]
+
+    def _value(self, name: str) -> tuple[Word, ...]:
+        """Return the words of a variable; a script is read as if started without arguments."""
+        if name in _ARGUMENTS:
+            return ()
+        return self._variables.get(name, (_unknown(f"${name}"),))
+
+    def _calculated(self, formula: str) -> Word:
+        """Return the value of a formula of whole numbers."""
+        (word,) = Scanner(f'{formula}"', self._variables)._quoted()
+        try:
+            tree = ast.parse(word.text.strip().replace("/", "//"), mode="eval").body
+            return word if word.unknown else self._number(tree)
+        except (SyntaxError, ValueError, ArithmeticError, RecursionError):
+            return _unknown(f"$(({formula}))")
+
+    def _number(self, node: ast.expr) -> Word:
+        """Return the value of a part of a formula; ValueError where it is no whole number."""
+        match node:
+            case ast.Constant(value=int(number)):
+                return Word(str(number))
+            case ast.Name(id=name):
+                (word,) = self._value(name)
+                return word if word.unknown else Word(str(int(word.text)))
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                word = self._number(operand)
+                return word if word.unknown else Word(str(-int(word.text)))
+            case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _ARITHMETIC:
+                one, other = self._number(left), self._number(right)
+                if unknown := (*one.unknown, *other.unknown):
+                    return Word("", unknown)
+                number = _ARITHMETIC[type(sign)](int(one.text), int(other.text))
+                if abs(number) < _LARGEST:
+                    return Word(str(number))
+        raise ValueError(ast.unparse(node))
+
+    def _through(self, opening: str, closing: str, begin: int) -> str:
+        """Return the text from `begin` to the closing mark, and pass it."""
+        depth, at = 1, begin
+        while at < len(self._text):
+            letter = self._text[at]
+            if letter == "\\" and closing != "'":
+                at += 1
+            elif letter == closing:
+                depth -= 1
+            elif letter == opening:
+                depth += 1
+            if not depth:
+                self._at = at + 1
+                return self._text[begin:at]
+            at += 1
+        raise ConfigError(self._no_end(opening, begin - 1))
+
+    def _take(self, pattern: re.Pattern[str]) -> str:
+        """Pass what a pattern finds here, and return it; empty where it finds nothing."""
+        found = pattern.match(self._text, self._at)
+        if found is None:
+            return ""
+        self._at = found.end()
+        return found.group()
+
+    def _pass_redirection(self, kind: str) -> None:
+        """Pass the file of a redirection; note the mark that ends a document."""
+        self._take(_BLANK)
+        target = "".join(each.text for each in self._word())
+        if kind in ("<<", "<<-"):
+            self._documents.append(target)
+
+    def _pass_documents(self) -> None:
+        """Pass the lines of the documents that a command has."""
+        for mark in self._documents:
+            end = re.compile(rf"^\t*{re.escape(mark)}$", re.MULTILINE).search(self._text, self._at)
+            self._at = end.end() if end else len(self._text)
+        self._documents.clear()
+
+    def _no_end(self, opening: str, begin: int) -> str:
+        return f"line {self._text.count(chr(10), 0, begin) + 1}: {opening} has no end"
+
+
+def _unknown(what: str) -> Word:
+    return Word("", (" ".join(what.split()),))
+
+
+def _split(value: Word) -> list[Word]:
+    """Split an unquoted value at its blanks, as a shell does."""
+    parts = re.split(r"\s+", value.text)
+    return [Word(parts[0], value.unknown), *map(Word, parts[1:])]
+
+
+def _unescaped(pair: str) -> str:
+    """Return what a backslash and a letter stand for between double quotation marks."""
+    if pair == "\\\n":
+        return ""
+    return pair[1:] if pair[1:] in ("$", '"', "\\", "`") else pair

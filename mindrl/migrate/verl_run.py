@@ -1,0 +1,216 @@
+"""Rules of a verl import for data, rewards, steps, devices, engines and profiles. Pure."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mindrl.errors import ConfigError
+from mindrl.migrate.mapped import MISSING, Mapped
+
+STEPS, LOAD = "megatron_training.train_iters", "actor_config.load"
+_ACTOR, _ROLLOUT, _REF = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "ref"))
+_TEST = "rl_config.test_freq"
+_WHOLE = frozenset(
+    {
+        *(f"trainer.{name}" for name in ("nnodes", "n_gpus_per_node", "save_freq", "test_freq")),
+        *(f"trainer.{name}" for name in ("total_epochs", "total_training_steps")),
+        *(f"data.{name}" for name in ("train_batch_size", "gen_batch_size")),
+        *(f"data.max_{name}_length" for name in ("prompt", "response")),
+        f"{_ROLLOUT}.max_model_len",
+        "algorithm.filter_groups.max_num_gen_batches",
+        *(f"actor_rollout_ref.model.{name}" for name in ("lora_rank", "lora.rank")),
+        *(f"critic.model.{name}" for name in ("lora_rank", "lora.rank")),
+    }
+)
+"""Keys that rules calculate with."""
+_LISTS = frozenset({f"{_ACTOR}.optim.betas", "global_profiler.steps", f"{_ACTOR}.profiler.ranks"})
+_TEXTS = frozenset({f"{_ROLLOUT}.name", "algorithm.adv_estimator", "trainer.device"})
+_ENGINES = ("vllm", "sglang", "trtllm", "hf")
+_DEVICES = {"cuda": "gpu", "npu": "npu", "cpu": "cpu"}
+
+
+def check_values(theirs: Mapping[str, Any]) -> None:
+    """Refuse values that rules cannot calculate with.
+
+    Raises:
+        ConfigError: All of them, one a line.
+    """
+    needs = {key: _need(key, value) for key, value in theirs.items()}
+    if wrong := [f"{key}={theirs[key]!r} {need}" for key, need in needs.items() if need]:
+        raise ConfigError("\n".join(wrong))
+
+
+def _need(key: str, value: Any) -> str:
+    if key in _WHOLE and (isinstance(value, bool) or not isinstance(value, int)):
+        return "must be a whole number"
+    if key in _LISTS and not (isinstance(value, list) and value and all(map(_is_number, value))):
+        return "must be a list of numbers"
+    if key.endswith("batch_size") and key in _WHOLE and value < 1:
+        return "must be at least 1"
+    return "must be text" if key in _TEXTS and not isinstance(value, str) else ""
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def run_rules(theirs: Mapping[str, Any], rows: int | None) -> Iterator[Mapped]:
+    """Map the keys of the run; `rows` of its training data, None where they are not known."""
+    yield from _data(theirs)
+    yield from _steps(theirs, rows)
+    yield from _run(theirs)
+    yield from _engine(theirs)
+    yield from _training(theirs)
+    yield from _profiler(theirs)
+
+
+def _data(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
+    tests = theirs.get("trainer.test_freq", -1) > 0
+    for key, ours, example, needed in (
+        ("data.train_files", "megatron_training.data_path", "data/train.parquet", True),
+        ("data.val_files", "megatron_training.test_data_path", "data/test.parquet", tests),
+    ):
+        if files := theirs.get(key):
+            yield Mapped(key, "renamed", {ours: files}, "the same")
+        elif needed:
+            yield Mapped(key, "open", {ours: example}, "not given: name the file")
+    note = "where verl's rows have it"
+    sets: dict[str, Any] = {"megatron_training.answer_column": "reward_model.ground_truth"}
+    yield Mapped("data.train_files.ground_truth", "derived", sets, note)
+    if "data.reward_fn_key" not in theirs:
+        sets = {"data_config.source_column": "data_source"}
+        yield Mapped("data.reward_fn_key", "derived", sets, "not given: verl's default")
+    if "data.shuffle" in theirs:
+        sets = {"megatron_training.no_shuffle": not theirs["data.shuffle"]}
+        yield Mapped("data.shuffle", "renamed", sets, "the other way round")
+    if "data.filter_overlong_prompts" in theirs:
+        policy = "drop" if theirs["data.filter_overlong_prompts"] else "error"
+        sets = {"rl_config.overlong_prompt_policy": policy}
+        yield Mapped("data.filter_overlong_prompts", "renamed", sets, "the same")
+    yield from _reward(theirs)
+
+
+def _reward(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
+    """Take over a function of the user's, which is called as verl calls it."""
+    place = "custom_reward_function"
+    path = str(theirs.get(f"{place}.path", ""))
+    own = f"{path}:{theirs.get(f'{place}.name', 'compute_score')}"
+    name = own if path.endswith(".py") else "math_verify"
+    sets = {"rl_config.verifier_function": [name], "rl_config.verifier_weight": [1.0]}
+    if name != own:
+        note = "verl has a reward for each data_source, or your own function: name yours here"
+        yield Mapped(f"{place}.path" if path else "reward_model.reward_manager", "open", sets, note)
+        return
+    yield Mapped(f"{place}.path", "renamed", sets, "called as verl calls it")
+    if f"{place}.name" in theirs:
+        yield Mapped(f"{place}.name", "derived", note="part of rl_config.verifier_function")
+    given = f"{place}.reward_kwargs."
+    kwargs = {
+        key.removeprefix(given): value for key, value in theirs.items() if key.startswith(given)
+    }
+    for key in kwargs:
+        yield Mapped(
+            f"{given}{key}", "renamed", {"rl_config.verifier_kwargs": [kwargs]}, "the same"
+        )
+
+
+def _steps(theirs: Mapping[str, Any], rows: int | None) -> Iterator[Mapped]:
+    """Count the steps of all epochs; verl leaves out the rows that do not fill a batch."""
+    key, steps = "trainer.total_epochs", "trainer.total_training_steps"
+    if steps in theirs:
+        if key in theirs:
+            yield Mapped(key, "ignored", note=f"{steps} decides")
+        return
+    epochs, batch = theirs.get(key, 30), theirs.get("data.train_batch_size", 1024)
+    formula = f"{epochs} epochs of ROWS // {batch} steps"
+    if rows is None:
+        note = (
+            f"{formula}, but data.train_files is not here: set {STEPS} in the new file, or put "
+            f"{steps}=STEPS on the command line"
+        )
+        yield Mapped(key, "open", {STEPS: MISSING}, note)
+    elif rows < batch:
+        note = f"{formula}: the {rows} rows here do not fill one batch; set {STEPS}"
+        yield Mapped(key, "open", {STEPS: MISSING}, note)
+    else:
+        note = f"{formula}, with the {rows} rows of data.train_files"
+        yield Mapped(key, "derived", {STEPS: epochs * (rows // batch)}, note)
+
+
+def _run(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
+    """The model, devices, what is saved and evaluated, lengths."""
+    if (model := "actor_rollout_ref.model.path") not in theirs:
+        yield Mapped(model, "open", {LOAD: MISSING}, f"not given: set {LOAD} to the model's folder")
+    nodes, per_node = theirs.get("trainer.nnodes", 1), theirs.get("trainer.n_gpus_per_node", 8)
+    sets = {"rl_config.actor_resource.num_npus": nodes * per_node}
+    yield Mapped("trainer.nnodes", "derived", sets, f"{nodes} machines of {per_node} devices")
+    if (device := theirs.get("trainer.device")) in _DEVICES:
+        sets = {"rl_config.device": _DEVICES[device]}
+        yield Mapped("trainer.device", "renamed", sets, "the same")
+    for key, ours in (("save_freq", "megatron_training.save_interval"), ("test_freq", _TEST)):
+        found = theirs.get(f"trainer.{key}", -1)
+        yield Mapped(f"trainer.{key}", "renamed", {ours: max(found, 0)}, "0 is never")
+    prompt, response = (
+        theirs.get(f"data.max_{name}_length", 512) for name in ("prompt", "response")
+    )
+    given = theirs.get(f"{_ROLLOUT}.max_model_len", 0)
+    sets = {
+        "megatron_training.seq_length": prompt + response,
+        "generate_config.max_model_len": max(given, prompt + response),
+    }
+    note = f"{prompt} tokens of prompt and {response} of response"
+    yield Mapped(f"{_ROLLOUT}.max_model_len", "derived", sets, note)
+
+
+def _engine(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
+    """The engine that generates, and the tokens that a pass of the trainer takes."""
+    name = theirs.get(f"{_ROLLOUT}.name", "vllm")
+    if name in _ENGINES:
+        note = f"{name} there; vLLM generates here, from the same distribution"
+        yield Mapped(f"{_ROLLOUT}.name", "derived", note=note)
+    else:
+        note = f"{name}: {', '.join(_ENGINES)} are understood; left out, vLLM generates"
+        yield Mapped(f"{_ROLLOUT}.name", "refused", note=note)
+    budget, ours = f"{_ACTOR}.ppo_max_token_len_per_gpu", "rl_config.max_packing_token_size"
+    if budget in theirs:
+        note = "of a rank and a micro-batch, with use_dynamic_bsz"
+        yield Mapped(budget, "renamed", {ours: theirs[budget]}, note)
+    elif theirs.get(f"{_ACTOR}.use_dynamic_bsz"):
+        yield Mapped(budget, "derived", {ours: 16384}, "not given: verl's default")
+    for role, ours in ((_REF, "ref"), (_ROLLOUT, "actor")):
+        key = f"{role}.log_prob_max_token_len_per_gpu"
+        if key in theirs:
+            sets = {f"rl_config.{ours}_max_packing_token_size": theirs[key]}
+            yield Mapped(key, "renamed", sets, "the same")
+
+
+def _training(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
+    """What is packed and recomputed, and the optimizer."""
+    key = "actor_rollout_ref.model.use_remove_padding"
+    if key in theirs:
+        yield Mapped(key, "renamed", {"rl_config.use_remove_padding": theirs[key]}, "the same")
+    key = "actor_rollout_ref.model.enable_gradient_checkpointing"
+    if theirs.get(key):
+        names = {"granularity": "full", "method": "uniform", "num_layers": 1}
+        sets = {f"actor_config.recompute_{name}": value for name, value in names.items()}
+        yield Mapped(key, "renamed", sets, "every layer")
+    elif key in theirs:
+        yield Mapped(key, "derived", note="nothing is recomputed")
+    key = f"{_ACTOR}.optim.betas"
+    betas = theirs.get(key, (0.9, 0.999))
+    sets = {"actor_config.adam_beta1": betas[0], "actor_config.adam_beta2": betas[1]}
+    yield Mapped(key, "renamed", sets, "the same, or verl's default")
+
+
+def _profiler(theirs: Mapping[str, Any]) -> Iterator[Mapped]:
+    """Which steps are profiled, by tools that are here too."""
+    key, tool = "global_profiler.steps", theirs.get("global_profiler.tool")
+    steps = theirs.get(key)
+    if steps and tool in ("torch", "npu"):
+        ours = ("profile", "profile_step_start", "profile_step_end")
+        values = (True, min(steps), max(steps) + 1)
+        sets = {f"profiler_config.{name}": value for name, value in zip(ours, values, strict=True)}
+        yield Mapped(key, "derived", sets, "from the first of them to the last")
+        ranks = f"{_ACTOR}.profiler.ranks"
+        if theirs.get(ranks) and not theirs.get(f"{_ACTOR}.profiler.all_ranks"):
+            sets = {"profiler_config.profile_ranks": tuple(theirs[ranks])}
+            yield Mapped(ranks, "renamed", sets, "the same")

@@ -72,9 +72,9 @@ def range_in_words(limits: Sequence[Any]) -> Iterator[str]:
     for limit in limits:
         match limit:
             case Ge(ge=bound):
-                bounds.append(f">= {bound:g}")
+                bounds.append(f">= {bound:.10g}")
             case Gt(gt=bound):
-                bounds.append(f"> {bound:g}")
+                bounds.append(f"> {bound:.10g}")
             case Le(le=bound) if bound != LARGEST:
                 bounds.append(f"<= {bound:.10g}")
             case Lt(lt=bound):

@@ -7,7 +7,17 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
-from mindrl.config.section import LARGEST, SECTION, Count, Fraction, PositiveInt, is_path
+from mindrl.config.section import (
+    LARGEST,
+    SECTION,
+    Count,
+    Fraction,
+    Positive,
+    PositiveInt,
+    Tokens,
+    Weight,
+    is_path,
+)
 
 
 def _is_name(text: str) -> str:
@@ -51,7 +61,7 @@ class TrainSet:
     """Names its share and rewards among the metrics, unless its rows have a `data_source`."""
     data_path: DataPath
     """Its prompts: as `megatron_training.data_path`."""
-    weight: Annotated[float, Field(gt=0.0)] = 1.0
+    weight: Positive = 1.0
     """Its share of the prompts, over the sum of all weights. However often that goes over its rows,
     each is visited once before any is visited again."""
     data_source: str | None = None
@@ -69,7 +79,7 @@ class SourceReward:
     """What the rows have in `data_config.source_column`, or the name of a set."""
     verifier_function: tuple[str, ...]
     """As `rl_config.verifier_function`, for these rows; the first measures accuracy on them."""
-    verifier_weight: tuple[float, ...]
+    verifier_weight: tuple[Weight, ...]
     """Weight of each, in the same order."""
     verifier_kwargs: tuple[dict[str, Any], ...] = ()
     """Arguments of each, in the same order. Empty gives none to any."""
@@ -87,15 +97,15 @@ class EvalSet:
     """Names its metrics, `eval/<name>/avg@8`, and the file of its answers."""
     data_path: DataPath
     """Its prompts: as `megatron_training.data_path`, with the columns of the training data."""
-    samples: PositiveInt = 1
+    samples: Annotated[int, Field(ge=1, le=1 << 16)] = 1
     """Answers to each prompt, n of avg@n. More than one gives pass@2, pass@4, .. and pass@n too."""
-    temperature: Annotated[float, Field(ge=0.0)] = 0.0
+    temperature: Annotated[float, Field(ge=0.0, le=100.0)] = 0.0
     """Divides the logits. 0 takes the most likely token each time."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """Nucleus of the distribution that is sampled from."""
     top_k: Annotated[int, Field(ge=-1, le=LARGEST)] = -1
     """Most likely tokens that are sampled from. -1 or 0 keeps all."""
-    max_tokens: PositiveInt | None = None
+    max_tokens: Tokens | None = None
     """Longest answer in tokens. None takes `generate_config.sampling_config.max_tokens`."""
     data_source: str | None = None
     """Chooses the reward of its rows. None takes `data_config.source_column`, or else `name`."""

@@ -5,22 +5,33 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from mindrl.config.section import LARGEST, SECTION, Count, PathText, PositiveInt, Seconds
+from mindrl.config.section import (
+    LARGEST,
+    SECTION,
+    Count,
+    Fraction,
+    Mib,
+    PathText,
+    PositiveInt,
+    Seconds,
+    Sequences,
+    Tokens,
+)
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class SamplingConfig:
     """How responses are drawn during training. The held-out file is answered greedily."""
 
-    temperature: Annotated[float, Field(gt=0.0)] = 1.0
-    """Divides the logits, in the rollout and in the trainer alike."""
-    max_tokens: PositiveInt = 128
+    temperature: Annotated[float, Field(ge=0.01, le=100.0)] = 1.0
+    """Divides the logits, in the rollout and in the trainer alike. vLLM takes no lower one."""
+    max_tokens: Tokens = 128
     """Longest response in tokens."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """Nucleus of the distribution that is sampled from. Below 1 the log-prob gap grows."""
     top_k: Annotated[int, Field(ge=-1, le=LARGEST)] = -1
     """Most likely tokens that are sampled from. -1 or 0 keeps all."""
-    min_p: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    min_p: Fraction = 0.0
     """Least probability of a token, relative to the most likely one."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """A response ends behind the token that completes one of these texts, special tokens' included;
@@ -67,17 +78,17 @@ class GenerateConfig:
     `infer_tensor_parallel_size`, the only other value that this version rolls out with."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Type of the rollout weights and of the KV cache."""
-    max_num_seqs: PositiveInt = 64
+    max_num_seqs: Sequences = 64
     """Sequences that one replica decodes at a time."""
-    max_model_len: PositiveInt = 2048
+    max_model_len: Tokens = 2048
     """Longest sequence in tokens, prompt and response together, that the engine accepts."""
-    max_num_batched_tokens: PositiveInt = 2048
+    max_num_batched_tokens: Tokens = 2048
     """Tokens that one replica processes in one engine step."""
     gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
     """Share of a device's memory that all regions together may take during rollout. The KV cache
     gets what rollout weights and regions that stay leave of it, unless `kv_cache_mib` is set. The
     rest is for the engine's activations and the buffers of libraries."""
-    kv_cache_mib: PositiveInt | None = None
+    kv_cache_mib: Mib | None = None
     """Size of each worker's KV cache in MiB. None derives it from `gpu_memory_utilization`."""
     enforce_eager: bool | None = None
     """Run the engine without graph capture. None captures on GPUs, and neither on a CPU nor on
@@ -96,7 +107,7 @@ class GenerateConfig:
     rank_map: Literal["best", "default"] = "best"
     """Order of the training ranks: `best` is the one with the fewest reshard bytes among those that
     the training engine's groups can be given, `default` the engine's own."""
-    reshard_bucket_mib: PositiveInt = 256
+    reshard_bucket_mib: Mib = 256
     """Bound on the messages that a worker has in flight while weights are resharded, in MiB."""
     reshard_timeout_seconds: Seconds = 300
     """Longest wait for a peer during a reshard; beyond it the run fails and names the peer."""

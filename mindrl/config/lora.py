@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
-from mindrl.config.section import SECTION, PathText
+from mindrl.config.section import SECTION, PathText, Positive
 
 LINEARS = (
     *("q_proj", "k_proj", "v_proj", "o_proj"),
@@ -36,9 +36,9 @@ def _layers(value: Any) -> Any:
 class LoRAConfig:
     """Adapters of low rank (LoRA, arXiv 2106.09685): the weights stay, and small factors learn."""
 
-    r: Annotated[int, Field(ge=0)] = 0
+    r: Annotated[int, Field(ge=0, le=1 << 16)] = 0
     """Rank of the adapters. 0 has none: all weights learn."""
-    alpha: Annotated[float, Field(gt=0.0)] = 16.0
+    alpha: Positive = 16.0
     """The product of the factors counts `alpha / r` times."""
     target_modules: Annotated[tuple[str, ...], BeforeValidator(_layers)] = ()
     """Last names of the layers that have adapters, as a Hugging Face folder names them: `q_proj`,

@@ -6,7 +6,15 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from mindrl.config.data import DataPath
-from mindrl.config.section import SECTION, WEEK_SECONDS, Count, PathText, PositiveInt
+from mindrl.config.section import (
+    SECTION,
+    WEEK_SECONDS,
+    Count,
+    PathText,
+    PositiveInt,
+    Sequences,
+    Tokens,
+)
 
 PLAIN = "plain"
 """In the place of a chat template: none."""
@@ -18,9 +26,9 @@ class MegatronTrainingConfig:
 
     train_iters: PositiveInt
     """Steps of the run. One step is one rollout of `global_batch_size` prompts and its updates."""
-    global_batch_size: PositiveInt
+    global_batch_size: Sequences
     """Prompts per step, each sampled `rl_config.n_samples_per_prompt` times."""
-    seq_length: PositiveInt
+    seq_length: Tokens
     """Longest sequence in tokens, prompt and response together, that the trainer accepts."""
     data_path: DataPath | None = None
     """Training prompts: a `.jsonl`, `.json`, `.parquet` or `.csv` file, a folder of them, a pattern

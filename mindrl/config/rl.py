@@ -5,18 +5,30 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from mindrl.config.resources import (
+    ActorResource,
+    IntegratedModeConfig,
+    RoleResource,
+    RolloutResource,
+)
 from mindrl.config.section import (
     SECTION,
     WEEK_SECONDS,
+    Bound,
+    Coefficient,
     Count,
     Fraction,
+    Mib,
     PathText,
+    Positive,
     PositiveInt,
     Seconds,
+    Sequences,
+    Tokens,
+    Weight,
 )
 from mindrl.config.tracking import Tracking
 
-NonNegative = Annotated[float, Field(ge=0.0)]
 GROUP_ESTIMATORS = (
     "group_norm",
     "group_mean",
@@ -28,6 +40,9 @@ GROUP_ESTIMATORS = (
 """Those that compare the responses to one prompt with each other."""
 ESTIMATORS = (*GROUP_ESTIMATORS, "remax", "reinforce_plus_plus", "gae")
 """Those of `mindrl.algorithms.estimators`."""
+ACCURACY = "accuracy"
+"""Of `filter_groups_metric`: the scores that accuracy is measured by."""
+KlPenalty = Literal["k1", "k2", "k3", "kl", "mse", "low_var_kl", "abs"]
 COVARIANCE_LOSSES = ("clip_cov", "kl_cov")
 """Those that pick tokens by their old log-probs before an update."""
 POLICY_LOSSES = (
@@ -35,51 +50,6 @@ POLICY_LOSSES = (
     *COVARIANCE_LOSSES,
 )
 """Those of `mindrl.algorithms.policy_losses`."""
-
-
-@dataclass(frozen=True, kw_only=True, config=SECTION)
-class ActorResource:
-    """Devices of the run, or of the actor, where other roles have others."""
-
-    num_npus: Annotated[int, Field(ge=1, le=1 << 16)] = 1
-    """Devices, one worker process on each. NPUs, GPUs or CPU slots by `rl_config.device`."""
-    first_npu: Annotated[int, Field(ge=0, le=1 << 16)] = 0
-    """The first of them, of all devices that train. Above 0 other roles have those before it."""
-    npus_per_node: PositiveInt = 8
-    """Devices of one machine: 8 on Atlas A2, 16 on Atlas A3. Each machine of the run gives as many.
-    Weights are fetched from the own machine where they can be, and training groups stay inside
-    one."""
-
-
-@dataclass(frozen=True, kw_only=True, config=SECTION)
-class RoleResource:
-    """Devices of a role beside the actor, where they are not the actor's."""
-
-    num_npus: Annotated[int, Field(ge=1, le=1 << 16)] | None = None
-    """Devices, which may be some of the actor's, or others. None with `first_npu` null takes the
-    actor's, else as many as the actor has."""
-    first_npu: Annotated[int, Field(ge=0, le=1 << 16)] | None = None
-    """The first of them, of all devices that train, from 0. None is the actor's first."""
-
-
-@dataclass(frozen=True, kw_only=True, config=SECTION)
-class RolloutResource:
-    """Devices of the rollout, where it has its own."""
-
-    num_npus: Annotated[int, Field(ge=1, le=1 << 16)] | None = None
-    """Devices, with `rl_config.use_integrated_worker: false`; one engine lies on
-    `generate_config.infer_tensor_parallel_size` of them. None: as many as `generate_config.backend`
-    has ranks."""
-    first: bool = False
-    """They lie before the devices that train, and no longer behind them."""
-
-
-@dataclass(frozen=True, kw_only=True, config=SECTION)
-class IntegratedModeConfig:
-    """Settings of the roles that share the actor's process."""
-
-    ref_model_load_path: PathText | None = None
-    """MindSpeed-RL's name for `ref_config.load`: either is enough."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -94,13 +64,13 @@ class RolloutCorrection:
     `rl_config.old_log_probs` is `from_rollout`."""
     beyond: Literal["truncate", "mask"] = "truncate"
     """A weight beyond its bounds becomes `max_weight`, or 0, and its token counts for nothing."""
-    max_weight: Annotated[float, Field(gt=0.0)] = 2.0
+    max_weight: Positive = 2.0
     """Largest weight."""
-    min_weight: NonNegative = 0.0
+    min_weight: Coefficient = 0.0
     """Least weight that counts, with `mask`."""
     reject_below: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
     """Leave out responses the geometric mean of whose tokens' ratios is below this."""
-    reject_above: Annotated[float, Field(gt=1.0)] | None = None
+    reject_above: Annotated[float, Field(gt=1.0, le=1e6)] | None = None
     """The same above this."""
 
 
@@ -134,22 +104,22 @@ class RLConfig:
     integrated_mode_config: IntegratedModeConfig = IntegratedModeConfig()
     """Settings of the roles that share the actor's process."""
 
-    n_samples_per_prompt: PositiveInt = 8
+    n_samples_per_prompt: Annotated[int, Field(ge=1, le=1 << 16)] = 8
     """Responses drawn per prompt: the group that most advantage estimators compare, which then
     needs 2 or more."""
-    mini_batch_size: PositiveInt
+    mini_batch_size: Sequences
     """Prompts per optimizer step. Divides `megatron_training.global_batch_size`."""
-    epochs: PositiveInt = 1
+    epochs: Annotated[int, Field(ge=1, le=10_000)] = 1
     """Passes over the sequences of one rollout."""
     shuffle_mini_batch: bool = False
     """Deal the prompts of a step to its mini-batches at random, anew in each epoch."""
-    actor_forward_micro_batch_size: PositiveInt | None = None
+    actor_forward_micro_batch_size: Sequences | None = None
     """Sequences per forward pass of the log-probs. None takes `actor_config.micro_batch_size`."""
-    ref_forward_micro_batch_size: PositiveInt | None = None
+    ref_forward_micro_batch_size: Sequences | None = None
     """The same for the reference. None takes `actor_config.micro_batch_size`."""
-    critic_forward_micro_batch_size: PositiveInt | None = None
+    critic_forward_micro_batch_size: Sequences | None = None
     """Sequences per forward pass of the values. None takes `critic_config.micro_batch_size`."""
-    reward_forward_micro_batch_size: PositiveInt | None = None
+    reward_forward_micro_batch_size: Sequences | None = None
     """Sequences per forward pass of the reward model. None takes
     `reward_config.micro_batch_size`."""
     use_remove_padding: bool = True
@@ -158,13 +128,13 @@ class RLConfig:
     use_dynamic_bsz: bool = False
     """Micro-batches are cut by tokens, `max_packing_token_size`, and no longer by sequences, and
     sequences are dealt so that all data-parallel ranks have the same work."""
-    max_packing_token_size: PositiveInt = 4096
+    max_packing_token_size: Tokens = 4096
     """Most tokens of a micro-batch on one data-parallel rank, with `use_dynamic_bsz`."""
-    actor_max_packing_token_size: PositiveInt | None = None
+    actor_max_packing_token_size: Tokens | None = None
     """The same for the log-probs. None takes `max_packing_token_size`."""
-    ref_max_packing_token_size: PositiveInt | None = None
+    ref_max_packing_token_size: Tokens | None = None
     """The same for the reference. None takes `max_packing_token_size`."""
-    update_max_packing_token_size: PositiveInt | None = None
+    update_max_packing_token_size: Tokens | None = None
     """The same for the update. None takes `max_packing_token_size`."""
     guarantee_order: bool = True
     """MindSpeed-RL's key. Sequences keep a fixed order in any case: false changes nothing."""
@@ -172,7 +142,7 @@ class RLConfig:
     """Draw each response with a seed of its own: it is the same in every layout and batch. False
     lets the engine draw a batch at a time: repeatable in one layout, and faster on an accelerator;
     [by how much](../how-to/faster-rollouts.md#seeds). Not with `partial_rollout`."""
-    max_prompt_length: PositiveInt = 512
+    max_prompt_length: Tokens = 512
     """Longest prompt in tokens."""
     overlong_prompt_policy: Literal["error", "drop"] = "error"
     """A longer prompt ends the run before it starts, or is dropped, counted and logged."""
@@ -194,7 +164,7 @@ class RLConfig:
     """Discount of a token in the returns, with `gae` and `reinforce_plus_plus`."""
     lam: Fraction = 0.95
     """Lambda of `gae`: 0 trusts the critic, 1 the rewards."""
-    cliprange_value: Annotated[float, Field(gt=0.0)] = 0.5
+    cliprange_value: Bound = 0.5
     """With `gae`: a value counts only within its old value -/+ cliprange_value, in units of
     reward."""
     critic_warmup: Count = 0
@@ -205,28 +175,29 @@ class RLConfig:
     [Algorithms](../explanation/algorithms.md) says what each computes."""
     clip_ratio: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
     """The policy ratio counts only within 1 - clip_ratio and 1 + clip_ratio."""
-    clip_ratio_low: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
-    """The lower side alone: 1 - clip_ratio_low. None takes `clip_ratio`."""
-    clip_ratio_high: Annotated[float, Field(gt=0.0)] | None = None
+    clip_ratio_low: Bound | None = None
+    """The lower side alone: 1 - clip_ratio_low. From 1 on the ratio has no lower bound. None takes
+    `clip_ratio`."""
+    clip_ratio_high: Bound | None = None
     """The upper side alone: 1 + clip_ratio_high, above the lower one in DAPO (arXiv 2503.14476).
     None takes `clip_ratio`."""
-    dual_clip_ratio: Annotated[float, Field(gt=1.0)] = 3.0
+    dual_clip_ratio: Annotated[float, Field(gt=1.0, le=1e6)] = 3.0
     """With `dual_clip`: most of a ratio that counts where the advantage is negative."""
-    sapo_tau_positive: Annotated[float, Field(gt=0.0)] = 1.0
+    sapo_tau_positive: Positive = 1.0
     """With `sapo`: how sharply a token whose advantage is positive fades with its ratio."""
-    sapo_tau_negative: Annotated[float, Field(gt=0.0)] = 1.05
+    sapo_tau_negative: Positive = 1.05
     """The same where the advantage is negative."""
     clip_cov_ratio: Annotated[float, Field(gt=0.0, le=1.0)] = 2e-4
     """With `clip_cov`: share of an update's tokens that lose their gradient, one at least."""
-    clip_cov_lb: float = 1.0
+    clip_cov_lb: Weight = 1.0
     """They are drawn from those whose covariance of log-prob and advantage is at least this, in
     nats times advantage."""
-    clip_cov_ub: float = 5.0
+    clip_cov_ub: Weight = 5.0
     """And at most this."""
     kl_cov_ratio: Annotated[float, Field(gt=0.0, le=1.0)] = 2e-3
     """With `kl_cov`: share of an update's tokens that are held to the old policy, one at least:
     those of the largest covariance."""
-    kl_cov_coef: NonNegative = 1.0
+    kl_cov_coef: Coefficient = 1.0
     """How strongly."""
     token_level_loss: bool = True
     """MindSpeed-RL's and TRL's name of two choices of `loss_aggregation`: True is `token_mean`,
@@ -236,22 +207,23 @@ class RLConfig:
     each sequence alike (GRPO); `sequence_sum`, each token by 1 over
     `generate_config.sampling_config.max_tokens` times the sequences (Dr. GRPO). None takes
     `token_level_loss`."""
-    kl_penalty: Literal["k1", "k2", "k3", "kl", "mse", "low_var_kl", "abs"] = "low_var_kl"
-    """Estimator of the KL to the reference: k1 = kl, k2 = mse, k3 = low_var_kl, or abs."""
-    init_kl_coef: NonNegative = 0.0
+    kl_penalty: KlPenalty | None = None
+    """Estimator of the KL to the reference: k1 = kl, k2 = mse, k3 = low_var_kl, or abs. None takes
+    k1 with `use_kl_in_reward`, as REINFORCE++ and PPO do, and k3 in the loss, as GRPO does."""
+    init_kl_coef: Coefficient = 0.0
     """Weight of the KL term. At 0 no reference model is loaded."""
     use_kl_in_reward: bool = False
     """True takes the KL term from the reward of each token; False adds it to the loss."""
     ref_update_interval: Count = 0
     """Behind every so many steps the reference takes over the actor's weights (ProRL, arXiv
     2505.24864), of which it must have the model and the layout. 0: never."""
-    entropy_coeff: NonNegative = 0.0
+    entropy_coeff: Coefficient = 0.0
     """Weight of the entropy bonus; with `entropy_target` that of the first step."""
-    entropy_target: NonNegative | None = None
+    entropy_target: Coefficient | None = None
     """Entropy in nats that the bonus holds up: behind a step with less its weight grows by
     `entropy_delta`, behind one with more it falls by as much, to 0 at the least, and there is none
     in the next. None keeps the weight."""
-    entropy_delta: Annotated[float, Field(gt=0.0)] = 0.005
+    entropy_delta: Positive = 0.005
     """Change of the weight behind each step, with `entropy_target`."""
 
     verifier_function: tuple[str, ...] = ("math_verify", "boxed_format")
@@ -259,7 +231,7 @@ class RLConfig:
     class too, or the address of a server. [What they get](../how-to/own-reward.md). The first one
     also measures accuracy. May be empty where there is a `reward_config` and nothing is
     evaluated."""
-    verifier_weight: tuple[float, ...] = (1.0, 0.1)
+    verifier_weight: tuple[Weight, ...] = (1.0, 0.1)
     """Weight of each reward, in the same order."""
     verifier_kwargs: tuple[dict[str, Any], ...] = ()
     """Arguments of each reward, in the same order, for functions and for classes, which are made
@@ -270,7 +242,7 @@ class RLConfig:
     overlong_buffer: Count | None = None
     """Last tokens of those, over which the penalty grows evenly from 0. None takes a fifth of them,
     as DAPO did."""
-    overlong_buffer_penalty_factor: NonNegative = 1.0
+    overlong_buffer_penalty_factor: Coefficient = 1.0
     """Penalty of the longest response."""
     overlong_filter_enable: bool = False
     """A response that `generate_config.sampling_config.max_tokens` cut adds nothing to any loss
@@ -279,15 +251,15 @@ class RLConfig:
     """Train on groups alone whose responses differ: those that do not are replaced by the responses
     to further prompts (the dynamic sampling of DAPO, arXiv 2503.14476)."""
     filter_groups_metric: str | None = None
-    """In what they have to differ: the scores of this function of `verifier_function`, or `model`.
-    None: their rewards."""
+    """In what they have to differ: the scores of this function of `verifier_function`, or `model`,
+    or `accuracy`, the scores of the function that measures it. None: their rewards."""
     filter_groups_max_batches: Count = 10
     """Prompts that a step may draw, in units of `megatron_training.global_batch_size`; behind them
     groups without a signal fill it. 0: as many as the data has."""
     partial_rollout: bool = False
     """End the rollout of a step when as many groups as it trains on are whole; the others keep
     their tokens and go on with the weights of the next step."""
-    groups_in_flight: Annotated[float, Field(ge=1.0)] = 2.0
+    groups_in_flight: Annotated[float, Field(ge=1.0, le=1000.0)] = 2.0
     """With `partial_rollout`: groups under way at a time, in units of
     `megatron_training.global_batch_size`."""
     max_staleness: Count = 1
@@ -310,7 +282,7 @@ class RLConfig:
 
     verifier_timeout: Annotated[float, Field(gt=0.0, le=WEEK_SECONDS)] = 5.0
     """Seconds for one answer; a later one gets the function's worst score and is counted."""
-    verifier_parallel: PositiveInt = 1
+    verifier_parallel: Annotated[int, Field(ge=1, le=4096)] = 1
     """Reward processes."""
     on_reward_failure: Literal["stop_if_all_fail", "stop", "worst"] = "stop_if_all_fail"
     """What a reward function does that raises, crashes, takes too long or returns no number.
@@ -318,7 +290,7 @@ class RLConfig:
     evaluation, and so does the first failure with `stop`; else, and in any case with `worst`, those
     responses get the function's worst score."""
 
-    device_memory_mib: PositiveInt | None = None
+    device_memory_mib: Mib | None = None
     """Memory of one device that the run may take, in MiB. None: what the device has; a CPU device
     then has no bound."""
     check_memory: bool = True
@@ -330,7 +302,7 @@ class RLConfig:
     test_freq: Count = 0
     """Evaluate on the held-out file, greedily, and on `data_config.eval_sets` every so many steps.
     0: only before and after."""
-    max_logprob_gap: Annotated[float, Field(gt=0.0)] | None = None
+    max_logprob_gap: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
     """Largest mean |rollout - training log-prob| of a step in nats; a larger one is warned of. None
     takes 0.01 where both sides compute in float32, else 0.1, and 0.3 for mixtures of experts; and
     no limit where `generate_config.sampling_config` cuts the distribution that the engine draws
@@ -378,6 +350,11 @@ class RLConfig:
         if self.loss_aggregation is not None:
             return self.loss_aggregation
         return "token_mean" if self.token_level_loss else "sequence_mean"
+
+    @property
+    def kl_kind(self) -> KlPenalty:
+        """`kl_penalty`, or the estimator that goes with the place of the KL term."""
+        return self.kl_penalty or ("k1" if self.use_kl_in_reward else "low_var_kl")
 
     @property
     def has_critic(self) -> bool:

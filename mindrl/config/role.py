@@ -7,7 +7,16 @@ from pydantic.dataclasses import dataclass
 
 from mindrl.config.archon import ArchonConfig
 from mindrl.config.lora import LoRAConfig
-from mindrl.config.section import SECTION, Fraction, PathText, PositiveInt
+from mindrl.config.section import (
+    SECTION,
+    Coefficient,
+    Fraction,
+    PathText,
+    PositiveInt,
+    Sequences,
+    Tokens,
+    Weight,
+)
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -22,7 +31,7 @@ class LearningConfig:
     chunk; or that many single layers of each chunk."""
     recompute_num_layers: PositiveInt | None = None
     """With `full`: see `recompute_method`."""
-    moe_aux_loss_coeff: Annotated[float, Field(ge=0.0)] = 0.0
+    moe_aux_loss_coeff: Coefficient = 0.0
     """Weight of the loss that keeps the experts of a layer equally busy."""
     moe_router_load_balancing_type: Literal["aux_loss", "seq_aux_loss"] = "aux_loss"
     """Within what they are to be: `aux_loss`, one micro-batch, so that the gradient depends on the
@@ -31,24 +40,24 @@ class LearningConfig:
     moe_grouped_gemm: bool = False
     """Multiply by all experts of a rank and layer at once, in bfloat16; False takes them one after
     the other."""
-    lr: Annotated[float, Field(gt=0.0)] = 1e-6
+    lr: Annotated[float, Field(gt=0.0, le=10.0)] = 1e-6
     """Peak learning rate."""
-    min_lr: Annotated[float, Field(ge=0.0)] = 0.0
+    min_lr: Annotated[float, Field(ge=0.0, le=10.0)] = 0.0
     """Learning rate that the decay ends at: that of the step after the last."""
     lr_decay_style: Literal["constant", "linear", "cosine"] = "constant"
     """Schedule of the learning rate after the warm-up."""
     lr_warmup_fraction: Fraction = 0.0
     """Share of all optimizer steps, w of them, in which the learning rate rises linearly: step i of
     them takes i/(w + 1) of the peak, and the first step behind them all of it."""
-    weight_decay: Annotated[float, Field(ge=0.0)] = 0.01
+    weight_decay: Annotated[float, Field(ge=0.0, le=100.0)] = 0.01
     """Decoupled weight decay (AdamW)."""
-    clip_grad: Annotated[float, Field(ge=0.0)] = 1.0
+    clip_grad: Annotated[float, Field(ge=0.0, le=1e12)] = 1.0
     """Largest global gradient norm; longer gradients are scaled down. 0 clips nothing."""
     adam_beta1: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
     """Decay of Adam's first moment."""
     adam_beta2: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.95
     """Decay of Adam's second moment."""
-    adam_eps: Annotated[float, Field(gt=0.0)] = 1e-8
+    adam_eps: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-8
     """Added to the denominator of Adam's step."""
     archon: ArchonConfig = ArchonConfig()
     """The engine of PyTorch alone, where `backend` names it."""
@@ -88,10 +97,10 @@ class ActorConfig(LearningConfig):
     expert_tensor_parallel_size: PositiveInt = 1
     """Ranks that each expert is cut over. 1 keeps experts whole; the engine's own default is
     `tensor_model_parallel_size`."""
-    micro_batch_size: PositiveInt = 1
+    micro_batch_size: Sequences = 1
     """Sequences per forward and backward pass of one data-parallel rank, unless
     `rl_config.use_dynamic_bsz`."""
-    logprob_chunk_tokens: PositiveInt = 1024
+    logprob_chunk_tokens: Tokens = 1024
     """Tokens whose logits are in memory at a time."""
     lora: LoRAConfig = LoRAConfig()
     """Adapters of low rank that learn in place of the weights; see
@@ -141,7 +150,7 @@ class CriticConfig(RoleLayoutConfig, LearningConfig):
     whose value head is then drawn at random. None takes `actor_config.load`."""
     save: PathText | None = None
     """Folder for the exported critic. None writes to `critic` in the run folder."""
-    micro_batch_size: PositiveInt | None = None
+    micro_batch_size: Sequences | None = None
     """Sequences per forward and backward pass of one data-parallel rank. None takes
     `actor_config.micro_batch_size`."""
     offload_train_param: bool = True
@@ -158,9 +167,9 @@ class RewardConfig(RoleLayoutConfig):
 
     load: PathText
     """Folder of a sequence classifier with one label, with the actor's vocabulary."""
-    weight: float = 1.0
+    weight: Weight = 1.0
     """Weight of its score, which is added to the weighted sum of the verifiers."""
-    micro_batch_size: PositiveInt | None = None
+    micro_batch_size: Sequences | None = None
     """Sequences per forward pass of one data-parallel rank. None takes
     `actor_config.micro_batch_size`."""
     offload_param: bool = True

@@ -19,6 +19,18 @@ LARGEST = (1 << 31) - 1
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
 PositiveInt = Annotated[int, Field(ge=1, le=LARGEST)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Coefficient = Annotated[float, Field(ge=0.0, le=1e6)]
+"""Of a term of a loss or a reward: squares and sums of larger ones leave the range of float32."""
+Weight = Annotated[float, Field(ge=-1_000_000, le=1_000_000)]
+"""The same where it may be below 0."""
+Positive = Annotated[float, Field(gt=0.0, le=1e6)]
+Bound = Annotated[float, Field(gt=0.0, le=1e12)]
+"""A bound of something; a very large one bounds nothing."""
+Sequences = Annotated[int, Field(ge=1, le=1 << 20)]
+"""Or prompts, of a batch."""
+Tokens = Annotated[int, Field(ge=1, le=1 << 24)]
+Mib = Annotated[int, Field(ge=1, le=1 << 24)]
+"""Up to 16 TiB."""
 WEEK_SECONDS = 7 * 24 * 3600
 """Longest time to wait: beyond some weeks, clocks that count milliseconds in 32 bits overflow."""
 Seconds = Annotated[int, Field(ge=1, le=WEEK_SECONDS)]

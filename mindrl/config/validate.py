@@ -22,7 +22,7 @@ from mindrl.config.finding import (
 from mindrl.config.layout_keys import DEVICES, ROLLOUT_DEVICES, Role
 from mindrl.config.placement_rules import placement_findings
 from mindrl.config.profiler_rules import profiler_findings
-from mindrl.config.rl import ESTIMATORS, GROUP_ESTIMATORS, POLICY_LOSSES
+from mindrl.config.rl import ACCURACY, ESTIMATORS, GROUP_ESTIMATORS, POLICY_LOSSES
 from mindrl.config.role import LearningConfig
 from mindrl.config.role_places import devices_key
 from mindrl.config.run import OTHER_REFERENCE, RunConfig
@@ -288,6 +288,7 @@ def _rewards(config: RunConfig) -> Iterator[Finding]:
         )
         legal = (*weights, *(1.0,) * len(names))[: len(names)]
         yield Finding(text, field, weights, (legal,) if names else ())
+    yield from _some_weight(config)
     test_data = config.megatron_training.test_data_path
     if not names and not weights and config.reward_config and config.evaluates:
         held_out = f"megatron_training.test_data_path={test_data}"
@@ -297,7 +298,8 @@ def _rewards(config: RunConfig) -> Iterator[Finding]:
         )
         yield Finding(text, _FUNCTIONS, ())
     rl = config.rl_config
-    known = (*names, *(("model",) if config.reward_config else ()))
+    judges = (ACCURACY,) if names else ()
+    known = (*names, *(("model",) if config.reward_config else ()), *judges)
     if rl.filter_groups_enable and rl.filter_groups_metric not in (None, *known):
         field = "rl_config.filter_groups_metric"
         need = f"must be one of {', '.join(known)}, or null for the rewards"
@@ -308,6 +310,19 @@ def _rewards(config: RunConfig) -> Iterator[Finding]:
     twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
     need = f"names {', '.join(twice)} more than once; raise its weight"
     yield from _judged(config, (twice, _FUNCTIONS, need))
+
+
+def _some_weight(config: RunConfig) -> Iterator[Finding]:
+    """Something tells responses apart: a reward function, or a reward model beside them."""
+    if config.reward_config is not None and config.reward_config.weight:
+        return
+    sections = ["rl_config"]
+    sections += [f"data_config.rewards.{at}" for at in range(len(config.data_config.rewards))]
+    for field in (f"{section}.verifier_weight" for section in sections):
+        weights = config.value_of(field)
+        need = "gives every response the reward 0; needs one that is not 0"
+        nothing = bool(weights) and not any(weights)
+        yield from _judged(config, (nothing, field, need, (1.0, *weights[1:])))
 
 
 def _files(config: RunConfig) -> Iterator[Finding]:

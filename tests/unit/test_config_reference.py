@@ -12,12 +12,12 @@ PAGE = ROOT / "docs" / "reference" / "config.md"
     "row",
     [
         "| `train_iters` | whole number >= 1 | required | ",
-        "| `logprob_chunk_tokens` | whole number >= 1 | `1024` | ",
+        "| `logprob_chunk_tokens` | whole number >= 1 and <= 16777216 | `1024` | ",
         "| `clip_ratio` | number > 0 and < 1 | `0.2` | ",
         "| `device` | one of `auto`, `npu`, `gpu`, `cpu` | `auto` | ",
         "| `infer_pipeline_parallel_size` | only `1` | `1` | ",
-        "| `kv_cache_mib` | whole number >= 1, or `null` | `null` | ",
-        "| `verifier_weight` | list, each entry a number | `[1.0, 0.1]` | ",
+        "| `kv_cache_mib` | whole number >= 1 and <= 16777216, or `null` | `null` | ",
+        "| `verifier_weight` | list, each entry a number >= -1000000 and <= 1000000 | `[1.0, 0.1]` | ",
         "| `seed` | whole number >= 0 and < 4294967296 | `1234` | ",
         "| `num_npus` | whole number >= 1 and <= 65536 | `1` | ",
     ],
@@ -31,5 +31,5 @@ def test_what_actor_and_critic_share_stands_under_both_behind_what_is_their_own(
     sections = PAGE.read_text(encoding="utf-8").split("## ")
     for heading in ("actor_config\n", "critic_config\n"):
         (section,) = [section for section in sections if section.startswith(heading)]
-        row = section.index("| `lr` | number > 0 | `1e-6` | Peak learning rate. |")
+        row = section.index("| `lr` | number > 0 and <= 10 | `1e-6` | Peak learning rate. |")
         assert section.index("| `load` |") < section.index("| `micro_batch_size` |") < row
